@@ -247,14 +247,6 @@ def test_arrays_over_two_virtual_devices_on_one_device_are_refused():
         devices.use("f", [(0, 1)])
 
 
-def test_the_error_of_a_function_over_islands_says_why_it_cannot_run():
-    table = Table((2,), (2,))
-    devices = table.slices.sessions[1]
-    assert "jax.Device.slice_index is its number" in devices.scattered([0, 2])
-    devices.relocate({1: DeviceLocation(1, 1, 0)})
-    assert "at present, 0, 1, though their slice_index is the same" in devices.scattered([0, 1])
-
-
 # ---- properties
 
 MESHES = st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=3).map(tuple), min_size=1, max_size=3)

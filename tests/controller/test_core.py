@@ -78,14 +78,6 @@ def test_a_program_that_arrives_before_the_request_is_compiled_at_once():
     assert isinstance(compile_, m.Compile)
 
 
-def test_a_function_over_two_islands_is_refused_with_what_to_do_instead():
-    play = Play("2x1x1")
-    (ready,) = play.say(m.RegisterFunction(7, "hash", 90, ((0, 1),)))
-    assert ready.status.code == Code.INVALID_ARGUMENT
-    assert "2 islands" in ready.status.message
-    assert "jax.device_put" in ready.status.message
-
-
 def test_a_function_that_does_not_compile_is_forgotten_and_its_error_reported():
     play = Play()
     play.say(m.RegisterFunction(7, "hash", 90, ((0,),)))

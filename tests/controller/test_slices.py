@@ -88,12 +88,11 @@ def test_what_lies_on_a_virtual_device_is_where_that_sits():
     assert isinstance(run, m.Run)
 
 
-def test_a_function_over_devices_that_were_put_on_two_islands_is_refused():
+def test_a_function_over_devices_that_were_put_on_two_islands_runs_on_both():
     play = Play("2x1x2")
     play.controller.sessions[play.session].devices.relocate({1: DeviceLocation(1, 1, 0)})
-    (ready,) = play.say(m.RegisterFunction(7, "hash", 90, ((0, 1),)))
-    assert ready.status.code == Code.INVALID_ARGUMENT
-    assert "2 islands at present" in ready.status.message
+    (serve,) = play.say(m.RegisterFunction(7, "hash", 90, ((0, 1),)))
+    assert (type(serve), serve.ranks) == (m.JoinWorld, 2)
 
 
 def test_a_function_over_two_virtual_devices_on_one_device_is_refused():

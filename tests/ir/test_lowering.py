@@ -366,13 +366,12 @@ def test_a_call_becomes_the_same_step_on_each_of_its_hosts():
     assert [lowered.values[value].nbytes for value in lowered.results] == [4 * 8, 0]
 
 
-def test_a_call_over_two_islands_is_refused_with_what_to_do_instead():
-    with pytest.raises(StatusError) as caught:
-        lower(call((1, 2)), cluster(2, 1, 2), {7: "abc"})
-    text = caught.value.status.message
-    assert caught.value.status.code == Code.INVALID_ARGUMENT
-    for words in ("'train_step'", "2 islands", "slice_index", "jax.device_put"):
-        assert words in text
+def test_a_call_on_two_islands_is_one_collective_gang_on_each_of_them():
+    lowered = lower(call((1, 2)), cluster(2, 1, 2), {7: "abc"})
+    assert [(gang.node, gang.island, gang.hosts, gang.collective) for gang in lowered.gangs] == [
+        (0, 0, (0,), True),
+        (0, 1, (1,), True),
+    ]
 
 
 @pytest.mark.parametrize(

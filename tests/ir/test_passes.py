@@ -72,8 +72,7 @@ def test_placing_gives_arrays_calls_and_completions_their_devices():
 @pytest.mark.parametrize(
     ("body", "code", "message"),
     [
-        ("atoll.call @g() on [0, 2]", Code.INVALID_ARGUMENT, "'f' runs one .* on devices of 2 islands: .*device_put"),
-        ("atoll.call @g() on []", Code.INVALID_ARGUMENT, "0 islands"),
+        ("atoll.call @g() on []", Code.INVALID_ARGUMENT, "on no devices"),
         ("atoll.call @g() on [6]", Code.INVALID_ARGUMENT, "'f' names device 6, which this session does not have"),
         ("%1 = atoll.transfer %0 : !atoll.array<int8[4], devices = [0, 7]>", Code.INVALID_ARGUMENT, "device 7"),
         (

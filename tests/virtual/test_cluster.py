@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import gc
 from collections.abc import Sequence
+from itertools import pairwise
 
 import msgspec
 import pytest
@@ -226,8 +227,16 @@ def test_a_policy_of_ones_own_decides_who_goes_first():
 def test_a_failure_reaches_the_client():
     cluster = VirtualCluster("2x1x1")
     client = cluster.client()
-    with pytest.raises(StatusError, match="2 islands"):
-        cluster.run(client.compile(NullProgram("over both", 1.0, (), (SCALAR,)), client.devices))
+    with pytest.raises(StatusError, match="does not exist"):
+        cluster.run(client.compile(NullProgram("elsewhere", 1.0, (), (SCALAR,)), (*client.devices, 9)))
+
+
+def test_a_function_runs_on_two_islands_at_the_same_time():
+    cluster = VirtualCluster("2x1x1")
+    client = cluster.client()
+
+    ready = cluster.run(Chain(cluster, client, client.devices, 1.0).run(2))
+    assert [later - earlier for earlier, later in pairwise(ready)] == [pytest.approx(1.0, rel=0.02)]
 
 
 def longest_wait(neighbours: int, lie: bool) -> tuple[float, list[str]]:

@@ -94,22 +94,6 @@ class SessionDevices:
             if reason:
                 raise StatusError(Code.FAILED_PRECONDITION, f"{name!r} cannot be on virtual device {device}: {reason}")
 
-    def scattered(self, group: Sequence[int]) -> str:
-        """Return why no function can run on these devices, which are on several islands."""
-        islands = sorted({self.locations[device].island for device in group})
-        text = f"the computation's devices lie on {len(islands)} islands"
-        home = {device.id: device.island for device in self.virtual}
-        if len({home[device] for device in group}) == 1:
-            return (
-                f"{text} at present, {', '.join(map(str, islands))}, though their slice_index is the same: virtual "
-                "devices of different slices may be on different islands. Use the devices of one slice in a mesh, and "
-                "move arrays between slices with jax.device_put"
-            )
-        return (
-            f"{text}; a mesh must lie inside one island (jax.Device.slice_index is its number). Move arrays between "
-            "islands with jax.device_put"
-        )
-
     @property
     def sliced(self) -> set[int]:
         return {device for each in self.slices.values() for device in each.devices}

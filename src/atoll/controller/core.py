@@ -45,6 +45,7 @@ from atoll.launch.launcher import Launcher
 from atoll.launch.long_gangs import LongGangs
 from atoll.launch.policies import find_policy
 from atoll.launch.registry import ProgramRegistry
+from atoll.launch.worlds import Worlds
 from atoll.migration.array_spiller import ArraySpiller
 from atoll.migration.controller import InternalPrograms
 from atoll.migration.memory_pressure import MemoryPressure
@@ -179,6 +180,7 @@ class Controller:
         self.memory = self.launcher.memory.ledger
         self._tracing = Tracing(self.trace, self.sessions, self._outbox, self._ping_hosts)
         self._failures = Failures(self.launcher, self.resources, self.sessions, self.connections)
+        self._worlds = Worlds(self.resources, self._outbox)
         self._compilation = Compilation(
             self.resources,
             self.sessions,
@@ -189,6 +191,7 @@ class Controller:
             self._state.remains,
             self.scheduler,
             self.meter,
+            self._worlds,
             _location,
             self._function_reported,
             self._function_failed,
@@ -293,6 +296,7 @@ class Controller:
             m.FeedsArrived: self._proxies.feeds_arrived,
             m.Compiled: self._compilation.compiled,
             m.PlanRegistered: self.programs.plan_registered,
+            m.WorldServed: self._worlds.served,
             m.StoresReported: self._checks.reported,
             m.WorkerAnswer: self._queries.answered,
             m.SpillReply: self._spiller.spill_replied,
@@ -313,6 +317,10 @@ class Controller:
         subscribe(IslandFailed, self._relays.island_failed)
         subscribe(IslandFailed, self.programs.island_failed)
         subscribe(IslandFailed, self._admission.island_failed)
+        subscribe(IslandFailed, self._world_failed)
+        subscribe(IslandReady, self._world_works)
+        subscribe(IslandRestarted, self._world_works)
+        subscribe(IslandRemoved, self._world_failed)
         subscribe(IslandRestarted, self._recovery.island_restarted)
         subscribe(IslandRestarted, self._operators.island_restarted)
         subscribe(IslandRemoved, self._recovery.island_removed)
@@ -330,6 +338,12 @@ class Controller:
             self._overruns.session_closed,
             self._inboxes.session_closed,
         )
+
+    def _world_failed(self, failed: IslandFailed | IslandRemoved) -> None:
+        self._worlds.island_failed(failed.island, failed.status)
+
+    def _world_works(self, works: IslandReady | IslandRestarted) -> None:
+        self._worlds.island_works(works.island)
 
     # ---- events
 

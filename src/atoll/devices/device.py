@@ -33,7 +33,7 @@ from atoll.ir.types import ShardType
 from atoll.protocol.messages import DeviceInfo, FunctionInfo
 from atoll.protocol.profiles import Recording
 
-# [replica][partition] of (host of the island, ordinal of the device)
+# [replica][partition] of (host of the island, or rank in the world, and ordinal of the device)
 Assignment = tuple[tuple[tuple[int, int], ...], ...]
 # Dimensions from major to minor; None for the platform's default.
 Layout = tuple[int, ...] | None
@@ -74,7 +74,8 @@ class LoadedFunction(Protocol):
 
     `ordinals` are the ordinals of these devices on the host, in the order of the function's shards. `scratch_bytes` is
     the memory that a run needs on each device. The outputs overwrite the memory of the parameters at `donated`. With
-    `waits_inside`, the worker calls `run` instead of `execute`: enqueueing would run the client's Python.
+    `waits_inside`, the worker calls `run` instead of `execute`: enqueueing would run the client's Python. `world` is
+    the number of the world that it runs in, or 0.
     """
 
     ordinals: tuple[int, ...]
@@ -85,6 +86,7 @@ class LoadedFunction(Protocol):
     donated: tuple[int, ...]
     scratch_bytes: int
     waits_inside: bool
+    world: int
 
     def execute(self, arguments: list[Any], sequence: int, stream: int = 0) -> tuple[Sequence[Any], RunToken]:
         """Enqueue one run; return its outputs, which are not ready yet, and its completion.
@@ -128,12 +130,31 @@ class ProgramLoader(Protocol):
         """Store a program that a compiler process has compiled for this tenant. Compilers."""
 
     def load(
-        self, program: CompiledProgram, assignment: Assignment, callbacks: Callbacks | None = None
+        self, program: CompiledProgram, assignment: Assignment, callbacks: Callbacks | None = None, world: int = 0
     ) -> LoadedFunction:
         """Load a program on this host's devices. Compilers, several at a time.
 
         Raises StatusError if the program does not match the request.
         """
+
+
+class WorldMaker(Protocol):
+    """The part of a backend for *worlds*: functions that run on hosts of several islands (`devices.xla.xla_world`).
+
+    Each world has a number, and its hosts have ranks. All calls are for any thread.
+    """
+
+    def serve(self, world: int, address: str, ranks: int) -> None:
+        """Start the world's coordination service on the host of rank 0, for this number of hosts."""
+
+    def join(self, world: int, address: str, rank: int, ranks: int, hostname: str) -> None:
+        """Join the world whose service is at `address`. Blocks until all hosts have joined.
+
+        Collectives receive messages at `hostname`.
+        """
+
+    def close(self, world: int) -> None:
+        """Leave the world. Its runs in flight fail, and so does every later use of its functions."""
 
 
 class DeviceBackend(Protocol):
@@ -142,7 +163,8 @@ class DeviceBackend(Protocol):
     `max_in_flight` is how many runs may be enqueued on this host and not completed. The controller uses the minimum
     over an island's hosts as the island's window. `platform` is the platform that JAX shows. `key_values` is a store
     that the hosts of an island share. With a `loader`, tenants' programs are compiled in compiler processes; it is None
-    if reading a program cannot end this process.
+    if reading a program cannot end this process. With `worlds`, its hosts can join worlds; without, the parts of a
+    function on different islands run independently.
     """
 
     platform: str
@@ -150,6 +172,7 @@ class DeviceBackend(Protocol):
     max_in_flight: int
     key_values: KeyValues | None
     loader: ProgramLoader | None
+    worlds: WorldMaker | None
 
     def describe(self) -> tuple[DeviceInfo, ...]:
         """Return the devices, by ordinal."""
@@ -161,9 +184,11 @@ class DeviceBackend(Protocol):
         assignment: Assignment,
         callbacks: Callbacks | None = None,
         tenant: str = "",
+        world: int = 0,
     ) -> tuple[LoadedFunction, bool, float]:
         """Compile and load a client's program, which may call these `callbacks`.
 
+        In a `world`, the hosts in the assignment are ranks of the world.
         Returns the function, whether it came from a cache, and the duration in seconds. Cache entries of `tenant` are
         not used for other tenants. Compilers, several at a time. Raises UNIMPLEMENTED if these devices cannot run the
         program.
@@ -194,6 +219,15 @@ class DeviceBackend(Protocol):
         """Copy each shard to the target's device and memory.
 
         With `donate`, the call deletes the array, and the result may reuse its memory. Otherwise they share no memory.
+        """
+
+    def is_at_home(self, array: Any, world: int) -> bool:
+        """Return whether functions of the world can use the array without `bring`."""
+
+    def bring(self, array: Any, world: int) -> Any:
+        """Return an array for functions of the world, which shares its memory with the given array. That one is ready.
+
+        With world 0, return an array for functions that run in no world, and for the other methods.
         """
 
     def copy(self, array: Any) -> Any:

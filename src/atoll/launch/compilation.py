@@ -16,6 +16,7 @@ from atoll.errors import OK, Code, Status, StatusError, invalid
 from atoll.launch.launch_checks import island_problem
 from atoll.launch.outbox import Outbox
 from atoll.launch.scheduler import Scheduler
+from atoll.launch.worlds import Worlds
 from atoll.protocol import messages as m
 from atoll.state.compiled_functions import (
     DeviceAssignment,
@@ -36,6 +37,9 @@ from atoll.state.usage import Meter
 
 # Limit for the pending compilations of one function and session on one host.
 MAX_RECOMPILES = 64
+# Platforms whose islands can run one function together. Null devices compute nothing, so each island runs its part.
+_JOINT_PLATFORMS = ("cpu", "null")
+_APART = "use a mesh of one island (jax.Device.slice_index is its number), or pw.program with a node per island"
 
 
 class Compilation:
@@ -58,6 +62,7 @@ class Compilation:
         remains: Remains,
         scheduler: Scheduler[GangRun],
         meter: Meter,
+        worlds: Worlds,
         location_of: Callable[[Session, int], DeviceLocation],
         on_reported: Callable[[str], None],
         on_failed: Callable[[int, str, Status], None],
@@ -72,6 +77,7 @@ class Compilation:
         self._remains = remains
         self._scheduler = scheduler
         self._meter = meter
+        self._worlds = worlds
         self._location_of = location_of
         self._on_reported = on_reported
         self._on_failed = on_failed
@@ -88,13 +94,13 @@ class Compilation:
             locations = tuple(
                 tuple(self._location_of(session, d) for d in partitions) for partitions in message.assignment
             )
-            islands = {location.island for partitions in locations for location in partitions}
-            if len(islands) != 1:
-                raise invalid(session.devices.scattered(flat))
+            islands = _islands_of(locations)
+            if len(islands) > 1:
+                self._check_islands(islands)
+                self._worlds.check(session.tenant.name, islands)
             session.devices.use("a compiled function", [tuple(flat)])
-            loss = island_problem(session, self._resources.islands[islands.pop()])
-            if loss is not None:
-                loss.raise_if_error()
+            for island in islands:
+                (island_problem(session, self._resources.islands[island]) or OK).raise_if_error()
             name = function_name(message.content, locations, session.tenant.name)
             self._check_quota(session.tenant)
             (self._offenses.compile_problem(session.tenant, self._outbox.seconds) or OK).raise_if_error()
@@ -108,6 +114,21 @@ class Compilation:
         self.functions.locations[name] = locations
         self.functions.contents[name] = message.content
         self._compile(session, message.function, name, message.feed)
+
+    def _check_islands(self, islands: tuple[int, ...]) -> None:
+        """Raise INVALID_ARGUMENT if no function can run on all of these islands."""
+        first_host, hosts = self._resources.topology.first_host, self._resources.hosts
+        platforms = {each: hosts[first_host(each)].platform for each in islands}
+        if len(set(platforms.values())) > 1:
+            named = ", ".join(f"island {island} has {platform}" for island, platform in platforms.items())
+            raise invalid(f"the computation's devices are on islands of different platforms ({named}): {_APART}")
+        platform = platforms[islands[0]]
+        if platform not in _JOINT_PLATFORMS:
+            named = ", ".join(map(str, islands))
+            raise invalid(
+                f"the computation's devices are on the islands {named}, and islands of platform {platform} cannot run "
+                f"one computation together: {_APART}"
+            )
 
     def _check_quota(self, tenant: Tenant) -> None:
         if tenant.settings.compiles:
@@ -131,11 +152,16 @@ class Compilation:
         """Have the function's hosts compile the source that arrives, or has arrived, as `feed`."""
         locations = self.functions.locations[name]
         hosts = hosts_of(locations)
-        base = self._resources.topology.first_host(locations[0][0].island)
-        assignment = tuple(tuple((s.host - base, s.ordinal) for s in partitions) for partitions in locations)
+        islands = _islands_of(locations)
+        topology, tenant = self._resources.topology, session.tenant
+        world = None
+        rank = {host: rank for rank, host in enumerate(topology.hosts_of(islands[0]))}
+        if len(islands) > 1:
+            world = self._worlds.use(tenant.name, islands, name)
+            rank = {host: rank for rank, host in enumerate(world.hosts)}
+        assignment = tuple(tuple((rank[s.host], s.ordinal) for s in partitions) for partitions in locations)
         self.functions.expect(Registration(session.number, function, name, set(hosts)))
         content = session.function_requests[function].content
-        tenant = session.tenant
         compile_ = m.Compile(
             name, session.number, feed, assignment, content, recompile, tenant.host_name, tenant.settings.share
         )
@@ -144,6 +170,9 @@ class Compilation:
         wait = rates.compile_wait(now) if rates is not None else 0.0
         delay = max(wait, self._offenses.compile_delay(tenant, now))
         for host in sorted(hosts):
+            if world is not None:
+                ranks = world.ranks_of(topology.hosts_of(topology.island_of(host)))
+                compile_ = msgspec.structs.replace(compile_, world=world.number, ranks=ranks)
             if delay:
                 self._delayed[session.number, host, feed] = now + delay, compile_
             else:
@@ -207,6 +236,7 @@ class Compilation:
         A host that is compiling it may stop and not answer, so the answers are not awaited any more.
         """
         if self.functions.release(name):
+            self._worlds.released(name)
             for host in self._resources.hosts:
                 self._outbox.to_host(host, m.DropFunction(name))
             for each in self.functions.abandon(name, self._resources.hosts):
@@ -345,6 +375,10 @@ class Compilation:
             if not names:
                 del session.needs_recompile[island]
                 self._scheduler.offer_again(island)
+
+
+def _islands_of(locations: DeviceAssignment) -> tuple[int, ...]:
+    return tuple(sorted({location.island for partitions in locations for location in partitions}))
 
 
 _read_outputs = msgspec.msgpack.Decoder(m.FunctionOutputs).decode

@@ -97,8 +97,10 @@ class Failures:
         for gang in [*self._launcher.in_flight.values(), *self._committed()]:
             if id(gang.run.launch) in granted:
                 continue
-            # Data may be lost on the way although the sender had ended its part, or the sending failed.
-            depends_on_it = gang.run.spec.incoming or gang.run.failure is not None
+            # Data may be lost on the way although the sender had ended its part, or the sending failed. A function on
+            # several islands fails when its world is closed.
+            spec = gang.run.spec
+            depends_on_it = spec.incoming or gang.run.failure is not None or (spec.collective and spec.functions)
             if depends_on_it and any(other.island == island for other in gang.node.gangs):
                 self._launcher.fail(gang.run.launch, status.within(gang.run.launch.program.name))
         self._launcher.delegated_runs.hosts_failed(hosts)

@@ -15,16 +15,17 @@ from atoll.cluster.processes.bugs import start_in
 from atoll.cluster.sandbox.grants import USER_RULES, PythonRules
 from atoll.devices.compilers.compiler_messages import CompiledProgram, CompileProgram
 from atoll.devices.compilers.compiler_server import CompilerCrashedError
-from atoll.devices.device import DeviceBackend, LoadedFunction, ProgramLoader
-from atoll.errors import OK, Status, StatusError, invalid, not_found
+from atoll.devices.device import Assignment, DeviceBackend, LoadedFunction, ProgramLoader
+from atoll.errors import OK, Status, StatusError, invalid, not_found, unimplemented
 from atoll.host_services.calls.call_threads import SessionThreads
 from atoll.host_services.calls.client_calls import Calls, status_of
 from atoll.host_services.calls.function_callbacks import Callbacks
 from atoll.host_services.profiles.xspace import Programs
 from atoll.host_services.python.python_sessions import PythonSessions
-from atoll.protocol.messages import Compile, Compiled, FunctionInfo, FunctionSource
+from atoll.protocol.messages import CloseWorld, Compile, Compiled, FunctionInfo, FunctionSource
 from atoll.transfers.inbox import Inbox
 from atoll.worker.compilers import Compilation, Compilers
+from atoll.worker.host_worlds import HostWorlds
 from atoll.worker.store import TypeKeys
 
 COMPILE_THREADS = 2
@@ -79,9 +80,11 @@ class Functions:
         calls: Calls | None = None,
         python: PythonSessions | None = None,
         compilers: Compilers | None = None,
+        worlds: HostWorlds | None = None,
     ) -> None:
         self.python = python or PythonSessions(None)
         self._compilers = compilers
+        self._worlds = worlds
         self._backend = backend
         self._inbox = inbox
         self._keys = keys
@@ -95,6 +98,7 @@ class Functions:
         self._compiling: dict[str, list[Compile]] = {}  # with further requests for the same function
         self._apart: dict[str, Compilation] = {}  # functions in `_compiling` that `compilers` compile
         self.programs = Programs()
+        self.have_worlds = False
         self.with_callbacks = 0  # number of functions that call their clients
         self._idle: OrderedDict[str, None] = OrderedDict()
         self._dropped: set[str] = set()  # dropped while they were being compiled
@@ -118,15 +122,23 @@ class Functions:
                 waiting.append(message)
                 return
             self._compiling[message.function] = []
-        start_in(self._pool, self._start, message)
+        if message.world and self._worlds is not None:
+            self.have_worlds = True
+            self._worlds.when_joined(message.world, lambda status: start_in(self._pool, self._start, message, status))
+        else:
+            start_in(self._pool, self._start, message)
 
-    def _start(self, message: Compile) -> None:
+    def _start(self, message: Compile, joined: Status = OK) -> None:
         """Load a Python function, or compile a program: in a compiler process, or here.
 
-        A program that asks its client while it is compiled has another thread.
+        A program that asks its client while it is compiled has another thread. `joined` is the outcome of joining the
+        function's world.
         """
         try:
             source = self._source(message)
+            joined.raise_if_error()
+            if source.is_python and message.ranks[1]:
+                raise unimplemented("run colocated Python on devices of several islands: call it once per island")
             if source.is_python:
                 self.python.load(message, source.program, lambda status: self._loaded_python(message.function, status))
                 return
@@ -145,7 +157,7 @@ class Functions:
         try:
             callbacks = self._callbacks(source, message)
             loaded, cached, seconds = self._backend.compile(
-                source.program, source.options, message.assignment, callbacks, message.tenant
+                source.program, source.options, self._assignment(message), callbacks, message.tenant, message.world
             )
             function = Function(loaded, self._keys, callbacks)
             self._end(message, function, OK, loaded.info(), seconds, cached)
@@ -169,7 +181,8 @@ class Functions:
         )
         kept = loader.find(request, message.tenant)
         if kept is not None:
-            function = Function(loader.load(kept, message.assignment, callbacks), self._keys, callbacks)
+            loaded = loader.load(kept, message.assignment, callbacks, message.world)
+            function = Function(loaded, self._keys, callbacks)
             self._end(message, function, OK, function.loaded.info(), cached=True)
             return
 
@@ -204,10 +217,10 @@ class Functions:
         loader = self._backend.loader
         if program.description is None or loader is None:
             loaded, _, _ = self._backend.compile(
-                request.program, request.options, message.assignment, callbacks, message.tenant
+                request.program, request.options, self._assignment(message), callbacks, message.tenant, message.world
             )
             return loaded
-        loaded = loader.load(program, message.assignment, callbacks)
+        loaded = loader.load(program, message.assignment, callbacks, message.world)
         loader.keep(request, message.tenant, program)
         return loaded
 
@@ -291,6 +304,16 @@ class Functions:
         finally:
             done()
 
+    def _assignment(self, message: Compile) -> Assignment:
+        """Return the assignment of a function: only this island's part if these devices join no worlds."""
+        first, count = message.ranks
+        if self._worlds is not None or not count:
+            return message.assignment
+        return tuple(
+            tuple((rank - first, ordinal) for rank, ordinal in row if first <= rank < first + count)
+            for row in message.assignment
+        )
+
     def _callbacks(self, source: FunctionSource, message: Compile) -> Callbacks | None:
         if not source.callbacks or self._calls is None:
             return None
@@ -345,6 +368,16 @@ class Functions:
         while len(self._idle) > IDLE_FUNCTIONS:
             oldest, _ = self._idle.popitem(last=False)
             self._forget(oldest)
+
+    def close_world(self, message: CloseWorld) -> None:
+        """Leave a world, and drop its functions."""
+        if self._worlds is not None:
+            self._worlds.close(message)
+        with self._lock:
+            for name in [name for name, each in self._functions.items() if each.loaded.world == message.world]:
+                self.with_callbacks -= bool(self._functions[name].callbacks)
+                self._idle.pop(name, None)
+                self._forget(name)
 
     def _forget(self, name: str) -> None:
         del self._functions[name], self._info[name]

@@ -18,6 +18,7 @@ from atoll.peers.data_port import DataPort
 from atoll.protocol import messages as m
 from atoll.worker.executor_thread import Units
 from atoll.worker.host_functions import Functions
+from atoll.worker.host_worlds import HostWorlds
 from atoll.worker.spill_store import SpillStore
 
 _log = logging.getLogger(__name__)
@@ -54,9 +55,11 @@ class MessageHandler:
         spill_store: SpillStore,
         host: int,
         now: Callable[[], int] = time.monotonic_ns,
+        worlds: HostWorlds | None = None,
     ) -> None:
         self._now = now
         self._host = host
+        self._worlds = worlds
         self._backend = backend
         self._recorder = recorder
         self._spill_store = spill_store
@@ -105,6 +108,10 @@ class MessageHandler:
                 self._data_port.inbox.drop(session, feed)
             case m.Compile():
                 self._functions.compile(message)
+            case m.JoinWorld() if self._worlds is not None:
+                self._worlds.join(message)
+            case m.CloseWorld():
+                self._functions.close_world(message)
             case m.DropFunction(function=function):
                 if self._functions.session_of(function):  # blocked runs of the session may still need it
                     self._execute(message)

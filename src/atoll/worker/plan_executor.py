@@ -219,6 +219,9 @@ class PlanExecutor:
                 segment = plan.segments[unit.segment]
                 while unit.position < len(segment.steps):
                     step = segment.steps[unit.position]
+                    if self._steps.has_worlds and self._steps.awaits_inputs(step, unit, self._wake):
+                        unit.started = 0
+                        return False
                     if isinstance(step, _RECEIVES) and not self._is_here(step, unit):
                         unit.started = 0  # the wait does not count as time of the unit
                         return self._move_to_background(unit, store)

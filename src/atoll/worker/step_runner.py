@@ -6,12 +6,14 @@ All arguments are checked before they are passed to XLA, which ends the process 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from atoll.cluster.processes.bugs import start_in
 from atoll.devices.device import DeviceArray, DeviceBackend
 from atoll.errors import StatusError, invalid
 from atoll.host_services import host_data
@@ -27,6 +29,9 @@ from atoll.worker.future_arrays import ClientRunThreads, FutureArray, Outcome, h
 from atoll.worker.host_functions import Function, Functions
 from atoll.worker.host_network import SMALL_BYTES, HostNetwork, is_small_and_ready, wait_for_shards
 from atoll.worker.store import COMPUTED, NO_ARRAY, Buffer, Readers, TypeKeys, share
+
+# Sessions that wait at the same time for arrays that belong to another world.
+_WAITS = 8
 
 
 class StepRunner:
@@ -55,6 +60,7 @@ class StepRunner:
         self._on_outcome = on_outcome
         self.deletions = DeletionGuard()
         self.release_memory = backend.release_memory
+        self._waits = ThreadPoolExecutor(_WAITS, "atoll-wait-to-bring")
         self.readers = Readers()
         self._client_runs = ClientRunThreads()
 
@@ -89,6 +95,40 @@ class StepRunner:
             self._send_rows(step, unit, values)
         elif type(step) is p.ReceiveRows:
             self._receive_rows(step, unit, values)
+
+    @property
+    def has_worlds(self) -> bool:
+        """Return whether functions of this host have run in worlds, so that arrays may belong to these."""
+        return self._functions.have_worlds
+
+    def awaits_inputs(self, step: p.Step, unit: DispatchUnit, wake: Callable[[], None]) -> bool:
+        """Return whether the step's inputs belong to another world, and are not ready to be brought over.
+
+        In that case, call `wake` on any thread when they are. Otherwise, bring over those of a function.
+        """
+        values = unit.plan_run.values
+        assert values is not None
+        if isinstance(step, p.Execute):
+            inputs, world = step.inputs, self._functions.get(step.function).loaded.world
+        elif isinstance(step, p.Move | p.Select):
+            inputs, world = step.inputs, 0
+        else:
+            return False
+        # Other hosts have the inputs of a selection that this host has not.
+        buffers = dict.fromkeys(values[value] for value in inputs if value in values)
+        away = [
+            each
+            for each in buffers
+            if each.spec is not None and not each.array.is_deleted() and not self._backend.is_at_home(each.array, world)
+        ]
+        unready = [each.array for each in away if not each.array.is_ready()]
+        if unready:
+            start_in(self._waits, _wait_for, unready, wake)
+            return True
+        if type(step) is p.Execute:
+            for each in away:
+                each.array = self._backend.bring(each.array, world)
+        return False
 
     def drop_function(self, name: str) -> None:
         """Drop a function that no later run needs."""
@@ -420,3 +460,10 @@ def live_array(buffer: Buffer) -> Any:
         raise_failure(buffer.array)
         raise invalid("the array has been deleted or donated")
     return buffer.array
+
+
+def _wait_for(arrays: Sequence[DeviceArray], wake: Callable[[], None]) -> None:
+    for each in arrays:
+        with suppress(Exception):  # whoever uses the array raises the error of its computation
+            each.block_until_ready()
+    wake()

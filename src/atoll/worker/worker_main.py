@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import socket
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -47,6 +48,7 @@ from atoll.worker.host_functions import Functions
 from atoll.worker.host_group import HostGroup
 from atoll.worker.host_links import HostLinks
 from atoll.worker.host_network import DataPortNetwork, feeds_lost
+from atoll.worker.host_worlds import HostWorlds
 from atoll.worker.message_handler import MessageHandler
 from atoll.worker.spill_store import SpillStore
 from atoll.worker.step_runner import StepRunner
@@ -57,6 +59,7 @@ _log = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 60.0
 RETRY_SECONDS = 0.02
+_LOOPBACK = "127.0.0.1"
 
 
 def open_devices(options: WorkerOptions, heartbeat: StartupHeartbeat) -> DeviceBackend:
@@ -114,7 +117,10 @@ class Worker:
                 options.sandbox,
             )
         )
-        functions = Functions(backend, inbox, keys, report, calls=calls, python=python, compilers=compilers_of(backend))
+        worlds = worlds_of(options, backend, data_port.address, report)
+        functions = Functions(
+            backend, inbox, keys, report, calls=calls, python=python, compilers=compilers_of(backend), worlds=worlds
+        )
         network = DataPortNetwork(backend, data_port, options.host)
         messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
         steps = StepRunner(backend, functions, data_port, network, keys, report, messages.put)
@@ -133,6 +139,7 @@ class Worker:
             recorder,
             spill_store,
             options.host,
+            worlds=worlds,
         )
         reached_at = advertised(data_port.address, options.advertise)
         connection.send(
@@ -169,6 +176,31 @@ def compilers_of(backend: DeviceBackend) -> Compilers | None:
     if loader is None:
         return None
     return Compilers(CompilerServer(loader.compiler, loader.compiler_devices, limits_from_environment()))
+
+
+def worlds_of(
+    options: WorkerOptions, backend: DeviceBackend, data_address: Address, report: Callable[..., None]
+) -> HostWorlds | None:
+    """Return the worlds of these devices, if they can join any.
+
+    Hosts whose data ports are Unix sockets are on one machine, so that their worlds need no network either.
+    """
+    if backend.worlds is None:
+        return None
+    if data_address.is_unix:
+        prefix = str(Path(data_address.path).parent / f"world-{options.host}-{os.getpid()}")
+        return HostWorlds(backend.worlds, report, lambda world: f"unix:{prefix}-{world}", _LOOPBACK)
+    host = options.advertise or data_address.host
+    return HostWorlds(backend.worlds, report, lambda _: f"{host}:{_free_port(host)}", host)
+
+
+def _free_port(host: str) -> int:
+    """Return a port of this machine that nothing uses now."""
+    family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+    return port
 
 
 def rank_of(options: WorkerOptions) -> int:

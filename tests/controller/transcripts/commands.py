@@ -387,6 +387,10 @@ class Transcript:
             command, m.Compiled(function, status, b"", 0.1, False, scratch, calls, name, crashed=bool(crashed))
         )
 
+    def _do_host_serves(self, command: Command) -> None:
+        (world,) = command.words
+        self._report(command, m.WorldServed(int(world), "unix:/world"))
+
     def _do_host_done(self, command: Command) -> None:
         self._report(command, m.Done(tuple(self._ended(int(command.peer), int(each)) for each in command.words)))
 

@@ -119,6 +119,11 @@ def gathered(message: m.Gathered, topology: Topology) -> None:
                 raise violation(message, "units.hosts", host, f"hosts of {topology}")
 
 
+def world_served(message: m.WorldServed, topology: Topology) -> None:
+    check_number(message, "world")
+    check_text(message, "address", _MAX_NAME)
+
+
 def engine_report(message: m.EngineReport, topology: Topology) -> None:
     check_count(message, "waits", MOST)
     check_count(message, "machines", MOST)
@@ -130,6 +135,7 @@ HOSTS: Mapping[type[Any], _Validator] = {
     m.Done: done,
     m.Failed: _field(check_status, "status", is_error=True),
     m.WorkerAnswer: _field(check_status, "status"),
+    m.WorldServed: world_served,
     m.WorkerFails: _field(check_text, "text", most=MAX_TEXT),
     m.Pong: pong,
     m.FeedsLost: _failure_of_host,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from atoll.devices.device import Assignment, Layout, ProgramLoader
+from atoll.devices.device import Assignment, Layout, ProgramLoader, WorldMaker
 from atoll.devices.null.model import NullModel
 from atoll.devices.null.null_program import NullProgram, read_program
 from atoll.devices.null.sim_events import Clock, SimEvent, SimTask, all_of
@@ -120,6 +120,7 @@ class NullBackend:
     platform_version = "null devices"
     key_values: KeyValues | None = None
     loader: ProgramLoader | None = None  # msgspec reads its programs safely
+    worlds: WorldMaker | None = None
     max_in_flight = 24  # as for XLA's devices
 
     def __init__(self, host: int, devices: int, model: NullModel, clock: Clock, collectives: Collectives) -> None:
@@ -156,6 +157,7 @@ class NullBackend:
         assignment: Assignment,
         callbacks: Callbacks | None = None,
         tenant: str = "",
+        world: int = 0,
     ) -> tuple[NullFunction, bool, float]:
         devices = [device for row in assignment for device in row]
         ordinals = tuple(ordinal for host, ordinal in devices if host == self.host)
@@ -201,6 +203,12 @@ class NullBackend:
             array.delete()
         return NullArray(array.dtype_name, array.shapes, work)
 
+    def is_at_home(self, array: NullArray, world: int) -> bool:
+        return True
+
+    def bring(self, array: NullArray, world: int) -> NullArray:
+        return array
+
     def copy(self, array: NullArray) -> NullArray:
         return NullArray(array.dtype_name, array.shapes, array.moment)
 
@@ -235,6 +243,7 @@ class NullFunction:
         self.donated = program.donated
         self.scratch_bytes = program.scratch_bytes
         self.waits_inside = False
+        self.world = 0
         self._shapes = [(dtype, (shape,) * len(ordinals)) for dtype, shape in program.outputs]
 
     def execute(self, arguments: list[NullArray], sequence: int, stream: int = 0) -> tuple[list[NullArray], NullToken]:

@@ -25,7 +25,7 @@ class Executable:
 
     `devices` are the local ones, in the order of the function's assignment. If XLA would run the function's callbacks
     inside the call that enqueues it, `gates` is set. If the function also runs on devices of other hosts, `spans_hosts`
-    is set. `held` lives as long as the executable.
+    is set. `held` lives as long as the executable. `world` is the number of the world that it runs in, or 0.
     """
 
     def __init__(
@@ -37,7 +37,9 @@ class Executable:
         gates: Gates | None = None,
         held: Any = None,
         spans_hosts: bool = False,
+        world: int = 0,
     ) -> None:
+        self.world = world
         self._held = held
         self._loaded = loaded
         self._gates = gates

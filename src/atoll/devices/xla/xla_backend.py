@@ -21,7 +21,7 @@ from jax.sharding import SingleDeviceSharding
 from atoll.cluster.environment_variables import JAX_PLATFORMS
 from atoll.cluster.slice_placement import GPUS
 from atoll.devices.compilers.compiler_messages import CompiledProgram, CompileProgram, Description
-from atoll.devices.device import Assignment, DeviceBackend, ProgramLoader
+from atoll.devices.device import Assignment, DeviceBackend, ProgramLoader, WorldMaker
 from atoll.devices.device_kinds import Membership
 from atoll.devices.xla import xla_compile_calls, xla_custom_calls, xla_island
 from atoll.devices.xla.client_callbacks import Held, stubs
@@ -39,6 +39,7 @@ from atoll.devices.xla.loop_checks import insert_checks
 from atoll.devices.xla.stops import stops_here
 from atoll.devices.xla.xla_arrays import Uneven, shards_of, stacked_handler, stacked_type
 from atoll.devices.xla.xla_compilation import Source, context, load_executable, prepare
+from atoll.devices.xla.xla_world import XlaWorlds
 from atoll.errors import Code, StatusError
 from atoll.host_services.calls.function_callbacks import Callbacks
 from atoll.host_services.python.rendezvous import KeyValues
@@ -99,6 +100,8 @@ class XlaBackend:
         xla_island.keep_compiled_programs()
         self._gates = Gates() if self.platform == "cpu" else None
         self._stops = stops_here(self.platform)
+        self._worlds = XlaWorlds(len(self.devices))
+        self.worlds: WorldMaker | None = self._worlds if self.platform == "cpu" else None
 
     def describe(self) -> tuple[DeviceInfo, ...]:
         return tuple(
@@ -126,13 +129,14 @@ class XlaBackend:
         assignment: Assignment,
         callbacks: Callbacks | None = None,
         tenant: str = "",
+        world: int = 0,
     ) -> tuple[Executable, bool, float]:
         """Compile a portable StableHLO artifact. See `DeviceBackend`.
 
         Raises XLA's errors unchanged, so users see the text that stock JAX shows.
         """
         started = time.monotonic()
-        grid = self._grid(assignment)
+        client, grid = self._client_and_grid(assignment, world)
         with context(len(program)):
             source = Source(program, options) if callbacks is None else _calling(program, options, callbacks)
             prepared = prepare(source, grid, callbacks)
@@ -142,15 +146,15 @@ class XlaBackend:
             held = None
             if callbacks is not None:  # the program belongs to one session, so it is not cached
                 held = Held(callbacks)
-                host_callbacks = stubs(held, callbacks, prepared.signatures, self.client)
-                loaded = prepared.compile(self.client, grid.flatten(), host_callbacks)
+                host_callbacks = stubs(held, callbacks, prepared.signatures, client)
+                loaded = prepared.compile(client, grid.flatten(), host_callbacks)
             else:
                 devices = xc.DeviceList(tuple(grid.flatten()))
                 with compiling_for(tenant):
                     loaded = compiler.compile_or_get_cached(
-                        self.client, prepared.module, grid, prepared.options, [], devices
+                        client, prepared.module, grid, prepared.options, [], devices
                     )
-        executable = self._executable(loaded, grid, None, callbacks, held)
+        executable = self._executable(loaded, grid, None, callbacks, held, world)
         return executable, bool(_cache_hit.seen), time.monotonic() - started
 
     def find(self, request: CompileProgram, tenant: str) -> CompiledProgram | None:
@@ -159,30 +163,40 @@ class XlaBackend:
     def keep(self, request: CompileProgram, tenant: str, program: CompiledProgram) -> None:
         self._compiled.keep(request, tenant, program)
 
-    def load(self, program: CompiledProgram, assignment: Assignment, callbacks: Callbacks | None = None) -> Executable:
+    def load(
+        self, program: CompiledProgram, assignment: Assignment, callbacks: Callbacks | None = None, world: int = 0
+    ) -> Executable:
         """Load a program that a compiler process has compiled."""
         if program.description is None or len(program.signatures) != (0 if callbacks is None else len(callbacks)):
             raise StatusError(Code.INTERNAL, "the answer of a compiler process does not match its request")
-        grid = self._grid(assignment)
+        client, grid = self._client_and_grid(assignment, world)
         held = None if callbacks is None else Held(callbacks)
-        host_callbacks = (
-            [] if held is None or callbacks is None else stubs(held, callbacks, program.signatures, self.client)
-        )
-        loaded = load_executable(self.client, program.executable, grid, host_callbacks)
-        return self._executable(loaded, grid, program.description, callbacks, held)
+        host_callbacks = [] if held is None or callbacks is None else stubs(held, callbacks, program.signatures, client)
+        loaded = load_executable(client, program.executable, grid, host_callbacks)
+        return self._executable(loaded, grid, program.description, callbacks, held, world)
 
-    def _grid(self, assignment: Assignment) -> Any:
-        return np.array([[self._island[host][ordinal] for host, ordinal in row] for row in assignment], dtype=object)
+    def _client_and_grid(self, assignment: Assignment, world: int) -> tuple[Any, Any]:
+        """Return the client of the world, and its devices as [replica][partition]."""
+        client, hosts = (self.client, self._island) if not world else self._worlds.get(world).members
+        grid = np.array([[hosts[host][ordinal] for host, ordinal in row] for row in assignment], dtype=object)
+        return client, grid
 
     def _executable(
-        self, loaded: Any, grid: Any, description: Description | None, callbacks: Callbacks | None, held: Held | None
+        self,
+        loaded: Any,
+        grid: Any,
+        description: Description | None,
+        callbacks: Callbacks | None,
+        held: Held | None,
+        world: int,
     ) -> Executable:
         flat = tuple(grid.flatten())
         here = tuple(device for device in flat if device.client.process_index() == device.process_index)
-        ordinals = tuple(self.devices.index(device) for device in here)
+        devices = self._devices_in(world)
+        ordinals = tuple(devices.index(device) for device in here)
         gates = self._gates if callbacks and len(here) == 1 else None
         description = description or describe(loaded, here[0])
-        return Executable(loaded, description, here, ordinals, gates, held, len(flat) > len(here))
+        return Executable(loaded, description, here, ordinals, gates, held, len(flat) > len(here), world)
 
     def stop(self, sequence: int, text: str) -> None:
         """Stop a run at its next loop check. Only tenants' programs on CPUs and GPUs have checks."""
@@ -230,14 +244,18 @@ class XlaBackend:
         """Return a stacked array made of single-device arrays on their devices, without copying."""
         if len(shards) == 1:
             return shards[0]
+        if len({each.device.client for each in shards}) > 1:
+            shards = [self.bring(each, 0) for each in shards]
         if len(set(array.shard_shapes)) > 1 or array.dtype == "string":
             return Uneven(tuple(shards))
-        devices = self._devices(array.devices)
+        devices = tuple(each.device for each in shards)
         aval, sharding = stacked_type(shards[0].dtype, shards[0].shape, devices, array.memory_kind)
         return jax_array.ArrayImpl(aval, sharding, list(shards), committed=True, _skip_checks=True)
 
     def move(self, array: Any, target: LocalArray, donate: bool) -> Any:
         """Copy each shard to the target's device and memory."""
+        if not self.is_at_home(array, 0):
+            array = self.bring(array, 0)
         devices = self._devices(target.devices)
         semantics = xc.ArrayCopySemantics.DONATE_INPUT if donate else xc.ArrayCopySemantics.ALWAYS_COPY
         if isinstance(array, Uneven):
@@ -249,6 +267,25 @@ class XlaBackend:
             )
         return self._copy(array, devices, target.memory_kind, semantics)
 
+    def is_at_home(self, array: Any, world: int) -> bool:
+        client = shards_of(array)[0].device.client
+        return client is self.client if not world else client is self._worlds.get(world).client
+
+    def bring(self, array: Any, world: int) -> Any:
+        """Return the array on the same devices of another client.
+
+        On CPUs, the host array of a shard is its memory, and a device array that is made of it refers to that.
+        """
+        shards = shards_of(array)
+        if isinstance(array, Uneven):
+            return Uneven(tuple(self.bring(each, world) for each in shards))
+        before, after = shards[0].device.client.local_devices(), self._devices_in(world)
+        devices = tuple(after[before.index(each.device)] for each in shards)
+        contents = [np.asarray(each) for each in shards]
+        kind = array.sharding.memory_kind or ""
+        aval, sharding = stacked_type(contents[0].dtype, contents[0].shape, devices, kind)
+        return xc.batched_device_put(aval, sharding, contents, list(devices), True)
+
     def copy(self, array: Any) -> Any:
         """Return a copy on the same devices, for an input that a function consumes and its caller keeps."""
         devices = tuple(shard.device for shard in shards_of(array))
@@ -258,7 +295,7 @@ class XlaBackend:
     def _copy(self, array: Any, devices: tuple[Any, ...], memory_kind: str, semantics: Any) -> Any:
         shards = shards_of(array)
         aval, sharding = stacked_type(array.dtype, shards[0].shape, devices, memory_kind)
-        if len(self._island) > 1:
+        if len(self._island) > 1 or devices[0].client is not self.client:
             # The array may also be on devices of other hosts, and jaxlib only copies it to as many devices.
             singles = [self._single(device, memory_kind) for device in devices]
             lists = [xc.DeviceList((device,)) for device in devices]
@@ -299,6 +336,10 @@ class XlaBackend:
         return str(self.client.get_default_layout(numpy_dtype(dtype), shape, self.devices[ordinal]))
 
     # ---- helpers
+
+    def _devices_in(self, world: int) -> tuple[Any, ...]:
+        """Return this host's devices, by ordinal, as the client of the world has them."""
+        return self._worlds.get(world).devices if world else self.devices
 
     def _devices(self, ordinals: tuple[int, ...]) -> tuple[Any, ...]:
         return tuple(self.devices[ordinal] for ordinal in ordinals)

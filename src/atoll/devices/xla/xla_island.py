@@ -32,7 +32,7 @@ _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 # shorter time would end healthy islands when the clock is set or the machine is suspended. The engine and the
 # controller detect failed processes themselves. A process sends a heartbeat in each half of this time. XLA treats a
 # heartbeat from the future as an old one, so it still ends an island if the clock is set back by more than its age.
-_HEARTBEAT_SECONDS = 100_000_000
+HEARTBEAT_SECONDS = 100_000_000
 _DIAL_SECONDS = 1.0
 _RETRY_SECONDS = 0.05
 
@@ -46,12 +46,12 @@ def join(address: str, rank: int, hosts: int, hostname: str) -> None:
     state = distributed.global_state
     if rank == 0:
         state.service = _jax.get_distributed_runtime_service(
-            address, hosts, heartbeat_timeout=_HEARTBEAT_SECONDS, shutdown_timeout=1
+            address, hosts, heartbeat_timeout=HEARTBEAT_SECONDS, shutdown_timeout=1
         )
     else:
-        _await_service(address)
+        await_service(address, JOIN_SECONDS)
     state.client = _jax.get_distributed_runtime_client(
-        address, rank, init_timeout=JOIN_SECONDS, use_compression=False, heartbeat_timeout=_HEARTBEAT_SECONDS
+        address, rank, init_timeout=JOIN_SECONDS, use_compression=False, heartbeat_timeout=HEARTBEAT_SECONDS
     )
     state.client.connect()
     state.process_id, state.num_processes = rank, hosts
@@ -65,13 +65,13 @@ def join(address: str, rank: int, hosts: int, hostname: str) -> None:
     )
 
 
-def _await_service(address: str) -> None:
+def await_service(address: str, seconds: float) -> None:
     """Wait until the first host is reachable. XLA's client would notice that late, because it backs off."""
     where = parse_address(address)
     reach = partial(dial, where, what="the first host of the island", timeout=_DIAL_SECONDS)
     if not where.is_unix:
         with suppress(ConnectError):
-            Retry(_RETRY_SECONDS, patience=JOIN_SECONDS).call(reach, ConnectError).close()
+            Retry(_RETRY_SECONDS, patience=seconds).call(reach, ConnectError).close()
 
 
 class KeyValues:

@@ -350,9 +350,9 @@ class _Cut:
         index = sum(map(len, islands))
         for number in reversed(range(len(self.nodes))):
             node = self.nodes[number]
+            collective = bool(node.function) and len(node.works) > 1 and not node.colocated
             for island, hosts in reversed(islands[number]):
                 index -= 1
-                collective = bool(node.function) and len(hosts) > 1 and not node.colocated
                 gang_touches: set[int] = set()
                 makes: set[int] = set()
                 for host in hosts:

@@ -22,11 +22,11 @@ from atoll.ir.types import Replicated
 class PlacePass(LoweringPass):
     """Replaces virtual devices by their locations in `placement`.
 
-    Input: programs on virtual devices. Guarantees: every array is `!atoll.placed`, every call has locations on one
-    island, and every completion has hosts. The ops and their order do not change.
+    Input: programs on virtual devices. Guarantees: every array is `!atoll.placed`, every call has locations, and every
+    completion has hosts. The ops and their order do not change.
 
-    Raises INVALID_ARGUMENT for a virtual device without a location, a call on several islands, and a rearrangement that
-    would move shards. Raises UNIMPLEMENTED for fetching an array with parts on several hosts.
+    Raises INVALID_ARGUMENT for a virtual device without a location, and for a rearrangement that would move shards.
+    Raises UNIMPLEMENTED for fetching an array with parts on several hosts.
     """
 
     name = "atoll-place"
@@ -106,13 +106,9 @@ class _Placing:
     def call_locations(self, devices: tuple[int, ...]) -> DeviceLocations:
         found = self.locations.get(devices)
         if found is None:
+            if not devices:
+                raise invalid(f"{self.name!r} calls a function on no devices")
             found = self.locations[devices] = DeviceLocations(tuple(map(self.location, devices)))
-            islands = {location.island for location in found.data}
-            if len(islands) != 1:
-                raise invalid(
-                    f"{self.name!r} runs one compiled function on devices of {len(islands)} islands: use a mesh of one "
-                    "island (jax.Device.slice_index is its number), and move arrays between islands with jax.device_put"
-                )
         return found
 
     def fetched_from(self, array: Attribute) -> int:

@@ -164,6 +164,13 @@ class RunsRevoked(Message, frozen=True, tag=107):
     runs: tuple[tuple[int, int], ...]  # (sequence, segments)
 
 
+class WorldServed(Message, frozen=True, tag=182):
+    """Report the address of a world's coordination service."""
+
+    world: int
+    address: str
+
+
 class WorkerFails(Message, frozen=True, tag=118):
     """Report the exception that ends this worker, and where it was raised. This is the worker's last message."""
 
@@ -177,17 +184,41 @@ class Compile(Message, frozen=True, tag=20):
     """Compile the program that arrives as `feed` of `session`, for these local devices, under the name `function`.
 
     With `recompile`, the session had the function before, on hosts that failed or on others, and its state is lost.
+
+    A function on several islands runs in a `world`, in which the hosts of this island have `ranks` (first, number). On
+    devices that join no worlds, the parts on different islands run independently.
     """
 
     function: str
     session: int
     feed: int
-    # (host of the island, ordinal) as [replica][partition]
+    # (host of the island, or rank in the world, and ordinal) as [replica][partition]
     assignment: tuple[tuple[tuple[int, int], ...], ...]
     content: str = ""  # hash of the program; a program with another hash is not compiled
     recompile: bool = False
     tenant: str = ""  # tenant whose compiler process compiles it; "": the worker can compile it itself
     share: float = 1.0  # the tenant's share of the host's compiler processes
+    world: int = 0
+    ranks: tuple[int, int] = (0, 0)
+
+
+class JoinWorld(Message, frozen=True, tag=180):
+    """Join a world of hosts of several islands, as host `rank` of `ranks`. Functions of the world wait for that.
+
+    Without an address, start the world's coordination service, and answer with WorldServed.
+    """
+
+    world: int
+    rank: int
+    ranks: int
+    address: str = ""
+
+
+class CloseWorld(Message, frozen=True, tag=181):
+    """Leave a world, and drop its functions. Its runs in flight fail."""
+
+    world: int
+    status: Status  # of its functions that are being compiled
 
 
 class DropFunction(Message, frozen=True, tag=21):
@@ -530,6 +561,7 @@ FromWorker = (
     | FeedsLost
     | PeerSilent
     | PlanRegistered
+    | WorldServed
     | ValueReported
     | RowsMoved
     | SpillReply
@@ -542,6 +574,8 @@ FromWorker = (
 ToWorker = (
     Refused
     | Compile
+    | JoinWorld
+    | CloseWorld
     | DropFunction
     | RegisterPlan
     | DropPlan

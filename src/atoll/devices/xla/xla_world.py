@@ -1,0 +1,188 @@
+"""XLA worlds: clients that the hosts of several islands share, for functions that run on devices of all of them.
+
+A host has its own XLA client, whose devices are those of its island. It joins the hosts of other islands with one more
+client per set of islands, a *world*. The devices of a world's client are the same CPUs, and its arrays can be passed to
+the host's own client and back without copying (`XlaBackend.bring`).
+
+If a host of a world ends, the world is closed: `close` breaks its connections, so that collectives in flight fail
+instead of waiting for that host forever. Other work of the remaining hosts continues. When the island is ready again,
+its hosts and the others form a new world. XLA then needs no ranks for hosts that restart, and hosts may join later.
+
+Worlds exist only on CPU devices. On other platforms, a second client could not use the devices of the first.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+from contextlib import suppress
+from typing import Any
+
+from jax._src.lib import _jax
+from jax._src.lib import xla_client as xc
+
+from atoll.devices.xla.xla_island import HEARTBEAT_SECONDS, await_service, batch_threads
+from atoll.errors import Code, StatusError
+from atoll.wire.address import parse_address
+from atoll.wire.sockets import dial
+
+# For all hosts of a world to join it.
+JOIN_SECONDS = 60
+# A service lives for this time after its world was closed.
+_SERVICE_SECONDS = 30.0
+_EPOLL = "anon_inode:[eventpoll]"
+# Held while a world connects, because its connections are found by comparing this process's before and after.
+_connecting = threading.Lock()
+
+
+class XlaWorld:
+    """This process's client in a world.
+
+    Args:
+      address: that of the world's coordination service, which runs on the host of rank 0.
+      rank: of this host.
+      ranks: number of hosts.
+      hostname: where collectives receive messages of other hosts.
+      devices: number of devices of this host.
+
+    Raises JaxRuntimeError if the other hosts do not join within `JOIN_SECONDS`.
+    """
+
+    def __init__(self, address: str, rank: int, ranks: int, hostname: str, devices: int) -> None:
+        await_service(address, JOIN_SECONDS)
+        self._relay = _Relay(address)
+        self._coordination = _jax.get_distributed_runtime_client(
+            self._relay.address,
+            rank,
+            init_timeout=JOIN_SECONDS,
+            use_compression=False,
+            heartbeat_timeout=HEARTBEAT_SECONDS,
+            shutdown_on_destruction=False,
+        )
+        self._coordination.connect()
+        with batch_threads():
+            with _connecting:
+                before = _epolls()
+                collectives = _jax.make_gloo_tcp_collectives(distributed_client=self._coordination, hostname=hostname)
+                self._epolls = _epolls() - before
+            self.client = xc.make_cpu_client(
+                asynchronous=True,
+                distributed_client=self._coordination,
+                node_id=rank,
+                num_nodes=ranks,
+                collectives=collectives,
+                num_devices=devices,
+            )
+        hosts: dict[int, list[Any]] = {}
+        for device in self.client.devices():
+            hosts.setdefault(device.process_index, []).append(device)
+        self.hosts = tuple(tuple(sorted(hosts[each], key=lambda device: device.id)) for each in sorted(hosts))
+        self.devices: tuple[Any, ...] = self.hosts[rank]
+        self.members = self.client, self.hosts
+
+    def close(self) -> None:
+        """Break the connections to the other hosts, so that collectives in flight fail. Any thread.
+
+        Gloo reports the end of a host only to the devices that are connected to it, and the others wait for those.
+        """
+        self._relay.close()
+        for epoll in self._epolls:
+            for descriptor in _watched(epoll):
+                with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as each:
+                    if not each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                        each.shutdown(socket.SHUT_RDWR)
+
+
+class _Relay:
+    """Relays the connection of XLA's client to the coordination service of a world, and outlives the service.
+
+    XLA ends a process whose connection to the service ends or whose service reports an error, although a closed world
+    needs no service. So the client's end of the relay stays open and silent from then on.
+    """
+
+    def __init__(self, service: str) -> None:
+        self._listener = socket.socket(socket.AF_UNIX)
+        name = f"atoll-world-{os.getpid()}-{secrets.token_hex(8)}"
+        self._listener.bind(f"\0{name}")
+        self._listener.listen(1)
+        self.address = f"unix-abstract:{name}"
+        self._there = dial(parse_address(service), what="the first host of the world", timeout=JOIN_SECONDS)
+        self._there.settimeout(None)
+        threading.Thread(target=self._run, name="atoll-world", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop relaying."""
+        with suppress(OSError):
+            self._there.shutdown(socket.SHUT_RDWR)
+
+    def _run(self) -> None:
+        """Relay the first connection until XLA's client ends it."""
+        with self._listener:
+            here, _ = self._listener.accept()
+        threading.Thread(target=_copy, args=(self._there, here), name="atoll-world", daemon=True).start()
+        with here, self._there:
+            _copy(here, self._there)
+
+
+def _copy(source: socket.socket, target: socket.socket) -> None:
+    """Copy bytes until the source ends. Drop them when the target has ended."""
+    with suppress(OSError):
+        while content := source.recv(1 << 16):
+            with suppress(OSError):
+                target.sendall(content)
+
+
+def _epolls() -> set[int]:
+    """Return the epoll descriptors of this process. Gloo has one for the connections of each world."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # closed meanwhile
+            if os.readlink(f"/proc/self/fd/{name}") == _EPOLL:
+                found.add(int(name))
+    return found
+
+
+def _watched(epoll: int) -> list[int]:
+    """Return the descriptors in the set of an epoll descriptor."""
+    try:
+        with open(f"/proc/self/fdinfo/{epoll}") as lines:
+            return [int(line.split()[1]) for line in lines if line.startswith("tfd:")]
+    except OSError:
+        return []
+
+
+class XlaWorlds:
+    """The worlds of this process: a `devices.device.WorldMaker`. Safe to use from any thread."""
+
+    def __init__(self, devices: int) -> None:
+        self._devices = devices
+        self._services: dict[int, Any] = {}
+        self._worlds: dict[int, XlaWorld] = {}
+
+    def serve(self, world: int, address: str, ranks: int) -> None:
+        self._services[world] = _jax.get_distributed_runtime_service(
+            address, ranks, heartbeat_timeout=HEARTBEAT_SECONDS, shutdown_timeout=1
+        )
+
+    def join(self, world: int, address: str, rank: int, ranks: int, hostname: str) -> None:
+        self._worlds[world] = XlaWorld(address, rank, ranks, hostname, self._devices)
+
+    def close(self, world: int) -> None:
+        found = self._worlds.pop(world, None)
+        if found is not None:
+            found.close()
+        service = self._services.pop(world, None)
+        if service is not None:
+            # The other hosts close the world at the same time. The shutdown itself waits for seconds.
+            timer = threading.Timer(_SERVICE_SECONDS, service.shutdown)
+            timer.daemon = True
+            timer.start()
+
+    def get(self, world: int) -> XlaWorld:
+        """Return a world. Raise FAILED_PRECONDITION if it was closed."""
+        found = self._worlds.get(world)
+        if found is None:
+            raise StatusError(Code.FAILED_PRECONDITION, "the hosts that this function runs on have lost one another")
+        return found

@@ -1,0 +1,116 @@
+"""Worlds: sets of islands on whose hosts functions of a tenant run together (`devices.xla.xla_world`).
+
+A world is *waiting* until all of its islands work. Then its first host starts a service, and all of its hosts join. A
+world is closed when one of its islands fails, and a new one takes its place when a function needs it again. Tenants
+share no worlds, because a failure of a function may close its world.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from atoll.cluster.resources import ResourceManager
+from atoll.errors import Code, Status, StatusError
+from atoll.launch.outbox import Outbox
+from atoll.protocol import messages as m
+
+# Limits for the worlds of a tenant: those with functions, and all.
+MOST_WORLDS = 16
+IDLE_WORLDS = 4
+
+
+class WorldState(Enum):
+    """The state of a world. A closed world is forgotten."""
+
+    WAITING = "waiting"  # for an island
+    STARTING = "starting"  # its first host starts the service
+    JOINING = "joining"  # its hosts join, or have joined
+
+
+@dataclass(eq=False)
+class World:
+    """Hosts of several islands that run functions together."""
+
+    number: int
+    tenant: str
+    islands: tuple[int, ...]
+    hosts: tuple[int, ...]  # by rank
+    state: WorldState = WorldState.WAITING
+    functions: set[str] = field(default_factory=set)  # that run in it
+
+    def ranks_of(self, hosts: range) -> tuple[int, int]:
+        """Return the first rank of an island with these hosts, and the number of its hosts."""
+        return self.hosts.index(hosts[0]), len(hosts)
+
+
+class Worlds:
+    """The worlds of all tenants."""
+
+    def __init__(self, resources: ResourceManager, outbox: Outbox) -> None:
+        self._resources = resources
+        self._outbox = outbox
+        self._worlds: dict[tuple[str, tuple[int, ...]], World] = {}  # the least recently used first
+        self._next = 1
+
+    def check(self, tenant: str, islands: tuple[int, ...]) -> None:
+        """Raise RESOURCE_EXHAUSTED if the tenant's functions use too many worlds for one more on these islands."""
+        used = sum(bool(each.functions) for each in self._worlds.values() if each.tenant == tenant)
+        if used >= MOST_WORLDS and (tenant, islands) not in self._worlds:
+            text = f"compiled functions of this tenant run on {MOST_WORLDS} different sets of islands already"
+            raise StatusError(Code.RESOURCE_EXHAUSTED, f"{text}: release some of them, or use fewer meshes")
+
+    def use(self, tenant: str, islands: tuple[int, ...], function: str) -> World:
+        """Return the world in which a function of the tenant runs on these islands, and start it if necessary."""
+        key = tenant, islands
+        world = self._worlds.pop(key, None)
+        if world is None:
+            self._close_idle(tenant)
+            hosts = tuple(host for island in islands for host in self._resources.topology.hosts_of(island))
+            world = World(self._next, tenant, islands, hosts)
+            self._next += 1
+        self._worlds[key] = world
+        world.functions.add(function)
+        self._start(world)
+        return world
+
+    def released(self, function: str) -> None:
+        """Note that no session has the function any more."""
+        for world in self._worlds.values():
+            world.functions.discard(function)
+
+    def served(self, host: int, message: m.WorldServed) -> None:
+        """Have the other hosts of a world join the service of its first host."""
+        for world in self._worlds.values():
+            if (world.number, world.hosts[0]) == (message.world, host) and world.state is WorldState.STARTING:
+                world.state = WorldState.JOINING
+                for rank, each in enumerate(world.hosts[1:], 1):
+                    self._outbox.to_host(each, m.JoinWorld(world.number, rank, len(world.hosts), message.address))
+
+    def island_works(self, island: int) -> None:
+        """Start the worlds that waited for the island."""
+        for world in self._worlds.values():
+            if island in world.islands:
+                self._start(world)
+
+    def island_failed(self, island: int, status: Status) -> None:
+        """Close the worlds of an island."""
+        for world in [each for each in self._worlds.values() if island in each.islands]:
+            self._close(world, status)
+
+    def _start(self, world: World) -> None:
+        islands = self._resources.islands
+        if world.state is WorldState.WAITING and all(islands[each].works for each in world.islands):
+            world.state = WorldState.STARTING
+            self._outbox.to_host(world.hosts[0], m.JoinWorld(world.number, 0, len(world.hosts)))
+
+    def _close(self, world: World, status: Status) -> None:
+        del self._worlds[world.tenant, world.islands]
+        for host in world.hosts:
+            self._outbox.to_host(host, m.CloseWorld(world.number, status))
+
+    def _close_idle(self, tenant: str) -> None:
+        """Close worlds of the tenant that no function uses, except those that were used last."""
+        idle = [each for each in self._worlds.values() if each.tenant == tenant and not each.functions]
+        for each in idle[: max(0, len(idle) - IDLE_WORLDS)]:
+            self._close(each, Status(Code.CANCELLED, "no function used this world"))

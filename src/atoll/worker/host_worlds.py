@@ -1,0 +1,81 @@
+"""The worlds that this host has joined or joins: see `devices.xla.xla_world`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from atoll.devices.device import WorldMaker
+from atoll.errors import Code, Status, status_of
+from atoll.protocol import messages as m
+
+
+@dataclass(eq=False)
+class _Joining:
+    """A world, with the functions that wait until this host has joined it. `status` is None until then."""
+
+    status: Status | None = None
+    waiting: list[Callable[[Status], None]] = field(default_factory=list)
+
+
+class HostWorlds:
+    """Joins and closes worlds, each on its own thread. Any thread may call the methods.
+
+    Args:
+        maker: Joins worlds of this host's devices.
+        report: Sends messages to the controller.
+        address: Returns a free address for the service of a world that this host starts.
+        hostname: The address at which collectives of this host receive messages of other hosts.
+    """
+
+    def __init__(
+        self, maker: WorldMaker, report: Callable[..., None], address: Callable[[int], str], hostname: str
+    ) -> None:
+        self._maker = maker
+        self._report = report
+        self._address = address
+        self._hostname = hostname
+        self._lock = threading.Lock()
+        self._worlds: dict[int, _Joining] = {}
+
+    def join(self, message: m.JoinWorld) -> None:
+        """Join a world, on another thread."""
+        threading.Thread(target=self._join, args=(message,), name="atoll-join-world", daemon=True).start()
+
+    def when_joined(self, world: int, then: Callable[[Status], None]) -> None:
+        """Call `then` with the outcome when this host has joined the world, on any thread."""
+        with self._lock:
+            joining = self._worlds.setdefault(world, _Joining())
+            if joining.status is None:
+                joining.waiting.append(then)
+                return
+        then(joining.status)
+
+    def close(self, message: m.CloseWorld) -> None:
+        """Leave a world. Functions that wait for it fail."""
+        with self._lock:
+            joining = self._worlds.pop(message.world, None)
+        self._maker.close(message.world)
+        if joining is not None:
+            for then in joining.waiting:
+                then(message.status)
+
+    def _join(self, message: m.JoinWorld) -> None:
+        status = Status()
+        try:
+            address = message.address
+            if not address:
+                address = self._address(message.world)
+                self._maker.serve(message.world, address, message.ranks)
+                self._report(m.WorldServed(message.world, address))
+            self._maker.join(message.world, address, message.rank, message.ranks, self._hostname)
+        except Exception as error:
+            text = f"this host cannot join the hosts of other islands: {status_of(error).message}"
+            status = Status(Code.UNAVAILABLE, text)
+        with self._lock:
+            joining = self._worlds.setdefault(message.world, _Joining())
+            joining.status = status
+            waiting, joining.waiting = joining.waiting, []
+        for then in waiting:
+            then(status)

@@ -1,0 +1,195 @@
+"""Functions on several islands: their worlds, and what the failure of an island does to them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from atoll.errors import OK, Code, Status
+from atoll.ir.program import Call, single
+from atoll.launch.worlds import IDLE_WORLDS, MOST_WORLDS
+from atoll.protocol import messages as m
+from atoll.state.buffer_states import BufferState
+from atoll.state.gang_states import GangState
+from tests.controller.play import Play, on, runs
+
+
+def of(messages: list[Any], kind: type[Any]) -> list[Any]:
+    return [each for each in messages if type(each) is kind]
+
+
+def registered(play: Play, function: int = 1, devices: tuple[int, ...] = (0, 1)) -> list[Any]:
+    """Register a function on these devices. Return the messages up to its compilation."""
+    sent = play.say(m.RegisterFunction(function, f"content {function}", 900 + function, (devices,)))
+    for host in range(play.topology.host_count):
+        sent += play.report(host, m.FeedsArrived(play.session, (900 + function,)))
+    return sent
+
+
+def with_function(play: Play, devices: tuple[int, ...] = (0, 1)) -> m.JoinWorld:
+    """A compiled function on these devices, and a program 1 that calls it."""
+    sent = registered(play, 1, devices)
+    (serve,) = of(sent, m.JoinWorld)
+    play.report(0, m.WorldServed(serve.world, "unix:/world"))
+    for host in {play.topology.island_of(device) for device in devices}:
+        play.report(host, m.Compiled(of(sent, m.Compile)[0].function, OK, b"", 0.1, False))
+    play.say(m.RegisterProgram(1, single("f", (), Call(1, (), (on(*devices),), devices))))
+    return serve
+
+
+def test_the_first_host_serves_a_world_and_the_others_join_it():
+    play = Play("3x1x1")
+    sent = registered(play, devices=(0, 2))
+    (serve,) = of(sent, m.JoinWorld)
+    assert (serve.rank, serve.ranks, serve.address) == (0, 2, "")
+    (join,) = play.report(0, m.WorldServed(serve.world, "unix:/world"))
+    assert join == m.JoinWorld(serve.world, 1, 2, "unix:/world")
+    assert play.report(0, m.WorldServed(serve.world, "unix:/world")) == [], "said twice"
+
+
+def test_hosts_compile_a_function_of_a_world_for_ranks_of_the_world():
+    play = Play("2x2x1")
+    compiles = of(registered(play, devices=(1, 2)), m.Compile)
+    assert {each.assignment for each in compiles} == {(((1, 0), (2, 0)),)}
+    assert sorted(each.ranks for each in compiles) == [(0, 2), (2, 2)]
+    assert len({each.world for each in compiles}) == 1
+    assert compiles[0].world
+
+
+def test_functions_on_the_same_islands_share_a_world_and_those_on_one_island_have_none():
+    play = Play("2x1x2")
+    first, second = (of(registered(play, i, devices), m.Compile) for i, devices in ((1, (0, 2)), (2, (1, 3))))
+    assert {each.world for each in first} == {each.world for each in second}
+    alone = of(registered(play, 3, (0, 1)), m.Compile)
+    assert [(each.world, each.ranks) for each in alone] == [(0, (0, 0))]
+
+
+def test_a_run_is_one_gang_on_each_of_its_islands_and_ends_with_all():
+    play = Play("2x1x1")
+    with_function(play)
+    sent = runs(play.say(m.Launch(1, (), (11,), ())))
+    assert len(sent) == 2
+    gangs = list(play.controller.launcher.in_flight.values())
+    assert sorted(gang.island for gang in gangs) == [0, 1]
+    assert all(gang.run.spec.collective and gang.state is GangState.RUNNING for gang in gangs)
+    entry = play.controller.sessions[play.session].directory.entries[11]
+    play.done(sent[0].sequence, host=0)
+    assert entry.state is BufferState.PENDING
+    play.done(sent[1].sequence, host=1)
+    assert entry.state is BufferState.READY
+
+
+def test_runs_on_islands_that_overlap_are_in_the_same_order_on_all_of_them():
+    play = Play("3x1x1")
+    with_function(play, (0, 1))
+    for function, devices in ((2, (1, 2)), (3, (0, 2))):
+        sent = registered(play, function, devices)
+        serve = of(sent, m.JoinWorld)[0]
+        play.report(devices[0], m.WorldServed(serve.world, "unix:/world"))
+        for host in devices:
+            play.report(host, m.Compiled(of(sent, m.Compile)[0].function, OK, b"", 0.1, False))
+        definition = single("f", (), Call(function, (), (on(*devices),), devices))
+        play.say(m.RegisterProgram(function, definition))
+    order: dict[str, list[int]] = {}
+    for launch in range(60):
+        play.proxy(play.session, m.Launch(1 + launch % 3, (), (100 + launch,), ()))
+        for (name, number), message in play.sent():
+            if type(message) is m.Run:
+                order.setdefault(f"{name} {number}", []).append(message.results[0])
+    assert len(order) == 3
+    for one in order.values():
+        for other in order.values():
+            both = set(one) & set(other)
+            assert [each for each in one if each in both] == [each for each in other if each in both]
+
+
+def test_a_failed_island_closes_its_world_and_fails_its_runs_elsewhere():
+    play = Play("2x1x1")
+    serve = with_function(play)
+    play.say(m.Launch(1, (), (11,), ()))
+    play.lose(1, "its connection broke")
+    sent = play.sent()
+    (close,) = [message for name, message in sent if name == ("host", 0) and type(message) is m.CloseWorld]
+    assert close.world == serve.world
+    assert close.status.code == Code.DATA_LOSS
+    error = play.controller.sessions[play.session].directory.entries[11].error
+    assert error is not None
+    assert error.code == Code.DATA_LOSS
+    assert "host 1 of island 1 is gone" in error.message
+
+
+def test_a_function_gets_a_new_world_when_its_island_is_back():
+    play = Play("2x1x1")
+    serve = with_function(play)
+    play.lose(1, "its connection broke")
+    play.say(m.FailureAcknowledged((1,), (), ()))
+    play.join_again(1)
+    sent = play.say(m.Recompile(1, 950))
+    (again,) = of(sent, m.JoinWorld)
+    assert again.world > serve.world
+    play.report(0, m.WorldServed(again.world, "unix:/again"))
+    late = runs(play.say(m.Launch(1, (), (12,), ())))
+    assert late == [], "the function is not compiled again"
+    compiles: list[Any] = []
+    for host in (0, 1):
+        compiles += of(play.report(host, m.FeedsArrived(play.session, (950,))), m.Compile)
+    assert [each.world for each in compiles] == [again.world] * 2
+    play.report(0, m.Compiled(compiles[0].function, OK, b"", 0.1, True))
+    assert len(runs(play.report(1, m.Compiled(compiles[0].function, OK, b"", 0.1, True)))) == 2
+
+
+def test_a_world_waits_for_an_island_that_restarts():
+    play = Play("2x1x1")
+    play.lose(1, "its connection broke")
+    play.say(m.FailureAcknowledged((1,), (), ()))
+    assert of(registered(play), m.JoinWorld) == []
+    (serve,) = of(play.join_again(1), m.JoinWorld)
+    assert serve.rank == 0
+
+
+def test_a_removed_island_ends_the_wait_for_its_world():
+    play = Play("2x1x1")
+    play.lose(1, "its connection broke")
+    play.say(m.FailureAcknowledged((1,), (), ()))
+    play.say(m.RegisterFunction(1, "content 1", 901, ((0, 1),)))
+    play.engine(m.IslandRemoved(1, "it failed too often"))
+    assert len(of(play.outbox(), m.CloseWorld)) == 1
+
+
+def test_islands_of_other_platforms_run_nothing_together():
+    play = Play("2x1x1")
+    hosts = play.controller.resources.hosts
+    hosts[1].platform = "cuda"
+    (ready,) = of(registered(play), m.FunctionReady)
+    assert ready.status.code == Code.INVALID_ARGUMENT
+    assert "island 0 has cpu, island 1 has cuda" in ready.status.message
+    hosts[0].platform = "cuda"
+    (ready,) = of(registered(play), m.FunctionReady)
+    assert "platform cuda cannot run one computation together" in ready.status.message
+
+
+def test_a_tenants_worlds_are_limited_and_idle_ones_are_closed():
+    play = Play("6x1x1")
+    pairs = [(one, other) for one in range(6) for other in range(one)]
+    pairs += [(0, 1, 2), (0, 1, 3), (0, 1, 4)]
+    for number, devices in enumerate(pairs[:MOST_WORLDS], 1):
+        assert len(of(registered(play, number, devices), m.JoinWorld)) == 1
+    (ready,) = of(registered(play, 99, pairs[MOST_WORLDS]), m.FunctionReady)
+    assert ready.status.code == Code.RESOURCE_EXHAUSTED
+    assert f"on {MOST_WORLDS} different sets" in ready.status.message
+    for number in range(1, MOST_WORLDS + 1):
+        play.say(m.ReleaseFunction(number))
+    closed = of(registered(play, 99, pairs[MOST_WORLDS]), m.CloseWorld)
+    assert len({each.world for each in closed}) == MOST_WORLDS - IDLE_WORLDS
+
+
+@pytest.mark.parametrize("bad", [m.WorldServed(-1, "unix:/a"), m.WorldServed(1, "x" * 5000)])
+def test_a_false_service_is_refused(bad):
+    play = Play("2x1x1")
+    play.report(0, bad)
+    assert play.closed
+
+
+def test_a_status_of_a_closed_world_can_be_encoded():
+    assert m.CloseWorld(1, Status(Code.DATA_LOSS, "gone")).status.code == Code.DATA_LOSS

@@ -1,0 +1,249 @@
+"""One computation on devices of several islands, and what it survives."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from tests.end_to_end.remote_python import RemotePython, StartPython
+from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
+
+BACK_SECONDS = 60.0
+LONG = 1_000_000  # collectives: minutes
+
+
+@pytest.fixture(scope="module", params=["2x1x2", "2x2x1"])
+def python(request: pytest.FixtureRequest, start_python: StartPython) -> RemotePython:
+    """A child with two islands of two devices, of one host and of two."""
+    return start_python(request.param)
+
+
+def mesh() -> Mesh:
+    return Mesh(np.array(jax.devices()).reshape(2, 2), ("dcn", "ici"))
+
+
+def sharded(*axes: Any) -> NamedSharding:
+    return NamedSharding(mesh(), P(*axes))
+
+
+def eight() -> Any:
+    return jax.device_put(np.arange(8, dtype=np.float32), sharded(("dcn", "ici")))
+
+
+# ---- what the child does
+
+
+def gradient() -> list[float]:
+    def loss(weights: Any, inputs: Any) -> Any:
+        return jnp.sum((inputs @ weights) ** 2)
+
+    weights = jax.device_put(np.ones((4, 4), np.float32), sharded(None, "ici"))
+    inputs = jax.device_put(np.arange(32, dtype=np.float32).reshape(8, 4), sharded("dcn", None))
+    return [float(each) for each in np.asarray(jax.jit(jax.grad(loss))(weights, inputs))[:, 0]]
+
+
+def manual_collectives() -> list[float]:
+    def swap(shard: Any) -> Any:
+        other = jax.lax.ppermute(shard, "dcn", [(0, 1), (1, 0)])
+        return jax.lax.all_gather(other, "ici", tiled=True) + jax.lax.psum(jnp.sum(shard), ("dcn", "ici"))
+
+    function = jax.shard_map(swap, mesh=mesh(), in_specs=P(("dcn", "ici")), out_specs=P("dcn"), check_vma=False)
+    return [float(each) for each in np.asarray(jax.jit(function)(eight()))]
+
+
+def mapped() -> list[float]:
+    added = jax.pmap(lambda x: x + jax.lax.psum(x, "i"), axis_name="i")(np.arange(4, dtype=np.float32))
+    return [float(each) for each in np.asarray(added)]
+
+
+def compiled_ahead() -> tuple[list[float], int]:
+    compiled = jax.jit(lambda x: x - jnp.mean(x)).lower(eight()).compile()
+    return [float(each) for each in np.asarray(compiled(eight()))], len(compiled.input_shardings[0])
+
+
+def donated() -> list[float]:
+    step = jax.jit(lambda x: x + 1, donate_argnums=0)
+    x = eight()
+    kept = np.asarray(x).copy()
+    for _ in range(30):  # more than a host has in flight
+        x = step(x)
+    return [float(each) for each in np.asarray(x) - kept]
+
+
+def called_back() -> tuple[list[float], list[float]]:
+    seen: list[float] = []
+    shape = jax.ShapeDtypeStruct((8,), np.float32)
+
+    def function(x: Any) -> Any:
+        jax.debug.callback(lambda total: seen.append(float(total)), jnp.sum(x))
+        return jax.pure_callback(lambda each: np.asarray(each) * 2, shape, x)
+
+    found = [float(each) for each in np.asarray(jax.jit(function)(eight()))]
+    jax.effects_barrier()
+    return found, seen
+
+
+def resharded() -> list[list[float]]:
+    everywhere = jax.jit(lambda x: x * 1, out_shardings=sharded())(eight())
+    moved = jax.device_put(eight(), sharded("ici"))
+    return [[float(each) for each in np.asarray(x)] for x in (everywhere, moved)]
+
+
+def mixed_with_islands() -> list[float]:
+    """Pass results of computations on one device to one on all, and back, while they are computed."""
+    doubled = jax.jit(lambda x: x * 2)(eight())
+    slow = jax.jit(lambda x: jax.lax.fori_loop(0, 200_000, lambda _, y: y * 1.0, x) + 1)
+    parts = [slow(shard.data) for shard in doubled.addressable_shards]
+    joined = jax.make_array_from_single_device_arrays((8,), sharded(("dcn", "ici")), parts)
+    together = jax.jit(lambda x: x - 1, donate_argnums=0)(joined)
+    halves = [jax.jit(lambda x: x / 2)(shard.data) for shard in together.addressable_shards]
+    return [float(each) for half in halves for each in np.asarray(half)]
+
+
+def in_a_loop() -> list[float]:
+    function = jax.jit(lambda x: jax.lax.fori_loop(0, 20, lambda _, y: y + jnp.max(y) * 0 + 1, x))
+    return [float(each) for each in np.asarray(function(eight()))]
+
+
+def on_some_devices() -> float:
+    pair = Mesh(np.array([jax.devices()[0], jax.devices()[3]]), ("x",))
+    return float(jax.jit(jnp.sum)(jax.device_put(np.arange(4.0), NamedSharding(pair, P("x")))))
+
+
+def colocated() -> str:
+    from jax.experimental import colocated_python
+
+    devices = colocated_python.colocated_cpu_devices(jax.devices())
+    x = jax.device_put(np.arange(8.0), NamedSharding(Mesh(np.array(devices), ("x",)), P("x")))
+    try:
+        jax.block_until_ready(colocated_python.colocated_python(lambda y: y)(x))
+    except jax.errors.JaxRuntimeError as error:
+        return str(error)
+    return ""
+
+
+NUMBERS = [float(each) for each in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (gradient, [1792.0, 2016.0, 2240.0, 2464.0]),
+        (manual_collectives, [32.0, 33.0, 34.0, 35.0, 28.0, 29.0, 30.0, 31.0]),
+        (mapped, [6.0, 7.0, 8.0, 9.0]),
+        (compiled_ahead, ([each - 3.5 for each in NUMBERS], 1)),
+        (donated, [30.0] * 8),
+        (called_back, ([2 * each for each in NUMBERS], [28.0])),
+        (resharded, [NUMBERS, NUMBERS]),
+        (mixed_with_islands, NUMBERS),
+        (in_a_loop, [each + 20 for each in NUMBERS]),
+        (on_some_devices, 6.0),
+    ],
+)
+def test_computations_run_on_the_devices_of_two_islands(python: RemotePython, function: Callable[[], Any], expected):
+    found = python.call(function)
+    if function is gradient:
+        np.testing.assert_allclose(found, gradient_alone())
+        return
+    assert found == expected
+
+
+def gradient_alone() -> list[float]:
+    inputs = np.arange(32, dtype=np.float32).reshape(8, 4)
+    return [float(each) for each in (2 * inputs.T @ (inputs @ np.ones((4, 4), np.float32)))[:, 0]]
+
+
+def test_colocated_python_on_several_islands_is_refused(python: RemotePython):
+    assert "colocated Python on devices of several islands" in python.call(colocated)
+
+
+# ---- islands that fail
+
+
+@pytest.fixture(scope="module")
+def cluster(start_cluster: StartCluster) -> StandingCluster:
+    return start_cluster(islands="3x1x1")
+
+
+@pytest.fixture(scope="module")
+def user(cluster: StandingCluster, start_python: StartPython) -> RemotePython:
+    user = start_python(ATOLL_ADDRESS=cluster.address)
+    user.call(prepare)
+    return user
+
+
+state: dict[str, Any] = {}
+
+
+def prepare() -> list[float]:
+    devices = jax.devices()
+    all_three, last_two = (NamedSharding(Mesh(np.array(each), ("x",)), P("x")) for each in (devices, devices[1:]))
+    state.update(
+        all=all_three,
+        two=last_two,
+        kept=[jax.device_put(np.arange(4.0), device) for device in devices],
+        add=jax.jit(lambda x: x + jnp.sum(x) * 0 + 1),
+        one=jax.jit(lambda x: x * 3),
+        long=jax.jit(lambda x: jax.lax.fori_loop(0, LONG, lambda _, y: y + jnp.max(y) * 0 + 1, x)),
+    )
+    for each in state["kept"]:
+        state["one"](each).block_until_ready()
+    together(2)
+    return together(3)
+
+
+def together(islands: int) -> list[float]:
+    x = jax.device_put(np.arange(6.0), state["all" if islands == 3 else "two"])
+    return [float(each) for each in np.asarray(state["add"](state["add"](x)))]
+
+
+def compute_for_long() -> tuple[float, str]:
+    """Compute until an error, and return when it came, and its text."""
+    x = jax.device_put(np.arange(6.0), state["all"])
+    try:
+        state["long"](x).block_until_ready()
+    except jax.errors.JaxRuntimeError as error:
+        return time.time(), str(error)
+    return time.time(), ""
+
+
+def alone(islands: tuple[int, ...]) -> list[float]:
+    return [float(np.asarray(state["one"](state["kept"][each]))[1]) for each in islands]
+
+
+def put_again(island: int) -> None:
+    state["kept"][island] = jax.device_put(np.arange(4.0), jax.devices()[island])
+
+
+@pytest.mark.parametrize("lost", [2, 0])
+def test_a_lost_island_fails_a_collective_in_flight_and_costs_the_other_islands_nothing(cluster, user, lost):
+    """Also the loss of island 0, whose host runs the coordination service."""
+    others = tuple(each for each in range(3) if each != lost)
+    user.begin(compute_for_long)
+    time.sleep(1.0)  # the computation takes minutes
+    workers = [cluster.worker(host).pid for host in others]
+    cluster.worker(lost).send_signal(signal.SIGKILL)
+    ended = time.time()
+    failed, error = user.finish()
+    assert failed - ended < 10.0
+    assert "DATA_LOSS" in error
+    assert f"host {lost} of island {lost} is gone" in error
+    # The other islands keep their arrays and compiled functions while the lost island restarts.
+    assert user.call(alone, others) == [3.0, 3.0]
+    if lost == 0:
+        assert user.call(together, 2) == [2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
+    cluster.until(lambda report: all(each["state"] == "ready" for each in report["islands"]), BACK_SECONDS)
+    assert user.call(together, 3) == [2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
+    assert user.call(together, 2) == [2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
+    assert user.call(alone, others) == [3.0, 3.0]
+    assert [cluster.worker(host).pid for host in others] == workers
+    user.call(put_again, lost)
