@@ -131,8 +131,7 @@ async def measure(directory: str) -> dict[str, dict[str, list[float]]]:
     """Microseconds of CPU time for a message, both ends together: of each round, by kind."""
     found: dict[str, dict[str, list[float]]] = {}
     ends = {grants: Dialed(directory, grants) for grants in (False, True)}
-    for end in ends.values():
-        await listen(end.address, end.accept)
+    servers = [await listen(end.address, end.accept) for end in ends.values()]  # a server ends with its last reference
     for name, make in (("event loop", asynchronous), ("thread", blocking)):
         runs = {kind: await make(ends[kind == "on"].address, kind) for kind in KINDS}
         found[name] = {kind: [] for kind in KINDS}
@@ -141,6 +140,8 @@ async def measure(directory: str) -> dict[str, dict[str, list[float]]]:
                 before = time.process_time()
                 await run()
                 found[name][kind].append(1e6 * (time.process_time() - before) / (2 * MESSAGES))
+    for server, _ in servers:
+        server.close()
     return found
 
 

@@ -132,7 +132,7 @@ def test_a_shell_goes_on_with_another_ones_connections_and_nobody_notices(addres
         assert second.shell.controller.resources.is_complete
         for peer in (early, late, worker):
             assert not peer.lost
-            assert peer.connection._term == 2  # type: ignore[union-attr]
+            assert peer.connection.link.term == 2  # type: ignore[union-attr]
         assert operator.lost
         third = await Peer.open(address, "proxy")
         assert (await third.next_of(WELCOME))[1] == 3

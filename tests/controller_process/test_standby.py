@@ -23,6 +23,7 @@ from atoll.wire.address import Address
 from atoll.wire.endpoints import listen
 from atoll.wire.framing import PIECE_BYTES
 from atoll.wire.resumption.link_messages import Acknowledge
+from atoll.wire.resumption.peer_addresses import PeerAddresses
 from atoll.wire.resumption.resumable_connection import ResumableConnection
 from tests.controller.play import ready
 from tests.controller_process.test_resumption import SETTINGS, Peer
@@ -80,8 +81,8 @@ class Pair:
         """Whether the standby knows of each message that the controller has sent."""
         copy = self.standby._shell
         assert copy is not None
-        sent = {each.number: each.retransmit_buffer.sent for each in self.shell.resumable.all()}
-        return sent == {each.number: each.retransmit_buffer.sent for each in copy.resumable.all()}
+        sent = {each.number: each.link.buffer.sent for each in self.shell.resumable.all()}
+        return sent == {each.number: each.link.buffer.sent for each in copy.resumable.all()}
 
     def end(self) -> None:
         self.running.cancel()
@@ -195,8 +196,7 @@ def test_who_was_told_to_do_without_the_standby_finds_it_where_it_has_taken_over
         pair.freeze()
         await until(lambda: pair.shell.resumable.alternate_addresses == ())
         worker = pair.worker.connection
-        worker._addresses._address = pair.second  # type: ignore[union-attr]
-        worker._addresses._answered = ()  # type: ignore[union-attr]
+        worker.link._addresses = PeerAddresses(pair.second)  # type: ignore[union-attr]
         worker.drop("the test")  # type: ignore[union-attr]
         shell = await asyncio.wait_for(pair.running, 10)
         assert shell is not None
@@ -268,13 +268,13 @@ def test_what_a_controller_that_was_cut_off_has_heard_its_standby_hears_again_an
 def test_while_hosts_reach_the_controller_a_standby_that_does_not_serves_nobody(play):
     async def scene(pair: Pair) -> None:
         pair.standby._takeover.lost()
-        pair.proxy.connection._addresses._address = pair.second  # type: ignore[union-attr]
+        pair.proxy.connection.link._addresses = PeerAddresses(pair.second)  # type: ignore[union-attr]
         pair.proxy.connection.drop("the test")  # type: ignore[union-attr]
         await until(lambda: pair.standby._takeover._resume_attempts != {})
         pair.standby._takeover.lost()
         pair.standby._check_takeover()
         assert not pair.standby._is_over.done()
-        pair.proxy.connection._addresses._address = pair.first  # type: ignore[union-attr]
+        pair.proxy.connection.link._addresses = PeerAddresses(pair.first)  # type: ignore[union-attr]
         pair.proxy.connection.send(m.Await(8, ()))
         assert (await pair.proxy.next_of(READY))[1] == 8
         pair.shell.stop()

@@ -5,9 +5,23 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import msgspec
+
+from atoll.cluster.topology import Topology
 from atoll.controller_process.journal_recovery import JournalRecovery
 from atoll.wire.address import Address
-from tests.controller_process.test_resumption import Peer, Process
+from atoll.wire.resumption.dialed_connection import DialedConnection
+from tests.controller.play import ready
+from tests.controller_process.test_resumption import WELCOME, Peer, Process
+
+
+def claim_later_term(peer: Peer, term: int) -> None:
+    """Make the peer state at its next resumption that it has seen a later term."""
+    assert isinstance(peer.connection, DialedConnection)
+    token = peer.connection.link.token
+    assert token is not None
+    peer.connection.link.receive(msgspec.structs.replace(token, term=term))
+    peer.connection.drop("the test")
 
 
 def test_a_controller_that_learns_of_a_later_term_ends_and_writes_nothing_any_more(tmp_path: Path) -> None:
@@ -20,10 +34,10 @@ def test_a_controller_that_learns_of_a_later_term_ends_and_writes_nothing_any_mo
         JournalRecovery(str(tmp_path / "journal"), restarts=False).hand_over(shell)
         await process.listen()
         peer = await Peer.open(address, "worker")
+        peer.connection.send(ready(Topology.parse("1x1x1"), 0, "unix:/data-0"))
         while not peer.connection.can_resume:  # type: ignore[union-attr]
             await asyncio.sleep(0.01)
-        peer.connection._term = 8  # type: ignore[union-attr]
-        peer.connection.drop("the test")  # type: ignore[union-attr]
+        claim_later_term(peer, 8)
         await asyncio.wait_for(shell._stop.wait(), 10)
         assert shell.superseded_by == 8
         segment = tmp_path / "journal" / "00000001.events"
@@ -36,5 +50,34 @@ def test_a_controller_that_learns_of_a_later_term_ends_and_writes_nothing_any_mo
         assert segment.stat().st_size == size
         process.server.close()
         peer.connection.close()
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_a_client_that_claims_a_later_term_does_not_end_the_controller(tmp_path: Path) -> None:
+    address = Address(path=str(tmp_path / "socket"))
+
+    async def main() -> None:
+        process = Process(address)
+        process.shell.start()
+        await process.listen()
+        worker = await Peer.open(address, "worker")
+        worker.connection.send(ready(Topology.parse("1x1x1"), 0, "unix:/data-0"))
+        client = await Peer.open(address, "proxy")
+        await client.next_of(WELCOME)
+        claim_later_term(client, 8)
+        assert isinstance(client.connection, DialedConnection)
+        refused = process.shell._unauthenticated.statistics().refused
+        while process.shell._unauthenticated.statistics().refused < refused + 2:  # it tries again in vain
+            await asyncio.sleep(0.01)
+        assert client.connection.is_away
+        assert not process.shell.superseded_by
+        other = await Peer.open(address, "proxy")
+        await other.next_of(WELCOME)
+        for peer in (worker, client, other):
+            peer.connection.close()
+        process.shell.stop()
+        process.server.close()
+        await asyncio.sleep(0.05)
 
     asyncio.run(asyncio.wait_for(main(), 30))

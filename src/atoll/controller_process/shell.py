@@ -40,6 +40,7 @@ from atoll.state.stepped_work import TurnFailedError
 from atoll.telemetry.load import LoadMeter
 from atoll.wire.connection import Connection
 from atoll.wire.framing import MAX_FIRST_FRAME, MAX_FRAME, FrameLimits, encode
+from atoll.wire.resumption.accepted_link import CONTROLLERS
 from atoll.wire.resumption.link_messages import AlternateAddresses, AnyLinkMessage, Resume
 from atoll.wire.resumption.link_record import LinkRecord
 from atoll.wire.resumption.resumable_connections import AcceptedConnection, ResumableConnections
@@ -118,7 +119,7 @@ class ControllerShell:
             lambda connection: self._to_acknowledge.append(connection),  # at the end of this turn, when it is safe
             self.flush_now,
             watch_in_loop,
-            self._end_superseded,
+            self._later_term,
             lambda: self._replication.takeover_suspicion(),
         )
         self._own = (options.advertise or options.listen,) if options.standby else ()  # peers dialed another address
@@ -177,6 +178,11 @@ class ControllerShell:
         if estimates:
             self._handle(e.EstimatesRead(self._clock(), estimates))
         self._tick()
+
+    def _later_term(self, number: int, term: int) -> None:
+        """End if a peer that is trusted says that a later term has begun: a controller, a host or the engine."""
+        if number in self.controller.connections.trusted or number == CONTROLLERS:
+            self._end_superseded(term)
 
     def _end_superseded(self, term: int) -> None:
         """End at once: decide and write nothing more, and tell all peers only the address of the other controller."""

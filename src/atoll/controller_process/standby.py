@@ -32,6 +32,7 @@ from atoll.security.start_security import load_authority
 from atoll.wire.address import Address, parse_address
 from atoll.wire.connection import Connection
 from atoll.wire.endpoints import connect
+from atoll.wire.resumption.accepted_link import CONTROLLERS
 from atoll.wire.resumption.link_messages import Acknowledge, AnyLinkMessage, Close, Resume, ResumeRefused
 from atoll.wire.resumption.retransmit_buffer import Counts
 from atoll.wire.tls.identity import Identity
@@ -258,7 +259,7 @@ class Standby:
         self._has_taken_over = True
         self._report(RUNS)
         self._announcing = self._loop.create_task(
-            self._announce_takeover(Resume(0, shell.resumable.secret(0), term, 0, 0, 1))
+            self._announce_takeover(Resume(CONTROLLERS, shell.resumable.secret(CONTROLLERS), term, 0, 0, 1))
         )
         return shell
 

@@ -179,7 +179,7 @@ class StandbyReplication:
 
     def _send_heartbeat(self, standby: Connection) -> None:
         self._heartbeats.append(self._loop.time())
-        acknowledged = ((each.number, *each.retransmit_buffer.acknowledged) for each in self._connections.all())
+        acknowledged = ((each.number, *each.link.buffer.acknowledged) for each in self._connections.all())
         standby.send(Heartbeat(tuple(acknowledged) if self._snapshot_number else (), self._is_followed))
 
     def _begin_snapshot(self, standby: Connection, journal: Journal) -> bool:

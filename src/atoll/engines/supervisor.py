@@ -137,8 +137,8 @@ class Supervisor:
 
     def _cut_off(self, is_cut_off: bool) -> None:
         """Handle the loss of the controller's connection, or its return, which may be to another controller."""
-        if self._link is not None and not is_cut_off and self._link.where != self._address:
-            self._engine.controller_at(self._link.where)
+        if self._link is not None and not is_cut_off and self._link.address != self._address:
+            self._engine.controller_at(self._link.address)
         if self._engine.agents is not None:
             self._engine.agents.cut_off(is_cut_off)
 

@@ -69,6 +69,11 @@ class Connections:
         engine = () if self.engine is None else (self.engine,)
         return tuple(self.hosts.values()) or engine
 
+    @property
+    def trusted(self) -> Collection[int]:
+        """The connections of the hosts and of the engine."""
+        return {*self.hosts.values()} if self.engine is None else {*self.hosts.values(), self.engine}
+
     def is_away(self, host: int) -> bool:
         """Return whether the host's connection has no socket now: the host may be lost, or connect again."""
         return self.hosts.get(host) in self.away

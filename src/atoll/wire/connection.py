@@ -33,7 +33,6 @@ from atoll.wire.framing import (
     piece_header,
 )
 from atoll.wire.resumption.link_messages import AnyLinkMessage, decode_link, encode_link
-from atoll.wire.resumption.retransmit_buffer import Counts
 from atoll.wire.sockets import credentials, keep_little_unsent, peer_of, read_what_is_left, send_without_delay
 from atoll.wire.tls.identity import name_of, role_of
 from atoll.wire.tls.layer import TlsLayer
@@ -95,13 +94,14 @@ class Connection(asyncio.BufferedProtocol):
         self._on_message = on_message
         self._on_lost = on_lost
         self._on_link: Callable[[AnyLinkMessage], None] | None = on_link
-        self._on_read: Callable[[], None] | None = None
+        self._on_read: Callable[[int], bool] | None = None
+        self._on_due: Callable[[], None] = _nothing
         self.peer_role = self.peer_name = ""  # from the peer's certificate; "" without TLS
         self.is_broken = False  # an error of one side ended the connection, not the loss of its socket
         self._on_made = on_made
         self._unauthenticated = unauthenticated
         self._limits: FrameLimits | None = None
-        self._decoder = self._new_decoder(message_type)
+        self.decoder = self._new_decoder(message_type)
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._full_read = 0 if unauthenticated is None else ACCEPTED_READ_SIZE  # 0: do not delay reads
@@ -112,7 +112,7 @@ class Connection(asyncio.BufferedProtocol):
         self._large = PieceQueue()
         self._is_full = False  # the transport's buffer is full
         self._closed = False
-        self.messages_in = self._messages_out = self.bytes_in = self._bytes_out = 0
+        self._messages_out = self.bytes_in = self._bytes_out = 0
 
     # ---- sending
 
@@ -206,13 +206,16 @@ class Connection(asyncio.BufferedProtocol):
         on_message: Callable[[Any], None],
         on_lost: Callable[[str], None],
         on_link: Callable[[AnyLinkMessage], None] | None = None,
-        on_read: Callable[[], None] | None = None,
+        on_read: Callable[[int], bool] | None = None,
+        on_due: Callable[[], None] | None = None,
     ) -> None:
         """Hand the connection over to other handlers, as asyncio's transports do with a new protocol.
 
-        They replace all handlers, from the next message of the current read on. `on_read()` runs after each read.
+        They replace all handlers, from the next message of the current read on. `on_read(nbytes)` runs after each
+        read of that many bytes.
         """
-        self._on_message, self._on_lost, self._on_link, self._on_read = on_message, on_lost, on_link, on_read
+        self._on_message, self._on_lost, self._on_link = on_message, on_lost, on_link
+        self._on_read, self._on_due = on_read, on_due or _nothing
 
     def ignore(self) -> None:
         """Call no handlers anymore."""
@@ -220,7 +223,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def expect(self, message_type: Any, on_message: Callable[[Any], None], on_lost: Callable[[str], None]) -> None:
         """Hand the connection over to handlers of another type of messages. Call this before the first message."""
-        self._decoder = self._new_decoder(message_type)
+        self.decoder = self._new_decoder(message_type)
         self.set_handlers(on_message, on_lost)
 
     def _new_decoder(self, message_type: Any) -> FrameDecoder:
@@ -236,9 +239,9 @@ class Connection(asyncio.BufferedProtocol):
         if self._unauthenticated is not None:
             self._unauthenticated.remove(self)
             self._unauthenticated = None
-            self._decoder.limit = MAX_FRAME
+            self.decoder.limit = MAX_FRAME
             if self._limits is not None:
-                self._decoder.set_limits(self._limits)
+                self.decoder.set_limits(self._limits)
 
     @property
     def is_authenticated(self) -> bool:
@@ -249,22 +252,21 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self.bytes_in += nbytes
-        if not self.messages_in and bytes(self._read_view[:3]) in _TLS_RECORDS:
+        if not self.decoder.messages and bytes(self._read_view[:3]) in _TLS_RECORDS:
             self._break(f"{self.name} uses TLS, and this side does not: {_INSECURE}")
             return
         try:
-            for message in self._decoder.feed(self._read_view[:nbytes]):
+            for message in self.decoder.feed(self._read_view[:nbytes]):
                 if self._closed:
                     return
-                self.messages_in += 1
                 self._on_message(message)
         except AtollError as error:
             self._break(f"{self.name} sent invalid data: {error}")
         except Exception as error:
             _log.exception("cannot handle a message from %s", self.name)
             self._break(f"cannot handle a message from {self.name}: {error}")
-        if self._on_read is not None:
-            self._on_read()
+        if self._on_read is not None and self._on_read(nbytes):
+            self._on_due()
         if nbytes == self._full_read and self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
             self._loop.call_soon(self._resume_reading)
@@ -304,7 +306,7 @@ class Connection(asyncio.BufferedProtocol):
         """
         self.ignore()
         self._on_made = self._transport = None
-        self._decoder.end()
+        self.decoder.end()
         self._read_buffer, self._read_view = bytearray(), memoryview(b"")
 
     # ---- ending
@@ -357,9 +359,13 @@ class Connection(asyncio.BufferedProtocol):
 
     def close_with(self, message: AnyLinkMessage) -> None:
         """Drop the queued messages, send `message`, and close without calling `on_lost`."""
-        self._outgoing.clear()
+        self.drop_queued()
         self.send_link(message)
         self.close()
+
+    def drop_queued(self) -> None:
+        """Drop the queued messages."""
+        self._outgoing.clear()
 
     @property
     def local_host(self) -> str:
@@ -398,16 +404,15 @@ class Connection(asyncio.BufferedProtocol):
     def is_closed(self) -> bool:
         return self._closed
 
-    @property
-    def received(self) -> Counts:
-        """The numbers of received messages."""
-        return Counts(self.messages_in - self._decoder.pieced, self._decoder.pieced)
-
     def statistics(self) -> ConnectionStatistics:
         unsent = len(self._outgoing) + self._large.nbytes
         if self._transport is not None and not self._closed:
             unsent += self._transport.get_write_buffer_size()
-        return ConnectionStatistics(self.messages_in, self._messages_out, self.bytes_in, self._bytes_out, unsent)
+        return ConnectionStatistics(self.decoder.messages, self._messages_out, self.bytes_in, self._bytes_out, unsent)
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 def _ignore(message: Any) -> None:

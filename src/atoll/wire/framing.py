@@ -62,14 +62,6 @@ def link_header(length: int) -> bytes:
     return frame_header(length | _LINK)
 
 
-def link_length(header: bytes) -> int:
-    """Return the length of a link message from its header. Raise FrameError for other frames and longer ones."""
-    length: int = _LENGTH.unpack(header)[0]
-    if length & _KINDS != _LINK or length & ~_KINDS > _MAX_LINK:
-        raise FrameError(f"a frame with header {length:#x} is not a link message of at most {_MAX_LINK} bytes")
-    return length & ~_KINDS
-
-
 def frame_length(header: bytes, limit: int = MAX_FRAME) -> int:
     """Return the length in a frame's header, in bytes. Raise FrameError if it exceeds `limit`."""
     length: int = _LENGTH.unpack(header)[0]
@@ -100,7 +92,7 @@ class FrameDecoder:
     Frames, and messages in pieces, of more than `limit` bytes are errors, detected before their bytes are kept, so the
     decoder holds at most one of each. `limit` can be raised at any time, also during the iteration of `feed`, and
     applies to the following frames. `on_link(content)` receives link messages, in order with the other messages.
-    `pieced` is the number of messages that arrived in pieces.
+    `messages` is the number of messages that were yielded, and `pieced` the number of those that arrived in pieces.
     """
 
     def __init__(
@@ -110,7 +102,7 @@ class FrameDecoder:
         self.limit = limit
         self._limits: FrameLimits | None = None
         self._on_link = on_link
-        self.pieced = 0
+        self.messages = self.pieced = 0
         self._pending = bytearray()  # the received part of an incomplete frame
         self._pieces = PieceBuffer()
 
@@ -146,6 +138,7 @@ class FrameDecoder:
                 except NO_MESSAGE as error:
                     raise FrameError(f"invalid message: {error}") from None
                 position = stop
+                self.messages += 1
                 yield message
         finally:
             if pending:

@@ -7,11 +7,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
-import pytest
 
 from atoll.errors import ConnectError
+from atoll.wire.address import Address
 from atoll.wire.connection import Connection
-from atoll.wire.resumption import dialed_connection
+from atoll.wire.resumption.dialed_connection import DialedConnection, dial
+from atoll.wire.resumption.link import LIMITS, LinkLimits
 from atoll.wire.resumption.link_messages import AnyLinkMessage, Resume
 from atoll.wire.resumption.resumable_connections import AcceptedConnection, ResumableConnections
 
@@ -162,16 +163,16 @@ class Network:
 class Listener:
     """Grants each connection; keeps what comes on the first, which is the one that tests dial."""
 
-    def __init__(self, grants: bool = True, seconds: float = 5.0, term: int = 1) -> None:
+    def __init__(self, grants: bool = True, seconds: float = 5.0, term: int = 1, limits: LinkLimits = LIMITS) -> None:
         self.grants = grants
         self.messages: list[Any] = []
         self.events: list[str] = []
         self.connection: AcceptedConnection | Connection
         self.watched: dict[int, Callable[[], None]] = {}
         self.superseded: list[int] = []  # later terms of peers
-        self.table = self.make_table(seconds, term)
+        self.table = self.make_table(seconds, term, limits)
 
-    def make_table(self, seconds: float, term: int) -> ResumableConnections:
+    def make_table(self, seconds: float, term: int, limits: LinkLimits) -> ResumableConnections:
         return ResumableConnections(
             term,
             seconds,
@@ -181,7 +182,8 @@ class Listener:
             lambda connection: connection.acknowledge(),
             lambda: None,
             self._watch,
-            self.superseded.append,
+            lambda number, term: self.superseded.append(term),
+            limits=limits,
         )
 
     def _watch(self, pid: int, then: Callable[[], None]) -> None:
@@ -219,23 +221,30 @@ class Dialer:
         self.messages: list[Any] = []
         self.lost: list[str] = []
         self.silences: list[bool] = []
-        self.connection: dialed_connection.DialedConnection
+        self.connection: DialedConnection
 
     @classmethod
-    async def open(cls, network: Network, listener: Listener, monkeypatch: pytest.MonkeyPatch, *others: str) -> Dialer:
+    async def open(
+        cls,
+        network: Network,
+        listener: Listener,
+        *others: str,
+        limits: LinkLimits = LIMITS,
+        on_back: Callable[[], None] = lambda: None,
+    ) -> Dialer:
         """Has said Hello; knows other addresses, too."""
         network.listener = listener
-        monkeypatch.setattr(dialed_connection, "connect", network.connect)
         self = cls()
-        self.connection = await dialed_connection.dial(
-            dialed_connection.Address(
-                path="/there", others=tuple(dialed_connection.Address(path=each) for each in others)
-            ),
+        self.connection = await dial(
+            Address(path="/there", others=tuple(Address(path=each) for each in others)),
             Note,
             self.messages.append,
             self.lost.append,
             name="the controller",
             on_silence=self.silences.append,
+            limits=limits,
+            on_back=on_back,
+            connect=network.connect,
         )
         self.connection.send(Hello())
         return self

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from atoll.wire import blocking
 from atoll.wire.address import Address
 from atoll.wire.blocking import BlockingConnection
 from atoll.wire.endpoints import listen
-from atoll.wire.resumption import resumable_connection as module
+from atoll.wire.resumption.link import LIMITS, LinkLimits
 from tests.wire.resumption.network import PATIENCE_SECONDS, Hello, Listener, Note, until
 
 COUNT = 2000
@@ -23,8 +22,8 @@ COUNT = 2000
 class Worker:
     """The end that threads use: one receives, two send."""
 
-    def __init__(self, address: Address) -> None:
-        self.connection = BlockingConnection.dial(address, Note, name="the controller")
+    def __init__(self, address: Address, limits: LinkLimits = LIMITS) -> None:
+        self.connection = BlockingConnection.dial(address, Note, name="the controller", limits=limits)
         self.connection.send(Hello())
         self.messages: list[Note] = []
         self.receives = threading.Thread(target=self._receive)
@@ -44,22 +43,21 @@ class Worker:
         return threads
 
 
-async def begin(directory: Path, listener: Listener) -> tuple[asyncio.Server, Worker]:
+async def begin(directory: Path, listener: Listener, limits: LinkLimits = LIMITS) -> tuple[asyncio.Server, Worker]:
     server, address = await listen(Address(path=str(directory / "socket")), listener.accept)
-    worker = await asyncio.to_thread(Worker, address)
+    worker = await asyncio.to_thread(Worker, address, limits)
     await until(lambda: worker.connection.can_resume)
     return server, worker
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_sockets_are_cut_while_threads_send_and_each_message_arrives_once(tmp_path, seed, monkeypatch):
-    monkeypatch.setattr(blocking, "ACKNOWLEDGE_MESSAGES", 20)
-    monkeypatch.setattr(module, "ACKNOWLEDGE_MESSAGES", 20)
+def test_sockets_are_cut_while_threads_send_and_each_message_arrives_once(tmp_path, seed):
+    limits = LinkLimits(acknowledge_messages=20)
 
     async def main() -> None:
         draw = random.Random(seed)
-        listener = Listener()
-        server, worker = await begin(tmp_path, listener)
+        listener = Listener(limits=limits)
+        server, worker = await begin(tmp_path, listener, limits)
         threads = worker.send_from_two_threads(COUNT)
         cuts = 0
         for number in range(COUNT):
@@ -86,17 +84,15 @@ def test_sockets_are_cut_while_threads_send_and_each_message_arrives_once(tmp_pa
     asyncio.run(main())
 
 
-def test_what_is_large_is_acknowledged_before_it_is_much(tmp_path, monkeypatch):
-    monkeypatch.setattr(blocking, "ACKNOWLEDGE_BYTES", 100_000)
-
+def test_what_is_large_is_acknowledged_before_it_is_much(tmp_path):
     async def main() -> None:
         listener = Listener()
-        server, worker = await begin(tmp_path, listener)
+        server, worker = await begin(tmp_path, listener, LinkLimits(acknowledge_bytes=100_000))
         for number in range(20):
             listener.connection.send(Note(number, b"x" * 30_000))
-        retransmit_buffer = listener.connection.retransmit_buffer  # type: ignore[union-attr]
-        await until(lambda: retransmit_buffer.nbytes <= 100_000)
-        assert retransmit_buffer.acknowledged.whole >= 16
+        buffer = listener.connection.link.buffer  # type: ignore[union-attr]
+        await until(lambda: buffer.nbytes <= 100_000)
+        assert buffer.acknowledged.whole >= 16
         listener.connection.close()
         await asyncio.to_thread(worker.receives.join)
         worker.connection.close()

@@ -12,26 +12,26 @@ from tests.wire.resumption.network import Dialer, Listener, Network, Note, play,
 LARGE = Note(9, b"x" * PIECE_BYTES)
 
 
-async def fenced(network: Network, listener: Listener, monkeypatch) -> tuple[AcceptedConnection, Dialer]:
+async def fenced(network: Network, listener: Listener) -> tuple[AcceptedConnection, Dialer]:
     """Has sent one message before, which is acknowledged, and another, which is not."""
-    dialer = await Dialer.open(network, listener, monkeypatch)
+    dialer = await Dialer.open(network, listener)
     await until(lambda: dialer.connection.can_resume)
     connection = listener.connection
     assert isinstance(connection, AcceptedConnection)
     connection.send(Note(1))
     await until(lambda: dialer.messages == [Note(1)])
     dialer.connection.acknowledge()
-    await until(lambda: connection.retransmit_buffer.acknowledged == (1, 0))
+    await until(lambda: connection.link.buffer.acknowledged == (1, 0))
     connection.send(Note(2))
     await until(lambda: dialer.messages == [Note(1), Note(2)])
     connection.fence()
     return connection, dialer
 
 
-def test_what_is_sent_on_a_corked_connection_arrives_once_it_is_uncorked(monkeypatch):
+def test_what_is_sent_on_a_corked_connection_arrives_once_it_is_uncorked():
     async def main() -> None:
         listener = Listener()
-        connection, dialer = await fenced(Network([]), listener, monkeypatch)
+        connection, dialer = await fenced(Network([]), listener)
         connection.send(Note(3))
         connection.send_in_pieces(encode(LARGE))
         connection.send(Note(4))
@@ -41,14 +41,14 @@ def test_what_is_sent_on_a_corked_connection_arrives_once_it_is_uncorked(monkeyp
         dialer.connection.acknowledge()
         await asyncio.sleep(1)
         assert dialer.messages == [Note(1), Note(2)], "nothing is said"
-        assert connection.retransmit_buffer.acknowledged == (2, 0), "what is heard counts"
-        assert len(dialer.connection.retransmit_buffer.whole) == 2, "nothing is acknowledged, nor was Hello before"
+        assert connection.link.buffer.acknowledged == (2, 0), "acknowledgements of the peer count"
+        assert len(dialer.connection.link.buffer.whole) == 2, "nothing is acknowledged, nor was Hello before"
         assert listener.events == ["away"], "its silence is none of its peer's"
         connection.unfence()
         await until(lambda: len(dialer.messages) == 5)
         assert dialer.messages == [Note(1), Note(2), Note(3), Note(4), LARGE]
         connection.acknowledge()
-        await until(lambda: not dialer.connection.retransmit_buffer.whole)
+        await until(lambda: not dialer.connection.link.buffer.whole)
         assert listener.events == ["away", "back"]
         assert not dialer.lost
         dialer.connection.close()
@@ -56,10 +56,10 @@ def test_what_is_sent_on_a_corked_connection_arrives_once_it_is_uncorked(monkeyp
     play(main)
 
 
-def test_what_was_corked_arrives_once_where_the_socket_is_lost_meanwhile(monkeypatch):
+def test_what_was_corked_arrives_once_where_the_socket_is_lost_meanwhile():
     async def main() -> None:
         listener, network = Listener(), Network([])
-        connection, dialer = await fenced(network, listener, monkeypatch)
+        connection, dialer = await fenced(network, listener)
         connection.send(Note(3))
         network.cut(network.ends[0])
         await until(lambda: len(dialer.messages) == 3)
@@ -73,10 +73,10 @@ def test_what_was_corked_arrives_once_where_the_socket_is_lost_meanwhile(monkeyp
     play(main)
 
 
-def test_one_that_was_lost_and_is_not_back_yet_may_be_uncorked(monkeypatch):
+def test_one_that_was_lost_and_is_not_back_yet_may_be_uncorked():
     async def main() -> None:
         listener, network = Listener(), Network([])
-        connection, dialer = await fenced(network, listener, monkeypatch)
+        connection, dialer = await fenced(network, listener)
         network.can_dial = False
         network.cut(network.ends[0])
         connection.send(Note(3))
@@ -91,10 +91,10 @@ def test_one_that_was_lost_and_is_not_back_yet_may_be_uncorked(monkeypatch):
     play(main)
 
 
-def test_a_corked_connection_is_closed_with_its_last_words_when_it_is_uncorked(monkeypatch):
+def test_a_corked_connection_is_closed_with_its_last_words_when_it_is_uncorked():
     async def main() -> None:
         listener = Listener()
-        connection, dialer = await fenced(Network([]), listener, monkeypatch)
+        connection, dialer = await fenced(Network([]), listener)
         connection.send(Note(3))
         connection.close()
         await asyncio.sleep(1)
@@ -108,16 +108,16 @@ def test_a_corked_connection_is_closed_with_its_last_words_when_it_is_uncorked(m
     play(main)
 
 
-def test_where_a_later_term_has_begun_meanwhile_nothing_of_it_was_said(monkeypatch):
+def test_where_a_later_term_has_begun_meanwhile_nothing_of_it_was_said():
     async def main() -> None:
         listener, network = Listener(), Network([])
-        connection, dialer = await fenced(network, listener, monkeypatch)
+        connection, dialer = await fenced(network, listener)
         state = connection.record()
         connection.send(Note(3))  # of which the other knows nothing
         other = Listener(term=1)
         other.connection = other.table.add(state, other.messages.append, other.lost)
         other.table.begin(1000)
-        assert other.connection.term_history == [(1000, Counts(2, 0))]
+        assert other.connection.link.term_history == [(1000, Counts(2, 0))]
         network.listener = other
         dialer.connection.drop("it hears nothing")
         other.connection.send(Note(4))

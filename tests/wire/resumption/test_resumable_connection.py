@@ -8,12 +8,12 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.wire.framing import PIECE_BYTES, encode
-from atoll.wire.resumption import dialed_connection
-from atoll.wire.resumption import resumable_connection as module
+from atoll.wire.resumption.link import LinkLimits
+from atoll.wire.resumption.link_messages import ResumeToken
 from atoll.wire.resumption.link_record import LinkRecord
 from atoll.wire.resumption.resumable_connections import AcceptedConnection
 from tests.thoroughness import examples
@@ -43,16 +43,14 @@ SENDS = st.lists(st.tuples(st.sampled_from("dl"), st.integers(0, 3), st.integers
 
 
 @given(SENDS, st.lists(st.integers(0, 400), max_size=12), st.integers(40, 5000))
-@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_wherever_sockets_are_cut_each_message_arrives_once_and_in_order(monkeypatch, sends, cuts, part):
-    monkeypatch.setattr(module, "ACKNOWLEDGE_MESSAGES", 5)
-    monkeypatch.setattr(dialed_connection, "MOST_PAUSE_SECONDS", 0.0)
-    monkeypatch.setattr(dialed_connection, "FIRST_PAUSE_SECONDS", 0.0)
+@settings(max_examples=examples(60), deadline=None)
+def test_wherever_sockets_are_cut_each_message_arrives_once_and_in_order(sends, cuts, part):
+    limits = LinkLimits(acknowledge_messages=5, first_pause=0.0, most_pause=0.0)
 
     async def main() -> None:
         network = Network([], part)
-        listener = Listener()
-        dialer = await Dialer.open(network, listener, monkeypatch)
+        listener = Listener(limits=limits)
+        dialer = await Dialer.open(network, listener, limits=limits)
         await until(lambda: dialer.connection.can_resume)
         network.cut_after(cuts)
         sent: dict[str, list[tuple[int, bool]]] = {"d": [], "l": []}
@@ -79,34 +77,32 @@ def test_wherever_sockets_are_cut_each_message_arrives_once_and_in_order(monkeyp
     play(main)
 
 
-def test_what_is_acknowledged_is_not_kept(monkeypatch):
-    monkeypatch.setattr(module, "ACKNOWLEDGE_MESSAGES", 20)
-
+def test_what_is_acknowledged_is_not_kept():
     async def main() -> None:
-        listener = Listener()
-        dialer = await Dialer.open(Network([]), listener, monkeypatch)
-        for number in range(10 * module.ACKNOWLEDGE_MESSAGES):
+        listener = Listener(limits=LinkLimits(acknowledge_messages=20))
+        dialer = await Dialer.open(Network([]), listener)
+        for number in range(200):
             dialer.connection.send(Note(number))
             await asyncio.sleep(0)
-        await until(lambda: len(listener.messages) == 10 * module.ACKNOWLEDGE_MESSAGES)
-        await until(lambda: len(dialer.connection.retransmit_buffer.whole) < module.ACKNOWLEDGE_MESSAGES)
+        await until(lambda: len(listener.messages) == 200)
+        await until(lambda: len(dialer.connection.link.buffer.whole) < 20)
         listener.connection.acknowledge()
-        await until(lambda: not dialer.connection.retransmit_buffer.whole)
+        await until(lambda: not dialer.connection.link.buffer.whole)
         dialer.connection.close()
 
     play(main)
 
 
-def test_where_it_is_not_granted_nothing_is_kept_and_a_lost_socket_is_a_lost_connection(monkeypatch):
+def test_where_it_is_not_granted_nothing_is_kept_and_a_lost_socket_is_a_lost_connection():
     async def main() -> None:
         listener = Listener(grants=False)
         network = Network([])
-        dialer = await Dialer.open(network, listener, monkeypatch)
+        dialer = await Dialer.open(network, listener)
         await until(lambda: hasattr(listener, "connection"))
         listener.connection.send(Note(1))
         await until(lambda: dialer.messages == [Note(1)])
         dialer.connection.send(Note(2))
-        assert not dialer.connection.retransmit_buffer.whole
+        assert not dialer.connection.link.buffer.whole
         await until(lambda: listener.messages == [Note(2)])
         network.cut(network.ends[0])
         assert dialer.lost == ["the controller closed the connection"]
@@ -115,11 +111,11 @@ def test_where_it_is_not_granted_nothing_is_kept_and_a_lost_socket_is_a_lost_con
     play(main)
 
 
-def test_a_peer_that_does_not_come_back_in_time_is_lost(monkeypatch):
+def test_a_peer_that_does_not_come_back_in_time_is_lost():
     async def main() -> None:
         listener = Listener(seconds=0.05)
         network = Network([])
-        dialer = await Dialer.open(network, listener, monkeypatch)
+        dialer = await Dialer.open(network, listener)
         await until(lambda: dialer.connection.can_resume)
         network.can_dial = False
         network.cut(network.ends[0])
@@ -131,11 +127,11 @@ def test_a_peer_that_does_not_come_back_in_time_is_lost(monkeypatch):
     play(main)
 
 
-def test_a_connection_that_the_other_end_has_given_up_is_refused(monkeypatch):
+def test_a_connection_that_the_other_end_has_given_up_is_refused():
     async def main() -> None:
         listener = Listener()
         network = Network([])
-        dialer = await Dialer.open(network, listener, monkeypatch)
+        dialer = await Dialer.open(network, listener)
         await until(lambda: dialer.connection.can_resume)
         network.can_dial = False
         network.cut(network.ends[0])
@@ -147,17 +143,15 @@ def test_a_connection_that_the_other_end_has_given_up_is_refused(monkeypatch):
     play(main)
 
 
-def test_who_knows_a_number_and_no_secret_gets_nothing(monkeypatch):
+def test_who_knows_a_number_and_no_secret_gets_nothing():
     async def main() -> None:
         listener = Listener()
         network = Network([])
-        dialer = await Dialer.open(network, listener, monkeypatch)
+        dialer = await Dialer.open(network, listener)
         await until(lambda: dialer.connection.can_resume)
-        intruder = await Dialer.open(network, Listener(), monkeypatch)
+        intruder = await Dialer.open(network, Listener())
         await until(lambda: intruder.connection.can_resume)
-        token = intruder.connection._resume_token
-        assert token is not None
-        intruder.connection._resume_token = type(token)(1, "0" * 64, token.term, token.seconds)
+        intruder.connection.link.receive(ResumeToken(1, "0" * 64, 1, 5.0))
         network.listener = listener
         intruder.connection.drop("the test")
         await until(lambda: bool(intruder.lost))
@@ -168,13 +162,13 @@ def test_who_knows_a_number_and_no_secret_gets_nothing(monkeypatch):
     play(main)
 
 
-def test_who_has_seen_a_later_term_obeys_no_earlier_one(monkeypatch):
+def test_who_has_seen_a_later_term_obeys_no_earlier_one():
     async def main() -> None:
-        listener = Listener(seconds=0.3, term=5)
+        listener = Listener(seconds=0.3, term=4)
         network = Network([])
-        dialer = await Dialer.open(network, listener, monkeypatch)
+        dialer = await Dialer.open(network, listener)
         await until(lambda: dialer.connection.can_resume)
-        listener.table.term = 4
+        dialer.connection.link.receive(ResumeToken(1, listener.table.secret(1), 5, 0.3))
         network.cut(network.ends[0])
         await until(lambda: bool(dialer.lost))
         assert "does not resume the connection: this is term 4, and term 5 has begun" in dialer.lost[0]
@@ -184,11 +178,11 @@ def test_who_has_seen_a_later_term_obeys_no_earlier_one(monkeypatch):
     play(main)
 
 
-def test_another_process_goes_on_with_the_state_of_the_first(monkeypatch):
+def test_another_process_goes_on_with_the_state_of_the_first():
     async def main() -> None:
         listener = Listener()
         network = Network([])
-        dialer = await Dialer.open(network, listener, monkeypatch)
+        dialer = await Dialer.open(network, listener)
         dialer.connection.send(Note(1))
         await until(lambda: listener.messages == [Note(1)])
         network.can_dial = False
@@ -213,11 +207,11 @@ def test_another_process_goes_on_with_the_state_of_the_first(monkeypatch):
     play(main)
 
 
-def test_of_several_addresses_the_one_of_the_latest_term_is_resumed_at(monkeypatch):
+def test_of_several_addresses_the_one_of_the_latest_term_is_resumed_at():
     async def main() -> None:
         first = Listener()
         network = Network([])
-        dialer = await Dialer.open(network, first, monkeypatch, "/standby")
+        dialer = await Dialer.open(network, first, "/standby")
         await until(lambda: dialer.connection.can_resume)
         assert isinstance(first.connection, AcceptedConnection)
         standby = Listener(term=2)
@@ -238,13 +232,26 @@ def test_of_several_addresses_the_one_of_the_latest_term_is_resumed_at(monkeypat
     play(main)
 
 
-def test_what_waits_for_a_peer_is_bounded(monkeypatch):
-    monkeypatch.setattr(module, "MAX_RETAINED", 1000)
-
+def test_a_message_that_is_sent_when_the_connection_is_back_follows_those_before():
     async def main() -> None:
         listener = Listener()
         network = Network([])
-        dialer = await Dialer.open(network, listener, monkeypatch)
+        dialer = await Dialer.open(network, listener, on_back=lambda: dialer.connection.send(Note(2)))
+        await until(lambda: dialer.connection.can_resume)
+        network.cut(network.ends[0])
+        dialer.connection.send(Note(1))
+        await until(lambda: len(listener.messages) == 2)
+        assert listener.messages == [Note(1), Note(2)]
+        dialer.connection.close()
+
+    play(main)
+
+
+def test_what_waits_for_a_peer_is_bounded():
+    async def main() -> None:
+        listener = Listener(limits=LinkLimits(retained=1000))
+        network = Network([])
+        dialer = await Dialer.open(network, listener)
         await until(lambda: dialer.connection.can_resume)
         network.can_dial = False
         network.cut(network.ends[0])
@@ -260,13 +267,11 @@ def test_what_waits_for_a_peer_is_bounded(monkeypatch):
     play(main)
 
 
-def test_a_leg_that_is_silent_is_given_up_for_another(monkeypatch):
-    monkeypatch.setattr(dialed_connection, "SILENT_SECONDS", 1)
-
+def test_a_leg_that_is_silent_is_given_up_for_another():
     async def main() -> None:
         listener = Listener()
         network = Network([])
-        dialer = await Dialer.open(network, listener, monkeypatch)
+        dialer = await Dialer.open(network, listener, limits=LinkLimits(silent_seconds=1))
         await until(lambda: network.transports >= 2)
         await until(lambda: listener.events[:2] == ["away", "back"])
         dialer.connection.close()
@@ -274,13 +279,11 @@ def test_a_leg_that_is_silent_is_given_up_for_another(monkeypatch):
     play(main)
 
 
-def test_silence_is_said_before_the_leg_is_lost_and_so_is_its_end(monkeypatch):
-    monkeypatch.setattr(dialed_connection, "_SILENCE", 1)
-
+def test_silence_is_said_before_the_leg_is_lost_and_so_is_its_end():
     async def main() -> None:
         listener = Listener()
         network = Network([])
-        dialer = await Dialer.open(network, listener, monkeypatch)
+        dialer = await Dialer.open(network, listener, limits=LinkLimits(quiet_seconds=1))
         await until(lambda: dialer.silences == [True])
         listener.connection.send(Note(1))
         await until(lambda: dialer.silences == [True, False])

@@ -27,10 +27,10 @@ def successor(state: LinkRecord, term: int) -> Listener:
     return listener
 
 
-def test_who_learns_of_a_later_term_says_so_and_serves_nobody_of_it(monkeypatch):
+def test_who_learns_of_a_later_term_says_so_and_serves_nobody_of_it():
     async def main() -> None:
         first, network = Listener(), Network([])
-        dialer = await Dialer.open(network, first, monkeypatch, "/standby")
+        dialer = await Dialer.open(network, first, "/standby")
         await until(lambda: dialer.connection.can_resume)
         standby = successor(state_of(first), 7)
         network.others = {"/there": Listener(), "/standby": standby}
@@ -50,10 +50,10 @@ def test_who_learns_of_a_later_term_says_so_and_serves_nobody_of_it(monkeypatch)
     play(main)
 
 
-def test_a_later_term_is_not_believed_of_who_knows_no_secret(monkeypatch):
+def test_a_later_term_is_not_believed_of_who_knows_no_secret():
     async def main() -> None:
         listener, network = Listener(), Network([])
-        dialer = await Dialer.open(network, listener, monkeypatch)
+        dialer = await Dialer.open(network, listener)
         await until(lambda: dialer.connection.can_resume)
         transport = Connection(Note, listener.messages.append, listener.lost)
         listener.table.resume(transport, Resume(1, "0" * 64, 9, 0, 0, 1))
@@ -63,10 +63,10 @@ def test_a_later_term_is_not_believed_of_who_knows_no_secret(monkeypatch):
     play(main)
 
 
-def test_what_an_unseen_process_went_on_to_send_is_not_taken_for_what_its_successor_sent(monkeypatch):
+def test_what_an_unseen_process_went_on_to_send_is_not_taken_for_what_its_successor_sent():
     async def main() -> None:
         first, network = Listener(), Network([])
-        dialer = await Dialer.open(network, first, monkeypatch)
+        dialer = await Dialer.open(network, first)
         await until(lambda: dialer.connection.can_resume)
         second = successor(state_of(first), 2)
         first.connection.send(Note(1))  # the second knows nothing of it,
@@ -83,10 +83,10 @@ def test_what_an_unseen_process_went_on_to_send_is_not_taken_for_what_its_succes
     play(main)
 
 
-def test_each_term_s_beginning_is_kept_until_the_peer_is_back(monkeypatch):
+def test_each_term_s_beginning_is_kept_until_the_peer_is_back():
     async def main() -> None:
         first, network = Listener(), Network([])
-        dialer = await Dialer.open(network, first, monkeypatch)
+        dialer = await Dialer.open(network, first)
         await until(lambda: dialer.connection.can_resume)
         second = successor(state_of(first), 2)
         second.connection.send(Note(1))
@@ -104,10 +104,10 @@ def test_each_term_s_beginning_is_kept_until_the_peer_is_back(monkeypatch):
     play(main)
 
 
-def test_a_process_that_leaves_has_its_peer_wait_for_the_next_for_longer(monkeypatch):
+def test_a_process_that_leaves_has_its_peer_wait_for_the_next_for_longer():
     async def main() -> None:
         first, network = Listener(seconds=0.05), Network([])
-        dialer = await Dialer.open(network, first, monkeypatch)
+        dialer = await Dialer.open(network, first)
         await until(lambda: dialer.connection.can_resume)
         network.can_dial = False
         first.connection.send(Note(1))
@@ -124,9 +124,9 @@ def test_a_process_that_leaves_has_its_peer_wait_for_the_next_for_longer(monkeyp
         await until(lambda: second.messages == [Note(2)])
         assert dialer.messages == [Note(1)]
         # From here on it waits no longer than others do.
-        token = dialer.connection._resume_token
+        token = dialer.connection.link.token
         assert token is not None
-        assert (token.term, token.seconds) == (2, second.table.seconds)
+        assert (token.term, token.seconds) == (2, 5.0)
         dialer.connection.close()
 
     play(main)

@@ -16,14 +16,6 @@ import msgspec
 
 from atoll.wire.framing import link_header
 
-# A side acknowledges after this number of messages or bytes, and once per second. An acknowledgement wakes the peer,
-# which costs more than keeping the messages for longer.
-ACKNOWLEDGE_MESSAGES = 1024
-ACKNOWLEDGE_BYTES = 1 << 20
-# The acceptor sends at least once per second. After this much silence, the dialer tries another socket.
-SILENT_SECONDS = 5
-FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 0.02, 0.5  # between two attempts to dial again
-
 
 class LinkMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The base class of link messages."""
@@ -87,14 +79,6 @@ class AlternateAddresses(LinkMessage, frozen=True, tag=7):
     """Set the addresses at which the dialer can resume the connection if this acceptor cannot be reached."""
 
     addresses: tuple[str, ...]
-
-
-class ResumeRefusedError(Exception):
-    """The acceptor refused to resume the connection; see `ResumeRefused`. Used only within `wire`."""
-
-    def __init__(self, text: str, final: bool) -> None:
-        super().__init__(text)
-        self.final = final
 
 
 AnyLinkMessage = ResumeToken | Resume | Resumed | ResumeRefused | Acknowledge | Close | AlternateAddresses

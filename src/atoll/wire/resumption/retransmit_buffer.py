@@ -1,4 +1,4 @@
-"""The frames that one end of a resumable connection keeps for retransmission, and its counts. Pure; can be pickled.
+"""The frames that one end of a resumable connection keeps for retransmission, and their counts. Pure.
 
 Messages arrive in the order in which they were sent. Counting them on both sides therefore shows which messages are
 missing after a socket was lost, and messages need no numbers. Messages in pieces, which others can overtake, have their
@@ -10,15 +10,12 @@ Invariant: the buffer holds exactly the frames that were sent and are not acknow
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
 from atoll.errors import FrameError
-
-# Limit in bytes for a peer that is away or does not acknowledge; equal to the limit of a connection (`MAX_UNSENT`).
-MAX_RETAINED = 256 * 1024 * 1024
 
 
 class Counts(NamedTuple):
@@ -33,25 +30,37 @@ NONE = Counts()
 
 @dataclass
 class RetransmitBuffer:
-    """The unacknowledged frames of one end. The owner updates `received`, and the methods update the other fields."""
+    """The unacknowledged frames of one end. The owner ends the link if `nbytes` exceeds `limit`."""
 
-    received: Counts = field(default_factory=Counts)
-    acknowledged: Counts = field(default_factory=Counts)  # by the peer
-    whole: deque[bytes] = field(default_factory=deque)  # unacknowledged frames
-    pieced: deque[bytes] = field(default_factory=deque)  # unacknowledged frames of messages in pieces
+    limit: int
+    acknowledged: Counts = NONE  # by the peer
+    whole: deque[bytes] = field(default_factory=deque)
+    pieced: deque[bytes] = field(default_factory=deque)  # frames of messages in pieces
     nbytes: int = 0  # of all frames
 
-    def retain(self, frame: bytes) -> bool:
-        """Add a frame that is sent. Return False if the buffer exceeds `MAX_RETAINED`."""
+    def restore(self, acknowledged: Counts, whole: Iterable[bytes], pieced: Iterable[bytes]) -> None:
+        """Continue an earlier buffer with this content."""
+        self.acknowledged = acknowledged
+        for frame in whole:
+            self.retain(frame)
+        for frame in pieced:
+            self.retain_pieced(frame)
+
+    def retain(self, frame: bytes) -> None:
+        """Add a frame that is sent."""
         self.whole.append(frame)
         self.nbytes += len(frame)
-        return self.nbytes <= MAX_RETAINED
 
-    def retain_pieced(self, frame: bytes) -> bool:
-        """Add a frame that is sent in pieces. Return False if the buffer exceeds `MAX_RETAINED`."""
+    def retain_pieced(self, frame: bytes) -> None:
+        """Add a frame that is sent in pieces."""
         self.pieced.append(frame)
         self.nbytes += len(frame)
-        return self.nbytes <= MAX_RETAINED
+
+    def clear(self) -> None:
+        """Drop all frames."""
+        self.whole.clear()
+        self.pieced.clear()
+        self.nbytes = 0
 
     @property
     def sent(self) -> Counts:

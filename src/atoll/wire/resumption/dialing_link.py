@@ -1,0 +1,187 @@
+"""The dialer's end of a resumable connection, as a state machine; see `link`.
+
+If the acceptor sends no resume token before its first message, the link keeps no frames and ends with its transport.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from atoll.errors import FrameError
+from atoll.wire.address import Address
+from atoll.wire.framing import FrameDecoder
+from atoll.wire.resumption.link import LIMITS, Link, LinkEvent, LinkLimits
+from atoll.wire.resumption.link import LinkState as S
+from atoll.wire.resumption.link_messages import (
+    Acknowledge,
+    AlternateAddresses,
+    AnyLinkMessage,
+    Resume,
+    Resumed,
+    ResumeRefused,
+    ResumeToken,
+)
+from atoll.wire.resumption.peer_addresses import PeerAddresses
+from atoll.wire.resumption.retransmit_buffer import Counts
+from atoll.wire.tls.identity import Identity
+
+
+class Dial(NamedTuple):
+    """An attempt to resume: dial `address` after `pause` seconds."""
+
+    address: Address
+    pause: float
+
+
+class DialingLink(Link):
+    """The dialer's end. `address` is that of the acceptor. If it is None, the link cannot be resumed."""
+
+    def __init__(
+        self,
+        name: str,
+        address: Address | None,
+        identity: Identity | None = None,
+        limits: LinkLimits = LIMITS,
+    ) -> None:
+        super().__init__(name, S.PLAIN if address is None else S.OPENING, limits)
+        self.address = address or Address()  # of the last confirmed transport
+        self._addresses = PeerAddresses(self.address)
+        self._identity = identity
+        self.refused_at: Address | None = None  # address of the acceptor that finally refused to resume
+        self.token: ResumeToken | None = None
+        self.term = 0  # the latest that the acceptor has stated
+        self._attempt = 0
+        self._untried: list[Address] = []  # addresses of the current round of attempts
+        self._rounds = 0
+        self._dialed = self.address
+        self._error = ""  # why the last attempt failed
+        self._silent = 0  # ticks without a read
+        self._progress = self.progress  # at the last tick
+
+    @property
+    def grace(self) -> float:
+        return 0.0 if self.token is None else self.token.seconds
+
+    def open(self, decoder: FrameDecoder) -> None:
+        """Begin on the first transport."""
+        self._attach(decoder)
+
+    # ---- frames
+
+    def first_message(self) -> None:
+        """Handle a message that arrives while the link `is_starting`. Raise FrameError if it is being resumed."""
+        if self.state is S.RESUMING:
+            raise FrameError("a message arrived before the connection was resumed")
+        if self.state is S.OPENING:
+            self._move(S.PLAIN)
+            self.buffer.clear()
+
+    def receive(self, message: AnyLinkMessage) -> None:
+        match message:
+            case ResumeToken() if self.state in (S.OPENING, S.CONNECTED):
+                self._granted(message)
+            case AlternateAddresses():
+                self._addresses.told(message, self._identity)
+            case Resumed() if self.state is S.RESUMING:
+                self._resumed(message)
+            case ResumeRefused() if self.state is S.RESUMING:
+                self._refused(message)
+            case _:
+                super().receive(message)
+        if isinstance(message, Acknowledge) and self.received != self._acknowledged:
+            self.acknowledge()
+
+    def _granted(self, token: ResumeToken) -> None:
+        self._check_term(token.term)
+        self.token, self.term = token, token.term
+        if self.state is S.OPENING:
+            self._move(S.CONNECTED)
+            self.effects.append(LinkEvent.GRANTED)
+
+    def _check_term(self, term: int) -> None:
+        if term < self.term:
+            raise FrameError(f"this is term {term}, and term {self.term} has begun")
+
+    # ---- later transports
+
+    def next_dial(self, now: float) -> Dial | None:
+        """Return where and when to dial. Return None if the link is not away, or lose it if its time is over.
+
+        The link tries all addresses in each round, and at least one round.
+        """
+        if self.state is not S.AWAY or self.deadline is None or self.token is None:
+            return None
+        pause = 0.0
+        if not self._untried:
+            if self._rounds and now > self.deadline:
+                self.lose(f"{self.reason}; reconnecting failed for {self.token.seconds:.0f} s: {self._error}")
+                return None
+            if self._rounds:
+                pause = min(self.limits.first_pause * 2 ** min(self._rounds - 1, 30), self.limits.most_pause)
+            self._rounds += 1
+            self._untried = list(self._addresses.in_turn)
+        self._dialed = self._untried.pop(0)
+        return Dial(self._dialed, pause)
+
+    def dial_failed(self, error: str) -> None:
+        """Note why no transport could be made."""
+        self._error = error
+
+    def resume(self, decoder: FrameDecoder) -> None:
+        """Ask the acceptor to resume the link on a new transport, which the driver has dialed."""
+        assert self.token is not None
+        self._move(S.RESUMING)
+        self._attempt += 1
+        self.effects.append(Resume(self.token.number, self.token.secret, self.term, *self.received, self._attempt))
+        self._attach(decoder)
+
+    def _resumed(self, message: Resumed) -> None:
+        self._check_term(message.term)
+        try:
+            self.buffer.acknowledge(Counts(message.whole, message.pieced))
+        except FrameError as error:  # messages are lost, and no other acceptor has them
+            self.lose(f"{self.reason}; {error}")
+            return
+        self._move(S.CONNECTED)
+        self.term, self.address = message.term, self._dialed
+        self._addresses.answered(self._dialed)
+        self._untried, self._rounds, self._silent, self.deadline = [], 0, 0, None
+        self._acknowledged = self.received  # `Resume` stated these counts
+        self.effects += [*self._retransmissions(), LinkEvent.BACK]
+
+    def _refused(self, message: ResumeRefused) -> None:
+        error = f"{self.name} at {self._dialed} does not resume the connection: {message.reason}"
+        if message.final:
+            self.refused_at = self._dialed
+            self.lose(f"{self.reason}; {error}")
+        else:
+            self._addresses.answered(self._dialed)
+            self._fail(error)
+
+    def disconnect(self, now: float, reason: str) -> None:
+        if self.state is S.RESUMING:
+            self._fail(reason)
+        else:
+            super().disconnect(now, reason)
+
+    def _fail(self, error: str) -> None:
+        """Give up the transport that was to resume the link."""
+        self._error = error
+        self._decoder = None  # no message arrived on it
+        self._move(S.AWAY)
+        self.effects.append(LinkEvent.FAILED)
+
+    # ---- silence
+
+    def tick(self, now: float) -> None:
+        """Detect silence of the current transport. The driver calls this once per second."""
+        if self.state is not S.CONNECTED:
+            return
+        before = self._silent
+        self._silent = before + 1 if self.progress == self._progress else 0
+        self._progress = self.progress
+        quiet = self.limits.quiet_seconds
+        if (before >= quiet) != (self._silent >= quiet):
+            self.effects.append(LinkEvent.HEARD if before >= quiet else LinkEvent.QUIET)
+        if self._silent >= self.limits.silent_seconds:
+            self.disconnect(now, f"{self.name} was silent for {self._silent} s")
