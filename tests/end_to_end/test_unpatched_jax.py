@@ -106,6 +106,10 @@ def callbacks_at_compile_time() -> None:
     jax.jit(double)(jax.device_put(np.arange(8.0), sharded("x")))
 
 
+def transformations_for_all_platforms() -> None:
+    xla.register_hlo_module_transformation(lambda module: None, name="unpatched")
+
+
 ERRORS: dict[str, Callable[[], None]] = {
     "strided arrays": strided_arrays,
     "other clients": other_clients,
@@ -116,6 +120,7 @@ ERRORS: dict[str, Callable[[], None]] = {
     "serialized executables": serialized_executables,
     "host callbacks": host_callbacks,
     "callbacks at compile time": callbacks_at_compile_time,
+    "transformations of modules for plug-ins": transformations_for_all_platforms,
     "jit over several meshes": several_meshes,
 }
 
@@ -197,6 +202,8 @@ def error_of(name: str) -> str:
 
 @pytest.mark.parametrize("patch", [each for each in PATCHES if each.name in ERRORS], ids=lambda patch: patch.name)
 def test_without_the_patch_jax_raises_the_error_that_the_patch_names(patch: Patch, unpatched: RemotePython) -> None:
+    if not patch.is_needed(jax.__version_info__):
+        pytest.skip("this version of JAX does not need the patch")
     assert patch.error
     assert patch.error in unpatched.call(error_of, patch.name, seconds=SECONDS)
 

@@ -461,6 +461,30 @@ def transformations_for_clients(calls: Calls) -> None:
     assert calls.arguments(names[1])[0] == (client, "probe", stage.value)
 
 
+def transformations_for_plugins(calls: Calls) -> None:
+    """JAX looks up the plug-in of each platform that has a client, and registers with what it finds."""
+    from jax._src import xla_bridge
+    from jax.extend import xla
+
+    stage = xla.PipelineStage.PRE_SCHEDULER
+    found = SimpleNamespace()
+    names = [f"jaxlib._xla.{verb}_xla_transform_c_api" for verb in ("register", "clear")]
+    calls.instead = {
+        "jaxlib._jax.get_pjrt_plugin": lambda platform: found,
+        names[0]: lambda *arguments: None,
+        names[1]: lambda *arguments: True,
+    }
+    xla_bridge._backends["atoll"] = SimpleNamespace(platform="atoll")  # type: ignore[assignment]
+    try:
+        xla.register_hlo_module_transformation(lambda module: None, name="probe", stage=stage)
+        assert xla.clear_hlo_module_transformation("probe", stage=stage)
+    finally:
+        del xla_bridge._backends["atoll"]
+    assert calls.arguments("jaxlib._jax.get_pjrt_plugin") == [("atoll",)] * 2
+    assert calls.arguments(names[0])[0][:3] == (found, "probe", stage.value)
+    assert calls.arguments(names[1])[0] == (found, "probe", stage.value)
+
+
 # ---- other features
 
 
@@ -515,6 +539,7 @@ PROBES: dict[str, Callable[[Calls], None]] = {
     "callbacks at compile time": callbacks_at_compile_time,
     "transformations of modules": transformations,
     "transformations of modules for clients": transformations_for_clients,
+    "transformations of modules for plug-ins": transformations_for_plugins,
     "settings of colocated Python": colocated_python,
     "profiler": profiler,
     "exported profiles": exported_profiles,

@@ -41,6 +41,7 @@ PATCHES: tuple[Patch, ...] = (
     compile_time_callbacks.PATCH,
     compile_time_callbacks.MODULE_PATCH,
     compile_time_callbacks.CLIENT_PATCH,
+    compile_time_callbacks.PLUGIN_PATCH,
     colocated_python.PATCH,
     profiler.PATCH,
     profiler.EXPORT_PATCH,

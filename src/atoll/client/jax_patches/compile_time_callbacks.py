@@ -176,7 +176,7 @@ def _registering(register: Callable[..., Any]) -> Callable[..., Any]:
 
 def _registering_for_clients(register: Callable[..., Any]) -> Callable[..., Any]:
     def register_xla_transform_c_api(client: Any, name: str, stage: int, callback: _Callback) -> Any:
-        if not is_atoll(client):
+        if not _is_atolls_client(client):
             return register(client, name, stage, callback)
         _for_clients[stage, name] = callback
         return None
@@ -194,11 +194,27 @@ def _clearing(clear: Callable[..., bool]) -> Callable[..., bool]:
 
 def _clearing_for_clients(clear: Callable[..., bool]) -> Callable[..., bool]:
     def clear_xla_transform_c_api(client: Any, name: str, stage: int) -> bool:
-        if not is_atoll(client):
+        if not _is_atolls_client(client):
             return clear(client, name, stage)
         return _for_clients.pop((stage, name), None) is not None
 
     return clear_xla_transform_c_api
+
+
+def _finding_clients(find: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return Atoll's client in place of a PjRt plug-in, which Atoll's platforms do not have."""
+
+    def get_pjrt_plugin(platform_name: str) -> Any:
+        from jax._src import xla_bridge
+
+        client = xla_bridge.backends().get(platform_name)
+        return client if _is_atolls_client(client) else find(platform_name)
+
+    return get_pjrt_plugin
+
+
+def _is_atolls_client(found: Any) -> bool:
+    return hasattr(found, "runtime_type") and is_atoll(found)
 
 
 PATCH = Patch(
@@ -238,8 +254,7 @@ MODULE_PATCH = Patch(
     ),
 )
 
-# For transformations that are registered before a client exists, or for devices other than CPUs. Later versions of JAX
-# create all clients first, and support clients of other devices only from PjRt plug-ins.
+# For transformations that are registered before a client exists, or for devices other than CPUs.
 CLIENT_PATCH = Patch(
     name="transformations of modules for clients",
     enables="transformations of HLO modules that are registered for a client (`jax.extend.xla`)",
@@ -253,4 +268,22 @@ CLIENT_PATCH = Patch(
         Replacement("jaxlib._xla", "clear_xla_transform_c_api", _clearing_for_clients, ("client", "name", "stage")),
     ),
     before=(0, 11),
+)
+
+# Later versions of JAX register with the PjRt plug-ins of all platforms instead of their clients.
+PLUGIN_PATCH = Patch(
+    name="transformations of modules for plug-ins",
+    enables="transformations of HLO modules that are registered for all platforms (`jax.extend.xla`)",
+    error="PJRT_Api is not initialized",
+    changes=(
+        Replacement("jaxlib._jax", "get_pjrt_plugin", _finding_clients, ("platform_name",)),
+        Replacement(
+            "jaxlib._xla",
+            "register_xla_transform_c_api",
+            _registering_for_clients,
+            ("c_api", "name", "stage", "callback"),
+        ),
+        Replacement("jaxlib._xla", "clear_xla_transform_c_api", _clearing_for_clients, ("c_api", "name", "stage")),
+    ),
+    since=(0, 11),
 )
