@@ -6,8 +6,8 @@ from typing import Any
 
 from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.slice_requests import SliceRequest
-from atoll.migration.suspensions import Stage
 from atoll.protocol import messages as m
+from atoll.state.session_states import SessionState
 from tests.controller.world import Client, World
 
 
@@ -118,7 +118,7 @@ class MigratingWorld(World):
                 for number in list(suspensions):
                     self.close(self.clients[number])
             for number in list(suspensions):
-                if suspensions[number].stage is Stage.SUSPENDED:
+                if suspensions[number].session.state is SessionState.SUSPENDED:
                     self.ask(m.ResumeRequest(number, (), 1000.0))
             self.now += 1
             self.cluster.tick(self.now)

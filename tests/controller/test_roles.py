@@ -103,7 +103,7 @@ class Roles(Play):
             controller.tenants.settings(),
             [(each.number, each.state) for each in controller.resources.islands.values() if each.number != HOST],
             [(handle, each.ready, each.released) for handle, each in session.directory.entries.items()],
-            (list(session.programs), session.in_flight, session.credits, session.suspended),
+            (list(session.programs), session.in_flight, session.credits, session.suspension_text),
             set(controller.sessions),
             controller.agents.report,
         )

@@ -101,7 +101,7 @@ def test_sessions_that_run_or_are_in_memory_end_with_their_cluster():
 
 def test_it_goes_on_where_it_was_once_its_functions_are_compiled():
     play = next_of(suspended())
-    assert play.controller.sessions[1].suspended == "suspended on disk"
+    assert play.controller.sessions[1].suspension_text == "suspended on disk"
     said = play.hosts_join()
     assert [each for each in said if isinstance(each, m.HostsRestarted)] == [
         m.HostsRestarted(((0, "unix:/data-0"),)),

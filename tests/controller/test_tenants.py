@@ -101,9 +101,9 @@ def test_a_user_suspends_and_resumes_its_own_session():
     connection = play.connect("operator", token="alice")
     assert play.ask(connection, m.SuspendRequest(alice)) == []
     play.proxy(alice, m.Quiesced(1))
-    assert play.controller.sessions[alice].suspended == "being suspended"
+    assert play.controller.sessions[alice].suspension_text == "being suspended"
     play.flush()
-    assert play.controller.sessions[alice].suspended == "suspended in memory"
+    assert play.controller.sessions[alice].suspension_text == "suspended in memory"
     assert refusal(play, connection, m.ResumeRequest(alice)) == Code.OK
 
 

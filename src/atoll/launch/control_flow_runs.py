@@ -160,8 +160,8 @@ class ControlFlowRuns:
         """Handle that a part is done, or has failed."""
         whole = launch.part_of
         session = None if whole is None else self._sessions.get(whole.session)
-        if whole is None or session is None or whole.is_over:
-            return
+        if whole is None or session is None or self._awaited.get(whole.awaited) is not whole:
+            return  # its last part was launched, or it failed
         if launch.error is not None:
             self._fail(session, whole, launch.error)
         elif any(gang.sequence == whole.awaited[1] for node in launch.nodes for gang in node.gangs):
@@ -234,7 +234,6 @@ class ControlFlowRuns:
         self._launcher.end_credits(session, whole.credits)
 
     def _over(self, whole: ControlFlowRun) -> None:
-        whole.is_over = True
         self._awaited.pop(whole.awaited, None)
         self._ended.pop(whole.awaited, None)
         for program in whole.parts:

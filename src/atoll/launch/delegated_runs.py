@@ -36,6 +36,7 @@ from atoll.protocol import messages as m
 from atoll.state.buffer_directory import Entry
 from atoll.state.dispatch_units import Unit
 from atoll.state.gang_states import GangState
+from atoll.state.launch_states import LaunchState
 from atoll.state.programs import RegisteredProgram
 from atoll.state.quarantine import Quarantine
 from atoll.state.queued_nodes import Gang, QueuedNode
@@ -449,7 +450,8 @@ class DelegatedRuns:
             if not limits[island]:
                 run.launch.hosts_started.pop(gang.hosts[0], None)
         launch, session = run.launch, self._sessions[run.launch.session]
-        launch.nodes, launch.is_delegated = [], False
+        launch.nodes = []
+        launch.enter(LaunchState.ACTIVE)
         for first, unit in units:
             self._builder.make_node(session, launch, unit, run.first, first)
         for node in launch.nodes:

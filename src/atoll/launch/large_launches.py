@@ -20,6 +20,7 @@ from atoll.protocol import messages as m
 from atoll.state.dispatch_units import Unit
 from atoll.state.queued_nodes import QueuedNode
 from atoll.state.session import GangRun, Launch, Session
+from atoll.state.session_states import SessionState
 from atoll.state.stepped_work import Turns
 
 # Launches of programs with more nodes are large.
@@ -92,7 +93,7 @@ class LargeLaunches:
         if number is not None:
             beginning = self.beginning[number][0]
             session = beginning.session
-            is_open = self._sessions.get(number) is session
+            is_open = session.state is not SessionState.CLOSED
             if not is_open or self._proceed_beginning(beginning, steps):
                 self._beginning.take(number)
                 if is_open:

@@ -13,6 +13,7 @@ from atoll.protocol import messages as m
 from atoll.protocol.number_ranges import HOST_FEEDS
 from atoll.state.buffer_directory import NO_ENTRY, Entry
 from atoll.state.dispatch_units import Unit
+from atoll.state.launch_states import LaunchState
 from atoll.state.programs import RegisteredProgram
 from atoll.state.quarantine import Quarantine
 from atoll.state.queued_nodes import Gang, HostCallKind, QueuedNode
@@ -44,11 +45,11 @@ class LaunchBuilder:
         return first
 
     def launch(
-        self, session: Session, program: RegisteredProgram, message: m.Launch, seconds: float, *, is_delegated: bool
+        self, session: Session, program: RegisteredProgram, message: m.Launch, seconds: float, state: LaunchState
     ) -> Launch:
         """Make a launch with the entries of its values. A delegated launch has only those of its results."""
-        launch = self.bare_launch(session, program, message, seconds, is_delegated=is_delegated)
-        values = program.result_values if is_delegated else range(program.arguments, len(launch.entries))
+        launch = self.bare_launch(session, program, message, seconds, state)
+        values = program.result_values if launch.is_delegated else range(program.arguments, len(launch.entries))
         self.make_entries(session, launch, message.traceback_id, values)
         return launch
 
@@ -58,8 +59,7 @@ class LaunchBuilder:
         program: RegisteredProgram,
         message: m.Launch,
         seconds: float,
-        *,
-        is_delegated: bool = False,
+        state: LaunchState = LaunchState.ACTIVE,
     ) -> Launch:
         """Make a launch without the entries of the values that it makes."""
         entries = [session.directory.entries[handle] for handle in message.arguments]
@@ -74,7 +74,7 @@ class LaunchBuilder:
             entries,
             credits=message.credits,
             seconds=seconds,
-            is_delegated=is_delegated,
+            state=state,
         )
 
     def make_entries(self, session: Session, launch: Launch, traceback_id: int, values: Sequence[int]) -> None:

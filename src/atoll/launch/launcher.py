@@ -44,6 +44,7 @@ from atoll.state.device_clocks import DeviceClocks
 from atoll.state.dispatch_units import Unit
 from atoll.state.gang_specs import GangSpec, RunGangs
 from atoll.state.gang_states import GangState, Reason
+from atoll.state.launch_states import LaunchState
 from atoll.state.offenses import TenantOffenses
 from atoll.state.programs import RegisteredProgram
 from atoll.state.quarantine import Quarantine
@@ -202,12 +203,13 @@ class Launcher:
         delegated = self.delegated_runs.program_of(session, program) if is_plain else None
         seconds = self._outbox.seconds
         if delegated is None and len(program.nodes) > LARGE_NODES:
-            launch = self.builder.bare_launch(session, program, message, seconds)
+            launch = self.builder.bare_launch(session, program, message, seconds, LaunchState.BEGINNING)
             for entry in launch.entries[: program.arguments]:
                 entry.uses += 1  # until its nodes are made
             self.large_launches.begin(session, launch, message)
             return False
-        launch = self.builder.launch(session, program, message, seconds, is_delegated=delegated is not None)
+        state = LaunchState.ACTIVE if delegated is None else LaunchState.DELEGATED
+        launch = self.builder.launch(session, program, message, seconds, state)
         if delegated is None:
             self._line_up(launch, self.builder.make_nodes(session, launch))
         else:
@@ -300,6 +302,7 @@ class Launcher:
         if problem is not None:
             self.fail(launch, problem)
             return False
+        launch.enter(LaunchState.ACTIVE)
         for i in program.donated:
             launch.entries[i].consume()
         if program.is_unbounded or self._dependencies.has_some(launch.session):
@@ -619,6 +622,8 @@ class Launcher:
         nodes = [node for island in self._resources.islands for node in self.scheduler.nodes(island)]
         gangs = [*self.in_flight.values(), *(gang for node in nodes for gang in node.gangs)]
         for launch in {id(gang.run.launch): gang.run.launch for gang in gangs}.values():
+            assert launch.state is not LaunchState.ENDED, f"{launch.program.name} has ended, and has gangs"
+            assert (launch.state is LaunchState.FAILING) == (launch.error is not None)
             if launch.error is None and launch.session in self._sessions:
                 left = sum(gang.state < GangState.DONE for node in launch.nodes for gang in node.gangs)
                 assert launch.pending == left, f"{launch.program.name} counts {launch.pending} gangs and has {left}"
@@ -638,11 +643,12 @@ class Launcher:
 
     def _launch_done(self, launch: Launch) -> None:
         """Settle the results of a launch whose gangs have all ended: they are ready, or errors."""
-        session = self._sessions.get(launch.session)
+        session, was_delegated = self._sessions.get(launch.session), launch.is_delegated
+        launch.enter(LaunchState.ENDED)
         if launch.error is not None or session is None:
             for entry in launch.entries[launch.program.arguments :]:
                 self.memory.release(entry)
-        elif not launch.is_delegated and len(launch.program.nodes) <= LARGE_NODES:
+        elif not was_delegated and len(launch.program.nodes) <= LARGE_NODES:
             for value in launch.program.inner_values:
                 self.memory.release(launch.entries[value])
         if launch.dependency is not None:
@@ -670,6 +676,7 @@ class Launcher:
         if launch.error is not None:
             return
         launch.error = status
+        launch.enter(LaunchState.FAILING)
         session = self._sessions.get(launch.session)
         if session is not None:
             session.has_errors = True

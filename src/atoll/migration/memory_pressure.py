@@ -91,7 +91,7 @@ class MemoryPressure:
         priority = node.tenant.settings.priority
         for session in sorted(self._sessions.values(), key=lambda each: (each.tenant.settings.priority, each.number)):
             own = session.tenant.settings.priority
-            if own > priority or (own == priority and not is_last) or session.suspended:
+            if own > priority or (own == priority and not is_last) or session.is_suspended:
                 continue
             idle = sorted(self._idle(session, device), key=lambda each: -_bytes_on(each[1], device))
             chosen = []
@@ -128,7 +128,7 @@ class MemoryPressure:
         """Return how many bytes of each host's memory are left for spilled arrays."""
         room: Counter[int] = Counter({host: self._spill_bytes for host, _ in self._memory.ledger.capacity})
         for session in self._sessions.values():
-            for entry in session.directory.entries.values() if session.has_spilled and not session.suspended else ():
+            for entry in session.directory.entries.values() if session.has_spilled and not session.is_suspended else ():
                 if entry.spilled is not None:
                     room.subtract({part.host: part.piece.nbytes for part in entry.spilled.parts})
         for entry in self._spilling.values():
@@ -161,7 +161,7 @@ class MemoryPressure:
             session
             for session in self._sessions.values()
             if session.tenant.settings.priority < priority
-            and not session.suspended
+            and not session.is_suspended
             and session.number not in self._refused
         ]
 

@@ -109,8 +109,8 @@ class Migrations:
     def check(self, session: Session, plan: Callable[[], Changes]) -> tuple[Changes, set[int]]:
         """Return the changes and the islands they affect. Raises StatusError if the migration is impossible now."""
         self.check_free(session)
-        if session.suspended:
-            raise StatusError(Code.FAILED_PRECONDITION, f"session {session.number} is {session.suspended}")
+        if session.is_suspended:
+            raise StatusError(Code.FAILED_PRECONDITION, f"session {session.number} is {session.suspension_text}")
         return check_changes(session, plan(), self._resources)
 
     def begin(self, session: Session, plan: Callable[[], Changes], then: Callable[[Status], None]) -> None:
@@ -213,7 +213,7 @@ class Migrations:
     def _compile(self, migration: Migration) -> None:
         session = migration.session
         migration.changes, migration.islands = check_changes(
-            session, migration.plan(), self._resources, may_stay=bool(session.suspended)
+            session, migration.plan(), self._resources, may_stay=session.is_suspended
         )
         after = {**session.devices.locations, **migration.changes}
         asked: list[tuple[int, tuple[int, ...]]] = []
@@ -274,6 +274,6 @@ class Migrations:
             self._compilation.forget(session, name)
             self._compilation.drop_reference(name)
         migration.mover.give_up(session, status)
-        if not session.suspended:
+        if not session.is_suspended:
             self._outbox.to_session(session.number, m.Migrated(migration.number, ()))
         migration.then(status)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from enum import Enum
 from functools import partial
 
 from atoll.cluster.lifecycle import IslandFailed
@@ -30,26 +29,16 @@ from atoll.protocol import messages as m
 from atoll.quantities import human_bytes
 from atoll.state.durations import Durations
 from atoll.state.session import Session
+from atoll.state.session_states import SessionState
 from atoll.telemetry.history import History
 
-
-class Stage(Enum):
-    """The stage of a suspension."""
-
-    QUIESCING = "quiescing"
-    DRAINING = "draining"
-    SPILLING = "spilling"
-    SUSPENDED = "suspended"
-    WAITING = "waiting for room"
-    RESUMING = "resuming"
-
-
-# By stage: how long it may take, and the reason to report after that.
+# By state of a session: how long it may take, and the reason to report after that.
 _DEADLINES = {
-    Stage.QUIESCING: (QUIESCE_SECONDS, "its proxy has not replied"),
-    Stage.DRAINING: (REST_SECONDS, "{in_flight} of its launches have not ended"),
-    Stage.SPILLING: (WORK_SECONDS, "its arrays have not been copied"),
+    SessionState.QUIESCING: (QUIESCE_SECONDS, "its proxy has not replied"),
+    SessionState.DRAINING: (REST_SECONDS, "{in_flight} of its launches have not ended"),
+    SessionState.SPILLING: (WORK_SECONDS, "its arrays have not been copied"),
 }
+_AT_REST = (SessionState.SUSPENDED, SessionState.WAITING)
 
 
 @dataclass(eq=False)
@@ -60,19 +49,16 @@ class _Resumption:
     seconds: float
     then: Callable[[Status], None]
     since: float | None = None  # time of the first tick that looked for space
-    waits_for: str = ""
 
 
 @dataclass(eq=False)
 class Suspension:
-    """A session that is or is being suspended. `then(status)` is called once, when it is suspended or cannot be."""
+    """The suspension of a session. `then(status)` is called once, when the session is suspended or cannot be."""
 
     number: int
     session: Session
-    to_files: bool
     then: Callable[[Status], None]
     by_system: bool = False  # it is resumed as soon as there is space
-    stage: Stage = Stage.QUIESCING
     need: MemoryNeed = field(default_factory=MemoryNeed)
     resumption: _Resumption | None = None
 
@@ -102,7 +88,7 @@ class Suspensions:
         self._out = out
         self._directory = directory
         self._patience = patience  # seconds that the proxy of a session on disk waits for the next cluster
-        self._stages: Durations[tuple[int, Stage]] = Durations()
+        self._states: Durations[tuple[int, SessionState]] = Durations()
         self._now = 0.0
 
     # ---- requests
@@ -115,10 +101,12 @@ class Suspensions:
         before = self.by_session.get(session.number)
         if before is not None:
             before.by_system = before.by_system and by_system  # after a user's request, only a user resumes it
-            raise StatusError(Code.FAILED_PRECONDITION, f"session {session.number} is {session.suspended} already")
-        suspension = Suspension(self._migrations.next_number(), session, to_files, then, by_system)
+            text = f"session {session.number} is {session.suspension_text} already"
+            raise StatusError(Code.FAILED_PRECONDITION, text)
+        suspension = Suspension(self._migrations.next_number(), session, then, by_system)
         self.by_session[session.number] = suspension
-        self._enter(suspension, Stage.QUIESCING)
+        session.enter(SessionState.QUIESCING)
+        session.is_on_disk = to_files
         self._out.to_session(session.number, m.Quiesce(suspension.number))
 
     def resume(
@@ -130,20 +118,21 @@ class Suspensions:
         Raises FAILED_PRECONDITION if the session is not suspended or can never be there.
         """
         suspension = self.by_session.get(session.number)
-        if suspension is None or suspension.stage not in (Stage.SUSPENDED, Stage.WAITING):
-            state = session.suspended or "not suspended"
+        if suspension is None or session.state not in _AT_REST:
+            state = session.suspension_text or "not suspended"
             raise StatusError(Code.FAILED_PRECONDITION, f"session {session.number} is {state}")
         self._plan(session, islands)  # raises if this is impossible
         before, suspension.resumption = suspension.resumption, _Resumption(islands, seconds, then)
         if before is not None:
             before.then(Status(Code.CANCELLED, "another request to resume the session replaced this one"))
-        self._enter(suspension, Stage.WAITING)
+        if session.state is not SessionState.WAITING:
+            session.enter(SessionState.WAITING)
+        session.waits_for = ""
         self._try_to_resume(suspension)
 
     def needs(self, session: Session, island: int) -> bool:
         """Whether the session would lose anything with the island. A session on disk would not."""
-        suspension = self.by_session.get(session.number)
-        if suspension is not None and suspension.stage in (Stage.SUSPENDED, Stage.WAITING):
+        if session.state in _AT_REST:
             hosts = set(self._resources.hosts_of(island))
             spilled_arrays = (entry.spilled for entry in session.directory.entries.values())
             return any(each is not None and not hosts.isdisjoint(each.memory_hosts) for each in spilled_arrays)
@@ -151,34 +140,34 @@ class Suspensions:
 
     def being_suspended(self) -> list[Session]:
         """Return the sessions whose memory will soon be free."""
-        on_the_way = (Stage.QUIESCING, Stage.DRAINING, Stage.SPILLING)
-        return [each.session for each in self.by_session.values() if each.stage in on_the_way]
+        on_the_way = (SessionState.QUIESCING, SessionState.DRAINING, SessionState.SPILLING)
+        return [each.session for each in self.by_session.values() if each.session.state in on_the_way]
 
     def on_disk(self) -> list[tuple[Session, bool]]:
         """Return the sessions that are suspended on disk, and whether the cluster suspended them by itself."""
-        at_rest = (Stage.SUSPENDED, Stage.WAITING)
-        found = [each for each in self.by_session.values() if each.to_files and each.stage in at_rest]
-        return [(each.session, each.by_system) for each in found]
+        found = [(each.session, each.by_system) for each in self.by_session.values()]
+        return [each for each in found if each[0].is_on_disk and each[0].state in _AT_REST]
 
     def add_persisted(self, session: Session, by_system: bool) -> None:
         """Add a session that an earlier cluster suspended on disk."""
-        suspension = Suspension(self._migrations.next_number(), session, True, _ignore, by_system)
+        suspension = Suspension(self._migrations.next_number(), session, _ignore, by_system)
         suspension.need = MemoryNeed.of(session)
         self.by_session[session.number] = suspension
-        self._enter(suspension, Stage.SUSPENDED)
+        session.is_on_disk = True
+        self._enter_suspended(session)
 
     def quiesced(self, session: Session, number: int) -> None:
         """Handle that the proxy holds its client back. Everything it sent before has arrived."""
         suspension = self.by_session.get(session.number)
-        if suspension is not None and suspension.number == number and suspension.stage is Stage.QUIESCING:
-            self._enter(suspension, Stage.DRAINING)
+        if suspension is not None and suspension.number == number and session.state is SessionState.QUIESCING:
+            session.enter(SessionState.DRAINING)
 
     # ---- time, and losses
 
     def proceed(self) -> None:
         """Advance the suspensions as far as possible."""
         for suspension in list(self.by_session.values()):
-            if suspension.stage is Stage.DRAINING:
+            if suspension.session.state is SessionState.DRAINING:
                 try:
                     if self._migrations.is_still(suspension.session):
                         self._spill(suspension)
@@ -188,12 +177,15 @@ class Suspensions:
     def tick(self, now: float) -> None:
         """Abort suspensions that take too long, and look for space for waiting sessions. Call this once per second."""
         self._now = now
-        stages = {(each.number, each.stage): each for each in self.by_session.values() if each.stage in _DEADLINES}
-        for key, seconds in self._stages.update(now, stages).items():
-            suspension = stages[key]
-            most, text = _DEADLINES[suspension.stage]
+        states = {
+            (each.number, each.session.state): each
+            for each in self.by_session.values()
+            if each.session.state in _DEADLINES
+        }
+        for key, seconds in self._states.update(now, states).items():
+            suspension, session = states[key], states[key].session
+            most, text = _DEADLINES[key[1]]
             if seconds > most:
-                session = suspension.session
                 text = f"{session.name}: {text.format(in_flight=session.in_flight)} after {seconds:.0f} s"
                 self._give_up(suspension, Status(Code.DEADLINE_EXCEEDED, text))
         for suspension in self._waiting():
@@ -203,8 +195,9 @@ class Suspensions:
 
     def _waiting(self) -> Iterator[Suspension]:
         """Yield the sessions to resume: higher priorities first, then those that were suspended first."""
-        found = [each for each in self.by_session.values() if each.stage is Stage.WAITING]
-        found += [each for each in self.by_session.values() if each.stage is Stage.SUSPENDED and each.by_system]
+        all_of_them = self.by_session.values()
+        found = [each for each in all_of_them if each.session.state is SessionState.WAITING]
+        found += [each for each in all_of_them if each.session.state is SessionState.SUSPENDED and each.by_system]
         yield from sorted(found, key=lambda each: (-each.session.tenant.settings.priority, each.number))
 
     def island_failed(self, lost: IslandFailed) -> None:
@@ -217,34 +210,25 @@ class Suspensions:
             ended = Status(Code.CANCELLED, f"{session.name} has ended")
             if suspension.resumption is not None:
                 suspension.resumption.then(ended)
-            elif suspension.stage is not Stage.SUSPENDED:
+            elif session.state is not SessionState.SUSPENDED:
                 suspension.then(ended)
 
-    # ---- stages
+    # ---- suspending
 
-    def _enter(self, suspension: Suspension, stage: Stage) -> None:
-        suspension.stage = stage
-        if suspension.to_files and stage in (Stage.SUSPENDED, Stage.RESUMING):
-            is_suspended = stage is Stage.SUSPENDED
-            self._out.set_patience(suspension.session.number, self._patience if is_suspended else 0.0)
-        where = "on disk" if suspension.to_files else "in memory"
-        resumption = suspension.resumption
-        text = {
-            Stage.SUSPENDED: f"suspended {where}",
-            Stage.WAITING: f"suspended {where}, and waits for {resumption.waits_for if resumption else ''}",
-            Stage.RESUMING: "being resumed",
-        }
-        suspension.session.suspended = text.get(stage, "being suspended")
+    def _enter_suspended(self, session: Session) -> None:
+        session.enter(SessionState.SUSPENDED)
+        if session.is_on_disk:
+            self._out.set_patience(session.number, self._patience)
 
     def _spill(self, suspension: Suspension) -> None:
         session = suspension.session
-        self._enter(suspension, Stage.SPILLING)
+        session.enter(SessionState.SPILLING)
         handles = [
             handle
             for handle, entry in session.directory.entries.items()
             if entry.is_idle and entry.spec is not None and entry.spec.dtype not in ("token", "opaque")
         ]
-        directory = self._directory_of(session) if suspension.to_files else ""
+        directory = self._directory_of(session) if session.is_on_disk else ""
         self._spiller.spill(
             session,
             handles,
@@ -267,7 +251,7 @@ class Suspensions:
             return
         suspension.need = MemoryNeed.of(session)
         session.devices.are_free = True
-        self._enter(suspension, Stage.SUSPENDED)
+        self._enter_suspended(session)
         text = f"{session.name}: {human_bytes(suspension.need.nbytes)}"
         self._history.record("session suspended", text, -1, session.number, session.tenant.name)
         suspension.then(OK)
@@ -277,7 +261,7 @@ class Suspensions:
         session = suspension.session
         if self.by_session.pop(session.number, None) is None:
             return
-        session.suspended = ""
+        session.enter(SessionState.RUNNING)
         self._spiller.cancel(session, status)
         self._out.to_session(session.number, m.Migrated(suspension.number, ()))
         suspension.then(status)
@@ -304,22 +288,22 @@ class Suspensions:
             lacking = error.status.message
         if resumption is None:
             return
-        resumption.waits_for = lacking
+        session.waits_for = lacking
         # `since` is None if the request is newer than the last tick.
         has_waited = 0.0 if resumption.since is None else self._now - resumption.since
         if has_waited >= resumption.seconds:
             suspension.resumption = None
-            self._enter(suspension, Stage.SUSPENDED)
+            self._enter_suspended(session)
             resumption.then(Status(Code.RESOURCE_EXHAUSTED, f"session {session.number} waits for {lacking}"))
-        else:
-            self._enter(suspension, Stage.WAITING)
 
     def _begin_resume(self, suspension: Suspension, islands: tuple[int, ...]) -> None:
         session = suspension.session
         plan = partial(self._plan, session, islands)
         self._migrations.begin_resume(session, plan, partial(self._resumed, suspension))
         session.devices.are_free = False
-        self._enter(suspension, Stage.RESUMING)
+        session.enter(SessionState.RESUMING)
+        if session.is_on_disk:
+            self._out.set_patience(session.number, 0.0)
 
     def _resumed(self, suspension: Suspension, status: Status) -> None:
         session = suspension.session
@@ -328,7 +312,7 @@ class Suspensions:
         resumption = suspension.resumption
         if status.ok:
             del self.by_session[session.number]
-            session.suspended = ""
+            session.enter(SessionState.RUNNING)
             self._history.record("session resumed", session.name, -1, session.number, session.tenant.name)
         else:
             session.devices.are_free = True
@@ -336,7 +320,7 @@ class Suspensions:
             if suspension.by_system and status.code not in (Code.RESOURCE_EXHAUSTED, Code.FAILED_PRECONDITION):
                 suspension.by_system = False  # it would fail again
             self._history.operation(status, "")
-            self._enter(suspension, Stage.SUSPENDED)
+            self._enter_suspended(session)
         if resumption is not None:
             resumption.then(status)
 

@@ -8,7 +8,7 @@ The usual way of a gang, and that of a gang that stands for a delegated run:
 
 All gangs of a node are in the same state until the node is committed. From then on, each gang has its own state. A gang
 may be DROPPED until it is RUNNING or HELD. `TRANSITIONS` lists the legal transitions, and `Gang.enter` refuses all
-others. A launch has only the states of its gangs and `Launch.error`.
+others. `launch_states` has the states of the launch.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ TRANSITIONS: dict[GangState, frozenset[GangState]] = {
     _S.NEW: frozenset({_S.DEFERRED, _S.WAITING, _S.READY, _S.DROPPED}),
     # `Scheduler.enqueue`, called by `DependencyTracker` and `LargeLaunches`
     _S.DEFERRED: frozenset({_S.WAITING, _S.READY, _S.DROPPED}),
-    # `Scheduler.arrived`, `retry`, `resume`, `admit`, `delegated_run_ended`; for nodes further back in line, the
+    # `Scheduler.arrived`, `retry`, `offer_again`, `delegated_run_ended`; for nodes further back in line, the
     # commitment or the drop of the node ahead
     _S.WAITING: frozenset({_S.READY, _S.DROPPED}),
     # `Scheduler.next` calls `_commit`. The node waits again if memory or its island is missing, if `lacks` was called,

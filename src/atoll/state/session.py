@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from atoll.cluster.state_machine import StateMachine
 from atoll.cluster.virtual_devices import SessionDevices
 from atoll.errors import Status
 from atoll.ir.program import Program
@@ -14,9 +15,13 @@ from atoll.protocol import messages as m
 from atoll.state.buffer_directory import Directory, Entry
 from atoll.state.gang_specs import GangSpec, HostFeeds
 from atoll.state.gang_states import Waited
+from atoll.state.launch_states import TRANSITIONS as LAUNCH_TRANSITIONS
+from atoll.state.launch_states import LaunchState
 from atoll.state.memory_ledger import Block
 from atoll.state.programs import ProgramParts, RegisteredProgram
 from atoll.state.queued_nodes import NOBODY, Dependency, QueuedNode
+from atoll.state.session_states import TRANSITIONS as SESSION_TRANSITIONS
+from atoll.state.session_states import SessionState
 from atoll.state.tallies import ROW_TRANSFERS, Tally
 from atoll.state.tenants import Tenant
 
@@ -78,9 +83,10 @@ class Feeds(Generic[Waiter]):
 
 
 @dataclass(slots=True, eq=False)
-class Launch:
-    """One run of a program."""
+class Launch(StateMachine[LaunchState]):
+    """One run of a program. `error` is the reason if it is FAILING, or has ended with an error."""
 
+    transitions = LAUNCH_TRANSITIONS
     session: int
     program: RegisteredProgram
     arguments: tuple[int, ...]  # handles
@@ -96,12 +102,19 @@ class Launch:
     dependency: Dependency[GangRun] | None = None  # of its results
     part_of: ControlFlowRun | None = None  # the run of the control flow node that it belongs to
     seconds: float = 0.0  # arrival, by the controller's clock
-    is_delegated: bool = False  # if so, inner values have no entries: see `delegated_runs`
+    state: LaunchState = LaunchState.ACTIVE
     then: Callable[[Launch], None] | None = None  # called at the end of a launch that the controller itself made
     handles: tuple[int, ...] = field(init=False)  # of arguments and results
 
     def __post_init__(self) -> None:
         self.handles = self.arguments + self.results
+
+    def _described(self) -> str:
+        return f"a launch of {self.program.name}"
+
+    @property
+    def is_delegated(self) -> bool:
+        return self.state is LaunchState.DELEGATED
 
     def named_entries(self) -> Iterator[tuple[int, Entry]]:
         """Yield the buffers that have handles, as (handle, entry)."""
@@ -132,7 +145,6 @@ class ControlFlowRun:
     credits: int
     carried: tuple[int, ...] = ()  # handles that a loop carries
     awaited: tuple[int, int] = (0, 0)  # host whose report is awaited, and the sequence number of the gang
-    is_over: bool = False  # its last part was launched, or it failed
 
 
 # A buffer that is written to the memory of a donated one: (buffer, donor, block of the donor).
@@ -184,9 +196,10 @@ class GangRun:
 
 
 @dataclass
-class Session:
+class Session(StateMachine[SessionState]):
     """A client connection and everything that it owns."""
 
+    transitions = SESSION_TRANSITIONS
     number: int
     pid: int
     label: str
@@ -225,7 +238,29 @@ class Session:
     leaves_islands: bool = False  # the client leaves islands itself when they are drained
     has_errors: bool = False  # some buffer stands for an error
     has_spilled: bool = False  # some buffer may be spilled
-    suspended: str = ""  # progress of its suspension, in a few words, or "" if it is not suspended
+    state: SessionState = SessionState.RUNNING
+    is_on_disk: bool = False  # while it is suspended, its arrays are in files; otherwise, in the memory of hosts
+    waits_for: str = ""  # space that it lacks, if it is WAITING
+
+    def _described(self) -> str:
+        return f"session {self.number}"
+
+    @property
+    def is_suspended(self) -> bool:
+        """Return whether the session is suspended, is being suspended, or is being resumed."""
+        return self.state not in (SessionState.RUNNING, SessionState.CLOSED)
+
+    @property
+    def suspension_text(self) -> str:
+        """Return the progress of the suspension, in a few words, or "" if the session is not suspended."""
+        if not self.is_suspended:
+            return ""
+        if self.state is SessionState.RESUMING:
+            return "being resumed"
+        if self.state < SessionState.SUSPENDED:
+            return "being suspended"
+        text = f"suspended {'on disk' if self.is_on_disk else 'in memory'}"
+        return text if self.state is SessionState.SUSPENDED else f"{text}, and waits for {self.waits_for}"
 
     def launched(self) -> None:
         """Count a launch that is in flight."""

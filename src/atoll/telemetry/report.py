@@ -180,7 +180,7 @@ def _session(session: Session, resources: ResourceManager) -> SessionSnapshot:
         arrays=len(directory.entries),
         bytes=directory.nbytes,
         programs=len(session.programs),
-        state=session.suspended,
+        state=session.suspension_text,
         spilled_bytes=_spilled_bytes(session),
         functions=len(session.functions),
         launches=session.launches,

@@ -135,7 +135,7 @@ class Operators:
 
     def _when_suspended(self, operator: int, session: Session, status: Status) -> None:
         if status.ok:
-            self._reply(operator, OK, f"session {session.number} is {session.suspended}")
+            self._reply(operator, OK, f"session {session.number} is {session.suspension_text}")
         else:
             self._reply(operator, Status(status.code, f"session {session.number} continues: {status.message}"))
 

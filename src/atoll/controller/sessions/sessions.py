@@ -13,6 +13,7 @@ from atoll.errors import OK, Code, Status, StatusError
 from atoll.launch.launch_checks import LAUNCH_WINDOW
 from atoll.protocol import messages as m
 from atoll.state.session import Session
+from atoll.state.session_states import SessionState
 from atoll.state.tenants import Tenant
 
 
@@ -101,6 +102,7 @@ class Sessions:
         self._outbox.forget_session(number)
         for forget in self._at_end:
             forget(session)
+        session.enter(SessionState.CLOSED)
 
     def end(self, number: int, status: Status) -> None:
         """End a session that violates a rule: its proxy gets the reason."""
