@@ -10,8 +10,8 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 
 from atoll.errors import invalid
-from atoll.launch.delegated_programs import DelegatedProgram, IslandPart
 from atoll.protocol import messages as m
+from atoll.state.delegated_parts import DelegatedProgram, IslandPart
 from atoll.state.device_clocks import DeviceClocks
 from atoll.state.gang_specs import RunGangs
 from atoll.state.queued_nodes import Gang

@@ -1,21 +1,21 @@
-"""Programs whose runs may be delegated (see `delegated_runs`), with the data that is known before any run.
+"""Find whether runs of a program may be delegated (see `delegated_runs`), and what is known of them before any run.
 
-On each island these are the gangs in order, the most memory that they need, and the memory that is in use at the end.
-The memory is found by letting the gangs reserve theirs on devices without limits.
+The memory of a part is found by letting the gangs reserve theirs on devices without limits.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from atoll.cluster.locations import HostDevice, MemoryRequirement, total
 from atoll.cluster.tenant_settings import DEFAULT_TENANT
 from atoll.launch.reservations import Reservations
 from atoll.state.buffer_directory import Entry
+from atoll.state.delegated_parts import DelegatedProgram, IslandPart, PartMemory, PartResult, Transfers
 from atoll.state.gang_specs import GangSpec, HostFeeds, RunGangs
 from atoll.state.programs import RegisteredProgram
 from atoll.state.queued_nodes import Gang, QueuedNode
@@ -26,129 +26,8 @@ from atoll.state.usage import Account
 
 # Delegation gains nothing for programs with fewer nodes.
 LEAST_NODES = 4
-_SHORT_NS = 1_000_000
 # Kinds of gangs that a delegated run may have. They need only devices and other hosts, and report only their ends.
 _KINDS = frozenset({"call", "move", "send", "receive"})
-
-
-class PartResult(NamedTuple):
-    """A result of a run's part on an island. Its memory is that of argument `donor`, or new memory if `donor` is -1."""
-
-    value: int
-    requirement: MemoryRequirement
-    donor: int
-
-
-@dataclass(frozen=True, slots=True)
-class PartMemory:
-    """The memory that a part needs on devices in addition to its arguments, in bytes.
-
-    Attributes:
-      most: at most.
-      head: at most, while its first calls run.
-      tail: when its last gangs have started.
-      left: at its end.
-    """
-
-    most: dict[HostDevice, int]
-    head: dict[HostDevice, int]
-    tail: dict[HostDevice, int]
-    left: dict[HostDevice, int]
-
-    def behind(self, before: PartMemory) -> MemoryRequirement:
-        """Return the memory that a run needs in addition to that of the run `before` it, which is about to end."""
-        found = {}
-        for device in sorted({*self.most, *before.tail}):
-            has = before.most.get(device, 0)
-            together = before.tail.get(device, 0) + self.head.get(device, 0)
-            after = before.left.get(device, 0) + self.most.get(device, 0)
-            if max(together, after) > has:
-                found[device] = max(together, after) - has
-        return tuple(found.items())
-
-
-class Transfers(NamedTuple):
-    """The transfers of one kind in a part, as sums over the gangs before each place, and over all gangs at the end.
-
-    Attributes:
-      counts: the number of transfers.
-      nbytes: the bytes that they move.
-    """
-
-    kind: str
-    counts: tuple[int, ...]
-    nbytes: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class IslandPart:
-    """A program's part on one island.
-
-    Attributes:
-      each: its gangs, in order.
-      whole: one gang for all of them. Its scratch memory is the most that they need in addition to arguments.
-      successor: `whole`, with only the memory that it needs in addition to that of an equal run before it.
-      lost: arguments that have lost their memory to other values at the end.
-      devices: the host's devices, if all gangs have the same; otherwise None.
-      written: bytes to charge, summed over the gangs before each place, and over all gangs at the end.
-      samples: places whose durations are observed, and the number of gangs that do the same as each.
-    """
-
-    each: RunGangs
-    whole: GangSpec
-    successor: GangSpec
-    memory: PartMemory
-    results: tuple[PartResult, ...]
-    lost: tuple[int, ...]
-    devices: tuple[int, ...] | None
-    transfers: tuple[Transfers, ...]
-    written: tuple[int, ...]
-    samples: dict[int, int]
-    sample_places: tuple[int, ...]
-
-    @property
-    def gangs(self) -> tuple[GangSpec, ...]:
-        return self.each.specs
-
-
-@dataclass(frozen=True, slots=True)
-class DelegatedProgram:
-    """A program whose runs may be delegated.
-
-    Attributes:
-      parts: its part on each island.
-      nodes: the nodes with gangs on several islands, each as (island, place in the island's part) of its gangs.
-      gangs: the number of its gangs.
-      ahead: the limit for calls on a host from the first gang that has not ended to the newest.
-      weight: the part of an island's window that a run takes, in gangs.
-    """
-
-    parts: dict[int, IslandPart]
-    nodes: tuple[tuple[tuple[int, int], ...], ...]
-    gangs: int
-    ahead: int
-    weight: int
-
-    @property
-    def is_short(self) -> bool:
-        """Return whether the durations of its functions are known, and less than 1 ms on average."""
-        known = [
-            (part.gangs[place].duration_estimate, count)
-            for part in self.parts.values()
-            for place, count in part.samples.items()
-        ]
-        took = sum(each.nanoseconds * count for each, count in known)
-        return all(each.runs for each, _ in known) and took < _SHORT_NS * sum(count for _, count in known)
-
-    def close(self, limits: dict[int, int]) -> None:
-        """Raise the number of segments that each island runs, so that no gang waits for one that is not run.
-
-        Either all gangs of a node are run or none, and on each island all gangs before one that is run.
-        """
-        for node in reversed(self.nodes):
-            if any(limits[island] > place for island, place in node):
-                for island, place in node:
-                    limits[island] = max(limits[island], place + 1)
 
 
 def delegated_program(

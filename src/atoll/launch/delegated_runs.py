@@ -27,13 +27,14 @@ from atoll.cluster.resources import ResourceManager
 from atoll.errors import Status, invalid
 from atoll.launch.buffer_releases import BufferReleases
 from atoll.launch.delegated_charges import DelegatedCharges
-from atoll.launch.delegated_programs import DelegatedProgram, IslandPart, delegated_program
+from atoll.launch.delegated_programs import delegated_program
 from atoll.launch.large_plans import LargePlans
 from atoll.launch.launch_builder import LaunchBuilder
 from atoll.launch.reservations import Reservations
 from atoll.launch.scheduler import Scheduler
 from atoll.protocol import messages as m
 from atoll.state.buffer_directory import Entry
+from atoll.state.delegated_parts import DelegatedProgram, IslandPart, NotDelegated
 from atoll.state.dispatch_units import Unit
 from atoll.state.gang_states import GangState
 from atoll.state.launch_states import LaunchState
@@ -179,24 +180,24 @@ class DelegatedRuns:
     def program_of(self, session: Session, program: RegisteredProgram) -> DelegatedProgram | None:
         """Return the delegated program to launch now, or None if the launch is to be enqueued node by node."""
         settings, exclusive_after = session.tenant.settings, self._exclusive_after
-        if exclusive_after is None or program.delegated is False:
+        if exclusive_after is None or program.delegated is NotDelegated.IMPOSSIBLE:
             return None
         if self._quarantine.suspects or settings.memory or settings.total_memory:
             return None
         if any(self._scheduler.exclusive_for(each, session.number) < exclusive_after for each in program.islands):
             return None
-        if program.delegated is None:
-            program.delegated = self._delegated_program(program, _AHEAD)
-        elif program.delegated and program.delegated.ahead == _AHEAD and program.delegated.is_short:
-            program.delegated = self._delegated_program(program, _AHEAD_OF_SHORT)
-        return program.delegated or None
+        known: DelegatedProgram | NotDelegated = program.delegated
+        if known is NotDelegated.UNKNOWN:
+            known = self._delegated_program(program, _AHEAD)
+        elif isinstance(known, DelegatedProgram) and known.ahead == _AHEAD and known.is_short:
+            known = self._delegated_program(program, _AHEAD_OF_SHORT)
+        program.delegated = known
+        return known if isinstance(known, DelegatedProgram) else None
 
-    def _delegated_program(self, program: RegisteredProgram, ahead: int) -> DelegatedProgram | bool:
-        """Return the delegated program, or False if the program's runs cannot be delegated."""
+    def _delegated_program(self, program: RegisteredProgram, ahead: int) -> DelegatedProgram | NotDelegated:
         weight = max(1, min(self._scheduler.statistics(island).window for island in program.islands) // 2)
-        return (
-            delegated_program(program, lambda i: len(self._resources.hosts_of(i)), min(ahead, weight), weight) or False
-        )
+        found = delegated_program(program, lambda i: len(self._resources.hosts_of(i)), min(ahead, weight), weight)
+        return found or NotDelegated.IMPOSSIBLE
 
     def line_up(self, session: Session, launch: Launch, program: DelegatedProgram) -> None:
         """Enqueue one node for the whole launch, and note the buffers that it needs."""

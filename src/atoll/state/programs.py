@@ -21,6 +21,7 @@ from atoll.ir.steps import Steps, collected, freed
 from atoll.ir.types import DTYPE_BITS, ArraySpec, Box
 from atoll.ir.validation import DefinitionCheck
 from atoll.state.compiled_functions import FunctionReport, check_calls
+from atoll.state.delegated_parts import DelegatedProgram, NotDelegated
 from atoll.state.dispatch_units import Unit, UnitBuilder
 from atoll.state.gang_specs import ClientFeed, DurationEstimate, GangSpec, HostFeeds, MadeValue
 from atoll.state.queued_nodes import UNKNOWN_NS, HostCallKind
@@ -89,7 +90,7 @@ class RegisteredProgram:
 
     result_values: tuple[int, ...] = ()  # without the arguments
     inner_values: tuple[int, ...] = ()  # values between nodes, which are not results
-    delegated: Any = None  # a `DelegatedProgram`; False if it cannot be delegated; None if that is unknown
+    delegated: DelegatedProgram | NotDelegated = NotDelegated.UNKNOWN
 
     _by_plan: dict[tuple[int, ...], list[tuple[HostPlan, tuple[int, ...]]]] = field(default_factory=dict)
 
@@ -224,7 +225,7 @@ def register_in_steps(
         is_large=largest >= LARGE_PLAN_BYTES,
         reports=reports,
         fed=frozenset(fed),
-        delegated=None if len(islands) > 1 else False,
+        delegated=NotDelegated.UNKNOWN if len(islands) > 1 else NotDelegated.IMPOSSIBLE,
         result_values=tuple(sorted(result_values)),
         inner_values=tuple(inner),
         argument_memory=argument_memory,
