@@ -90,7 +90,7 @@ class ResourceManager:
         """Return the data addresses of the island's hosts."""
         return tuple((host, self.hosts[host].data_address) for host in self.hosts_of(island))
 
-    def lose_hosts(self, island: int) -> None:
+    def mark_hosts_failed(self, island: int) -> None:
         """Mark all hosts of the island as failed, since its workers cannot continue without one another."""
         for host in self.hosts_of(island):
             self.hosts[host].state = HostState.FAILED

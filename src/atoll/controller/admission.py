@@ -92,9 +92,9 @@ class Admission:
         self._operator = PeerHandlers("operator", from_operator, self._answer_refused)
         self._agent = PeerHandlers("agent", agents.received, self._expel, agents.lost)
         self._joining_worker = PeerHandlers("joining worker", self._worker_ready, self._refuse_with)
-        self._worker = PeerHandlers("worker", self._from_worker, self._lose_worker, self._worker_lost)
+        self._worker = PeerHandlers("worker", self._from_worker, self._expel_worker, self._worker_disconnected)
         self._waiting_proxy = PeerHandlers("waiting proxy", self._hello, self._refuse_with, self._proxy_gone)
-        self._proxy = PeerHandlers("proxy", self._from_proxy, self._end_session, self._proxy_lost)
+        self._proxy = PeerHandlers("proxy", self._from_proxy, self._end_session, self._proxy_disconnected)
         self._roles = {
             "worker": self._hello_of_worker,
             "proxy": self._hello_of_proxy,
@@ -156,8 +156,8 @@ class Admission:
             return
         if peer in self._waiting:
             self._waiting.remove(peer)
-        if peer.handlers.lose is not None:
-            peer.handlers.lose(peer, event.reason)
+        if peer.handlers.disconnected is not None:
+            peer.handlers.disconnected(peer, event.reason)
 
     def away(self, event: ConnectionAway) -> None:
         """Ignore the peer's silence until it reconnects or is lost."""
@@ -293,8 +293,8 @@ class Admission:
         self._outbox.close(
             peer.connection, f"the {peer.hello.role} of process {peer.hello.pid} was disconnected: {status}"
         )
-        if peer.handlers.lose is not None:
-            peer.handlers.lose(peer, str(status))
+        if peer.handlers.disconnected is not None:
+            peer.handlers.disconnected(peer, str(status))
 
     def _answer_refused(self, peer: Peer, status: Status) -> None:
         self._outbox.send(peer.connection, m.OperationReply(status, ""))
@@ -339,7 +339,7 @@ class Admission:
     def _end_session(self, peer: Peer, status: Status) -> None:
         self._sessions.end(peer.number, status)
 
-    def _proxy_lost(self, peer: Peer, reason: str) -> None:
+    def _proxy_disconnected(self, peer: Peer, reason: str) -> None:
         self._sessions.close(peer.number)
 
     # ---- hosts
@@ -367,7 +367,7 @@ class Admission:
                 self._open_session(proxy)
             self._outbox.add(ReportReady(self._outbox.cause))
 
-    def island_failed(self, lost: IslandFailed) -> None:
+    def introduce_remaining_hosts(self, lost: IslandFailed) -> None:
         self.introduce_hosts()
 
     def introduce_hosts(self) -> None:
@@ -403,17 +403,17 @@ class Admission:
         try:
             self._hosts.handle(peer.number, event.message)
         except StatusError as error:
-            self._lose_worker(peer, error.status)
+            self._expel_worker(peer, error.status)
 
-    def _lose_worker(self, peer: Peer, status: Status) -> None:
+    def _expel_worker(self, peer: Peer, status: Status) -> None:
         """Disconnect a worker that has sent a message that no worker of this version sends."""
         self._outbox.close(peer.connection, f"host {peer.number}: {status}")
-        self._recovery.worker_lost(peer.number, str(status))
+        self._recovery.fail_worker(peer.number, str(status))
 
-    def _worker_lost(self, peer: Peer, reason: str) -> None:
-        self._after(ENGINE_SAYS_SECONDS, partial(self._count_loss, peer.number, reason))
+    def _worker_disconnected(self, peer: Peer, reason: str) -> None:
+        self._after(ENGINE_SAYS_SECONDS, partial(self._fail_absent_worker, peer.number, reason))
 
-    def _count_loss(self, host: int, reason: str) -> None:
+    def _fail_absent_worker(self, host: int, reason: str) -> None:
         """Handle the loss, unless the engine has reported it or a new worker has joined meanwhile."""
         if host not in self._connections.hosts and not self._resources.has_failed(host):
-            self._recovery.worker_lost(host, reason)
+            self._recovery.fail_worker(host, reason)

@@ -311,12 +311,12 @@ class Controller:
         subscribe = lifecycle.subscribe
         subscribe(IslandReady, self._operators.island_ready)
         subscribe(IslandReady, self._persistence.island_ready)
-        subscribe(IslandFailed, self._recovery.island_failed)
-        subscribe(IslandFailed, self.migrations.island_failed)
-        subscribe(IslandFailed, self.suspensions.island_failed)
-        subscribe(IslandFailed, self._relays.island_failed)
-        subscribe(IslandFailed, self.programs.island_failed)
-        subscribe(IslandFailed, self._admission.island_failed)
+        subscribe(IslandFailed, self._recovery.fail_work_of_island)
+        subscribe(IslandFailed, self.migrations.give_up_on_island)
+        subscribe(IslandFailed, self.suspensions.lose_spilled_arrays)
+        subscribe(IslandFailed, self._relays.forget_groups)
+        subscribe(IslandFailed, self.programs.require_plans_again)
+        subscribe(IslandFailed, self._admission.introduce_remaining_hosts)
         subscribe(IslandFailed, self._world_failed)
         subscribe(IslandReady, self._world_works)
         subscribe(IslandRestarted, self._world_works)
@@ -340,7 +340,7 @@ class Controller:
         )
 
     def _world_failed(self, failed: IslandFailed | IslandRemoved) -> None:
-        self._worlds.island_failed(failed.island, failed.status)
+        self._worlds.close_worlds_of(failed.island, failed.status)
 
     def _world_works(self, works: IslandReady | IslandRestarted) -> None:
         self._worlds.island_works(works.island)

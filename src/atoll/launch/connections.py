@@ -21,13 +21,13 @@ class PeerHandlers:
       speaks: The row of these peers in `protocol.permissions.ROLES`; "" before the Hello.
       handle: Handles a message of the peer.
       refuse: Called if a message of the peer was refused and not handled.
-      lose: Called when the connection is lost, with the reason.
+      disconnected: Called when the connection is lost, with the reason.
     """
 
     speaks: str
     handle: Callable[[Peer, Received], None]
     refuse: Callable[[Peer, Status], None]
-    lose: Callable[[Peer, str], None] | None = None
+    disconnected: Callable[[Peer, str], None] | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -21,7 +21,7 @@ Pure. Invariant: a launch of such a node keeps its arrays and programs alive unt
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from atoll.cluster.resources import ResourceManager
 from atoll.errors import Code, Status, StatusError, invalid, not_found, unimplemented
@@ -36,22 +36,8 @@ from atoll.state.programs import RegisteredProgram
 from atoll.state.quarantine import Quarantine
 from atoll.state.session import ControlFlowRun, GangRun, Launch, Session
 
-
-class PartLauncher(Protocol):
-    """Launches parts, and ends launches. `Launcher` implements this."""
-
-    def launch_part(self, whole: ControlFlowRun, program: RegisteredProgram, message: m.Launch) -> Launch:
-        """Launch a part of a control flow node, whose arguments exist or have a dependency.
-
-        A part with credits is the last one: its results are those of the node, and its nodes are in no line yet.
-        `part_ended` is called at its end.
-        """
-
-    def end_credits(self, session: Session, credits: int) -> None:
-        """Return the credits of a client's launch that has ended."""
-
-    def drop_if_idle(self, program: RegisteredProgram) -> None:
-        """Drop a released program if no gang waits that needs it."""
+if TYPE_CHECKING:
+    from atoll.launch.launcher import Launcher
 
 
 class ControlFlowRuns:
@@ -64,7 +50,7 @@ class ControlFlowRuns:
         quarantine: Quarantine,
         dependencies: DependencyTracker[GangRun],
         buffers: BufferReleases,
-        launcher: PartLauncher,
+        launcher: Launcher,
         next_age: Callable[[], int],
     ) -> None:
         self._sessions = sessions
@@ -167,7 +153,7 @@ class ControlFlowRuns:
         elif any(gang.sequence == whole.awaited[1] for node in launch.nodes for gang in node.gangs):
             self._ended[whole.awaited] = None
 
-    def island_failed(self, island: int, status: Status) -> None:
+    def fail_unreported(self, island: int, status: Status) -> None:
         """Fail the launches that await a report of the island's hosts whose gang has ended: the report is lost."""
         hosts = set(self._resources.hosts_of(island))
         for awaited in [each for each in self._ended if each[0] in hosts]:
@@ -231,7 +217,7 @@ class ControlFlowRuns:
             self._buffers.settle(session, handle, status)
         self._drop_arrays(session, whole)
         self._dependencies.resolve(whole.dependency)
-        self._launcher.end_credits(session, whole.credits)
+        self._launcher.return_credits_of_launch(session, whole.credits)
 
     def _over(self, whole: ControlFlowRun) -> None:
         self._awaited.pop(whole.awaited, None)

@@ -21,17 +21,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from atoll.cluster.resources import ResourceManager
 from atoll.errors import Status, invalid
 from atoll.launch.buffer_releases import BufferReleases
 from atoll.launch.delegated_charges import DelegatedCharges
 from atoll.launch.delegated_programs import delegated_program
-from atoll.launch.large_plans import LargePlans
 from atoll.launch.launch_builder import LaunchBuilder
-from atoll.launch.reservations import Reservations
-from atoll.launch.scheduler import Scheduler
 from atoll.protocol import messages as m
 from atoll.state.buffer_directory import Entry
 from atoll.state.delegated_parts import DelegatedProgram, IslandPart, NotDelegated
@@ -42,6 +39,9 @@ from atoll.state.programs import RegisteredProgram
 from atoll.state.quarantine import Quarantine
 from atoll.state.queued_nodes import Gang, QueuedNode
 from atoll.state.session import GangRun, Launch, Session
+
+if TYPE_CHECKING:
+    from atoll.launch.launcher import Launcher
 
 # Calls that may be in flight on a host, with memory: as many as if long gangs were dispatched one by one, and for short
 # gangs as many as keep the host busy.
@@ -121,27 +121,6 @@ class Revocation:
     lost: dict[int, Status] = field(default_factory=dict)
 
 
-class GangLauncher(Protocol):
-    """Enqueues nodes, and ends gangs and launches. `Launcher` implements this."""
-
-    scheduler: Scheduler[GangRun]
-    memory: Reservations
-    in_flight: dict[int, Gang[GangRun]]  # by sequence
-    large_plans: LargePlans
-
-    def enqueue(self, node: QueuedNode[GangRun]) -> None:
-        """Have a node join its lines."""
-
-    def gang_dequeued(self, gang: Gang[GangRun]) -> None:
-        """Note that a gang has started, or was dropped."""
-
-    def fail(self, launch: Launch, status: Status) -> None:
-        """Fail a launch: drop its gangs that have not started."""
-
-    def gang_ended(self, launch: Launch) -> None:
-        """Count a gang of the launch that has ended, or that was dropped."""
-
-
 class DelegatedRuns:
     """Delegates launches, revokes them, and handles their ends.
 
@@ -151,7 +130,7 @@ class DelegatedRuns:
 
     def __init__(
         self,
-        launcher: GangLauncher,
+        launcher: Launcher,
         builder: LaunchBuilder,
         buffers: BufferReleases,
         resources: ResourceManager,
@@ -252,7 +231,7 @@ class DelegatedRuns:
             self._launch_rest(run, dict.fromkeys(run.gangs, 0))
             self._scheduler.drop(node)
             for gang in node.gangs:
-                self._end(gang)
+                self._end_gang(gang)
         return may
 
     def _before(self, run: DelegatedRun, island: int) -> IslandPart | None:
@@ -294,7 +273,7 @@ class DelegatedRuns:
             return
         limit = len(run.program.parts[gang.island].gangs) if run.limits is None else run.limits[gang.island]
         if not limit:
-            self._is_over(run, gang)
+            self._end_part(run, gang)
             return
         gang.enter(GangState.GRANTED)
         launch, (host,) = run.launch, gang.run.spec.hosts
@@ -362,7 +341,7 @@ class DelegatedRuns:
         granted = run.limits is not None and run.limits[island] > 0
         return granted or run.has_ended(island) or run.gangs[island].run.device_ns > 0
 
-    def island_failed(self, island: int, launches: Sequence[Launch], status: Status) -> None:
+    def revoke_unstarted(self, island: int, launches: Sequence[Launch], status: Status) -> None:
         """Revoke runs that had not started on an island that failed.
 
         If no other island has begun such a run, all of its launch joins the lines. Otherwise the launch fails.
@@ -372,13 +351,13 @@ class DelegatedRuns:
             gang = run.gangs[island]
             if run.limits is not None:
                 if gang.state in (GangState.HELD, GangState.GRANTED):
-                    self._is_over(run, gang)
+                    self._end_part(run, gang)
                 continue
             revocation = self._revocations.get(session) or self._revoke(session)
             revocation.lost[run.first] = status
             if gang.state in (GangState.HELD, GangState.GRANTED):
                 gang.run.hosts_left.clear()
-                self._leave(run, gang)
+                self._leave_island(run, gang)
                 gang.enter(GangState.REVOKED)
 
     def hosts_failed(self, hosts: set[int]) -> None:
@@ -471,19 +450,19 @@ class DelegatedRuns:
         self._charges.charge(gang, run.program, run.first, message)
         if message.is_over:
             gang.run.hosts_left.clear()
-            self._is_over(run, gang)
+            self._end_part(run, gang)
 
-    def _is_over(self, run: DelegatedRun, gang: Gang[GangRun]) -> None:
+    def _end_part(self, run: DelegatedRun, gang: Gang[GangRun]) -> None:
         gang.run.hosts_left.clear()
         if gang.run.failure is not None and run.launch.error is None:
             return  # `Failures` decides soon whether it has failed by itself
         if run.limits is None or run.launch.error is not None or run.launch.session not in self._sessions:
-            self._leave(run, gang)
+            self._leave_island(run, gang)
             if run.launch.error is None:
                 self._hold_results(run, gang)
-            self._end(gang)  # also lets the next run grow
+            self._end_gang(gang)  # also lets the next run grow
             return
-        self._leave(run, gang)
+        self._leave_island(run, gang)
         part = run.program.parts[gang.island]
         self._memory.run_through(gang, part.gangs[: run.limits[gang.island]])
         self._grow(gang.island, run.launch.session)
@@ -492,7 +471,7 @@ class DelegatedRuns:
             self._launch_rest(run, run.limits)
             self._end_revoked(run)
 
-    def _leave(self, run: DelegatedRun, gang: Gang[GangRun]) -> None:
+    def _leave_island(self, run: DelegatedRun, gang: Gang[GangRun]) -> None:
         """Release the gang's place and memory on its island, after its hosts have ended it."""
         del self._in_flight[gang.sequence]
         self._scheduler.finished(gang, run.shared_ns(gang))
@@ -505,14 +484,14 @@ class DelegatedRuns:
     def _end_revoked(self, run: DelegatedRun) -> None:
         """End the gangs that were revoked."""
         for gang in run.gangs_in(GangState.REVOKED):
-            self._end(gang)
+            self._end_gang(gang)
 
-    def finish(self, gang: Gang[GangRun]) -> None:
+    def end_failed_gang(self, gang: Gang[GangRun]) -> None:
         """End a gang of a failed launch. Its hosts report nothing more about it."""
         if gang.sequence in self._in_flight:
-            self._is_over(self._runs[gang.node.number], gang)
+            self._end_part(self._runs[gang.node.number], gang)
 
-    def _end(self, gang: Gang[GangRun]) -> None:
+    def _end_gang(self, gang: Gang[GangRun]) -> None:
         if gang.keeps_order:
             gang.enter(GangState.DONE if gang.run.launch.error is None else GangState.FAILED)
             self._scheduler.delegated_run_ended(gang)
@@ -520,10 +499,10 @@ class DelegatedRuns:
         self._launcher.gang_dequeued(gang)
         if session is not None:
             self._buffers.drop_uses(session, gang)
-        self.over(gang)
-        self._launcher.gang_ended(gang.run.launch)
+        self.count_ended(gang)
+        self._launcher.count_ended_gang(gang.run.launch)
 
-    def over(self, gang: Gang[GangRun]) -> None:
+    def count_ended(self, gang: Gang[GangRun]) -> None:
         """Count a gang that has ended, that never starts, or whose rest is in line. Forget the run after the last."""
         run = self._runs[gang.node.number]
         run.ending -= 1
@@ -532,7 +511,7 @@ class DelegatedRuns:
             del self._runs[gang.node.number]
             gang.node.end()
 
-    def failed(self, launch: Launch) -> None:
+    def launch_failed(self, launch: Launch) -> None:
         """Have hosts drop a failed launch, and do not enqueue the rest of it.
 
         Later runs of the session fail if they need its results. The hosts do not begin the other runs until
@@ -555,7 +534,7 @@ class DelegatedRuns:
         if launch.session not in self._revocations:
             self._limit([each for each in others if each.launch.error is None], launch.session)
         for gang in run.gangs_in(GangState.HELD):
-            self._is_over(run, gang)
+            self._end_part(run, gang)
         self._end_revoked(run)
 
     def session_closed(self, session: int) -> list[Gang[GangRun]]:
@@ -563,6 +542,6 @@ class DelegatedRuns:
         runs = [run for run in self._runs.values() if run.launch.session == session]
         for run in runs:
             for gang in run.gangs_in(GangState.HELD):
-                self._is_over(run, gang)
+                self._end_part(run, gang)
             self._end_revoked(run)
         return [gang for run in runs for gang in run.gangs.values() if gang.sequence in self._in_flight]

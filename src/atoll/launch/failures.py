@@ -73,15 +73,15 @@ class Failures:
             if gang.run.failure is not None and gang.run.hosts_left and gang.run.spec.collective
         ]
 
-    def island_failed(self, island: int, status: Status) -> Survivors:
+    def fail_launches_of_island(self, island: int, status: Status) -> Survivors:
         """Fail the launches that do not survive the failure of the island. Return the survivors, which wait for it."""
-        self._launcher.control_flow.island_failed(island, status)
+        self._launcher.control_flow.fail_unreported(island, status)
         hosts = set(self._resources.hosts_of(island))
         survivors = Survivors(
             island, hosts, self._launcher.in_flight, self._sessions, self._launcher.delegated_runs.has_begun
         )
         survivors.judge(self._launches_of(island))
-        self._launcher.delegated_runs.island_failed(island, survivors.granted, status)
+        self._launcher.delegated_runs.revoke_unstarted(island, survivors.granted, status)
         self._launcher.requeue(survivors.sent)
         for launch in survivors.waiting:
             self._launcher.await_again(launch, hosts)
@@ -92,7 +92,7 @@ class Failures:
             self._launcher.fail(launch, next(failed, None) or why.within(launch.program.name))
         for gang in [g for g in self._launcher.in_flight.values() if g.island == island]:
             self._launcher.fail(gang.run.launch, status.within(gang.run.launch.program.name))
-            self._launcher.finish(gang)
+            self._launcher.end_gang(gang)
         granted = set(map(id, survivors.granted))
         for gang in [*self._launcher.in_flight.values(), *self._committed()]:
             if id(gang.run.launch) in granted:
@@ -189,7 +189,7 @@ class Failures:
             if seconds >= LOSS_KNOWN_SECONDS and gang.run.failure is not None:
                 self._launcher.fail(gang.run.launch, gang.run.failure)
                 if not gang.run.hosts_left:
-                    self._launcher.finish(gang)
+                    self._launcher.end_gang(gang)
 
     def _has_hosts_away(self, gang: Gang[GangRun]) -> bool:
         """Return whether a host of the gang's islands has lost its connection, and may still connect again."""

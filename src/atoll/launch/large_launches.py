@@ -12,35 +12,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from atoll.launch.launch_builder import LaunchBuilder
 from atoll.launch.scheduler import Scheduler
 from atoll.protocol import messages as m
 from atoll.state.dispatch_units import Unit
-from atoll.state.queued_nodes import QueuedNode
 from atoll.state.session import GangRun, Launch, Session
 from atoll.state.session_states import SessionState
 from atoll.state.stepped_work import Turns
 
+if TYPE_CHECKING:
+    from atoll.launch.launcher import Launcher
+
 # Launches of programs with more nodes are large.
 LARGE_NODES = 256
-
-
-class LargeLauncher(Protocol):
-    """Enqueues and clears the records of large launches. `Launcher` implements this."""
-
-    def begin_lines(self, session: Session, launch: Launch, units: Sequence[Unit]) -> bool:
-        """Note that all nodes of a large launch are made. Return whether they join their lines now."""
-
-    def enqueue(self, node: QueuedNode[GangRun]) -> None:
-        """Have a node join its lines."""
-
-    def lined_up(self, session: Session, launch: Launch, released: tuple[int, ...]) -> None:
-        """Note that a large launch is in line, or has failed, and release the `released` handles."""
-
-    def clear(self, launch: Launch, values: Sequence[int], nodes: Sequence[QueuedNode[GangRun]]) -> None:
-        """Free the memory of inner values, and the records of nodes, after the end of a large launch."""
 
 
 @dataclass(eq=False)
@@ -67,7 +53,7 @@ class LargeLaunches:
         sessions: Mapping[int, Session],
         scheduler: Scheduler[GangRun],
         builder: LaunchBuilder,
-        launcher: LargeLauncher,
+        launcher: Launcher,
     ) -> None:
         self._sessions = sessions
         self._scheduler = scheduler

@@ -58,7 +58,7 @@ class LargePlans:
             self._missing.pop(plan, None)
         return set(missing)
 
-    def lost(self, island: int, plans: Mapping[int, Collection[int]]) -> None:
+    def require_again(self, island: int, plans: Mapping[int, Collection[int]]) -> None:
         """Handle that the island's hosts have lost all plans. `plans` has the plans in use, with their hosts."""
         hosts = set(self._resources.hosts_of(island))
         for plan, missing in list(self._missing.items()):

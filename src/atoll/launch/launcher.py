@@ -266,7 +266,7 @@ class Launcher:
     def _line_up(self, launch: Launch, units: Sequence[Unit]) -> None:
         """Enqueue the nodes of the launch, or defer them until they may join their lines."""
         if not launch.pending:
-            self._launch_done(launch)
+            self._end_launch(launch)
             return
         if launch.program.is_unbounded or self._dependencies.has_some(launch.session):
             self._order_by_dependencies(launch, units)
@@ -474,7 +474,7 @@ class Launcher:
 
     # ---- gangs
 
-    def runs_ended(self, hosts: tuple[int, ...], sequence: int, times: tuple[int, ...]) -> None:
+    def parts_ended(self, hosts: tuple[int, ...], sequence: int, times: tuple[int, ...]) -> None:
         """Handle that hosts have ended their parts of a gang.
 
         `times` has for each host its dispatch there and its end, in nanoseconds of the host's clock.
@@ -487,7 +487,7 @@ class Launcher:
         if not left.issuperset(hosts):
             for position, host in enumerate(hosts):
                 if host in left and len(hosts) > 1:
-                    self.runs_ended((host,), sequence, times[2 * position : 2 * position + 2])
+                    self.parts_ended((host,), sequence, times[2 * position : 2 * position + 2])
             return
         self._trace.record_gang(gang, hosts, times)
         if not run.spec.host_call:
@@ -501,7 +501,7 @@ class Launcher:
                 account.wake()
         left.difference_update(hosts)
         if not left:
-            self._all_ended(gang)
+            self._all_parts_ended(gang)
 
     def rows_moved(self, host: int, message: m.RowsMoved) -> None:
         """Count the bytes of rows that a host has moved for a gang."""
@@ -509,7 +509,7 @@ class Launcher:
         if gang is not None and host in gang.run.hosts_left:
             gang.run.note_rows(host, message.sent, message.received)
 
-    def run_failed(self, host: int, sequence: int, failure: Status) -> None:
+    def part_failed(self, host: int, sequence: int, failure: Status) -> None:
         """Handle that a host's part of a gang has failed."""
         gang = self.in_flight.get(sequence)
         if gang is None or host not in gang.run.hosts_left:
@@ -525,9 +525,9 @@ class Launcher:
         else:
             self.fail(gang.run.launch, failure)
         if not gang.run.hosts_left:
-            self._all_ended(gang)
+            self._all_parts_ended(gang)
 
-    def _all_ended(self, gang: Gang[GangRun]) -> None:
+    def _all_parts_ended(self, gang: Gang[GangRun]) -> None:
         run = gang.run
         for host in run.left_out:
             self._outbox.to_host(host, m.CollectiveEnded(gang.sequence))
@@ -540,7 +540,7 @@ class Launcher:
             if gang.exclusive:
                 for name in run.spec.functions:
                     self._quarantine.ended_well(name)
-        self.finish(gang)
+        self.end_gang(gang)
 
     def _may_be_of_another_host(self, gang: Gang[GangRun], failure: Status) -> bool:
         """Return whether the loss of another host may have failed a gang on this one."""
@@ -551,10 +551,10 @@ class Launcher:
         reads_unready = any(not entry.ready for entry in launch.entries[: len(launch.arguments)])
         return len(self._resources.hosts_of(gang.island)) > 1 and (reads_unready or len(launch.nodes) > 1)
 
-    def finish(self, gang: Gang[GangRun]) -> None:
+    def end_gang(self, gang: Gang[GangRun]) -> None:
         """End a gang that was started, with or without success. Its session is charged for it."""
         if gang.node.is_delegated:
-            self.delegated_runs.finish(gang)
+            self.delegated_runs.end_failed_gang(gang)
             return
         gang.enter(GangState.DONE if gang.run.launch.error is None else GangState.FAILED)
         self.in_flight.pop(gang.sequence, None)
@@ -571,7 +571,7 @@ class Launcher:
         dependency = gang.node.dependency
         if dependency is not None and all(other.state >= GangState.DONE for other in gang.node.gangs):
             self._dependencies.resolve(dependency)
-        self.gang_ended(launch)
+        self.count_ended_gang(launch)
 
     def gang_dequeued(self, gang: Gang[GangRun]) -> None:
         """Note that a gang has started, or was dropped."""
@@ -630,18 +630,18 @@ class Launcher:
 
     # ---- ends of launches
 
-    def gang_ended(self, launch: Launch) -> None:
+    def count_ended_gang(self, launch: Launch) -> None:
         """Count a gang of the launch that has ended, or that was dropped."""
         launch.pending -= 1
         if not launch.pending:
-            self._launch_done(launch)
+            self._end_launch(launch)
             if len(launch.program.nodes) > LARGE_NODES:
                 self.large_launches.end(launch)
                 return
             for node in launch.nodes:
                 node.end()
 
-    def _launch_done(self, launch: Launch) -> None:
+    def _end_launch(self, launch: Launch) -> None:
         """Settle the results of a launch whose gangs have all ended: they are ready, or errors."""
         session, was_delegated = self._sessions.get(launch.session), launch.is_delegated
         launch.enter(LaunchState.ENDED)
@@ -660,13 +660,13 @@ class Launcher:
         for handle in launch.results:
             self.buffers.settle(session, handle, launch.error)
         if launch.credits:
-            self.end_credits(session, launch.credits)
+            self.return_credits_of_launch(session, launch.credits)
         if launch.part_of is not None:
             self.control_flow.part_ended(launch)
         if launch.then is not None:
             launch.then(launch)
 
-    def end_credits(self, session: Session, credits: int) -> None:
+    def return_credits_of_launch(self, session: Session, credits: int) -> None:
         """Return the credits of a client's launch that has ended."""
         session.launch_ended(credits)
         self._outbox.return_credits(session.number, credits, may_wait=session.credits > 0)
@@ -698,13 +698,13 @@ class Launcher:
                 self._refuse_feeds(session, [gang.run.spec], launch.feeds, taken=True)
                 self.buffers.drop_uses(session, gang)
             if gang.node.is_delegated:
-                self.delegated_runs.over(gang)
-        self.delegated_runs.failed(launch)
+                self.delegated_runs.count_ended(gang)
+        self.delegated_runs.launch_failed(launch)
         if self._sequential is not None:
             for node in launch.nodes:
                 self._sequential.finish(node)
         for _ in unstarted:
-            self.gang_ended(launch)
+            self.count_ended_gang(launch)
 
     def session_closed(self, session: Session) -> None:
         """Drop the gangs of the session that have not started, and release its memory."""
@@ -719,14 +719,14 @@ class Launcher:
         later = [dropped for dropped in nodes if not dropped.node.is_delegated]
         for dropped in nodes:
             if dropped.node.is_delegated:
-                self._end_node(dropped)
-        self.remains.release_in_steps(session, later, self._end_node)
+                self._end_dropped(dropped)
+        self.remains.release_in_steps(session, later, self._end_dropped)
         for gang in self.delegated_runs.session_closed(session.number):
             self._fail_incoming(gang, _ended(session.number))  # its hosts stop, each at a different place
         # After the nodes, since dropped nodes return the memory that they have inherited from these entries.
         self.remains.release_in_steps(session, session.directory.entries, self.memory.release, _ENTRIES_PER_STEP)
 
-    def _end_node(self, dropped: Dropped[GangRun]) -> None:
+    def _end_dropped(self, dropped: Dropped[GangRun]) -> None:
         """End the gangs of a closed session's node that were dropped."""
         node = dropped.node
         for gang in node.gangs:
@@ -735,8 +735,8 @@ class Launcher:
         for gang in dropped.gangs:
             self.gang_dequeued(gang)
             if node.is_delegated:
-                self.delegated_runs.over(gang)
-            self.gang_ended(gang.run.launch)
+                self.delegated_runs.count_ended(gang)
+            self.count_ended_gang(gang.run.launch)
 
     # ---- feeds
 

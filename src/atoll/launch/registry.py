@@ -427,9 +427,9 @@ class ProgramRegistry:
                     self._large.sent(number, (host,))
                 self._send((host,), number, plans[host])
 
-    def island_failed(self, lost: IslandFailed) -> None:
+    def require_plans_again(self, lost: IslandFailed) -> None:
         """Have launches in line that need the island also wait for their large plans."""
-        self._large.lost(lost.island, self.plans)
+        self._large.require_again(lost.island, self.plans)
 
     def plan_registered(self, host: int, message: m.PlanRegistered) -> None:
         """Note that a host has a large plan. The host drops it if it is not needed any more."""

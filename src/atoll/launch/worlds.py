@@ -93,7 +93,7 @@ class Worlds:
             if island in world.islands:
                 self._start(world)
 
-    def island_failed(self, island: int, status: Status) -> None:
+    def close_worlds_of(self, island: int, status: Status) -> None:
         """Close the worlds of an island."""
         for world in [each for each in self._worlds.values() if island in each.islands]:
             self._close(world, status)

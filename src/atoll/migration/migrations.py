@@ -179,7 +179,7 @@ class Migrations:
             }[migration.stage]
             self._give_up(migration, Status(Code.DEADLINE_EXCEEDED, f"{session.name}: {text} after {seconds:.0f} s"))
 
-    def island_failed(self, lost: IslandFailed) -> None:
+    def give_up_on_island(self, lost: IslandFailed) -> None:
         for migration in list(self.under_way.values()):
             if lost.island in migration.islands:
                 self._give_up(migration, lost.status)

@@ -200,7 +200,7 @@ class Suspensions:
         found += [each for each in all_of_them if each.session.state is SessionState.SUSPENDED and each.by_system]
         yield from sorted(found, key=lambda each: (-each.session.tenant.settings.priority, each.number))
 
-    def island_failed(self, lost: IslandFailed) -> None:
+    def lose_spilled_arrays(self, lost: IslandFailed) -> None:
         self._spiller.hosts_failed(set(self._resources.hosts_of(lost.island)), lost.status)
 
     def session_closed(self, session: Session) -> None:

@@ -59,7 +59,7 @@ TRANSITIONS: dict[GangState, frozenset[GangState]] = {
     _S.HELD: frozenset({_S.GRANTED, _S.REVOKED, _S.DONE, _S.FAILED}),
     # `RunProgress` for the last of its gangs: REVOKED if the run was limited by a revocation; or the island failed
     _S.GRANTED: frozenset({_S.REVOKED, _S.DONE, _S.FAILED}),
-    # The remaining gangs were put in line (`DelegatedRuns._end`), or the launch failed
+    # The remaining gangs were put in line (`DelegatedRuns._end_gang`), or the launch failed
     _S.REVOKED: frozenset({_S.DONE, _S.FAILED}),
     # `Done` or `Failed` from each host, or the failure of the island
     _S.RUNNING: frozenset({_S.DONE, _S.FAILED}),

@@ -24,11 +24,11 @@ _S = LaunchState
 TRANSITIONS: dict[LaunchState, frozenset[LaunchState]] = {
     # `Launcher.begin_lines`; `fail`; ENDED if the session was closed, which drops the nodes that were made
     _S.BEGINNING: frozenset({_S.ACTIVE, _S.FAILING, _S.ENDED}),
-    # `Launcher.fail`; `gang_ended` for the last gang
+    # `Launcher.fail`; `count_ended_gang` for the last gang
     _S.ACTIVE: frozenset({_S.FAILING, _S.ENDED}),
-    # `DelegatedRuns._launch_rest`, after a revocation; `Launcher.fail`; `gang_ended` for the gang of the last island
+    # `DelegatedRuns._launch_rest`, after a revocation; `Launcher.fail`; `count_ended_gang` for the last gang
     _S.DELEGATED: frozenset({_S.ACTIVE, _S.FAILING, _S.ENDED}),
-    # `Launcher.gang_ended` for the last gang
+    # `Launcher.count_ended_gang` for the last gang
     _S.FAILING: frozenset({_S.ENDED}),
     _S.ENDED: frozenset(),
 }

@@ -59,12 +59,12 @@ class Feeds(Generic[Waiter]):
         self.unwanted.add(key)
         return False
 
-    def lose(self, hosts: set[int]) -> None:
+    def forget_unawaited(self, hosts: set[int]) -> None:
         """Forget the feeds that were sent to these hosts and that no launch awaits."""
         for feeds in (self.early, self.unwanted):
             feeds.difference_update([key for key in feeds if key[0] in hosts])
 
-    def lost(self, hosts: set[int], resent: Iterable[Key], unsent: Iterable[int]) -> list[tuple[Key, Waiter]]:
+    def lost_on(self, hosts: set[int], resent: Iterable[Key], unsent: Iterable[int]) -> list[tuple[Key, Waiter]]:
         """Return the lost feeds of restarted hosts that launches await.
 
         Args:

@@ -97,10 +97,10 @@ class Hosts:
 
     def _done(self, host: int, message: m.Done) -> None:
         for sequence, started, ended in message.runs:
-            self._launcher.runs_ended((host,), sequence, (started, ended))
+            self._launcher.parts_ended((host,), sequence, (started, ended))
 
     def _failed(self, host: int, message: m.Failed) -> None:
-        self._launcher.run_failed(host, message.sequence, message.status)
+        self._launcher.part_failed(host, message.sequence, message.status)
 
     def _feeds_lost(self, host: int, message: m.FeedsLost) -> None:
         """Forward the failure to the host that awaits the feeds, since the connection to it broke."""
@@ -140,7 +140,7 @@ class Relays:
                 for hosts in relay_groups(self._resources.hosts_of(island), self._size):
                     self._outbox.form_group(hosts)
 
-    def island_failed(self, lost: IslandFailed) -> None:
+    def forget_groups(self, lost: IslandFailed) -> None:
         self._islands.discard(lost.island)
         self.broken.pop(lost.island, None)
 
@@ -148,10 +148,10 @@ class Relays:
 
     def _gathered(self, host: int, message: m.Gathered) -> None:
         for unit in message.units:
-            self._launcher.runs_ended(unit.hosts, unit.sequence, unit.times)
+            self._launcher.parts_ended(unit.hosts, unit.sequence, unit.times)
 
     def _failed(self, host: int, message: m.MemberFailed) -> None:
-        self._launcher.run_failed(message.host, message.sequence, message.status)
+        self._launcher.part_failed(message.host, message.sequence, message.status)
 
     def _link_lost(self, host: int, message: m.LinkLost) -> None:
         island = self._resources.topology.island_of(host)

@@ -88,14 +88,14 @@ class Recovery:
 
     # ---- hosts
 
-    def worker_lost(self, host: int, reason: str) -> None:
+    def fail_worker(self, host: int, reason: str) -> None:
         """Handle the loss of the connection to a host's worker."""
         host, departure = self._first_cause(host)
         record = self._resources.hosts[host]
         text = f"host {host} of island {record.island} is gone ({departure or f'{record.worker}: {reason}'})"
         if self._resources.islands[record.island].works:
             self._at_loss[record.island] = _AtLoss(self._failures.running(record.island), self._memory(record.island))
-        self._lose(record.island, Status(Code.DATA_LOSS, f"{text}; {_LOST}"))
+        self._fail_island(record.island, Status(Code.DATA_LOSS, f"{text}; {_LOST}"))
 
     def _memory(self, island: int) -> dict[str, int]:
         """Return the bytes that each tenant has on the island's devices."""
@@ -120,7 +120,7 @@ class Recovery:
         if record is None or record.incarnation != message.incarnation:
             return
         compiling = self._compilation.under_way(message.host)
-        self.worker_lost(message.host, message.text)
+        self.fail_worker(message.host, message.text)
         at_loss = self._at_loss.pop(record.island, None)
         # Nothing ran on an island that had not joined, and no program is charged for a lost machine.
         if at_loss is None or message.status is None:
@@ -172,7 +172,7 @@ class Recovery:
 
     def worker_fails(self, host: int, message: m.WorkerFails) -> None:
         """Handle a worker's report that a bug ends it."""
-        self.worker_lost(host, f"the worker of host {host} failed: {message.text}")
+        self.fail_worker(host, f"the worker of host {host} failed: {message.text}")
 
     def controller_failed(self, host: int, reason: str, is_charged: bool) -> None:
         """Restart the island of a host whose message the controller failed at, since its state is unknown.
@@ -190,7 +190,7 @@ class Recovery:
         island = self._resources.islands.get(self._resources.topology.island_of(host))
         if island is not None and not island.works and not island.is_over:
             self._outbox.to_engine(m.RestartIsland(island.number, reason))
-            self._lose(island.number, Status(Code.DEADLINE_EXCEEDED, reason))
+            self._fail_island(island.number, Status(Code.DEADLINE_EXCEEDED, reason))
 
     def engine_joined(self) -> None:
         """Repeat the pending requests to restart islands, since a new engine does not know them."""
@@ -207,7 +207,7 @@ class Recovery:
         hosts = [resources.hosts[host] for host in resources.hosts_of(island) if host in resources.hosts]
         if resources.islands[island].works and any(host.incarnation < message.incarnation for host in hosts):
             text = f"the workers of island {island} were ended at the request of an earlier controller; {_LOST}"
-            self._lose(island, Status(Code.DATA_LOSS, text))
+            self._fail_island(island, Status(Code.DATA_LOSS, text))
 
     def peer_silent(self, host: int, message: m.PeerSilent) -> None:
         """Record that a host has not heard another for longer than the lease. The next tick handles it."""
@@ -270,7 +270,7 @@ class Recovery:
     ) -> None:
         if self._resources.islands[island].works:
             self._outbox.to_engine(m.RestartIsland(island, logged or reason, avoid))
-            self._lose(island, Status(code, f"{reason}; its island is restarted, and {_LOST}"))
+            self._fail_island(island, Status(code, f"{reason}; its island is restarted, and {_LOST}"))
 
     def restart_for(self, gang: Gang[GangRun], reason: str, named: str) -> None:
         """Restart a gang's island. `named` is for operators and the gang's tenant; other tenants read the `reason`."""
@@ -282,7 +282,7 @@ class Recovery:
             self._restart(gang.island, reason, named)
             self._charge(gang.island, running, is_sure=True)
 
-    def _lose(self, island: int, status: Status) -> None:
+    def _fail_island(self, island: int, status: Status) -> None:
         """Handle the failure of an island because of one of its hosts, unless it is known already."""
         record = self._resources.islands[island]
         if record.state is IslandState.RESTARTING:
@@ -293,7 +293,7 @@ class Recovery:
 
     def forget_hosts(self, island: int) -> set[int]:
         """Forget all workers of the island, which cannot continue without each other. Return their hosts."""
-        self._resources.lose_hosts(island)
+        self._resources.mark_hosts_failed(island)
         hosts = set(self._resources.hosts_of(island))
         for host in hosts:
             self._outbox.forget_host(host)
@@ -308,7 +308,7 @@ class Recovery:
         # The elastic training of pathwaysutils expects this code, not UNAVAILABLE, for the loss of a slice.
         status = Status(Code.DATA_LOSS, f"island {island} is removed: {reason}")
         if record.works:
-            self._lose(island, status)
+            self._fail_island(island, status)
         self._lifecycle.remove(island, status)
 
     def failure_acknowledged(self, session: Session, message: m.FailureAcknowledged) -> None:
@@ -322,20 +322,20 @@ class Recovery:
             if not losses:
                 del session.unacknowledged_failures[island]
             hosts = set(self._resources.hosts_of(island))
-            lost = session.feeds.lost(hosts, message.resent, message.unsent)
+            lost = session.feeds.lost_on(hosts, message.resent, message.unsent)
             if lost:
                 self._failures.feeds_lost(session, lost, status)
                 self._failures.fail_without_inputs()
 
     # ---- subscriptions
 
-    def island_failed(self, lost: IslandFailed) -> None:
+    def fail_work_of_island(self, lost: IslandFailed) -> None:
         """Fail what was on the island or would have run there. Later work that needs the island waits for it."""
         island, status = lost.island, lost.status
         hosts = self.forget_hosts(island)
         for session in self._sessions.values():
-            session.feeds.lose(hosts)
-        survivors = self._failures.island_failed(island, status)
+            session.feeds.forget_unawaited(hosts)
+        survivors = self._failures.fail_launches_of_island(island, status)
         for session in self._sessions.values():
             session.unacknowledged_failures.setdefault(island, []).append(status)
             self._outbox.to_session(session.number, m.HostsFailed(tuple(sorted(hosts))))
