@@ -10,7 +10,7 @@ import pytest
 from atoll.errors import Code, Status
 from atoll.ir.program import Call, Program, Transfer
 from atoll.protocol import messages as m
-from atoll.state.in_flight import BUSY_NS
+from atoll.state.host_window import BUSY_NS
 from atoll.state.tallies import counts_of
 from tests.controller.play import BROKEN, Play, on, runs
 
@@ -87,7 +87,7 @@ def test_what_is_reported_in_parts_is_counted_as_what_is_reported_at_once(play):
     for message in (progress(first, 0, 1), progress(first, 2, 3, 4), progress(first, 5, is_over=True)):
         play.report(0, message)
     play.report(1, progress(second, *range(NODES // 2), is_over=True))
-    tallies, tenant = play.controller.launcher.tallies, play.controller.sessions[play.session].tenant.name
+    tallies, tenant = play.controller.launcher.charges.tallies, play.controller.sessions[play.session].tenant.name
     assert tallies[0, tenant].moved == {"put": [1, 8], "send": [NODES // 2, 0]}
     assert tallies[1, tenant].moved == {"receive": [NODES // 2, 8 * NODES // 2]}
     assert tallies[0, tenant].running == tallies[1, tenant].running == 0

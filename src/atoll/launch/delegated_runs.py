@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 from atoll.cluster.resources import ResourceManager
 from atoll.errors import Status, invalid
 from atoll.launch.buffer_releases import BufferReleases
-from atoll.launch.delegated_charges import DelegatedCharges
 from atoll.launch.delegated_programs import delegated_program
+from atoll.launch.gang_charges import GangCharges
 from atoll.launch.launch_builder import LaunchBuilder
 from atoll.protocol import messages as m
 from atoll.state.buffer_directory import Entry
@@ -137,7 +137,7 @@ class DelegatedRuns:
         sessions: Mapping[int, Session],
         to_host: Callable[[int, Any], None],
         quarantine: Quarantine,
-        charges: DelegatedCharges,
+        charges: GangCharges,
         exclusive_after: float | None,
     ) -> None:
         self._launcher = launcher
@@ -447,7 +447,7 @@ class DelegatedRuns:
         run = self._runs.get(gang.node.number) if gang.node.is_delegated else None
         if run is None:
             raise invalid(f"gang {message.sequence} does not belong to a delegated run")
-        self._charges.charge(gang, run.program, run.first, message)
+        self._charges.progressed(gang, run.program, run.first, message)
         if message.is_over:
             gang.run.hosts_left.clear()
             self._end_part(run, gang)

@@ -16,20 +16,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
 
 from atoll.cluster.resources import ResourceManager
 from atoll.errors import Code, Status
 from atoll.launch.buffer_releases import BufferReleases
 from atoll.launch.control_flow_runs import ControlFlowRuns
-from atoll.launch.delegated_charges import DelegatedCharges
 from atoll.launch.delegated_runs import DelegatedRuns
 from atoll.launch.dependency_tracker import DependencyTracker
+from atoll.launch.gang_charges import GangCharges, Recorder
 from atoll.launch.large_launches import LARGE_NODES, LargeLaunches
 from atoll.launch.large_plans import LargePlans
 from atoll.launch.launch_builder import LaunchBuilder
 from atoll.launch.launch_checks import check_window, gang_problem, launch_problem, program_problem
-from atoll.launch.long_gangs import settled
 from atoll.launch.memory_waits import Reclaim
 from atoll.launch.outbox import Outbox
 from atoll.launch.policies.fair import FairShares
@@ -40,9 +38,8 @@ from atoll.launch.sequential import SequentialDispatch
 from atoll.protocol import messages as m
 from atoll.state.buffer_directory import NO_ENTRY, Entry, SpilledArray
 from atoll.state.buffer_states import BufferState
-from atoll.state.device_clocks import DeviceClocks
 from atoll.state.dispatch_units import Unit
-from atoll.state.gang_specs import GangSpec, RunGangs
+from atoll.state.gang_specs import GangSpec
 from atoll.state.gang_states import GangState, Reason
 from atoll.state.launch_states import LaunchState
 from atoll.state.offenses import TenantOffenses
@@ -52,33 +49,11 @@ from atoll.state.queued_nodes import Dropped, Gang, HostCallKind, QueuedNode
 from atoll.state.rates import TenantRates
 from atoll.state.session import ControlFlowRun, GangRun, Key, Launch, Session
 from atoll.state.stepped_work import Remains
-from atoll.state.tallies import TRANSFERS, Tallies
 
 # Gangs in flight on a host, until the hosts of its island have reported their own limit.
 GANG_WINDOW = 24
 # Buffers of a closed session that are released in one step of a flush.
 _ENTRIES_PER_STEP = 4
-
-
-class Recorder(Protocol):
-    """Records the ends of gangs, for traces."""
-
-    def record_gang(self, gang: Gang[GangRun], hosts: tuple[int, ...], times: tuple[int, ...]) -> None:
-        """Record the end of a gang on some of its hosts, with its start and its end on each."""
-
-    def record_run(self, gang: Gang[GangRun], gangs: RunGangs, first: int, place: int, packed: bytes) -> None:
-        """Record the ends of gangs of a delegated run.
-
-        Args:
-          gang: the run's gang on an island.
-          gangs: the gangs that it stands for.
-          first: the sequence number of the program's first gang.
-          place: the place of the first gang that has ended.
-          packed: the start and the end of each gang from there.
-        """
-
-    def clock_began(self, host: int) -> None:
-        """Note that the host has restarted, and its clock with it."""
 
 
 class Launcher:
@@ -123,9 +98,8 @@ class Launcher:
         self.memory = Reservations(sessions, self.scheduler, resources, reclaim)
         self.scheduler.use_memory(self.memory.reserve)
         self.in_flight: dict[int, Gang[GangRun]] = {}  # by sequence, in the order in which they were started
-        self.tallies = Tallies()
+        self.charges = GangCharges(trace)
         self.remains = remains
-        self._trace = trace
         self._resources = resources
         self._sessions = sessions
         self._outbox = outbox
@@ -134,7 +108,6 @@ class Launcher:
         self._quarantine = quarantine
         self._offenses = offenses
         self._rates = rates
-        self._clocks = DeviceClocks()
         self._sequential = SequentialDispatch(self.scheduler) if sequential else None
         self._dependencies = DependencyTracker(self.scheduler, self.enqueue)
         self.large_plans = LargePlans(resources, self.scheduler)
@@ -144,7 +117,6 @@ class Launcher:
         self.control_flow = ControlFlowRuns(
             sessions, resources, quarantine, self._dependencies, self.buffers, self, self.builder.reserve_numbers
         )
-        charges = DelegatedCharges(self.tallies, self._clocks, self._trace.record_run)
         self.delegated_runs = DelegatedRuns(
             self,
             self.builder,
@@ -153,7 +125,7 @@ class Launcher:
             sessions,
             outbox.to_host,
             quarantine,
-            charges,
+            self.charges,
             delegate_after_seconds,
         )
 
@@ -365,8 +337,7 @@ class Launcher:
             if gang.state is GangState.RUNNING:
                 gang.enter(GangState.FAILED)
                 del self.in_flight[gang.sequence]
-                if gang.run.tally is not None:
-                    gang.run.tally.ended(0, 0, False)
+                self.charges.withdrawn(gang)
                 self.scheduler.finished(gang)
                 self.memory.ended(gang)
         for node in launch.nodes:
@@ -429,8 +400,7 @@ class Launcher:
             self.delegated_runs.start(gang)
             return
         gang.enter(GangState.RUNNING)
-        tally = run.tally = self.tallies[gang.island, session.tenant.name]
-        tally.waited.observe(self._outbox.seconds - launch.seconds)
+        self.charges.started(gang, self._outbox.seconds - launch.seconds)
         self._dispatch(launch, run.spec.hosts, gang.sequence, run.spec.segments)
         if self._sequential is not None:
             self._sequential.started(gang, len(run.spec.hosts))
@@ -489,16 +459,7 @@ class Launcher:
                 if host in left and len(hosts) > 1:
                     self.parts_ended((host,), sequence, times[2 * position : 2 * position + 2])
             return
-        self._trace.record_gang(gang, hosts, times)
-        if not run.spec.host_call:
-            busy, longest = self._clocks.ended(hosts, run.spec.devices, times, run.spec.computes)
-            if longest > run.duration:
-                run.duration = longest
-            run.device_ns += busy
-            account = run.launch.program.account
-            account.device_ns += settled(run, busy) if run.advance_ns else busy
-            if account.is_idle:
-                account.wake()
+        self.charges.parts_ended(gang, hosts, times)
         left.difference_update(hosts)
         if not left:
             self._all_parts_ended(gang)
@@ -534,12 +495,9 @@ class Launcher:
         run.left_out = ()
         if run.failure is not None and run.launch.error is None:
             return
-        if run.launch.error is None:
-            run.spec.observe(run.duration)
-            run.launch.program.account.bytes_moved += run.spec.moved + run.received
-            if gang.exclusive:
-                for name in run.spec.functions:
-                    self._quarantine.ended_well(name)
+        if run.launch.error is None and gang.exclusive:
+            for name in run.spec.functions:
+                self._quarantine.ended_well(name)
         self.end_gang(gang)
 
     def _may_be_of_another_host(self, gang: Gang[GangRun], failure: Status) -> bool:
@@ -560,18 +518,13 @@ class Launcher:
         self.in_flight.pop(gang.sequence, None)
         if self._sequential is not None:
             self._sequential.ended(gang)
-        run = gang.run
-        launch, tally = run.launch, run.tally
-        if tally is not None:
-            tally.ended(run.duration, run.device_ns, launch.error is None)
-            if run.spec.kind in TRANSFERS and launch.error is None:
-                tally.move(run.spec.kind, run.moved(run.spec.hosts))
-        self.scheduler.finished(gang, run.device_ns)
+        self.charges.ended(gang)
+        self.scheduler.finished(gang, gang.run.device_ns)
         self.memory.ended(gang)
         dependency = gang.node.dependency
         if dependency is not None and all(other.state >= GangState.DONE for other in gang.node.gangs):
             self._dependencies.resolve(dependency)
-        self.count_ended_gang(launch)
+        self.count_ended_gang(gang.run.launch)
 
     def gang_dequeued(self, gang: Gang[GangRun]) -> None:
         """Note that a gang has started, or was dropped."""
@@ -604,8 +557,7 @@ class Launcher:
     def island_restarted(self, island: int) -> None:
         """Resume an island whose hosts have restarted, with nothing on them and with new clocks."""
         for host in self._resources.hosts_of(island):
-            self._clocks.forget(host)
-            self._trace.clock_began(host)
+            self.charges.host_restarted(host)
         self.scheduler.offer_again(island)
 
     def validate(self) -> None:
@@ -617,7 +569,7 @@ class Launcher:
         running = Counter(
             (gang.island, gang.node.tenant.name) for gang in self.in_flight.values() if gang.state is GangState.RUNNING
         )
-        for key, tally in self.tallies.items():
+        for key, tally in self.charges.tallies.items():
             assert tally.running == running[key], f"tally {key} counts {tally.running} gangs, and has {running[key]}"
         nodes = [node for island in self._resources.islands for node in self.scheduler.nodes(island)]
         gangs = [*self.in_flight.values(), *(gang for node in nodes for gang in node.gangs)]

@@ -30,7 +30,7 @@ from atoll.launch.policies.fair import FairShares
 from atoll.launch.policy import Policy
 from atoll.state.gang_states import GangState, Reason
 from atoll.state.grouped_counts import CountGroup, GroupedCounts
-from atoll.state.in_flight import BUSY_NS, least_in_flight
+from atoll.state.host_window import BUSY_NS, HostWindow
 from atoll.state.queued_nodes import Dropped, Gang, Payload, QueuedNode
 from atoll.state.tenants import Tenant
 
@@ -38,26 +38,12 @@ from atoll.state.tenants import Tenant
 _MOST_KNOWN = 1024
 
 
-@dataclass(slots=True)
-class HostLoad:
-    """The work in flight on one host."""
-
-    in_flight: int = 0
-    busy_ns: int = 0
-    full: bool = False
-
-    @property
-    def least(self) -> int:
-        """The number of gangs that may be in flight, however long they take."""
-        return least_in_flight(self.busy_ns)
-
-
 def _has_all(session: int, island: int) -> bool:
     """Return False: the session lacks no functions. The default."""
     return False
 
 
-def _no_loads() -> GroupedCounts[int, HostLoad]:
+def _no_loads() -> GroupedCounts[int, HostWindow]:
     return GroupedCounts(replace, astuple)
 
 
@@ -74,8 +60,8 @@ class IslandLines(Generic[Payload]):
     window: int
     most_busy_ns: int
     hosts: int = 1  # number of its hosts
-    loads: GroupedCounts[int, HostLoad] = field(default_factory=_no_loads)  # of hosts that have had work
-    known_loads: dict[tuple[int, ...], list[CountGroup[int, HostLoad]]] = field(default_factory=dict)  # by hosts
+    loads: GroupedCounts[int, HostWindow] = field(default_factory=_no_loads)  # of hosts that have had work
+    known_loads: dict[tuple[int, ...], list[CountGroup[int, HostWindow]]] = field(default_factory=dict)  # by hosts
     loads_version: int = 0  # of `loads`, for which `known_loads` is valid
     full_hosts: int = 0
     lines: dict[int, deque[QueuedNode[Payload]]] = field(default_factory=dict)  # by session
@@ -101,12 +87,12 @@ class IslandLines(Generic[Payload]):
             self.exclusive_since = now if self.newest else self.exclusive_since
             self.newest = session
 
-    def is_full(self, load: HostLoad) -> bool:
+    def is_full(self, load: HostWindow) -> bool:
         """Return whether a host with this load is full."""
         if load.in_flight >= self.window:
             return True
         # While an unbounded gang runs, gangs in flight may wait for it, and it may wait for gangs in line.
-        return not self.unbounded and load.busy_ns >= self.most_busy_ns and load.in_flight >= load.least
+        return not self.unbounded and load.is_busy(self.most_busy_ns)
 
     def count_unbounded(self, change: int) -> None:
         """Change the number of unbounded gangs in flight."""
@@ -116,14 +102,14 @@ class IslandLines(Generic[Payload]):
             group.count.full = self.is_full(group.count)
             self.full_hosts += len(group.keys) * group.count.full
 
-    def loads_of(self, hosts: tuple[int, ...]) -> list[CountGroup[int, HostLoad]]:
+    def loads_of(self, hosts: tuple[int, ...]) -> list[CountGroup[int, HostWindow]]:
         """Return the loads of these hosts."""
         if self.loads_version != self.loads.version or len(self.known_loads) > _MOST_KNOWN:
             self.loads_version = self.loads.version
             self.known_loads.clear()
         groups = self.known_loads.get(hosts)
         if groups is None:
-            groups = self.known_loads[hosts] = self.loads.of(hosts, HostLoad)
+            groups = self.known_loads[hosts] = self.loads.of(hosts, HostWindow)
         return groups
 
 
@@ -291,8 +277,7 @@ class Scheduler(Generic[Payload]):
             state.note_start(gang.node.session, self.now)
             for group in groups:
                 load = group.count
-                load.in_flight += gang.weight
-                load.busy_ns += gang.estimate
+                load.start(gang.weight, gang.estimate)
                 load.full = state.is_full(load)
                 state.full_hosts += len(group.keys) * load.full
             if not gang.weight:
@@ -308,12 +293,8 @@ class Scheduler(Generic[Payload]):
         state.busy_ns -= gang.estimate
         for group in state.loads_of(gang.hosts):
             load = group.count
-            load.in_flight -= gang.weight
-            load.busy_ns -= gang.estimate
-            has_room = load.in_flight < load.least or (
-                load.in_flight <= state.window // 2 and load.busy_ns <= self._busy_ns // 2
-            )
-            if load.full and has_room:
+            load.end(gang.weight, gang.estimate)
+            if load.full and load.has_room_again(state.window, self._busy_ns):
                 load.full = False
                 state.full_hosts -= len(group.keys)
                 self.touched.add(gang.island)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from atoll.cluster.locations import MemoryRequirement, total
-from atoll.state.in_flight import NEW_NS
+from atoll.state.host_window import NEW_NS
 from atoll.state.queued_nodes import UNKNOWN_NS, HostCallKind
 from atoll.state.tallies import computes
 

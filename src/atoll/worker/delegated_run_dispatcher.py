@@ -20,29 +20,13 @@ import msgspec
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
 from atoll.state.device_clocks import DeviceClocks
-from atoll.state.in_flight import BUSY_NS, NEW_NS, least_in_flight
-from atoll.state.tallies import computes, counts_of
+from atoll.state.ended_gangs import EndedGangs
+from atoll.state.host_window import BUSY_NS, NEW_NS, HostWindow
+from atoll.state.tallies import computes
 
 _HERE, _DEVICES = (0,), {0: (0,)}
 # Interval of reports about longer runs, whose use is charged at each report.
 _REPORT_NS = 1_000_000_000
-
-
-@dataclass(slots=True, eq=False)
-class _Ended:
-    """The gangs that have ended since the last report, as in `GangsEnded`. Times are in nanoseconds."""
-
-    started: int
-    free: int
-    ended: int = 0
-    took: list[int] = field(default_factory=list)  # per gang, how long it had its devices
-    samples: dict[int, int] = field(default_factory=dict)
-
-    def counted(self) -> m.GangsEnded:
-        took = self.took
-        return m.GangsEnded(
-            sum(took), self.started, self.free, self.ended, tuple(counts_of(took)), tuple(self.samples.items())
-        )
 
 
 @dataclass(slots=True, eq=False)
@@ -60,7 +44,7 @@ class _Run:
     open: dict[int, int] = field(default_factory=dict)  # segments in flight, in order, with their expected durations
     times: list[int] = field(default_factory=list)  # starts and ends of segments from `first` on, or 0
     first: int = 0  # first segment that is not reported yet
-    ended: _Ended | None = None  # since the last report
+    ended: EndedGangs | None = None  # since the last report
     reported: int = 0  # time of the last report, or of the beginning
 
     def take_progress(self, is_over: bool) -> m.RunProgress:
@@ -154,8 +138,7 @@ class DelegatedRunDispatcher:
         self._plans: dict[int, tuple[p.Plan, list[int], list[int]]] = {}  # plan, computing and expected of `_Run`
         self._runs: dict[int, _Run] = {}  # by sequence, in order
         self._units = units.in_flight
-        self._busy_ns = 0  # expected duration of all units in flight
-        self._computing = 0  # number of computing units in flight
+        self._window = HostWindow()  # units in flight; transfers weigh nothing, since they run beside computations
         self._last_end = 0  # time at which a unit ended last
         self._clocks = DeviceClocks()  # of one device, which stands for all devices of the units
 
@@ -240,15 +223,11 @@ class DelegatedRunDispatcher:
     def _can_start_next(self, run: _Run, before: int) -> bool:
         if not self._is_ready(run):
             return False
-        is_computing = run.computes(run.started)
-        if is_computing and self._computing_since(run, before) >= run.message.ahead:
-            return False
-        if self._busy_ns < BUSY_NS:
-            return True
-        if is_computing:
-            return self._computing < least_in_flight(self._busy_ns)
+        if run.computes(run.started):
+            return self._computing_since(run, before) < run.message.ahead and not self._window.is_busy()
         # A transfer between two computing segments waits for the first, and must not delay the dispatch of the second.
-        return len(self._units) - self._computing < run.message.ahead
+        transfers = len(self._units) - self._window.in_flight
+        return self._window.busy_ns < BUSY_NS or transfers < run.message.ahead
 
     def _is_ready(self, run: _Run) -> bool:
         """Return whether the next segment has its bytes, because a segment that waits for bytes cannot be revoked."""
@@ -271,10 +250,9 @@ class DelegatedRunDispatcher:
     def _start(self, run: _Run) -> None:
         segment, message = run.started, run.message
         sequence = run.sequence(segment)
-        counts = run.open[segment] = run.expected[segment]
+        expected = run.open[segment] = run.expected[segment]
         run.times += (0, 0)
-        self._busy_ns += counts
-        self._computing += run.computes(segment)
+        self._window.start(run.computes(segment), expected)
         self._units[sequence] = run, segment
         run.started += 1
         if segment:
@@ -286,8 +264,7 @@ class DelegatedRunDispatcher:
     def _take(self, sequence: int) -> tuple[_Run, int]:
         """Remove a unit that was in flight, and return its run and segment."""
         run, segment = self._units.pop(sequence)
-        self._busy_ns -= run.open.pop(segment)
-        self._computing -= run.computes(segment)
+        self._window.end(run.computes(segment), run.open.pop(segment))
         return run, segment
 
     def _ended(self, message: m.Done | m.Failed) -> None:
@@ -301,13 +278,11 @@ class DelegatedRunDispatcher:
             place = 2 * (segment - run.first)
             run.times[place : place + 2] = started, ended
             if run.ended is None:
-                run.ended = _Ended(started, self._last_end)
+                run.ended = EndedGangs(started, self._last_end)
             took, _ = self._clocks.ended(_HERE, _DEVICES, (started, ended), run.computes(segment))
             run.expected[segment] = took
-            run.ended.took.append(took)
-            if segment in run.message.sampled:
-                run.ended.samples[segment] = took
-            self._last_end = run.ended.ended = max(self._last_end, ended)
+            self._last_end = max(self._last_end, ended)
+            run.ended.add(segment, self._last_end, took, segment in run.message.sampled)
             self._continue(run.message.session)
 
     def _revoke(self, session: int) -> None:

@@ -1,0 +1,157 @@
+"""Charge and count gangs: their device time, their bytes and their durations, by tenant, program and island.
+
+The hosts of most gangs report each end. The host of a delegated run reports many ends in one message, as sums, so there
+is no work for each gang here. Such gangs are charged one by one only if they do not all have the same devices.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Protocol
+
+from atoll.errors import invalid
+from atoll.launch.long_gangs import settled
+from atoll.protocol import messages as m
+from atoll.state.delegated_parts import DelegatedProgram, IslandPart
+from atoll.state.device_clocks import DeviceClocks
+from atoll.state.ended_gangs import EndedGangs
+from atoll.state.gang_specs import RunGangs
+from atoll.state.queued_nodes import Gang
+from atoll.state.session import GangRun
+from atoll.state.tallies import BOUNDS, TRANSFERS, Tallies
+
+_PAIR = 16  # bytes of a segment's start and end
+
+
+class Recorder(Protocol):
+    """Records the ends of gangs, for traces."""
+
+    def record_gang(self, gang: Gang[GangRun], hosts: tuple[int, ...], times: tuple[int, ...]) -> None:
+        """Record the end of a gang on some of its hosts, with its start and its end on each."""
+
+    def record_run(self, gang: Gang[GangRun], gangs: RunGangs, first: int, place: int, packed: bytes) -> None:
+        """Record the ends of gangs of a delegated run.
+
+        Args:
+          gang: the run's gang on an island.
+          gangs: the gangs that it stands for.
+          first: the sequence number of the program's first gang.
+          place: the place of the first gang that has ended.
+          packed: the start and the end of each gang from there.
+        """
+
+    def clock_began(self, host: int) -> None:
+        """Note that the host has restarted, and its clock with it."""
+
+
+class GangCharges:
+    """Charges and counts the gangs of all islands."""
+
+    def __init__(self, trace: Recorder) -> None:
+        self.tallies = Tallies()
+        self._clocks = DeviceClocks()
+        self._trace = trace
+
+    def host_restarted(self, host: int) -> None:
+        """Note that a host's clock has begun anew."""
+        self._clocks.forget(host)
+        self._trace.clock_began(host)
+
+    # ---- gangs whose hosts report each end
+
+    def started(self, gang: Gang[GangRun], seconds: float) -> None:
+        """Count the start of a gang, whose launch has waited for this time."""
+        tally = gang.run.tally = self.tallies[gang.island, gang.node.tenant.name]
+        tally.waited.observe(seconds)
+
+    def parts_ended(self, gang: Gang[GangRun], hosts: tuple[int, ...], times: tuple[int, ...]) -> None:
+        """Charge the time that hosts of a gang have reported: for each host, its dispatch there and its end."""
+        self._trace.record_gang(gang, hosts, times)
+        run = gang.run
+        if run.spec.host_call:
+            return
+        busy, longest = self._clocks.ended(hosts, run.spec.devices, times, run.spec.computes)
+        if longest > run.duration:
+            run.duration = longest
+        _charge(run, busy, settled(run, busy) if run.advance_ns else busy)
+
+    def ended(self, gang: Gang[GangRun]) -> None:
+        """Count the end of a gang that was started. If its launch has no error, the gang has ended well."""
+        run, tally = gang.run, gang.run.tally
+        launch, spec, is_well = run.launch, run.spec, run.launch.error is None
+        if is_well:
+            spec.observe(run.duration)
+            launch.program.account.bytes_moved += spec.moved + run.received
+        if tally is not None:
+            tally.ended(run.duration, run.device_ns, is_well)
+            if is_well and spec.kind in TRANSFERS:
+                tally.move(spec.kind, run.moved(spec.hosts))
+
+    def withdrawn(self, gang: Gang[GangRun]) -> None:
+        """Count a gang that was lost before it had run on its hosts."""
+        if gang.run.tally is not None:
+            gang.run.tally.ended(0, 0, False)
+
+    # ---- gangs of delegated runs
+
+    def progressed(self, gang: Gang[GangRun], program: DelegatedProgram, first: int, message: m.RunProgress) -> None:
+        """Charge the ends of gangs that `gang` stands for. Raise INVALID_ARGUMENT if the report is impossible.
+
+        `first` is the sequence number of the program's first gang.
+        """
+        part, place = program.parts[gang.island], message.first
+        count, rest = divmod(len(message.times), _PAIR)
+        if rest:
+            raise invalid(f"the times of gang {gang.sequence} have {len(message.times)} bytes, not pairs of {_PAIR}")
+        if not 0 <= place <= place + count <= len(part.gangs):
+            raise invalid(f"segments {place} to {place + count} of gang {gang.sequence} do not exist")
+        ended, host = message.ended, gang.hosts[0]
+        if ended is not None:
+            if len(ended.counts) != len(BOUNDS) + 1:
+                raise invalid(f"gang {gang.sequence} has {len(ended.counts)} counts, not {len(BOUNDS) + 1}")
+            self._clocks.ended_until(host, ended.ended)
+            if part.devices is not None:
+                busy = self._clocks.busy_together(
+                    host, part.devices, ended.busy_ns, ended.started, ended.free, ended.ended
+                )
+                self._count(gang, part, ended, busy * len(part.devices))
+        if not count:
+            return
+        if part.devices is None:
+            self._one_by_one(gang, part, place, struct.unpack(f"<{2 * count}q", message.times))
+        launch, stop = gang.run.launch, place + count
+        if launch.error is None:
+            tally = self.tallies[gang.island, gang.node.tenant.name]
+            for kind, counts, nbytes in part.transfers:
+                if counts[stop] > counts[place]:
+                    tally.move(kind, nbytes[stop] - nbytes[place], counts[stop] - counts[place])
+            launch.program.account.bytes_moved += part.written[stop] - part.written[place]
+        self._trace.record_run(gang, part.each, first, place, message.times)
+
+    def _one_by_one(self, gang: Gang[GangRun], part: IslandPart, first: int, times: tuple[int, ...]) -> None:
+        ended_gangs, busy = EndedGangs(0, 0), 0
+        for place, (started, ended) in enumerate(zip(times[::2], times[1::2], strict=True), first):
+            if ended:
+                spec = part.gangs[place]
+                each, _ = self._clocks.ended(gang.hosts, spec.devices, (started, ended), spec.computes)
+                ended_gangs.add(place, ended, each // spec.device_count, place in part.samples)
+                busy += each
+        self._count(gang, part, ended_gangs.counted(), busy)
+
+    def _count(self, gang: Gang[GangRun], part: IslandPart, ended: m.GangsEnded, busy: int) -> None:
+        """Count gangs of the part that have ended. `busy` is their time, summed over devices."""
+        _charge(gang.run, busy, busy)
+        for place, took in ended.samples:
+            if place in part.samples:
+                part.gangs[place].observe(took)
+        waited = sum([seconds for _, seconds in gang.run.waited])
+        self.tallies[gang.island, gang.node.tenant.name].ended_all(waited, ended.counts, ended.busy_ns, busy)
+
+
+def _charge(run: GangRun, busy: int, uncharged: int) -> None:
+    """Add device time of a gang, in nanoseconds. A part of it may have been charged to the account in advance."""
+    run.device_ns += busy
+    account = run.launch.program.account
+    account.device_ns += uncharged
+    if account.is_idle:
+        account.wake()
