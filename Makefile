@@ -40,10 +40,10 @@ thorough: $(VENV)/.test  ## Run for long what the suite runs for short, or not a
 	  $(BIN)/python -m pytest --timeout 7200 -s tests/end_to_end/test_fuzzed_control.py tests/grpc/http2/test_long_fuzz.py $(ARGS)
 	ATOLL_TEST_MOVE_MIB=8192 $(BIN)/python -m pytest --timeout 3600 -s -rs tests/end_to_end/test_large_moves.py $(ARGS)
 
-restarts: $(VENV)/.test  ## Kill the controller a hundred times, have standbys take over, and strike a training, which takes long
-	ATOLL_TEST_RESTARTS=100 ATOLL_TEST_TAKEOVERS=20 ATOLL_TEST_STRIKE_STEPS=500 ATOLL_TEST_STRIKE_SECONDS=10 \
+restarts: $(VENV)/.test  ## Kill the controller a hundred times, have standbys take over, and inject faults into a training, which takes long
+	ATOLL_TEST_RESTARTS=100 ATOLL_TEST_TAKEOVERS=20 ATOLL_TEST_FAULT_STEPS=500 ATOLL_TEST_FAULT_SECONDS=10 \
 	  $(BIN)/python -m pytest --timeout 3600 -s tests/end_to_end/test_restarts.py tests/end_to_end/test_standbys.py \
-	  tests/end_to_end/test_strikes.py tests/operate/test_standby_command.py $(ARGS)
+	  tests/end_to_end/test_injected_faults.py tests/operate/test_standby_command.py $(ARGS)
 
 machines: $(VENV)/.test  ## Run the tests on several "machines" (as root), which take long
 	ATOLL_TEST_MACHINES=1 $(BIN)/python -m pytest tests/machines tests/end_to_end/test_relays_end_to_end.py tests/operate/test_cluster_file_of_commands.py $(ARGS)

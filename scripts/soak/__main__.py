@@ -1,6 +1,6 @@
-"""A cluster under load while its processes are killed, and with `--machines` its machines and links are struck.
+"""A cluster under load while its processes are killed, and with `--machines` its machines and links fail.
 
-Clients run random programs and transfers and check every result; meanwhile, every few seconds, somebody is struck. In
+Clients run random programs and transfers and check every result; meanwhile, every few seconds, a fault is injected. In
 the end nothing may be wrong, hang, or be left behind.
 """
 
@@ -26,15 +26,15 @@ from scripts.soak.one_machine import OneMachine
 from scripts.soak.users import HangError, SoakError, Users
 
 SETTLE_SECONDS = 60.0
-# Nobody is struck in the last seconds: what was struck then would not be seen to come back.
+# No fault is injected in the last seconds, since nobody would see the end of it.
 LAST_SECONDS = 5.0
 console = Console(soft_wrap=True)
 
 
-def strike(ground: Ground, users: Users, rng: random.Random) -> str:
-    """Strikes somebody: where a victim was out of reach, another. Returns the kind."""
+def inject(ground: Ground, users: Users, rng: random.Random) -> str:
+    """Inject a fault. If a victim is out of reach, take another. Return the kind."""
     kinds, weights = list(ground.kinds), list(ground.kinds.values())
-    while not ground.strike(kind := rng.choices(kinds, weights)[0], users, rng):
+    while not ground.inject(kind := rng.choices(kinds, weights)[0], users, rng):
         pass
     return kind
 
@@ -60,13 +60,13 @@ def run(ground: Ground, minutes: float, clients: int, trainings: int, every: flo
     rng = random.Random(seed)
     ground.begin()
     users = Users(clients, trainings, minutes * 60, seed, ground.start_user, logs)
-    struck: Counter[str] = Counter()
+    injected: Counter[str] = Counter()
     try:
         end = time.monotonic() + minutes * 60
         users.watch(min(20.0, minutes * 20))
         while time.monotonic() < end:
             if users.alive and time.monotonic() < end - LAST_SECONDS:
-                struck[strike(ground, users, rng)] += 1
+                injected[inject(ground, users, rng)] += 1
             users.watch(rng.expovariate(1 / every))
         while users.alive:
             users.watch(1.0)
@@ -80,25 +80,25 @@ def run(ground: Ground, minutes: float, clients: int, trainings: int, every: flo
         raise SoakError(f"left behind: {left}")
     done = ", ".join(f"{count} {name}" for name, count in sorted(users.steps().items()))
     console.print(f"no wrong result, no hang, nothing left: {done}")
-    console.print(f"struck: {dict(struck)}; restarts: {[i['restarts'] for i in status['islands']]}")
+    console.print(f"injected: {dict(injected)}; restarts: {[i['restarts'] for i in status['islands']]}")
     if isinstance(ground, ManyMachines) and ground.back:
         middle, most = statistics.median(ground.back), max(ground.back)
         console.print(f"all islands were ready again after {middle:.1f} s (median), {most:.1f} s at most")
         for kind, seconds in ground.answered.items():
             middle, most = statistics.median(seconds), max(seconds)
             console.print(f"{kind}: an answer after {middle:.1f} s (median of {len(seconds)}), {most:.1f} s at most")
-    if not sum(struck.values()):
-        raise SoakError("nothing was struck: this proves nothing")
+    if not sum(injected.values()):
+        raise SoakError("nothing was injected: this proves nothing")
 
 
 def main(
     minutes: Annotated[float, typer.Option(help="How long.")] = 10.0,
     clients: Annotated[int, typer.Option(help="How many at a time.")] = 3,
     trainings: Annotated[int, typer.Option(help="How many elastic trainings beside them.")] = 1,
-    every: Annotated[float, typer.Option(help="Seconds between two strikes, on average.")] = 5.0,
+    every: Annotated[float, typer.Option(help="Seconds between two faults, on average.")] = 5.0,
     islands: Annotated[str, typer.Option(help="The cluster.")] = "",
     seed: Annotated[int, typer.Option(help="Of all that is random; 0: of the clock.")] = 0,
-    only: Annotated[str, typer.Option(help="Strikes of this kind and no other, such as 'link cut'.")] = "",
+    only: Annotated[str, typer.Option(help="Faults of this kind and no other, such as 'link cut'.")] = "",
     machines: Annotated[int, typer.Option(help="Over so many machines, which are namespaces (as root); 0: here.")] = 0,
 ) -> None:
     """Run it; exits with 1 and says why where anything went wrong."""
@@ -109,7 +109,7 @@ def main(
     logs = Path(tempfile.mkdtemp(prefix="soak-users-"))
     ground: Ground = ManyMachines(machines, islands) if machines else OneMachine(islands)
     if only:
-        check_known("kind of strike", only, ground.kinds)
+        check_known("kind of fault", only, ground.kinds)
         ground.kinds = {only: 1}
     try:
         run(ground, minutes, clients, trainings, every, seed, logs)

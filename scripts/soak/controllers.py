@@ -57,14 +57,14 @@ class Controllers:
         """Where the present one is."""
         return self._holder.machine
 
-    def strike(self, kind: str, users: Users, rng: random.Random) -> None:
+    def inject(self, kind: str, users: Users, rng: random.Random) -> None:
         if kind == TAKEOVER_REBOOTED and self.machine == ENGINE_MACHINE:
-            self.strike(TAKEOVER_KILLED, users, rng)  # to be elsewhere: the engine's end is the cluster's
+            self.inject(TAKEOVER_KILLED, users, rng)  # to be elsewhere: the engine's end is the cluster's
         users.doom(kind, lambda user: not user.steps)  # a script that starts while nobody listens fails
         if kind == KILLED:
-            struck = time.monotonic()
+            injected = time.monotonic()
             self._process().kill()
-            self._answers(kind, struck)
+            self._answers(kind, injected)
         else:
             self._take_over(kind, users, rng)
 
@@ -75,18 +75,18 @@ class Controllers:
                 return each
         raise SoakError(f"there is no controller on {self.machine}:\n{self._holder.said[-2000:]}")
 
-    def _answers(self, kind: str, struck: float) -> None:
+    def _answers(self, kind: str, injected: float) -> None:
         """Waits until there is an answer from the cluster's address, and from nowhere else."""
         while True:
             asked = self._cluster.atoll("status", "--json", machine=self.machine)  # others may not reach it
             self._cluster.forget(asked)
             if not asked.process.returncode:
                 break
-            if time.monotonic() > struck + _ANSWER_SECONDS:
+            if time.monotonic() > injected + _ANSWER_SECONDS:
                 where = f"nobody answers at {self._cluster.address} within {_ANSWER_SECONDS:.0f} s"
                 raise SoakError(f"{kind}: {where}: {asked.said}\n{self._holder.said[-4000:]}")
-        self.seconds.setdefault(kind, []).append(time.monotonic() - struck)
-        print(f"{kind}: an answer after {time.monotonic() - struck:.1f} s; ", end="", flush=True)
+        self.seconds.setdefault(kind, []).append(time.monotonic() - injected)
+        print(f"{kind}: an answer after {time.monotonic() - injected:.1f} s; ", end="", flush=True)
 
     # ---- standbys
 
@@ -94,7 +94,7 @@ class Controllers:
         earlier, earlier_machine, process = self._holder, self.machine, self._process()
         standby = self._start_standby(rng.choice([each for each in self._machines if each != earlier_machine]))
         others = [each for each in self._cluster.bed.names if each != earlier_machine]
-        struck = time.monotonic()
+        injected = time.monotonic()
         match kind:
             case "takeover, controller killed":
                 process.kill()
@@ -108,7 +108,7 @@ class Controllers:
                 users.doom(kind, lambda user: True)
                 self._reboot(earlier_machine, users)
         self._holder = standby
-        self._answers(kind, struck)
+        self._answers(kind, injected)
         if kind == TAKEOVER_FROZEN:
             process.resume()
         self._cluster.bed.heal()

@@ -1,4 +1,4 @@
-"""Where a soak takes place, as the rest of it sees it: a cluster, users of it, and what can be struck."""
+"""Where a soak takes place, as the rest of it sees it: a cluster, users of it, and the faults that can be injected."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DUMP_SECONDS = 1.0  # for a process to write what its threads are doing
 class Ground(Protocol):
     """A cluster that is up from `begin` on."""
 
-    # Kinds of strikes, and how often each is to be chosen.
+    # Kinds of faults, and how often each is to be chosen.
     kinds: Mapping[str, int]
 
     def begin(self) -> None: ...
@@ -34,8 +34,8 @@ class Ground(Protocol):
     def pid_of(self, user: UserProcess) -> int:
         """The pid of the user's Python, as this process knows it."""
 
-    def strike(self, kind: str, users: Users, rng: random.Random) -> bool:
-        """Strikes somebody, and heals what can be healed. False where nobody of that kind was in reach."""
+    def inject(self, kind: str, users: Users, rng: random.Random) -> bool:
+        """Inject a fault, and repair what can be repaired. Return False if no victim of that kind was in reach."""
 
     def end(self) -> list[str]:
         """Ends the cluster in good order. Returns what is left of it."""
@@ -70,7 +70,7 @@ def describe_hang(ground: Ground, user: UserProcess) -> str:
     return f"{tail(user, 12_000)}\n{json.dumps(report(ground))}"
 
 
-def strike_user(ground: Ground, kind: str, users: Users, rng: random.Random) -> bool:
+def inject_user_fault(ground: Ground, kind: str, users: Users, rng: random.Random) -> bool:
     """`kind` is "proxy killed" or "client killed"."""
     user = rng.choice(users.alive)
     proxy = proxy_of(ground, user)
@@ -84,4 +84,4 @@ def strike_user(ground: Ground, kind: str, users: Users, rng: random.Random) -> 
     return True
 
 
-__all__ = ["Ground", "SoakError", "describe_hang", "proxy_of", "report", "strike_user"]
+__all__ = ["Ground", "SoakError", "describe_hang", "inject_user_fault", "proxy_of", "report"]

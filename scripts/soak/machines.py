@@ -1,7 +1,7 @@
 """A soak on several "machines": an engine `hosts`, machines that reboot, and links that are cut, deaf or slow.
 
 m0 has the engine and, at first, the controller, which is killed, and taken over from: see `controllers`. Each machine
-but one has the hosts of two islands, so that most strikes leave an island alone: with three machines and islands of two
+but one has the hosts of two islands, so most faults affect not all islands: with three machines and islands of two
 hosts, island 0 is on m1 and m2, and island 1 on m2 and m0.
 """
 
@@ -22,7 +22,7 @@ import psutil
 from atoll.cluster.topology import Topology
 from scripts.soak import controllers, sessions
 from scripts.soak.controllers import ENGINE_MACHINE, Controllers
-from scripts.soak.ground import report, strike_user
+from scripts.soak.ground import inject_user_fault, report
 from scripts.soak.users import SoakError, UserProcess, Users
 from tests.machines.bed import Machines
 from tests.machines.clusters import MachineCluster, Process, environment
@@ -125,31 +125,31 @@ class ManyMachines:
 
     @property
     def answered(self) -> Mapping[str, Sequence[float]]:
-        """Seconds until a controller answered again, by kind of strike."""
+        """Seconds until a controller answered again, by kind of fault."""
         return self._controllers.seconds
 
-    # ---- strikes
+    # ---- faults
 
-    def strike(self, kind: str, users: Users, rng: random.Random) -> bool:
+    def inject(self, kind: str, users: Users, rng: random.Random) -> bool:
         if kind in ("proxy killed", "client killed"):
-            return strike_user(self, kind, users, rng)
-        struck = time.monotonic()
+            return inject_user_fault(self, kind, users, rng)
+        injected = time.monotonic()
         if kind.startswith(("worker", "agent", "start")):
-            if not self._strike_process(kind, users, rng):
+            if not self._inject_process_fault(kind, users, rng):
                 return False
         elif kind == "machine rebooted":
             kept = {ENGINE_MACHINE, self._controllers.machine}
             self._reboot(rng.choice([each for each in self._bed.names if each not in kept]), users)
         elif kind in controllers.KINDS:
-            self._controllers.strike(kind, users, rng)
+            self._controllers.inject(kind, users, rng)
         elif kind in (sessions.KIND, sessions.KIND_AND_KILLED):
             if not sessions.suspend(self, users, rng, lambda: self._meanwhile(kind, users, rng)):
                 return False
         else:
-            self._strike_network(kind, users, rng)
+            self._inject_network_fault(kind, users, rng)
         healed = time.monotonic()
         users.over()
-        print(f"{time.strftime('%H:%M:%S')} {kind}: healed after {healed - struck:.1f} s", end="", flush=True)
+        print(f"{time.strftime('%H:%M:%S')} {kind}: healed after {healed - injected:.1f} s", end="", flush=True)
         self._await_islands(users)
         if kind in controllers.KINDS:
             self._check()
@@ -171,9 +171,9 @@ class ManyMachines:
     def _meanwhile(self, kind: str, users: Users, rng: random.Random) -> None:
         """While a session is suspended."""
         if kind == sessions.KIND_AND_KILLED:
-            self._controllers.strike(controllers.KILLED, users, rng)
+            self._controllers.inject(controllers.KILLED, users, rng)
 
-    def _strike_process(self, kind: str, users: Users, rng: random.Random) -> bool:
+    def _inject_process_fault(self, kind: str, users: Users, rng: random.Random) -> bool:
         host, (machine, agent) = rng.choice(sorted(self._agents.items(), key=lambda item: item[0]))
         try:
             workers = psutil.Process(agent.pid).children()
@@ -205,7 +205,7 @@ class ManyMachines:
         for host in self._hosts_on(machine):
             self._start_agent(host, machine)
 
-    def _strike_network(self, kind: str, users: Users, rng: random.Random) -> None:
+    def _inject_network_fault(self, kind: str, users: Users, rng: random.Random) -> None:
         seconds = rng.choice([1.0, LEASE - 2, LEASE + 1, LEASE + 6, 2 * LEASE + 8])
         one, other = rng.sample(self._bed.names, 2)
         try:

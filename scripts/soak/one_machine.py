@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from atoll.cluster.processes.client_directories import in_use
-from scripts.soak.ground import report, strike_user
+from scripts.soak.ground import inject_user_fault, report
 from scripts.soak.users import ROOT, SoakError, UserProcess, Users
 
 SHARED = Path("/dev/shm")
@@ -74,9 +74,9 @@ class OneMachine:
     def pid_of(self, user: UserProcess) -> int:
         return user.process.pid
 
-    def strike(self, kind: str, users: Users, rng: random.Random) -> bool:
+    def inject(self, kind: str, users: Users, rng: random.Random) -> bool:
         if not kind.startswith("worker"):
-            return strike_user(self, kind, users, rng)
+            return inject_user_fault(self, kind, users, rng)
         hosts = [host for island in report(self)["islands"] for host in island["hosts"]]
         victim = rng.choice([host for host in hosts if host["state"] == "ready"] or hosts)
         try:

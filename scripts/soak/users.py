@@ -78,13 +78,13 @@ class Users:
             _doom(user, kind, holds)
 
     def doom(self, kind: str, holds: Callable[[UserProcess], bool]) -> None:
-        """Those for whom it `holds` may fail, rightly; so may those that start until the strike is `over`."""
+        """Those for whom it `holds` may fail, rightly; so may those that start until the fault is `over`."""
         self._dooms.append((kind, holds))
         for user in self.alive:
             _doom(user, kind, holds)
 
     def over(self) -> None:
-        """The strike is: who starts from now on is to succeed."""
+        """Note that the fault is over: users that start from now on must succeed."""
         self._dooms.clear()
 
     def watch(self, seconds: float) -> None:

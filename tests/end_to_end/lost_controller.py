@@ -1,5 +1,5 @@
-"""A controller that is killed, and clients at work that must not notice: what the tests of restarts, standbys and
-strikes have in common. In a module of its own, since children import it."""
+"""A controller that is killed, and clients at work that must not notice: shared by the tests of restarts,
+standbys and faults. Children import it, so it is a separate module."""
 
 from __future__ import annotations
 

@@ -33,12 +33,12 @@ def user(start_python: StartPython, standing: StandingCluster) -> RemotePython:
 def lose(standing: StandingCluster) -> Callable[..., None]:
     """Ends the worker of an island, once all islands work."""
 
-    def strike(*islands: int, signal_: int = signal.SIGKILL) -> None:
+    def inject(*islands: int, signal_: int = signal.SIGKILL) -> None:
         are_ready(standing)
         for island in islands:
             standing.worker(island).send_signal(signal_)
 
-    return strike
+    return inject
 
 
 def lose_one(standing: StandingCluster) -> None:
@@ -212,9 +212,9 @@ def test_it_goes_on_where_a_worker_hangs(user, standing, lose):
     user.call(begin, 5)
     user.call(steps, 20)
     lose(2, signal_=signal.SIGSTOP)
-    struck = time.monotonic()
+    injected = time.monotonic()
     user.call(step_until_lost, 1)
-    assert time.monotonic() - struck < BACK_SECONDS
+    assert time.monotonic() - injected < BACK_SECONDS
     user.call(until_on, 0, 1, 2)
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from atoll.host_services import host_data
 from atoll.host_services import slabs as module
-from atoll.host_services.slabs import SLAB_BYTES, ArrayContents, Part, assemble, slabs
+from atoll.host_services.slabs import SLAB_BYTES, ArrayContents, ArrayPart, assemble, slabs
 
 SHAPES = [(), (0, 3), (1,), (7,), (4, 6), (3, 1, 5), (2, 3, 4, 5), (40, 1), (1, 40)]
 
@@ -44,7 +44,7 @@ def test_parts_make_up_the_array_whatever_the_tiling(data: st.DataObject) -> Non
     cuts = [sorted({0, size, *data.draw(st.lists(st.integers(0, size), max_size=3))}) for size in shape]
     boxes = list(itertools.product(*[list(itertools.pairwise(each)) for each in cuts]))
     array, *_ = parts(shape, data.draw(st.sampled_from(["int32", "bool", "complex64"])))
-    given = [Part(box, host_data.cut(array, box).copy(), data.draw(st.booleans())) for box in boxes]
+    given = [ArrayPart(box, host_data.cut(array, box).copy(), data.draw(st.booleans())) for box in boxes]
     target = np.zeros_like(array)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module.slabs, "__defaults__", (data.draw(st.integers(1, 300)),))
@@ -110,7 +110,7 @@ def test_what_is_assembled_takes_no_more_memory_than_its_parts_did(axis: int, co
     boxes = [[(0, size), (0, size)] for _ in range(count)]
     for number, box in enumerate(boxes):
         box[axis] = (number * size // count, (number + 1) * size // count)
-    given = [Part((box[0], box[1]), np.full(shape, number, np.uint32), True) for number, box in enumerate(boxes)]
+    given = [ArrayPart((box[0], box[1]), np.full(shape, number, np.uint32), True) for number, box in enumerate(boxes)]
     target = np.empty((size, size), np.uint32)
     before = resident()
     peak = Peak()

@@ -6,7 +6,7 @@ from typing import Any
 
 from atoll.errors import Code, Status
 from atoll.session.session_feeds import Downloads, SentUploads, Upload
-from atoll.transfers.piece_contents import Buffers
+from atoll.transfers.piece_contents import BufferContents
 
 
 class Expecting:
@@ -76,7 +76,7 @@ def test_what_a_host_has_not_sent_yet_may_come_when_it_is_back():
 
 
 def upload(nbytes: int) -> Upload:
-    return Upload(Buffers([memoryview(bytes(nbytes))], 1), None)
+    return Upload(BufferContents([memoryview(bytes(nbytes))], 1), None)
 
 
 def test_the_latest_uploads_are_kept_as_far_as_they_fit():

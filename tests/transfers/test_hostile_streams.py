@@ -95,9 +95,9 @@ def test_a_receiver_that_lies_ends_the_channel_and_the_transfer(tcp_raw: Raw, an
     mine, channel = tcp_raw
     receiver = Receiver(channel)
     errors: list[BaseException | None] = []
-    from atoll.transfers.piece_contents import Buffers, as_views
+    from atoll.transfers.piece_contents import BufferContents, as_views
 
-    channel.start(1, 2, Buffers(as_views([content(TWO)])), errors.append)
+    channel.start(1, 2, BufferContents(as_views([content(TWO)])), errors.append)
     mine.sendall(frame(answer))
     error = receiver.join()
     assert isinstance(error, FrameError)

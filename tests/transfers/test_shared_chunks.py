@@ -12,7 +12,7 @@ from atoll.host_services.slabs import ArrayContents
 from atoll.protocol.number_ranges import HOST_FEEDS
 from atoll.transfers import shared_memory_pool
 from atoll.transfers.channel import FIRST_INLINE_FEED
-from atoll.transfers.piece_contents import Buffers
+from atoll.transfers.piece_contents import BufferContents
 from atoll.transfers.shared_chunks import (
     CHUNKED_THRESHOLD,
     CHUNKED_TOGETHER,
@@ -89,7 +89,7 @@ def test_many_senders_share_the_blocks(unix_ends: Ends) -> None:
 
 
 def test_contents_that_cannot_be_had_fail_their_feed_and_nothing_else(unix_ends: Ends) -> None:
-    class Lost(Buffers):
+    class Lost(BufferContents):
         def slice(self, start: int, stop: int) -> list[memoryview]:
             raise StatusError(Code.DATA_LOSS, "the array is gone")
 

@@ -17,7 +17,7 @@ from atoll.transfers import inbox as inboxes
 from atoll.transfers import stream_transfers
 from atoll.transfers.channel import DataChannel, Open
 from atoll.transfers.inbox import Inbox
-from atoll.transfers.piece_contents import Buffers, FileContents, as_views
+from atoll.transfers.piece_contents import BufferContents, FileContents, as_views
 from atoll.transfers.receive_buffer_pool import RECEIVE_BUFFERS
 from atoll.transfers.stream_transfers import CHUNK_BYTES, SendQueue
 from atoll.transfers.streams import STREAM_THRESHOLD, STREAMS
@@ -52,7 +52,7 @@ class Port:
 
     def start(self, feed: int, nbytes: int, launch: int = 0) -> Ended:
         ended = Ended()
-        self.channel.start(5, feed, Buffers(as_views([content(nbytes, feed)]), launch), ended)
+        self.channel.start(5, feed, BufferContents(as_views([content(nbytes, feed)]), launch), ended)
         return ended
 
     def close(self) -> None:
@@ -154,7 +154,7 @@ def test_transfers_with_credit_take_turns_chunk_by_chunk() -> None:
     queue = SendQueue()
     ended = Ended()
     for feed in range(1, 5):
-        queue.add(5, feed, Buffers(as_views([content(3 * CHUNK_BYTES)])), ended)
+        queue.add(5, feed, BufferContents(as_views([content(3 * CHUNK_BYTES)])), ended)
     for number in (1, 2, 4):
         queue.credit(number, 3)
     first = [queue.take(0) for _ in range(4)]
@@ -167,7 +167,7 @@ def test_transfers_with_credit_take_turns_chunk_by_chunk() -> None:
 
 def test_a_transfer_is_over_only_when_nobody_reads_its_contents() -> None:
     queue, ended = SendQueue(), Ended()
-    queue.add(5, 1, Buffers(as_views([content(CHUNK_BYTES)])), ended)
+    queue.add(5, 1, BufferContents(as_views([content(CHUNK_BYTES)])), ended)
     queue.credit(1, 1)
     taken = queue.take(0)
     assert taken is not None
@@ -338,7 +338,7 @@ def test_a_peer_that_lives_is_waited_for_however_long_it_has_no_room() -> None:
 
     threading.Thread(target=b.receive, args=(lambda *_: None, None, None, Later()), daemon=True).start()
     back, ended = Receiver(a), Ended()
-    a.start(1, 2, Buffers(as_views([content(CHUNK_BYTES)])), ended)
+    a.start(1, 2, BufferContents(as_views([content(CHUNK_BYTES)])), ended)
     time.sleep(4.0)
     assert not ended.is_set
     grants[0]()

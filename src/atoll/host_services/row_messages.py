@@ -21,7 +21,7 @@ from atoll.ir.row_exchange import HostMessage, RowExchange, RowPiece, RowSpan, g
 from atoll.ir.types import Box, Shape
 from atoll.transfers.dtypes import numpy_dtype
 from atoll.transfers.host_memory import copy_all
-from atoll.transfers.piece_contents import Buffers, Joined
+from atoll.transfers.piece_contents import BufferContents, Joined
 from atoll.transfers.receive_buffer_pool import Range
 
 Array = np.ndarray[Any, Any]
@@ -78,7 +78,7 @@ class RowMessage(Joined):
     def __init__(self, numbers: Array, rows: Sequence[Rows]) -> None:
         self.numbers = memoryview(bytes_of(numbers))
         self.rows = rows
-        super().__init__([Buffers([self.numbers]), *rows])
+        super().__init__([BufferContents([self.numbers]), *rows])
 
 
 def packed(step: p.SendRows, exchange: RowExchange, to: int, inputs: Sequence[Sequence[Array]]) -> RowMessage:

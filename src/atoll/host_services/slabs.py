@@ -39,7 +39,7 @@ def slabs(shape: Shape, itemsize: int, nbytes: int = SLAB_BYTES) -> Iterator[Box
         yield ((start, min(start + rows, shape[0])), *[(0, size) for size in shape[1:]])
 
 
-class Part(NamedTuple):
+class ArrayPart(NamedTuple):
     """Contiguous contents for a box of an array. `consumed` contents are not read by others, and may be released."""
 
     box: Box
@@ -47,7 +47,7 @@ class Part(NamedTuple):
     consumed: bool
 
 
-def assemble(target: Array, parts: Sequence[Part]) -> None:
+def assemble(target: Array, parts: Sequence[ArrayPart]) -> None:
     """Copy the parts, whose boxes form a tiling, into the target.
 
     The function copies one slab of the target at a time. It touches the target's memory only then, and returns the

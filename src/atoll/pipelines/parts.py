@@ -19,14 +19,14 @@ from jax.sharding import NamedSharding
 from atoll.client.jax_internals import leave_out_of_tracebacks
 from atoll.pipelines import equations as eq
 from atoll.pipelines.computation import Computation, is_inexact, structure, trace
-from atoll.pipelines.pipeline_cut import Part
+from atoll.pipelines.pipeline_cut import ModelPart
 
 leave_out_of_tracebacks(__file__)
 
 
 @dataclass(frozen=True)
 class Derivative:
-    """A part and its derivative. The inputs are the flat inputs of `Part.computation`.
+    """A part and its derivative. The inputs are the flat inputs of `ModelPart.computation`.
 
     Attributes:
       forward: maps the inputs to the values that the part sends (for the last part, also the loss), followed by the
@@ -62,7 +62,7 @@ class Derivative:
         )
 
 
-def derivative(part: Part, trainable: Callable[[int], bool]) -> Derivative:
+def derivative(part: ModelPart, trainable: Callable[[int], bool]) -> Derivative:
     """Trace the part and its derivative. `trainable` selects parameters by their numbers."""
     computation = part.computation
     inputs = computation.inputs
@@ -145,7 +145,7 @@ class PartFunctions:
     def __init__(
         self,
         number: int,
-        part: Part,
+        part: ModelPart,
         derivative: Derivative,
         stage_shardings: Mapping[int, NamedSharding],
         microbatches: int,

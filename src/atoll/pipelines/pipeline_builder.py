@@ -17,7 +17,7 @@ from atoll.pipelines.computation import Computation, flat, is_inexact, nbytes, t
 from atoll.pipelines.optimizer import Update, cut_update, tracer_of
 from atoll.pipelines.order import order, replicated
 from atoll.pipelines.parts import derivative
-from atoll.pipelines.pipeline_cut import Cut, Part, cut, marks_inside
+from atoll.pipelines.pipeline_cut import Cut, ModelPart, cut, marks_inside
 from atoll.pipelines.schedule import Schedule
 from atoll.pipelines.stage_arrays import Batch, Parameters, batch_sharding, parameter_sharding
 from atoll.pipelines.step import StagePlan, Step, StepPlan
@@ -156,7 +156,7 @@ def _computation(closed: ClosedJaxpr, parts: int) -> Computation:
     return flat(closed, lambda call: not any(marks_inside(call)))
 
 
-def _users(parts: Sequence[Part], stage_of: Sequence[int], count: int) -> list[list[int]]:
+def _users(parts: Sequence[ModelPart], stage_of: Sequence[int], count: int) -> list[list[int]]:
     """Return the stages that use each parameter. An unused parameter is on the first stage."""
     users: list[list[int]] = [[] for _ in range(count)]
     for part, stage in zip(parts, stage_of, strict=True):
@@ -207,7 +207,7 @@ def _traced_optimizer(
 def _stage(
     stage: int,
     mesh: Mesh,
-    parts: Sequence[Part],
+    parts: Sequence[ModelPart],
     stage_of: Sequence[int],
     users: Sequence[Sequence[int]],
     parameters: Parameters,
@@ -263,7 +263,7 @@ def _step_program(plan: StepPlan) -> Program:
     return Program(pipeline_step, donate_argnums=donated)
 
 
-def _on(part: Part, mesh: Any) -> Part:
+def _on(part: ModelPart, mesh: Any) -> ModelPart:
     """Return the part with the stage's mesh in place of the mesh that the model names."""
     computation = part.computation
     equations = tuple(eq.on_mesh(each, mesh) for each in computation.equations)

@@ -33,7 +33,7 @@ SLACK = 1.25
 
 
 @dataclass(frozen=True)
-class Part:
+class ModelPart:
     """A part of the model.
 
     The computation takes the parameters and the leaves of the batch with these numbers, and the values in `received`.
@@ -68,7 +68,7 @@ class Crossing:
 
 @dataclass(frozen=True)
 class Cut:
-    parts: tuple[Part, ...]
+    parts: tuple[ModelPart, ...]
     crossings: tuple[Crossing, ...]
 
 
@@ -265,14 +265,14 @@ class _Cutter:
                     stacklevel=2,
                 )
 
-    def _part(self, number: int, equations: Sequence[Equation], sent: tuple[Var, ...], parts: int) -> Part:
+    def _part(self, number: int, equations: Sequence[Equation], sent: tuple[Var, ...], parts: int) -> ModelPart:
         outputs = (*sent, *(self.loss.outputs[:1] if number == parts - 1 else ()))
         others = [var for var, part in self.part_of.items() if part != number]
         computation = self.loss.cut(outputs, others)
         numbers = {var: i for i, var in enumerate(self.inputs)}
         count = len(self.parameters)
         taken = [numbers[var] for var in computation.inputs if var in numbers]
-        return Part(
+        return ModelPart(
             computation,
             tuple(i for i in taken if i < count),
             tuple(i - count for i in taken if i >= count),

@@ -24,7 +24,7 @@ from atoll.pipelines.entries import Kind
 from atoll.pipelines.optimizer import Round, Update
 from atoll.pipelines.order import Action, Move
 from atoll.pipelines.parts import Derivative, PartFunctions, named
-from atoll.pipelines.pipeline_cut import Part
+from atoll.pipelines.pipeline_cut import ModelPart
 from atoll.pipelines.stage_arrays import moved_sharding
 
 leave_out_of_tracebacks(__file__)
@@ -50,7 +50,7 @@ class StepPlan:
     """
 
     stages: Sequence[StagePlan]
-    parts: Sequence[Part]
+    parts: Sequence[ModelPart]
     derivatives: Sequence[Derivative]
     stage_of: Sequence[int]  # stages by part
     source: dict[Var, int]  # parts that compute the values that cross

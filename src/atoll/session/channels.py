@@ -25,7 +25,7 @@ from atoll.session.session_feeds import SentUploads, Upload
 from atoll.session.session_interfaces import CallbackHandler, OnBroken, OnFeed, Unreached
 from atoll.transfers.channel import DataChannel
 from atoll.transfers.liveness import SILENCE_SECONDS
-from atoll.transfers.piece_contents import Buffers, FileContents, as_views
+from atoll.transfers.piece_contents import BufferContents, FileContents, as_views
 from atoll.transfers.transfer_engine import Piece
 from atoll.wire.address import Address, parse_address
 from atoll.wire.tls.identity import Identity
@@ -181,7 +181,7 @@ class Channels:
     # ---- sending
 
     def upload(self, hosts: Sequence[int], feed: int, contents: Sequence[Any], launch: int = 0) -> None:
-        upload = Upload(Buffers(as_views(contents), launch), None)
+        upload = Upload(BufferContents(as_views(contents), launch), None)
         for host in hosts:
             self._upload(host, feed, upload)
 

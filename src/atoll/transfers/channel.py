@@ -23,7 +23,7 @@ from atoll.errors import AccessError, AtollError, Code, ConnectError, FrameError
 from atoll.protocol.number_ranges import CALL_FEEDS, HOST_FEEDS
 from atoll.transfers.frame_socket import FrameSocket
 from atoll.transfers.liveness import Alive, Liveness, Probe
-from atoll.transfers.piece_contents import Buffers, as_views
+from atoll.transfers.piece_contents import BufferContents, as_views
 from atoll.transfers.shared_chunks import SharedChunksEngine
 from atoll.transfers.socket_engine import SocketEngine
 from atoll.transfers.stream_transfers import OnEnd
@@ -242,7 +242,7 @@ class DataChannel:
 
     def send(self, session: int, feed: int, contents: Sequence[Any]) -> None:
         """Send the concatenation of buffers as one piece."""
-        self._send(session, feed, Buffers(as_views(contents)), False)
+        self._send(session, feed, BufferContents(as_views(contents)), False)
 
     def start(self, session: int, feed: int, contents: Contents, on_end: OnEnd) -> None:
         """Start to send one piece, without waiting until the receiver has memory for a large one.
@@ -260,12 +260,12 @@ class DataChannel:
     def send_in_parts(self, session: int, feed: int, content: Any) -> None:
         """Send one buffer, split into pieces if it is large. The receiver uses one piece while the next is copied."""
         view = memoryview(content).cast("B") if memoryview(content).nbytes else memoryview(b"")
-        if self._streams is not None and self._streams.takes(whole := Buffers((view,), in_parts=True)):
+        if self._streams is not None and self._streams.takes(whole := BufferContents((view,), in_parts=True)):
             self._streams.send(session, feed, whole, False)
             return
         for start in range(0, max(1, view.nbytes), PART_BYTES):
             part = view[start : start + PART_BYTES]
-            self._send(session, feed, Buffers((part,)), start + PART_BYTES < view.nbytes)
+            self._send(session, feed, BufferContents((part,)), start + PART_BYTES < view.nbytes)
 
     def send_contents(self, session: int, feed: int, contents: Contents) -> None:
         """Send one piece. Contents that are only now computed or read are written to the memory that carries them."""

@@ -14,7 +14,7 @@ from atoll.transfers.host_memory import copy
 _READ_BYTES = 1 << 30  # maximum bytes per system call
 
 
-class Buffers:
+class BufferContents:
     """The concatenation of buffers, which must not change until they have been sent."""
 
     __slots__ = ("_ends", "_views", "in_parts", "launch", "nbytes")
@@ -43,7 +43,7 @@ class Buffers:
             position += view.nbytes
 
 
-class Part(Protocol):
+class JoinedPart(Protocol):
     """A part of `Joined` contents, with the methods of `Contents` that it needs."""
 
     nbytes: int
@@ -60,7 +60,7 @@ class Joined:
     launch = together = 0
     in_parts = False
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, parts: Sequence[JoinedPart]) -> None:
         self._parts = parts
         self._ends = list(accumulate(part.nbytes for part in parts))
         self.nbytes = self._ends[-1] if parts else 0

@@ -16,7 +16,7 @@ import msgspec
 from atoll.errors import FrameError
 from atoll.transfers.frame_socket import FrameSocket
 from atoll.transfers.host_memory import copy
-from atoll.transfers.piece_contents import Buffers
+from atoll.transfers.piece_contents import BufferContents
 from atoll.transfers.shared_memory_engine import map_block
 from atoll.transfers.shared_memory_pool import SharedMemoryPool
 from atoll.transfers.stream_transfers import Outgoing
@@ -75,7 +75,7 @@ class SharedChunksEngine(StreamEngine):
         descriptor = None if block.is_announced else block.descriptor
         try:
             with memoryview(block.memory) as memory:
-                Buffers(views).write_into(memory)
+                BufferContents(views).write_into(memory)
             block.is_announced = True
             stream.send(SharedChunk(transfer.number, index, block.number), (), descriptor)
         except BaseException:

@@ -18,14 +18,14 @@ from atoll.devices.device import DeviceArray, DeviceBackend
 from atoll.errors import Code, Status, StatusError
 from atoll.host_services import host_data
 from atoll.host_services.row_messages import packed, unpacked
-from atoll.host_services.slabs import ArrayContents, Part, assemble
+from atoll.host_services.slabs import ArrayContents, ArrayPart, assemble
 from atoll.ir import plan as p
 from atoll.ir.row_exchange import RowExchange
 from atoll.peers.data_port import DataPort
 from atoll.protocol import messages as m
 from atoll.transfers.dtypes import numpy_dtype
 from atoll.transfers.host_memory import aligned
-from atoll.transfers.piece_contents import Buffers
+from atoll.transfers.piece_contents import BufferContents
 from atoll.transfers.receive_buffer_pool import RECEIVE_BUFFERS
 from atoll.transfers.streams import STREAM_THRESHOLD
 from atoll.transfers.transfer_engine import Contents
@@ -94,7 +94,7 @@ class DataPortNetwork:
                     feed = run.host_feeds + piece.feed
                     contents: Contents
                     if part.dtype.kind == "T":
-                        contents = Buffers([memoryview(host_data.encode_strings(part))])
+                        contents = BufferContents([memoryview(host_data.encode_strings(part))])
                     else:
                         contents = ArrayContents(part, together[piece.host])
                     if piece.host == self._host:
@@ -122,7 +122,7 @@ class DataPortNetwork:
         taken = self._inbox.take_all(run.session, [run.host_feeds + piece.feed for piece in step.pieces])
         try:
             shards: list[Any] = [None] * len(array.shard_shapes)
-            parts: dict[int, list[Part]] = {}
+            parts: dict[int, list[ArrayPart]] = {}
             gives_back = sum(memoryview(content).nbytes for content, _ in taken.values()) > KEPT_BYTES
             for piece in step.pieces:
                 content, _ = taken[run.host_feeds + piece.feed]
@@ -133,7 +133,7 @@ class DataPortNetwork:
                     shards[piece.shard] = part  # reuse the memory in which the piece landed
                 else:
                     consumed = gives_back and is_own and dtype.kind != "T"
-                    parts.setdefault(piece.shard, []).append(Part(piece.box, part, consumed))
+                    parts.setdefault(piece.shard, []).append(ArrayPart(piece.box, part, consumed))
             for number, shape in enumerate(array.shard_shapes):
                 if shards[number] is None:
                     shards[number] = host_data.empty(shape, dtype)

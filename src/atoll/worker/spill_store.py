@@ -26,7 +26,7 @@ from atoll.host_services import host_data
 from atoll.protocol import messages as m
 from atoll.quantities import human_bytes
 from atoll.transfers.inbox import Inbox
-from atoll.transfers.piece_contents import Buffers, as_views
+from atoll.transfers.piece_contents import BufferContents, as_views
 from atoll.transfers.receive_buffer_pool import RECEIVE_BUFFERS
 from atoll.worker import spill_files
 from atoll.worker.host_network import SendPort, send_to_host
@@ -190,7 +190,7 @@ class SpillStore:
     def _send(self, session: int, piece: m.SpilledPiece, feed: int, hosts: Sequence[int]) -> None:
         content = memoryview(self._read(session, piece))
         for host in hosts:
-            send_to_host(self._port, self._host, host, session, feed, Buffers(as_views([content])))
+            send_to_host(self._port, self._host, host, session, feed, BufferContents(as_views([content])))
 
     def _read(self, session: int, piece: m.SpilledPiece) -> Any:
         """Return the contents of the piece. Raise DATA_LOSS if they are not what was spilled."""

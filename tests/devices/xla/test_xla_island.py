@@ -51,7 +51,7 @@ def set_platform(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_threads_of_cpu_devices_are_batch_threads_and_no_others(monkeypatch: pytest.MonkeyPatch):
     set_platform("cpu", monkeypatch)
     before = os.sched_getscheduler(0)
-    with xla_island.batch_threads():
+    with xla_island.sched_batch_threads():
         assert policy_of_a_new_thread() == os.SCHED_BATCH
     assert os.sched_getscheduler(0) == policy_of_a_new_thread() == before
 
@@ -60,5 +60,5 @@ def test_threads_of_cpu_devices_are_batch_threads_and_no_others(monkeypatch: pyt
 def test_where_devices_are_no_threads_nothing_changes(monkeypatch: pytest.MonkeyPatch):
     set_platform("cuda", monkeypatch)
     before = os.sched_getscheduler(0)
-    with xla_island.batch_threads():
+    with xla_island.sched_batch_threads():
         assert policy_of_a_new_thread() == before

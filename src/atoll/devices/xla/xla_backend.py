@@ -82,7 +82,7 @@ class XlaBackend:
     compiler = "atoll.devices.xla.compiler:XlaCompiler"
 
     def __init__(self, programs: Programs | None = None) -> None:
-        with xla_island.batch_threads():
+        with xla_island.sched_batch_threads():
             self.devices: tuple[Any, ...] = tuple(jax.local_devices())
         self._island = xla_island.devices_by_host()
         self.key_values: KeyValues | None = xla_island.key_values()

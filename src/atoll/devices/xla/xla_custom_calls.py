@@ -69,7 +69,7 @@ class Buffer(ctypes.Structure):
     _fields_ = (*_HEAD, ("dtype", ctypes.c_int), ("data", ctypes.c_void_p))
 
 
-class Buffers(ctypes.Structure):
+class FfiBuffers(ctypes.Structure):
     """XLA_FFI_Args or XLA_FFI_Rets."""
 
     _fields_ = (
@@ -107,8 +107,8 @@ class CallFrame(ctypes.Structure):
         ("api", ctypes.POINTER(Api)),
         ("context", ctypes.c_void_p),
         ("stage", ctypes.c_int),
-        ("arguments", Buffers),
-        ("results", Buffers),
+        ("arguments", FfiBuffers),
+        ("results", FfiBuffers),
         ("attributes", Attributes),
     )
 

@@ -58,7 +58,7 @@ def join(address: str, rank: int, hosts: int, hostname: str) -> None:
     if JAX_PLATFORMS.text() != "cpu":
         use_network(hostname)  # JAX's GPU plug-ins find the other hosts through the client, and use NCCL
         return
-    with batch_threads():
+    with sched_batch_threads():
         collectives = _jax.make_gloo_tcp_collectives(distributed_client=state.client, hostname=hostname)
     xla_bridge.register_backend_factory(
         "cpu", partial(xla_bridge.make_cpu_client, collectives), priority=0, fail_quietly=False
@@ -146,7 +146,7 @@ def devices_by_host() -> tuple[tuple[jax.Device, ...], ...]:
 
 
 @contextlib.contextmanager
-def batch_threads() -> Iterator[None]:
+def sched_batch_threads() -> Iterator[None]:
     """Make threads that start in this context `SCHED_BATCH` threads, for CPU devices on Linux.
 
     XLA's CPU devices consist of several threads each. A computation wakes most of them for a few microseconds. By

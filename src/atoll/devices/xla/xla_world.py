@@ -23,7 +23,7 @@ from typing import Any
 from jax._src.lib import _jax
 from jax._src.lib import xla_client as xc
 
-from atoll.devices.xla.xla_island import HEARTBEAT_SECONDS, await_service, batch_threads
+from atoll.devices.xla.xla_island import HEARTBEAT_SECONDS, await_service, sched_batch_threads
 from atoll.errors import Code, StatusError
 from atoll.wire.address import parse_address
 from atoll.wire.sockets import dial
@@ -62,7 +62,7 @@ class XlaWorld:
             shutdown_on_destruction=False,
         )
         self._coordination.connect()
-        with batch_threads():
+        with sched_batch_threads():
             with _connecting:
                 before = _epolls()
                 collectives = _jax.make_gloo_tcp_collectives(distributed_client=self._coordination, hostname=hostname)

@@ -21,7 +21,7 @@ from atoll.host_services.row_messages import SPAN_BYTES
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
 from atoll.transfers.inbox import Inbox
-from atoll.transfers.piece_contents import Buffers
+from atoll.transfers.piece_contents import BufferContents
 from atoll.worker.completion_reporter import Occupancy
 from atoll.worker.completions import ArrayCompletion, Completion, DeletionGuard, ReadCompletion, RunCompletion
 from atoll.worker.delegated_run_dispatcher import DelegatedRunDispatcher, DelegatedUnits, UnitsEnded
@@ -270,4 +270,4 @@ class NullNetwork:
         if inbox is not None:
             inbox.put(session, feed, b"")
         else:
-            send_to_host(self._port, self._host, host, session, feed, Buffers([memoryview(b"\0")]))
+            send_to_host(self._port, self._host, host, session, feed, BufferContents([memoryview(b"\0")]))

@@ -1,4 +1,4 @@
-"""A training that goes on, whatever is struck: what its user writes.
+"""A training that continues whatever fails: the code of its user.
 
 In a module of its own, without what `tests.conftest` brings along, since children import it.
 """

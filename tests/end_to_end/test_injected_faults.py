@@ -1,7 +1,7 @@
-"""A training under strikes: parts of its cluster are killed, again and again, and so is its own proxy.
+"""A training under faults: parts of its cluster are killed, again and again, and so is its own proxy.
 
-Its losses are bit for bit those of an undisturbed one. `make restarts` runs 500 steps with a strike every 10 s
-(ATOLL_TEST_STRIKE_STEPS, ATOLL_TEST_STRIKE_SECONDS), and prints each interruption; the suite has no time for it.
+Its losses are bit for bit those of an undisturbed one. `make restarts` runs 500 steps with a fault every 10 s
+(ATOLL_TEST_FAULT_STEPS, ATOLL_TEST_FAULT_SECONDS), and prints each interruption; the suite has no time for it.
 """
 
 from __future__ import annotations
@@ -17,50 +17,60 @@ import pytest
 from atoll.cluster.settings import GRACE_SECONDS
 from atoll.security.start_security import join_file
 from tests.cluster_process import free_port
+from tests.end_to_end.injected_faults import (
+    AGENT,
+    CONTROLLER,
+    PROXY,
+    STANDBY,
+    WORKER,
+    InjectedFaults,
+    interruptions,
+    table,
+)
 from tests.end_to_end.lost_controller import nothing_left
 from tests.end_to_end.remote_python import RemotePython, StartPython
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
-from tests.end_to_end.strikes import AGENT, CONTROLLER, PROXY, STANDBY, WORKER, Strikes, interruptions, table
-from tests.end_to_end.struck_training import train_through
+from tests.end_to_end.training_under_faults import train_through
 
-STEPS = int(os.environ.get("ATOLL_TEST_STRIKE_STEPS", "0"))
-SECONDS = float(os.environ.get("ATOLL_TEST_STRIKE_SECONDS", "4"))
+STEPS = int(os.environ.get("ATOLL_TEST_FAULT_STEPS", "0"))
+SECONDS = float(os.environ.get("ATOLL_TEST_FAULT_SECONDS", "4"))
 pytestmark = [pytest.mark.executed, pytest.mark.skipif(not STEPS, reason="make restarts")]
 _PAUSE = 0.25  # between steps: those of a model that is larger than a test's
 _END_SECONDS = 600.0
 
 
-def train_under(strikes: Strikes, kinds: Sequence[str], python: RemotePython) -> None:
-    """Fails unless its losses are those of an undisturbed training; prints for how long each strike interrupted it."""
+def train_under(faults: InjectedFaults, kinds: Sequence[str], python: RemotePython) -> None:
+    """Fails unless its losses are those of an undisturbed training; prints for how long each fault interrupted it."""
     undisturbed, _ = python.call(train_through, STEPS, 0.0, seconds=_END_SECONDS)
-    assert strikes.hit_its_cluster()
+    assert faults.hit_its_cluster()
     began = time.monotonic()
     python.begin(train_through, STEPS, _PAUSE)
-    struck: list[tuple[str, float]] = []
+    injected: list[tuple[str, float]] = []
     for count, kind in enumerate(itertools.cycle(kinds), 1):
         due = began + count * SECONDS
         if due > began + STEPS * _PAUSE:
             break
         time.sleep(max(0.0, due - time.monotonic()))
-        struck.append((kind, strikes.strike(kind)))
+        injected.append((kind, faults.inject(kind)))
     losses, known = python.finish(_END_SECONDS)
     assert losses == undisturbed
-    found = list(interruptions(struck, known, _PAUSE))
+    found = list(interruptions(injected, known, _PAUSE))
     for each in found:
         print(f"{each.at - began:6.1f} s  {each.kind:26} {each.seconds:5.2f} s")
-    print(f"{STEPS} steps in {time.monotonic() - began:.0f} s, {len(struck)} strikes: the losses of an undisturbed run")
+    seconds = time.monotonic() - began
+    print(f"{STEPS} steps in {seconds:.0f} s, {len(injected)} faults: the losses of an undisturbed run")
     print(table(found), flush=True)
     python.close()
 
 
-def test_a_training_under_strikes_has_the_losses_of_an_undisturbed_one(
+def test_a_training_under_faults_has_the_losses_of_an_undisturbed_one(
     start_cluster: StartCluster, start_python: StartPython, module_directory: Path
 ) -> None:
     journal = str(module_directory / "journal")
     cluster: StandingCluster = start_cluster(islands="2x1x1", journal=journal, grace_seconds=GRACE_SECONDS)
     python = start_python(ATOLL_ADDRESS=cluster.address)
-    strikes = Strikes(cluster, python, module_directory)
-    train_under(strikes, (CONTROLLER, WORKER, STANDBY, WORKER), python)
+    faults = InjectedFaults(cluster, python, module_directory)
+    train_under(faults, (CONTROLLER, WORKER, STANDBY, WORKER), python)
     nothing_left(cluster)
 
 
@@ -81,7 +91,7 @@ def test_so_has_one_whose_host_agents_and_proxy_are_killed_too(
     python = start_python(ATOLL_JOIN=str(join_file(cluster.directory)))
     directory = module_directory / "standbys-of-hosts"
     directory.mkdir()
-    strikes = Strikes(cluster, python, directory)
-    train_under(strikes, (PROXY, AGENT, CONTROLLER, WORKER, STANDBY), python)
+    faults = InjectedFaults(cluster, python, directory)
+    train_under(faults, (PROXY, AGENT, CONTROLLER, WORKER, STANDBY), python)
     # Who is killed has no last word. Over TCP it could be one whose connection was cut, and would be back.
     nothing_left(cluster, 2 * GRACE_SECONDS)

@@ -24,8 +24,8 @@ AGENT = "host agent"
 PROXY = "proxy"
 
 
-class Strikes:
-    """Kills parts of a cluster and of a script in turn. Each kind of strike returns when it was done."""
+class InjectedFaults:
+    """Kills parts of a cluster and of a script in turn. Each kind of fault returns when it was done."""
 
     def __init__(self, cluster: StandingCluster, script: RemotePython, directory: Path) -> None:
         self._cluster = cluster
@@ -35,60 +35,60 @@ class Strikes:
         self._count = 0
         self._islands = itertools.cycle((0, 1))
         self._kinds: dict[str, Callable[[], float]] = {
-            CONTROLLER: self._strike_controller,
-            STANDBY: self._strike_controller_with_standby,
-            WORKER: self._strike_worker,
-            AGENT: self._strike_agent,
-            PROXY: self._strike_proxy,
+            CONTROLLER: self._kill_controller,
+            STANDBY: self._kill_controller_with_standby,
+            WORKER: self._kill_worker,
+            AGENT: self._kill_agent,
+            PROXY: self._kill_proxy,
         }
 
     def hit_its_cluster(self) -> bool:
         """Whether the script has its session there."""
         return [each["label"] for each in self._cluster.report()["sessions"]] == ["remote_python.py"]
 
-    def strike(self, kind: str) -> float:
+    def inject(self, kind: str) -> float:
         return self._kinds[kind]()
 
-    def _strike_controller(self) -> float:
-        struck = time.monotonic()
+    def _kill_controller(self) -> float:
+        injected = time.monotonic()
         engine = self._present.parent()
         assert engine is not None
         self._present.kill()
         answers(self._cluster)
         self._present = controller_of(engine)
-        return struck
+        return injected
 
-    def _strike_controller_with_standby(self) -> float:
+    def _kill_controller_with_standby(self) -> float:
         self._count += 1
         engine = self._cluster.start_standby(self._directory / f"standby-{self._count}")
-        struck = time.monotonic()
+        injected = time.monotonic()
         self._present.kill()
         taken_over(self._cluster)
         self._present = controller_of(engine)
-        return struck
+        return injected
 
-    def _strike_worker(self) -> float:
+    def _kill_worker(self) -> float:
         """That of each island in turn, once all are there: who loses both has nothing left to go on with."""
         island = next(self._islands)
         pid = self._ready()[island]["hosts"][0]["pid"]
-        struck = time.monotonic()
+        injected = time.monotonic()
         psutil.Process(pid).kill()
-        return struck
+        return injected
 
-    def _strike_agent(self) -> float:
+    def _kill_agent(self) -> float:
         """That of each island in turn; its worker ends with it, and it is started again."""
         island = next(self._islands)
         self._ready()
-        struck = time.monotonic()
+        injected = time.monotonic()
         self._cluster.agents[island].process().kill()
-        return struck
+        return injected
 
-    def _strike_proxy(self) -> float:
+    def _kill_proxy(self) -> float:
         """The script's own, which is its child."""
-        struck = time.monotonic()
+        injected = time.monotonic()
         proxies = (each for each in children(self._script.pid) if "atoll.ifrt.proxy_main" in each.cmdline())
         next(proxies).kill()
-        return struck
+        return injected
 
     def _ready(self) -> list[dict[str, list[dict[str, int]]]]:
         report = self._cluster.until(
@@ -100,18 +100,20 @@ class Strikes:
 
 @dataclass(frozen=True)
 class Interruption:
-    """For how long a training stood still for a strike, in seconds."""
+    """For how long a training stood still for a fault, in seconds."""
 
     kind: str
     at: float
     seconds: float
 
 
-def interruptions(struck: Sequence[tuple[str, float]], known: Sequence[float], pause: float) -> Iterator[Interruption]:
-    """Of each strike the longest time between two steps from just before it to the next one, beyond the pause that is
-    between any two. `known` is when each step's loss was known. A time with the next strike in it is that one's, unless
+def interruptions(
+    injected: Sequence[tuple[str, float]], known: Sequence[float], pause: float
+) -> Iterator[Interruption]:
+    """Of each fault the longest time between two steps from just before it to the next one, beyond the pause that is
+    between any two. `known` is when each step's loss was known. A time with the next fault in it is that one's, unless
     it has both in it."""
-    for (kind, when), (_, end) in itertools.pairwise([*struck, ("", float("inf"))]):
+    for (kind, when), (_, end) in itertools.pairwise([*injected, ("", float("inf"))]):
         steps = itertools.pairwise(known)
         gaps = [after - before for before, after in steps if after > when and (after < end or before < when)]
         yield Interruption(kind, when, max(gaps, default=pause) - pause)
