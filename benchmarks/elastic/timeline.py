@@ -1,4 +1,4 @@
-"""What a training's lines say of a timeline of faults: pure.
+"""Read a timeline of faults from the lines that a training prints. Pure.
 
 A timeline is phases, each with so many devices. In each phase: how long it took from what happened at its beginning to
 the first step on its devices; the rate of steps from then on; and how many steps were computed again.

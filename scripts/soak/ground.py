@@ -1,4 +1,4 @@
-"""Where a soak takes place, as the rest of it sees it: a cluster, users of it, and the faults that can be injected."""
+"""The interface to the cluster of a soak, to its users, and to the faults that can be injected."""
 
 from __future__ import annotations
 

@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 from atoll.engines.engine_interface import HostEnd, HostStart
-from atoll.engines.island_processes import MAX_RESTARTS, RESTART_SPAN_SECONDS, Island, RestartPolicy, State
+from atoll.engines.island_processes import (
+    MAX_RESTARTS,
+    RESTART_SPAN_SECONDS,
+    IslandProcesses,
+    ProcessesState,
+    RestartPolicy,
+)
 from atoll.wire.address import Address
 
 
@@ -101,11 +107,11 @@ class FakeEngine:
         return log
 
 
-def island_of(engine: FakeEngine, hosts: int = 2, *, restarts: bool = True) -> Island:
+def island_of(engine: FakeEngine, hosts: int = 2, *, restarts: bool = True) -> IslandProcesses:
     def starts(incarnation: int) -> list[HostStart]:
         return [HostStart(3, 6 + rank, rank, hosts, 4, incarnation) for rank in range(hosts)]
 
-    return Island(3, starts, engine, engine, restarts=restarts)
+    return IslandProcesses(3, starts, engine, engine, restarts=restarts)
 
 
 def played(scene: Callable[[FakeEngine], Coroutine[Any, Any, None]]) -> None:
@@ -126,7 +132,7 @@ def test_after_a_workers_end_the_others_are_killed_then_it_is_reported_then_all_
         await settle()
         # The report comes when nothing of the island runs, and before its next incarnation does.
         assert engine.logged() == ["kill 1006", "worker 1007 of host 7 ended with -11", "start 2006", "start 2007"]
-        assert island.state is State.RUNNING
+        assert island.state is ProcessesState.RUNNING
 
     played(scene)
 
@@ -136,7 +142,7 @@ def test_an_island_starts_once_there_are_machines_for_all_of_its_hosts() -> None
         engine.has_machines = False
         island = island_of(engine)
         island.start()
-        assert island.state is State.WAITING
+        assert island.state is ProcessesState.WAITING
         assert engine.logged() == ["island 3 waits for 2 machines"]
         assert engine.waiting is not None
         engine.waiting(("m1", "m2"))
@@ -153,7 +159,7 @@ def test_an_island_that_waits_for_machines_ends_at_once() -> None:
         island.restart()  # has nothing to restart
         await island.end(60.0)
         assert engine.logged() == ["island 3 waits for 2 machines", "island 3 does not wait any more"]
-        assert island.state is State.STOPPED
+        assert island.state is ProcessesState.STOPPED
 
     played(scene)
 
@@ -189,7 +195,7 @@ def test_before_the_cluster_is_up_an_island_is_not_started_again() -> None:
         engine.processes[0].exit(1)
         await settle()
         assert engine.logged() == ["start 1006", "worker 1006 of host 6 ended with 1"]
-        assert island.state is State.STOPPED
+        assert island.state is ProcessesState.STOPPED
 
     played(scene)
 
@@ -244,7 +250,7 @@ def test_an_island_that_ends_is_asked_to_and_stays_ended() -> None:
         island = island_of(engine)
         island.start()
         await asyncio.gather(island.end(60.0), island.end(60.0))
-        assert island.state is State.STOPPED
+        assert island.state is ProcessesState.STOPPED
         island.restart()  # was on its way
         await settle()
         assert {line for line in engine.logged() if "terminate" not in line} == {"start 1006", "start 1007"}
@@ -262,7 +268,7 @@ def test_an_island_that_ends_while_it_restarts_is_not_started_again() -> None:
         island.start()
         engine.processes[0].exit(1)
         await asyncio.sleep(0)
-        assert island.state is State.STOPPING
+        assert island.state is ProcessesState.STOPPING
         await island.end(60.0)
         await settle()
         assert "start 2006" not in engine.logged()
@@ -291,7 +297,7 @@ def test_an_island_that_keeps_ending_is_removed() -> None:
             await settle()
         assert len(engine.processes) == MAX_RESTARTS + 1
         assert engine.logged()[-1] == "island 3 given up: its workers ended 9 times within 60 s"
-        assert island.state is State.STOPPED
+        assert island.state is ProcessesState.STOPPED
 
     played(scene)
 

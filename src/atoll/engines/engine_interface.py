@@ -132,7 +132,7 @@ class AgentHandler(Protocol):
 
 
 class Reports(Protocol):
-    """Reports from an `Island` to the controller. The methods are called on the event loop."""
+    """Reports from `IslandProcesses` to the controller. The methods are called on the event loop."""
 
     def island_starts(self, island: int, incarnation: int, machines: Sequence[str]) -> None:
         """Report that the workers of an incarnation are about to start on these machines."""

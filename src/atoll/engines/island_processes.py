@@ -13,28 +13,46 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from atoll.cluster.state_machine import StateMachine
 from atoll.engines.engine_interface import Engine, HostEnd, HostProcess, HostStart, Reports
 
 _log = logging.getLogger(__name__)
 
 
-class State(enum.Enum):
-    """The state of an island's processes."""
+class ProcessesState(enum.IntEnum):
+    """The state of an island's processes. It is no copy of `IslandState`, which says what the controller knows.
 
-    WAITING = enum.auto()  # for machines, all or none
-    RUNNING = enum.auto()
-    STOPPING = enum.auto()  # being killed, and restarted when the last one has ended
-    ENDING = enum.auto()
-    STOPPED = enum.auto()  # no process runs: not started yet, ended, or removed
+    The processes of an island run before all of them have joined, and end before the controller learns of it.
+    """
+
+    WAITING = 0  # for machines, all or none
+    RUNNING = 1
+    STOPPING = 2  # being killed, and restarted when the last one has ended
+    ENDING = 3
+    STOPPED = 4  # no process runs: not started yet, ended, or removed
 
 
-class Island:
+_S = ProcessesState
+TRANSITIONS: dict[ProcessesState, frozenset[ProcessesState]] = {
+    _S.STOPPED: frozenset({_S.WAITING}),
+    # ENDING if a process cannot be started
+    _S.WAITING: frozenset({_S.RUNNING, _S.STOPPED, _S.ENDING}),
+    # STOPPED if no process could be started
+    _S.RUNNING: frozenset({_S.STOPPING, _S.ENDING, _S.STOPPED}),
+    _S.STOPPING: frozenset({_S.STOPPED, _S.ENDING}),
+    _S.ENDING: frozenset({_S.STOPPED}),
+}
+
+
+class IslandProcesses(StateMachine[ProcessesState]):
     """Keeps an island's worker processes running. All methods are called on the event loop, and none blocks.
 
     `starts(incarnation)` returns the processes of one incarnation; the first one has the number `incarnation + 1`.
     While `restarts` is False, as before the cluster is up, the island is only restarted if a worker hung while it
     started.
     """
+
+    transitions = TRANSITIONS
 
     def __init__(
         self,
@@ -48,7 +66,7 @@ class Island:
     ) -> None:
         self.number = number
         self.restarts = restarts
-        self.state = State.STOPPED
+        self.state: ProcessesState = ProcessesState.STOPPED
         self._starts = starts
         self._engine = engine
         self._reports = reports
@@ -65,11 +83,11 @@ class Island:
 
         Raise OSError if a process cannot be started; `end` then ends the others.
         """
-        self.state = State.WAITING
+        self.enter(ProcessesState.WAITING)
         self._engine.place(self.number, self._starts(self._incarnation), self._placed)
 
     def _placed(self, machines: Sequence[str]) -> None:
-        self.state = State.RUNNING
+        self.enter(ProcessesState.RUNNING)
         self._incarnation += 1
         self._machines = machines
         self._cause = None
@@ -82,7 +100,7 @@ class Island:
         """Report the last end and the running incarnation to a controller that may not know them."""
         if self._last_end is not None:
             self._reports.worker_ended(*self._last_end)
-        if self.state is State.RUNNING:
+        if self.state is ProcessesState.RUNNING:
             self._reports.island_starts(self.number, self._incarnation, self._machines)
 
     def excuse(self) -> None:
@@ -91,27 +109,32 @@ class Island:
 
     def restart(self) -> None:
         """Kill the processes, and start the island again when they have ended. Do nothing while the island ends."""
-        if self.state is State.RUNNING:
+        if self.state is ProcessesState.RUNNING:
             self._stop()
-        elif self.state is State.STOPPED and self.restarts:
+        elif self.state is ProcessesState.STOPPED and self.restarts:
             self._start_again()
 
     def expect_end(self) -> None:
         """Treat ends of processes as intended from now on, since the controller is about to end them."""
         self.restarts = False
         self._stop_waiting()
-        if self.state in (State.RUNNING, State.STOPPING):
-            self.state = State.ENDING
+        if self.state in (ProcessesState.RUNNING, ProcessesState.STOPPING):
+            self.enter(ProcessesState.ENDING)
+
+    def _described(self) -> str:
+        return f"the processes of island {self.number}"
 
     async def end(self, seconds: float) -> None:
         """End the processes, by force after `seconds`, and do not restart them. Return when no process runs."""
         self.restarts = False
         self._stop_waiting()
         if not self._processes:
-            self.state = State.STOPPED
+            if self.state is not ProcessesState.STOPPED:
+                self.enter(ProcessesState.STOPPED)
             self._engine.release(self.number)
             return
-        self.state = State.ENDING
+        if self.state is not ProcessesState.ENDING:
+            self.enter(ProcessesState.ENDING)
         for process in self._processes.values():
             process.terminate()
         force = asyncio.get_running_loop().call_later(seconds, self._kill)
@@ -122,13 +145,13 @@ class Island:
         self._engine.release(self.number)
 
     def _stop_waiting(self) -> None:
-        if self.state is State.WAITING:
+        if self.state is ProcessesState.WAITING:
             self._engine.cancel(self.number)
-            self.state = State.STOPPED
+            self.enter(ProcessesState.STOPPED)
 
     def _process_ended(self, host: int, end: HostEnd) -> None:
         self._processes.pop(host)
-        if self.state is State.RUNNING:
+        if self.state is ProcessesState.RUNNING:
             _log.warning("the worker of host %d has ended: %s", host, end.text)
             self._cause = host, end
             self._stop()
@@ -140,7 +163,7 @@ class Island:
             self._all_ended()
 
     def _stop(self) -> None:
-        self.state = State.STOPPING
+        self.enter(ProcessesState.STOPPING)
         self._kill()
         if not self._processes:
             self._all_ended()
@@ -150,7 +173,8 @@ class Island:
             process.kill()
 
     def _all_ended(self) -> None:
-        stopping, self.state = self.state is State.STOPPING, State.STOPPED
+        stopping = self.state is ProcessesState.STOPPING
+        self.enter(ProcessesState.STOPPED)
         self._nothing_runs.set()
         if not stopping:
             return
@@ -169,7 +193,7 @@ class Island:
         try:
             self.start()
         except OSError as error:
-            self.state = State.ENDING if self._processes else State.STOPPED
+            self.enter(ProcessesState.ENDING if self._processes else ProcessesState.STOPPED)
             self._kill()
             self._remove(f"its workers cannot be started: {error}")
 

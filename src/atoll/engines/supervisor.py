@@ -22,7 +22,7 @@ from atoll.devices.device_kinds import check_platform, kind_of
 from atoll.engines.controller_child import ControllerChild
 from atoll.engines.engine_interface import Engine, HostEnd, HostStart
 from atoll.engines.engine_options import EngineOptions
-from atoll.engines.island_processes import Island
+from atoll.engines.island_processes import IslandProcesses
 from atoll.engines.worker_command import check_kind
 from atoll.errors import AccessError, ClusterError, ConnectError, SettingsError
 from atoll.protocol.messages import (
@@ -236,8 +236,8 @@ class Supervisor:
 
     # ---- islands
 
-    def _island(self, number: int, *, restarts: bool = False) -> Island:
-        return Island(
+    def _island(self, number: int, *, restarts: bool = False) -> IslandProcesses:
+        return IslandProcesses(
             number,
             partial(self._starts, number),
             self._engine,
@@ -319,13 +319,13 @@ class Supervisor:
             else:
                 self._start_added(self._islands[number])
 
-    def _start_added(self, island: Island) -> None:
+    def _start_added(self, island: IslandProcesses) -> None:
         try:
             island.start()
         except OSError as error:
             self.island_removed(island.number, f"its workers cannot be started: {error}")
 
-    async def _return_island(self, island: Island) -> None:
+    async def _return_island(self, island: IslandProcesses) -> None:
         await island.end(_END_SECONDS)  # in case a process still runs
         island.restarts = True
         self._start_added(island)
@@ -335,7 +335,7 @@ class Supervisor:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _end_island(self, island: Island) -> None:
+    async def _end_island(self, island: IslandProcesses) -> None:
         await island.end(_END_SECONDS)
         if self._link is not None:
             self._link.send(IslandEnded(island.number))

@@ -53,7 +53,7 @@ class GangCharges:
         self._trace = trace
 
     def host_restarted(self, host: int) -> None:
-        """Note that a host's clock has begun anew."""
+        """Note that a host has restarted, and its clock with it."""
         self._clocks.forget(host)
         self._trace.clock_began(host)
 
