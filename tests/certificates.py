@@ -7,18 +7,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 
-from atoll.security import authority as module
-from atoll.security.authority import Authority
+from atoll.security import certificate_authority as module
+from atoll.security.certificate_authority import CertificateAuthority
 from atoll.security.roles import Role
 from atoll.wire.tls.identity import Identity
 
 
 @cache
-def known_authority() -> Authority:
-    return Authority.make("a test's")
+def known_authority() -> CertificateAuthority:
+    return CertificateAuthority.make("a test's")
 
 
-def identity(role: Role, authority: Authority | None = None) -> Identity:
+def identity(role: Role, authority: CertificateAuthority | None = None) -> Identity:
     return Identity((authority or known_authority()).certificate_for(role, f"a {role} of a test"))
 
 

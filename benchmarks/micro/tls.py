@@ -20,7 +20,7 @@ import numpy as np
 from atoll.cluster.settings import ClusterSettings
 from atoll.engines.engine_options import EngineOptions
 from atoll.engines.start_engine import EngineProcess
-from atoll.security.authority import Authority
+from atoll.security.certificate_authority import CertificateAuthority
 from atoll.security.roles import Role
 from atoll.security.start_security import join_file
 from atoll.wire.tls.identity import Identity, server_name
@@ -89,7 +89,7 @@ def _socket_copy() -> Callable[[], float]:
     with socket.create_server(("127.0.0.1", 0)) as server:
         dialed = socket.create_connection(server.getsockname())
         accepted, _ = server.accept()
-    authority = Authority.make()
+    authority = CertificateAuthority.make()
     client, host = (Identity(authority.certificate_for(role, role)) for role in (Role.CLIENT, Role.HOST))
     served: list[ssl.SSLSocket] = []
     serving = threading.Thread(target=lambda: served.append(host.serving.wrap_socket(accepted, server_side=True)))

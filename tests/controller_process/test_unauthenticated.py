@@ -17,7 +17,7 @@ from atoll.cluster.settings import ClusterSettings
 from atoll.controller_process.controller_options import ControllerOptions
 from atoll.controller_process.shell import ControllerShell
 from atoll.protocol import messages as m
-from atoll.security.authority import Authority
+from atoll.security.certificate_authority import CertificateAuthority
 from atoll.security.enrollment import AskAuthority, Enroll
 from atoll.security.roles import Role
 from atoll.security.start_security import authority_file
@@ -80,7 +80,7 @@ async def port(directory: Path, *, tls: bool, **bounds: Any) -> AsyncIterator[Po
     unauthenticated = UnauthenticatedConnections(**bounds)
     options = ControllerOptions("", ClusterSettings("1x1x1"), os.getpid(), directory=str(directory))
     if tls:
-        Authority.make("a test's").save(authority_file(directory))
+        CertificateAuthority.make("a test's").save(authority_file(directory))
     shell = ControllerShell(options, TOKEN, asyncio.Event(), "", tls, unauthenticated=unauthenticated)
     shell.start()
     own = shell.joiners.identity if shell.joiners is not None else None

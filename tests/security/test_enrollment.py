@@ -14,7 +14,7 @@ import pytest
 
 from atoll.errors import AccessError, ConnectError
 from atoll.security import access, enrollment
-from atoll.security.authority import Authority, make_key, signing_request
+from atoll.security.certificate_authority import CertificateAuthority, make_key, signing_request
 from atoll.security.enrollment import AskAuthority, CertificateIssuer, Enroll, Enrolled, NotEnrolled, Renewal, enroll
 from atoll.security.join_token import JoinToken
 from atoll.security.roles import Role, is_of_the_cluster, may_say
@@ -28,7 +28,7 @@ from tests.cluster_process import free_port
 
 TOKENS = {Role.CLIENT: "a client's token", Role.HOST: "a host's token"}
 DIGESTS = {role: digest(token) for role, token in TOKENS.items()}
-AUTHORITY = Authority.make("a test's")
+AUTHORITY = CertificateAuthority.make("a test's")
 
 
 class Controller:
@@ -65,7 +65,7 @@ class Controller:
 
 
 @contextlib.contextmanager
-def controller(own: Identity | None = None, authority: Authority = AUTHORITY) -> Iterator[Controller]:
+def controller(own: Identity | None = None, authority: CertificateAuthority = AUTHORITY) -> Iterator[Controller]:
     made = Controller(own or identity(Role.CONTROLLER, authority), CertificateIssuer(authority, DIGESTS))
     yield made
     made.close()
@@ -128,7 +128,7 @@ def test_another_authority_is_found_by_its_fingerprint_before_the_token_is_sent(
             asked.append(message)
             return super().answer(message)
 
-    other = Authority.make("somebody else's")
+    other = CertificateAuthority.make("somebody else's")
     made = Controller(identity(Role.CONTROLLER, other), Curious(other, DIGESTS))
     with (
         contextlib.closing(made),
@@ -140,8 +140,12 @@ def test_another_authority_is_found_by_its_fingerprint_before_the_token_is_sent(
 
 def test_who_shows_the_right_authority_and_has_no_certificate_of_it_gets_no_token() -> None:
     """The authority's certificate is no secret: anybody can send it."""
+    stranger = CertificateAuthority.make("somebody else's")
     for own, words in (
-        (identity(Role.CONTROLLER, Authority.make("somebody else's")), "is not trusted: its certificate is not from"),
+        (
+            identity(Role.CONTROLLER, stranger),
+            "is not trusted: its certificate is not from",
+        ),
         (identity(Role.HOST, AUTHORITY), "its certificate is for another role"),
     ):
         with controller(own) as served, pytest.raises(AccessError, match=words):
@@ -204,7 +208,7 @@ def test_without_tokens_of_its_roles_a_desk_lets_nobody_join() -> None:
 
 def test_a_certificate_is_renewed_before_its_end_also_after_failures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(enrollment, "_RETRY_SECONDS", 0.02)
-    short = Authority(AUTHORITY._key, AUTHORITY._certificate, 3.0)
+    short = CertificateAuthority(AUTHORITY._key, AUTHORITY._certificate, 3.0)
     own = Identity(short.certificate_for(Role.HOST, "first"))
     ends, renewed = own.certificate.ends, threading.Event()
     asked: list[float] = []

@@ -36,5 +36,5 @@ def test_a_file_of_something_else_is_refused_and_left_as_it_is(tmp_path: Path) -
 
 
 def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(AccessError, match=r"cannot keep the cluster's authority in .*: No such file"):
+    with pytest.raises(AccessError, match=r"cannot keep the cluster's CA in .*: No such file"):
         kept_environment(tmp_path / "no" / "authority")

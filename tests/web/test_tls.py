@@ -20,7 +20,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from atoll.errors import AccessError, AddressError
-from atoll.security.authority import Authority
+from atoll.security.certificate_authority import CertificateAuthority
 from atoll.security.roles import Role
 from atoll.web.metrics_server import serve_metrics
 from atoll.web.poller import Poller
@@ -57,7 +57,7 @@ def scraped(tls: PageTls, ask: Callable[[int], None]) -> None:
     asyncio.run(run())
 
 
-def met(port: int, authority: Authority, host: str = "127.0.0.1") -> int:
+def met(port: int, authority: CertificateAuthority, host: str = "127.0.0.1") -> int:
     """The serial number of the certificate that a client which believes the authority is shown, as `host`."""
     with (
         socket.create_connection(("127.0.0.1", port), _SECONDS) as sock,
@@ -70,7 +70,7 @@ def met(port: int, authority: Authority, host: str = "127.0.0.1") -> int:
         return int(dict(tls.getpeercert() or {})["serialNumber"], 16)
 
 
-def page_of(authority: Authority) -> PageTls:
+def page_of(authority: CertificateAuthority) -> PageTls:
     return PageTls(lambda: authority.page_certificate(["127.0.0.1"]), authority.pem)
 
 
@@ -85,7 +85,7 @@ def test_who_believes_the_authority_is_served_and_who_does_not_is_not():
         with pytest.raises(ssl.SSLCertVerificationError, match="IP address mismatch"):
             met(port, authority, "127.0.0.2")
         with pytest.raises(ssl.SSLCertVerificationError, match=r"self-signed|unable to get local issuer"):
-            met(port, Authority.make("another's"))
+            met(port, CertificateAuthority.make("another's"))
 
     scraped(page_of(authority), ask)
 

@@ -34,7 +34,7 @@ from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.security.enrollment import Joiners
-from atoll.security.start_security import load_authority
+from atoll.security.start_security import load_certificate_authority
 from atoll.security.tokens import digest
 from atoll.state.stepped_work import TurnFailedError
 from atoll.telemetry.load import LoadMeter
@@ -100,7 +100,9 @@ class ControllerShell:
         settings = msgspec.structs.replace(options.settings, tenants=persisted_tenants(options.directory))
         self.controller = controller or Controller(settings, digest(token), host_token=digest(host_token))
         grace_seconds = self.controller.settings.grace_seconds
-        self.joiners = Joiners(load_authority(options.directory), self.controller.tokens) if has_tls else None
+        self.joiners = (
+            Joiners(load_certificate_authority(options.directory), self.controller.tokens) if has_tls else None
+        )
         self.keeper = Keeper(options.usage_file, options.cache_directory)
         self._report = partial(report, options.ready_fd)
         self._stop = stop

@@ -28,7 +28,7 @@ from atoll.retries import Retry
 from atoll.security.access import token_for
 from atoll.security.enrollment import Renewal
 from atoll.security.roles import Role
-from atoll.security.start_security import load_authority
+from atoll.security.start_security import load_certificate_authority
 from atoll.wire.address import Address, parse_address
 from atoll.wire.connection import Connection
 from atoll.wire.endpoints import connect
@@ -291,12 +291,12 @@ class Standby:
 
 
 def _identities(options: ControllerOptions) -> tuple[Identity | None, Identity | None]:
-    """Return the identities as a controller and towards one, from the cluster's authority; None without TLS."""
+    """Return the identities as a controller and towards one, from the cluster's CA; None without TLS."""
 
     def made(address: str, role: Role, name: str) -> Identity | None:
         if not parse_address(address).tls:
             return None
-        authority = load_authority(options.directory)
+        authority = load_certificate_authority(options.directory)
         identity = Identity(authority.certificate_for(role, name))
         Renewal(identity, lambda: authority.certificate_for(role, name))
         return identity

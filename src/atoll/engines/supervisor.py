@@ -48,7 +48,7 @@ from atoll.protocol.messages import (
 from atoll.retries import Retry
 from atoll.security.access import token_for
 from atoll.security.roles import Role
-from atoll.security.start_security import advertised, load_authority
+from atoll.security.start_security import advertised, load_certificate_authority
 from atoll.wire.address import Address, check_may_listen, parse_address
 from atoll.wire.resumption.dialed_connection import DialedConnection, dial
 from atoll.wire.tls.identity import Identity
@@ -170,10 +170,10 @@ class Supervisor:
             island.report()
 
     def _identity(self) -> Identity | None:
-        """Return an identity that the cluster's own authority issues. There is no join token for engines."""
+        """Return an identity that the cluster's own CA issues. There is no join token for engines."""
         if not self._address.tls:
             return None
-        return Identity(load_authority(self._options.directory).certificate_for(Role.ENGINE, "the engine"))
+        return Identity(load_certificate_authority(self._options.directory).certificate_for(Role.ENGINE, "the engine"))
 
     async def end(self) -> None:
         """End all processes, the controller first, so that no worker looks lost."""

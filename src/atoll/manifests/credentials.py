@@ -9,7 +9,7 @@ import msgspec
 
 from atoll.cluster.environment_variables import AUTHORITY, HOST_TOKEN, JOIN, TOKEN
 from atoll.cluster.tenant_settings import TenantSettings
-from atoll.security.authority import Authority
+from atoll.security.certificate_authority import CertificateAuthority
 from atoll.security.join_token import JoinToken
 from atoll.security.start_security import new_environment
 from atoll.wire.address import parse_address
@@ -27,7 +27,7 @@ def make_credentials(address: str, tenants: Mapping[str, str] | None = None) -> 
         tenants: Tokens by tenant. Each tenant adds an environment "client-NAME".
     """
     controller = new_environment()
-    authority = Authority.parse(controller[AUTHORITY.variable].encode(), AUTHORITY.variable)
+    authority = CertificateAuthority.parse(controller[AUTHORITY.variable].encode(), AUTHORITY.variable)
     secured = parse_address(address).secured()
 
     def join(token: str) -> dict[str, str]:

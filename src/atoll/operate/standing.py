@@ -43,7 +43,7 @@ class StandingOptions:
     """How to start a standing cluster.
 
     On TCP it listens with TLS unless `insecure`, and others reach it at `advertise`; see
-    `security.start_security.advertised`. The file `authority`, if given, keeps its authority and tokens. With a
+    `security.start_security.advertised`. The file `authority`, if given, keeps its CA and tokens. With a
     directory for a `journal`, the engine restarts the controller if it exits. With the address of another controller as
     `standby`, the cluster is a standby of that one, and has no hosts. With `stays` it outlives this process.
     """
@@ -157,7 +157,7 @@ class StandingCluster:
 class StandingOnRay:
     """A standing cluster whose engine is a Ray actor (`atoll up --engine ray`). Otherwise as `StandingCluster`.
 
-    The journal and the authority are on the node of the actor. This machine keeps the cluster's record, so that this
+    The journal and the CA are on the node of the actor. This machine keeps the cluster's record, so that this
     user's commands find it by name, and its join tokens. Elsewhere, and for other users, a join token leads to the
     cluster.
     """

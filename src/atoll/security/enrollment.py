@@ -1,8 +1,8 @@
 """How a process with a join token gets a certificate, and renews it before it expires.
 
 A joiner connects twice to the controller's port. On the first connection, which it does not trust, it asks for the
-authority's certificate and compares its fingerprint with that in the join token. On the second, it verifies the
-controller using that authority, sends the token and a public key, and receives a certificate for the token's role. The
+CA's certificate and compares its fingerprint with that in the join token. On the second, it verifies the
+controller using that CA, sends the token and a public key, and receives a certificate for the token's role. The
 private key never leaves the process that created it.
 """
 
@@ -44,18 +44,18 @@ _CONTROLLER_NAME = "the controller"
 
 
 class AskAuthority(msgspec.Struct, frozen=True, array_like=True, tag="authority?"):
-    """Request the authority's certificate."""
+    """Request the CA's certificate."""
 
 
 class AuthorityIs(msgspec.Struct, frozen=True, array_like=True, tag="authority"):
-    """The authority's certificate in PEM, and the controller's clock in seconds since 1970."""
+    """The CA's certificate in PEM, and the controller's clock in seconds since 1970."""
 
     certificate: bytes
     seconds: float
 
 
 class Enroll(msgspec.Struct, frozen=True, array_like=True, tag="enroll"):
-    """Request a certificate. `name` is for people; `request` comes from `authority.signing_request`."""
+    """Request a certificate. `name` is for people; `request` comes from `certificate_authority.signing_request`."""
 
     role: str
     name: str
@@ -87,7 +87,7 @@ class CertificateIssuer:
     def __init__(
         self, authority: Any, tokens: Mapping[Role, str], is_tenants: Callable[[str], bool] = lambda said: False
     ) -> None:
-        self._authority = authority  # an `authority.Authority`; its module is slow to import
+        self._authority = authority  # a `certificate_authority.CertificateAuthority`; its module is slow to import
         self._tokens = {role: token.encode() for role, token in tokens.items()}
         self._is_tenants = is_tenants
 
@@ -125,7 +125,7 @@ class Joiners:
     issuing a certificate needs clocks and random numbers, and changes none of the core's decisions.
     """
 
-    # `authority` is an `authority.Authority`.
+    # `authority` is a `certificate_authority.CertificateAuthority`.
     def __init__(self, authority: Any, tokens: Tokens) -> None:
         self._issuer = CertificateIssuer(
             authority,
@@ -169,7 +169,7 @@ def enroll(join: JoinToken, role: Role, name: str, seconds: float = ENROLL_SECON
     Raises AccessError if the join token, the certificates or the clocks are wrong, and ConnectError if the controller
     does not answer.
     """
-    from atoll.security.authority import fingerprint, make_key, signed_certificate, signing_request
+    from atoll.security.certificate_authority import fingerprint, make_key, signed_certificate, signing_request
 
     deadline = time.monotonic() + seconds
     unverified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -180,7 +180,7 @@ def enroll(join: JoinToken, role: Role, name: str, seconds: float = ENROLL_SECON
         found, expected = _where_they_differ(fingerprint(said.certificate), join.fingerprint)
         option = "--host-join-file" if role is Role.HOST else "--join-file"
         raise AccessError(
-            f"the cluster at {join.address.host_and_port} is not that of the join token: its authority has the "
+            f"the cluster at {join.address.host_and_port} is not that of the join token: its CA has the "
             f"fingerprint {found}, expected {expected}. If the cluster was restarted, use its current join token, "
             f"which `atoll up {option}` writes; with `--authority FILE` the token stays the same. Otherwise another "
             "server answers at this address"

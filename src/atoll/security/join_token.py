@@ -3,7 +3,7 @@
     atoll://HOST:PORT/FINGERPRINT/TOKEN
 
 If the controller is reachable on several networks, the string has several HOST:PORT, separated by commas. FINGERPRINT
-is the SHA-256 of the authority's certificate in hexadecimal. Anyone who has the string can join in the role of its
+is the SHA-256 of the CA's certificate in hexadecimal. Anyone who has the string can join in the role of its
 token, so keep it like a password: in a file that only its user can read, or in the environment.
 """
 

@@ -1,6 +1,6 @@
 """The roles in certificates, and the roles that each may claim in a Hello.
 
-A client's token does not admit hosts. Only the engine, which holds the authority, can create a certificate of an
+A client's token does not admit hosts. Only the engine, which holds the CA, can create a certificate of an
 engine; no process can join in that role.
 """
 

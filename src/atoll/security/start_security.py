@@ -1,7 +1,7 @@
-"""The authority, tokens and join tokens with which a cluster starts.
+"""The certificate authority (CA), tokens and join tokens with which a cluster starts.
 
 The engine writes them to files in the cluster's private directory, which is deleted with the cluster, and passes them
-to the processes that it starts in environment variables. With `atoll up --authority FILE`, the authority and the tokens
+to the processes that it starts in environment variables. With `atoll up --authority FILE`, the CA and the tokens
 come from a file that outlives the cluster, so that hosts that wait for the next cluster (`atoll host --stay`) and join
 tokens stay valid.
 """
@@ -32,7 +32,7 @@ from atoll.security.join_token import JoinToken
 from atoll.wire.address import Address, parse_address
 
 if TYPE_CHECKING:  # few clusters need it
-    from atoll.security.authority import Authority
+    from atoll.security.certificate_authority import CertificateAuthority
 
 _DAY_SECONDS = 24 * 3600.0
 
@@ -70,13 +70,13 @@ def start_security(
             os.environ[HOST_TOKEN.variable] = secrets.token_urlsafe(_TOKEN_BYTES)
     if not listen.tls:
         return
-    from atoll.security.authority import Authority
+    from atoll.security.certificate_authority import CertificateAuthority
 
     if given:
-        authority = Authority.parse(given.encode(), AUTHORITY.variable, certificate_seconds())
+        authority = CertificateAuthority.parse(given.encode(), AUTHORITY.variable, certificate_seconds())
         os.environ.setdefault(HOST_TOKEN.variable, secrets.token_urlsafe(_TOKEN_BYTES))
     else:
-        authority = Authority.make(seconds=certificate_seconds())
+        authority = CertificateAuthority.make(seconds=certificate_seconds())
     os.environ[AUTHORITY_IS_KEPT.variable] = "1" if given else ""
     authority.save(authority_file(directory))
     token = os.environ.setdefault(TOKEN.variable, "") or secrets.token_urlsafe(_TOKEN_BYTES)
@@ -88,11 +88,11 @@ def start_security(
     os.environ[JOIN.variable] = str(hosts)
 
 
-def load_authority(directory: str | Path) -> Authority:
-    """Load the authority that `start_security` saved. Raises AccessError or SettingsError."""
-    from atoll.security.authority import Authority
+def load_certificate_authority(directory: str | Path) -> CertificateAuthority:
+    """Load the CA that `start_security` saved. Raises AccessError or SettingsError."""
+    from atoll.security.certificate_authority import CertificateAuthority
 
-    return Authority.load(authority_file(directory), certificate_seconds())
+    return CertificateAuthority.load(authority_file(directory), certificate_seconds())
 
 
 def certificate_seconds() -> float:
@@ -151,7 +151,7 @@ def kept_environment(file: Path, token: str = "") -> dict[str, str]:
         except FileExistsError:  # another command created it at the same time
             pass
         except OSError as error:
-            raise AccessError(f"cannot keep the cluster's authority in {file}: {error.strerror}") from None
+            raise AccessError(f"cannot keep the cluster's CA in {file}: {error.strerror}") from None
     environment = _environment(_read_file(file))
     if token and token != environment[TOKEN.variable]:
         raise SettingsError(f"ATOLL_TOKEN is not the token in {file}: unset it, or use another file")
@@ -159,24 +159,24 @@ def kept_environment(file: Path, token: str = "") -> dict[str, str]:
 
 
 def new_environment() -> dict[str, str]:
-    """Return the environment variables for a cluster with a new authority and new tokens."""
+    """Return the environment variables for a cluster with a new CA and new tokens."""
     return _environment(_new_credentials())
 
 
 def _new_credentials() -> _Credentials:
-    from atoll.security.authority import Authority
+    from atoll.security.certificate_authority import CertificateAuthority
 
     token, host_token = secrets.token_urlsafe(_TOKEN_BYTES), secrets.token_urlsafe(_TOKEN_BYTES)
-    return _Credentials(Authority.make().with_key.decode(), token, host_token)
+    return _Credentials(CertificateAuthority.make().with_key.decode(), token, host_token)
 
 
 def _read_file(file: Path) -> _Credentials:
     try:
         is_open, content = bool(file.stat().st_mode & 0o077), file.read_bytes()
     except OSError as error:
-        raise AccessError(f"cannot read the cluster's authority in {file}: {error.strerror}") from None
+        raise AccessError(f"cannot read the cluster's CA in {file}: {error.strerror}") from None
     if is_open:
-        raise AccessError(f"other users can read or write {file}, which holds the cluster's authority: chmod 600 it")
+        raise AccessError(f"other users can read or write {file}, which holds the cluster's CA: chmod 600 it")
     try:
         return msgspec.json.decode(content, type=_Credentials)
     except msgspec.MsgspecError as error:

@@ -1,6 +1,6 @@
-"""TLS for browsers and scrapers, with the user's own certificate or with one that the cluster's authority signs.
+"""TLS for browsers and scrapers, with the user's own certificate or with one that the cluster's CA signs.
 
-The authority signs the page's certificate for the page's host, as browsers require. That certificate has no role (see
+The CA signs the page's certificate for the page's host, as browsers require. That certificate has no role (see
 `security`), so it gives no access to the cluster.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from atoll.errors import AccessError, AddressError, AtollError
-from atoll.security.start_security import authority_file, certificate_seconds, load_authority, own_address
+from atoll.security.start_security import authority_file, certificate_seconds, load_certificate_authority, own_address
 from atoll.wire.address import Address
 from atoll.wire.tls.identity import use_certificate
 
@@ -27,7 +27,7 @@ _RENEWED_SECONDS = 3600.0
 class PageTls:
     """The TLS context of a page. `pem()` returns the current certificate with its key, and is called at each renewal.
 
-    `authority` is the certificate of the cluster's authority in PEM, if that has signed the page's certificate.
+    `authority` is the certificate of the cluster's CA in PEM, if that has signed the page's certificate.
     """
 
     def __init__(self, pem: Callable[[], bytes], authority: bytes = b"", every: float = _RENEWED_SECONDS) -> None:
@@ -78,11 +78,11 @@ def tls_of_files(certificate: Path, key: Path | None) -> PageTls:
 
 
 def tls_of_cluster(directory: str, address: Address) -> PageTls:
-    """Return TLS with a certificate signed by the authority of the cluster in `directory`, for a page at `address`.
+    """Return TLS with a certificate signed by the CA of the cluster in `directory`, for a page at `address`.
 
-    Raises AccessError if this user cannot read the authority.
+    Raises AccessError if this user cannot read the CA.
     """
-    authority, hosts = load_authority(directory), _hosts(address)
+    authority, hosts = load_certificate_authority(directory), _hosts(address)
     every = min(_RENEWED_SECONDS, certificate_seconds() / 3)
     return PageTls(lambda: authority.page_certificate(hosts), authority.pem, every)
 
@@ -105,7 +105,7 @@ def page_tls(
         return tls_of_cluster(directory, address)
     raise AddressError(
         f"{address.host_and_port}: a page for other machines, or at tls://, needs a certificate, and this user cannot "
-        "read a cluster authority that could sign one: give --tls-certificate and --tls-key, or --insecure on a "
+        "read a cluster CA that could sign one: give --tls-certificate and --tls-key, or --insecure on a "
         "trusted network"
     )
 

@@ -13,7 +13,7 @@ import pytest
 import uvloop
 
 from atoll.errors import AccessError, ConnectError
-from atoll.security.authority import Authority
+from atoll.security.certificate_authority import CertificateAuthority
 from atoll.security.roles import Role
 from atoll.wire import endpoints as module
 from atoll.wire.address import Address
@@ -138,7 +138,7 @@ def test_who_is_refused_while_it_sends_learns_why_and_nothing_is_raised(on_a_loo
 
 def test_a_renewed_certificate_is_that_of_new_connections(on_a_loop: Callable[[Main], None]) -> None:
     async def main() -> None:
-        authority = Authority.make()
+        authority = CertificateAuthority.make()
         controller, client = identity(Role.CONTROLLER, authority), identity(Role.CLIENT, authority)
         async with serving(controller) as served:
             _, before = await echoed(served.address, client, "before")
@@ -169,13 +169,13 @@ def test_who_has_no_certificate_is_let_in_without_a_role(on_a_loop: Callable[[Ma
     on_a_loop(main)
 
 
-STRANGERS = Authority.make("somebody else's")
+STRANGERS = CertificateAuthority.make("somebody else's")
 
 
 def test_a_server_of_another_cluster_or_role_is_not_trusted(on_a_loop: Callable[[Main], None]) -> None:
     async def main() -> None:
         for own, words in (
-            (identity(Role.CONTROLLER, STRANGERS), "not from the authority of the join token"),
+            (identity(Role.CONTROLLER, STRANGERS), "not from the CA of the join token"),
             (identity(Role.HOST), "its certificate is for another role"),
         ):
             async with serving(own) as served:
@@ -194,7 +194,7 @@ def test_a_client_that_the_server_does_not_trust_learns_why(on_a_loop: Callable[
 
     async def main() -> None:
         async with serving(identity(Role.CONTROLLER)) as served:
-            for own, words in ((stranger, "does not know the authority"), (expired, "certificate has expired")):
+            for own, words in ((stranger, "does not know the CA"), (expired, "certificate has expired")):
                 try:
                     reason, _ = await echoed(served.address, own, "hello")
                 except AccessError as error:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from atoll.errors import AccessError, ConnectError
-from atoll.security.authority import Authority
+from atoll.security.certificate_authority import CertificateAuthority
 from atoll.security.roles import Role
 from atoll.wire.address import Address
 from atoll.wire.byte_stream import SocketStream, dial_stream
@@ -183,7 +183,7 @@ def test_who_only_sends_learns_that_the_peer_has_closed_and_fails_then() -> None
 
 
 def test_a_new_certificate_leaves_open_connections_alone_and_counts_for_new_ones(ends: Pair) -> None:
-    authority = Authority.make()
+    authority = CertificateAuthority.make()
     host, client = identity(Role.HOST, authority), identity(Role.CLIENT, authority)
     with pair(client, host) as before:
         assert before.secure() == (None, None)
@@ -200,7 +200,7 @@ def test_a_new_certificate_leaves_open_connections_alone_and_counts_for_new_ones
 
 # ---- not trusted
 
-STRANGERS = Authority.make("somebody else's")
+STRANGERS = CertificateAuthority.make("somebody else's")
 
 
 @pytest.mark.parametrize("kind", [TlsStream, TlsSender])
@@ -217,13 +217,13 @@ def test_another_clusters_certificates_are_not_trusted_by_either_side() -> None:
     with pair(identity(Role.CLIENT), identity(Role.HOST, STRANGERS)) as made:
         client, _ = made.secure()
     assert isinstance(client, AccessError)
-    assert "not from the authority of the join token" in str(client)
+    assert "not from the CA of the join token" in str(client)
     with pair(identity(Role.CLIENT, STRANGERS), identity(Role.HOST)) as made:
         made.client._tls.context.load_verify_locations(cadata=identity(Role.HOST).certificate.authority.decode())
         client, served = made.secure()
     assert isinstance(served, AccessError)
     assert isinstance(client, AccessError)
-    assert "does not know the authority of this process's certificate" in str(client)
+    assert "does not know the CA of this process's certificate" in str(client)
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ class EngineStart(msgspec.Struct, frozen=True):
     insecure: bool = False  # listen without TLS
     name: str = ""  # of the cluster
     journal: str = ""  # directory of the controller's journal
-    authority: str = ""  # file with the cluster's authority and tokens
+    authority: str = ""  # file with the cluster's CA and tokens
 
 
 class EngineBegun(NamedTuple):

@@ -29,8 +29,8 @@ _NOT_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")
 _ALERTS = {
     "EXPIRED": "this process's certificate has expired ({clock}). If its log shows that the renewal failed, fix that; "
     "otherwise set the clock that is wrong",
-    "UNKNOWN_CA": f"it does not know the authority of this process's certificate; {_NEW_JOIN}",
-    "DECRYPT_ERROR": f"it does not know the authority of this process's certificate; {_NEW_JOIN}",
+    "UNKNOWN_CA": f"it does not know the CA of this process's certificate; {_NEW_JOIN}",
+    "DECRYPT_ERROR": f"it does not know the CA of this process's certificate; {_NEW_JOIN}",
     "CERTIFICATE_REQUIRED": "it requires a certificate, and this process has none; " + _NEW_JOIN,
     "BAD_CERTIFICATE": "it considers this process's certificate invalid. If the clocks of the two machines differ, set "
     "them ({clock})",
@@ -102,7 +102,7 @@ def _verification_text(error: ssl.SSLCertVerificationError) -> str:
         return f"its certificate is not yet valid ({_clock()}). This machine's clock is behind: set the clock"
     if code in _UNKNOWN_AUTHORITY:
         return (
-            "its certificate is not from the authority of the join token. Either the cluster has been restarted "
+            "its certificate is not from the CA of the join token. Either the cluster has been restarted "
             f"({_NEW_JOIN}), or another process answers at its address"
         )
     if code == _OTHER_NAME:

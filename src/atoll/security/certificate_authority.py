@@ -1,6 +1,6 @@
 """The certificate authority of a cluster, created when the cluster starts and deleted with it.
 
-The authority signs certificates for roles (see `roles`). For host names and addresses it signs only the certificates
+The CA signs certificates for roles (see `roles`). For host names and addresses it signs only the certificates
 that `atoll web` shows to browsers, which the cluster does not accept. The engine, the controller and the user's own
 commands read the key from the cluster's directory. Only processes that use TLS import this module, because
 `cryptography` is slow to import.
@@ -52,7 +52,7 @@ def fingerprint(certificate: bytes) -> str:
     try:
         return x509.load_pem_x509_certificate(certificate).fingerprint(hashes.SHA256()).hex()
     except ValueError:
-        raise AccessError("the controller sent an invalid certificate of the cluster's authority") from None
+        raise AccessError("the controller sent an invalid certificate of the cluster's CA") from None
 
 
 def signed_certificate(certificate: bytes, key: Key, authority: bytes, role: str) -> Certificate:
@@ -65,7 +65,7 @@ def signed_certificate(certificate: bytes, key: Key, authority: bytes, role: str
     return Certificate(certificate, key_pem(key), authority, role, begins, ends)
 
 
-class Authority:
+class CertificateAuthority:
     """A certificate authority. Its certificates are valid for `seconds`."""
 
     def __init__(self, key: Key, certificate: x509.Certificate, seconds: float = 24 * 3600.0) -> None:
@@ -76,8 +76,8 @@ class Authority:
         self.fingerprint = certificate.fingerprint(hashes.SHA256()).hex()
 
     @classmethod
-    def make(cls, name: str = "Atoll cluster", seconds: float = 24 * 3600.0) -> Authority:
-        """Create an authority with a new key."""
+    def make(cls, name: str = "Atoll cluster", seconds: float = 24 * 3600.0) -> CertificateAuthority:
+        """Create a CA with a new key."""
         key, subject = make_key(), _named(name)
         usage = _usage(key_cert_sign=True, crl_sign=True)
         certificate = (
@@ -102,30 +102,30 @@ class Authority:
         return self.pem + key_pem(self._key)
 
     @classmethod
-    def load(cls, file: Path, seconds: float = 24 * 3600.0) -> Authority:
+    def load(cls, file: Path, seconds: float = 24 * 3600.0) -> CertificateAuthority:
         """Read the file that `save` wrote. Raises AccessError if it cannot be read."""
         try:
             content = file.read_bytes()
         except OSError as error:
-            raise AccessError(f"cannot read the cluster's authority in {file}: {error}") from None
+            raise AccessError(f"cannot read the cluster's CA in {file}: {error}") from None
         return cls.parse(content, str(file), seconds)
 
     @classmethod
-    def parse(cls, content: bytes, where: str, seconds: float = 24 * 3600.0) -> Authority:
+    def parse(cls, content: bytes, where: str, seconds: float = 24 * 3600.0) -> CertificateAuthority:
         """Parse the content of `with_key`. Errors name `where` as its source. Raises AccessError."""
         try:
             key = serialization.load_pem_private_key(content, None)
             certificate = x509.load_pem_x509_certificate(content)
         except (TypeError, ValueError) as error:
-            raise AccessError(f"cannot read the cluster's authority in {where}: {error}") from None
+            raise AccessError(f"cannot read the cluster's CA in {where}: {error}") from None
         if not isinstance(key, Key):
-            raise AccessError(f"the cluster's authority in {where} does not have an elliptic-curve key")
+            raise AccessError(f"the cluster's CA in {where} does not have an elliptic-curve key")
         return cls(key, certificate, seconds)
 
     # ---- certificates
 
     def certificate_for(self, role: Role, name: str) -> Certificate:
-        """Return a certificate with a new key, for a process on this machine that holds the authority."""
+        """Return a certificate with a new key, for a process on this machine that holds the CA."""
         key = make_key()
         return signed_certificate(self._sign(key.public_key(), role, name), key, self.pem, role)
 
