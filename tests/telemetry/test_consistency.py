@@ -158,7 +158,7 @@ def spoil_tenant(controller: Any) -> None:
         (spoil_ledger, "bytes in use on device 0 of host 0, but buffers and gangs hold"),
         (spoil_entry, "bytes of arrays, but has"),
         (spoil_uses, "array 10 of session 1 is needed by -1 gangs"),
-        (spoil_gangs, "segments in flight, but has 0 gangs"),
+        (spoil_gangs, "unbounded gangs, but has (0, 0, 0)"),
         (spoil_tenant, "counts 0 sessions, but has 1"),
     ],
 )

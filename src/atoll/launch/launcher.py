@@ -563,7 +563,8 @@ class Launcher:
     def validate(self) -> None:
         """Raise AssertionError if states contradict what is counted. For tests, since it looks at all launches."""
         self.scheduler.validate()
-        self.scheduler.validate_counts(self.in_flight.values())
+        differences = list(self.scheduler.count_differences(self.in_flight.values()))
+        assert not differences, differences
         in_flight = (GangState.HELD, GangState.GRANTED, GangState.RUNNING)
         assert all(gang.state in in_flight for gang in self.in_flight.values())
         running = Counter(

@@ -20,7 +20,7 @@ functions there, is not stored here: the scheduler asks, and `offer_again` says 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Generic
@@ -52,7 +52,7 @@ class IslandLines(Generic[Payload]):
     """An island's lines, its committed gangs, and its work in flight.
 
     `Launcher.in_flight` has the gangs in flight. The counts here could be derived from them, but each start needs
-    several of them, and to sum up 24 gangs takes 1.4 us. `validate_counts` compares.
+    several of them, and to sum up 24 gangs takes 1.4 us. `count_differences` compares.
     """
 
     record: Island
@@ -545,10 +545,13 @@ class Scheduler(Generic[Payload]):
         for node in self._deferred.values():
             assert all(gang.state is GangState.DEFERRED for gang in node.gangs)
 
-    def validate_counts(self, in_flight: Collection[Gang[Payload]]) -> None:
-        """Raise AssertionError if the islands count other work than that of the gangs in flight. For tests."""
+    def count_differences(self, in_flight: Iterable[Gang[Payload]]) -> Iterator[str]:
+        """Yield a sentence for each island or host that counts other work than that of the gangs in flight."""
+        by_island: dict[int, list[Gang[Payload]]] = {}
+        for gang in in_flight:
+            by_island.setdefault(gang.island, []).append(gang)
         for number, island in enumerate(self._islands):
-            gangs = [gang for gang in in_flight if gang.island == number]
+            gangs = by_island.get(number, [])
             loads: dict[int, list[int]] = {}
             for gang in gangs:
                 for host in gang.hosts:
@@ -556,16 +559,16 @@ class Scheduler(Generic[Payload]):
                     load[0] += gang.weight
                     load[1] += gang.estimate
             counted = island.in_flight, island.busy_ns, island.unbounded
-            found = (
-                sum(gang.weight for gang in gangs),
-                sum(gang.estimate for gang in gangs),
-                sum(not gang.weight for gang in gangs),
-            )
-            assert counted == found, f"island {number} counts {counted} in flight, and has {found}"
+            weights = [gang.weight for gang in gangs]
+            found = sum(weights), sum(gang.estimate for gang in gangs), weights.count(0)
+            if counted != found:
+                what = "segments in flight, expected ns and unbounded gangs"
+                yield f"island {number} counts {counted} {what}, but has {found}"
             for group in island.loads:
                 for host in group.keys:
-                    counts = [group.count.in_flight, group.count.busy_ns]
-                    assert counts == loads.get(host, [0, 0]), f"host {host} counts {counts} in flight"
+                    counts, has = [group.count.in_flight, group.count.busy_ns], loads.get(host, [0, 0])
+                    if counts != has:
+                        yield f"host {host} counts {counts} segments in flight and expected ns, but has {has}"
 
     def statistics(self, island: int) -> SchedulerStatistics:
         state = self._islands[island]

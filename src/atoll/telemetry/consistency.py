@@ -30,7 +30,9 @@ _MOST_NAMED = 20
 
 def contradictions(controller: ReportSource) -> list[str]:
     """Return one sentence per contradiction in the controller's state."""
-    return [*_memory(controller), *_gangs(controller), *_sessions(controller)]
+    launcher = controller.launcher
+    counts = launcher.scheduler.count_differences(launcher.in_flight.values())
+    return [*_memory(controller), *counts, *_sessions(controller)]
 
 
 def _memory(controller: ReportSource) -> Iterator[str]:
@@ -66,15 +68,6 @@ def _waiting(controller: ReportSource) -> list[Gang[GangRun]]:
     scheduler = controller.launcher.scheduler
     nodes = {id(node): node for island in controller.resources.islands for node in scheduler.nodes(island)}
     return [gang for node in nodes.values() for gang in node.gangs]
-
-
-def _gangs(controller: ReportSource) -> Iterator[str]:
-    """Check that islands count gangs exactly while they have some in flight."""
-    in_flight = Counter(gang.island for gang in controller.launcher.in_flight.values() if gang.run.spec.weight)
-    for island in controller.resources.islands:
-        counted = controller.launcher.scheduler.statistics(island).in_flight
-        if bool(counted) != bool(in_flight[island]):
-            yield f"island {island} counts {counted} segments in flight, but has {in_flight[island]} gangs"
 
 
 def _sessions(controller: ReportSource) -> Iterator[str]:
