@@ -37,7 +37,7 @@ from atoll.controller.sessions.session_persistence import SessionPersistence
 from atoll.controller.sessions.sessions import Sessions
 from atoll.controller.state import ClusterState
 from atoll.controller.watchdog import Watchdog
-from atoll.errors import Status, invalid
+from atoll.errors import invalid
 from atoll.journal.event_log import EventLog
 from atoll.launch.compilation import Compilation
 from atoll.launch.failures import Failures
@@ -105,6 +105,7 @@ class Controller:
             self._recovery.forget_hosts,
             self.agents.pending_reason,
         )
+        self._persistence = SessionPersistence(state, self._compilation, self._spiller, self.suspensions)
         from_operators = OperatorService(
             self,
             state,
@@ -114,7 +115,7 @@ class Controller:
             self._tracing,
             self._sessions.end,
             self._store_usage,
-            self._stop_requested,
+            self._persistence.stop_asked,
         )
         self._requests = from_operators.waiting
         self._inboxes = Inboxes(state.sessions, self._proxies.handle, self._sessions.end, self.programs.discards)
@@ -130,9 +131,6 @@ class Controller:
             self.agents,
             EngineMessages(self._recovery, self.agents, self._operators).received,
             from_operators.received,
-        )
-        self._persistence = SessionPersistence(
-            state, self._compilation, self._spiller, self.suspensions, self._admission.admit_again
         )
         self._watchdog = Watchdog(state, self.launcher, self.functions, self._queries)
         self._faults = Faults(state, self._recovery, self._sessions.end, self.programs.abandon)
@@ -193,8 +191,6 @@ class Controller:
             self.meter,
             self._worlds,
             _location,
-            self._function_reported,
-            self._function_failed,
         )
         self.functions = self._compilation.functions
         self._estimates = Estimates(self.functions.contents, self.resources.hosts)
@@ -367,10 +363,7 @@ class Controller:
         self.history.record("controller restarted", f"it continues in term {event.term}")
 
     def _sessions_persisted(self, event: e.SessionsPersisted) -> None:
-        self._sessions.next_number = self._persistence.restore(event)
-
-    def _stop_requested(self, operator: int, message: m.StopRequest) -> None:
-        self._persistence.stop_asked(operator, message)
+        self._sessions.next_number = self._persistence.restore(event, self._admission.admit_again)
 
     def _estimates_read(self, event: e.EstimatesRead) -> None:
         self._estimates.load(event.estimates)
@@ -475,12 +468,6 @@ class Controller:
 
     def _reclaim(self, node: QueuedNode[GangRun], device: HostDevice, nbytes: int, is_last: bool) -> bool:
         return self._pressure.reclaim(node, device, nbytes, is_last)
-
-    def _function_reported(self, function: str) -> None:
-        self.programs.function_reported(function)
-
-    def _function_failed(self, session: int, function: str, failure: Status) -> None:
-        self.programs.function_failed(session, function, failure)
 
     def _drop_spilled(self, session: Session, spilled: SpilledArray) -> None:
         self._spiller.drop(session, spilled)

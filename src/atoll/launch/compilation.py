@@ -7,6 +7,7 @@ there.
 from __future__ import annotations
 
 from collections.abc import Callable, Container
+from typing import Protocol
 
 import msgspec
 
@@ -42,13 +43,21 @@ _JOINT_PLATFORMS = ("cpu", "null")
 _APART = "use a mesh of one island (jax.Device.slice_index is its number), or pw.program with a node per island"
 
 
+class FunctionSubscriber(Protocol):
+    """Learns which functions were compiled, to lower programs that call them."""
+
+    def function_reported(self, function: str) -> None:
+        """Note that the first host has compiled the function."""
+
+    def function_failed(self, session: int, function: str, failure: Status) -> None:
+        """Note that the session's function cannot be compiled."""
+
+
 class Compilation:
     """The functions that are being compiled, and that are compiled, on all hosts.
 
     Args:
       location_of: returns the location of a session's device.
-      on_reported: called with the name of a function when the first host has compiled it.
-      on_failed: called with the session, name and error of a function that cannot be compiled.
     """
 
     def __init__(
@@ -64,8 +73,6 @@ class Compilation:
         meter: Meter,
         worlds: Worlds,
         location_of: Callable[[Session, int], DeviceLocation],
-        on_reported: Callable[[str], None],
-        on_failed: Callable[[int, str, Status], None],
     ) -> None:
         self.functions = FunctionRegistry()
         self._resources = resources
@@ -79,12 +86,15 @@ class Compilation:
         self._meter = meter
         self._worlds = worlds
         self._location_of = location_of
-        self._on_reported = on_reported
-        self._on_failed = on_failed
+        self._subscribers: list[FunctionSubscriber] = []
         self._deferred: set[int] = set()  # sessions with deferred releases
         self._awaiting: dict[tuple[int, int, int], m.Compile] = {}  # without a source yet, by (session, host, feed)
         # By (session, host, feed), with the due time: earlier compilations of the tenant crashed, or took long.
         self._delayed: dict[tuple[int, int, int], tuple[float, m.Compile]] = {}
+
+    def subscribe(self, subscriber: FunctionSubscriber) -> None:
+        """Notify the subscriber about functions that were compiled, or that cannot be."""
+        self._subscribers.append(subscriber)
 
     # ---- a session's requests
 
@@ -297,7 +307,8 @@ class Compilation:
             # It may have been released meanwhile. All hosts of an island send the same report.
             if message.function in self.functions.users and message.function not in reports:
                 reports[message.function] = _report(message, self.functions.locations[message.function])
-                self._on_reported(message.function)
+                for subscriber in self._subscribers:
+                    subscriber.function_reported(message.function)
         elif message.crashed:
             self._charge(host, message)
         self._settle(message.function, host, message.status, message.info)
@@ -332,7 +343,8 @@ class Compilation:
                 session.migration_failure = session.migration_failure or failure
                 continue
             if failure is not None:
-                self._on_failed(done.session, name, failure)
+                for subscriber in self._subscribers:
+                    subscriber.function_failed(done.session, name, failure)
             if failure is not None and session is not None and session.functions.get(done.function) == name:
                 del session.functions[done.function]
                 session.function_requests.pop(done.function, None)

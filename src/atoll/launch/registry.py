@@ -203,6 +203,7 @@ class ProgramRegistry:
         self._remains = remains
         self._next_plan = 1
         self._uncompiled = UncompiledPrograms()
+        compilation.subscribe(self)
 
     def register(self, session: Session, number: int, definition: Program, called: Iterable[int]) -> None:
         """Register a program of the session, which calls these functions.

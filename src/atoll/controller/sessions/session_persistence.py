@@ -34,7 +34,7 @@ _ENDED = Status(Code.DATA_LOSS, "the cluster was ended, and everything on its de
 
 
 class SessionPersistence:
-    """Persists sessions at the end, and restores them at the start. `admit(session, connection)` serves a proxy."""
+    """Persists sessions at the end, and restores them at the start."""
 
     def __init__(
         self,
@@ -42,7 +42,6 @@ class SessionPersistence:
         compilation: Compilation,
         spiller: ArraySpiller,
         suspensions: Suspensions,
-        admit: Callable[[Session, int], None],
     ) -> None:
         self._sessions = state.sessions
         self._connections = state.connections
@@ -53,7 +52,6 @@ class SessionPersistence:
         self._compilation = compilation
         self._spiller = spiller
         self._suspensions = suspensions
-        self._admit = admit
         self._persist_none = False  # requested by an operator
         self._operators: list[int] = []  # connections of operators that requested the end
 
@@ -87,8 +85,11 @@ class SessionPersistence:
 
     # ---- the start of the next cluster
 
-    def restore(self, event: SessionsPersisted) -> int:
-        """Add the persisted sessions to this cluster. Return the next free number of a session."""
+    def restore(self, event: SessionsPersisted, admit: Callable[[Session, int], None]) -> int:
+        """Add the persisted sessions to this cluster. Return the next free number of a session.
+
+        `admit(session, connection)` serves a session's proxy.
+        """
         found = decode(event.content)
         self._spiller.next_piece = max(self._spiller.next_piece, found.next_piece)
         for each in found.sessions:
@@ -106,7 +107,7 @@ class SessionPersistence:
             self._register_functions(session)
             session.unacknowledged_failures = {island: [_ENDED] for island in self._resources.islands}
             self._suspensions.add_persisted(session, each.by_system)
-            self._admit(session, each.connection)
+            admit(session, each.connection)
         return found.next_session
 
     def _register_functions(self, session: Session) -> None:
