@@ -17,10 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import IntEnum
 
 from atoll.cluster.lifecycle import IslandFailed
 from atoll.cluster.resources import ResourceManager
+from atoll.cluster.state_machine import StateMachine
 from atoll.errors import OK, Code, Status, StatusError
 from atoll.migration.array_spiller import ArraySpiller
 from atoll.migration.controller import Compiler, InternalPrograms, Launches, Out, PendingQueries, Programs
@@ -41,31 +42,41 @@ REST_SECONDS = 60.0
 WORK_SECONDS = 300.0
 
 
-class Stage(Enum):
-    """The stage of a migration."""
+class MigrationState(IntEnum):
+    """The state of a migration that is under way."""
 
-    QUIESCING = "quiescing"
-    DRAINING = "draining"
-    COMPILING = "compiling"
-    COPYING = "copying"
+    QUIESCING = 0  # its proxy has yet to hold back its client
+    DRAINING = 1  # its launches have yet to end
+    COMPILING = 2  # its functions are being compiled at the destination
+    COPYING = 3  # its arrays are being copied or restored
 
 
+_S = MigrationState
+TRANSITIONS: dict[MigrationState, frozenset[MigrationState]] = {
+    _S.QUIESCING: frozenset({_S.DRAINING}),
+    _S.DRAINING: frozenset({_S.COMPILING}),
+    _S.COMPILING: frozenset({_S.COPYING}),
+    _S.COPYING: frozenset(),
+}
+
+# For each state, the seconds that a migration may be in it.
 _SECONDS = {
-    Stage.QUIESCING: QUIESCE_SECONDS,
-    Stage.DRAINING: REST_SECONDS,
-    Stage.COMPILING: WORK_SECONDS,
-    Stage.COPYING: WORK_SECONDS,
+    MigrationState.QUIESCING: QUIESCE_SECONDS,
+    MigrationState.DRAINING: REST_SECONDS,
+    MigrationState.COMPILING: WORK_SECONDS,
+    MigrationState.COPYING: WORK_SECONDS,
 }
 
 
 @dataclass(eq=False)
-class Migration:
+class Migration(StateMachine[MigrationState]):
     """A session's migration.
 
     `plan()` returns the new locations, or raises StatusError if they are impossible. It is called again when the
     session has no unfinished work. `then(status)` is called once, at the end.
     """
 
+    transitions = TRANSITIONS
     number: int
     session: Session
     plan: Callable[[], Changes]
@@ -73,8 +84,11 @@ class Migration:
     changes: Changes
     islands: set[int]  # whose loss ends the migration
     mover: Mover
-    stage: Stage = Stage.QUIESCING
+    state: MigrationState = MigrationState.QUIESCING
     functions: dict[int, str] = field(default_factory=dict)  # their new names
+
+    def _described(self) -> str:
+        return f"the migration of {self.session.name}"
 
 
 class Migrations:
@@ -100,7 +114,7 @@ class Migrations:
         self._internal = internal
         self._spiller = spiller
         self._outbox = outbox
-        self._stages: Durations[tuple[int, Stage]] = Durations()  # by migration and stage
+        self._states: Durations[tuple[int, MigrationState]] = Durations()  # by migration and state
         self._next_handle = COPY_HANDLES.start  # of copies
         self._next_number = 1
 
@@ -140,43 +154,43 @@ class Migrations:
         """Begin to resume a suspended session, whose proxy is quiesced. If this fails, the session stays suspended."""
         changes, islands = check_changes(session, plan(), self._resources, may_stay=True)
         migration = Migration(
-            self.next_number(), session, plan, then, changes, islands, Restore(self._spiller), Stage.DRAINING
+            self.next_number(), session, plan, then, changes, islands, Restore(self._spiller), MigrationState.DRAINING
         )
         self.under_way[session.number] = migration
 
     def quiesced(self, session: Session, number: int) -> None:
         """Handle that the proxy holds its client back. Everything it sent before has arrived."""
         migration = self.under_way.get(session.number)
-        if migration is not None and migration.number == number and migration.stage is Stage.QUIESCING:
-            migration.stage = Stage.DRAINING
+        if migration is not None and migration.number == number and migration.state is MigrationState.QUIESCING:
+            migration.enter(MigrationState.DRAINING)
 
     def proceed(self) -> None:
         """Advance the migrations as far as possible."""
         for migration in list(self.under_way.values()):
             try:
-                if migration.stage is Stage.DRAINING and self.is_still(migration.session):
+                if migration.state is MigrationState.DRAINING and self.is_still(migration.session):
                     self._compile(migration)
-                if migration.stage is Stage.COMPILING and self._is_compiled(migration.session):
+                if migration.state is MigrationState.COMPILING and self._is_compiled(migration.session):
                     self._copy(migration)
-                if migration.stage is Stage.COPYING and migration.mover.are_there(migration.session):
+                if migration.state is MigrationState.COPYING and migration.mover.are_there(migration.session):
                     self._take_over(migration)
             except StatusError as error:
                 self._give_up(migration, error.status)
 
     def tick(self, now: float) -> None:
         """Abort migrations that stay in one stage for too long."""
-        migrations = {(each.number, each.stage): each for each in self.under_way.values()}
-        for key, seconds in self._stages.update(now, migrations).items():
+        migrations = {(each.number, each.state): each for each in self.under_way.values()}
+        for key, seconds in self._states.update(now, migrations).items():
             migration = migrations[key]
-            if seconds <= _SECONDS[migration.stage]:
+            if seconds <= _SECONDS[migration.state]:
                 continue
             session = migration.session
             text = {
-                Stage.QUIESCING: "its proxy has not replied",
-                Stage.DRAINING: f"{session.in_flight} of its launches have not ended",
-                Stage.COMPILING: f"{len(session.migrating)} of its functions have not been compiled",
-                Stage.COPYING: "its arrays have not been copied",
-            }[migration.stage]
+                MigrationState.QUIESCING: "its proxy has not replied",
+                MigrationState.DRAINING: f"{session.in_flight} of its launches have not ended",
+                MigrationState.COMPILING: f"{len(session.migrating)} of its functions have not been compiled",
+                MigrationState.COPYING: "its arrays have not been copied",
+            }[migration.state]
             self._give_up(migration, Status(Code.DEADLINE_EXCEEDED, f"{session.name}: {text} after {seconds:.0f} s"))
 
     def give_up_on_island(self, lost: IslandFailed) -> None:
@@ -229,12 +243,12 @@ class Migrations:
             migration.functions[function] = name
             session.migrating[function] = name
             asked.append((function, tuple(sorted(hosts_of(locations)))))
-        migration.stage = Stage.COMPILING
+        migration.enter(MigrationState.COMPILING)
         if asked:
             self._outbox.to_session(session.number, m.SendSources(tuple(asked)))
 
     def _copy(self, migration: Migration) -> None:
-        migration.stage = Stage.COPYING
+        migration.enter(MigrationState.COPYING)
         migration.mover.begin(migration.session, migration.changes)
 
     def _take_over(self, migration: Migration) -> None:
