@@ -33,8 +33,16 @@ class IslandState(StrEnum):
 
 
 class HostState(StrEnum):
+    """The state of a host whose worker has joined. If a worker joins again, a new record replaces that of the host."""
+
     READY = "ready"
-    FAILED = "failed"
+    FAILED = "failed"  # with its island
+
+
+HOST_TRANSITIONS: Mapping[HostState, frozenset[HostState]] = {
+    HostState.READY: frozenset({HostState.FAILED}),
+    HostState.FAILED: frozenset(),
+}
 
 
 _S = IslandState

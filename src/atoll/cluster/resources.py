@@ -9,11 +9,12 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from atoll.cluster.lifecycle import HostState, Island, IslandState
+from atoll.cluster.lifecycle import HOST_TRANSITIONS, HostState, Island, IslandState
 from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.mesh import mesh_of, point
 from atoll.cluster.sandbox.mechanisms import Mechanisms
 from atoll.cluster.slice_placement import GPUS, IslandDevices
+from atoll.cluster.state_machine import StateMachine
 from atoll.cluster.topology import IslandShape, Topology
 from atoll.cluster.virtual_devices import DeviceInfo, VirtualDevice
 from atoll.errors import not_found
@@ -23,9 +24,10 @@ _CLOSED = {IslandState.READY: "", IslandState.DRAINING: "it is being drained"}
 
 
 @dataclass
-class Host:
+class Host(StateMachine[HostState]):
     """A machine with its devices and one worker."""
 
+    transitions = HOST_TRANSITIONS
     number: int
     island: int
     pid: int  # of its worker
@@ -38,6 +40,9 @@ class Host:
     incarnation: int = 0
     machine: str = ""  # its name, for messages
     sandbox: Mechanisms | None = None  # for users' Python; None if its worker does not report it
+
+    def _described(self) -> str:
+        return f"host {self.number}"
 
     @property
     def worker(self) -> str:
@@ -93,7 +98,8 @@ class ResourceManager:
     def mark_hosts_failed(self, island: int) -> None:
         """Mark all hosts of the island as failed, since its workers cannot continue without one another."""
         for host in self.hosts_of(island):
-            self.hosts[host].state = HostState.FAILED
+            if not self.has_failed(host):
+                self.hosts[host].enter(HostState.FAILED)
 
     @property
     def is_complete(self) -> bool:
