@@ -25,10 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.cluster.resources import ResourceManager
 from atoll.errors import Status, invalid
-from atoll.launch.buffer_releases import BufferReleases
 from atoll.launch.delegated_programs import delegated_program
-from atoll.launch.gang_charges import GangCharges
-from atoll.launch.launch_builder import LaunchBuilder
 from atoll.protocol import messages as m
 from atoll.state.buffer_directory import Entry
 from atoll.state.delegated_parts import DelegatedProgram, IslandPart, NotDelegated
@@ -131,23 +128,18 @@ class DelegatedRuns:
     def __init__(
         self,
         launcher: Launcher,
-        builder: LaunchBuilder,
-        buffers: BufferReleases,
         resources: ResourceManager,
         sessions: Mapping[int, Session],
         to_host: Callable[[int, Any], None],
         quarantine: Quarantine,
-        charges: GangCharges,
         exclusive_after: float | None,
     ) -> None:
         self._launcher = launcher
-        self._builder = builder
-        self._buffers = buffers
+        self._builder, self._buffers, self._charges = launcher.builder, launcher.buffers, launcher.charges
         self._resources = resources
         self._sessions = sessions
         self._to_host = to_host
         self._quarantine = quarantine
-        self._charges = charges
         self._scheduler, self._memory, self._in_flight = launcher.scheduler, launcher.memory, launcher.in_flight
         self._exclusive_after = exclusive_after
         self._runs: dict[int, DelegatedRun] = {}  # by number

@@ -10,15 +10,13 @@ Pure: all state is plain data, so a snapshot has it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from atoll.launch.launch_builder import LaunchBuilder
-from atoll.launch.scheduler import Scheduler
 from atoll.protocol import messages as m
 from atoll.state.dispatch_units import Unit
-from atoll.state.session import GangRun, Launch, Session
+from atoll.state.session import Launch, Session
 from atoll.state.session_states import SessionState
 from atoll.state.stepped_work import Turns
 
@@ -50,15 +48,10 @@ class LargeLaunches:
 
     def __init__(
         self,
-        sessions: Mapping[int, Session],
-        scheduler: Scheduler[GangRun],
-        builder: LaunchBuilder,
         launcher: Launcher,
     ) -> None:
-        self._sessions = sessions
-        self._scheduler = scheduler
-        self._builder = builder
         self._launcher = launcher
+        self._scheduler, self._builder = launcher.scheduler, launcher.builder
         self._beginning: Turns[_Beginning] = Turns()  # at most one per session
         self._ended: Turns[_End] = Turns()
         self.beginning, self.ended = self._beginning.waiting, self._ended.waiting

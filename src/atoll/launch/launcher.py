@@ -113,20 +113,12 @@ class Launcher:
         self.large_plans = LargePlans(resources, self.scheduler)
         self.buffers = BufferReleases(self.memory, outbox, on_spilled_freed)
         self.builder = LaunchBuilder(self.scheduler, quarantine, self.large_plans, not sequential)
-        self.large_launches = LargeLaunches(sessions, self.scheduler, self.builder, self)
+        self.large_launches = LargeLaunches(self)
         self.control_flow = ControlFlowRuns(
             sessions, resources, quarantine, self._dependencies, self.buffers, self, self.builder.reserve_numbers
         )
         self.delegated_runs = DelegatedRuns(
-            self,
-            self.builder,
-            self.buffers,
-            resources,
-            sessions,
-            outbox.to_host,
-            quarantine,
-            self.charges,
-            delegate_after_seconds,
+            self, resources, sessions, outbox.to_host, quarantine, delegate_after_seconds
         )
 
     def _lacks_functions(self, session: int, island: int) -> bool:
