@@ -342,7 +342,7 @@ class ClusterSession:
 
     def _hosts_failed(self, hosts: tuple[int, ...]) -> None:
         """Close the channels to failed hosts and acknowledge the failure, for which the controller waits."""
-        self._away.lose(hosts)
+        self._away.hosts_failed(hosts)
         again = self._channels.disconnect(hosts)[-m.MOST_FEEDS_NAMED :]
         self.downloads.hosts_failed(hosts)
         unsent = sorted(self._unsent)[: m.MOST_FEEDS_NAMED]
@@ -365,7 +365,7 @@ class ClusterSession:
                 return self._lose(Status(Code.UNAVAILABLE, text))
             for function, devices in self._functions.devices():
                 hosts = self.hosts_of(devices)
-                if restarted.intersection(hosts) and self._away.lost.isdisjoint(hosts):
+                if restarted.intersection(hosts) and self._away.failed.isdisjoint(hosts):
                     self._recompile(function, hosts)
 
         self._channels.connect(addresses, connected, DIAL_SECONDS)
@@ -420,27 +420,31 @@ class ClusterSession:
 
 
 class _HostAvailability:
-    """The hosts of a session that the proxy knows to be `lost`, and hosts `leaving` with their machines."""
+    """The hosts of a session that have `failed` as far as the proxy knows, and those `leaving` with their machines.
+
+    The controller has the state of islands, and its messages change this record. The proxy confirms each failure with
+    `FailureAcknowledged`.
+    """
 
     def __init__(self, send: Callable[[Any], None]) -> None:
         self._send = send  # to the controller
-        self.lost: set[int] = set()
+        self.failed: set[int] = set()
         self.leaving: set[int] = set()
         self._client_leaves = False  # whether the controller knows that the client leaves islands itself
-        self._losses = 0
+        self._failures = 0
 
-    def lose(self, hosts: Iterable[int]) -> None:
+    def hosts_failed(self, hosts: Iterable[int]) -> None:
         """Note the failure of hosts. All hosts of an island fail together."""
-        self.lost.update(hosts)
+        self.failed.update(hosts)
         self.leaving.difference_update(hosts)
-        self._losses += 1
+        self._failures += 1
 
     def leave(self, hosts: Iterable[int], stay: bool) -> None:
-        """Note that hosts are about to be lost or, if `stay`, that they will stay after all."""
+        """Note that hosts are about to fail or, if `stay`, that they will stay after all."""
         self.leaving = self.leaving.difference(hosts) if stay else self.leaving.union(hosts)
 
     def restarted(self, hosts: Iterable[int]) -> None:
-        self.lost.difference_update(hosts)
+        self.failed.difference_update(hosts)
         self.leaving.difference_update(hosts)
 
     def devices(self, hosts: Mapping[int, int], client_leaves: bool) -> DevicesAway:
@@ -449,9 +453,9 @@ class _HostAvailability:
             self._client_leaves = True
             self._send(m.LeavesIslands())
         return DevicesAway(
-            tuple(device for device, host in hosts.items() if host in self.lost),
+            tuple(device for device, host in hosts.items() if host in self.failed),
             tuple(device for device, host in hosts.items() if host in self.leaving),
-            self._losses,
+            self._failures,
         )
 
 
