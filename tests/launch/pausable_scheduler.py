@@ -14,11 +14,7 @@ class Scheduler(scheduler.Scheduler[Payload]):
 
     def __init__(self, islands: int, *args: Any, **options: Any) -> None:
         self.records = [Island(number, IslandState.READY) for number in range(islands)]
-        self.lacking: set[tuple[int, int]] = set()  # (session, island)
-        super().__init__(self.records, *args, lacks_functions=self._lacks, **options)
-
-    def _lacks(self, session: int, island: int) -> bool:
-        return (session, island) in self.lacking
+        super().__init__(self.records, *args, **options)
 
     def pause(self, island: int) -> None:
         """Have the island fail."""
@@ -29,9 +25,9 @@ class Scheduler(scheduler.Scheduler[Payload]):
         self.offer_again(island)
 
     def exclude(self, island: int, session: int) -> None:
-        """Have the session lack functions on the island."""
-        self.lacking.add((session, island))
+        """Have the session lack a function on the island."""
+        self.records[island].needs_recompile[session] = {"a function"}
 
     def admit(self, island: int, session: int) -> None:
-        self.lacking.discard((session, island))
+        self.records[island].needs_recompile.pop(session, None)
         self.offer_again(island)

@@ -125,10 +125,9 @@ def test_no_nodes_are_joined_while_another_session_waits():
     chained(play, 12)
     for i in range(4):
         launched(play, 100 + i)
-    session = play.open(7, "other.py")
-    other = session.number
+    other = play.open(7, "other.py").number
     play.outbox()
-    session.needs_recompile[0] = {"a function"}  # so that its launch waits
+    play.controller.resources.islands[0].needs_recompile[other] = {"a function"}  # so that its launch waits
     body = single("put", (), HostToDevice((HostBuffer(0, (2,), None, None),), (on(0),)), feeds=1)
     play.proxy(other, m.RegisterProgram(1, body))
     play.worker(0, m.FeedsArrived(other, (5,)))

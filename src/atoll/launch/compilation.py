@@ -275,6 +275,8 @@ class Compilation:
                     del self.functions.waiting[key]
 
     def session_closed(self, session: Session) -> None:
+        for island in self._resources.islands.values():
+            island.needs_recompile.pop(session.number, None)
         for key in [key for key in self._awaiting if key[0] == session.number]:
             del self._awaiting[key]
         for key in [key for key in self._delayed if key[0] == session.number]:
@@ -375,18 +377,17 @@ class Compilation:
         hosts = set(self._resources.hosts_of(island))
         names = {name for name in session.functions.values() if hosts_of(self.functions.locations[name]) & hosts}
         if names:
-            session.needs_recompile[island] = names
+            self._resources.islands[island].needs_recompile[session.number] = names
 
     def _recompiled(self, number: int, name: str) -> None:
         """Note that a function was compiled again, or is not needed. After the last one, the session's nodes start."""
-        session = self._sessions.get(number)
-        if session is None:
-            return
-        for island, names in list(session.needs_recompile.items()):
-            names.discard(name)
-            if not names:
-                del session.needs_recompile[island]
-                self._scheduler.offer_again(island)
+        for island in self._resources.islands.values():
+            names = island.needs_recompile.get(number)
+            if names is not None:
+                names.discard(name)
+                if not names:
+                    del island.needs_recompile[number]
+                    self._scheduler.offer_again(island.number)
 
 
 def _islands_of(locations: DeviceAssignment) -> tuple[int, ...]:

@@ -81,7 +81,7 @@ class GangCharges:
         launch, spec, is_well = run.launch, run.spec, run.launch.error is None
         if is_well:
             spec.observe(run.duration)
-            launch.program.account.bytes_moved += spec.moved + run.received
+            launch.program.account.bytes_moved += spec.moved + (run.received if run.rows else 0)
         if tally is not None:
             tally.ended(run.duration, run.device_ns, is_well)
             if is_well and spec.kind in TRANSFERS:

@@ -48,8 +48,8 @@ class LaunchBuilder:
         self, session: Session, program: RegisteredProgram, message: m.Launch, seconds: float, state: LaunchState
     ) -> Launch:
         """Make a launch with the entries of its values. A delegated launch has only those of its results."""
-        launch = self.bare_launch(session, program, message, seconds, state)
-        values = program.result_values if launch.is_delegated else range(program.arguments, len(launch.entries))
+        launch, delegated = self.bare_launch(session, program, message, seconds, state), state is LaunchState.DELEGATED
+        values = program.result_values if delegated else range(program.arguments, len(launch.entries))
         self.make_entries(session, launch, message.traceback_id, values)
         return launch
 

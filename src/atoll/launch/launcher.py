@@ -93,7 +93,6 @@ class Launcher:
             GANG_WINDOW,
             policy,
             hosts=[each.hosts for each in resources.topology.shapes],
-            lacks_functions=self._lacks_functions,
         )
         self.memory = Reservations(sessions, self.scheduler, resources, reclaim)
         self.scheduler.use_memory(self.memory.reserve)
@@ -120,10 +119,6 @@ class Launcher:
         self.delegated_runs = DelegatedRuns(
             self, resources, sessions, outbox.to_host, quarantine, delegate_after_seconds
         )
-
-    def _lacks_functions(self, session: int, island: int) -> bool:
-        record = self._sessions.get(session)
-        return record is not None and island in record.needs_recompile
 
     # ---- launches
 
@@ -367,8 +362,9 @@ class Launcher:
 
     def start_ready(self) -> None:
         """Start the gangs that islands can take now."""
-        self.delegated_runs.revoke_contended()
         touched = self.scheduler.touched
+        if self.scheduler.contended:
+            self.delegated_runs.revoke_contended()
         while touched:
             island = min(touched)  # any order is correct, but the event log must replay
             touched.discard(island)
@@ -588,7 +584,7 @@ class Launcher:
 
     def _end_launch(self, launch: Launch) -> None:
         """Settle the results of a launch whose gangs have all ended: they are ready, or errors."""
-        session, was_delegated = self._sessions.get(launch.session), launch.is_delegated
+        session, was_delegated = self._sessions.get(launch.session), launch.state is LaunchState.DELEGATED
         launch.enter(LaunchState.ENDED)
         if launch.error is not None or session is None:
             for entry in launch.entries[launch.program.arguments :]:

@@ -14,7 +14,7 @@ so that a new session gets device time within milliseconds, even between the nod
 
 Pure. Methods such as `enqueue`, `arrived`, `finished` and `drop` are the events. `next` returns the gangs to start, in
 order, and `touched` has the islands that may have some. Whether an island works, and whether a session has its
-functions there, is not stored here: the scheduler asks, and `offer_again` says that an answer has changed.
+functions there, is not stored here: the scheduler asks the island's record, and `offer_again` says that it has changed.
 """
 
 from __future__ import annotations
@@ -36,11 +36,6 @@ from atoll.state.tenants import Tenant
 
 # Limit for the sets of hosts whose loads are cached.
 _MOST_KNOWN = 1024
-
-
-def _has_all(session: int, island: int) -> bool:
-    """Return False: the session lacks no functions. The default."""
-    return False
 
 
 def _no_loads() -> GroupedCounts[int, HostWindow]:
@@ -146,7 +141,6 @@ class Scheduler(Generic[Payload]):
       policy: makes the scheduling policy of an island.
       busy_ns: the expected duration of the gangs in flight from which on a host is full.
       hosts: the number of hosts of each island, by default 1.
-      lacks_functions: returns whether a session lacks functions on an island. Then it starts nothing there.
     """
 
     def __init__(
@@ -156,14 +150,12 @@ class Scheduler(Generic[Payload]):
         policy: Callable[[], Policy] = FairShares,
         busy_ns: int = BUSY_NS,
         hosts: Sequence[int] = (),
-        lacks_functions: Callable[[int, int], bool] = _has_all,
     ) -> None:
         self.window = window
         self._reserve: Callable[[QueuedNode[Payload]], Reason | None] = _enough
         self._may_delegate: Callable[[QueuedNode[Payload]], bool] | None = None
         self._busy_ns = busy_ns
         self._policy = policy
-        self._lacks_functions = lacks_functions
         self._islands: list[IslandLines[Payload]] = []
         for record in islands:
             self.add_island(record, hosts[record.number] if hosts else 1)
@@ -244,7 +236,9 @@ class Scheduler(Generic[Payload]):
         Return None if the island is full, does not work, or waits for an exclusive gang, or if no node is ready.
         """
         state = self._islands[island]
-        while not state.draining and state.record.works:
+        if not state.record.works:
+            return None
+        while not state.draining:
             if not state.committed:
                 if state.full_hosts == state.hosts:
                     return None
@@ -422,7 +416,7 @@ class Scheduler(Generic[Payload]):
         for gang in node.gangs:
             state = self._islands[gang.island]
             is_away = not state.record.works
-            if is_away or self._lacks_functions(node.session, gang.island):
+            if is_away or node.session in state.record.needs_recompile:
                 self._barred.setdefault(gang.island, {})[node] = None
                 return Reason.ISLAND if is_away else Reason.FUNCTIONS
             if node.session in state.delegated and not node.is_delegated:
@@ -510,19 +504,9 @@ class Scheduler(Generic[Payload]):
                 counts[node.session] += 1
                 firsts.setdefault(node.session, _gang_on(node, island))
         return [
-            Wait(session, counts[session], first, self._reason(first.node, state))
+            Wait(session, counts[session], first, _reason(first.node, state))
             for session, first in sorted(firsts.items(), key=lambda each: each[1].sequence)
         ]
-
-    def _reason(self, node: QueuedNode[Payload], island: IslandLines[Payload]) -> Reason:
-        """Return why the node, which is the first of its session, waits for the island."""
-        if node.gangs[0].state in (GangState.DEFERRED, GangState.WAITING):
-            return node.reason
-        if not island.record.works:
-            return Reason.ISLAND
-        if self._lacks_functions(node.session, island.record.number):
-            return Reason.FUNCTIONS
-        return Reason.ALONE if island.draining else Reason.ORDER
 
     def validate(self) -> None:
         """Raise AssertionError if the states of gangs contradict the lines. For tests, since it looks at all nodes."""
@@ -582,3 +566,14 @@ def _enough(node: QueuedNode[Any]) -> None:
 
 def _gang_on(node: QueuedNode[Payload], island: int) -> Gang[Payload]:
     return next(gang for gang in node.gangs if gang.island == island)
+
+
+def _reason(node: QueuedNode[Payload], island: IslandLines[Payload]) -> Reason:
+    """Return why the node, which is the first of its session, waits for the island."""
+    if node.gangs[0].state in (GangState.DEFERRED, GangState.WAITING):
+        return node.reason
+    if not island.record.works:
+        return Reason.ISLAND
+    if node.session in island.record.needs_recompile:
+        return Reason.FUNCTIONS
+    return Reason.ALONE if island.draining else Reason.ORDER

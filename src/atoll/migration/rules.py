@@ -42,12 +42,9 @@ def check_changes(
     else:
         islands = {location.island for location in changes.values()} | {locations[device].island for device in changes}
     for island in sorted(islands):
-        if (
-            not resources.islands[island].works
-            or island in session.unacknowledged_failures
-            or island in session.needs_recompile
-        ):
-            state = resources.islands[island].state
+        record, state = resources.islands[island], resources.islands[island].state
+        just_restarted = island in session.unacknowledged_failures or session.number in record.needs_recompile
+        if just_restarted or not record.works:
             reason = "has just restarted" if state is IslandState.READY else f"is {state}"
             raise StatusError(Code.FAILED_PRECONDITION, f"island {island} {reason}")
     reasons = {session.devices.closed(location) for location in (wanted if may_stay else changes).values()} - {""}
@@ -156,9 +153,10 @@ class MemoryNeed:
     ) -> str:
         """Return what prevents the session from resuming at these places and which sessions hold it, or ""."""
         for island in sorted({location.island for location in places.values()}):
-            if not resources.islands[island].works:
-                return f"island {island}, which is {resources.islands[island].state}"
-            if island in session.unacknowledged_failures or island in session.needs_recompile:
+            record = resources.islands[island]
+            if not record.works:
+                return f"island {island}, which is {record.state}"
+            if island in session.unacknowledged_failures or session.number in record.needs_recompile:
                 return f"island {island}, which has just restarted"
         for device, location in places.items():
             reason = session.devices.closed(location)

@@ -222,8 +222,6 @@ class Session(StateMachine[SessionState]):
     called: dict[int, tuple[int, ...]] = field(default_factory=dict)  # functions of each large program
     function_requests: dict[int, m.RegisterFunction] = field(default_factory=dict)
     feeds: Feeds[QueuedNode[GangRun]] = field(default_factory=Feeds)
-    # By island: functions that its hosts have yet to compile again. Until then, the session starts nothing there.
-    needs_recompile: dict[int, set[str]] = field(default_factory=dict)
     # By island: the reasons of its failures that the proxy has not acknowledged. The island may work again already.
     # Until the acknowledgment, bytes that the client sent before the failure may be lost.
     unacknowledged_failures: dict[int, list[Status]] = field(default_factory=dict)
