@@ -167,7 +167,9 @@ def test_hosts_need_an_address_that_they_can_reach(user: User) -> None:
 
 
 def test_a_lease_that_signs_of_life_cannot_keep_is_refused(user: User) -> None:
-    assert "expected a number of seconds, 3 or more" in user.atoll("up", "--lease", "1").error
+    refused = user.atoll("up", "--lease", "1")
+    assert refused.returncode == 2  # as for any invalid command line
+    assert "--lease': '1': expected a number of seconds, 3 or more" in refused.stderr
 
 
 def test_an_island_is_added_when_a_machine_has_come_for_it(user: User, address: str) -> None:
