@@ -50,7 +50,8 @@ def _marked(text: str) -> str:
 
 
 def _meaning(setting: Setting[Any]) -> str:
-    text = _marked(f"{setting.help} {setting.more}".strip())
+    several = "Several are separated by colons." if setting.form.check_item else ""
+    text = _marked(" ".join(filter(None, (setting.help, several, setting.more))))
     return text.replace("](", "](../")  # links are relative to docs/
 
 

@@ -23,7 +23,7 @@ import tomllib
 from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
@@ -131,29 +131,25 @@ def check_tenant_name(name: str) -> str:
     return name
 
 
-class _Entry(msgspec.Struct, forbid_unknown_fields=True):
-    token: str = ""
-    share: _Share = 1.0
-    priority: _Priority = 0
-    role: TenantRole = TenantRole.USER
-    memory: int | str = 0
-    total_memory: int | str = 0
-    devices: _Limit = 0
-    sessions: _Limit = 0
-    launches: _Limit = 0
-    uploads: _Limit = 0
-    compiles: _Limit = 0
-    read: tuple[str, ...] = ()
-    write: tuple[str, ...] = ()
-    reserve: _Percent = 0
-    launch_rate: _Limit = 2000
-    compile_seconds: _Limit = 60
-    upload_rate: int | str = 1 << 30
-    run_seconds: _Limit = 600
-
-
-class _File(msgspec.Struct, forbid_unknown_fields=True):
-    tenant: Annotated[dict[str, _Entry], msgspec.Meta(min_length=1, max_length=MOST_TENANTS)]
+_AMOUNTS = ("memory", "total_memory", "upload_rate")  # also as text, such as 8GiB
+# A tenant in a file: it has a token in place of a name and a hash.
+_Entry: Any = msgspec.defstruct(
+    "_Entry",
+    [
+        ("token", str, ""),
+        *(
+            (each.name, int | str if each.name in _AMOUNTS else each.type, each.default)
+            for each in msgspec.structs.fields(TenantSettings)
+            if each.name not in ("name", "token_hash")
+        ),
+    ],
+    forbid_unknown_fields=True,
+)
+_File: Any = msgspec.defstruct(
+    "_File",
+    [("tenant", Annotated[dict[str, _Entry], msgspec.Meta(min_length=1, max_length=MOST_TENANTS)])],
+    forbid_unknown_fields=True,
+)
 
 
 def read_tenants(path: str | Path) -> tuple[TenantSettings, ...]:
@@ -177,7 +173,7 @@ def read_tenant_tokens(path: str | Path) -> dict[str, str]:
     return {name: read_token(entry.token, path.parent, f"{path}: tenant.{name}") for name, entry in entries.items()}
 
 
-def _read(path: Path) -> _File:
+def _read(path: Path) -> Any:
     try:
         return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), _File)
     except OSError as error:
@@ -188,13 +184,13 @@ def _read(path: Path) -> _File:
         raise SettingsError(f"{path}: {error}") from None
 
 
-def _tenant(name: str, entry: _Entry, path: Path) -> TenantSettings:
+def _tenant(name: str, entry: Any, path: Path) -> TenantSettings:
     where = f"{path}: tenant.{name}"
     settings = msgspec.structs.asdict(entry)
     token = settings.pop("token")
     try:
         check_tenant_name(name)
-        for key in ("memory", "total_memory", "upload_rate"):
+        for key in _AMOUNTS:
             if isinstance(settings[key], str):
                 settings[key] = parse_bytes(settings[key])
             if settings[key] < 0:

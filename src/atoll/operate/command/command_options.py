@@ -111,7 +111,7 @@ def _option_of(field: str) -> Parameter:
     if form.is_flag:
         kind, option = bool | None, typer.Option(name, help=text, show_default=False)
     elif form.check_item is not None:
-        text += " Repeat the option for several."
+        text += " Repeat the option for several, or separate them by colons in the variable."
         kind = list[str] | None
         option = typer.Option(name, help=text, metavar=metavar, parser=_item_parser(form.check_item))
     else:
