@@ -26,6 +26,7 @@ from atoll.wire.endpoints import connect
 from atoll.wire.framing import FrameDecoder, encode
 from tests.controller.play import ready
 from tests.controller.test_large_plans import put
+from tests.waiting import PATIENCE_SECONDS
 
 # Nodes that put arrays of many dimensions: a plan of more than the buffers of a socket hold, and of this size at least.
 NODES = 4_096
@@ -118,10 +119,11 @@ async def lowered(path: str) -> None:
     operator = await connect(Address(path=path), m.ToOperator, came.put_nowait, print, name="the controller")
     operator.send(m.Hello(m.PROTOCOL, "operator", "", 1, "test"))
     waiting = 0
-    while not waiting:
-        operator.send(m.StatusRequest())
-        waiting = len(json.loads((await came.get()).content)["waits"])
-        await asyncio.sleep(0.05)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not waiting:
+            operator.send(m.StatusRequest())
+            waiting = len(json.loads((await came.get()).content)["waits"])
+            await asyncio.sleep(0.05)
     operator.close()
 
 

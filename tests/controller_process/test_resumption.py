@@ -23,6 +23,7 @@ from atoll.wire.endpoints import connect, listen
 from atoll.wire.resumption.dialed_connection import DialedConnection, dial
 from atoll.wire.resumption.resumable_connection import ResumableConnection
 from tests.controller.play import ready
+from tests.waiting import until_async
 
 SETTINGS = ClusterSettings("1x1x1", grace_seconds=20.0)
 PING, WELCOME, CREDIT, REFUSED = 33, 60, 63, 2
@@ -178,10 +179,12 @@ def test_what_is_handled_is_written_before_anybody_learns_of_it_and_no_sooner(ad
 
         async def handled(kind: type[Any], times: int = 1) -> None:
             """And the turn is over."""
-            while times > sum(isinstance(getattr(event, "message", event), kind) for event in process.events):
-                await asyncio.sleep(0.001)
-            while not isinstance(process.events[-1], e.Flush):
-                await asyncio.sleep(0.001)
+
+            def count() -> int:
+                return sum(isinstance(getattr(event, "message", event), kind) for event in process.events)
+
+            await until_async(lambda: count() >= times)
+            await until_async(lambda: isinstance(process.events[-1], e.Flush))
 
         worker = await Peer.open(address, "worker")
         await handled(e.ConnectionOpened)

@@ -13,6 +13,7 @@ from atoll.wire.address import Address
 from atoll.wire.resumption.dialed_connection import DialedConnection
 from tests.controller.play import ready
 from tests.controller_process.test_resumption import WELCOME, Peer, Process
+from tests.waiting import until_async
 
 
 def claim_later_term(peer: Peer, term: int) -> None:
@@ -35,16 +36,14 @@ def test_a_controller_that_learns_of_a_later_term_ends_and_writes_nothing_any_mo
         await process.listen()
         peer = await Peer.open(address, "worker")
         peer.connection.send(ready(Topology.parse("1x1x1"), 0, "unix:/data-0"))
-        while not peer.connection.can_resume:  # type: ignore[union-attr]
-            await asyncio.sleep(0.01)
+        await until_async(lambda: peer.connection.can_resume)  # type: ignore[union-attr]
         claim_later_term(peer, 8)
         await asyncio.wait_for(shell._stop.wait(), 10)
         assert shell.superseded_by == 8
         segment = tmp_path / "journal" / "00000001.events"
         size = segment.stat().st_size
         late = await Peer.open(address, "proxy")
-        while not late.lost:
-            await asyncio.sleep(0.01)
+        await until_async(lambda: bool(late.lost))
         shell.stop()
         await asyncio.sleep(0.05)
         assert segment.stat().st_size == size

@@ -6,7 +6,6 @@ import asyncio
 import queue
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from atoll.transfers.channel import DataChannel
 from atoll.wire.address import Address, parse_address
 from tests.session.fake_cluster import FakeCluster
 from tests.transfers.ends import SECONDS, Receiver
+from tests.waiting import until
 
 SESSION = 11
 
@@ -63,13 +63,6 @@ def listening(channel: DataChannel) -> Receiver:
     assert decode(content)[0] == GREETING
     receiver.pieces.clear()
     return receiver
-
-
-def until(holds: Any) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def piece(message: Any) -> bytes:

@@ -20,6 +20,7 @@ from atoll.wire.address import Address
 from atoll.wire.connection import Connection
 from tests.session.fake_cluster import welcome
 from tests.session.test_channels import FakeChannel
+from tests.waiting import until_async
 
 
 class Controller:
@@ -104,8 +105,7 @@ def test_a_host_that_cannot_be_reached_keeps_no_session_out_and_is_served_once_i
         session.upload([0, 1], 7, [b"contents"])
         assert hosts.channels["/0"].sent == [(7, [b"contents"])]
         controller.connections[0].send(m.HostsRestarted(((1, "unix:/again"),)))
-        while "/again" not in hosts.channels or not hosts.channels["/again"].sent:
-            await asyncio.sleep(0.01)
+        await until_async(lambda: "/again" in hosts.channels and bool(hosts.channels["/again"].sent))
         assert hosts.channels["/again"].sent == [(7, [b"contents"])]
         session.close()
 
@@ -196,8 +196,7 @@ def test_what_follows_the_welcome_at_once_is_for_the_session(tmp_path, monkeypat
 
     async def work(address: Address) -> None:
         session = await opened(address)
-        while not controller.received:
-            await asyncio.sleep(0.01)
+        await until_async(lambda: bool(controller.received))
         assert (controller.received, session.is_quiesced) == ([m.Quiesced(3)], True)
         session.close()
 
@@ -236,8 +235,7 @@ def test_a_controller_that_is_silent_from_its_welcome_on_is_missed(tmp_path, mon
 
     async def work(address: Address) -> None:
         session = await opened(address)
-        while session.lost is None:
-            await asyncio.sleep(0.05)
+        await until_async(lambda: session.lost is not None)
         assert "the Atoll controller is gone: it was silent" in session.lost.message
 
     play(tmp_path, Controller(welcomes), work)

@@ -7,7 +7,6 @@ import os
 import socket
 import struct
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -82,13 +81,6 @@ def sealed(size: int, seals: int = fcntl.F_SEAL_SHRINK) -> int:
 
 def content(nbytes: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8)
-
-
-def until(what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 4 * SECONDS
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def received(raw: tuple[socket.socket, DataChannel], *frames: bytes) -> Receiver:

@@ -23,7 +23,8 @@ from atoll.transfers.piece_contents import FileContents, read_file
 from atoll.transfers.transfer_engine import Piece, TransferEngine
 from atoll.transfers.transfer_kinds import KINDS, ONE_CLIENT_KINDS
 from atoll.wire.address import Address
-from tests.transfers.ends import SECONDS, Ends, Receiver, content, until
+from tests.transfers.ends import SECONDS, Ends, Receiver, content
+from tests.waiting import until
 
 Kinds = Sequence[type[TransferEngine]]
 

@@ -23,7 +23,8 @@ from atoll.transfers.shared_chunks import (
 )
 from atoll.transfers.shared_memory_engine import SharedMemoryEngine
 from atoll.transfers.stream_transfers import StreamPiece
-from tests.transfers.ends import Ends, Receiver, content, sealed, until
+from tests.transfers.ends import Ends, Receiver, content, sealed
+from tests.waiting import until
 
 HOSTS = HOST_FEEDS.start  # feeds between hosts are numbered from here on
 LARGE = 10 * SHARED_CHUNK_BYTES + 123

@@ -23,7 +23,8 @@ from atoll.transfers.stream_transfers import CHUNK_BYTES, SendQueue
 from atoll.transfers.streams import STREAM_THRESHOLD, STREAMS
 from atoll.transfers.transfer_engine import Piece
 from atoll.wire.address import Address
-from tests.transfers.ends import Receiver, content, tcp_pair, until
+from tests.transfers.ends import Receiver, content, tcp_pair
+from tests.waiting import until
 
 LONG = 20.0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 
 import msgspec
 import numpy as np
@@ -17,10 +16,16 @@ from atoll.ir.exchange import spread
 from atoll.ir.row_exchange import RowExchange
 from atoll.ir.types import Replicated
 from atoll.protocol import messages as m
-from atoll.worker.plan_executor import CollectiveOrder
+from atoll.worker.plan_executor import CollectiveOrder, ExecutorStatistics
+from tests.waiting import until
 from tests.worker.worker_rig import SECONDS, Behaviours, Rig, add, copying, local, says, spec
 
 BEHAVIOURS = Behaviours("tests.worker.test_plan_executor")
+
+
+def left(rig: Rig) -> ExecutorStatistics:
+    """Return what the executor has not finished."""
+    return rig.executor.plan_executor.statistics()
 
 
 def start_segments(
@@ -65,7 +70,7 @@ def it_runs_several_segments_in_one_dispatch_unit(rig: Rig) -> None:
     rig.executor.submit(m.Dispatch(rig.session, first, ((first + 101, 2),)))
     assert [run[0] for run in rig.reports.get(timeout=SECONDS).runs] == [first + 101]
     assert rig.shard(result)[0] == 8
-    assert rig.executor.plan_executor._plan_runs == {}
+    assert left(rig).plan_runs == 0
 
 
 @BEHAVIOURS.add
@@ -94,7 +99,7 @@ def it_reports_a_collective_that_it_left_out_as_failed(rig: Rig) -> None:
     failed = rig.reports.get(timeout=SECONDS)
     assert (failed.sequence, failed.status.code) == (sequence + 101, Code.NOT_FOUND)
     assert rig.reports.get(timeout=SECONDS).runs[0][0] == sequence + 102
-    assert rig.executor.plan_executor._plan_runs == {}
+    assert left(rig).plan_runs == 0
     rig.executor.submit(m.CollectiveEnded(sequence + 101))
 
 
@@ -113,7 +118,7 @@ def it_starts_no_collective_while_others_may_wait_in_one_that_it_left_out(rig: R
     rig.session = before
     report, _ = rig.call(name, a, a)
     assert report.runs[0][0] != other, "what computes nothing together goes on"
-    assert len(rig.executor.plan_executor._collectives._blocked) == 1
+    assert left(rig).blocked_collectives == 1
     rig.executor.submit(m.CollectiveEnded(sequence))
     assert rig.reports.get(timeout=SECONDS).runs[0][0] == other
     rig.executor.submit(m.CloseStore(session))
@@ -134,8 +139,7 @@ def it_does_not_wait_for_a_collective_that_it_left_out(rig: Rig) -> None:
         rig.executor.submit(m.Run(sequence, session, plan, (), (rig.fresh(),), (), feed))
         rig.executor.submit(m.Dispatch(session, sequence, ((sequence + 500, 1),)))
         blocked.append((session, feed, sequence))
-    while len(rig.executor.plan_executor._collectives._blocked) < 2:
-        time.sleep(0.001)
+    until(lambda: left(rig).blocked_collectives == 2)
     (_, feed, first), (other, failing, second) = blocked
     rig.inbox.fail(other, failing, 1, Status(Code.DATA_LOSS, "gone"))
     failed = [rig.reports.get(timeout=SECONDS).sequence for _ in range(2)]
@@ -147,7 +151,7 @@ def it_does_not_wait_for_a_collective_that_it_left_out(rig: Rig) -> None:
     assert ended == [first, first + 500]
     report, _ = rig.call(name, a, a)
     assert isinstance(report, m.Done)
-    assert not rig.executor.plan_executor._collectives._blocked
+    assert left(rig).blocked_collectives == 0
     rig.executor.submit(m.CollectiveEnded(second + 500))
 
 
@@ -175,7 +179,7 @@ def it_runs_what_follows_a_receive_before_its_bytes_are_here_unless_that_needs_t
     while ended < 3:
         ended += len(rig.reports.get(timeout=SECONDS).runs)
     assert [rig.shard(handle)[0] for handle in (expected, doubled, after)] == [3, 6, 2]
-    assert rig.executor.plan_executor._background == rig.executor.plan_executor._blocked == {}
+    assert (left(rig).background, left(rig).blocked) == (0, 0)
 
 
 @BEHAVIOURS.add
@@ -186,10 +190,8 @@ def it_frees_and_deletes_what_is_still_expected(rig: Rig) -> None:
     for (feed,), _ in (freed, deleted):
         rig.inbox.put(rig.session, feed, np.ones(16, np.uint8))
         assert isinstance(rig.reports.get(timeout=SECONDS), m.Done)
-    store = rig.executor.plan_executor._stores[rig.session]
-    assert not store.is_expected(deleted[1][0])
-    assert store.get(deleted[1][0]).array.is_deleted()
     name = rig.function(add, spec(), spec())
+    says(rig.failure(rig.call(name, deleted[1][0], deleted[1][0])), Code.INVALID_ARGUMENT, "delete")
     says(rig.failure(rig.call(name, freed[1][0], freed[1][0])), Code.NOT_FOUND, "is not on this host")
 
 
@@ -209,7 +211,7 @@ def it_reports_a_unit_in_the_background_when_its_session_ends(rig: Rig) -> None:
     receive(rig, count=2)
     rig.executor.submit(m.CloseStore(rig.session))
     assert len(rig.reports.get(timeout=SECONDS).runs) == 1
-    assert rig.executor.plan_executor._background == {}
+    assert left(rig).background == 0
 
 
 @BEHAVIOURS.add
@@ -220,7 +222,7 @@ def it_forgets_a_run_that_is_dropped(rig: Rig) -> None:
     rig.executor.submit(m.DropRun(rig.session, first))
     rig.executor.submit(m.Dispatch(rig.session, first, ((first + 101, 1),)))
     assert rig.reports.get(timeout=SECONDS).runs[0][0] == first + 101
-    assert rig.executor.plan_executor._plan_runs == {}
+    assert left(rig).plan_runs == 0
 
 
 @BEHAVIOURS.add
@@ -265,10 +267,7 @@ def it_frees_an_array_whose_rows_were_sent_without_the_collector(rig: Rig) -> No
                 report = rig.reports.get(timeout=SECONDS)
                 assert isinstance(report, m.Done | m.RowsMoved), report
                 ended += len(report.runs) if isinstance(report, m.Done) else 0
-        deadline = time.monotonic() + SECONDS
-        while alive() > before:
-            assert time.monotonic() < deadline, f"{alive() - before} arrays live on"
-            time.sleep(0.01)
+        until(lambda: alive() <= before)
     finally:
         gc.enable()
 

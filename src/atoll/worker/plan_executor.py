@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor as Pool
 from contextlib import nullcontext
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -38,6 +39,16 @@ from atoll.worker.store import Store
 _RECEIVES = (p.Receive, p.ReceiveRows)  # steps that wait for other hosts
 # Items of a session that are processed in order.
 _Item = DispatchUnit | m.DropRun | m.Free | m.SpillRequest | m.CloseStore | m.DropFunction
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorStatistics:
+    """What an executor has not finished."""
+
+    plan_runs: int  # with segments to come
+    blocked: int  # sessions
+    background: int  # units
+    blocked_collectives: int
 
 
 class PlanExecutor:
@@ -102,6 +113,10 @@ class PlanExecutor:
                 for session, store in self._stores.items()
             )
             self._report(m.StoresReported(message.check, tuple(contents)))
+
+    def statistics(self) -> ExecutorStatistics:
+        background = sum(map(len, self._background.values()))
+        return ExecutorStatistics(len(self._plan_runs), len(self._blocked), background, self._collectives.blocked)
 
     def _run(self, run: m.Run) -> None:
         plan = self._plans.get(run.plan)
@@ -351,6 +366,11 @@ class CollectiveOrder:
     def block(self, index: int) -> None:
         """Make all later collectives wait for this one, which is blocked."""
         self._blocked.add(index)
+
+    @property
+    def blocked(self) -> int:
+        """The number of blocked collectives."""
+        return len(self._blocked)
 
     def unblock(self, index: int) -> None:
         """Unblock a collective that was started, dropped or skipped."""

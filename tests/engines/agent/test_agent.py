@@ -19,6 +19,7 @@ from atoll.wire.connection import Connection
 from atoll.wire.endpoints import listen
 from atoll.wire.resumption.link_messages import AlternateAddresses
 from tests.cluster_process import free_port
+from tests.waiting import until_async
 
 SECONDS = 60.0
 START = m.StartWorker(
@@ -75,8 +76,7 @@ class Dialed:
         """Returns once the agent has."""
         self.tell(START)
         self.tell(m.Renew(SECONDS, SECONDS))
-        while self.unanswered:
-            await asyncio.sleep(0.01)
+        await until_async(lambda: not self.unanswered)
 
     def tell(self, message: m.Renew | m.StartWorker) -> None:
         self.unanswered += isinstance(message, m.Renew)

@@ -18,6 +18,7 @@ from atoll.engines.hosts import hosts_engine as module
 from atoll.engines.hosts.hosts_engine import DRAIN_RETRY_SECONDS, HostsEngine, MachineDrains
 from atoll.errors import OK, ClusterError, Code, Status
 from atoll.protocol import messages as m
+from tests.waiting import until_async
 
 
 class Scene:
@@ -284,8 +285,7 @@ def test_a_drain_that_is_refused_for_want_of_room_is_asked_for_again(monkeypatch
         play.come(1)
         play.say(1, m.AgentLeaves(30.0))
         for asked in (1, 2, 3):
-            while play.to_controller.count(m.DrainRequest(0, returns=True)) < asked:
-                await asyncio.sleep(0.05)
+            await until_async(lambda asked=asked: play.to_controller.count(m.DrainRequest(0, returns=True)) >= asked)
             play.engine.drained(Status(Code.FAILED_PRECONDITION, "island 0 is the only one that is ready"), "")
         play.say(1, m.AgentWorkerEnded(7, 0))  # its machine goes
         await asyncio.sleep(1.0)

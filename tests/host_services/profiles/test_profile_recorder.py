@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from atoll.host_services.calls.call_messages import ArrayType
 from atoll.host_services.profiles.profile_recorder import Recorder
 from atoll.host_services.profiles.xspace import Others
 from atoll.protocol import profiles as p
+from tests.waiting import until
 
 ALICE, BOB = 3, 4
 CONTENT = bytes(range(256)) * 40_000  # more than two parts
@@ -81,8 +81,7 @@ def start(client: Client) -> Iterator[Any]:
         for session in (ALICE, BOB):
             recorder.close(session)
         recorder._thread.shutdown()
-        while [each for each in threading.enumerate() if each.name.startswith("atoll-profile")]:
-            time.sleep(0.001)
+        until(lambda: not [each for each in threading.enumerate() if each.name.startswith("atoll-profile")])
 
 
 @pytest.fixture
