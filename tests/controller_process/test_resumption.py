@@ -13,7 +13,7 @@ import pytest
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.topology import Topology
 from atoll.controller_process.controller_options import ControllerOptions
-from atoll.controller_process.shell import ControllerShell
+from atoll.controller_process.shell import ControllerShell, ShellTimes
 from atoll.journal.records import decode_event
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
@@ -56,10 +56,10 @@ class Peer:
 class Process:
     """A controller's process, but for the process. `events` are what its controller has handled."""
 
-    def __init__(self, address: Address, **earlier: Any) -> None:
+    def __init__(self, address: Address, **more: Any) -> None:
         options = ControllerOptions(str(address), SETTINGS, 0)
         self.address = address
-        self.shell = ControllerShell(options, "", asyncio.Event(), **earlier)
+        self.shell = ControllerShell(options, "", asyncio.Event(), **more)
         self.events: list[e.AnyEvent] = []
         self.server: asyncio.Server
         self._handles = self.shell.controller.handle
@@ -99,9 +99,7 @@ def address(tmp_path: Path) -> Address:
     return Address(path=str(tmp_path / "socket"))
 
 
-def test_a_shell_goes_on_with_another_ones_connections_and_nobody_notices(address, monkeypatch):
-    monkeypatch.setattr("atoll.controller_process.shell._RECONNECT_SECONDS", 0.1)
-
+def test_a_shell_goes_on_with_another_ones_connections_and_nobody_notices(address):
     async def main() -> None:
         first = Process(address)
         first.shell.start()
@@ -120,7 +118,7 @@ def test_a_shell_goes_on_with_another_ones_connections_and_nobody_notices(addres
         events = first.kill()
         early.connection.send(m.Await(7, ()))
         controller, state = pickle.loads(snapshot)
-        second = Process(address, controller=controller, state=state, term=2)
+        second = Process(address, controller=controller, state=state, term=2, times=ShellTimes(reconnect=0.1))
         second.shell.replay(events)
         second.shell.resume(2)
         late.connection.send(m.Await(8, ()))
@@ -167,11 +165,9 @@ class Records:
         return any(isinstance(getattr(event, "message", event), kind) for turn in self.turns for event in turn)
 
 
-def test_what_is_handled_is_written_before_anybody_learns_of_it_and_no_sooner(address, monkeypatch):
-    monkeypatch.setattr("atoll.controller_process.shell.PING_SECONDS", 1000.0)
-
+def test_what_is_handled_is_written_before_anybody_learns_of_it_and_no_sooner(address):
     async def main() -> None:
-        process = Process(address)
+        process = Process(address, times=ShellTimes(ping=1000.0))
         journal = Records()
         process.shell.journal = journal  # type: ignore[assignment]
         process.shell.start()

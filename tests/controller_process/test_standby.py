@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from pathlib import Path
@@ -11,10 +12,9 @@ from typing import Any
 import pytest
 
 from atoll.cluster.topology import Topology
-from atoll.controller_process import standby_replication
-from atoll.controller_process.controller_options import ControllerOptions
+from atoll.controller_process.controller_options import FOLLOWS, ControllerOptions
 from atoll.controller_process.journal_recovery import JournalRecovery
-from atoll.controller_process.shell import ControllerShell
+from atoll.controller_process.shell import ControllerShell, ShellTimes
 from atoll.controller_process.standby import Standby
 from atoll.errors import ConnectError
 from atoll.journal.journal import Journal
@@ -22,90 +22,113 @@ from atoll.protocol import messages as m
 from atoll.wire.address import Address
 from atoll.wire.endpoints import listen
 from atoll.wire.framing import PIECE_BYTES
-from atoll.wire.resumption.link_messages import Acknowledge
-from atoll.wire.resumption.peer_addresses import PeerAddresses
-from atoll.wire.resumption.resumable_connection import ResumableConnection
 from tests.controller.play import ready
+from tests.controller_process.cuttable_network import Relay
 from tests.controller_process.test_resumption import SETTINGS, Peer
+from tests.waiting import until_async
 
 WELCOME, READY = 60, 62
+USUAL = ShellTimes()
 
 
 class Pair:
-    """A controller with a journal, a standby of it, and the peers of the controller."""
+    """A controller with a journal, a standby of it, and the peers of the controller.
 
-    def __init__(self, directory: Path) -> None:
+    The standby, the worker and the proxy reach the controller over a relay each.
+    """
+
+    def __init__(
+        self, directory: Path, times: ShellTimes, sent_by: Callable[[Journal], Any] = lambda journal: journal
+    ) -> None:
         self.first, self.second = Address(path=str(directory / "first")), Address(path=str(directory / "second"))
         self.directory = directory
-        self.shell = ControllerShell(ControllerOptions(str(self.first), SETTINGS, 0), "", asyncio.Event())
+        self.sent_by = sent_by
+        self.stopped = asyncio.Event()  # the controller
+        self.shell = ControllerShell(ControllerOptions(str(self.first), SETTINGS, 0), "", self.stopped, times=times)
+        relays = [Relay(directory / f"to-first-{each}", self.first) for each in range(3)]
+        self.relays = self.of_standby, self.of_worker, self.of_proxy = relays
         self.servers: list[asyncio.Server] = []
         self.stop = asyncio.Event()
+        self.reports, reported = os.pipe()
+        os.set_blocking(self.reports, False)
         options = ControllerOptions(
-            str(self.second), SETTINGS, 0, journal=str(directory / "standby"), standby=str(self.first)
+            str(self.second),
+            SETTINGS,
+            0,
+            ready_fd=reported,
+            journal=str(directory / "standby"),
+            standby=str(self.of_standby.address),
         )
         self.standby = Standby(options, partial(ControllerShell, options, "", self.stop), self.stop)
         self.running: asyncio.Task[ControllerShell | None]
 
     async def start(self) -> None:
         JournalRecovery(str(self.directory / "journal"), restarts=False).hand_over(self.shell)
+        self.shell.journal = self.sent_by(self.shell.journal)  # type: ignore[arg-type]
         self.servers = [
             (await listen(self.first, self.shell.accept))[0],
             (await listen(self.second, self.standby.accept))[0],
         ]
-        self.worker = await Peer.open(self.first, "worker")
+        await self.mend()
+        self.worker = await Peer.open(self.of_worker.address, "worker")
         self.worker.connection.send(ready(Topology.parse("1x1x1"), 0, "unix:/data-0"))
-        self.proxy = await Peer.open(self.first, "proxy")
+        self.proxy = await Peer.open(self.of_proxy.address, "proxy")
         await self.proxy.next_of(WELCOME)
         self.running = asyncio.get_running_loop().create_task(self.standby.run())
-        await until(lambda: self.standby._is_relied_on, self.running)
+        await until_async(self.is_relied_on, self.running)
         assert self.shell.resumable.alternate_addresses == (str(self.second),)
 
-    def kill(self) -> None:
-        """The controller's process is gone."""
-        self.servers[0].close()
-        self.freeze()
-        for connection in self.shell._connections.values():
-            transport = connection._transport if isinstance(connection, ResumableConnection) else connection
-            transport._transport.abort()
-        standby = self.shell._replication._standby
-        assert standby is not None
-        assert standby._transport is not None
-        standby._transport.abort()
+    def is_relied_on(self) -> bool:
+        """Whether the standby has reported that it follows the controller."""
+        try:
+            return FOLLOWS in os.read(self.reports, 1000)
+        except BlockingIOError:
+            return False
 
-    def freeze(self) -> None:
-        """Nothing more is done by the controller's process."""
-        self.shell._handle = lambda event: None  # type: ignore[method-assign]
-        self.shell._flush = lambda: None  # type: ignore[method-assign]
+    def cut(self) -> None:
+        """Nothing reaches the controller, and nothing comes from it, as if its process was gone."""
+        for relay in self.relays:
+            relay.cut()
 
-    def is_followed_closely(self) -> bool:
-        """Whether the standby knows of each message that the controller has sent."""
-        copy = self.standby._shell
-        assert copy is not None
-        sent = {each.number: each.link.buffer.sent for each in self.shell.resumable.all()}
-        return sent == {each.number: each.link.buffer.sent for each in copy.resumable.all()}
+    async def mend(self) -> None:
+        for relay in self.relays:
+            await relay.start()
+
+    async def is_followed_closely(self) -> None:
+        """Wait until the standby knows of each message that the controller has sent.
+
+        Peers may know nothing that the standby lacks: it refuses those that do.
+        """
+
+        def sent(shell: ControllerShell | None) -> dict[int, Any]:
+            assert shell is not None
+            return {each.number: each.link.buffer.sent for each in shell.resumable.all()}
+
+        await until_async(lambda: sent(self.standby.replica) == sent(self.shell))
+
+    async def taken_over(self) -> ControllerShell:
+        """Return the shell of the standby after all peers have connected to it."""
+        shell = await asyncio.wait_for(self.running, 60)
+        assert shell is not None
+        await until_async(lambda: not shell.controller.connections.away)
+        return shell
 
     def end(self) -> None:
         self.running.cancel()
-        for server in self.servers:
-            server.close()
+        for each in (*self.servers, *self.relays):
+            each.close() if isinstance(each, asyncio.Server) else each.end()
         for peer in (self.worker, self.proxy):
             peer.connection.close()
 
 
-async def until(holds: Callable[[], bool], *tasks: asyncio.Task[Any]) -> None:
-    async with asyncio.timeout(15):
-        while not holds():
-            for task in tasks:
-                if task.done():
-                    task.result()
-            await asyncio.sleep(0.01)
+Scene = Callable[[Pair], Coroutine[Any, Any, None]]
 
 
 @pytest.fixture
-def play(tmp_path: Path) -> Callable[[Callable[[Pair], Coroutine[Any, Any, None]]], None]:
-    def run(scene: Callable[[Pair], Coroutine[Any, Any, None]]) -> None:
+def play(tmp_path: Path) -> Callable[..., None]:
+    def run(scene: Scene, times: ShellTimes = USUAL, **options: Any) -> None:
         async def main() -> None:
-            pair = Pair(tmp_path)
+            pair = Pair(tmp_path, times, **options)
             await pair.start()
             try:
                 await scene(pair)
@@ -113,7 +136,7 @@ def play(tmp_path: Path) -> Callable[[Callable[[Pair], Coroutine[Any, Any, None]
                 pair.end()
                 await asyncio.sleep(0.05)
 
-        asyncio.run(asyncio.wait_for(main(), 60))
+        asyncio.run(asyncio.wait_for(main(), 120))
 
     return run
 
@@ -122,10 +145,10 @@ def test_a_standby_goes_on_where_its_controller_is_killed(play):
     async def scene(pair: Pair) -> None:
         pair.proxy.connection.send(m.Await(7, ()))
         await pair.proxy.next_of(READY)
-        pair.kill()
+        await pair.is_followed_closely()
+        pair.cut()
         pair.proxy.connection.send(m.Await(8, ()))
-        shell = await asyncio.wait_for(pair.running, 10)
-        assert shell is not None
+        shell = await pair.taken_over()
         assert (await pair.proxy.next_of(READY))[1] == 8
         assert shell.resumable.term == 1000
         assert shell.journal is not None
@@ -139,41 +162,37 @@ def test_a_standby_goes_on_where_its_controller_is_killed(play):
     play(scene)
 
 
-def test_a_snapshot_arrives_whole_also_where_its_last_part_is_small(play, monkeypatch):
-    whole = Journal.payload
+class InTwoParts:
+    """A journal that yields a snapshot in a large and a small part."""
 
-    def payload(journal: Journal, number: int) -> Iterator[tuple[bytes, bool]]:
-        content = b"".join(part for part, _ in whole(journal, number))
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._journal, name)
+
+    def payload(self, number: int) -> Iterator[tuple[bytes, bool]]:
+        content = b"".join(part for part, _ in self._journal.payload(number))
         assert len(content) > PIECE_BYTES + 100, "the first part has several pieces"
         yield content[:-100], False
         yield content[-100:], True
 
-    monkeypatch.setattr(Journal, "payload", payload)
 
+def test_a_snapshot_arrives_whole_also_where_its_last_part_is_small(play):
     async def scene(pair: Pair) -> None:
-        assert pair.standby._has_snapshot
+        assert pair.standby.replica is not None
 
-    play(scene)
+    play(scene, sent_by=InTwoParts)
 
 
 def test_a_controller_that_was_only_cut_off_ends_when_its_standby_has_taken_over(play):
     async def scene(pair: Pair) -> None:
-        cut = pair.shell._handle, pair.shell._flush
-        pair.freeze()
-        pair.servers[0].close()
-        for each in (pair.worker, pair.proxy):  # as if silent for too long
-            each.connection.drop("the test")
-        standby = pair.shell._replication._standby
-        assert standby is not None
-        standby.abort()
-        shell = await asyncio.wait_for(pair.running, 10)
-        assert shell is not None
-        await until(lambda: not shell.controller.connections.away)
-        del pair.shell._handle, pair.shell._flush  # type: ignore[attr-defined]
-        assert cut == (pair.shell._handle, pair.shell._flush)
+        await pair.is_followed_closely()
+        pair.cut()
+        shell = await pair.taken_over()
         assert not pair.shell.superseded_by
-        pair.servers[0] = (await listen(pair.first, pair.shell.accept))[0]
-        await asyncio.wait_for(pair.shell._stop.wait(), 10)
+        await pair.mend()
+        await asyncio.wait_for(pair.stopped.wait(), 60)
         assert pair.shell.superseded_by == 1000
         assert not pair.proxy.lost
         assert not pair.worker.lost
@@ -182,63 +201,49 @@ def test_a_controller_that_was_only_cut_off_ends_when_its_standby_has_taken_over
     play(scene)
 
 
-def test_who_was_told_to_do_without_the_standby_finds_it_where_it_has_taken_over_nevertheless(play, monkeypatch):
-    monkeypatch.setattr(standby_replication, "_SUSPICION_SECONDS", 0.1)
-
+def test_who_was_told_to_do_without_the_standby_finds_it_where_it_has_taken_over_nevertheless(play):
     async def scene(pair: Pair) -> None:
         beside = await Peer.open(pair.first, "proxy")  # as an engine on the machine that is cut off
         await beside.next_of(WELCOME)
-        standby = pair.shell._replication._standby
-        assert standby is not None
-        # Peers may know nothing that the standby lacks: it refuses those that do.
-        await until(pair.is_followed_closely)
-        pair.shell._replication._drop(standby, "the test")
-        pair.freeze()
-        await until(lambda: pair.shell.resumable.alternate_addresses == ())
-        worker = pair.worker.connection
-        worker.link._addresses = PeerAddresses(pair.second)  # type: ignore[union-attr]
-        worker.drop("the test")  # type: ignore[union-attr]
-        shell = await asyncio.wait_for(pair.running, 10)
+        await pair.is_followed_closely()
+        pair.cut()
+        await until_async(lambda: pair.shell.resumable.alternate_addresses == ())
+        shell = await asyncio.wait_for(pair.running, 60)
         assert shell is not None
-        await asyncio.wait_for(pair.shell._stop.wait(), 10)
-        await until(lambda: not shell.controller.connections.away)
+        await pair.mend()
+        await asyncio.wait_for(pair.stopped.wait(), 60)
+        await until_async(lambda: not shell.controller.connections.away)
         beside.connection.send(m.Await(8, ()))
         assert (await beside.next_of(READY))[1] == 8
         assert not beside.lost
         beside.connection.close()
         shell.stop()
 
-    play(scene)
+    # It ticks no more, since what it would send then is lost with it.
+    play(scene, ShellTimes(ping=1000.0, suspicion=0.1))
 
 
 async def cut_off(pair: Pair, is_cut_off: bool = True) -> None:
     """The controller hears its standby and its host no more, and its proxy only; or all of them again."""
-    standby, worker = pair.shell._replication._standby, pair.shell.resumable.all()[0]._transport
-    for each in (standby, worker):
-        assert each is not None
-        assert each._transport is not None
-        if is_cut_off:
-            each._transport.pause_reading()
-        else:
-            each._transport.resume_reading()
-    await until(lambda: bool(pair.shell._replication._leader_fence._fenced) == is_cut_off)
+    for relay in (pair.of_standby, pair.of_worker):
+        relay.hold() if is_cut_off else relay.pass_on()
+    await until_async(lambda: pair.shell.replication.is_fenced == is_cut_off)
 
 
-def ready_of(peer: Peer) -> list[int]:
-    """The answers that have come."""
-    found = []
-    while not peer.inbox.empty():
-        message = peer.inbox.get_nowait()
-        found += [message[1]] if message[0] == READY else []
-    return found
+async def asked(pair: Pair) -> None:
+    """The proxy asks the controller, which is cut off. It holds the answer back."""
+    (number,) = pair.shell.controller.connections.sessions.values()
+    (link,) = [each for each in pair.shell.resumable.all() if each.number == number]
+    answers, sent = link.link.buffer.sent, link.statistics().messages_out
+    pair.proxy.connection.send(m.Await(7, ()))
+    await until_async(lambda: link.link.buffer.sent != answers)
+    assert link.statistics().messages_out == sent
 
 
 def test_a_controller_that_is_cut_off_answers_when_it_hears_again(play):
     async def scene(pair: Pair) -> None:
         await cut_off(pair)
-        pair.proxy.connection.send(m.Await(7, ()))
-        await asyncio.sleep(0.3)
-        assert ready_of(pair.proxy) == []
+        await asked(pair)
         await cut_off(pair, False)
         assert (await pair.proxy.next_of(READY))[1] == 7
         assert not pair.shell.controller.connections.away
@@ -250,13 +255,10 @@ def test_a_controller_that_is_cut_off_answers_when_it_hears_again(play):
 def test_what_a_controller_that_was_cut_off_has_heard_its_standby_hears_again_and_nothing_is_lost(play):
     async def scene(pair: Pair) -> None:
         await cut_off(pair)
-        pair.shell._replication.send = lambda turn: None  # type: ignore[method-assign]  # nothing gets there
-        pair.proxy.connection.send(m.Await(7, ()))
-        await asyncio.sleep(0.3)
-        pair.kill()
-        shell = await asyncio.wait_for(pair.running, 10)
-        assert shell is not None
-        await until(lambda: not shell.controller.connections.away)
+        pair.of_standby.hold_back()
+        await asked(pair)
+        pair.cut()
+        shell = await pair.taken_over()
         assert (await pair.proxy.next_of(READY))[1] == 7
         assert not pair.proxy.lost
         assert not pair.worker.lost
@@ -267,16 +269,23 @@ def test_what_a_controller_that_was_cut_off_has_heard_its_standby_hears_again_an
 
 def test_while_hosts_reach_the_controller_a_standby_that_does_not_serves_nobody(play):
     async def scene(pair: Pair) -> None:
-        pair.standby._takeover.lost()
-        pair.proxy.connection.link._addresses = PeerAddresses(pair.second)  # type: ignore[union-attr]
-        pair.proxy.connection.drop("the test")  # type: ignore[union-attr]
-        await until(lambda: pair.standby._takeover._resume_attempts != {})
-        pair.standby._takeover.lost()
-        pair.standby._check_takeover()
-        assert not pair.standby._is_over.done()
-        pair.proxy.connection.link._addresses = PeerAddresses(pair.first)  # type: ignore[union-attr]
+        tried = asyncio.Event()
+        pair.of_standby.cut()
+        accept = pair.standby.accept
+        pair.servers[1].close()
+        await pair.servers[1].wait_closed()
+
+        def accepted() -> Any:
+            tried.set()
+            return accept()
+
+        pair.servers[1] = (await listen(pair.second, accepted))[0]
+        pair.of_proxy.cut()
+        await asyncio.wait_for(tried.wait(), 60)
+        await pair.of_proxy.start()
         pair.proxy.connection.send(m.Await(8, ()))
         assert (await pair.proxy.next_of(READY))[1] == 8
+        assert not pair.running.done()
         pair.shell.stop()
 
     play(scene)
@@ -289,9 +298,9 @@ def test_who_dials_anew_after_each_loss_learns_of_the_standby_too(play):
         there.connection.set_handlers(
             there.inbox.put_nowait, lambda reason: None, lambda message: learned.append(message.addresses)
         )
-        await until(lambda: learned == [(str(pair.second),)])
+        await until_async(lambda: learned == [(str(pair.second),)])
         pair.running.cancel()
-        await until(lambda: learned[1:] == [()])
+        await until_async(lambda: learned[1:] == [()])
         there.connection.close()
         pair.shell.stop()
 
@@ -301,52 +310,25 @@ def test_who_dials_anew_after_each_loss_learns_of_the_standby_too(play):
 def test_a_standby_ends_with_its_cluster(play):
     async def scene(pair: Pair) -> None:
         pair.shell.stop()
-        assert await asyncio.wait_for(pair.running, 10) is None
+        assert await asyncio.wait_for(pair.running, 60) is None
 
     play(scene)
 
 
-def test_a_standby_that_is_silent_is_none_any_more(play, monkeypatch):
-    async def scene(pair: Pair) -> None:
-        monkeypatch.setattr(standby_replication, "_SILENT_SECONDS", -1.0)
-        monkeypatch.setattr(standby_replication, "_CATCH_UP_SECONDS", -1.0)
-        await until(lambda: pair.shell.resumable.alternate_addresses == ())
-        pair.shell.stop()
-
-    play(scene)
-
-
-def test_who_comes_back_while_the_standby_may_have_taken_over_has_to_wait(play, monkeypatch):
-    monkeypatch.setattr(standby_replication, "_SUSPICION_SECONDS", 0.5)
-
+def test_who_comes_back_while_the_standby_may_have_taken_over_has_to_wait(play):
     async def scene(pair: Pair) -> None:
         pair.running.cancel()
         pair.servers[1].close()
-        await until(lambda: pair.shell._replication._standby is None)
-        pair.proxy.connection.drop("the test")  # type: ignore[union-attr]
+        suspicion = pair.shell.replication.takeover_suspicion
+        await until_async(lambda: bool(suspicion()))
+        pair.of_proxy.drop()
         pair.proxy.connection.send(m.Await(8, ()))
-        assert (
-            pair.shell._replication.takeover_suspicion()
-            == f"the standby at {pair.second} may have taken over: it is silent"
-        )
+        assert suspicion() == f"the standby at {pair.second} may have taken over: it is silent"
         assert (await pair.proxy.next_of(READY))[1] == 8
-        assert pair.shell._replication.takeover_suspicion() == ""
+        assert suspicion() == ""
         pair.shell.stop()
 
-    play(scene)
-
-
-def test_what_waited_in_a_socket_is_no_sign_of_the_standby(play):
-    async def scene(pair: Pair) -> None:
-        of_the_controller = pair.shell._replication
-        of_the_controller._heard -= 3.0
-        answered = of_the_controller._answered
-        of_the_controller._link(Acknowledge(1, answered))
-        assert "may have taken over" in of_the_controller.takeover_suspicion()
-        await until(lambda: of_the_controller.takeover_suspicion() == "")
-        pair.shell.stop()
-
-    play(scene)
+    play(scene, ShellTimes(suspicion=0.5))
 
 
 def test_a_controller_has_one_standby(play, tmp_path):

@@ -1,46 +1,82 @@
-"""A snapshot on its way to a standby: what is queued for it is bounded, and what is damaged does not arrive whole."""
+"""A controller and its standby, in virtual time: the snapshot, and when the controller relies on the standby."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import msgspec
 
 from atoll._version import __version__
-from atoll.controller_process import standby_replication
-from atoll.controller_process.standby_replication import StandbyReplication
-from atoll.journal import files
+from atoll.controller_process.standby_replication import MOST_QUEUED, SUSPICION_SECONDS, StandbyReplication
 from atoll.journal.files import Directory
 from atoll.journal.journal import Journal
 from atoll.protocol import messages as m
-from atoll.protocol.messages.standby_messages import SnapshotChunk
+from atoll.protocol.messages.standby_messages import Heartbeat, SnapshotChunk
 from atoll.security.tokens import Tokens
 from atoll.wire.framing import HEADER_BYTES
 from atoll.wire.resumption.link_messages import Acknowledge
+from tests.wire.resumption.network import play
 
-PART = 1 << 10
+PART = 1 << 20
+ADDRESS = "tls://there:1"
 # Of a controller without peers.
 CONTROLLER: Any = SimpleNamespace(tokens=Tokens(), connections=SimpleNamespace(deciders=()))
 CONNECTIONS: Any = SimpleNamespace(all=tuple)
 
 
+class OneSnapshot:
+    """A journal with one snapshot of this size, which has been taken, or is being taken."""
+
+    term = 5
+    number = 1
+
+    def __init__(self, nbytes: int = 1, is_written: bool = True) -> None:
+        self.content = bytes(i % 251 for i in range(PART)) * (nbytes // PART + 1)
+        self.content = self.content[:nbytes]
+        self.is_written = is_written
+        self.is_snapshotting = not is_written
+
+    def payload(self, number: int) -> Iterator[tuple[bytes, bool]]:
+        if not self.is_written:
+            raise FileNotFoundError
+        for start in range(0, len(self.content), PART):
+            yield self.content[start : start + PART], start + PART >= len(self.content)
+
+
 class Standby:
-    """The controller's connection to one that reads when it is told to."""
+    """The controller's connection to a standby that reads when it is told to."""
+
+    peer_role = ""
+    name = ""
 
     def __init__(self) -> None:
         self.queued: list[SnapshotChunk] = []
         self.taken: list[SnapshotChunk] = []
         self.most = 0
+        self.heartbeats = 0
         self.is_aborted = False
+        self.on_lost: Callable[[str], None]
+        self.on_link: Callable[[Any], None]
+
+    def set_handlers(self, on_message: Any, on_lost: Any, on_link: Any) -> None:
+        self.on_lost, self.on_link = on_lost, on_link
+
+    def authenticated(self) -> None:
+        """Its Hello was right."""
 
     def send_in_pieces(self, frame: bytes) -> None:
         self.queued.append(msgspec.msgpack.decode(frame[HEADER_BYTES:], type=SnapshotChunk))
         self.most = max(self.most, self._unsent())
+
+    def send(self, message: Any) -> None:
+        self.heartbeats += isinstance(message, Heartbeat)
+
+    def flush(self) -> None:
+        """Messages are sent at once."""
 
     def statistics(self) -> Any:
         return SimpleNamespace(unsent_bytes=self._unsent())
@@ -52,131 +88,183 @@ class Standby:
         self.taken += self.queued
         self.queued = []
 
+    def acknowledge(self, is_loaded: bool = True) -> None:
+        """Acknowledge all heartbeats so far, and whether the snapshot is loaded."""
+        self.on_link(Acknowledge(int(is_loaded), self.heartbeats))
+
     def abort(self) -> None:
         self.is_aborted = True
 
 
-def follow(
-    path: Path, payload: bytes, scene: Callable[[StandbyReplication, Standby, Journal], Any], monkeypatch: Any
-) -> None:
-    monkeypatch.setattr(files, "_PART_BYTES", PART)
-    monkeypatch.setattr(standby_replication, "MOST_QUEUED", 8 * PART)
-    monkeypatch.setattr(standby_replication, "_FULL_SECONDS", 0.001)
+class Scene:
+    """A controller with a journal, to which a standby has connected."""
 
+    def __init__(self, journal: Any) -> None:
+        self.told: list[tuple[str, ...]] = []
+        self.reports: list[bytes] = []
+        self.replication = StandbyReplication(
+            CONTROLLER, lambda: journal, self.reports.append, self.told.append, CONNECTIONS
+        )
+        self.standby: Any = Standby()
+        self.replication.serve(self.standby, m.Hello(m.PROTOCOL, "standby", "", 1, __version__, ADDRESS))
+        self.replication.begin(journal)
+
+    async def relied_on(self) -> None:
+        """The standby answers until the controller relies on it."""
+        async with asyncio.timeout(5):
+            while not self.reports:
+                self.standby.acknowledge()
+                await asyncio.sleep(0.1)
+
+
+def played(scene: Callable[[Scene], Awaitable[None]], journal: Any = None) -> None:
     async def main() -> None:
-        directory = Directory(path)
-        directory.write_snapshot(1, 5, payload)
-        journal = Journal(directory, 5, 1, dict)
-        made = StandbyReplication(CONTROLLER, lambda: journal, lambda what: None, lambda addresses: None, CONNECTIONS)
-        standby: Any = Standby()
-        made._standby, made._snapshot_number = standby, 1
-        await asyncio.wait_for(scene(made, standby, journal), 10)
+        made = Scene(journal or OneSnapshot())
+        await scene(made)
+        made.replication.drop()
 
-    asyncio.run(main())
+    play(main, 100.0)
 
 
-def test_little_of_a_snapshot_is_in_memory_however_slowly_it_is_read(tmp_path, monkeypatch):
-    payload = bytes(i % 251 for i in range(100 * PART + 7))
+def test_little_of_a_snapshot_is_in_memory_however_slowly_it_is_read():
+    journal = OneSnapshot(3 * MOST_QUEUED + 7)
 
-    async def scene(made: StandbyReplication, standby: Any, journal: Journal) -> None:
-        assert made._begin_snapshot(standby, journal)
-        await asyncio.sleep(0.05)
-        assert standby.most == 8 * PART, "it reads nothing"
-        while not standby.taken or not standby.taken[-1].is_last:
-            standby.take()
-            await asyncio.sleep(0.001)
-        assert standby.most <= 8 * PART
-        assert b"".join(each.content for each in standby.taken) == payload
-        assert [each.is_last for each in standby.taken].count(True) == 1
-        assert {each.term for each in standby.taken} == {5}
+    async def scene(made: Scene) -> None:
+        await asyncio.sleep(1.0)
+        assert made.standby.most == MOST_QUEUED, "it reads nothing"
+        async with asyncio.timeout(10):
+            while not made.standby.taken or not made.standby.taken[-1].is_last:
+                made.standby.take()
+                await asyncio.sleep(0.1)
+        assert made.standby.most <= MOST_QUEUED
+        assert b"".join(each.content for each in made.standby.taken) == journal.content
+        assert [each.is_last for each in made.standby.taken].count(True) == 1
+        assert {each.term for each in made.standby.taken} == {5}
 
-    follow(tmp_path / "journal", payload, scene, monkeypatch)
+    played(scene, journal)
 
 
-def test_the_controller_has_other_things_to_do_between_two_parts(tmp_path, monkeypatch):
-    async def scene(made: StandbyReplication, standby: Any, journal: Journal) -> None:
-        made._begin_snapshot(standby, journal)
+def test_the_controller_has_other_things_to_do_between_two_parts():
+    async def scene(made: Scene) -> None:
+        async with asyncio.timeout(5):
+            while not made.standby.queued:
+                await asyncio.sleep(0)
         parts = []
         for _ in range(4):
-            parts.append(len(standby.queued))
+            parts.append(len(made.standby.queued))
             await asyncio.sleep(0)
-        assert parts[-1] < 4
+        assert parts[-1] < 5
         assert parts == sorted(parts)
 
-    follow(tmp_path / "journal", bytes(20 * PART), scene, monkeypatch)
+    played(scene, OneSnapshot(8 * PART))
 
 
-def test_a_snapshot_that_is_damaged_on_the_disk_does_not_arrive_whole(tmp_path, monkeypatch):
-    async def scene(made: StandbyReplication, standby: Any, journal: Journal) -> None:
-        path = journal._directory.snapshot(1)
-        content = bytearray(path.read_bytes())
-        content[-5] ^= 1
-        path.write_bytes(content)
-        assert made._begin_snapshot(standby, journal)
-        while not standby.is_aborted:
-            standby.take()
-            await asyncio.sleep(0.001)
-        assert not any(each.is_last for each in standby.taken)
+def test_a_snapshot_that_is_damaged_on_the_disk_does_not_arrive_whole(tmp_path: Path):
+    directory = Directory(tmp_path / "journal")
+    directory.write_snapshot(1, 5, bytes(4 * PART))
+    path = directory.snapshot(1)
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(content)
 
-    follow(tmp_path / "journal", bytes(4 * PART), scene, monkeypatch)
+    async def scene(made: Scene) -> None:
+        async with asyncio.timeout(10):
+            while not made.standby.is_aborted:
+                made.standby.take()
+                await asyncio.sleep(0.1)
+        made.standby.take()
+        assert len(made.standby.taken) == 3
+        assert not any(each.is_last for each in made.standby.taken)
 
-
-def test_one_that_is_not_there_yet_is_waited_for_while_it_is_written(tmp_path, monkeypatch):
-    async def scene(made: StandbyReplication, standby: Any, journal: Journal) -> None:
-        made._snapshot_number = 2
-        assert not made._begin_snapshot(standby, journal)
-        journal._child = 1
-        assert made._begin_snapshot(standby, journal)
-        assert standby.queued == []
-
-    follow(tmp_path / "journal", b"x", scene, monkeypatch)
+    played(scene, Journal(directory, 5, 1, dict))
 
 
-def test_peers_know_of_a_lost_standby_for_as_long_as_it_may_have_taken_over(monkeypatch: Any) -> None:
-    monkeypatch.setattr(standby_replication, "_SUSPICION_SECONDS", 0.2)
-    told: list[tuple[str, ...]] = []
+def test_a_snapshot_is_waited_for_while_it_is_written():
+    journal = OneSnapshot(is_written=False)
 
-    async def main() -> None:
-        made = StandbyReplication(CONTROLLER, lambda: None, lambda what: None, told.append, CONNECTIONS)
-        hello = m.Hello(m.PROTOCOL, "standby", "", 1, __version__, "tls://there:1")
-        monkeypatch.setattr(made, "_refusal", lambda connection, hello: None)
-        connection = Mock()
-        made.serve(connection, hello)
-        made._rely_on(connection)
-        made._rely_on(connection)
-        assert told == [("tls://there:1",)]
-        _, on_lost, _ = connection.set_handlers.call_args.args
-        on_lost("it was frozen")
-        assert made.takeover_suspicion()
-        await asyncio.sleep(0)
-        assert told == [("tls://there:1",)]
-        await asyncio.sleep(0.3)
-        assert told == [("tls://there:1",), ()]
-        assert not made.takeover_suspicion()
+    async def scene(made: Scene) -> None:
+        await asyncio.sleep(3.0)
+        assert (made.standby.queued, made.standby.is_aborted) == ([], False)
+        journal.is_written, journal.is_snapshotting = True, False
+        await asyncio.sleep(1.0)
+        assert [each.is_last for each in made.standby.queued] == [True]
 
-    asyncio.run(main())
+    played(scene, journal)
 
 
-def test_a_standby_that_is_behind_is_relied_on_by_nobody_and_may_catch_up(monkeypatch: Any) -> None:
-    told: list[tuple[str, ...]] = []
-    monkeypatch.setattr(standby_replication, "HEARTBEAT_SECONDS", 0.05)
-    monkeypatch.setattr(standby_replication, "_SILENT_SECONDS", 0.2)
-    monkeypatch.setattr(standby_replication, "LEASE_SECONDS", 0.2)
+def test_a_standby_whose_snapshot_will_never_be_written_is_dropped():
+    journal = OneSnapshot(is_written=False)
 
-    async def main() -> None:
-        made = StandbyReplication(CONTROLLER, lambda: None, lambda what: None, told.append, CONNECTIONS)
-        monkeypatch.setattr(made, "_refusal", lambda connection, hello: None)
-        connection = Mock()
-        made.serve(connection, m.Hello(m.PROTOCOL, "standby", "", 1, __version__, "tls://there:1"))
-        await asyncio.sleep(0.3)
-        _, _, on_link = connection.set_handlers.call_args.args
-        on_link(Acknowledge(1, 0))  # it stands by, and is busy with what came meanwhile
-        await asyncio.sleep(0.3)
-        assert not connection.abort.called
-        assert told == []
-        on_link(Acknowledge(2, len(made._heartbeats) + 1))
-        await asyncio.sleep(0.15)
-        assert told == [("tls://there:1",)]
-        assert made._is_followed
+    async def scene(made: Scene) -> None:
+        journal.is_snapshotting = False
+        await asyncio.sleep(1.0)
+        assert made.standby.is_aborted
 
-    asyncio.run(main())
+    played(scene, journal)
+
+
+def test_peers_know_of_a_lost_standby_for_as_long_as_it_may_have_taken_over():
+    async def scene(made: Scene) -> None:
+        await made.relied_on()
+        assert made.told == [(ADDRESS,)]
+        made.standby.on_lost("it was frozen")
+        await asyncio.sleep(SUSPICION_SECONDS - 0.1)
+        assert made.replication.takeover_suspicion() == f"the standby at {ADDRESS} may have taken over: it is silent"
+        assert made.told == [(ADDRESS,)]
+        await asyncio.sleep(0.2)
+        assert made.told == [(ADDRESS,), ()]
+        assert not made.replication.takeover_suspicion()
+
+    played(scene)
+
+
+def test_a_standby_that_is_behind_is_relied_on_by_nobody_and_may_catch_up():
+    async def scene(made: Scene) -> None:
+        await asyncio.sleep(3.0)
+        made.standby.on_link(Acknowledge(1, 0))  # it has loaded the snapshot, and is busy with what came meanwhile
+        await asyncio.sleep(30.0)
+        assert not made.standby.is_aborted
+        assert (made.told, made.reports) == ([], [])
+        await made.relied_on()
+        assert made.told == [(ADDRESS,)]
+
+    played(scene)
+
+
+def test_a_standby_that_does_not_catch_up_is_dropped():
+    async def scene(made: Scene) -> None:
+        await asyncio.sleep(59.0)
+        assert not made.standby.is_aborted
+        await asyncio.sleep(3.0)
+        assert made.standby.is_aborted
+
+    played(scene)
+
+
+def test_a_standby_that_falls_silent_is_dropped_and_then_unknown():
+    async def scene(made: Scene) -> None:
+        await made.relied_on()
+        await asyncio.sleep(4.0)
+        assert not made.standby.is_aborted
+        await asyncio.sleep(3.0)
+        assert made.standby.is_aborted
+        await asyncio.sleep(SUSPICION_SECONDS)
+        assert made.told == [(ADDRESS,), ()]
+
+    played(scene)
+
+
+def test_what_waited_in_a_socket_is_no_sign_of_the_standby():
+    """An acknowledgement counts from the time at which its heartbeat was sent."""
+
+    async def scene(made: Scene) -> None:
+        await made.relied_on()
+        made.standby.acknowledge()
+        sent = made.standby.heartbeats
+        await asyncio.sleep(4.0)
+        made.standby.on_link(Acknowledge(1, sent + 1))
+        assert "may have taken over" in made.replication.takeover_suspicion()
+        made.standby.acknowledge()
+        assert made.replication.takeover_suspicion() == ""
+
+    played(scene)

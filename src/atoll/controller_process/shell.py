@@ -23,7 +23,7 @@ from atoll.controller.faults import NothingChangedError, failure
 from atoll.controller_process.collector import Collector
 from atoll.controller_process.controller_options import CHARGED, FAILED, READY, ControllerOptions, report
 from atoll.controller_process.entry import CLEANED, clean
-from atoll.controller_process.standby_replication import StandbyReplication, is_standby
+from atoll.controller_process.standby_replication import SUSPICION_SECONDS, StandbyReplication, is_standby
 from atoll.errors import AtollError, Code, JournalError, Status
 from atoll.journal.event_log import skipped_of
 from atoll.journal.journal import Journal
@@ -54,11 +54,20 @@ MAX_NODES_FRAME_PER_DEVICE = 16 * 1024
 MAX_CLIENT_FRAME = 2 << 20
 # For the last replies to be sent.
 _END_SECONDS = 0.05
-# For peers whose connections cannot be resumed, such as host agents, to reconnect before the old ones are lost.
-_RECONNECT_SECONDS = 5.0
 # CPU time of a flush that does steps of large work.
 FLUSH_SECONDS = 0.001
 _LEAST_STEPS = 4
+
+
+@dataclass(frozen=True)
+class ShellTimes:
+    """Times of a controller's process, in seconds."""
+
+    ping: float = PING_SECONDS  # between two ticks
+    # After a restart, for peers whose connections cannot be resumed, such as host agents, to connect before the old
+    # connections are lost.
+    reconnect: float = 5.0
+    suspicion: float = SUSPICION_SECONDS  # for which a lost standby may have taken over
 
 
 @dataclass
@@ -92,8 +101,10 @@ class ControllerShell:
         controller: Controller | None = None,
         state: ShellState | None = None,
         unauthenticated: UnauthenticatedConnections | None = None,
+        times: ShellTimes = ShellTimes(),
     ) -> None:
         self._loop = asyncio.get_running_loop()
+        self._times = times
         state = state or ShellState()
         # Monotonic also across processes. Not the loop's clock, since that of uvloop counts milliseconds.
         self._later = max(0.0, state.seconds - time.monotonic())
@@ -122,12 +133,12 @@ class ControllerShell:
             self.flush_now,
             watch_in_loop,
             self._later_term,
-            lambda: self._replication.takeover_suspicion(),
+            lambda: self.replication.takeover_suspicion(),
         )
         self._own = (options.advertise or options.listen,) if options.standby else ()  # peers dialed another address
         self.resumable.alternate_addresses = self._own
-        self._replication = StandbyReplication(
-            self.controller, lambda: self.journal, self._report, self._announce, self.resumable
+        self.replication = StandbyReplication(
+            self.controller, lambda: self.journal, self._report, self._announce, self.resumable, times.suspicion
         )
         self._resumes = grace_seconds > 0
         self._is_journaled = bool(options.journal)
@@ -193,8 +204,8 @@ class ControllerShell:
         if self.journal is not None:
             self.journal.close()
             self.journal = None
-        self._replication.drop()
-        there = self._replication.successor
+        self.replication.drop()
+        there = self.replication.successor
         for connection in list(self._connections.values()):
             if isinstance(connection, AcceptedConnection):
                 connection.hand_over(there)
@@ -212,7 +223,7 @@ class ControllerShell:
             connection.set_handlers(on_message, on_lost, on_link)
             if self._resumes and is_standby(message):
                 on_lost("it is a standby of this controller")
-                self._replication.serve(connection, clean(message))
+                self.replication.serve(connection, clean(message))
                 return
             on_message(message)
             if not self.controller.connections.is_admitted(number):
@@ -285,7 +296,7 @@ class ControllerShell:
         """Ask workers to end. Return the state to persist, once all decided messages have been sent."""
         self._handle(e.StopAsked(self._clock(), persist))
         self._flush()
-        self._replication.end()
+        self.replication.end()
         if self.joiners is not None:
             self.joiners.close()
         return self._persist_sessions()
@@ -311,8 +322,8 @@ class ControllerShell:
         return msgspec.msgpack.encode(PersistedState(cluster, pickled(state), last.content, last.secrets))
 
     def _tick(self) -> None:
-        self._loop.call_later(PING_SECONDS, self._tick)  # first, so that workers are pinged again after an error
-        self._handle(e.Tick(self._clock(), self._load.measure(PING_SECONDS)))
+        self._loop.call_later(self._times.ping, self._tick)  # first, so that workers are pinged again after an error
+        self._handle(e.Tick(self._clock(), self._load.measure(self._times.ping)))
         self._to_acknowledge = self.resumable.all()
         if self.journal is not None:
             self.journal.tick()
@@ -438,10 +449,10 @@ class ControllerShell:
             for connection in self._to_acknowledge:
                 connection.acknowledge()
             self._to_acknowledge = []
-        if self.journal is not None and (self.journal.wants_snapshot or self._replication.wants_snapshot):
+        if self.journal is not None and (self.journal.wants_snapshot or self.replication.wants_snapshot):
             self.commit()
             self.journal.snapshot()
-            self._replication.begin(self.journal)
+            self.replication.begin(self.journal)
         self.collector.turn_ended(now)
 
     def flush_now(self) -> None:
@@ -459,7 +470,7 @@ class ControllerShell:
         if self.journal is not None and self._uncommitted:
             turn, self._uncommitted = self._uncommitted, []
             self.journal.append(turn)
-            self._replication.send(turn)
+            self.replication.send(turn)
 
     def _announce(self, addresses: tuple[str, ...]) -> None:
         """Tell all peers that a controller may also be found at these addresses."""
@@ -607,7 +618,7 @@ class ControllerShell:
         for timer, due in self._timers.items():
             self._loop.call_later(max(0.0, due - now), self._timer_ended, timer)
         reason = "the controller was restarted"
-        self._loop.call_later(_RECONNECT_SECONDS, self._lose_others, reason)
+        self._loop.call_later(self._times.reconnect, self._lose_others, reason)
         self._await_peers(reason)
         self._tick()
 

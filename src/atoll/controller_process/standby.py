@@ -101,6 +101,11 @@ class Standby:
             return None
         return self._take_over(self._shell)
 
+    @property
+    def replica(self) -> ControllerShell | None:
+        """The shell that replicates the controller, if a snapshot of it has arrived."""
+        return self._shell if self._has_snapshot else None
+
     # ---- following
 
     async def _follow(self) -> None:

@@ -35,9 +35,7 @@ HEARTBEAT_SECONDS = 0.5
 # catching up, with a large snapshot or on a busy machine, is not relied on and has more time.
 _SILENT_SECONDS = 5.0
 _CATCH_UP_SECONDS = 60.0
-# After the loss of a standby. If it has taken over, for instance while this process was frozen, it announces itself in
-# this time.
-_SUSPICION_SECONDS = 6.0
+SUSPICION_SECONDS = 6.0
 _PART_BYTES = 1 << 20
 # Bytes of a snapshot in this process's memory at a time, and the time between checks if the standby has taken some.
 MOST_QUEUED = 16 << 20
@@ -48,7 +46,8 @@ class StandbyReplication:
     """Replicates to one standby at a time.
 
     `journal()` returns the controller's journal, and `report` tells its engine if it is followed. `announce(addresses)`
-    tells all peers of other addresses of a controller. `connections` are those of the peers.
+    tells all peers of other addresses of a controller. `connections` are those of the peers. For `suspicion_seconds`
+    after its loss, a standby may have taken over, for instance while this process was frozen: it announces itself then.
     """
 
     def __init__(
@@ -58,7 +57,9 @@ class StandbyReplication:
         report: Callable[[bytes], None],
         announce: Callable[[tuple[str, ...]], None],
         connections: ResumableConnections,
+        suspicion_seconds: float = SUSPICION_SECONDS,
     ) -> None:
+        self._suspicion_seconds = suspicion_seconds
         self._tokens = controller.tokens
         self._journal = journal
         self._report = report
@@ -128,6 +129,11 @@ class StandbyReplication:
         if now < self._suspected_until or (self._is_followed and now - self._heard > LEASE_SECONDS):
             return f"the standby at {self._address} may have taken over: it is silent"
         return ""
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether messages to peers are held back."""
+        return self._leader_fence.is_active
 
     # ---- messages to the standby
 
@@ -247,10 +253,10 @@ class StandbyReplication:
             return
         _log.warning("the standby at %s does not follow anymore: %s", self._address, reason)
         self._is_followed = False
-        self._suspected_until = self._loop.time() + _SUSPICION_SECONDS
+        self._suspected_until = self._loop.time() + self._suspicion_seconds
         self._report(ALONE)
         # If the standby has taken over, peers that reconnect here meanwhile must be able to find it.
-        self._loop.call_later(_SUSPICION_SECONDS, self._forget)
+        self._loop.call_later(self._suspicion_seconds, self._forget)
 
     def _forget(self) -> None:
         """Withdraw the address of a standby that has not taken over, unless there is another standby."""

@@ -111,6 +111,10 @@ class LeaderFence:
         self._fenced: set[int] = set()
         self._looks: asyncio.TimerHandle | None = None
 
+    @property
+    def is_active(self) -> bool:
+        return bool(self._fenced)
+
     def begin(self) -> None:
         if self._looks is None:
             self._look()

@@ -44,14 +44,14 @@ class _Loop(asyncio.SelectorEventLoop):
         return self._now
 
 
-def play(main: Callable[[], Awaitable[None]]) -> None:
-    """Runs a test in time of its own."""
+def play(main: Callable[[], Awaitable[None]], seconds: float = 3 * _OWN_PATIENCE_SECONDS) -> None:
+    """Run a test in time of its own, of which it has so many seconds."""
     with asyncio.Runner(loop_factory=_Loop) as runner:
-        runner.run(_whole(main))
+        runner.run(_whole(main, seconds))
 
 
-async def _whole(main: Callable[[], Awaitable[None]]) -> None:
-    async with asyncio.timeout(3 * _OWN_PATIENCE_SECONDS):
+async def _whole(main: Callable[[], Awaitable[None]], seconds: float) -> None:
+    async with asyncio.timeout(seconds):
         await main()
 
 
