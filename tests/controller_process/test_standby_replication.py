@@ -48,7 +48,7 @@ class OneSnapshot:
 
 
 class Standby:
-    """The controller's connection to a standby that reads when it is told to."""
+    """The controller's connection to a standby, which reads when `take` is called."""
 
     peer_role = ""
     name = ""

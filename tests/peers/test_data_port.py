@@ -17,7 +17,7 @@ from atoll.peers import listener
 from atoll.peers.data_port import DataPort
 from atoll.protocol.number_ranges import HOST_FEEDS
 from atoll.transfers.channel import DataChannel, Open
-from atoll.transfers.inbox import Inbox
+from atoll.transfers.inbox import MAX_INBOX_BYTES, Inbox
 from atoll.transfers.shared_memory_engine import BlockReturned
 from atoll.transfers.socket_engine import SocketPiece
 from atoll.wire.address import Address
@@ -28,8 +28,10 @@ from tests.transfers.ends import SECONDS, content, descriptors, frame, is_closed
 
 
 @pytest.fixture
-def port(short_directory: Path) -> Iterator[tuple[DataPort, list[tuple[int, int]], threading.Condition]]:
-    """A worker's data port with what has arrived."""
+def port(
+    short_directory: Path, request: pytest.FixtureRequest
+) -> Iterator[tuple[DataPort, list[tuple[int, int]], threading.Condition]]:
+    """A worker's data port with what has arrived. It holds at most `request.param` bytes of a session."""
     arrived: list[tuple[int, int]] = []
     changed = threading.Condition()
 
@@ -38,7 +40,8 @@ def port(short_directory: Path) -> Iterator[tuple[DataPort, list[tuple[int, int]
             arrived.append((session, feed))
             changed.notify()
 
-    data_port = DataPort(Address(path=str(short_directory / "data")), Inbox(on_arrival))
+    inbox = Inbox(on_arrival, getattr(request, "param", MAX_INBOX_BYTES))
+    data_port = DataPort(Address(path=str(short_directory / "data")), inbox)
     yield data_port, arrived, changed
     data_port.close()
 
@@ -95,8 +98,8 @@ def test_the_clusters_own_secret_opens_every_sessions_feeds(port):
     data_port.to_host(0).close()
 
 
-def test_too_much_for_one_session_does_not_end_the_connection_that_all_sessions_share(port, monkeypatch):
-    monkeypatch.setattr("atoll.transfers.inbox.MAX_INBOX_BYTES", 100)
+@pytest.mark.parametrize("port", [100], indirect=True)
+def test_too_much_for_one_session_does_not_end_the_connection_that_all_sessions_share(port):
     data_port, arrived, changed = port
     data_port.set_peers(((0, str(data_port.address)),), "between hosts")
     peer = data_port.to_host(0)

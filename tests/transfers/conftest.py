@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from atoll.transfers.channel import DataChannel
+from atoll.transfers.transfer_kinds import KINDS
 from tests.conftest import gone as still_there
 from tests.transfers.ends import SECONDS, Ends, descriptors, tcp_pair
 
@@ -33,19 +34,20 @@ def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
 
 
 @pytest.fixture
-def unix_ends() -> Iterator[Ends]:
-    a, b = map(DataChannel, socket.socketpair())
+def unix_ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
+    """Both ends of a channel, with `request.param` as their kinds of transfer."""
+    a, b = (DataChannel(each, getattr(request, "param", KINDS)) for each in socket.socketpair())
     yield a, b
     a.close()
     b.close()
 
 
 @pytest.fixture
-def raw() -> Iterator[tuple[socket.socket, DataChannel]]:
-    """A bare socket, and the channel at its other end."""
+def raw(request: pytest.FixtureRequest) -> Iterator[tuple[socket.socket, DataChannel]]:
+    """A bare socket, and the channel at its other end, with `request.param` as its kinds of transfer."""
     mine, theirs = socket.socketpair()
     mine.settimeout(SECONDS)
-    channel = DataChannel(theirs)
+    channel = DataChannel(theirs, getattr(request, "param", KINDS))
     yield mine, channel
     mine.close()
     channel.close()

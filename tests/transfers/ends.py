@@ -14,10 +14,21 @@ import msgspec
 import numpy as np
 
 from atoll.transfers.channel import DataChannel
-from atoll.transfers.transfer_engine import Piece
+from atoll.transfers.shared_memory_engine import SharedMemoryEngine
+from atoll.transfers.transfer_engine import Piece, TransferEngine
+from atoll.transfers.transfer_kinds import KINDS
 
 SECONDS = 5.0
 Ends = tuple[DataChannel, DataChannel]
+
+
+Kinds = tuple[type[TransferEngine], ...]
+
+
+def kinds_with(**attributes: Any) -> Kinds:
+    """Return the kinds of transfer, with other limits for shared memory."""
+    changed = type("SharedMemoryEngine", (SharedMemoryEngine,), attributes)
+    return tuple(changed if kind is SharedMemoryEngine else kind for kind in KINDS)
 
 
 def descriptors() -> int:

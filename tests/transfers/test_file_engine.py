@@ -155,7 +155,7 @@ class Waiting:
     def __init__(self, directory: Path) -> None:
         self.arrived: list[int] = []
         self._changed = threading.Condition()
-        self.inbox = Inbox(self._on_arrival)
+        self.inbox = Inbox(self._on_arrival, max_bytes=100_000)
         self.port = DataPort(Address(path=str(directory / "data")), self.inbox)
         self.port.open_session(5, "secret")
         self.channel = DataChannel.dial(self.port.address)
@@ -183,8 +183,7 @@ class Waiting:
 
 
 @pytest.fixture
-def waiting(short_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Waiting]:
-    monkeypatch.setattr("atoll.transfers.inbox.MAX_INBOX_BYTES", 100_000)
+def waiting(short_directory: Path) -> Iterator[Waiting]:
     made = Waiting(short_directory)
     yield made
     made.close()

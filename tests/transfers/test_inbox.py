@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from atoll.errors import Code, Status, StatusError
 from atoll.protocol.number_ranges import HOST_FEEDS
-from atoll.transfers import inbox as module
-from atoll.transfers.inbox import FailedFeeds, Inbox
+from atoll.transfers.inbox import FailedFeeds, Inbox, InboxStatistics
 
 
 def test_what_comes_for_a_session_that_is_over_is_not_kept():
@@ -19,19 +18,20 @@ def test_what_comes_for_a_session_that_is_over_is_not_kept():
     inbox.put(5, HOST_FEEDS.start + 1, b"after", lambda: released.append("after"))
     inbox.fail(5, HOST_FEEDS.start + 2, 1, Status(Code.CANCELLED, "over"))
     assert released == ["before", "after"]
-    assert (inbox.nbytes, inbox._feeds, dict(inbox._failed)) == (0, {}, {})
+    assert inbox.statistics() == InboxStatistics(0, 0, 0)
 
 
-def test_failed_feeds_are_remembered_up_to_a_bound_and_the_latest_of_them(monkeypatch):
-    monkeypatch.setattr(module, "MAX_FAILED_FEEDS", 3)
-    inbox = Inbox(lambda session, feed: None)
+def test_failed_feeds_are_remembered_up_to_a_bound_and_the_latest_of_them():
+    inbox = Inbox(lambda session, feed: None, max_failed_feeds=3)
     feeds = [HOST_FEEDS.start + i for i in range(10)]
     for feed in feeds:
         inbox.fail(5, feed, 1, Status(Code.CANCELLED, "its launch has failed"))
-    assert [feed for feed in feeds if feed in inbox._failed[5]] == feeds[-3:]
     for feed in feeds[-3:]:
         with pytest.raises(StatusError, match="its launch has failed"):
             inbox.take(5, feed)
+    for feed in feeds[:-3]:
+        inbox.put(5, feed, b"late")
+        assert inbox.take(5, feed)[0] == b"late"
 
 
 def test_feeds_that_are_taken_together_are_all_there_or_none_of_them_stays():

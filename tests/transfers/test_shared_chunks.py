@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 
 import pytest
@@ -10,8 +11,7 @@ import pytest
 from atoll.errors import Code, FrameError, StatusError
 from atoll.host_services.slabs import ArrayContents
 from atoll.protocol.number_ranges import HOST_FEEDS
-from atoll.transfers import shared_memory_pool
-from atoll.transfers.channel import FIRST_INLINE_FEED
+from atoll.transfers.channel import FIRST_INLINE_FEED, DataChannel
 from atoll.transfers.piece_contents import BufferContents
 from atoll.transfers.shared_chunks import (
     CHUNKED_THRESHOLD,
@@ -19,19 +19,21 @@ from atoll.transfers.shared_chunks import (
     CHUNKS_BYTES,
     SHARED_CHUNK_BYTES,
     SharedChunk,
-    SharedChunksEngine,
 )
-from atoll.transfers.shared_memory_engine import SharedMemoryEngine
+from atoll.transfers.shared_memory_pool import PoolLimits
 from atoll.transfers.stream_transfers import StreamPiece
-from tests.transfers.ends import Ends, Receiver, content, sealed
+from atoll.transfers.streams import StreamStatistics
+from tests.transfers.ends import Ends, Receiver, content, frame, kinds_with, sealed
 from tests.waiting import until
 
 HOSTS = HOST_FEEDS.start  # feeds between hosts are numbered from here on
 LARGE = 10 * SHARED_CHUNK_BYTES + 123
+Raw = tuple[socket.socket, DataChannel]
 
 
-def engine_of(channel: object) -> SharedChunksEngine:
-    return next(each for each in channel._engines if isinstance(each, SharedChunksEngine))  # type: ignore[attr-defined]
+def statistics_of(channel: DataChannel) -> StreamStatistics:
+    statistics: StreamStatistics = channel.statistics().engines["SharedChunksEngine"]
+    return statistics
 
 
 def test_a_large_piece_arrives_whole_through_a_few_blocks(unix_ends: Ends) -> None:
@@ -39,12 +41,11 @@ def test_a_large_piece_arrives_whole_through_a_few_blocks(unix_ends: Ends) -> No
     Receiver(sender)
     sender.send(1, HOSTS, [content(LARGE)])
     assert receiver.wait(1) == [(1, HOSTS, content(LARGE).tobytes())]
-    assert 0 < engine_of(sender)._pool.statistics().nbytes <= CHUNKS_BYTES
+    assert 0 < statistics_of(sender).pool_bytes <= CHUNKS_BYTES
 
 
-def test_pieces_that_the_receiver_keeps_do_not_hold_up_others(unix_ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_memory_pool, "POOL_BYTES", 2 * LARGE)
-    monkeypatch.setattr(shared_memory_pool, "_WAIT_SECONDS", 0.5)
+@pytest.mark.parametrize("unix_ends", [kinds_with(limits=PoolLimits(2 * LARGE, wait_seconds=0.5))], indirect=True)
+def test_pieces_that_the_receiver_keeps_do_not_hold_up_others(unix_ends: Ends) -> None:
     sender, receiver = unix_ends[0], Receiver(unix_ends[1], recycle=False)
     Receiver(sender)
     for number in range(5):  # as the shards of one array, which are read when all are there
@@ -60,8 +61,8 @@ def test_many_pieces_that_are_read_together_go_through_a_few_blocks(unix_ends: E
     for number in range(20):
         sender.send_contents(1, HOSTS + number, ArrayContents(content(SHARED_CHUNK_BYTES + 5, number), together))
     assert [each[2] for each in receiver.wait(20)] == [content(SHARED_CHUNK_BYTES + 5, n).tobytes() for n in range(20)]
-    pools = [each._pool for each in sender._engines if isinstance(each, SharedChunksEngine | SharedMemoryEngine)]
-    is_bounded = sum(each.statistics().nbytes for each in pools) <= CHUNKS_BYTES
+    whole = sender.statistics().engines["SharedMemoryEngine"].nbytes
+    is_bounded = statistics_of(sender).pool_bytes + whole <= CHUNKS_BYTES
     assert is_bounded == (together == CHUNKED_TOGETHER)
 
 
@@ -70,7 +71,7 @@ def test_what_clients_send_and_what_may_not_wait_goes_whole(unix_ends: Ends, fee
     sender, receiver = unix_ends[0], Receiver(unix_ends[1])
     sender.send(1, feed, [content(CHUNKED_THRESHOLD)])
     assert receiver.wait(1)[0][2] == content(CHUNKED_THRESHOLD).tobytes()
-    assert not engine_of(sender)._pool.statistics().nbytes
+    assert not statistics_of(sender).pool_bytes
 
 
 def test_many_senders_share_the_blocks(unix_ends: Ends) -> None:
@@ -102,7 +103,7 @@ def test_contents_that_cannot_be_had_fail_their_feed_and_nothing_else(unix_ends:
     Receiver(sender)
     lost = Lost((memoryview(bytes(LARGE)),))
     with pytest.raises(StatusError, match="the array is gone"):
-        sender._send(1, HOSTS, lost, False)
+        sender.send_contents(1, HOSTS, lost)
     until(lambda: bool(failed))
     sender.send(1, HOSTS + 1, [content(LARGE)])
 
@@ -118,7 +119,7 @@ def test_a_sender_learns_that_the_channel_has_ended(unix_ends: Ends) -> None:
 
     thread = threading.Thread(target=send)
     thread.start()
-    until(lambda: bool(len(engine_of(sender)._outgoing)))
+    until(lambda: statistics_of(sender).sending > 0)
     sender.close()
     thread.join(5)
     assert errors
@@ -127,36 +128,43 @@ def test_a_sender_learns_that_the_channel_has_ended(unix_ends: Ends) -> None:
 # ---- peers that lie
 
 
-def announced(unix_ends: Ends) -> Receiver:
-    receiver = Receiver(unix_ends[1])
-    unix_ends[0]._socket.send(StreamPiece(1, HOSTS, 2 * SHARED_CHUNK_BYTES, False, 1))
-    return receiver
+def announced(raw: Raw) -> Receiver:
+    mine, channel = raw
+    mine.sendall(frame(StreamPiece(1, HOSTS, 2 * SHARED_CHUNK_BYTES, False, 1)))
+    return Receiver(channel)
 
 
-def test_a_block_that_was_never_sent_ends_the_channel(unix_ends: Ends) -> None:
-    receiver = announced(unix_ends)
-    unix_ends[0]._socket.send(SharedChunk(1, 0, 7))
+def send_block(mine: socket.socket, chunk: SharedChunk, descriptor: int) -> None:
+    sent = frame(chunk)
+    socket.send_fds(mine, [sent[:1]], [descriptor])
+    mine.sendall(sent[1:])
+
+
+def test_a_block_that_was_never_sent_ends_the_channel(raw: Raw) -> None:
+    receiver = announced(raw)
+    raw[0].sendall(frame(SharedChunk(1, 0, 7)))
     error = receiver.join()
     assert isinstance(error, FrameError)
     assert "block 7 is not known" in str(error)
 
 
 @pytest.mark.parametrize(("size", "seals"), [(SHARED_CHUNK_BYTES, 0), (4096, None)], ids=["not sealed", "too short"])
-def test_a_block_that_could_end_the_receiver_ends_the_channel(unix_ends: Ends, size: int, seals: int | None) -> None:
-    receiver = announced(unix_ends)
+def test_a_block_that_could_end_the_receiver_ends_the_channel(raw: Raw, size: int, seals: int | None) -> None:
+    receiver = announced(raw)
     descriptor = sealed(size) if seals is None else sealed(size, seals)
-    unix_ends[0]._socket.send(SharedChunk(1, 0, 0), (), descriptor)
+    send_block(raw[0], SharedChunk(1, 0, 0), descriptor)
     os.close(descriptor)
     assert isinstance(receiver.join(), FrameError)
 
 
-def test_more_blocks_than_a_sender_has_end_the_channel(unix_ends: Ends) -> None:
-    receiver = Receiver(unix_ends[1])
+def test_more_blocks_than_a_sender_has_end_the_channel(raw: Raw) -> None:
+    mine, channel = raw
+    receiver = Receiver(channel)
     many = CHUNKS_BYTES // SHARED_CHUNK_BYTES + 1
-    unix_ends[0]._socket.send(StreamPiece(1, HOSTS, many * SHARED_CHUNK_BYTES, False, 1))
+    mine.sendall(frame(StreamPiece(1, HOSTS, many * SHARED_CHUNK_BYTES, False, 1)))
     descriptor = sealed(SHARED_CHUNK_BYTES)
     for number in range(many):
-        unix_ends[0]._socket.send(SharedChunk(1, number, number), (), descriptor)
+        send_block(mine, SharedChunk(1, number, number), descriptor)
     os.close(descriptor)
     error = receiver.join()
     assert isinstance(error, FrameError)

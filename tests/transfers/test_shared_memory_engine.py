@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from atoll.errors import FrameError
-from atoll.transfers import shared_memory_engine, shared_memory_pool
 from atoll.transfers.channel import DataChannel
 from atoll.transfers.piece_contents import Filled
 from atoll.transfers.shared_memory_engine import SHARED_THRESHOLD, SharedMemoryPiece
-from atoll.transfers.shared_memory_pool import PoolStatistics, SharedMemoryPool
+from atoll.transfers.shared_memory_pool import PoolLimits, PoolStatistics, SharedMemoryPool
 from tests.conftest import gone
-from tests.transfers.ends import SECONDS, Ends, Receiver, content, descriptors, frame, received, sealed
+from tests.transfers.ends import SECONDS, Ends, Receiver, content, descriptors, frame, kinds_with, received, sealed
+from tests.waiting import until
 
 Raw = tuple[socket.socket, DataChannel]
 
@@ -52,9 +52,8 @@ def test_a_block_is_not_written_over_while_it_is_read(unix_ends):
     assert [piece[2] for piece in receiver.pieces] == [each.tobytes() for each in sent]
 
 
-def test_a_sender_waits_for_a_block_and_then_gives_up(unix_ends, monkeypatch):
-    monkeypatch.setattr(shared_memory_pool, "POOL_BYTES", 1 << 20)
-    monkeypatch.setattr(shared_memory_pool, "_WAIT_SECONDS", 0.01)
+@pytest.mark.parametrize("unix_ends", [kinds_with(limits=PoolLimits(1 << 20, wait_seconds=0.01))], indirect=True)
+def test_a_sender_waits_for_a_block_and_then_gives_up(unix_ends):
     sender = unix_ends[0]
     receiver = Receiver(unix_ends[1], recycle=False)
     sender.send(1, 0, [content(500_000)])
@@ -62,16 +61,16 @@ def test_a_sender_waits_for_a_block_and_then_gives_up(unix_ends, monkeypatch):
     with pytest.raises(TimeoutError, match="does not read"):
         sender.send(1, 1, [content(500_000)])
     returns = Receiver(sender)
-    monkeypatch.setattr(shared_memory_pool, "_WAIT_SECONDS", SECONDS)
     receiver.held.pop()()
+    until(lambda: pool_of(sender).free_blocks == 1)
     sender.send(1, 1, [content(500_000, 1)])
     assert receiver.wait(2)[1][2] == content(500_000, 1).tobytes()
     unix_ends[1].close()
     returns.join()
 
 
-def test_a_piece_larger_than_the_pool_still_gets_through(unix_ends, monkeypatch):
-    monkeypatch.setattr(shared_memory_pool, "POOL_BYTES", 1 << 20)
+@pytest.mark.parametrize("unix_ends", [kinds_with(limits=PoolLimits(1 << 20))], indirect=True)
+def test_a_piece_larger_than_the_pool_still_gets_through(unix_ends):
     receiver = Receiver(unix_ends[1])
     unix_ends[0].send(1, 0, [content(3_000_000)])
     assert receiver.wait(1)[0][2] == content(3_000_000).tobytes()
@@ -129,8 +128,8 @@ def test_a_file_is_no_block(raw: Raw, short_directory: Path) -> None:
         assert "sealed against shrinking" in str(received(raw, sent[1:]).error)
 
 
-def test_no_more_blocks_are_mapped_than_a_pool_has(raw: Raw, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_memory_engine, "_MAX_PEER_BLOCKS", 3)
+@pytest.mark.parametrize("raw", [kinds_with(max_peer_blocks=3)], indirect=True)
+def test_no_more_blocks_are_mapped_than_a_pool_has(raw: Raw) -> None:
     mine, channel = raw
     descriptor = sealed(4096)
     receiver = Receiver(channel)
@@ -153,8 +152,8 @@ def test_blocks_cannot_be_shortened_by_who_has_their_descriptor() -> None:
 # ---- unused memory
 
 
-def test_an_idle_pool_is_freed_at_both_ends_and_grows_again(unix_ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_memory_engine, "_IDLE_SECONDS", 1)
+@pytest.mark.parametrize("unix_ends", [kinds_with(idle_seconds=1)], indirect=True)
+def test_an_idle_pool_is_freed_at_both_ends_and_grows_again(unix_ends: Ends) -> None:
     before = descriptors()
     sender, receiver = unix_ends[0], Receiver(unix_ends[1])
     back = Receiver(sender)
@@ -170,10 +169,8 @@ def test_an_idle_pool_is_freed_at_both_ends_and_grows_again(unix_ends: Ends, mon
     assert back.join() is None
 
 
-def test_blocks_that_make_room_for_larger_ones_do_not_end_the_channel(
-    unix_ends: Ends, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shared_memory_pool, "POOL_BYTES", 4 << 20)
+@pytest.mark.parametrize("unix_ends", [kinds_with(limits=PoolLimits(4 << 20))], indirect=True)
+def test_blocks_that_make_room_for_larger_ones_do_not_end_the_channel(unix_ends: Ends) -> None:
     sender, receiver = unix_ends[0], Receiver(unix_ends[1])
     back = Receiver(sender)
     for feed, nbytes in enumerate((1_000_000, 4_000_000, 1_000_000, 4_000_000)):
@@ -198,9 +195,8 @@ def test_a_channel_that_is_closed_frees_its_blocks_and_refuses_more(unix_ends: E
     assert descriptors() == before - 2, "both sockets, and no memory"
 
 
-def test_who_waits_for_a_block_is_refused_when_the_pool_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_memory_pool, "POOL_BYTES", 1 << 20)
-    pool = SharedMemoryPool(lambda block: None)
+def test_who_waits_for_a_block_is_refused_when_the_pool_is_closed() -> None:
+    pool = SharedMemoryPool(lambda block: None, PoolLimits(1 << 20))
     pool.take(1000)
     refused = threading.Event()
 
@@ -230,9 +226,8 @@ def test_a_block_is_given_back_without_waiting_for_a_peer_that_does_not_read(uni
     assert back.join() is None
 
 
-def test_blocks_that_the_receiver_holds_keep_no_sender_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_memory_pool, "_WAIT_SECONDS", 0.01)
-    pool = SharedMemoryPool(lambda block: None, 1 << 20)
+def test_blocks_that_the_receiver_holds_keep_no_sender_waiting() -> None:
+    pool = SharedMemoryPool(lambda block: None, PoolLimits(1 << 20, wait_seconds=0.01))
     held = [pool.take(1 << 20, is_held=True) for _ in range(3)]
     passing = pool.take(1 << 20)
     with pytest.raises(TimeoutError):
@@ -248,10 +243,8 @@ def test_blocks_that_the_receiver_holds_keep_no_sender_waiting(monkeypatch: pyte
     pool.close()
 
 
-def test_of_blocks_that_it_asks_for_a_receiver_gets_no_more_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_memory_pool, "_WAIT_SECONDS", 0.01)
-    monkeypatch.setattr(shared_memory_pool, "POOL_BYTES", 2 << 20)
-    pool = SharedMemoryPool(lambda block: None, 1 << 20)
+def test_of_blocks_that_it_asks_for_a_receiver_gets_no_more_than_the_bound() -> None:
+    pool = SharedMemoryPool(lambda block: None, PoolLimits(1 << 20, held_bytes=2 << 20, wait_seconds=0.01))
     large = pool.take(4 << 20, is_held=True)
     pool.give_back(large.number)
     small = pool.take(1 << 20, is_held=True)

@@ -32,10 +32,10 @@ LONG = 20.0
 class Port:
     """A data port on TCP with one session, its arrivals, and a proxy's channel to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int) -> None:
         self.arrived: list[tuple[int, int]] = []
         self._changed = threading.Condition()
-        self.inbox = Inbox(self._note)
+        self.inbox = Inbox(self._note, max_bytes)
         self.port = DataPort(Address(host="127.0.0.1"), self.inbox)
         self.port.open_session(5, "secret")
         self.channel = DataChannel.connect(self.port.address, 5, "secret")
@@ -82,8 +82,9 @@ class Ended:
 
 
 @pytest.fixture
-def port() -> Iterator[Port]:
-    made = Port()
+def port(request: pytest.FixtureRequest) -> Iterator[Port]:
+    """A port, which holds at most `request.param` bytes of a session."""
+    made = Port(getattr(request, "param", inboxes.MAX_INBOX_BYTES))
     yield made
     made.close()
 
@@ -178,8 +179,8 @@ def test_a_transfer_is_over_only_when_nobody_reads_its_contents() -> None:
     assert str(ended.wait()) == "gone"
 
 
-def test_what_finds_no_room_waits_and_takes_none_from_others(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inboxes, "MAX_INBOX_BYTES", 3 * CHUNK_BYTES)
+@pytest.mark.parametrize("port", [3 * CHUNK_BYTES], indirect=True)
+def test_what_finds_no_room_waits_and_takes_none_from_others(port: Port) -> None:
     first = port.start(1, 2 * CHUNK_BYTES)
     assert first.wait() is None
     later = port.start(2, 2 * CHUNK_BYTES)
@@ -193,8 +194,8 @@ def test_what_finds_no_room_waits_and_takes_none_from_others(port: Port, monkeyp
     assert port.inbox.statistics().waiting == 0
 
 
-def test_a_launch_larger_than_the_bound_gets_all_of_its_feeds(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inboxes, "MAX_INBOX_BYTES", 3 * CHUNK_BYTES)
+@pytest.mark.parametrize("port", [3 * CHUNK_BYTES], indirect=True)
+def test_a_launch_larger_than_the_bound_gets_all_of_its_feeds(port: Port) -> None:
     of_first = [port.start(feed, 2 * CHUNK_BYTES, launch=1) for feed in (1, 2, 3)]
     of_second = port.start(4, 2 * CHUNK_BYTES, launch=4)
     assert [each.wait() for each in of_first] == [None] * 3
@@ -204,9 +205,8 @@ def test_a_launch_larger_than_the_bound_gets_all_of_its_feeds(port: Port, monkey
     assert of_second.wait() is None
 
 
-def test_what_a_parked_plan_awaits_never_waits_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inboxes, "MAX_INBOX_BYTES", 100)
-    inbox = Inbox(lambda *_: None)
+def test_what_a_parked_plan_awaits_never_waits_for_room() -> None:
+    inbox = Inbox(lambda *_: None, max_bytes=100)
     granted: list[int] = []
     feeds = [HOST_FEEDS.start + i for i in range(3)]
     for feed in feeds:
@@ -223,8 +223,8 @@ def test_what_a_parked_plan_awaits_never_waits_for_room(monkeypatch: pytest.Monk
     assert inbox.nbytes == 0
 
 
-def test_what_waits_for_room_when_its_session_ends_holds_nobody_up(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inboxes, "MAX_INBOX_BYTES", CHUNK_BYTES)
+@pytest.mark.parametrize("port", [CHUNK_BYTES], indirect=True)
+def test_what_waits_for_room_when_its_session_ends_holds_nobody_up(port: Port) -> None:
     assert port.start(1, CHUNK_BYTES).wait() is None
     later = port.start(2, CHUNK_BYTES)
     until(lambda: port.inbox.statistics().waiting == 1)
@@ -234,9 +234,8 @@ def test_what_waits_for_room_when_its_session_ends_holds_nobody_up(port: Port, m
     until(lambda: port.inbox.statistics() == inboxes.InboxStatistics(0, 0, 0, 0))
 
 
-def test_memory_stays_bounded_while_more_than_the_bound_is_sent(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
-    bound = 8 * CHUNK_BYTES
-    monkeypatch.setattr(inboxes, "MAX_INBOX_BYTES", bound)
+@pytest.mark.parametrize("port", [8 * CHUNK_BYTES], indirect=True)
+def test_memory_stays_bounded_while_more_than_the_bound_is_sent(port: Port) -> None:
     most = 0
     transfers = [port.start(feed, 4 * CHUNK_BYTES, launch=feed) for feed in range(1, 17)]
     for feed in range(1, 17):
@@ -244,7 +243,7 @@ def test_memory_stays_bounded_while_more_than_the_bound_is_sent(port: Port, monk
         most = max(most, port.inbox.nbytes)
         assert bytes(port.inbox.take(5, feed)[0]) == content(4 * CHUNK_BYTES, feed).tobytes()
     assert [each.wait() for each in transfers] == [None] * 16
-    assert 4 * CHUNK_BYTES <= most <= bound
+    assert 4 * CHUNK_BYTES <= most <= 8 * CHUNK_BYTES
 
 
 def test_a_file_goes_in_chunks_and_one_that_is_shortened_fails_alone(port: Port) -> None:
@@ -289,10 +288,8 @@ def test_a_host_without_memory_fails_the_one_piece_by_name(port: Port, monkeypat
 
 
 @pytest.mark.parametrize("which", ["the channel's own", "a stream"])
-def test_a_connection_that_breaks_fails_what_is_under_way_and_frees_its_room(
-    port: Port, monkeypatch: pytest.MonkeyPatch, which: str
-) -> None:
-    monkeypatch.setattr(inboxes, "MAX_INBOX_BYTES", 2 * CHUNK_BYTES)
+@pytest.mark.parametrize("port", [2 * CHUNK_BYTES], indirect=True)
+def test_a_connection_that_breaks_fails_what_is_under_way_and_frees_its_room(port: Port, which: str) -> None:
     port.channel.send(5, 1, [content(CHUNK_BYTES)])
     until(lambda: streams_of(port.channel) == STREAMS)
     held = port.start(2, CHUNK_BYTES)

@@ -43,17 +43,24 @@ class Inbox:
     """Feeds by session and number, from clients and other hosts. Safe to use from any thread; nothing blocks.
 
     `on_arrival(session, feed)` is called for each feed of a client, on the thread that puts it, even if it failed.
-    Feeds of other hosts, whose numbers the controller assigns, are awaited with `await_all`.
+    Feeds of other hosts, whose numbers the controller assigns, are awaited with `await_all`. `max_bytes` and
+    `max_failed_feeds` are per session.
     """
 
-    def __init__(self, on_arrival: Callable[[int, int], None]) -> None:
+    def __init__(
+        self,
+        on_arrival: Callable[[int, int], None],
+        max_bytes: int = MAX_INBOX_BYTES,
+        max_failed_feeds: int = MAX_FAILED_FEEDS,
+    ) -> None:
+        self._max_bytes = max_bytes
         self._on_arrival = on_arrival
         self._feeds: dict[int, dict[int, tuple[Any, Callable[[], None]]]] = {}
-        self._failed: defaultdict[int, FailedFeeds] = defaultdict(lambda: FailedFeeds(MAX_FAILED_FEEDS))  # by session
+        self._failed: defaultdict[int, FailedFeeds] = defaultdict(lambda: FailedFeeds(max_failed_feeds))  # by session
         self._awaited: dict[int, dict[int, tuple[set[int], Callable[[], None]]]] = {}  # by session and waiter
         self._lock = threading.Lock()
         # By session.
-        self._windows: defaultdict[int, ReceiveWindow] = defaultdict(lambda: ReceiveWindow(MAX_INBOX_BYTES))
+        self._windows: defaultdict[int, ReceiveWindow] = defaultdict(lambda: ReceiveWindow(max_bytes))
         self._ended: dict[int, None] = {}  # the sessions that ended last
 
     # ---- arrivals
@@ -100,7 +107,7 @@ class Inbox:
         with self._lock:
             unwanted = session in self._ended or feed in self._failed.get(session, ())
             admission = self._windows[session]
-            if not unwanted and admission.unasked > MAX_INBOX_BYTES and not admission.is_landing(feed):
+            if not unwanted and admission.unasked > self._max_bytes and not admission.is_landing(feed):
                 text = f"{admission.held} bytes of session {session} wait at this data port"
                 if feed < _FIRST_HOST_FEED:
                     raise StatusError(Code.RESOURCE_EXHAUSTED, text)

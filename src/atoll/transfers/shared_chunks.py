@@ -9,6 +9,7 @@ blocks that the rest of the piece needs.
 from __future__ import annotations
 
 import mmap
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -18,9 +19,9 @@ from atoll.transfers.frame_socket import FrameSocket
 from atoll.transfers.host_memory import copy
 from atoll.transfers.piece_contents import BufferContents
 from atoll.transfers.shared_memory_engine import map_block
-from atoll.transfers.shared_memory_pool import SharedMemoryPool
+from atoll.transfers.shared_memory_pool import PoolLimits, SharedMemoryPool
 from atoll.transfers.stream_transfers import Outgoing
-from atoll.transfers.streams import STREAM_THRESHOLD, StreamEngine
+from atoll.transfers.streams import STREAM_THRESHOLD, StreamEngine, StreamStatistics
 from atoll.transfers.transfer_engine import Contents, Received
 
 # Smaller pieces are sent whole, and the receiver reads them in place.
@@ -55,7 +56,7 @@ class SharedChunksEngine(StreamEngine):
 
     def __init__(self, socket: FrameSocket) -> None:
         super().__init__(socket)
-        self._pool = SharedMemoryPool(lambda block: None, CHUNKS_BYTES)
+        self._pool = SharedMemoryPool(lambda block: None, PoolLimits(CHUNKS_BYTES))
         self._peer_blocks: dict[int, mmap.mmap] = {}
 
     @classmethod
@@ -106,6 +107,9 @@ class SharedChunksEngine(StreamEngine):
             copy(view[: target.nbytes], target)
         self._send_nowait(ChunkRead(chunk.block))
         self._chunk_landed(buffer, chunk.index)
+
+    def statistics(self) -> StreamStatistics:
+        return replace(super().statistics(), pool_bytes=self._pool.statistics().nbytes)
 
     def close(self) -> None:
         super().close()

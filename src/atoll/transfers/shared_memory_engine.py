@@ -24,6 +24,7 @@ from atoll.transfers.frame_socket import FrameSocket
 from atoll.transfers.shared_memory_pool import (
     LEAST_BLOCK_BYTES,
     POOL_BYTES,
+    PoolLimits,
     PoolStatistics,
     SharedMemoryBlock,
     SharedMemoryPool,
@@ -32,8 +33,6 @@ from atoll.transfers.transfer_engine import Contents, Piece, Received, TransferE
 
 # Smaller pieces are cheaper to copy through the socket.
 SHARED_THRESHOLD = 256 * 1024
-_IDLE_SECONDS = 5
-_MAX_PEER_BLOCKS = POOL_BYTES // LEAST_BLOCK_BYTES
 
 
 class SharedMemoryPiece(Piece, frozen=True, array_like=True, tag="s"):
@@ -60,12 +59,14 @@ class SharedMemoryEngine(TransferEngine):
 
     frames = (SharedMemoryPiece, BlockReturned, BlockDropped)
 
-    pool_bytes: int | None = None  # None: `POOL_BYTES`
+    limits = PoolLimits()
+    max_peer_blocks = POOL_BYTES // LEAST_BLOCK_BYTES
+    idle_seconds = 5  # after which unused blocks are freed
     held_session = -1  # the receiver requests this session's pieces, and keeps them in their blocks
 
     def __init__(self, socket: FrameSocket) -> None:
         self._socket = socket
-        self._pool = SharedMemoryPool(self._announce_drop, self.pool_bytes)
+        self._pool = SharedMemoryPool(self._announce_drop, self.limits)
         self._peer_blocks: dict[int, mmap.mmap] = {}
         self._wakes = False  # whether the receiving thread wakes to trim the pool
 
@@ -107,15 +108,15 @@ class SharedMemoryEngine(TransferEngine):
             self._pool.give_back(frame.block)
             if not self._wakes:
                 self._wakes = True
-                self._socket.wake_after(_IDLE_SECONDS)
+                self._socket.wake_after(self.idle_seconds)
             return None
         if isinstance(frame, BlockDropped):
             self._peer_blocks.pop(frame.block, None)
             return None
         if descriptor is not None:
             self._peer_blocks[frame.block] = map_block(descriptor, frame.block_bytes)
-            if len(self._peer_blocks) > _MAX_PEER_BLOCKS:
-                raise FrameError(f"the peer uses more than {_MAX_PEER_BLOCKS} blocks of shared memory")
+            if len(self._peer_blocks) > self.max_peer_blocks:
+                raise FrameError(f"the peer uses more than {self.max_peer_blocks} blocks of shared memory")
         memory = self._peer_blocks.get(frame.block)
         if memory is None or frame.nbytes > len(memory):
             raise FrameError(f"block {frame.block} is not known, or too small")

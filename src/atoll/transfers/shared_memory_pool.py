@@ -3,8 +3,8 @@
 The blocks have no name in the file system, so nothing remains if a process is killed. They are sealed against
 shrinking, and the receiver that maps them checks the seal.
 
-Bounded: a pool has `POOL_BYTES` unless its user sets less, or one larger block. A sender waits for a block if that many
-bytes are in use. Blocks that the receiver has requested in order to hold them have a separate bound of `POOL_BYTES`.
+Bounded: a pool has `PoolLimits.nbytes`, or one larger block. A sender waits for a block if that many bytes are in use.
+Blocks that the receiver has requested in order to hold them have a separate bound, `PoolLimits.held_bytes`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,16 @@ from dataclasses import dataclass
 
 POOL_BYTES = 1 << 30
 LEAST_BLOCK_BYTES = 1 << 20
-_WAIT_SECONDS = 60.0
 # A block in use is often about to be returned, and waiting for it is cheaper than using fresh memory.
 _RETURN_SECONDS = 0.01
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+@dataclass(frozen=True)
+class PoolLimits:
+    nbytes: int = POOL_BYTES
+    held_bytes: int = POOL_BYTES
+    wait_seconds: float = 60.0  # for a block
 
 
 @dataclass(slots=True, eq=False)
@@ -51,9 +57,9 @@ class SharedMemoryPool:
     `on_drop(block)` is called without the pool's lock for each block that is freed before the pool is closed.
     """
 
-    def __init__(self, on_drop: Callable[[SharedMemoryBlock], None], most_bytes: int | None = None) -> None:
+    def __init__(self, on_drop: Callable[[SharedMemoryBlock], None], limits: PoolLimits = PoolLimits()) -> None:
         self._on_drop = on_drop
-        self._bound = most_bytes
+        self._limits = limits
         self._free: list[SharedMemoryBlock] = []
         self._used: dict[int, SharedMemoryBlock] = {}
         self._next = 0
@@ -87,22 +93,22 @@ class SharedMemoryPool:
         if not is_held and any(block.size >= nbytes for block in self._used.values() if not block.is_held):
             self._available.wait_for(lambda: self._is_closed or self._fitting(nbytes), _RETURN_SECONDS)
         while not self._is_closed:
-            must_wait = is_held and bool(self._held_bytes) and self._held_bytes + size > POOL_BYTES
+            must_wait = is_held and bool(self._held_bytes) and self._held_bytes + size > self._limits.held_bytes
             fitting = self._fitting(nbytes)
             if fitting and not must_wait:
                 block = min(fitting, key=lambda block: block.size)
                 self._free.remove(block)
                 return block
-            bound = POOL_BYTES if self._bound is None else self._bound
+            bound = self._limits.nbytes
             while self._free and self._bytes - self._held_bytes + size > bound:
                 dropped.append(self._drop(self._free.pop(0)))
             is_room = self._bytes - self._held_bytes + size <= bound
             if not must_wait and (is_held or is_room or all(block.is_held for block in self._used.values())):
                 return self._create(size)
             self._waits += 1
-            if not self._available.wait(_WAIT_SECONDS):
+            if not self._available.wait(self._limits.wait_seconds):
                 raise TimeoutError(
-                    f"no shared memory became free within {_WAIT_SECONDS:.0f} s: the receiver does not read"
+                    f"no shared memory became free within {self._limits.wait_seconds:.0f} s: the receiver does not read"
                 )
         raise BrokenPipeError("the channel is closed")
 

@@ -59,6 +59,7 @@ class StreamStatistics:
     streams: int  # on which this side sends
     sending: int
     buffer: int  # transfers that this side receives
+    pool_bytes: int = 0  # of this side's shared memory
 
 
 class StreamEngine(TransferEngine):

@@ -43,7 +43,7 @@ _Item = DispatchUnit | m.DropRun | m.Free | m.SpillRequest | m.CloseStore | m.Dr
 
 @dataclass(frozen=True, slots=True)
 class ExecutorStatistics:
-    """What an executor has not finished."""
+    """Counts of unfinished work."""
 
     plan_runs: int  # with segments to come
     blocked: int  # sessions

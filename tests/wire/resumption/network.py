@@ -45,7 +45,7 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 def play(main: Callable[[], Awaitable[None]], seconds: float = 3 * _OWN_PATIENCE_SECONDS) -> None:
-    """Run a test in time of its own, of which it has so many seconds."""
+    """Run a test in virtual time, for at most `seconds`."""
     with asyncio.Runner(loop_factory=_Loop) as runner:
         runner.run(_whole(main, seconds))
 

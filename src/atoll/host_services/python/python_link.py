@@ -18,6 +18,7 @@ from atoll.host_services import host_data
 from atoll.transfers.channel import DataChannel
 from atoll.transfers.host_memory import aligned, lent
 from atoll.transfers.shared_memory_engine import SharedMemoryEngine, SharedMemoryPiece
+from atoll.transfers.shared_memory_pool import PoolLimits
 from atoll.transfers.socket_engine import SocketEngine
 from atoll.transfers.transfer_engine import Piece
 
@@ -30,7 +31,7 @@ Bytes = np.ndarray[Any, Any]
 class LinkMemory(SharedMemoryEngine):
     """Shared memory of a link: a small pool, because blocks return soon, and blocks that a process has requested."""
 
-    pool_bytes = 64 << 20
+    limits = PoolLimits(64 << 20)
     held_session = _IN_PLACE
 
 
