@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -41,3 +42,12 @@ def test_the_page_says_what_a_patch_does_and_what_would_replace_it(patch: Patch)
     for word, version in bounds:
         assert f"Only for JAX {word} {'.'.join(map(str, version))}." in section
     assert ("Only for JAX" in section) == bool(bounds)
+
+
+def test_the_page_names_the_functions_that_several_patches_change() -> None:
+    _, _, text = PAGE.read_text().partition("\n## Functions with several changes\n")
+    targets = Counter(target for patch in PATCHES for target in {each.target for each in patch.changes})
+    # These two are for different versions of JAX.
+    versions = {f"jaxlib._xla.{verb}_xla_transform_c_api" for verb in ("register", "clear")}
+    several = {target for target, count in targets.items() if count > 1} - versions
+    assert set(re.findall(r"`(jax[\w.]+)`", text.partition("\n## ")[0])) == several
