@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from atoll.errors import SettingsError as SettingsError
     from atoll.errors import SliceError as SliceError
     from atoll.errors import StatusError as StatusError
+    from atoll.errors import UnreachableError as UnreachableError
     from atoll.errors import VersionError as VersionError
     from atoll.pipelines.boundary import stage_boundary as stage_boundary
     from atoll.pipelines.pipeline import Pipeline as Pipeline
@@ -78,6 +79,7 @@ _NAMES = {
         "AtollError",
         "AddressError",
         "ConnectError",
+        "UnreachableError",
         "VersionError",
         "AccessError",
         "HandshakeCutError",
@@ -120,6 +122,7 @@ __all__ = [
     "SliceError",
     "Span",
     "StatusError",
+    "UnreachableError",
     "VersionError",
     "VirtualDeviceSet",
     "__version__",

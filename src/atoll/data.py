@@ -24,7 +24,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-import re
 import threading
 import time
 import weakref
@@ -39,13 +38,13 @@ import numpy as np
 from jax.experimental import colocated_python
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
+from atoll.errors import Kind, details_of
 from atoll.retries import Retry
 
 __all__ = ["BatchIterator", "Batches", "Shard"]
 
 _FORMAT = "atoll.data 1"
 _RECORD_BYTES = 4096  # size of a record without the state
-_LOST = re.compile("ABORTED|DATA_LOSS|UNAVAILABLE|.*RuntimeError: the object was lost", re.DOTALL)
 # Seconds between attempts while the processes of a failed host restart, and for all of them.
 _FIRST_PAUSE, _MOST_PAUSE, _PATIENCE = 0.5, 4.0, 15.0
 _LOST_NOTE = (
@@ -404,4 +403,5 @@ def _unpack(records: Any) -> list[dict[str, Any]]:
 
 
 def _is_loss(error: Exception) -> bool:
-    return isinstance(error, jax.errors.JaxRuntimeError) and _LOST.match(str(error)) is not None
+    details = details_of(error)
+    return isinstance(error, jax.errors.JaxRuntimeError) and (details.is_loss or details.kind is Kind.PYTHON)

@@ -6,6 +6,7 @@
     |   +-- VersionError                the two sides have no protocol version in common
     |   +-- AccessError                 the token is missing or wrong
     |   |   +-- HandshakeCutError       the other side closed the connection during the TLS handshake
+    |   +-- UnreachableError            no process listens at an address
     |   +-- FrameError                  a peer sent bytes that are not a message of the protocol
     +-- ClusterError (RuntimeError)     a cluster did not start, has ended, or is not the expected one
     |   +-- SettingsError (ValueError)  invalid settings of a cluster: islands, platform, engine, memory, dispatch
@@ -22,17 +23,27 @@ The built-in class in parentheses is a second base class.
 Failures on the cluster while a script runs (a computation, an allocation, a failed island) reach the script through
 jaxlib, as `jax.errors.JaxRuntimeError`. jaxlib creates that exception from a `Status`: an absl status code, a message
 and payloads. Its text begins with the name of the `Code`. The message says what failed, where, and what to do next.
+
+Code that reacts to a failure reads its `Details`, never its text. Between Atoll's processes, the details are a payload
+of the status. jaxlib's client drops payloads, so a session appends them to the message that it sends to its client::
+
+    [atoll kind=island islands=0 hosts=1 retriable program=jit_step]
+
+`details_of(error)` returns them for a caught exception.
 """
 
 from __future__ import annotations
 
 import enum
 import os
+import re
 import traceback
+from urllib.parse import quote, unquote
 
 import msgspec
 
 MAX_TEXT = 64 * 1024  # maximum number of characters of a status
+DETAILS = "atoll.details"  # key of the `Details` in the payloads of a status
 
 
 class Code(enum.IntEnum):
@@ -57,6 +68,82 @@ class Code(enum.IntEnum):
     UNAUTHENTICATED = 16
 
 
+class Kind(enum.StrEnum):
+    """The kinds of failures that programs react to."""
+
+    OTHER = "other"  # the code says all
+    ISLAND = "island"  # an island failed or was removed, and its arrays are lost
+    LINK = "link"  # a connection between two processes broke or did not open, and its contents are lost
+    CONTENTS = "contents"  # the contents of an array were lost in a file, in a host's memory or with their cluster
+    PYTHON = "python"  # the session's Python process on a host ended
+    SESSION = "session"  # the session has ended or lost its controller
+    LIMIT = "limit"  # a limit or a quota was reached
+    REFUSED = "refused"  # the cluster refuses a function that crashed, or its tenant for a while
+
+
+LOSSES = frozenset((Kind.ISLAND, Kind.LINK, Kind.CONTENTS))  # arrays are lost, and can be made again from copies
+
+
+class Details(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The properties of a failure that a program can react to.
+
+    Args:
+      kind: the kind of the failure.
+      islands: the islands that failed.
+      hosts: the hosts that failed, or whose connection failed.
+      limit: the name of the quota, the setting or the resource that was exhausted.
+      retriable: whether the same request can succeed later.
+      program: the program that failed, or that was to make the lost array.
+    """
+
+    kind: Kind = Kind.OTHER
+    islands: tuple[int, ...] = ()
+    hosts: tuple[int, ...] = ()
+    limit: str = ""
+    retriable: bool = False
+    program: str = ""
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether arrays were lost that the script can make again from copies."""
+        return self.kind in LOSSES
+
+    def in_text(self, message: str) -> str:
+        """Return `message` with these details appended, in the form that `details_in` parses."""
+        if self.kind is Kind.OTHER and _OPENING not in message:
+            return message
+        fields = [f"{_OPENING}{self.kind.value}"]
+        fields += [f"{name}={','.join(map(str, some))}" for name in _NUMBERS if (some := getattr(self, name))]
+        fields += [f"limit={quote(self.limit, safe='')}"] if self.limit else []
+        fields += ["retriable"] if self.retriable else []
+        fields += [f"program={quote(self.program, safe='')}"] if self.program else []
+        return f"{message} {' '.join(fields)}]"
+
+
+_OPENING = "[atoll kind="
+_NUMBERS = ("islands", "hosts")
+_IN_TEXT = re.compile(
+    r" ?\[atoll kind=(?P<kind>\w+)(?: islands=(?P<islands>[0-9,]{1,999}))?(?: hosts=(?P<hosts>[0-9,]{1,999}))?"
+    r"(?: limit=(?P<limit>[^\s\]]+))?(?P<retriable> retriable)?(?: program=(?P<program>[^\s\]]+))?\]"
+)
+_KINDS = {kind.value: kind for kind in Kind}
+_NO_DETAILS = Details()
+
+
+def details_in(text: str) -> tuple[str, Details]:
+    """Return the text of an error without the last details in it, and these details."""
+    every = list(_IN_TEXT.finditer(text))
+    if not every:
+        return text, _NO_DETAILS
+    found = every[-1]
+    islands, hosts = (tuple(int(each) for each in (found[name] or "").split(",") if each) for name in _NUMBERS)
+    limit, program = (unquote(found[name] or "") for name in ("limit", "program"))
+    details = Details(
+        _KINDS.get(found["kind"], Kind.OTHER), islands, hosts, limit, found["retriable"] is not None, program
+    )
+    return text[: found.start()] + text[found.end() :], details
+
+
 class Status(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The outcome of a request: an absl `code`, and for errors a message that a user can act on."""
 
@@ -72,11 +159,31 @@ class Status(msgspec.Struct, frozen=True, array_like=True, gc=False):
         if self.code:
             raise StatusError(Code(self.code), self.message, self.payloads)
 
+    @property
+    def details(self) -> Details:
+        """The details of this error. Invalid ones, which only a client can send, count as none."""
+        encoded = self.payloads.get(DETAILS)
+        if encoded is None:
+            return _NO_DETAILS
+        try:
+            return msgspec.msgpack.decode(encoded, type=Details)
+        except msgspec.MsgspecError:
+            return _NO_DETAILS
+
+    def with_details(self, details: Details) -> Status:
+        return Status(self.code, self.message, {**self.payloads, DETAILS: msgspec.msgpack.encode(details)})
+
+    def reworded(self, message: str) -> Status:
+        """Return this error with another message."""
+        return Status(self.code, message, self.payloads)
+
     def within(self, program: str) -> Status:
-        """Return this error with the name of the program that failed, unless the message names one already."""
-        if not program or " (in " in self.message:
+        """Return this error with the name of the program that failed, unless it has one already."""
+        details = self.details
+        if not program or details.program:
             return self
-        return Status(self.code or int(Code.INTERNAL), f"{self.message} (in {program})", self.payloads)
+        error = Status(self.code or int(Code.INTERNAL), f"{self.message} (in {program})", self.payloads)
+        return error.with_details(msgspec.structs.replace(details, program=program))
 
     def __str__(self) -> str:
         return "OK" if self.ok else f"{Code(self.code).name}: {self.message}"
@@ -107,6 +214,10 @@ class AccessError(ConnectError):
 
 class HandshakeCutError(AccessError):
     """The other side closed the connection during the TLS handshake: it does not use TLS, or it was killed."""
+
+
+class UnreachableError(ConnectError):
+    """No process listens at an address, or its machine cannot be reached."""
 
 
 class FrameError(ConnectError):
@@ -159,6 +270,16 @@ class StatusError(AtollError):
         self.status = Status(int(code), message, payloads or {})
 
 
+def failure(code: Code, message: str, details: Details) -> Status:
+    """Return the status of a failure that programs can react to."""
+    return Status(code, message).with_details(details)
+
+
+def failed(code: Code, message: str, details: Details) -> StatusError:
+    """Return the exception of a failure that programs can react to."""
+    return StatusError(code, message, failure(code, message, details).payloads)
+
+
 def invalid(message: str) -> StatusError:
     return StatusError(Code.INVALID_ARGUMENT, message)
 
@@ -177,10 +298,40 @@ def refusal(status: Status, prefix: str = "") -> ConnectError:
     return kinds.get(status.code, ConnectError)(prefix + status.message)
 
 
+_REPORTED: tuple[type[AtollError], ...] = (
+    AtollError,
+    AddressError,
+    ConnectError,
+    VersionError,
+    AccessError,
+    HandshakeCutError,
+    UnreachableError,
+    FrameError,
+    ClusterError,
+    SettingsError,
+    JournalError,
+    BackendError,
+    ProgramError,
+    PipelineError,
+    RecoveryError,
+    SliceError,
+)
+_REPORTED_BY_NAME = {kind.__name__: kind for kind in _REPORTED}
+
+
+def reported_name(error: Exception) -> str:
+    """Return the name under which another process learns of the error: that of its nearest class in the tree."""
+    return next((kind.__name__ for kind in type(error).__mro__ if kind in _REPORTED), type(error).__name__)
+
+
 def error_kind(name: str) -> type[AtollError] | None:
-    """Return the exception class that another process reports by `name`, or None if this module has no such class."""
-    kind = globals().get(name)
-    return kind if isinstance(kind, type) and issubclass(kind, AtollError) else None
+    """Return the exception class that another process reports by `name`, or None if it reports no error of Atoll."""
+    return _REPORTED_BY_NAME.get(name)
+
+
+def details_of(error: BaseException) -> Details:
+    """Return the details of an exception of Atoll, or of jaxlib's exception for a failure on the cluster."""
+    return error.status.details if isinstance(error, StatusError) else details_in(str(error))[1]
 
 
 def status_of(error: BaseException) -> Status:

@@ -8,7 +8,7 @@ import pytest
 
 from atoll.cluster.processes.leases import LAPSED_STATUS
 from atoll.controller.sessions import proxy_requests
-from atoll.errors import OK, Code, Status
+from atoll.errors import OK, Code, Details, Kind, Status, failure
 from atoll.ir.program import (
     Call,
     DeviceToHost,
@@ -41,7 +41,7 @@ def test_what_could_not_be_sent_to_a_host_that_fails_fails_by_that_loss():
     play.array(10)
     play.say(m.RegisterProgram(3, single("copy", (on(0),), Transfer((0,), (on(1),)))))
     send, _ = play.say(m.Launch(3, (10,), (11,), ()))
-    unreachable = Status(Code.UNAVAILABLE, "host 1 cannot be reached")
+    unreachable = failure(Code.UNAVAILABLE, "host 1 cannot be reached", Details(Kind.LINK))
     assert play.report(0, m.Failed(send.sequence, unreachable)) == [], "the end of that host may be about to be known"
     play.say(m.Await(5, (11,)))
     play.lose(1, "killed")
@@ -58,7 +58,7 @@ def test_what_could_not_be_sent_to_a_host_that_is_there_fails_by_itself():
     play.array(10)
     play.say(m.RegisterProgram(3, single("copy", (on(0),), Transfer((0,), (on(1),)))))
     send, receive = play.say(m.Launch(3, (10,), (11,), ()))
-    unreachable = Status(Code.UNAVAILABLE, "host 1 cannot be reached")
+    unreachable = failure(Code.UNAVAILABLE, "host 1 cannot be reached", Details(Kind.LINK))
     assert play.report(0, m.Failed(send.sequence, unreachable)) == []
     play.tick(10.0)
     play.tick(11.0)

@@ -18,9 +18,11 @@ from atoll.cluster.lifecycle import (
     Lifecycle,
 )
 from atoll.cluster.state_machine import IllegalTransition
-from atoll.errors import Code, Status
+from atoll.errors import Code, Details, Kind, Status
 
 WHY = Status(Code.DATA_LOSS, "a fire")
+FAILED = WHY.with_details(Details(Kind.ISLAND, (0,), retriable=True))
+REMOVED = WHY.with_details(Details(Kind.ISLAND, (0,)))
 S = IslandState
 
 # What each method of a lifecycle does.
@@ -59,10 +61,10 @@ def test_subscribers_are_notified_in_the_order_in_which_they_subscribed():
     life.end(0, WHY)
     assert [(who, each, state) for who, each, state in seen if who == "first"] == [
         ("first", IslandReady(0), S.READY),
-        ("first", IslandFailed(0, WHY), S.RESTARTING),
+        ("first", IslandFailed(0, FAILED), S.RESTARTING),
         ("first", IslandRestarted(0), S.READY),
-        ("first", IslandFailed(0, WHY), S.RESTARTING),
-        ("first", IslandRemoved(0, WHY), S.REMOVED),
+        ("first", IslandFailed(0, FAILED), S.RESTARTING),
+        ("first", IslandRemoved(0, REMOVED), S.REMOVED),
         ("first", IslandDrained(0), S.DRAINED),
     ]
     assert [who for who, _, _ in seen] == ["first", "second"] * 6

@@ -194,7 +194,9 @@ def test_a_proxy_that_does_not_answer_is_named_soon():
     play.tick(11.0)
     assert play.outbox() == []
     play.tick(12.0)
-    assert "session 1 (script.py): its proxy has not replied after 11 s" in answer_in(play.outbox()).status.message
+    assert (
+        "session 1 stays where it is: its proxy has not replied after 11 s" in answer_in(play.outbox()).status.message
+    )
     assert play.controller.migrations.under_way == {}
 
 

@@ -18,6 +18,7 @@ import pytest
 from jax.experimental import colocated_python
 
 from atoll.cluster.processes.process_table import began
+from atoll.errors import Kind, details_in
 from tests.end_to_end.remote_python import RemotePython, StartPython
 from tests.end_to_end.standing_cluster import StartCluster
 from tests.forked_process import children
@@ -80,6 +81,7 @@ def test_a_process_that_ends_fails_its_calls_and_is_replaced(python: RemotePytho
     aborted, after, lost = python.call(end_the_process)
     assert aborted.startswith("ABORTED: the Python process of session 1 on host")
     assert "exited with 3; its last lines:\nthese are the last words" in aborted
+    assert [details_in(text)[1].kind for text in (aborted, lost)] == [Kind.PYTHON, Kind.PYTHON]
     assert after == [0, 1]
     assert "the object was lost when its process on host" in lost
 

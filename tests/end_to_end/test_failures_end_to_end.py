@@ -9,6 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
+from atoll import errors
 from tests.end_to_end.remote_python import RemoteError, RemotePython, StartPython
 from tests.end_to_end.script_process import GRACE_SECONDS
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
@@ -135,6 +136,10 @@ def test_a_killed_worker_fails_what_was_there_and_no_other_client(standing, user
     assert "DATA_LOSS: host 1 of island 0 is gone" in error
     assert "killed by SIGKILL" in error
     assert "(in jit" in error, "the program is named"
+    details = errors.details_in(error)[1]
+    assert (details.kind, details.islands, details.hosts) == (errors.Kind.ISLAND, (0,), (1,))
+    assert details.retriable
+    assert details.program.startswith("jit")
     assert other.finish() > 0
     # The same devices, shardings and functions of the same script work again.
     assert user.call(fresh) == [6.0] * 4

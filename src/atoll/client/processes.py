@@ -31,7 +31,7 @@ from atoll.cluster.processes.lifeline import watch_in_thread
 from atoll.cluster.settings import ClusterSettings
 from atoll.engines.engine_options import EngineOptions
 from atoll.engines.start_engine import EngineProcess, check_settings
-from atoll.errors import AtollError, ClusterError, ConnectError, error_kind
+from atoll.errors import AtollError, ClusterError, UnreachableError, error_kind
 from atoll.ifrt.proxy_options import ProxyOptions, Ready, start_proxy
 from atoll.operate.cluster_registry import register_embedded
 from atoll.operate.joining import reach
@@ -215,7 +215,7 @@ def place_with_room(places: Sequence[Path], free: Mapping[Path, int]) -> Path:
 def _error(name: str, message: str, address: str) -> AtollError:
     """Return the exception for an error that the proxy reports. Its message says what to start."""
     kind = error_kind(name) or ClusterError
-    if address and kind is ConnectError and message.startswith("cannot reach"):
+    if address and kind is UnreachableError:
         message += "; start a cluster with `atoll up`, or unset ATOLL_ADDRESS to use an embedded cluster"
     return kind(message)
 

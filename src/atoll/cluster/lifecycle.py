@@ -18,7 +18,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from atoll.cluster.state_machine import StateMachine
-from atoll.errors import Code, Status
+from atoll.errors import Code, Details, Kind, Status
 
 
 class IslandState(StrEnum):
@@ -96,7 +96,9 @@ class Island(StateMachine[IslandState]):
         """Return why the island is not restarted; None if it works or restarts."""
         if not self.is_over:
             return None
-        return self.last_failure or Status(Code.DATA_LOSS, f"island {self.number} is {self.state}")
+        return self.last_failure or _explained(
+            self.number, Status(Code.DATA_LOSS, f"island {self.number} is {self.state}")
+        )
 
     def _described(self) -> str:
         return f"island {self.number}"
@@ -163,12 +165,14 @@ class Lifecycle:
         self._notify(IslandReady(island) if was is IslandState.STARTING else IslandRestarted(island))
 
     def fail(self, island: int, status: Status) -> None:
+        status = _explained(island, status, retriable=True)
         self._change(island, IslandState.RESTARTING)
         self.islands[island].restarts += 1
         self.islands[island].last_failure = status
         self._notify(IslandFailed(island, status))
 
     def remove(self, island: int, status: Status) -> None:
+        status = _explained(island, status)
         self._change(island, IslandState.REMOVED)
         self.islands[island].last_failure = status
         self._notify(IslandRemoved(island, status))
@@ -183,6 +187,7 @@ class Lifecycle:
 
     def end(self, island: int, status: Status) -> None:
         """Record that the island is drained."""
+        status = _explained(island, status)
         self._change(island, IslandState.DRAINED)
         self.islands[island].last_failure = status
         self._notify(IslandDrained(island))
@@ -202,3 +207,9 @@ class Lifecycle:
     def _notify(self, notification: Notification) -> None:
         for call in self._subscribers.get(type(notification), ()):
             call(notification)
+
+
+def _explained(island: int, status: Status, retriable: bool = False) -> Status:
+    """Return the status with the details of an island's failure. It may name the hosts already."""
+    details = status.details
+    return status.with_details(Details(Kind.ISLAND, (island,), details.hosts, details.limit, retriable))

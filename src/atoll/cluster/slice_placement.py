@@ -21,7 +21,7 @@ from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.mesh import Shape, boxes, compact_shapes, is_box, text_of
 from atoll.cluster.slice_requests import SliceRequest
 from atoll.cluster.virtual_devices import SessionDevices, Slice, VirtualDevice, free_text
-from atoll.errors import Code, StatusError, invalid
+from atoll.errors import Code, Details, Kind, StatusError, failed, invalid
 from atoll.quantities import human_bytes
 
 GPUS = ("gpu", "cuda", "rocm")
@@ -182,10 +182,11 @@ class Slices:
         found = best or scattered
         if found is not None:
             return dataclasses.replace(found[1], exclusive=slice_request.exclusive)
-        raise StatusError(
+        raise failed(
             Code.RESOURCE_EXHAUSTED,
             f"cannot place {slice_request}: {'; '.join(reasons)}. "
             f"Virtual devices of this session that are in no slice: {free_text(devices)}",
+            Details(Kind.LIMIT, limit="devices", retriable=True),
         )
 
     def _unfit(

@@ -12,18 +12,15 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 from atoll.client.plugin_programs import ask, is_atoll
-from atoll.errors import BackendError
+from atoll.errors import BackendError, details_of
 from atoll.protocol.questions import DevicesAway, IslandsQuestion
 
 AXIS = "data"  # the axis of the meshes that `Islands.mesh` makes
 
-# Codes at the start of JAX's error messages if an island, or a link between two islands, failed.
-_CODES = ("DATA_LOSS", "DEADLINE_EXCEEDED", "UNAVAILABLE")
-
 
 def is_loss(error: BaseException) -> bool:
-    """Return whether `error` reports a failed island, rather than an invalid program or exhausted memory."""
-    return isinstance(error, jax.errors.JaxRuntimeError) and str(error).startswith(_CODES)
+    """Return whether `error` reports lost arrays, rather than an invalid program or exhausted memory."""
+    return isinstance(error, jax.errors.JaxRuntimeError) and details_of(error).is_loss
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import shutil
 from atoll.cluster.environment_variables import SESSION_PLATFORM, TOKEN
 from atoll.cluster.processes.lifeline import watch_in_loop
 from atoll.cluster.processes.process_runtime import freeze_gc, read_options, run_loop, start_logging, write_ready
-from atoll.errors import AtollError
+from atoll.errors import AtollError, reported_name
 from atoll.grpc import GrpcServer
 from atoll.ifrt.ifrt_service import Service
 from atoll.ifrt.ifrt_session import FIRST_MINTED_HANDLE
@@ -65,7 +65,7 @@ async def serve(options: ProxyOptions, stop: asyncio.Event) -> None:
             port = await server.listen_tcp(address.host, address.port)
             where = str(Address(host=address.host, port=port))
     except (AtollError, OSError) as error:
-        write_ready(options.ready_fd, Ready(error=type(error).__name__, message=str(error)))
+        write_ready(options.ready_fd, Ready(error=reported_name(error), message=str(error)))
         return
     write_ready(options.ready_fd, Ready(address=where))
     freeze_gc()

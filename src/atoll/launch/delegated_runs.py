@@ -371,7 +371,7 @@ class DelegatedRuns:
                 break
             why = revocation.lost[begun.first]
             text = f"{why.message} (hosts of other islands had begun it)"
-            self._launcher.fail(begun.launch, Status(why.code, text, why.payloads).within(begun.launch.program.name))
+            self._launcher.fail(begun.launch, why.reworded(text).within(begun.launch.program.name))
         del self._revocations[session]
         for run in runs:
             run.limits = limits[run.first]

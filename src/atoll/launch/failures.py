@@ -88,7 +88,7 @@ class Failures:
         for launch, reason in survivors.lost:
             # If an argument was to be made by another launch that failed, the error of that launch is the cause.
             failed = (each.error for each in launch.entries[: launch.program.arguments] if each.error is not None)
-            why = Status(status.code, f"{status.message} ({reason})", status.payloads)
+            why = status.reworded(f"{status.message} ({reason})")
             self._launcher.fail(launch, next(failed, None) or why.within(launch.program.name))
         for gang in [g for g in self._launcher.in_flight.values() if g.island == island]:
             self._launcher.fail(gang.run.launch, status.within(gang.run.launch.program.name))
@@ -111,7 +111,7 @@ class Failures:
         hosts = {id(node): (node.gangs[0].run.launch, host) for (host, _), node in lost}
         for launch, host in hosts.values():
             text = f"{status.message} (bytes of its client were on their way to host {host}, and are not kept)"
-            self._launcher.fail(launch, Status(status.code, text, status.payloads).within(launch.program.name))
+            self._launcher.fail(launch, status.reworded(text).within(launch.program.name))
 
     def _launches_of(self, island: int) -> list[Launch]:
         """Return the launches that wait for the island or were sent there, in the order of their arrival."""

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from atoll.cluster.resources import ResourceManager
-from atoll.errors import Code, Status
+from atoll.errors import Code, Kind, Status
 from atoll.launch.buffer_releases import BufferReleases
 from atoll.launch.control_flow_runs import ControlFlowRuns
 from atoll.launch.delegated_runs import DelegatedRuns
@@ -490,7 +490,7 @@ class Launcher:
 
     def _may_be_of_another_host(self, gang: Gang[GangRun], failure: Status) -> bool:
         """Return whether the loss of another host may have failed a gang on this one."""
-        if gang.run.spec.collective or failure.code == Code.UNAVAILABLE:
+        if gang.run.spec.collective or failure.details.kind is Kind.LINK:
             return True
         launch = gang.run.launch
         # Its inputs may be made together with other hosts, and fail before the failure of the host is known.

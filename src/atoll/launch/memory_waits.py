@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from atoll.cluster.locations import HostDevice, MemoryRequirement, total
-from atoll.errors import Code, Status
+from atoll.errors import Code, Details, Kind, Status
 from atoll.launch.scheduler import Scheduler
 from atoll.protocol import messages as m
 from atoll.quantities import human_bytes, parse_bytes
@@ -243,7 +243,8 @@ def exhausted(
     if largest:
         text += of_rest + ", ".join(largest)
     report = m.MemoryReport(f"device {device[1]} of host {device[0]}", tuple(holders))
-    return Status(Code.RESOURCE_EXHAUSTED, text, {m.MEMORY_REPORT: msgspec.msgpack.encode(report)})
+    status = Status(Code.RESOURCE_EXHAUSTED, text, {m.MEMORY_REPORT: msgspec.msgpack.encode(report)})
+    return status.with_details(Details(Kind.LIMIT, hosts=(device[0],), limit=quota or "device memory", retriable=True))
 
 
 def _amounts(needs: int, other: int, limit: int, adds_up: bool = True) -> tuple[str, str, str]:

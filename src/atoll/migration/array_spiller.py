@@ -20,7 +20,7 @@ from functools import partial
 
 from atoll.cluster.locations import DeviceLocation, Placement
 from atoll.cluster.resources import ResourceManager
-from atoll.errors import OK, Code, Status, unimplemented
+from atoll.errors import OK, Code, Details, Kind, Status, failure, unimplemented
 from atoll.ir import program as ir
 from atoll.ir.types import ArraySpec, Opaque, Replicated, Tiled, shard_boxes, shard_shape
 from atoll.migration.controller import InternalPrograms, Launches, Out
@@ -225,7 +225,7 @@ class ArraySpiller:
                 if spilled.views:
                     if len(specs) < len({source for source, _ in spilled.views}):  # a faulty proxy released a source
                         message = "the array that contained it was released"
-                        status = Status(Code.DATA_LOSS, message)
+                        status = failure(Code.DATA_LOSS, message, Details(Kind.CONTENTS))
                         entry.lose(status)
                         if then is not None:
                             then(handle, status)

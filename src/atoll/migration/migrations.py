@@ -191,7 +191,7 @@ class Migrations:
                 MigrationState.COMPILING: f"{len(session.migrating)} of its functions have not been compiled",
                 MigrationState.COPYING: "its arrays have not been copied",
             }[migration.state]
-            self._give_up(migration, Status(Code.DEADLINE_EXCEEDED, f"{session.name}: {text} after {seconds:.0f} s"))
+            self._give_up(migration, Status(Code.DEADLINE_EXCEEDED, f"{text} after {seconds:.0f} s"))
 
     def give_up_on_island(self, lost: IslandFailed) -> None:
         for migration in list(self.under_way.values()):

@@ -13,7 +13,7 @@ import msgspec
 
 from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.virtual_devices import SessionDevices, Slice, VirtualDevice
-from atoll.errors import Code, Status
+from atoll.errors import Code, Details, Kind, Status, failure
 from atoll.ir.program import Program
 from atoll.ir.types import ArraySpec
 from atoll.protocol import messages as m
@@ -22,7 +22,9 @@ from atoll.state.buffer_states import BufferState
 from atoll.state.session import Session
 from atoll.state.tenants import Tenant
 
-_LOST = Status(Code.DATA_LOSS, "its cluster was ended, and only arrays that were spilled to disk are kept")
+_LOST = failure(
+    Code.DATA_LOSS, "its cluster was ended, and only arrays that were spilled to disk are kept", Details(Kind.CONTENTS)
+)
 
 
 class PersistedBuffer(msgspec.Struct, frozen=True):

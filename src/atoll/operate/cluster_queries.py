@@ -15,7 +15,7 @@ import msgspec
 from atoll.cluster.environment_variables import ADDRESS, JOIN
 from atoll.cluster.processes.process_table import ancestors
 from atoll.cluster.usage.usage_records import By
-from atoll.errors import ClusterError, ConnectError
+from atoll.errors import ClusterError, UnreachableError
 from atoll.operate.cluster_registry import DEFAULT_NAME, ClusterRecord, ClusterRegistry, embedded_clusters
 from atoll.operate.joining import is_at, reach, reach_of
 from atoll.operate.operator_requests import (
@@ -176,10 +176,8 @@ def explained() -> Iterator[None]:
     """Add a hint to the error that no controller listens."""
     try:
         yield
-    except ConnectError as error:
-        if not str(error).startswith("cannot reach"):
-            raise
-        raise ConnectError(f"{error}; {_START_HINT}") from None
+    except UnreachableError as error:
+        raise UnreachableError(f"{error}; {_START_HINT}") from None
 
 
 class ClusterSource:

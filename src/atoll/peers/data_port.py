@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from atoll.cluster.processes.leases import CLIENT_LEASES
-from atoll.errors import AtollError, Code, Status, StatusError
+from atoll.errors import AtollError, Code, Details, Kind, Status, StatusError, failed
 from atoll.peers.host_channels import HostChannels, OnLost
 from atoll.peers.host_watch import HostWatch, OnSilent
 from atoll.peers.listener import Listener
@@ -258,7 +258,8 @@ class DataPort:
             if not self._opened.wait_for(
                 lambda: session in self._channels or session not in self._secrets, OPEN_SECONDS
             ):
-                raise StatusError(Code.DEADLINE_EXCEEDED, f"the proxy of session {session} opened no data channel")
+                text = f"the proxy of session {session} opened no data channel"
+                raise failed(Code.DEADLINE_EXCEEDED, text, Details(Kind.LINK))
             channel = self._channels.get(session)
         if channel is None:
             raise StatusError(Code.CANCELLED, f"session {session} has ended")

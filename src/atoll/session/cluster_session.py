@@ -15,8 +15,10 @@ from functools import partial
 from itertools import count
 from typing import Any
 
+from msgspec.structs import replace
+
 from atoll.cluster.slice_requests import SliceRequest
-from atoll.errors import Code, Status, StatusError, not_found
+from atoll.errors import Code, Kind, Status, StatusError, not_found
 from atoll.protocol import messages as m
 from atoll.protocol.questions import DevicesAway
 from atoll.session.call_recorder import CallRecorder
@@ -117,6 +119,9 @@ class ClusterSession:
         if self._closed:
             return
         self.close()
+        details = status.details
+        if details.kind in (Kind.OTHER, Kind.LINK):  # otherwise the details say why the session ended
+            status = status.with_details(replace(details, kind=Kind.SESSION, retriable=False))
         self.lost = status
         replies, self._replies = self._replies, {}
         for future in replies.values():

@@ -38,7 +38,7 @@ class ControllerLease:
         silence = self._silence()
         if silence < _SILENT_SECONDS:
             return broken
-        return Status(broken.code, f"the Atoll controller is gone: {_text(silence)}, and {broken.message}")
+        return broken.reworded(f"the Atoll controller is gone: {_text(silence)}, and {broken.message}")
 
     @property
     def is_silent(self) -> bool:

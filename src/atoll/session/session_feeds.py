@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
-from atoll.errors import Code, Status
+from atoll.errors import Code, Details, Kind, Status, failure
 from atoll.protocol.messages import MOST_FEEDS_NAMED
 from atoll.transfers.transfer_engine import Contents
 
@@ -69,9 +69,10 @@ class Downloads:
         broken = [(feed, by, lost) for feed, (by, lost) in self._sent.items() if not failed.isdisjoint(by)]
         for feed, by, lost in broken:
             self.forget(feed)
-            names = ", ".join(str(host) for host in sorted(failed.intersection(by)))
+            gone = tuple(sorted(failed.intersection(by)))
+            names = ", ".join(map(str, gone))
             text = f"host {names} is gone, and data that it had sent to the client was still on the way"
-            lost(Status(Code.DATA_LOSS, text))
+            lost(failure(Code.DATA_LOSS, text, Details(Kind.LINK, hosts=gone, retriable=True)))
 
 
 class Upload(NamedTuple):

@@ -80,8 +80,12 @@ class SessionOpener:
         )
 
 
-class _Unreachable(ConnectError):
-    """No process listens at the address yet: the controller or a worker is still starting."""
+class _StillStartingError(Exception):
+    """The controller or all workers cannot be reached yet, because of `cause`."""
+
+    def __init__(self, cause: ConnectError) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
 
 
 async def open_session(
@@ -105,10 +109,10 @@ async def open_session(
     hello = m.Hello(m.PROTOCOL, "proxy", token, pid, __version__, label, platform=platform, resumes=True)
     try:
         return await Retry(_RETRY_SECONDS, patience=patience).call_async(
-            lambda: _Opening(controller, first_handle, identity, on_hosts_lost).run(hello), _Unreachable
+            lambda: _Opening(controller, first_handle, identity, on_hosts_lost).run(hello), _StillStartingError
         )
-    except _Unreachable as error:
-        raise ConnectError(str(error)) from None
+    except _StillStartingError as error:
+        raise error.cause from None
 
 
 class _Opening:
@@ -143,7 +147,7 @@ class _Opening:
         except AccessError:
             raise
         except ConnectError as error:
-            raise _Unreachable(str(error)) from None
+            raise _StillStartingError(error) from None
         session: ClusterSession | None = None
         try:
             connection.send(hello)
@@ -178,7 +182,8 @@ class _Opening:
         for host, error in unreached.items():
             _log.warning("the session opens without host %d: %s", host, error)
         if unreached and len(unreached) == len(session.welcome.hosts):
-            raise _Unreachable(f"none of the cluster's hosts can be reached: {next(iter(unreached.values()))}")
+            text = f"none of the cluster's hosts can be reached: {next(iter(unreached.values()))}"
+            raise _StillStartingError(ConnectError(text))
 
     def _handle(self, message: Any) -> None:
         if self._opened is not None:  # the message arrived in the same read as the welcome

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from atoll.errors import Code, Status
+from atoll.errors import Code, Details, Kind, Status, failure
 from atoll.state.tenants import Tenant
 
 MOST_CRASHES = 3  # within `SPAN_SECONDS` suspend the tenant
@@ -136,10 +136,11 @@ class TenantOffenses:
         offenses = kind.get(tenant.name)
         if offenses is None or now >= offenses.until:
             return None
-        return Status(
+        return failure(
             Code.RESOURCE_EXHAUSTED,
             f"tenant {tenant.name} cannot {action} for another {math.ceil(offenses.until - now)} s: "
             f"{cause} {MOST_CRASHES} times within {SPAN_SECONDS:.0f} s",
+            Details(Kind.REFUSED, retriable=True),
         )
 
 

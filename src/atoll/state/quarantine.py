@@ -10,7 +10,7 @@ from __future__ import annotations
 import signal
 
 from atoll.cluster.processes.leases import FAILED_STATUS, LAPSED_STATUS
-from atoll.errors import Code, Status
+from atoll.errors import Code, Details, Kind, Status, failure
 
 # Exit statuses of a worker that was killed from outside, or that ended because its lease lapsed.
 _KILLED = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP, LAPSED_STATUS}
@@ -67,8 +67,9 @@ class Quarantine:
 
     def _refuse(self, name: str, text: str) -> None:
         self.suspects.discard(name)
-        self.refused[name] = Status(
+        self.refused[name] = failure(
             Code.ABORTED,
             f"this computation ended the worker that ran or compiled it ({text}), so this cluster refuses to run it "
             "again: change the computation, or restart the cluster to try it once more",
+            Details(Kind.REFUSED),
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from atoll.cluster.sandbox.grants import PythonRules, View
 from atoll.cluster.settings import ClusterSettings, OnOff
 from atoll.cluster.tenant_settings import DEFAULT_NAME, DEFAULT_TENANT, MOST_TENANTS, TenantRole, TenantSettings
-from atoll.errors import Code, Status, StatusError, invalid, not_found
+from atoll.errors import Code, Details, Kind, Status, StatusError, failure, invalid, not_found
 from atoll.state.memory_ledger import MemoryLedger
 
 
@@ -71,7 +71,8 @@ class Tenant:
         limit = int(getattr(self.settings, quota))
         if not limit or has + wanted <= limit:
             return None
-        return Status(Code.RESOURCE_EXHAUSTED, f"tenant {self.name} has reached its quota `{quota}` of {limit}: {text}")
+        message = f"tenant {self.name} has reached its quota `{quota}` of {limit}: {text}"
+        return failure(Code.RESOURCE_EXHAUSTED, message, Details(Kind.LIMIT, limit=quota, retriable=True))
 
 
 class Tenants:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from atoll.errors import Code, FrameError, Status, StatusError
+from atoll.errors import Code, Details, FrameError, Kind, Status, StatusError, failed
 from atoll.transfers.frame_socket import FrameSocket
 from atoll.transfers.host_memory import aligned
 from atoll.transfers.piece_contents import FileContents, read_file
@@ -82,7 +82,7 @@ class FileEngine(TransferEngine):
         if found.st_size < frame.nbytes:
             # The client may have shortened the file after the peer sent the frame, so only this piece fails.
             text = f"a file has {found.st_size} bytes instead of the {frame.nbytes} that were announced"
-            raise StatusError(Code.DATA_LOSS, text)
+            raise failed(Code.DATA_LOSS, text, Details(Kind.CONTENTS))
         if self._arrivals is None or len(self._waiting) >= MAX_WAITING:
             return self._contents(descriptor, frame.nbytes), nothing_to_release
         if not self._may_come(frame, descriptor):
@@ -163,5 +163,6 @@ class MappedFileEngine(FileEngine):
         try:
             mapped = mmap.mmap(descriptor, nbytes, access=mmap.ACCESS_COPY)  # writes do not reach the file
         except (OSError, ValueError) as error:
-            raise StatusError(Code.DATA_LOSS, f"a file of {nbytes} bytes cannot be mapped: {error}") from None
+            text = f"a file of {nbytes} bytes cannot be mapped: {error}"
+            raise failed(Code.DATA_LOSS, text, Details(Kind.CONTENTS)) from None
         return np.frombuffer(mapped, np.uint8)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any, Protocol
 
-from atoll.errors import Code, StatusError
+from atoll.errors import Code, Details, Kind, StatusError, failed
 from atoll.transfers.host_memory import copy
 
 _READ_BYTES = 1 << 30  # maximum bytes per system call
@@ -160,8 +160,9 @@ def read_file(descriptor: int, target: memoryview) -> None:
 
 
 def _shortened(nbytes: int, found: int) -> StatusError:
-    return StatusError(
+    return failed(
         Code.DATA_LOSS,
         f"a file of {nbytes} bytes was shortened to {found} before it was read: "
         "do not change the files that a client's large transfers use",
+        Details(Kind.CONTENTS),
     )

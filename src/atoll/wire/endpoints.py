@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from atoll.errors import AccessError, AddressError, AtollError, ConnectError
+from atoll.errors import AccessError, AddressError, AtollError, ConnectError, UnreachableError
 from atoll.wire.address import Address
 from atoll.wire.connection import Connection
 from atoll.wire.resumption.link_messages import AnyLinkMessage
@@ -87,7 +87,7 @@ async def _connect(
     except AtollError:
         raise
     except OSError as error:
-        raise ConnectError(f"cannot reach {target}: {_reason(error)}") from None
+        raise UnreachableError(f"cannot reach {target}: {_reason(error)}") from None
     return connection
 
 

@@ -11,7 +11,7 @@ import struct
 import termios
 from collections.abc import Iterator
 
-from atoll.errors import ConnectError
+from atoll.errors import ConnectError, UnreachableError
 from atoll.wire.address import Address
 
 # Timeout for each of several addresses of a process except the last.
@@ -37,7 +37,7 @@ def attempts(address: Address, timeout: float) -> Iterator[tuple[Address, float]
 def none_answered(address: Address, last: ConnectError) -> ConnectError:
     """Return the error for failed attempts at all addresses: the last error, with the names of the other addresses."""
     *others, _ = address.each
-    return ConnectError(f"{last}, nor at {', '.join(map(str, others))}") if others else last
+    return type(last)(f"{last}, nor at {', '.join(map(str, others))}") if others else last
 
 
 def dial(address: Address, *, what: str = "a process", timeout: float = 10.0) -> socket.socket:
@@ -61,7 +61,7 @@ def _dial(address: Address, what: str, timeout: float) -> socket.socket:
         else:
             sock = socket.create_connection((address.host, address.port), timeout)
     except OSError as error:
-        raise ConnectError(f"cannot reach {what} at {address}: {error.strerror or error}") from None
+        raise UnreachableError(f"cannot reach {what} at {address}: {error.strerror or error}") from None
     sock.settimeout(None)
     send_without_delay(sock)  # before the TLS handshake, which would wait for acknowledgements otherwise
     return sock

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from atoll.devices.device import DeviceArray, DeviceBackend
-from atoll.errors import Code, Status, StatusError
+from atoll.errors import Code, Details, Kind, failed, failure
 from atoll.host_services import host_data
 from atoll.host_services.row_messages import packed, unpacked
 from atoll.host_services.slabs import ArrayContents, ArrayPart, assemble
@@ -247,7 +247,8 @@ def feeds_lost(host: int, receiver: int, lost: list[tuple[int, int]], why: str) 
     """Return the report of `host` about small pieces that may not have reached `receiver`."""
     text = f"the connection from host {host} to host {receiver} broke{why and f' ({why})'}, "
     text += "and contents that were being sent are lost"
-    return m.FeedsLost(receiver, tuple(lost), Status(Code.UNAVAILABLE, text))
+    details = Details(Kind.LINK, hosts=(host, receiver), retriable=True)
+    return m.FeedsLost(receiver, tuple(lost), failure(Code.UNAVAILABLE, text, details))
 
 
 class SendPort(Protocol):
@@ -270,4 +271,5 @@ def send_to_host(port: SendPort, sender: int, host: int, session: int, feed: int
     try:
         port.to_host(host).send_contents(session, feed, contents)
     except OSError as error:  # including ConnectError
-        raise StatusError(Code.UNAVAILABLE, f"host {sender} cannot reach host {host}: {error}") from error
+        details = Details(Kind.LINK, hosts=(sender, host), retriable=True)
+        raise failed(Code.UNAVAILABLE, f"host {sender} cannot reach host {host}: {error}", details) from error

@@ -17,7 +17,7 @@ import msgspec
 
 from atoll.atomic_files import sync_directory, write_atomically
 from atoll.cluster.directories import suspended_directory
-from atoll.errors import Code, StatusError
+from atoll.errors import Code, Details, Kind, StatusError, failed
 from atoll.protocol import messages as m
 from atoll.quantities import human_bytes
 from atoll.transfers.piece_contents import read_file
@@ -98,14 +98,14 @@ def read(piece: m.SpilledPiece) -> Any:
             found = os.fstat(descriptor).st_size
             if found != piece.nbytes:
                 text = f"{piece.path} has {found} bytes instead of the {piece.nbytes} that were spilled there"
-                raise StatusError(Code.DATA_LOSS, text)
+                raise _lost(text)
             read_file(descriptor, content.data)
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise _failed("read", Path(piece.path), error, Code.DATA_LOSS) from None
+        raise _lost(_text("read", Path(piece.path), error)) from None
     if zlib.crc32(content.data) != piece.checksum:
-        raise StatusError(Code.DATA_LOSS, f"{piece.path} is not what was spilled there: its checksum differs")
+        raise _lost(f"{piece.path} is not what was spilled there: its checksum differs")
     return content
 
 
@@ -125,5 +125,13 @@ def remove(pieces: Iterable[m.SpilledPiece]) -> None:
                 directory.rmdir()
 
 
-def _failed(what: str, path: Path, error: OSError, code: Code = Code.INTERNAL) -> StatusError:
-    return StatusError(code, f"cannot {what} {path}: {error.strerror or error}")
+def _failed(what: str, path: Path, error: OSError) -> StatusError:
+    return StatusError(Code.INTERNAL, _text(what, path, error))
+
+
+def _lost(text: str) -> StatusError:
+    return failed(Code.DATA_LOSS, text, Details(Kind.CONTENTS))
+
+
+def _text(what: str, path: Path, error: OSError) -> str:
+    return f"cannot {what} {path}: {error.strerror or error}"

@@ -21,7 +21,7 @@ import numpy as np
 from atoll.cluster.processes.bugs import start_in
 from atoll.cluster.processes.process_table import has_memory_for
 from atoll.devices.device import DeviceBackend
-from atoll.errors import OK, Code, Status, StatusError, status_of
+from atoll.errors import OK, Code, Details, Kind, Status, StatusError, failed, status_of
 from atoll.host_services import host_data
 from atoll.protocol import messages as m
 from atoll.quantities import human_bytes
@@ -200,7 +200,7 @@ class SpillStore:
             content = self._memory.get(session, {}).get(piece.number)
         if content is None:
             text = f"spilled piece {piece.number} is not in the memory of host {self._host}"
-            raise StatusError(Code.DATA_LOSS, text)
+            raise failed(Code.DATA_LOSS, text, Details(Kind.CONTENTS))
         return content
 
     # ---- the end

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from atoll.errors import OK, Code, Status
+from atoll.errors import OK, Code, Details, Kind, failure
 from atoll.ir.program import Call, Program, Transfer
 from atoll.ir.types import ArraySpec, Even, Replicated, Sharding
 from atoll.protocol import messages as m
@@ -16,7 +16,7 @@ from atoll.protocol import submission
 from tests.ifrt.rig import MINTED, STACK, Rig, check_refused, node_of, on, program_of
 from tests.protocol.translation.wire import compile_request
 
-FAILURE = Status(int(Code.DATA_LOSS), "it burnt")
+FAILURE = failure(Code.DATA_LOSS, "it burnt", Details(Kind.ISLAND, (1,)))
 SHARD = ("float32", (4,))
 
 
@@ -241,7 +241,7 @@ def test_a_worker_that_cannot_say_is_an_error_inside_of_the_reply(rig: Rig, kind
     rig.receive(m.QueryReply(asked.query, FAILURE, b""))
     response = rig.answer(op)
     assert response.meta.status.code == 0  # jaxlib's client would end its process
-    assert getattr(response, kind).status.message == "it burnt"
+    assert getattr(response, kind).status.message == FAILURE.details.in_text("it burnt")
 
 
 def test_metadata_are_those_of_the_function(rig: Rig):

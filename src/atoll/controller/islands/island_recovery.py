@@ -12,7 +12,7 @@ from typing import NamedTuple
 from atoll.cluster.lifecycle import IslandFailed, IslandRemoved, IslandRestarted, IslandState
 from atoll.controller.sessions.queries import Queries
 from atoll.controller.state import ClusterState
-from atoll.errors import OK, Code, Status
+from atoll.errors import OK, Code, Details, Status, failure
 from atoll.launch.compilation import Compilation
 from atoll.launch.failures import Failures, Survivors
 from atoll.launch.launcher import Launcher
@@ -95,7 +95,7 @@ class Recovery:
         text = f"host {host} of island {record.island} is gone ({departure or f'{record.worker}: {reason}'})"
         if self._resources.islands[record.island].works:
             self._at_loss[record.island] = _AtLoss(self._failures.running(record.island), self._memory(record.island))
-        self._fail_island(record.island, Status(Code.DATA_LOSS, f"{text}; {_LOST}"))
+        self._fail_island(record.island, failure(Code.DATA_LOSS, f"{text}; {_LOST}", Details(hosts=(host,))))
 
     def _memory(self, island: int) -> dict[str, int]:
         """Return the bytes that each tenant has on the island's devices."""

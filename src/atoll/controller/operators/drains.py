@@ -166,9 +166,7 @@ class Drains:
     def _when_moved(self, drain: _Drain, session: int, status: Status) -> None:
         drain.left.discard(session)
         if not status.ok and session in self._sessions:
-            name = self._sessions[session].name
-            text = status.message if status.message.startswith(name) else f"{name}: {status.message}"
-            drain.problems.append(text)
+            drain.problems.append(f"{self._sessions[session].name}: {status.message}")
         if drain.left:
             return
         if drain.problems:

@@ -115,7 +115,7 @@ class Operators:
     def _when_remapped(self, operator: int, session: Session, ask: m.RemapRequest, status: Status) -> None:
         if not status.ok:
             text = f"slice {ask.slice} of session {ask.session} stays where it is: {status.message}"
-            self._reply(operator, Status(status.code, text))
+            self._reply(operator, status.reworded(text))
             return
         places = (session.devices.locations[device] for device in session.devices.slices[ask.slice].devices)
         numbers = ", ".join(str(self._resources.number_of(location)) for location in places)
@@ -137,7 +137,7 @@ class Operators:
         if status.ok:
             self._reply(operator, OK, f"session {session.number} is {session.suspension_text}")
         else:
-            self._reply(operator, Status(status.code, f"session {session.number} continues: {status.message}"))
+            self._reply(operator, status.reworded(f"session {session.number} continues: {status.message}"))
 
     def _resume(self, operator: int, ask: m.ResumeRequest) -> None:
         session = self._session(ask.session)
@@ -147,7 +147,7 @@ class Operators:
     def _when_resumed(self, operator: int, session: Session, status: Status) -> None:
         if not status.ok:
             text = f"session {session.number} stays suspended: {status.message}"
-            self._reply(operator, Status(status.code, text))
+            self._reply(operator, status.reworded(text))
             return
         islands = sorted({location.island for location in current_places(session).values()})
         where = f" on island {', '.join(map(str, islands))}" if islands else ""
@@ -226,8 +226,8 @@ class Operators:
         island, status = removed.island, removed.status
         start = self._starting.pop(island, None)
         if start is not None:
-            self._lifecycle.end(island, Status(status.code, f"island {island} never started: {status.message}"))
-            self._reply(start.operator, Status(status.code, f"island {island} did not start: {status.message}"))
+            self._lifecycle.end(island, status.reworded(f"island {island} never started: {status.message}"))
+            self._reply(start.operator, status.reworded(f"island {island} did not start: {status.message}"))
 
     # ---- the engine
 

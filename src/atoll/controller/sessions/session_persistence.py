@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from atoll.cluster.lifecycle import IslandReady
 from atoll.controller.state import ClusterState
-from atoll.errors import Code, Status
+from atoll.errors import Code, Details, Kind, Status, failure
 from atoll.launch.compilation import Compilation
 from atoll.migration.array_spiller import ArraySpiller
 from atoll.migration.persisted_sessions import (
@@ -30,7 +30,9 @@ from atoll.protocol.events import SessionsPersisted
 from atoll.state.compiled_functions import function_name
 from atoll.state.session import Session
 
-_ENDED = Status(Code.DATA_LOSS, "the cluster was ended, and everything on its devices was lost")
+_ENDED = failure(
+    Code.DATA_LOSS, "the cluster was ended, and everything on its devices was lost", Details(Kind.CONTENTS)
+)
 
 
 class SessionPersistence:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from atoll.cluster.processes.leases import CLIENT_LEASES, Leases
 from atoll.controller.state import ClusterState
-from atoll.errors import OK, Code, Status, StatusError
+from atoll.errors import OK, Code, Details, Kind, Status, StatusError, failure
 from atoll.launch.launch_checks import LAUNCH_WINDOW
 from atoll.protocol import messages as m
 from atoll.state.session import Session
@@ -83,8 +83,9 @@ class Sessions:
             ),
         )
         for island, hosts in self._resources.away().items():
-            failure = self._resources.islands[island].last_failure
-            session.unacknowledged_failures[island] = [failure or Status(Code.DATA_LOSS, f"island {island} restarts")]
+            text = f"island {island} restarts"
+            unknown = failure(Code.DATA_LOSS, text, Details(Kind.ISLAND, (island,), retriable=True))
+            session.unacknowledged_failures[island] = [self._resources.islands[island].last_failure or unknown]
             self._outbox.to_session(number, m.HostsFailed(hosts))
         return session
 

@@ -26,9 +26,12 @@ from atoll.cluster.sandbox.grants import USER_RULES, PythonRules
 from atoll.errors import (
     OK,
     Code,
+    Details,
     FrameError,
+    Kind,
     Status,
     StatusError,
+    failure,
     invalid,
     not_found,
     shortened,
@@ -319,7 +322,7 @@ class PythonSessions:
                     call.on_outcome(outcome)
 
     def _ended(self, record: _Session, process: PythonProcess, reason: str) -> None:
-        status = Status(Code.ABORTED, reason)
+        status = failure(Code.ABORTED, reason, Details(Kind.PYTHON, retriable=True))
         with self._lock:
             if record.process is process:
                 record.process = None
@@ -375,6 +378,10 @@ def _outcome(process: PythonProcess, call: _Call, status: Status, results: Seque
 
 
 def _checked(status: Status) -> Status:
-    """Return a status from a user's process with a valid code and a shortened message."""
+    """Return a status from a user's process with a valid code and a shortened message.
+
+    Of its details, only those of a lost object are kept.
+    """
     code = status.code if status.code in _CODES else Code.INTERNAL.value
-    return Status(code, shortened(status.message))
+    checked = Status(code, shortened(status.message))
+    return checked.with_details(Details(Kind.PYTHON)) if status.details.kind is Kind.PYTHON else checked

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from atoll.errors import OK, Code, Status, StatusError, invalid, unimplemented
+from atoll.errors import OK, Code, Kind, Status, StatusError, invalid, unimplemented
 from atoll.executables.compile_requests import compile_job, plugin_payload
 from atoll.executables.compiled_executables import Executable, LostExecutable
 from atoll.executables.loaded_executable import MPMD_ERROR, LoadedExecutable
@@ -39,7 +39,7 @@ def _compile(pending: PendingRequest, request: Any) -> None:
             number, encoded = await session.cluster.register_function(job.source, job.content, job.assignment)
         except StatusError as error:
             known = session.compiled.get(job.content)
-            if error.status.code != Code.DATA_LOSS or known is None:
+            if error.status.details.kind is not Kind.ISLAND or known is None:
                 raise
             # Islands restart, so do not wait to compile.
             return LostExecutable(known, job, error.status)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from google.protobuf.message import DecodeError
 
-from atoll.errors import Status, invalid
+from atoll.errors import DETAILS, Details, Status, details_in, invalid
 from atoll.ir.types import Shape
 from atoll.protocol.ifrt import status_pb2, values_pb2
 from atoll.protocol.messages import MEMORY_REPORT, MemoryReport
@@ -108,15 +108,19 @@ def strides_from(proto: Any) -> tuple[int, ...] | None:
 
 
 def status_to(status: Status) -> Any:
-    proto = status_pb2.Status(code=status.code, message=status.message)
+    """Return the status for jaxlib's client, which shows no payloads to Python: the message contains the details."""
+    proto = status_pb2.Status(code=status.code, message=status.details.in_text(status.message))
     for each in status.payloads.items():
-        key, value = _client_payload(*each)
-        proto.payload[key] = value
+        if each[0] != DETAILS:
+            key, value = _client_payload(*each)
+            proto.payload[key] = value
     return proto
 
 
 def status_from(proto: Any) -> Status:
-    return Status(proto.code, proto.message, dict(proto.payload))
+    message, details = details_in(proto.message)
+    status = Status(proto.code, message, {key: value for key, value in proto.payload.items() if key != DETAILS})
+    return status if details == Details() else status.with_details(details)
 
 
 def _client_payload(key: str, value: bytes) -> tuple[str, bytes]:

@@ -60,6 +60,10 @@ def _compute_at(hostname: str) -> None:
     )
 
 
+class LostObjectError(RuntimeError):
+    """An object was lost with the process that held it."""
+
+
 class Functions:
     """Loads functions of colocated Python.
 
@@ -93,12 +97,12 @@ class Functions:
         return serialization._unreduce_single_device_sharding, (self._id_of[device.id], sharding.memory_kind)
 
     def _object(self, uid: int, initializer: Callable[[], Any]) -> Any:
-        """Get or create an object. Raise RuntimeError instead of creating one that an earlier process may have had."""
+        """Get or create an object. Raise LostObjectError if an earlier process may have had it."""
 
         def make() -> Any:
             if getattr(self._reloaded, "value", False):
                 host = f"host {jax.process_index()} of its island"
-                raise RuntimeError(f"the object was lost when its process on {host} ended: create a new object")
+                raise LostObjectError(f"the object was lost when its process on {host} ended: create a new object")
             return initializer()
 
         return self._get_or_create(uid, make)

@@ -22,8 +22,8 @@ import numpy as np
 
 from atoll.cluster.processes.process_runtime import trim_malloc
 from atoll.cluster.sandbox.grants import USER_VIEW, Sandbox, View
-from atoll.errors import OK, Code, Status, StatusError, shortened, traceback_of
-from atoll.host_services.python.program.colocated_functions import open_functions
+from atoll.errors import OK, Code, Details, Kind, Status, StatusError, shortened, traceback_of
+from atoll.host_services.python.program.colocated_functions import LostObjectError, open_functions
 from atoll.host_services.python.python_link import PythonLink, view
 from atoll.protocol.messages import python_messages as m
 from atoll.transfers.receive_buffer_pool import RECEIVE_BUFFERS
@@ -257,7 +257,8 @@ def _failed(what: str, error: BaseException, sandbox: Sandbox) -> Status:
     if isinstance(error, StatusError):
         return error.status
     text = f"{what}:\n{traceback_of(error, os.path.dirname(__file__))}"
-    return Status(Code.INTERNAL, shortened("\n".join((text.rstrip("\n"), *_hints(error, sandbox)))))
+    status = Status(Code.INTERNAL, shortened("\n".join((text.rstrip("\n"), *_hints(error, sandbox)))))
+    return status.with_details(Details(Kind.PYTHON)) if isinstance(error, LostObjectError) else status
 
 
 def _hints(error: BaseException, sandbox: Sandbox) -> Iterator[str]:
