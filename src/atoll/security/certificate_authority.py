@@ -25,7 +25,9 @@ from atoll.security.roles import Role
 from atoll.wire.tls.identity import Certificate, server_name
 
 _AUTHORITY_SECONDS = 20 * 365 * 24 * 3600.0
-_SKEW_SECONDS = 3600.0  # certificates are valid from this long ago, because the clocks of machines differ
+# A clock may be set back, by any amount, after a certificate was issued. The operator must be able to stop the cluster.
+_VALID_FROM = datetime(1970, 1, 1, tzinfo=UTC)
+_SKEW_SECONDS = 3600.0  # certificates for browsers, which limit their duration, are valid from this long ago
 _MOST_NAME = 64  # characters of a common name
 
 Key = ec.EllipticCurvePrivateKey
@@ -82,6 +84,7 @@ class CertificateAuthority:
         usage = _usage(key_cert_sign=True, crl_sign=True)
         certificate = (
             _builder(subject, subject, _AUTHORITY_SECONDS)
+            .not_valid_before(_VALID_FROM)
             .public_key(key.public_key())
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(usage, critical=True)
@@ -153,7 +156,8 @@ class CertificateAuthority:
         """
         key, names = make_key(), [_general_name(host) for host in hosts]
         purposes = [ExtendedKeyUsageOID.SERVER_AUTH]
-        return self._signed(key.public_key(), "Atoll page", names, purposes) + key_pem(key)
+        begins = _now() - timedelta(seconds=_SKEW_SECONDS)
+        return self._signed(key.public_key(), "Atoll page", names, purposes, begins) + key_pem(key)
 
     def _sign(self, key: ec.EllipticCurvePublicKey, role: Role, name: str) -> bytes:
         purposes = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
@@ -165,9 +169,11 @@ class CertificateAuthority:
         name: str,
         names: Sequence[x509.GeneralName],
         purposes: Sequence[x509.ObjectIdentifier],
+        begins: datetime = _VALID_FROM,
     ) -> bytes:
         certificate = (
             _builder(_named(name), self._certificate.subject, self.seconds)
+            .not_valid_before(begins)
             .public_key(key)
             .add_extension(x509.SubjectAlternativeName(names), critical=False)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -181,15 +187,17 @@ class CertificateAuthority:
 
 
 def _builder(subject: x509.Name, issuer: x509.Name, seconds: float) -> x509.CertificateBuilder:
-    now = datetime.fromtimestamp(time.time(), UTC)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(seconds=_SKEW_SECONDS))
-        .not_valid_after(now + timedelta(seconds=seconds))
+        .not_valid_after(_now() + timedelta(seconds=seconds))
     )
+
+
+def _now() -> datetime:
+    return datetime.fromtimestamp(time.time(), UTC)
 
 
 def _named(name: str) -> x509.Name:
