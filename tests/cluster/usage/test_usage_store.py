@@ -137,3 +137,47 @@ def test_a_file_of_a_later_format_is_left_alone(tmp_path: Path):
     database.close()
     with pytest.raises(sqlite3.DatabaseError, match="format 99"):
         UsageStore(path, 1)
+
+
+def rows(store: UsageStore) -> list[tuple[str, str, float]]:
+    return sorted((r["tenant"], r["program"], r["device_seconds"]) for r in store.report(By.PROGRAM, 0)["rows"])
+
+
+@pytest.mark.parametrize("jump", [DAY * 90, DAY * 365 * 30])
+def test_a_clock_that_is_set_far_ahead_and_back_costs_no_record(jump: int, tmp_path: Path):
+    """The records of programs are neither summed up by tenant nor deleted, in this run or the next one."""
+    file = str(tmp_path / "usage")
+    store = UsageStore(file, 7)
+    store.add([(NOW, 8_000_000_000, [used(), used(program="init")])])
+    store.compact(NOW, elapsed=0.0)
+    for minute in range(3):
+        store.add([(NOW + jump + 60 * minute, 8_000_000_000, [used()])])
+        store.compact(NOW + jump + 60 * minute, elapsed=60.0)
+    store.close()
+    store = UsageStore(file, 8)
+    store.compact(NOW + jump + 240, elapsed=0.0)
+    assert rows(store) == [("ana", "init", 1.0), ("ana", "step", 4.0)]
+    store.compact(NOW + 300, elapsed=60.0)
+    assert rows(store) == [("ana", "init", 1.0), ("ana", "step", 4.0)]
+    recent = store.report(By.TENANT, NOW + 301 + MINUTE)
+    assert recent["rows"] == [], "nothing is left in the future"
+    assert store.report(By.TENANT, 0)["present_device_seconds"] == 32.0
+
+
+def test_a_clock_that_stays_ahead_ages_the_records_in_the_end():
+    store = UsageStore("", 7)
+    store.add([(NOW, 8_000_000_000, [used()])])
+    store.compact(NOW)
+    later = NOW + 90 * DAY
+    for _ in range(10):
+        store.compact(later, elapsed=DAY)
+    assert rows(store) == [("ana", "", 1.0)]
+
+
+def test_a_bound_on_rows_holds_after_a_jump():
+    store = UsageStore("", 7)
+    store.compact(NOW)
+    for second in range(300):
+        store.add([(NOW + 90 * DAY + second, 8_000_000_000, [used()])])
+    store.compact(NOW + 90 * DAY + 300, most=50, elapsed=60.0)
+    assert sum(seconds for _, _, seconds in rows(store)) == 300.0

@@ -54,7 +54,7 @@ class Keeper:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._store: UsageStore | None = None
-        self._next_compaction = 0.0
+        self._compacted = 0.0  # monotonic time of the last compaction; 0 before the first
         self._failed = ""
 
     def read_estimates(self) -> tuple[Estimate, ...]:
@@ -166,9 +166,11 @@ class Keeper:
             room = MOST_WAITING - len(waiting)
             waiting.extendleft(reversed(records[max(0, len(records) - room) :]))  # to retry with the next job
             raise
-        if time.monotonic() >= self._next_compaction:
-            self._next_compaction = time.monotonic() + COMPACT_SECONDS
-            self._with_store(lambda store: store.compact(time.time()))
+        now = time.monotonic()
+        if now >= self._compacted + COMPACT_SECONDS or not self._compacted:
+            elapsed = now - (self._compacted or now)
+            self._compacted = now
+            self._with_store(lambda store: store.compact(time.time(), elapsed=elapsed))
 
     def _report(self, by: By, seconds: float, tenant: str | None, expected: Sequence[Expected]) -> bytes:
         now = time.time()

@@ -4,12 +4,17 @@ An account is a program of a session. Periods are seconds for two hours, then mi
 month days of a whole tenant, which are stored for ten years. If there are more than `MOST_ROWS`, periods become longer
 earlier, so the file is bounded.
 
+Ages are measured on a clock in the file, which follows the system's clock, but advances at most `_CATCH_UP` times as
+fast as real time. So a system clock that is set far ahead by mistake makes no record old at once. If it is set back,
+the records that were written meanwhile are moved to the present.
+
 One process at a time opens a file, and holds SQLite's lock on it. So SQLite's log needs no shared memory, and works on
 network file systems.
 """
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -23,6 +28,7 @@ MINUTE, HOUR, DAY = 60, 3600, 86_400
 _TIERS = ((1, MINUTE, 2 * HOUR), (MINUTE, HOUR, 2 * DAY), (HOUR, DAY, 31 * DAY))
 _DAYS_KEPT = 3650 * DAY
 _MOST_HALVINGS = 16
+_CATCH_UP = 10.0  # a cluster that was down for a month ages its records within three days
 _MOST_KNOWN = 10_000
 _LOCKED_SECONDS = 2.0  # for a controller that was just killed to release its lock
 
@@ -37,6 +43,7 @@ CREATE TABLE IF NOT EXISTS usage (
   PRIMARY KEY (length, start, account)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS present (
   length INTEGER, start INTEGER, device_ns INTEGER, PRIMARY KEY (length, start)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS clock (id INTEGER PRIMARY KEY CHECK (id = 1), seconds REAL);
 """
 _SUMS = "SUM(device_ns), SUM(byte_seconds), SUM(bytes_moved), SUM(compile_seconds)"
 _ADD = """
@@ -164,18 +171,26 @@ class UsageStore:
 
     # ---- compaction
 
-    def compact(self, now: float, most: int = MOST_ROWS) -> None:
-        """Merge old periods into longer ones, and delete the oldest. Call this from time to time."""
+    def compact(self, now: float, most: int = MOST_ROWS, elapsed: float = math.inf) -> None:
+        """Merge old periods into longer ones, and delete the oldest. Call this from time to time.
+
+        Args:
+          now: the system's clock, in seconds since 1970.
+          most: maximum number of rows.
+          elapsed: real seconds since the last call.
+        """
         self._database.execute("BEGIN IMMEDIATE")
         try:
+            self._move_from_future(int(now))
+            aged = self._advance_clock(now, elapsed)
             for halvings in range(_MOST_HALVINGS):
                 for length, longer, age in _TIERS:
-                    before = int(now - age / 2**halvings)
+                    before = int((now if halvings else aged) - age / 2**halvings)
                     self._fold(length, longer, before if halvings else before // longer * longer)
                 if self._count() <= most:
                     break
             for table in ("usage", "present"):
-                self._database.execute(f"DELETE FROM {table} WHERE start < ?", (int(now) - _DAYS_KEPT,))
+                self._database.execute(f"DELETE FROM {table} WHERE start < ?", (int(aged) - _DAYS_KEPT,))
             excess = self._count() - most
             if excess > 0:
                 self._database.execute(
@@ -191,6 +206,29 @@ class UsageStore:
             raise
         finally:
             self._accounts.clear()
+
+    def _advance_clock(self, now: float, elapsed: float) -> float:
+        """Advance the clock of ages toward `now`, and return it."""
+        stored = self._database.execute("SELECT seconds FROM clock").fetchone()
+        aged = now if stored is None else min(now, stored[0] + _CATCH_UP * elapsed)
+        self._database.execute("INSERT OR REPLACE INTO clock VALUES (1, ?)", (aged,))
+        return aged
+
+    def _move_from_future(self, now: int) -> None:
+        """Move the records that were written before the system's clock was set back to the present."""
+        future = (now, now + MINUTE)
+        self._database.execute(
+            f"INSERT INTO usage SELECT length, ? / length * length, account, {_SUMS} "
+            f"FROM usage WHERE start > ? GROUP BY 1, 3 {_ADD}",
+            future,
+        )
+        self._database.execute(
+            f"INSERT INTO present SELECT length, ? / length * length, SUM(device_ns) FROM present "
+            f"WHERE start > ? GROUP BY 1 {_ADD_PRESENT}",
+            future,
+        )
+        for table in ("usage", "present"):
+            self._database.execute(f"DELETE FROM {table} WHERE start > ?", (now + MINUTE,))
 
     def _count(self) -> int:
         (usage,) = self._database.execute("SELECT COUNT(*) FROM usage").fetchone()
