@@ -12,6 +12,7 @@ from atoll.errors import OK
 from atoll.ir.program import Program
 from atoll.ir.validation import MAX_RESULTS
 from atoll.launch.compilation import MAX_RECOMPILES
+from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.session.registered_programs import in_parts
@@ -150,3 +151,53 @@ def test_of_many_small_programs_few_are_lowered_in_one_turn(nodes: int, at_once:
     assert len(session.programs) == known + 20
     play.proxy(play.session, m.RegisterProgram(120, chain_of(nodes)))
     assert len(session.programs) == known + 21
+
+
+def launches(count: int, nodes: int) -> tuple[Slow, list[m.Launch]]:
+    """A session whose program 5 has so many nodes, and launches of it that fit into its window."""
+    play = Slow()
+    play.register(5, chain_of(nodes))
+    (plan,) = [each for each in play.outbox() if isinstance(each, m.RegisterPlan)]
+    play.worker(0, m.PlanRegistered(plan.plan))
+    play.flush()
+    return play, [m.Launch(5, (10,), (1000 + i,), ()) for i in range(count)]
+
+
+def enqueued(play: Slow) -> int:
+    """The handles that launches have made."""
+    return sum(handle >= 1000 for handle in play.controller.sessions[play.session].directory.entries)
+
+
+def test_launches_of_many_nodes_in_one_turn_wait_for_the_next_ones():
+    play, messages = launches(100, 100)
+    for message in messages:
+        play.proxy(play.session, message)
+    assert 10 <= enqueued(play) <= 25
+    play.proxy(play.session, m.Await(7, (1099,)))
+    play.turn()
+    assert enqueued(play) <= 30, "a flush handles a few"
+    play.flush()
+    assert enqueued(play) == 100, "all run, in order"
+
+
+def test_the_bound_on_one_turn_is_one_over_all_sessions_and_others_get_their_turn():
+    play = shared()
+    own = [play.open(token="alice") for _ in range(8)]
+    other = play.open(token="bob")
+    play.flush()
+    for session in own:
+        for number in range(100):
+            play.proxy(session.number, m.Await(100 + number, ()))
+    play.proxy(other.number, m.Await(7, ()))
+    answers = [[each.message for each in play.event(e.Flush(play.now)) if isinstance(each, a.Send)] for _ in range(3)]
+    awaited = [sum(isinstance(each, m.Awaited) for each in sent) for sent in answers]
+    assert awaited[0] < 600
+    assert max(awaited[1:]) <= 8
+    assert any(m.Awaited(7, OK) in sent for sent in answers), "not behind the 300 that wait"
+
+
+def test_launches_that_fit_into_a_turn_are_handled_at_once():
+    play, messages = launches(100, 1)
+    for message in messages:
+        play.proxy(play.session, message)
+    assert enqueued(play) == 100

@@ -56,15 +56,21 @@ def steps(here: int, capacity: int, count: int) -> float:
     return float(rows[0, 0])
 
 
-def until_it_fails(here: int) -> str:
-    """Something is kept on either island: a worker that is lost between two steps has lost that, if nothing else."""
+_kept: list[Any] = []
+
+
+def keep() -> None:
+    """Keep something on either island: a worker that is lost between two steps has lost that, if nothing else."""
     import jax
 
+    _kept[:] = jax.block_until_ready([jax.device_put(0.0, device) for device in jax.devices()])
+
+
+def until_it_fails(here: int) -> str:
     try:
-        kept = [jax.device_put(0.0, device) for device in jax.devices()]
         while True:
             steps(here, 64, 10)
-            assert [float(each + 0) for each in kept] == [0.0, 0.0]
+            assert [float(each + 0) for each in _kept] == [0.0, 0.0]
     except Exception as error:
         return str(error)
 
@@ -81,8 +87,10 @@ def test_a_worker_that_is_lost_while_rows_are_on_their_way_is_named_and_comes_ba
 ) -> None:
     user = users[0]
     assert user.call(steps, 0, 64, 3) == 3.0
+    user.call(keep)
+    launches = standing.report()["sessions"][0]["launches"]
     user.begin(until_it_fails, 0)
-    standing.until(lambda report: report["sessions"][0]["launches"] > 0, 10.0)
+    standing.until(lambda report: report["sessions"][0]["launches"] > launches, 60.0)
     standing.worker(host).send_signal(struck)
     error = user.finish()
     assert f"host {host}" in error

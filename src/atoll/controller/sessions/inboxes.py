@@ -1,7 +1,8 @@
 """Inboxes: queue the messages of a session while large work for it is done in steps.
 
-Parts of programs and long lists of handles take long to handle, so they always queue, and the lists are divided. Each
-flush of the controller handles a few messages, takes turns between the sessions (`state.turns`), and counts the
+Parts of programs and long lists of handles take long to handle, so they always queue, and the lists are divided. Other
+messages queue if one turn has brought more of them than it has time for, from all connections together: a launch costs
+time per node. Each flush of the controller handles a few messages, takes turns between the sessions, and counts the
 cost of each message in steps.
 """
 
@@ -14,7 +15,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from atoll.errors import Code, Status
+from atoll.launch.large_launches import LARGE_NODES
 from atoll.protocol import messages as m
+from atoll.state.programs import RegisteredProgram
 from atoll.state.session import Session
 from atoll.state.stepped_work import Discards, TurnFailedError, Turns
 
@@ -29,6 +32,10 @@ _SMALL_ITEMS = 16
 # Programs that are handled at once in one turn, and nodes that count as one more. A program takes a millisecond.
 _MOST_AT_ONCE = 4
 _NODES_AS_A_PROGRAM = 8
+# Of all sessions in one turn, in units of 10 us, about the time to enqueue a node: messages that are handled at once.
+_MOST_COST = 2048
+_COST = 4
+_COST_OF_LAUNCH = 8  # besides its nodes
 # Handles that are released or become errors at a time.
 _MOST_HANDLES = 256
 
@@ -42,9 +49,19 @@ _ITEMS: Mapping[type[Any], Callable[[Any], int]] = {
 }
 
 
-def _steps_of(message: Any) -> int:
+def _steps_of(session: Session, message: Any) -> int:
     items = _ITEMS.get(type(message))
-    return max(_STEPS_PER_MESSAGE, items(message) // _ITEMS_PER_STEP if items is not None else 0)
+    count = items(message) if items is not None else _launched_nodes(session, message)
+    return max(_STEPS_PER_MESSAGE, count // _ITEMS_PER_STEP)
+
+
+def _launched_nodes(session: Session, message: Any) -> int:
+    """Return the number of nodes that handling a message enqueues. Those of a large launch follow in steps."""
+    if type(message) is not m.Launch:
+        return 0
+    program = session.programs.get(message.program)
+    nodes = len(program.nodes) if isinstance(program, RegisteredProgram) else 0
+    return nodes if nodes <= LARGE_NODES else 0
 
 
 def _nodes_of(message: Any) -> int:
@@ -80,18 +97,15 @@ class Inboxes:
         self.waiting = self._turns.waiting
         self._nodes: Counter[int] = Counter()
         self._at_once = 0  # programs handled at once in this turn, including their nodes counted as programs
+        self._cost = 0  # of the messages in this turn
 
     def received(self, number: int, message: Any) -> None:
         """Handle a message of the session's proxy, now or when its turn comes."""
         session = self._sessions.get(number)
         if session is None:
             return
-        if not session.in_steps and number not in self.waiting:
-            items = _ITEMS.get(type(message))
-            if items is None or (items(message) <= _SMALL_ITEMS and self._fits(message)):
-                self._handle(session, message)
-                return
-        elif type(message) is m.Pong:
+        is_next = not session.in_steps and number not in self.waiting
+        if (is_next and self._fits(session, message)) or type(message) is m.Pong:
             self._handle(session, message)
             return
         self._turns.add(number, session.tenant.name, message)
@@ -103,30 +117,39 @@ class Inboxes:
             text = f"more than {MAX_WAITING} messages of this session are waiting for its large programs"
             self._end(number, Status(Code.RESOURCE_EXHAUSTED, text))
 
-    def _fits(self, message: Any) -> bool:
+    def _fits(self, session: Session, message: Any) -> bool:
         """Return whether a message may be handled at once, given the others that this turn has handled."""
-        if type(message) not in _OF_PROGRAMS:
-            return True
-        self._at_once += 1 + _nodes_of(message) // _NODES_AS_A_PROGRAM
-        return self._at_once <= _MOST_AT_ONCE
+        kind = type(message)
+        if kind is m.Launch:
+            self._cost += _COST_OF_LAUNCH + _launched_nodes(session, message)
+        else:
+            self._cost += _COST
+            items = _ITEMS.get(kind)
+            if items is not None and items(message) > _SMALL_ITEMS:
+                return False
+            if kind in _OF_PROGRAMS:
+                self._at_once += 1 + _nodes_of(message) // _NODES_AS_A_PROGRAM
+                if self._at_once > _MOST_AT_ONCE:
+                    return False
+        return self._cost <= _MOST_COST
 
     def turn_ended(self) -> None:
         """Begin the next turn: later messages belong to it."""
-        self._at_once = 0
+        self._at_once = self._cost = 0
 
     def proceed(self, steps: int) -> None:
         """Handle messages, at least one, until they cost `steps` steps. Sessions take turns."""
         while steps > 0 and (number := self._turns.next(self._may_proceed)) is not None:
-            waiting = self.waiting[number]
+            waiting, session = self.waiting[number], self._sessions[number]
             message, rest = _divided(waiting[0])
             self._nodes[number] -= _nodes_of(message)
             if rest is None:
                 self._turns.take(number)
             else:
                 waiting[0] = rest
-            steps -= _steps_of(message)
+            steps -= _steps_of(session, message)
             try:
-                self._handle(self._sessions[number], message)
+                self._handle(session, message)
             except Exception as error:
                 raise TurnFailedError(session=number) from error
 
