@@ -1,4 +1,4 @@
-"""What a program can learn about a failure, without reading its text."""
+"""A program reads the details of a failure, not its text."""
 
 from __future__ import annotations
 
