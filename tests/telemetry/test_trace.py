@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from atoll.ir.program import Call, single
 from atoll.protocol import messages as m
-from atoll.telemetry.trace import Trace
+from atoll.telemetry.trace import MOST_ANSWERED, Trace
 from tests.controller.play import Play, on
 
 
@@ -134,6 +135,31 @@ def test_pages_have_few_spans_each_and_together_all_of_them(most: int):
         sizes.append(len(spans))
     assert found == trace.spans()
     assert max(sizes) == min(most, 300)
+
+
+def test_a_page_lays_out_few_earlier_spans_however_many_a_gang_has() -> None:
+    """Calls are counted: time would depend on the machine."""
+    trace, hosts = Trace(), 50
+    for sequence in range(300):
+        launch: Any = SimpleNamespace(session=1, program=SimpleNamespace(name="f"), seconds=0.0)
+        spec: Any = SimpleNamespace(kind="call", segments=1, devices=dict.fromkeys(range(hosts), (0,)), title="jit_f")
+        run = SimpleNamespace(launch=launch, spec=spec, waited=(), moved=lambda hosts: 0)
+        gang: Any = SimpleNamespace(island=0, sequence=sequence, run=run, node=SimpleNamespace(number=sequence))
+        trace.record_gang(gang, tuple(range(hosts)), (10 * sequence, 10 * sequence + 15) * hosts)
+    laid_out = 0
+
+    def count(frame: Any, event: str, _: Any) -> None:
+        nonlocal laid_out
+        laid_out += event == "call" and frame.f_code.co_name == "free_for"
+
+    sys.setprofile(count)
+    try:
+        spans, _, position = trace.page(200)
+    finally:
+        sys.setprofile(None)
+    assert len(spans) == (position - 200) * hosts
+    assert [each.started for each in spans[:1]] == [2005], "the gang before it ended then"
+    assert laid_out <= 2 * MOST_ANSWERED + 2 * hosts
 
 
 def test_pages_continue_with_what_is_kept_if_some_is_not_kept_any_more():

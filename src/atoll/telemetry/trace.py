@@ -29,10 +29,10 @@ MOST_SPANS = 100_000
 # In a snapshot of the controller. All spans would take three quarters of the snapshot.
 MOST_SPANS_KEPT = 10_000
 _TEXTS = {reason: reason.value for reason in Reason}  # messages have plain text
-# Entries before a position that may have kept devices busy after it: more than are in flight on a host.
-_LOOK_BACK = 256
-# Spans per answer. Creating a span takes 10 us.
-MOST_ANSWERED = 512
+# Spans per answer, and earlier spans, which may have kept devices busy when those of the answer were dispatched. Making
+# and laying out a span takes 8 us.
+MOST_ANSWERED = 64
+_LOOK_BACK = 64
 _MOST_CLOCKS = 16  # per host, one after another
 _PAIRS = struct.Struct("<2q")
 
@@ -298,8 +298,8 @@ class Trace:
         earlier, alignments = _Alignments(self._clocks), _Alignments(self._clocks)
         position = position if position <= self._recorded else 0
         first = self._recorded - len(self._ends)
-        begin = max(first, position - _LOOK_BACK)
         position = max(first, position)
+        begin = position - self._entries_before(position - first)
         found: list[Span] = []
         before = set()
         count = 0
@@ -318,6 +318,15 @@ class Trace:
                 before.add((span.host, span.sequence))
         spans = [span for span in laid_out(found) if (span.host, span.sequence) not in before]
         return spans, alignments.errors(), end
+
+    def _entries_before(self, index: int) -> int:
+        """Return how many entries before `index` have at most `_LOOK_BACK` spans, and at least one if there is one."""
+        count = 0
+        for entries, each in enumerate(islice(reversed(self._ends), len(self._ends) - index, None)):
+            count += each.count
+            if count > _LOOK_BACK:
+                return max(entries, 1)
+        return index
 
     def after(self, position: int, most: int) -> tuple[list[Span], int]:
         """Return the newest `most` spans after `position` in the order of their recording, and the current position.
