@@ -147,3 +147,15 @@ def test_a_run_of_a_closed_session_is_stopped_behind_a_gang_that_waits():
     contest.play.close(contest.alice.number)
     stops = stops_in(ticks(contest.play, range(1, 20), loop.sequence))
     assert {each.sequence for each in stops} == {loop.sequence}
+
+
+def test_the_runs_of_a_closed_session_share_one_time_to_end():
+    """Endless loops one after another would keep other sessions waiting for five seconds each."""
+    contest = Contest(0)
+    loops = [contest.run, *(launch(contest.play, contest.bob, number)[0] for number in (101, 102))]
+    contest.play.tick(1.0, running={0: (loops[0].sequence,)})
+    contest.play.close(contest.bob.number)
+    assert contest.stops(range(2, 6), loops[0].sequence) == [], "they may end by themselves"
+    stops = contest.stops(range(7, 8), loops[0].sequence)
+    assert {each.sequence for each in stops} == {each.sequence for each in loops}
+    assert contest.restarts() == 0

@@ -10,6 +10,7 @@ if it is behind another gang, or waits for bytes or for a client.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from atoll.controller.state import ClusterState
 from atoll.launch.launcher import Launcher
@@ -18,8 +19,17 @@ from atoll.state.durations import Durations
 from atoll.state.queued_nodes import Gang
 from atoll.state.session import GangRun, Session
 
-# For the runs of a closed session, whose results nobody can read, to end normally.
+# For the runs of a closed session, whose results nobody can read, to end normally. All of them share this time. If each
+# run in line had its own, a few endless loops would keep other sessions from the devices for several times as long.
 STOP_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class _Closed:
+    """A closed session with gangs in flight."""
+
+    name: str
+    since: float
 
 
 class Overruns:
@@ -48,12 +58,12 @@ class Overruns:
         self._running: dict[int, float] = {}  # by sequence: since when gangs keep the devices of all their hosts busy
         self._abandoned: Durations[int] = Durations()
         self._stopped: dict[int, tuple[float, str]] = {}  # by sequence: since when, and why
-        self._closed: dict[int, str] = {}  # names of closed sessions with gangs in flight
+        self._closed: dict[int, _Closed] = {}  # by session
 
     def session_closed(self, session: Session) -> None:
         """Watch the session's gangs in flight, which continue; a gang that does not end is stopped."""
         if any(gang.node.session == session.number for gang in self._launcher.in_flight.values()):
-            self._closed[session.number] = session.name
+            self._closed[session.number] = _Closed(session.name, self._outbox.seconds)
 
     def host_answered(self, host: int, message: m.Pong) -> None:
         """Record which gangs keep the devices of `host` busy."""
@@ -81,9 +91,14 @@ class Overruns:
             gang = in_flight.get(sequence)
             if gang is not None and gang.node.session not in of_closed:
                 self._look_at(gang, now - since, now)
+        for gang in list(in_flight.values()):
+            closed = self._closed.get(gang.node.session)
+            if closed is not None and now - closed.since > STOP_SECONDS:
+                self._stop(gang, "its session has ended")  # a gang that has not begun ends when it does
         abandoned = [each for each in abandoned if each in in_flight]  # an island may have restarted just now
         for sequence, seconds in self._abandoned.update(now, abandoned).items():
-            self._end_abandoned(in_flight[sequence], seconds)
+            if seconds > self._abandoned_seconds:
+                self._end_abandoned(in_flight[sequence])
 
     def _keeping_busy(self) -> dict[int, float]:
         """Return the gangs that keep all hosts busy that they run on, and since when this is known."""
@@ -118,15 +133,12 @@ class Overruns:
         else:
             self._stop(gang, why)
 
-    def _end_abandoned(self, gang: Gang[GangRun], seconds: float) -> None:
-        """Bound the time of a closed session's gang that runs or has nothing before it."""
-        if seconds > self._abandoned_seconds:
-            limit = f"for more than {self._abandoned_seconds:.0f} s after its session ended"
-            name = f"{gang.run.launch.program.name} of {self._closed[gang.node.session]}"
-            runs = f"{'has run' if gang.sequence in self._running else 'has not ended'} on {_hosts(gang)} {limit}"
-            self._restart(gang, f"a gang {runs}", f"{name} {runs}")
-        elif seconds > STOP_SECONDS:
-            self._stop(gang, "its session has ended")
+    def _end_abandoned(self, gang: Gang[GangRun]) -> None:
+        """Restart the island of a closed session's gang that runs, or has nothing before it, for too long."""
+        limit = f"for more than {self._abandoned_seconds:.0f} s after its session ended"
+        name = f"{gang.run.launch.program.name} of {self._closed[gang.node.session].name}"
+        runs = f"{'has run' if gang.sequence in self._running else 'has not ended'} on {_hosts(gang)} {limit}"
+        self._restart(gang, f"a gang {runs}", f"{name} {runs}")
 
     def _stop(self, gang: Gang[GangRun], why: str) -> None:
         text = f"the run of {gang.run.launch.program.name} was stopped: {why}"
