@@ -56,7 +56,7 @@ def _steps_of(session: Session, message: Any) -> int:
 
 
 def _launched_nodes(session: Session, message: Any) -> int:
-    """Return the number of nodes that handling a message enqueues. Those of a large launch follow in steps."""
+    """Return how many nodes a message enqueues when it is handled. Those of a large launch follow in steps."""
     if type(message) is not m.Launch:
         return 0
     program = session.programs.get(message.program)
