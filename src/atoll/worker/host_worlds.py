@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from atoll.devices.device import WorldMaker
-from atoll.errors import Code, Status, status_of
+from atoll.errors import Code, Details, Kind, Status, failure, status_of
 from atoll.protocol import messages as m
 
 
@@ -72,7 +72,7 @@ class HostWorlds:
             self._maker.join(message.world, address, message.rank, message.ranks, self._hostname)
         except Exception as error:
             text = f"this host cannot join the hosts of other islands: {status_of(error).message}"
-            status = Status(Code.UNAVAILABLE, text)
+            status = failure(Code.UNAVAILABLE, text, Details(Kind.LINK, retriable=True))
         with self._lock:
             joining = self._worlds.setdefault(message.world, _Joining())
             joining.status = status

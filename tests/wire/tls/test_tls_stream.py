@@ -245,7 +245,7 @@ def test_an_expired_certificate_is_refused_with_a_word_about_clocks() -> None:
 def test_a_clock_that_was_set_back_after_the_cluster_started_refuses_no_connection(years: int) -> None:
     """The operator must be able to stop the cluster."""
     with clock_ahead_by(years * 365 * 24 * HOUR):
-        authority = Authority.make()
+        authority = CertificateAuthority.make()
         host, client = identity(Role.HOST, authority), identity(Role.CLIENT, authority)
     with pair(identity(Role.CLIENT, authority), host) as made:
         assert made.secure() == (None, None)
