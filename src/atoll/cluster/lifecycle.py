@@ -32,6 +32,10 @@ class IslandState(StrEnum):
     DRAINED = "drained"  # ended by an operator or because its machines left
 
 
+# The states in which all hosts of an island are connected and working.
+WORKING = frozenset({IslandState.READY, IslandState.DRAINING})
+
+
 class HostState(StrEnum):
     """The state of a host whose worker has joined. If a worker joins again, a new record replaces that of the host."""
 
@@ -75,7 +79,7 @@ class Island(StateMachine[IslandState]):
     @property
     def works(self) -> bool:
         """Return whether all of its hosts are connected and working."""
-        return self.state in (IslandState.READY, IslandState.DRAINING)
+        return self.state in WORKING
 
     @property
     def is_over(self) -> bool:

@@ -25,7 +25,7 @@ from dataclasses import astuple, dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Generic
 
-from atoll.cluster.lifecycle import Island
+from atoll.cluster.lifecycle import WORKING, Island
 from atoll.launch.policies.fair import FairShares
 from atoll.launch.policy import Policy
 from atoll.state.gang_states import GangState, Reason
@@ -236,7 +236,7 @@ class Scheduler(Generic[Payload]):
         Return None if the island is full, does not work, or waits for an exclusive gang, or if no node is ready.
         """
         state = self._islands[island]
-        if not state.record.works:
+        if state.record.state not in WORKING:  # `works` is a call, and this is on the path of every launch
             return None
         while not state.draining:
             if not state.committed:
@@ -415,7 +415,7 @@ class Scheduler(Generic[Payload]):
         """
         for gang in node.gangs:
             state = self._islands[gang.island]
-            is_away = not state.record.works
+            is_away = state.record.state not in WORKING
             if is_away or node.session in state.record.needs_recompile:
                 self._barred.setdefault(gang.island, {})[node] = None
                 return Reason.ISLAND if is_away else Reason.FUNCTIONS
