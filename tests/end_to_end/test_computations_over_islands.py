@@ -14,6 +14,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from atoll.cluster.tenant_settings import TenantSettings, token_hash
 from tests.end_to_end.remote_python import RemotePython, StartPython
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
 
@@ -164,6 +165,16 @@ def gradient_alone() -> list[float]:
 
 def test_colocated_python_on_several_islands_is_refused(python: RemotePython):
     assert "colocated Python on devices of several islands" in python.call(colocated)
+
+
+def test_tenants_compile_computations_over_islands_in_processes_of_their_own(start_cluster, start_python):
+    """A compiler process has as many devices as an island."""
+    tenants = (TenantSettings("ana", token_hash("ana's token")), TenantSettings("ben", token_hash("ben's token")))
+    cluster = start_cluster(islands="2x1x2", token="the token of the cluster", tenants=tenants)
+    for name in ("ana", "ben"):
+        user = start_python(ATOLL_ADDRESS=cluster.address, ATOLL_TOKEN=f"{name}'s token")
+        assert user.call(manual_collectives) == [32.0, 33.0, 34.0, 35.0, 28.0, 29.0, 30.0, 31.0]
+        assert user.call(called_back) == ([2 * each for each in NUMBERS], [28.0])
 
 
 # ---- islands that fail

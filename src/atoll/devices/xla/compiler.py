@@ -77,7 +77,8 @@ class XlaCompiler:
 
     def _grid(self, request: CompileProgram) -> Any:
         count = request.replicas * request.partitions
-        devices = self._backend.devices[:count] if request.platform == "cpu" else self._backend.devices[:1] * count
+        own = self._backend.devices
+        devices = [own[i % len(own)] for i in range(count)]
         return np.array(devices, dtype=object).reshape(request.replicas, request.partitions)
 
     def _rehearse(self, serialized: bytes, grid: Any, callbacks: int) -> Description:
