@@ -157,6 +157,31 @@ def test_a_removed_island_ends_the_wait_for_its_world():
     assert len(of(play.outbox(), m.CloseWorld)) == 1
 
 
+def test_a_run_that_failed_on_one_island_ends_on_the_others_and_its_functions_move_to_another_world():
+    play = Play("2x1x1")
+    serve = with_function(play)
+    first, second = runs(play.say(m.Launch(1, (), (11,), ())))
+    play.report(0, m.Failed(first.sequence, Status(Code.INVALID_ARGUMENT, "an argument has been deleted")))
+    sent: list[Any] = []
+    for now in range(1, 10):
+        play.tick(float(now))
+        sent += play.sent()
+    closed = [(name, message) for name, message in sent if type(message) is m.CloseWorld]
+    assert [name for name, _ in closed] == [("host", 0), ("host", 1)], "once"
+    successor = closed[0][1].successor
+    assert (closed[0][1].world, successor) == (serve.world, serve.world + 1)
+    assert [each.world for each in of([message for _, message in sent], m.JoinWorld)] == [successor]
+    assert not of([message for _, message in sent], m.RestartIsland)
+    play.report(1, m.Failed(second.sequence, Status(Code.UNKNOWN, "Connection closed by peer")))
+    for now in range(10, 13):
+        play.tick(float(now))
+    assert play.controller.launcher.in_flight == {}
+    error = play.controller.sessions[play.session].directory.entries[11].error
+    assert error is not None
+    assert "an argument has been deleted" in error.message
+    assert len(runs(play.say(m.Launch(1, (), (12,), ())))) == 2, "hosts run it when the function has moved"
+
+
 def test_islands_of_other_platforms_run_nothing_together():
     play = Play("2x1x1")
     hosts = play.controller.resources.hosts

@@ -55,6 +55,7 @@ class Rig:
         from atoll.worker.executor_thread import ExecutorThread
         from atoll.worker.host_functions import Functions
         from atoll.worker.host_network import DataPortNetwork
+        from atoll.worker.host_worlds import HostWorlds
         from atoll.worker.spill_store import SpillStore
         from atoll.worker.step_runner import StepRunner
         from atoll.worker.store import TypeKeys
@@ -67,7 +68,11 @@ class Rig:
         self.port = DataPort(Address(path=str(directory / "data.sock")), self.inbox)
         self._tenant = tenant
         compilers = compilers_of(self.backend) if tenant else None
-        self.functions = Functions(self.backend, self.inbox, keys, self.report, compilers=compilers)
+        assert self.backend.worlds is not None
+        self.worlds = HostWorlds(
+            self.backend.worlds, self.report, lambda world: f"unix:{directory}/world-{world}", "127.0.0.1"
+        )
+        self.functions = Functions(self.backend, self.inbox, keys, self.report, compilers=compilers, worlds=self.worlds)
         network = DataPortNetwork(self.backend, self.port, 0)
         messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
         steps = StepRunner(self.backend, self.functions, self.port, network, keys, self.report, messages.put)
@@ -95,9 +100,11 @@ class Rig:
 
     # ---- functions
 
-    def function(self, call: Any, *arguments: Any, devices: tuple[int, ...] = (0,), donate: Any = ()) -> str:
+    def function(
+        self, call: Any, *arguments: Any, devices: tuple[int, ...] = (0,), donate: Any = (), world: int = 0
+    ) -> str:
         """Compiles `call` for shards like `arguments` on these devices; its name."""
-        name, status = self.compile(self.lower(call, *arguments, devices=devices, donate=donate), devices)
+        name, status = self.compile(self.lower(call, *arguments, devices=devices, donate=donate), devices, world)
         assert status.ok, status
         return name
 
@@ -114,7 +121,7 @@ class Rig:
         ]
         return jax.jit(call, donate_argnums=donate, out_shardings=sharding).lower(*shapes).compiler_ir()
 
-    def compile(self, module: Any, devices: tuple[int, ...] = (0,)) -> tuple[str, Status]:
+    def compile(self, module: Any, devices: tuple[int, ...] = (0,), world: int = 0) -> tuple[str, Status]:
         """Has a module compiled for these devices; the function's name, and how that went."""
         from jax._src.lib import _jax
         from jax._src.lib import xla_client as xc
@@ -130,7 +137,10 @@ class Rig:
         feed = self.feed(msgspec.msgpack.encode(source))
         name = f"function {feed}"
         assignment = (tuple((0, ordinal) for ordinal in devices),)
-        self.functions.compile(m.Compile(name, self.session, feed, assignment, tenant=self._tenant))
+        ranks = (0, int(bool(world)))
+        self.functions.compile(
+            m.Compile(name, self.session, feed, assignment, tenant=self._tenant, world=world, ranks=ranks)
+        )
         return name, self.reports.get(timeout=SECONDS).status
 
     # ---- runs

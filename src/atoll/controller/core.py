@@ -244,6 +244,7 @@ class Controller:
             self.agents.pending_reason,
             self.agents.departure_of,
             self._relays.broken,
+            self._worlds,
         )
         self._overruns = Overruns(state, self.launcher, self._recovery.restart_for, self._recovery.charge_overrun)
         self._sessions = Sessions(state)

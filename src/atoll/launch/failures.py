@@ -66,11 +66,16 @@ class Failures:
         return found
 
     def half_failed(self) -> list[Gang[GangRun]]:
-        """Return the collective gangs that failed on one host while other hosts still run them, perhaps forever."""
+        """Return the collective gangs that failed on one host while other hosts still run them, perhaps forever.
+
+        The other hosts may be on other islands.
+        """
         return [
             gang
             for gang in self._launcher.in_flight.values()
-            if gang.run.failure is not None and gang.run.hosts_left and gang.run.spec.collective
+            if gang.run.spec.collective
+            and gang.run.hosts_left
+            and (gang.run.failure is not None or any(each.state is GangState.FAILED for each in gang.node.gangs))
         ]
 
     def fail_launches_of_island(self, island: int, status: Status) -> Survivors:

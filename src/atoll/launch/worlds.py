@@ -98,16 +98,31 @@ class Worlds:
         for world in [each for each in self._worlds.values() if island in each.islands]:
             self._close(world, status)
 
+    def replace(self, function: str, status: Status) -> bool:
+        """Close the world of a function whose runs wait for each other, and have its functions continue in a new one.
+
+        Return whether the function runs in a world.
+        """
+        for world in list(self._worlds.values()):
+            if function in world.functions:
+                new = World(self._next, world.tenant, world.islands, world.hosts, functions=world.functions)
+                self._next += 1
+                self._close(world, status, new.number)
+                self._worlds[world.tenant, world.islands] = new
+                self._start(new)
+                return True
+        return False
+
     def _start(self, world: World) -> None:
         islands = self._resources.islands
         if world.state is WorldState.WAITING and all(islands[each].works for each in world.islands):
             world.state = WorldState.STARTING
             self._outbox.to_host(world.hosts[0], m.JoinWorld(world.number, 0, len(world.hosts)))
 
-    def _close(self, world: World, status: Status) -> None:
+    def _close(self, world: World, status: Status, successor: int = 0) -> None:
         del self._worlds[world.tenant, world.islands]
         for host in world.hosts:
-            self._outbox.to_host(host, m.CloseWorld(world.number, status))
+            self._outbox.to_host(host, m.CloseWorld(world.number, status, successor))
 
     def _close_idle(self, tenant: str) -> None:
         """Close worlds of the tenant that no function uses, except those that were used last."""

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Executor as Pool
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import msgspec
 
@@ -99,6 +100,9 @@ class Functions:
         self._apart: dict[str, Compilation] = {}  # functions in `_compiling` that `compilers` compile
         self.programs = Programs()
         self.have_worlds = False
+        # Functions of worlds, with what they were compiled from, and those that move to another world.
+        self._world_sources: dict[str, tuple[Compile, FunctionSource]] = {}
+        self._moving: dict[str, list[Callable[[], None]]] = {}  # with what waits for them
         self.with_callbacks = 0  # number of functions that call their clients
         self._idle: OrderedDict[str, None] = OrderedDict()
         self._dropped: set[str] = set()  # dropped while they were being compiled
@@ -137,18 +141,25 @@ class Functions:
         try:
             source = self._source(message)
             joined.raise_if_error()
+            if message.world:
+                self._world_sources[message.function] = message, source
             if source.is_python and message.ranks[1]:
                 raise unimplemented("run colocated Python on devices of several islands: call it once per island")
             if source.is_python:
                 self.python.load(message, source.program, lambda status: self._loaded_python(message.function, status))
                 return
-            if message.tenant and self._compilers is not None and self._backend.loader is not None:
-                self._compile_apart(message, source, self._compilers, self._backend.loader)
-                return
         except Exception as error:
             self._end(message, None, status_of(error))
             return
-        if source.keys:
+        self._compile_source(message, source)
+
+    def _compile_source(self, message: Compile, source: FunctionSource) -> None:
+        if message.tenant and self._compilers is not None and self._backend.loader is not None:
+            try:
+                self._compile_apart(message, source, self._compilers, self._backend.loader)
+            except Exception as error:
+                self._end(message, None, status_of(error))
+        elif source.keys:
             self._asking.submit(source.session, lambda: self._compile(message, source))
         else:
             self._compile(message, source)
@@ -238,6 +249,7 @@ class Functions:
         with self._lock:
             others = self._compiling.pop(message.function, [])
             self._apart.pop(message.function, None)
+            waiting = self._moving.pop(message.function, ())
             if function is not None and info is not None:
                 for each in (message, *others):
                     self.programs.compiled(message.function, info.name, each.session)
@@ -247,6 +259,8 @@ class Functions:
             if message.function in self._dropped:
                 self._dropped.discard(message.function)
                 self._make_idle(message.function)
+        for wake in waiting:
+            wake()
         for other in others:
             self._inbox.drop(other.session, other.feed)
         scratch = 0 if function is None else function.loaded.scratch_bytes
@@ -370,17 +384,43 @@ class Functions:
             self._forget(oldest)
 
     def close_world(self, message: CloseWorld) -> None:
-        """Leave a world, and drop its functions."""
-        if self._worlds is not None:
-            self._worlds.close(message)
+        """Leave a world, and drop its functions, or compile them again in its successor."""
+        worlds = self._worlds
+        if worlds is None:
+            return
+        moving = []
         with self._lock:
             for name in [name for name, each in self._functions.items() if each.loaded.world == message.world]:
+                compiled, source = self._world_sources[name]
                 self.with_callbacks -= bool(self._functions[name].callbacks)
-                self._idle.pop(name, None)
+                is_idle = self._idle.pop(name, self) is None
                 self._forget(name)
+                if message.successor and not is_idle:
+                    self._compiling[name], self._moving[name] = [], []
+                    moving.append((msgspec.structs.replace(compiled, world=message.successor), source))
+        worlds.close(message)
+        for compiled, source in moving:
+            worlds.when_joined(message.successor, partial(self._move, compiled, source))
+
+    def _move(self, message: Compile, source: FunctionSource, joined: Status) -> None:
+        """Compile a function in another world, on the pool's threads."""
+        if joined.ok:
+            self._world_sources[message.function] = message, source
+            start_in(self._pool, self._compile_source, message, source)
+        else:
+            self._end(message, None, joined)
+
+    def awaits(self, name: str, wake: Callable[[], None]) -> bool:
+        """Return whether the function moves to another world. If so, call `wake` on any thread afterwards."""
+        with self._lock:
+            waiting = self._moving.get(name)
+            if waiting is not None:
+                waiting.append(wake)
+            return waiting is not None
 
     def _forget(self, name: str) -> None:
         del self._functions[name], self._info[name]
+        self._world_sources.pop(name, None)
         self.programs.dropped(name)
 
     def answer(self, what: str, name: str) -> bytes:

@@ -102,13 +102,16 @@ class StepRunner:
         return self._functions.have_worlds
 
     def awaits_inputs(self, step: p.Step, unit: DispatchUnit, wake: Callable[[], None]) -> bool:
-        """Return whether the step's inputs belong to another world, and are not ready to be brought over.
+        """Return whether the step waits for its function, or for inputs that belong to another world.
 
-        In that case, call `wake` on any thread when they are. Otherwise, bring over those of a function.
+        A function waits while it moves to another world, and inputs until they can be brought over. Then call `wake` on
+        any thread. If the step does not wait, bring over the inputs of its function.
         """
         values = unit.plan_run.values
         assert values is not None
         if isinstance(step, p.Execute):
+            if self._functions.awaits(step.function, wake):
+                return True
             inputs, world = step.inputs, self._functions.get(step.function).loaded.world
         elif isinstance(step, p.Move | p.Select):
             inputs, world = step.inputs, 0

@@ -16,6 +16,7 @@ from atoll.errors import OK, Code, Details, Status, failure
 from atoll.launch.compilation import Compilation
 from atoll.launch.failures import Failures, Survivors
 from atoll.launch.launcher import Launcher
+from atoll.launch.worlds import Worlds
 from atoll.protocol import messages as m
 from atoll.state.durations import Durations
 from atoll.state.offenses import Running
@@ -60,7 +61,9 @@ class Recovery:
         pending_reason: Callable[[int], str],
         departure_of: Callable[[int], str],
         broken: Mapping[int, str],
+        worlds: Worlds,
     ) -> None:
+        self._worlds = worlds
         self._resources = state.resources
         self._lifecycle = state.lifecycle
         self._sessions = state.sessions
@@ -258,10 +261,20 @@ class Recovery:
         for sequence, seconds in self._hanging.update(now, hanging).items():
             gang = hanging[sequence]
             if seconds > HALF_FAILED_SECONDS:
-                error = gang.run.failure or OK
+                error = gang.run.failure or gang.run.launch.error or OK
+                if len(gang.node.gangs) > 1:
+                    self._replace_world(gang, error)
+                    continue
                 waits = f"hosts {sorted(gang.run.hosts_left)} of island {gang.island} wait for another host, where"
                 named = f"{waits} {gang.run.launch.program.name} failed: {error.message}"
                 self.restart_for(gang, f"{waits} a gang failed", named)
+
+    def _replace_world(self, gang: Gang[GangRun], error: Status) -> None:
+        """End a gang that waits for another island, where it failed. Other work of the islands is not concerned."""
+        for function in gang.run.spec.functions:
+            if self._worlds.replace(function, error):
+                text = f"{gang.run.launch.program.name} failed on one island, and others waited for it: {error.message}"
+                self._history.record("hangs", text, gang.island, gang.node.session, gang.node.tenant.name)
 
     # ---- islands
 

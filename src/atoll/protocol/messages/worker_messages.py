@@ -215,10 +215,14 @@ class JoinWorld(Message, frozen=True, tag=180):
 
 
 class CloseWorld(Message, frozen=True, tag=181):
-    """Leave a world, and drop its functions. Its runs in flight fail."""
+    """Leave a world, and drop its functions. Its runs in flight fail.
+
+    With a `successor`, compile its functions again in that world. Runs of these functions wait for that.
+    """
 
     world: int
     status: Status  # of its functions that are being compiled
+    successor: int = 0
 
 
 class DropFunction(Message, frozen=True, tag=21):
