@@ -7,13 +7,10 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# Of the packages whose objects count, the beginnings of their modules' names.
-_OURS = ("atoll.", "xdsl.")
-
 
 @contextmanager
 def counted() -> Iterator[Counter[str]]:
-    """Count what the block leaves for the collector, by type: objects of Atoll's and of xDSL's classes.
+    """Count what the block leaves for the collector, by type: objects of Atoll's classes.
 
     The counter is filled at the end of the block. Meanwhile the collector does not run.
     """
@@ -25,7 +22,7 @@ def counted() -> Iterator[Counter[str]]:
         gc.set_debug(gc.DEBUG_SAVEALL)
         gc.collect()
         names = (f"{type(each).__module__}.{type(each).__qualname__}" for each in gc.garbage)
-        found.update(name for name in names if name.startswith(_OURS))
+        found.update(name for name in names if name.startswith("atoll."))
     finally:
         gc.set_debug(0)
         gc.garbage.clear()

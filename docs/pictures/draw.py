@@ -238,7 +238,7 @@ def packages_picture() -> Picture:
         "state": "sessions, buffers, gangs, tenants, memory",
         "transfers": "the data plane",
         "protocol": "messages",
-        "ir": "programs, dialect, passes, plans",
+        "ir": "programs, passes, placement, plans",
         "cluster": "settings, meshes, slices, island states, processes",
         "wire": "framing, HTTP/2, gRPC",
         "data": "input that is made on the hosts",

@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 
 from atoll.errors import Code, StatusError
 from atoll.ir import plan as p
-from atoll.ir.build_module import build
-from atoll.ir.dialect import context, parse
-from atoll.ir.lowering import lower, pipeline
+from atoll.ir.lowering import lower
 from atoll.ir.program import Program, Route, Unroute, single
-from atoll.ir.text import render_lowered
+from atoll.ir.text import render, render_lowered
 from atoll.ir.types import ArraySpec, Replicated, Sharding, Tiled
 from tests.ir.machine import Machine, Placement, cluster, contents, placements, steps_of, used_memory
+from tests.ir.program_text import parse
 from tests.ir.test_types import tilings
 
 
@@ -218,30 +217,45 @@ def test_a_message_of_another_length_than_it_says_is_refused() -> None:
     assert (len(shards), nbytes) == (8, 8 * 12 + 8 * 16)
 
 
-def test_as_text_a_route_is_one_op_before_lowering_and_parses_at_every_stage() -> None:
+def test_as_text_a_route_is_one_node_that_becomes_sends_and_receives() -> None:
     there = Route((0, 1), (BLOCK, SPANS, BLOCK, SPANS), 2)
     back = Unroute((2, 3, 4, 5), (ROWS,), 2)
     program = Program("f", (ROWS, _changed(SIZES, shape=(2, 2))), (there, back), (6,))
-    module = build(program, {})
-    assert "%2, %3, %4, %5 = atoll.route %0, %1 groups 2 : " in str(module)
-    assert "%6 = atoll.unroute %2, %3, %4, %5 groups 2 : " in str(module)
-    assert str(parse(str(module))) == str(module)
-    pipeline(cluster(2, 1, 2)).apply(context(), module)
-    assert "atoll.send_rows of 0 %0, %1 feeds 1 groups 2 destination 1 to" in str(module)
-    assert "atoll.receive_rows of 1 feeds 2 groups 2 destination -1 from" in str(module)
-    assert str(parse(str(module))) == str(module)
-    assert "%4, %5 = receive rows on devices [0:2], host feeds [1]" in render_lowered(program, cluster(2, 1, 2), [])
+    text = render(program, [])
+    assert "%2, %3, %4, %5 = atoll.route %0, %1 groups 2 : " in text
+    assert "%6 = atoll.unroute %2, %3, %4, %5 groups 2 : " in text
+    assert parse(text, []) == program
+    assert (
+        render_lowered(program, cluster(2, 1, 2), [])
+        == """\
+program @f: 2 arguments, returns (%6), 0 feeds
+gang 0: node 0 on island 0, hosts [0]
+gang 1: node 0 on island 1, hosts [1], makes (%2, %3, %4, %5)
+gang 2: node 1 on island 0, hosts [0], makes (%6)
+gang 3: node 1 on island 1, hosts [1], drops (%2, %3, %4, %5)
+plan of hosts [0]: takes (%0, %1)
+  gang 0, drops (%0, %1)
+    send rows of %0 by %1 to host 1 as host feed 0, to host 1 as host feed 1
+  gang 2, returns (%6), drops (%6)
+    %6 = receive rows on devices [0:2], host feeds [2:4]
+plan of hosts [1]: takes ()
+  gang 1
+    %2, %3 = receive rows on devices [0:2], host feeds [0]
+    %4, %5 = receive rows on devices [0:2], host feeds [1]
+  gang 3, drops (%2, %3, %4, %5)
+    send rows of %2 by %3 to host 0 as host feed 2
+    send rows of %4 by %5 to host 0 as host feed 3
+"""
+    )
 
 
 def test_as_text_a_route_in_order_has_a_third_input() -> None:
     program = Program("f", (ROWS, SIZES, ORDER), (Route((0, 1, 2), (BLOCK, SPANS), 2),), (3,))
-    module = build(program, {})
-    assert "%3, %4 = atoll.route %0, %1, %2 groups 2 : " in str(module)
-    assert str(parse(str(module))) == str(module)
-    pipeline(cluster(2, 1, 2)).apply(context(), module)
-    assert "atoll.send_rows of 0 %0, %1, %2 feeds 0 groups 2 destination 0 to" in str(module)
-    assert "float32[14, 3]" in str(module)  # seven places of each group
-    assert str(parse(str(module))) == str(module)
+    text = render(program, [])
+    assert "%3, %4 = atoll.route %0, %1, %2 groups 2 : " in text
+    assert parse(text, []) == program
+    (step,) = (each for each in steps_of(lower(program, cluster(2, 1, 2), {}).plans[0]) if isinstance(each, p.SendRows))
+    assert step.exchanges[0].source.shape == (14, 3)  # seven places of each group
     assert "send rows of %0 by %1, %2 to host 1" in render_lowered(program, cluster(2, 1, 2), [])
 
 

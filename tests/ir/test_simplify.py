@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.ir.dialect import context, parse
-from atoll.ir.passes.simplify_pass import SimplifyPass
+from atoll.ir.passes.simplify_pass import simplify
+from atoll.ir.steps import finish
+from atoll.ir.text import render
+from tests.ir.program_text import parse
 
 # Short names for types, so that the programs can be read.
 TYPES = {
@@ -19,16 +21,17 @@ TYPES = {
     "done": "!atoll.completion",
 }
 
+FUNCTIONS = ("g", "h")
+
 
 def simplified(text: str) -> str:
     """The body of `@f(%0: A, %1: A)` after the pass, in short names."""
     body = text
     for name, spelled in TYPES.items():
         body = body.replace(f"<{name}>", spelled)
-    module = parse(f"atoll.program @f(%0: {TYPES['A']}, %1: {TYPES['A']}) feeds 1 {{ {body} }}")
-    SimplifyPass().apply(context(), module)
-    module.verify()
-    after = str(module)
+    arguments = f"%0: {TYPES['A']}, %1: {TYPES['A']}"
+    program = parse(f"builtin.module {{ atoll.program @f({arguments}) feeds 1 {{ {body} }} }}", FUNCTIONS)
+    after = render(finish(simplify(program)), FUNCTIONS)
     for name, spelled in TYPES.items():
         after = after.replace(spelled, f"<{name}>")
     return "\n".join(line.strip() for line in after.splitlines()[2:-2])

@@ -1,4 +1,4 @@
-"""Arrays on physical devices: the hosts, boxes and memory of an array's shards. Does not depend on the dialect."""
+"""Arrays on physical devices: the hosts, boxes and memory of an array's shards."""
 
 from __future__ import annotations
 

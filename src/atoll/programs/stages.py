@@ -67,7 +67,7 @@ class Lowered(_Stage):
 
     def as_text(self, stage: str | None = None) -> str:
         """Return the location-free program, or the plan of each host with `stage="lowered"`."""
-        from atoll.ir.text import render, render_lowered  # imports the compiler
+        from atoll.ir.text import render, render_lowered
 
         names = [function.call.name for function in self._built.functions]
         if stage is None:
