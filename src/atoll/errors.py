@@ -233,7 +233,11 @@ class SettingsError(ClusterError, ValueError):
 
 
 class JournalError(ClusterError):
-    """A controller's journal cannot be read, is of another version of Atoll, or is in use by another controller."""
+    """A controller's journal cannot be read, or is in use by another controller."""
+
+
+class IncompatibleJournalError(JournalError):
+    """This version of Atoll cannot read what another version stored. The message names both."""
 
 
 class BackendError(ClusterError):

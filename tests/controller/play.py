@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -28,8 +29,12 @@ from atoll.protocol import messages as m
 from atoll.security.tokens import digest
 from atoll.session.registered_programs import in_parts
 from atoll.state.session import Session
+from tests.controller.dumps import check_dump
 
 BROKEN = Status(Code.INTERNAL, "division by zero")
+
+# Flushes after which a cluster's controller is dumped and loaded.
+_DUMPED_AFTER = (8, 64, 512)
 
 # Signs of life and the like, of which tables say nothing.
 _BACKGROUND = (m.Ping, m.Peers)
@@ -55,6 +60,7 @@ class Cluster:
         self._sessions: dict[int, int] = {}
         self._timers: list[a.SetTimer] = []
         self._kept: list[a.AnyAction] = []  # for the next `flush`
+        self._flushes = 0
         self.event(e.Started(0.0))
         self._engine = self.connect("engine")
         self._names[self._engine] = ("engine", 0)
@@ -67,6 +73,10 @@ class Cluster:
         self.events[type(event).__name__] += 1
         actions = self.controller.handle(event)
         self.controller.launcher.validate()
+        if type(event) is e.Flush:
+            self._flushes += 1
+            if self._flushes in _DUMPED_AFTER and gc.isenabled():  # otherwise objects are counted
+                check_dump(self.controller)
         self.actions.extend(actions)
         self.closed.extend(action for action in actions if isinstance(action, a.Close))
         self._timers.extend(action for action in actions if isinstance(action, a.SetTimer))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pickle
-
 import pytest
 
+from atoll.controller.controller_dumps import load_controller
 from atoll.controller.faults import NothingChangedError
 from atoll.controller.validation import PROXIES
 from atoll.errors import Code
@@ -14,6 +13,7 @@ from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.state.offenses import FIRST_SUSPENSION_SECONDS, MOST_CRASHES
 from atoll.state.session import Session
+from tests.controller.dumps import dumped
 from tests.controller.play import Cluster, Play, joined
 from tests.controller.test_tenants import shared
 
@@ -151,7 +151,7 @@ def test_a_tenant_at_whose_messages_the_controller_failed_again_and_again_is_sus
 def test_a_suspension_outlives_a_restart_of_the_controller():
     cluster = shared()
     fail_at(cluster, "alice", MOST_CRASHES)
-    cluster.controller = pickle.loads(pickle.dumps(cluster.controller))
+    cluster.controller = load_controller(dumped(cluster.controller))
     assert cluster.controller.offenses.client_problem(cluster.controller.tenants.by_name["alice"], cluster.now)
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import pytest
 
+from atoll.controller.controller_dumps import load_controller
 from atoll.errors import OK, Code
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
+from tests.controller.dumps import dumped
 from tests.controller.play import BROKEN, chain_of, runs
 from tests.controller.test_lowering_in_steps import Blocks, Slow, without_collector
 
@@ -149,7 +150,7 @@ def test_a_controller_that_is_restored_goes_on_with_the_same_messages(flushes: i
     play.launch()
     for _ in range(flushes):
         play.turn()
-    restored = pickle.loads(pickle.dumps(play.controller))
+    restored = load_controller(dumped(play.controller))
     while play.controller.has_work:
         event = e.Flush(play.now)
         assert restored.handle(event) == play.controller.handle(event)

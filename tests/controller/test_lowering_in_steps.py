@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import pickle
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from atoll.controller.controller_dumps import load_controller
 from atoll.controller.sessions.inboxes import MAX_WAITING
 from atoll.errors import OK, Code
 from atoll.ir.program import Call, Program
@@ -23,6 +23,7 @@ from atoll.protocol import messages as m
 from atoll.session.registered_programs import in_parts
 from atoll.state.stepped_work import TurnFailedError
 from atoll.virtual.host_process import decoded
+from tests.controller.dumps import dumped
 from tests.controller.play import Play, chain_of, on, runs
 
 NODES = 1000
@@ -165,7 +166,7 @@ def test_a_controller_that_is_restored_goes_on_with_the_same_messages():
     play.proxy(play.session, m.Launch(5, (10,), (11,), (), credits=CREDITS))
     for _ in range(10):
         play.turn()
-    restored = pickle.loads(pickle.dumps(play.controller))
+    restored = load_controller(dumped(play.controller))
     while play.controller.has_work:
         event = e.Flush(play.now)
         assert restored.handle(event) == play.controller.handle(event)

@@ -8,15 +8,16 @@ import msgspec
 import pytest
 
 from atoll.cluster.slice_requests import SliceRequest
+from atoll.controller.controller_dumps import load_controller
 from atoll.errors import OK, Code, Status
 from atoll.ir.program import Call, Mapping, Program, Rearrange, single
 from atoll.ir.types import ArraySpec, Sharding
-from atoll.journal.snapshots import pickled, unpickled
 from atoll.launch.memory_waits import _amounts
 from atoll.launch.registry import MAX_UNCOMPILED
 from atoll.protocol import actions as a
 from atoll.protocol import messages as m
 from atoll.state.compiled_functions import output_sizes
+from tests.controller.dumps import dumped
 from tests.controller.play import Play, on, runs
 from tests.controller.test_tenants import shared
 
@@ -495,7 +496,7 @@ def test_a_snapshot_keeps_programs_that_wait_for_functions():
     play = playing("1x1x2", memory=600 * MIB)
     name = a_function(play)
     calls(play, array(*SMALL))
-    play.controller = unpickled(pickled(play.controller))
+    play.controller = load_controller(dumped(play.controller))
     play.report(0, m.Compiled(name, OK, info(SMALL), 0.1, False))
     assert outcome(play) == ""
 

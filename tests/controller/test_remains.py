@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import pytest
 
+from atoll.controller.controller_dumps import load_controller
 from atoll.errors import OK
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.state.buffer_directory import Entry
 from atoll.state.stepped_work import SMALL_ITEMS
 from atoll.telemetry.consistency import contradictions
+from tests.controller.dumps import dumped
 from tests.controller.play import BROKEN
 from tests.controller.test_lowering_in_steps import Blocks, Slow, without_collector
 
@@ -53,7 +54,7 @@ def test_the_memory_of_many_arrays_is_free_after_the_end_of_their_session():
     end(play)
     assert play.controller.memory.total == used, "it is released later"
     assert contradictions(play.controller) == []
-    restored = pickle.loads(pickle.dumps(play.controller))
+    restored = load_controller(dumped(play.controller))
     assert len(restored.launcher.remains.left(Entry)) == len(session.directory.entries)
     play.flush()
     while play.controller.has_work:

@@ -13,11 +13,11 @@ import pytest
 from atoll.cluster.settings import ClusterSettings
 from atoll.controller_process.controller_options import ControllerOptions
 from atoll.controller_process.killed_clusters import end_killed_cluster
-from atoll.controller_process.shell import ControllerShell, ShellState
+from atoll.controller_process.process_state import ShellState, encode_snapshot
+from atoll.controller_process.shell import ControllerShell
 from atoll.errors import JournalError
 from atoll.journal.files import Directory
 from atoll.journal.persisted_state import NAME, persisted_in
-from atoll.journal.snapshots import pickled
 from atoll.state.buffer_directory import SpilledArray
 from tests.controller.test_session_persistence import suspended
 
@@ -33,7 +33,7 @@ def killed(directory: Path, piece: Path) -> None:
     entry.spilled = SpilledArray((part,))
     piece.write_bytes(b"contents")
     journal = Directory(directory)
-    journal.write_snapshot(1, 3, pickled((play.controller, ShellState())))
+    journal.write_snapshot(1, 3, encode_snapshot(play.controller, ShellState()))
     journal.close()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.topology import Topology
 from atoll.controller_process.controller_options import ControllerOptions
+from atoll.controller_process.process_state import decode_snapshot
 from atoll.controller_process.shell import ControllerShell, ShellTimes
 from atoll.journal.records import decode_event
 from atoll.protocol import events as e
@@ -72,7 +72,7 @@ class Process:
     def snapshot(self) -> bytes:
         """Its controller and its shell's state, as another process would read them."""
         del self.shell.controller.handle  # type: ignore[attr-defined]
-        content = pickle.dumps((self.shell.controller, self.shell.state()))
+        content = self.shell.snapshot()
         self.shell.controller.handle = self._handle  # type: ignore[method-assign]
         self.events = []
         return content
@@ -117,7 +117,7 @@ def test_a_shell_goes_on_with_another_ones_connections_and_nobody_notices(addres
 
         events = first.kill()
         early.connection.send(m.Await(7, ()))
-        controller, state = pickle.loads(snapshot)
+        controller, state = decode_snapshot(snapshot)
         second = Process(address, controller=controller, state=state, term=2, times=ShellTimes(reconnect=0.1))
         second.shell.replay(events)
         second.shell.resume(2)

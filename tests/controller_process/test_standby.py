@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from atoll.cluster.topology import Topology
@@ -172,8 +173,9 @@ class InTwoParts:
         return getattr(self._journal, name)
 
     def payload(self, number: int) -> Iterator[tuple[bytes, bool]]:
-        content = b"".join(part for part, _ in self._journal.payload(number))
-        assert len(content) > PIECE_BYTES + 100, "the first part has several pieces"
+        snapshot = msgspec.msgpack.decode(b"".join(part for part, _ in self._journal.payload(number)))
+        padding = b"." * (2 * PIECE_BYTES)  # so that the first part has several pieces
+        content = msgspec.msgpack.encode(snapshot | {"a field of a later version": padding})
         yield content[:-100], False
         yield content[-100:], True
 

@@ -21,10 +21,10 @@ import psutil
 import pytest
 
 from atoll.cluster.tenant_settings import read_tenants
+from atoll.controller_process.process_state import decode_snapshot
 from atoll.journal.files import Directory
 from atoll.journal.journal import recover
 from atoll.journal.records import decode_events
-from atoll.journal.snapshots import unpickled
 from atoll.operate.log_replay import replay
 from atoll.operate.operator_requests import request_dump
 from atoll.protocol.events import ConnectionOpened
@@ -113,7 +113,7 @@ def journaled(directory: Path) -> set[bytes]:
     finally:
         os.environ["ATOLL_KEY_FILE"] = before
     assert recovered is not None
-    controller, state = unpickled(recovered.payload)
+    controller, state = decode_snapshot(recovered.payload)
     peers = controller.connections.peers.values()
     found = {peer.secret.encode() for peer in peers} | {state.key}
     events = [event for turn in recovered.turns for event in decode_events(turn)]

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from atoll.cluster.settings import ClusterSettings
-from atoll.errors import JournalError, SettingsError
+from atoll.errors import IncompatibleJournalError, JournalError, SettingsError
 from atoll.journal import files
 from atoll.journal.files import Directory
 from atoll.journal.journal import Journal
-from atoll.journal.persisted_state import NAME, PersistedCluster, PersistedState, check_persisted, persisted_in
+from atoll.journal.persisted_state import (
+    NAME,
+    PersistedCluster,
+    PersistedState,
+    check_persisted,
+    encode_persisted,
+    persisted_in,
+)
 
 SETTINGS = ClusterSettings("1x1x2")
 PERSISTED = PersistedState(PersistedCluster(SETTINGS.topology.shapes, (3,)), b"shell", b"sessions", {3: "a secret"})
@@ -20,9 +26,9 @@ PERSISTED = PersistedState(PersistedCluster(SETTINGS.topology.shapes, (3,)), b"s
 
 def ended(path: Path) -> Path:
     """A journal's directory, after a controller of term 5 has persisted something."""
-    journal = Journal(Directory(path), 5, 1, dict)
+    journal = Journal(Directory(path), 5, 1, bytes)
     journal.begin()
-    journal.end(msgspec.msgpack.encode(PERSISTED))
+    journal.end(encode_persisted(PERSISTED))
     return path
 
 
@@ -57,10 +63,12 @@ def test_what_cannot_be_read_is_said_with_what_to_do(tmp_path, content):
         check_persisted(directory, SETTINGS)
 
 
-def test_another_version_of_atoll_says_which_can_read_it(tmp_path, monkeypatch):
+def test_another_version_is_read_and_another_protocol_is_refused(tmp_path, monkeypatch):
     directory = ended(tmp_path / "journal")
     monkeypatch.setattr(files, "__version__", "9.9")
-    with pytest.raises(JournalError, match=r"was written by atoll .* and this is atoll 9\.9.*remove it"):
+    check_persisted(directory, SETTINGS)
+    monkeypatch.setattr(files, "PROTOCOL", 999)
+    with pytest.raises(IncompatibleJournalError, match=r"was written by atoll .* and this is atoll 9\.9.*remove it"):
         check_persisted(directory, SETTINGS)
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from atoll.controller.controller_dumps import load_controller
 from atoll.controller.core import Controller
 from atoll.journal.records import encode_turn, join_records
-from atoll.journal.snapshots import pickled, unpickled
 from atoll.protocol import actions as a
 from atoll.protocol import events as e
+from tests.controller.dumps import dumped
 from tests.controller.migrating_world import MigratingWorld
 from tests.controller.world import World
 
@@ -20,7 +21,7 @@ class Recorded:
     def __init__(self, controller: Controller) -> None:
         self.controller = controller
         self.turns: list[bytes] = []  # as a journal has them
-        self.snapshots: dict[int, bytes] = {0: pickled(controller)}  # by the number of turns before each
+        self.snapshots: dict[int, bytes] = {0: dumped(controller)}  # by the number of turns before each
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.controller, name)
@@ -32,11 +33,11 @@ class Recorded:
         return actions
 
     def snapshot(self) -> None:
-        self.snapshots[len(self.turns)] = pickled(self.controller)
+        self.snapshots[len(self.turns)] = dumped(self.controller)
 
     def restored(self, turns: int) -> Controller:
         """From the last snapshot before so many turns."""
-        controller: Controller = unpickled(self.snapshots[max(each for each in self.snapshots if each <= turns)])
+        controller: Controller = load_controller(self.snapshots[max(each for each in self.snapshots if each <= turns)])
         return controller
 
 

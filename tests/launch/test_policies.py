@@ -12,6 +12,7 @@ from atoll.ir.types import ArraySpec, Sharding, Tiled
 from atoll.launch.policies import POLICIES, find_policy
 from atoll.launch.policy import Policy
 from atoll.protocol import messages as m
+from atoll.state.object_dumps import Dump, Ref, dump_of
 from atoll.state.queued_nodes import Gang, QueuedNode
 from tests.controller.play import Play, on, runs
 from tests.launch.pausable_scheduler import Scheduler
@@ -42,6 +43,13 @@ class LastComeFirstServed(Policy):
 
     def forget(self, session: int) -> None:
         self.forgotten.append(session)
+
+
+@dump_of(LastComeFirstServed, "last come, first served")
+class LastComeDump(Dump):
+    ready: list[Ref[QueuedNode]]
+    charged: list[tuple[int, int, int]]
+    forgotten: list[int]
 
 
 @pytest.fixture

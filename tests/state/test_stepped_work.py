@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-
 from atoll.state.stepped_work import Turns
 
 
@@ -33,10 +31,3 @@ def test_a_removed_session_has_no_turns_and_a_second_item_gives_no_second_turn()
     assert [turns.next() for _ in range(2)] == [2, 2]
     turns.remove(2)
     assert turns.next() is None
-
-
-def test_turns_keep_their_order_when_pickled():
-    turns = made((1, "ana"), (2, "ana"), (3, "ben"))
-    turns.next()
-    again = pickle.loads(pickle.dumps(turns))
-    assert [turns.next() for _ in range(5)] == [again.next() for _ in range(5)]

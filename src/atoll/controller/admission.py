@@ -7,7 +7,7 @@ changes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -95,6 +95,19 @@ class Admission:
         self._worker = PeerHandlers("worker", self._from_worker, self._expel_worker, self._worker_disconnected)
         self._waiting_proxy = PeerHandlers("waiting proxy", self._hello, self._refuse_with, self._proxy_gone)
         self._proxy = PeerHandlers("proxy", self._from_proxy, self._end_session, self._proxy_disconnected)
+        self._by_name = {
+            each.speaks: each
+            for each in (
+                self._stranger,
+                self._engine,
+                self._operator,
+                self._agent,
+                self._joining_worker,
+                self._worker,
+                self._waiting_proxy,
+                self._proxy,
+            )
+        }
         self._roles = {
             "worker": self._hello_of_worker,
             "proxy": self._hello_of_proxy,
@@ -103,15 +116,21 @@ class Admission:
             "agent": self._hello_of_agent,
         }
 
+    def restore_handlers(self, names: Mapping[Peer, str]) -> None:
+        """Give peers the handlers with these names, `PeerHandlers.speaks`."""
+        for peer, name in names.items():
+            peer.handlers = self._by_name[name]
+
     # ---- events
 
     def opened(self, event: ConnectionOpened) -> None:
         peer = Peer(event.connection, event.secret, self._stranger, role=event.role, address=event.address)
         self._peers[event.connection] = peer
-        self._after(HELLO_SECONDS, partial(self._expect_introduction, peer))
+        self._after(HELLO_SECONDS, partial(self._expect_introduction, event.connection))
 
-    def _expect_introduction(self, peer: Peer) -> None:
-        if self._peers.get(peer.connection) is not peer:
+    def _expect_introduction(self, connection: int) -> None:
+        peer = self._peers.get(connection)
+        if peer is None:
             return
         if peer.hello is None:
             self._outbox.close(peer.connection, f"it sent no Hello within {HELLO_SECONDS:.0f} s")

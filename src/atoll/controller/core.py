@@ -208,7 +208,7 @@ class Controller:
         """Make the parts that open, migrate and suspend sessions, and handle the hosts that they run on."""
         state, settings = self._state, self.settings
         self._queries = Queries(state, _location, self.memory)
-        own = InternalPrograms(self.programs, self.launcher, self._outbox)
+        own = self._internal = InternalPrograms(self.programs, self.launcher, self._outbox)
         spiller = self._spiller = ArraySpiller(self.sessions, self.resources, self.launcher, own, self._outbox)
         self.migrations = Migrations(
             self.resources, self._compilation, self._queries, self.launcher, self.programs, own, spiller, self._outbox
@@ -380,12 +380,60 @@ class Controller:
         waiting = programs.lowerings.waiting, programs.discards.waiting, self._inboxes.waiting, self._requests.waiting
         return *waiting, large.beginning, large.ended, self._state.remains.waiting
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_backlog"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._backlog = self._work_in_steps()
+    def parts(self) -> dict[str, Any]:
+        """Return the parts that have state, by the names that dumps use: see `controller_dumps`."""
+        state, launcher = self._state, self.launcher
+        return {
+            "state": state,
+            "tenants": state.tenants,
+            "resources": state.resources,
+            "connections": state.connections,
+            "outbox": state.outbox,
+            "history": state.history,
+            "leases": state.leases,
+            "rates": state.rates,
+            "slices": state.slices,
+            "quarantine": state.quarantine,
+            "offenses": state.offenses,
+            "remains": state.remains,
+            "log": self.log,
+            "meter": self.meter,
+            "long gangs": self._long_gangs,
+            "agents": self.agents,
+            "load": self.load,
+            "checks": self._checks,
+            "trace": self.trace,
+            "tracing": self._tracing,
+            "failures": self._failures,
+            "compilation": self._compilation,
+            "functions": self.functions,
+            "worlds": self._worlds,
+            "estimates": self._estimates,
+            "programs": self.programs,
+            "lowerings": self.programs.lowerings,
+            "launcher": launcher,
+            "scheduler": self.scheduler,
+            **launcher.parts(),
+            "queries": self._queries,
+            "internal programs": self._internal,
+            "array spiller": self._spiller,
+            "migrations": self.migrations,
+            "suspensions": self.suspensions,
+            "memory pressure": self._pressure,
+            "slice requests": self._slice_requests,
+            "relays": self._relays,
+            "recovery": self._recovery,
+            "overruns": self._overruns,
+            "sessions": self._sessions,
+            "session leases": self._sessions.leases,
+            "operators": self._operators,
+            "drains": self._operators.drains,
+            "requests": self._requests,
+            "inboxes": self._inboxes,
+            "admission": self._admission,
+            "session persistence": self._persistence,
+            "watchdog": self._watchdog,
+        }
 
     def is_charged(self, event: e.Skipped) -> bool:
         """Return whether a tenant is charged for the bug that this event reports."""

@@ -10,23 +10,22 @@ import logging
 import time
 
 from atoll.controller.core import Controller
-from atoll.controller_process.shell import ControllerShell, ShellState
+from atoll.controller_process.process_state import ShellState, decode_shell, decode_snapshot
+from atoll.controller_process.shell import ControllerShell
 from atoll.errors import JournalError
 from atoll.journal.files import Directory
 from atoll.journal.journal import Journal, Recovered, recover
 from atoll.journal.persisted_state import NAME, PersistedState, persisted_in
-from atoll.journal.snapshots import unpickled
 
 _log = logging.getLogger(__name__)
 
 
-def unpickled_snapshot(payload: bytes, path: str) -> tuple[Controller, ShellState]:
+def load_snapshot(payload: bytes, path: str) -> tuple[Controller, ShellState]:
     """Return the content of a snapshot in the directory `path`. Raises JournalError if it is unreadable."""
     try:
-        controller, state = unpickled(payload)
-    except Exception as error:
-        raise JournalError(f"cannot read the snapshot in {path}: {type(error).__name__}: {error}") from None
-    return controller, state
+        return decode_snapshot(payload)
+    except JournalError as error:
+        raise type(error)(f"cannot read the snapshot in {path}: {error}") from None
 
 
 class JournalRecovery:
@@ -48,13 +47,13 @@ class JournalRecovery:
             self._directory.clear()
             if persisted is not None:
                 self._persisted, self.term = persisted
-                self.state = unpickled(self._persisted.shell)
+                self.state = decode_shell(self._persisted.shell)
             return
         self._found = recover(self._directory)
         if self._found is None:
             raise JournalError(f"the journal in {path} contains no snapshot to restart from")
         self.term = self._found.term
-        self.controller, self.state = unpickled_snapshot(self._found.payload, path)
+        self.controller, self.state = load_snapshot(self._found.payload, path)
 
     def hand_over(self, shell: ControllerShell) -> None:
         """Begin, or replay the events after the snapshot. The shell keeps the journal from now on."""

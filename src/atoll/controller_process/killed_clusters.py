@@ -10,14 +10,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-import msgspec
-
-from atoll.controller_process.journal_recovery import unpickled_snapshot
+from atoll.controller_process.journal_recovery import load_snapshot
 from atoll.controller_process.shell import ControllerShell
-from atoll.errors import JournalError
+from atoll.errors import IncompatibleJournalError, JournalError
 from atoll.journal.files import Directory
 from atoll.journal.journal import recover
-from atoll.journal.persisted_state import NAME, PersistedState
+from atoll.journal.persisted_state import NAME, decode_persisted
 from atoll.protocol import messages as m
 from atoll.state.session import Session
 
@@ -29,7 +27,8 @@ def end_killed_cluster(path: str, start: Callable[..., ControllerShell], persist
 
     `start` makes the shell of its controller from a `term`, a `controller` and its `state`.
     Afterwards the directory has no journal, and the file of persisted sessions if there are any. Raises JournalError if
-    the directory is unusable or full.
+    the directory is unusable or full, and IncompatibleJournalError, without changing a file, if another version of
+    Atoll wrote a journal that this one cannot read.
     """
     directory = Directory(path)
     try:
@@ -47,7 +46,7 @@ def _persist(directory: Directory, start: Callable[..., ControllerShell], persis
         found = recover(directory)
         if found is None:
             return
-        controller, state = unpickled_snapshot(found.payload, str(directory.path))
+        controller, state = load_snapshot(found.payload, str(directory.path))
         shell = start(term=found.term, controller=controller, state=state)
         try:
             for turn in found.decoded_turns():
@@ -56,6 +55,11 @@ def _persist(directory: Directory, start: Callable[..., ControllerShell], persis
             persisted = shell.stop(persist)
         finally:
             shell.keeper.close()
+    except IncompatibleJournalError as error:
+        raise IncompatibleJournalError(
+            f"{directory.path} contains the journal of a cluster that was killed, which may have sessions that were "
+            f"suspended on disk. {error}. Remove {directory.path} to discard them"
+        ) from None
     except JournalError as error:
         _log.warning(
             "%s contains the journal of a cluster that was killed, and it cannot be read: %s. Sessions that were "
@@ -70,7 +74,7 @@ def _persist(directory: Directory, start: Callable[..., ControllerShell], persis
             directory.write_persisted(NAME, found.term, persisted)
         except OSError as error:  # the journal stays, so that another start can do it
             raise JournalError(f"cannot persist suspended sessions in {directory.path}: {error}") from None
-        kept = msgspec.msgpack.decode(persisted, type=PersistedState).cluster.sessions
+        kept = decode_persisted(persisted).cluster.sessions
     # The hosts of the killed cluster cannot remove the files of other sessions any more.
     lost = [piece for number, some in pieces.items() if number not in kept for piece in some]
     if lost:

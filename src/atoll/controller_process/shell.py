@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, get_args
 
@@ -23,13 +23,13 @@ from atoll.controller.faults import NothingChangedError, failure
 from atoll.controller_process.collector import Collector
 from atoll.controller_process.controller_options import CHARGED, FAILED, READY, ControllerOptions, report
 from atoll.controller_process.entry import CLEANED, clean
+from atoll.controller_process.process_state import ShellState, encode_shell, encode_snapshot
 from atoll.controller_process.standby_replication import SUSPICION_SECONDS, StandbyReplication, is_standby
 from atoll.errors import AtollError, Code, JournalError, Status
 from atoll.journal.event_log import skipped_of
 from atoll.journal.journal import Journal
-from atoll.journal.persisted_state import PersistedCluster, PersistedState
+from atoll.journal.persisted_state import PersistedCluster, PersistedState, encode_persisted
 from atoll.journal.records import decode_event
-from atoll.journal.snapshots import pickled
 from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
@@ -68,18 +68,6 @@ class ShellTimes:
     # connections are lost.
     reconnect: float = 5.0
     suspicion: float = SUSPICION_SECONDS  # for which a lost standby may have taken over
-
-
-@dataclass
-class ShellState:
-    """The state that another process needs besides the controller to continue the connections. Plain data."""
-
-    seconds: float = 0.0  # of the monotonic clock
-    next: int = 1  # number of a connection
-    key: bytes = field(default_factory=lambda: os.urandom(32))  # of the secrets that resume connections
-    links: list[LinkRecord] = field(default_factory=list)
-    others: dict[int, str] = field(default_factory=dict)  # roles of connections that end with the process
-    timers: dict[int, float] = field(default_factory=dict)  # when they are due
 
 
 class ControllerShell:
@@ -319,7 +307,7 @@ class ControllerShell:
         state.links = [link for link in state.links if link.number in numbers]
         state.others, state.timers = {}, {}
         cluster = PersistedCluster(self.controller.resources.topology.shapes, tuple(sorted(last.sessions)))
-        return msgspec.msgpack.encode(PersistedState(cluster, pickled(state), last.content, last.secrets))
+        return encode_persisted(PersistedState(cluster, encode_shell(state), last.content, last.secrets))
 
     def _tick(self) -> None:
         self._loop.call_later(self._times.ping, self._tick)  # first, so that workers are pinged again after an error
@@ -534,9 +522,9 @@ class ControllerShell:
 
     # ---- continuing from another process
 
-    def snapshot(self) -> tuple[Controller, ShellState]:
-        """Return the state that another process needs to continue. Call this between two turns."""
-        return self.controller, self.state()
+    def snapshot(self) -> bytes:
+        """Return the encoded state that another process needs to continue. Call this between two turns."""
+        return encode_snapshot(self.controller, self.state())
 
     def state(self) -> ShellState:
         """Return the part of a snapshot that is not the controller. Call this between two turns."""

@@ -15,13 +15,13 @@ from typing import Any
 
 from atoll._version import __version__
 from atoll.controller_process.controller_options import FOLLOWS, RUNS, ControllerOptions, report
+from atoll.controller_process.process_state import decode_snapshot
 from atoll.controller_process.shell import ControllerShell
 from atoll.controller_process.takeover import Takeover, next_term
 from atoll.errors import ConnectError
 from atoll.journal.files import Directory
 from atoll.journal.journal import Journal
 from atoll.journal.records import decode_events
-from atoll.journal.snapshots import unpickled
 from atoll.protocol import messages as m
 from atoll.protocol.messages.standby_messages import STANDBY, Heartbeat, LogBatchChunk, SnapshotChunk, ToStandby
 from atoll.retries import Retry
@@ -187,7 +187,7 @@ class Standby:
 
     def _load_snapshot(self, payload: bytes, term: int) -> None:
         """Begin from the snapshot and the turns after it."""
-        controller, state = unpickled(payload)
+        controller, state = decode_snapshot(payload)
         self._shell, self._term = self._make_shell(term=term, controller=controller, state=state), term
         self._has_snapshot = True
         self._chunks = []

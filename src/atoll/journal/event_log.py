@@ -122,9 +122,6 @@ class EventLog:
         count = len(self._events) + len(self._new)
         return {"events": count, "bytes": nbytes, "missing": self._count - len(self._events)}
 
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"turn": (), "_new": [], "_events": deque(), "_bytes": 0, "_replaced": {}}
-
     def _keep_shown(self, event: AnyEvent) -> None:
         """Show `event` in dumps in place of the last event."""
         self._replaced[self._count + len(self._new)] = encode_event(event)

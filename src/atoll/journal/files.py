@@ -1,9 +1,9 @@
 """The files of a journal: snapshots, and segments with the events after each snapshot.
 
 Segment n contains the events that were handled after snapshot n. A file begins with a header that names the version of
-Atoll that wrote it, and only that version reads it, because a snapshot is a pickle of its objects. The rest of the file
-is encrypted and authenticated, because it contains the secrets that admit clients to data ports and resume connections,
-and because unpickling a snapshot runs code.
+Atoll that wrote it, for messages, and the protocol of the events, which decides whether this version can read it. The
+rest of the file is encrypted and authenticated, because it contains the secrets that admit clients to data ports and
+resume connections.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import msgspec
 
 from atoll._version import __version__
 from atoll.atomic_files import PARTIAL, write_atomically
-from atoll.errors import JournalError
+from atoll.errors import IncompatibleJournalError, JournalError
 from atoll.journal.segment import Segment
 from atoll.protocol.messages import PROTOCOL
 from atoll.security.user_key import user_key
@@ -55,7 +55,10 @@ def header(number: int, term: int, salt: str) -> bytes:
 
 
 def read_header(content: bytes | memoryview, name: str) -> tuple[FileHeader, int]:
-    """Return the header and the offset of its end. Raises JournalError if it is invalid or of another version."""
+    """Return the header and the offset of its end. Raises JournalError if it is invalid.
+
+    Raises IncompatibleJournalError if the file is of another protocol.
+    """
     start = len(_MAGIC) + _LENGTHS.size
     if len(content) < start or bytes(content[: len(_MAGIC)]) != _MAGIC:
         raise JournalError(f"{name} is not a journal file of Atoll")
@@ -64,10 +67,10 @@ def read_header(content: bytes | memoryview, name: str) -> tuple[FileHeader, int
     if len(body) < length or crc32(body) != checksum:
         raise JournalError(f"the header of {name} is damaged")
     found = msgspec.json.decode(body, type=FileHeader)
-    if (found.version, found.protocol) != (__version__, PROTOCOL):
-        raise JournalError(
+    if found.protocol != PROTOCOL:
+        raise IncompatibleJournalError(
             f"{name} was written by atoll {found.version} (protocol {found.protocol}), and this is atoll {__version__} "
-            f"(protocol {PROTOCOL}): only the version that wrote a journal can read it"
+            f"(protocol {PROTOCOL}): only a version with protocol {found.protocol} can read it"
         )
     return found, start + length
 
@@ -87,7 +90,7 @@ def write_whole(path: Path, number: int, term: int, payload: bytes, key: bytes) 
 
 
 def read_whole(path: Path, key: bytes) -> tuple[FileHeader, bytes]:
-    """Return the file's header and payload. Raises OSError, and JournalError if it is damaged or of another version."""
+    """Return the file's header and payload. Raises OSError, and JournalError if it cannot be read."""
     with open(path, "rb") as file:
         found, _ = read_header(file.read(_MOST_HEADER), str(path))
     return found, b"".join([part for part, _ in payload_of(path, key)])

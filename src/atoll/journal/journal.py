@@ -17,9 +17,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from atoll.errors import JournalError
+from atoll.errors import IncompatibleJournalError, JournalError
 from atoll.journal.files import Directory, FileCipher, read_header
 from atoll.journal.persisted_state import NAME
 from atoll.journal.records import decode_events, encode_turn, join_records, read_turns
@@ -38,7 +37,7 @@ _RETRY_SECONDS = 10.0
 class Journal:
     """Appends to the newest segment of a directory. For one thread; call `tick` once per second.
 
-    `state()` returns the content of a snapshot. It is called in a copy of this process and does no I/O. `cpu_time()`
+    `state()` returns the encoded state. It is called in a copy of this process and does no I/O. `cpu_time()`
     returns the CPU time of this process in seconds.
     """
 
@@ -47,7 +46,7 @@ class Journal:
         directory: Directory,
         term: int,
         number: int,
-        state: Callable[[], Any],
+        state: Callable[[], bytes],
         cpu_time: Callable[[], float] = time.process_time,
     ) -> None:
         self.term = term
@@ -100,8 +99,7 @@ class Journal:
     def begin(self) -> None:
         """Write the first snapshot of this process, before other work depends on it. Raises OSError.
 
-        A child writes it, as it does later snapshots: after a process has pickled an object, Python 3.11 accesses the
-        object's attributes more slowly forever, which was a tenth of a controller's CPU time.
+        A child writes it, as it does later snapshots.
         """
         wait_for_snapshot(self._start_snapshot(self._number))
         self._directory.forget_before(self._number)
@@ -247,7 +245,8 @@ def recover(directory: Directory) -> Recovered | None:
     """Return the newest readable snapshot and the turns after it, or None if there are no snapshots.
 
     Reads only what was written: at the first torn write or changed bit, the segment is truncated and later segments are
-    removed, so that nothing after the gap is ever read. Raises JournalError if no snapshot is readable.
+    removed, so that nothing after the gap is ever read. Raises JournalError if no snapshot is readable, and
+    IncompatibleJournalError, without changing a file, if one is of another protocol.
     """
     newest_first = directory.snapshots()[::-1]
     if not newest_first:
@@ -256,6 +255,8 @@ def recover(directory: Directory) -> Recovered | None:
     for number in newest_first:
         try:
             found, payload = directory.read_snapshot(number)
+        except IncompatibleJournalError:
+            raise
         except (JournalError, OSError) as error:
             errors.append(str(error))
             continue
@@ -275,6 +276,8 @@ def _read_segments(directory: Directory, segments: list[int], recovered: Recover
         content = path.read_bytes()
         try:
             found, position = read_header(content, str(path))
+        except IncompatibleJournalError:
+            raise
         except JournalError as error:
             _drop(directory, segments[index:], str(error), recovered)
             return

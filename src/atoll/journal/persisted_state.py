@@ -13,6 +13,7 @@ from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.topology import IslandShape
 from atoll.errors import JournalError, SettingsError
 from atoll.journal.files import journal_key, read_whole
+from atoll.state.versions import decode_versioned, encode_versioned
 
 NAME = "suspended"
 
@@ -45,7 +46,7 @@ class PersistedCluster(msgspec.Struct, frozen=True):
 class PersistedState(msgspec.Struct, frozen=True):
     """The content of the file.
 
-    `shell` is the pickled state of the connections to the sessions' proxies, `sessions` is that of the controller, and
+    `shell` is the encoded state of the connections to the sessions' proxies, `sessions` is that of the controller, and
     `secrets` identify the sessions to hosts.
     """
 
@@ -55,21 +56,34 @@ class PersistedState(msgspec.Struct, frozen=True):
     secrets: dict[int, str]
 
 
+_TAG, _VERSION = "persisted state", (1, 1)
+
+
+def encode_persisted(state: PersistedState) -> bytes:
+    """Return the content of the file."""
+    return encode_versioned(_TAG, _VERSION, state)
+
+
+def decode_persisted(content: bytes) -> PersistedState:
+    """Return the state that `encode_persisted` encoded. Raises JournalError if it cannot be read."""
+    return decode_versioned(content, _TAG, _VERSION, PersistedState)
+
+
 def persisted_in(directory: Path) -> tuple[PersistedState, int] | None:
     """Return the persisted state and the term of its controller, or None if the directory has none.
 
-    Raises JournalError if the file is unreadable or another version of Atoll wrote it.
+    Raises JournalError if the file cannot be read.
     """
     path = directory / NAME
     try:
         if not path.exists():
             return None
         found, payload = read_whole(path, journal_key())
-        return msgspec.msgpack.decode(payload, type=PersistedState), found.term
-    except (OSError, msgspec.MsgspecError) as error:
+        return decode_persisted(payload), found.term
+    except OSError as error:
         raise JournalError(f"{path} cannot be read: {error}") from None
     except JournalError as error:
-        raise JournalError(
+        raise type(error)(
             f"{error}. It contains sessions that were suspended when the cluster ended; remove it to discard them"
         ) from None
 

@@ -229,7 +229,7 @@ class ClientRunLimits(Generic[Payload]):
     """
 
     def __init__(self) -> None:
-        self._admitted: set[Dependency[Payload]] = set()
+        self._admitted: dict[Dependency[Payload], None] = {}
         self._waiting: list[Dependency[Payload]] = []
         self._all: Places[Payload] = Places(MOST_OF_A_SESSION, MOST_OF_AN_ISLAND)
         self._in_xla: Places[Payload] = Places(MOST_IN_XLA_OF_A_SESSION, MOST_IN_XLA_OF_AN_ISLAND)
@@ -251,7 +251,7 @@ class ClientRunLimits(Generic[Payload]):
             if run in self._waiting:
                 self._waiting.remove(run)
             return []
-        self._admitted.discard(run)
+        del self._admitted[run]
         self._count(run, -1)
         self._alone -= run.alone
         entered = []
@@ -266,7 +266,7 @@ class ClientRunLimits(Generic[Payload]):
         return all(places.has_room(run) for places in self._places(run)) and self._alone.isdisjoint(run.alone)
 
     def _enter(self, run: Dependency[Payload]) -> None:
-        self._admitted.add(run)
+        self._admitted[run] = None
         self._count(run, 1)
         self._alone |= run.alone
 

@@ -49,12 +49,12 @@ class GangCharges:
 
     def __init__(self, trace: Recorder) -> None:
         self.tallies = Tallies()
-        self._clocks = DeviceClocks()
+        self.clocks = DeviceClocks()
         self._trace = trace
 
     def host_restarted(self, host: int) -> None:
         """Note that a host has restarted, and its clock with it."""
-        self._clocks.forget(host)
+        self.clocks.forget(host)
         self._trace.clock_began(host)
 
     # ---- gangs whose hosts report each end
@@ -70,7 +70,7 @@ class GangCharges:
         run = gang.run
         if run.spec.host_call:
             return
-        busy, longest = self._clocks.ended(hosts, run.spec.devices, times, run.spec.computes)
+        busy, longest = self.clocks.ended(hosts, run.spec.devices, times, run.spec.computes)
         if longest > run.duration:
             run.duration = longest
         _charge(run, busy, settled(run, busy) if run.advance_ns else busy)
@@ -109,9 +109,9 @@ class GangCharges:
         if ended is not None:
             if len(ended.counts) != len(BOUNDS) + 1:
                 raise invalid(f"gang {gang.sequence} has {len(ended.counts)} counts, not {len(BOUNDS) + 1}")
-            self._clocks.ended_until(host, ended.ended)
+            self.clocks.ended_until(host, ended.ended)
             if part.devices is not None:
-                busy = self._clocks.busy_together(
+                busy = self.clocks.busy_together(
                     host, part.devices, ended.busy_ns, ended.started, ended.free, ended.ended
                 )
                 self._count(gang, part, ended, busy * len(part.devices))
@@ -133,7 +133,7 @@ class GangCharges:
         for place, (started, ended) in enumerate(zip(times[::2], times[1::2], strict=True), first):
             if ended:
                 spec = part.gangs[place]
-                each, _ = self._clocks.ended(gang.hosts, spec.devices, (started, ended), spec.computes)
+                each, _ = self.clocks.ended(gang.hosts, spec.devices, (started, ended), spec.computes)
                 ended_gangs.add(place, ended, each // spec.device_count, place in part.samples)
                 busy += each
         self._count(gang, part, ended_gangs.counted(), busy)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from atoll.cluster.resources import ResourceManager
 from atoll.errors import Code, Kind, Status
@@ -119,6 +120,23 @@ class Launcher:
         self.delegated_runs = DelegatedRuns(
             self, resources, sessions, outbox.to_host, quarantine, delegate_after_seconds
         )
+
+    def parts(self) -> dict[str, Any]:
+        """Return the parts that have state, by the names that dumps use."""
+        found = {
+            "reservations": self.memory,
+            "memory": self.memory.ledger,
+            "memory waits": self.memory.waits,
+            "gang charges": self.charges,
+            "device clocks": self.charges.clocks,
+            "dependencies": self._dependencies,
+            "large plans": self.large_plans,
+            "launch builder": self.builder,
+            "large launches": self.large_launches,
+            "control flow": self.control_flow,
+            "delegated runs": self.delegated_runs,
+        }
+        return found if self._sequential is None else found | {"sequential dispatch": self._sequential}
 
     # ---- launches
 

@@ -3,7 +3,8 @@
 A policy decides fairness and cannot break the order: the scheduler keeps the lines of sessions, the commit order across
 islands, and the bounds of work in flight, regardless of what a policy returns.
 
-A new policy is one file in `atoll.launch.policies` and one line in the table there. `first_come` is the simplest
+A new policy is one file in `atoll.launch.policies`, with the struct of its state (`atoll.state.object_dumps`), and one
+line in the table there. `first_come` is the simplest
 example, `fair` the default.
 """
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 
@@ -21,7 +21,7 @@ from atoll.launch.large_plans import LargePlans
 from atoll.launch.outbox import Outbox
 from atoll.protocol import messages as m
 from atoll.state.estimates import Estimates, GangsByKey
-from atoll.state.programs import RegisteredProgram, calls_of, device_groups, register_in_steps
+from atoll.state.programs import HostPlan, RegisteredProgram, calls_of, device_groups, register_in_steps
 from atoll.state.session import Session
 from atoll.state.stepped_work import Discards, Remains, TurnFailedError, Turns
 from atoll.state.usage import Meter
@@ -59,9 +59,6 @@ class Lowering:
             return error.status
         self.done += count
         return None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_steps": None}
 
 
 class Lowerings:
@@ -194,7 +191,7 @@ class ProgramRegistry:
         self.lowerings = Lowerings(self._lowered)
         self.discards = Discards()
         self._sessions = sessions
-        self.plans: dict[int, dict[int, Plan | msgspec.Raw]] = {}  # by number and host
+        self.plans: dict[int, dict[int, HostPlan]] = {}  # by number and host
         self._compilation = compilation
         self._outbox = outbox
         self._large = large
@@ -378,7 +375,7 @@ class ProgramRegistry:
         """Keep the plans of a program, and send them to its hosts."""
         number = program.number
         self._estimates.begin(program, gangs)
-        self.plans[number] = {host: each.plan for host, each in program.plans.items()}
+        self.plans[number] = dict(program.plans)
         hosts = tuple(program.plans)
         if program.is_large:
             self._large.sent(number, hosts)
@@ -426,7 +423,7 @@ class ProgramRegistry:
             if host in plans:
                 if number in self._large:
                     self._large.sent(number, (host,))
-                self._send((host,), number, plans[host])
+                self._send((host,), number, plans[host].plan)
 
     def require_plans_again(self, lost: IslandFailed) -> None:
         """Have launches in line that need the island also wait for their large plans."""

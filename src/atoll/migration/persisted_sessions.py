@@ -21,6 +21,7 @@ from atoll.state.buffer_directory import Entry, SpilledArray
 from atoll.state.buffer_states import BufferState
 from atoll.state.session import Session
 from atoll.state.tenants import Tenant
+from atoll.state.versions import decode_versioned, encode_versioned
 
 _LOST = failure(
     Code.DATA_LOSS, "its cluster was ended, and only arrays that were spilled to disk are kept", Details(Kind.CONTENTS)
@@ -71,13 +72,17 @@ class PersistedSessions(msgspec.Struct, frozen=True):
     next_piece: int
 
 
+# Increase the first number if you change one of these structs: see CONTRIBUTING.md.
+_TAG, _VERSION = "persisted sessions", (1, 1)
+
+
 def encode(persisted: PersistedSessions) -> bytes:
-    return msgspec.msgpack.encode(persisted)
+    return encode_versioned(_TAG, _VERSION, persisted)
 
 
 def decode(content: bytes) -> PersistedSessions:
-    """Decode persisted sessions. Raises msgspec's errors if `content` is invalid."""
-    return msgspec.msgpack.decode(content, type=PersistedSessions)
+    """Decode persisted sessions. Raises JournalError if this version cannot read them."""
+    return decode_versioned(content, _TAG, _VERSION, PersistedSessions)
 
 
 def can_persist(session: Session) -> bool:

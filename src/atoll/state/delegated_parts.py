@@ -19,8 +19,8 @@ _SHORT_NS = 1_000_000
 class NotDelegated(enum.Enum):
     """Why there is no `DelegatedProgram` for a program."""
 
-    UNKNOWN = enum.auto()  # no launch of it could have been delegated yet
-    IMPOSSIBLE = enum.auto()  # its launches cannot be delegated
+    UNKNOWN = "unknown"  # no launch of it could have been delegated yet
+    IMPOSSIBLE = "impossible"  # its launches cannot be delegated
 
 
 class PartResult(NamedTuple):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import astuple, dataclass, replace
 from functools import partial
-from typing import Any
 
 from atoll.cluster.locations import HostDevice, MemoryRequirement
 from atoll.state.grouped_counts import GroupedCounts
@@ -66,12 +65,6 @@ class MemoryLedger:
         self.total = 0  # bytes in use on all devices
         self.is_tight = False
         self._unpublished_bytes = 0  # upper bound per device of the released bytes that hosts may not have freed
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        for name, value in state.items():  # one by one, see `journal.snapshots`
-            setattr(self, name, value)
-        # Restored requirements have other identities.
-        self._known = {id(requirement): (requirement, parts) for requirement, parts in self._known.values()}
 
     # ---- devices
 

@@ -101,7 +101,7 @@ class Remains:
         """Release the items, or the values of a dictionary, `per_step` of them in each step of a flush.
 
         `SMALL_ITEMS` or fewer are released at once, unless the session has left others. The caller does not use the
-        collection any more. `release` is a method, so that it can be pickled.
+        collection any more. `release` is a method that `object_dumps.callback` declares.
         """
         number = session.number
         if len(items) <= SMALL_ITEMS and number not in self.waiting:
@@ -159,6 +159,3 @@ class Discards:
             del last[len(last) - count :]
             if not last:
                 self.waiting.pop()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"waiting": []}

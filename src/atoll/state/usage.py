@@ -8,7 +8,6 @@ Device time is charged when a gang ends on a host, as workers report it. `long_g
 
 from __future__ import annotations
 
-from typing import Any
 from weakref import WeakValueDictionary
 
 from atoll.cluster.usage.usage_records import Usage
@@ -22,14 +21,6 @@ class Meter:
         self._accounts: dict[int, WeakValueDictionary[str, Account]] = {}  # accounts that are referenced, by session
         self._active: dict[Account, None] = {}  # accounts that hold memory or were charged since the last `take`
         self._taken = -1.0  # time of the last `take`
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_accounts": {session: dict(each) for session, each in self._accounts.items()}}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        for name, value in state.items():  # one by one, see `journal.snapshots`
-            setattr(self, name, value)
-        self._accounts = {session: WeakValueDictionary(each) for session, each in self._accounts.items()}
 
     def account(self, tenant: str, session: int, label: str, program: str) -> Account:
         """Return the account of a program. It exists as long as the caller refers to it."""

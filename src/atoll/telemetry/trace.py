@@ -12,7 +12,6 @@ from bisect import bisect_right
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from itertools import islice
-from typing import Any
 
 import msgspec
 
@@ -212,17 +211,6 @@ class Trace:
         self._recorded = 0  # entries, including dropped ones
         self._most = most
         self._clocks: dict[int, _Clocks] = defaultdict(_Clocks)  # per host
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state with only the last `MOST_SPANS_KEPT` spans. Positions stay valid for the next process."""
-        ends: deque[_GangEnds | _RunEnds] = deque()
-        count = 0
-        for each in reversed(self._ends):
-            if count + each.count > MOST_SPANS_KEPT:
-                break
-            count += each.count
-            ends.appendleft(each)
-        return self.__dict__ | {"_ends": ends, "_count": count}
 
     @property
     def position(self) -> int:

@@ -20,6 +20,7 @@ from typing import Any, Generic, TypeVar
 
 from atoll.cluster.tenant_settings import TenantSettings
 from atoll.launch.policy import Policy
+from atoll.state.object_dumps import AnyRef, Deque, Dump, Ref, dump_of
 from atoll.state.queued_nodes import Gang, QueuedNode
 from atoll.state.tenants import Tenant
 
@@ -312,3 +313,49 @@ class FairShares(Policy):
         if priority not in self._lines:
             self._lines[priority] = _Line()
             self._priorities = sorted(self._lines, reverse=True)
+
+
+# ---- structs: see `atoll.state.object_dumps`
+
+
+@dump_of(_Line, "fair line")
+class LineDump(Dump):
+    now: float = 0.0
+    waiting: list[AnyRef] = []
+
+
+@dump_of(_Session, "fair session")
+class SessionFlowDump(Dump):
+    tenant: Ref[_Tenant]
+    time: float = 0.0
+    owed: float = 0.0
+    gang_time: float = 0.0
+    is_waiting: bool = False
+    is_new: bool = True
+    ready: Deque[Ref[QueuedNode[Any]]] = []
+
+
+@dump_of(_Tenant, "fair tenant")
+class TenantFlowDump(Dump):
+    line: Ref[_Line[_Session]]
+    priority: int = 0
+    time: float = 0.0
+    owed: float = 0.0
+    gang_time: float = 0.0
+    is_waiting: bool = False
+    is_new: bool = True
+    reserve: float = 0.0
+    due: float = 0.0
+    sessions: dict[int, Ref[_Session]] = {}
+
+
+@dump_of(FairShares, "fair shares")
+class FairSharesDump(Dump):
+    _tenants: dict[str, Ref[_Tenant]] = {}
+    _sessions: dict[int, Ref[_Session]] = {}
+    _only_session: Ref[_Session] | None = None
+    _only_tenant: Ref[_Tenant] | None = None
+    _active_tenants: int = 0
+    _lines: dict[int, Ref[_Line[_Tenant]]] = {}
+    _priorities: list[int] = []
+    _reserved: dict[str, Ref[_Tenant]] = {}

@@ -10,6 +10,7 @@ from collections import deque
 from typing import Any
 
 from atoll.launch.policy import Policy
+from atoll.state.object_dumps import Deque, Dump, Ref, dump_of
 from atoll.state.queued_nodes import QueuedNode
 
 
@@ -24,3 +25,10 @@ class FirstComeFirstServed(Policy):
 
     def take(self) -> QueuedNode[Any] | None:
         return self._ready.popleft() if self._ready else None
+
+
+@dump_of(FirstComeFirstServed, "first come, first served")
+class FirstComeDump(Dump):
+    """The stored state of the policy: see `atoll.state.object_dumps`."""
+
+    _ready: Deque[Ref[QueuedNode[Any]]] = []

@@ -1,0 +1,256 @@
+"""The structs of the controller, and how to dump it and load it. See `atoll.state.object_dumps`.
+
+The constructor of the controller makes the parts and connects them. A dump has the state of the parts.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+import atoll.launch.launch_dumps
+import atoll.migration.migration_dumps
+import atoll.telemetry.telemetry_dumps  # noqa: F401
+from atoll._version import __version__
+from atoll.cluster.locations import DeviceLocation
+from atoll.cluster.settings import ClusterSettings
+from atoll.cluster.slice_placement import IslandDevices
+from atoll.controller.admission import Admission
+from atoll.controller.core import Controller
+from atoll.controller.islands.engine_requests import Agents
+from atoll.controller.islands.island_hosts import Relays
+from atoll.controller.islands.island_recovery import Recovery, _AtLoss
+from atoll.controller.islands.overruns import Overruns, _Closed
+from atoll.controller.operators import drains
+from atoll.controller.operators.drains import Drains, _Drain
+from atoll.controller.operators.requests import Operators, _Start
+from atoll.controller.operators.service import WaitingRequests
+from atoll.controller.sessions.inboxes import Inboxes
+from atoll.controller.sessions.proxy_requests import SliceRequests
+from atoll.controller.sessions.queries import Queries
+from atoll.controller.sessions.session_persistence import SessionPersistence
+from atoll.controller.sessions.sessions import Sessions
+from atoll.controller.state import ClusterState
+from atoll.controller.watchdog import Watchdog
+from atoll.errors import JournalError
+from atoll.journal.event_log import EventLog
+from atoll.launch.connections import Peer
+from atoll.protocol import messages as m
+from atoll.security.tokens import Guesses
+from atoll.state.buffer_directory import NO_ENTRY
+from atoll.state.object_dumps import (
+    As,
+    Callback,
+    Counts,
+    Dump,
+    Ref,
+    callback,
+    decode,
+    dump,
+    dump_of,
+    load,
+)
+from atoll.state.offenses import Running
+from atoll.state.session import Session
+from atoll.state.state_dumps import DurationsOf, Key, TurnsOf
+from atoll.state.tenants import Tenant
+
+
+@dump_of(EventLog, "event log")
+class EventLogDump(Dump):
+    """The number of events so far. The log of a loaded controller begins at the dump."""
+
+    _count: int = 0
+
+
+# ---- peers
+
+
+def _restore_handlers(admission: Admission) -> None:
+    """Give the peers their handlers, which are stored by name."""
+    admission.restore_handlers({peer: str(peer.handlers) for peer in admission._peers.values()})
+
+
+@dump_of(Admission, "admission", rebuild=_restore_handlers)
+class AdmissionDump(Dump):
+    _guesses: Ref[Guesses]
+    _next_timer: int
+    _waiting: list[Ref[Peer]] = []
+    _timers: dict[int, Callback] = {}
+
+
+callback("admission: expect introduction", Admission, Admission._expect_introduction, int)
+callback("admission: fail absent worker", Admission, Admission._fail_absent_worker, int, str)
+
+
+@dump_of(Agents, "agents")
+class AgentsDump(Dump):
+    report: m.EngineReport
+    _agents: set[int] = set()
+
+
+# ---- sessions
+
+
+@dump_of(Sessions, "sessions")
+class SessionsDump(Dump):
+    next_number: int
+
+
+@dump_of(Inboxes, "inboxes")
+class InboxesDump(Dump):
+    _turns: TurnsOf[m.FromProxy]
+    _nodes: Counts[int] = {}
+    _at_once: int = 0
+    _cost: int = 0
+
+
+@dump_of(Queries, "queries")
+class QueriesDump(Dump):
+    _next: int
+    _asked: dict[int, tuple[int, int, m.Query]] = {}
+
+
+@dump_of(SessionPersistence, "session persistence")
+class SessionPersistenceDump(Dump):
+    _persist_none: bool = False
+    _operators: list[int] = []
+
+
+@dump_of(SliceRequests, "slice requests")
+class SliceRequestsDump(Dump):
+    """Slice requests have no state of their own."""
+
+
+callback("slice requests: add again", SliceRequests, SliceRequests._add_again, Ref[Session], m.AddSlice)
+
+# ---- islands
+
+
+@dump_of(Relays, "relays")
+class RelaysDump(Dump):
+    broken: dict[int, str] = {}
+    _islands: set[int] = set()
+
+
+RunningForm = Annotated[tuple[Ref[Tenant], bool], As(Running, True)]
+AtLossForm = Annotated[tuple[dict[str, RunningForm], dict[str, int]], As(_AtLoss, True)]
+
+
+@dump_of(Recovery, "recovery")
+class RecoveryDump(Dump):
+    _broken_for: DurationsOf[int]
+    _hanging: DurationsOf[int]
+    _restarting: DurationsOf[int]
+    _divided: dict[tuple[str, str], float] = {}
+    _silent_pairs: dict[Key, float] = {}
+    _at_loss: dict[int, AtLossForm] = {}
+
+
+@dump_of(Overruns, "overruns")
+class OverrunsDump(Dump):
+    _abandoned: DurationsOf[int]
+    _busy: dict[int, m.Pong] = {}
+    _running: dict[int, float] = {}
+    _stopped: dict[int, tuple[float, str]] = {}
+    _closed: dict[int, _Closed] = {}
+
+
+@dump_of(Watchdog, "watchdog")
+class WatchdogDump(Dump):
+    _durations: DurationsOf[tuple[str | int, ...]]
+    _reported: set[tuple[str | int, ...]] = set()
+    _next: float = 0.0
+
+
+# ---- operators
+
+
+@dump_of(_Drain, "drain")
+class DrainDump(Dump):
+    operator: int
+    island: int
+    left: set[int] = set()
+    leaving: set[int] = set()
+    returns: bool = False
+    problems: list[str] = []
+
+
+@dump_of(Drains, "drains")
+class DrainsDump(Dump):
+    _end_times: DurationsOf[int]
+    _leave_times: DurationsOf[int]
+    _ending: dict[int, Ref[_Drain]] = {}
+    _leaving: dict[int, Ref[_Drain]] = {}
+
+
+callback("drains: moved", None, drains._moved, Ref[Session], IslandDevices, IslandDevices)
+callback("drains: when moved", Drains, Drains._when_moved, Ref[_Drain], int)
+
+
+@dump_of(Operators, "operators")
+class OperatorsDump(Dump):
+    _start_times: DurationsOf[int]
+    _refused: str = ""
+    _starting: dict[int, _Start] = {}
+
+
+callback(
+    "operators: remapped",
+    Operators,
+    Operators._remapped,
+    Ref[Session],
+    m.RemapRequest,
+    tuple[DeviceLocation, ...],
+)
+callback("operators: when remapped", Operators, Operators._when_remapped, int, Ref[Session], m.RemapRequest)
+callback("operators: when suspended", Operators, Operators._when_suspended, int, Ref[Session])
+callback("operators: when resumed", Operators, Operators._when_resumed, int, Ref[Session])
+
+
+@dump_of(WaitingRequests, "waiting requests")
+class WaitingRequestsDump(Dump):
+    _turns: TurnsOf[m.FromOperator]
+
+
+# ---- the controller
+
+
+@dump_of(ClusterState, "cluster state")
+class ClusterStateDump(Dump):
+    sessions: dict[int, Ref[Session]] = {}
+
+
+class ControllerDump(msgspec.Struct, frozen=True):
+    """A controller: the arguments of its constructor, and the state of its parts."""
+
+    settings: ClusterSettings
+    token: str
+    host_token: str
+    objects: Any  # `Objects`
+
+
+class _StoredController(ControllerDump, frozen=True):
+    objects: msgspec.Raw
+
+
+def dump_controller(controller: Controller) -> ControllerDump:
+    """Return the state of a controller between two turns. Encode it before the controller handles another event."""
+    tokens = controller.tokens
+    return ControllerDump(controller.settings, tokens.client, tokens.host, dump(_roots(controller)))
+
+
+def load_controller(content: bytes | msgspec.Raw, version: str = __version__) -> Controller:
+    """Return the controller whose dump was encoded. Raises JournalError if it cannot be read."""
+    try:
+        found = msgspec.msgpack.decode(content, type=_StoredController)
+    except msgspec.MsgspecError as error:
+        raise JournalError(f"the dump of a controller cannot be read: {error}") from None
+    controller = Controller(found.settings, found.token, version, found.host_token)
+    load(decode(found.objects), _roots(controller))
+    return controller
+
+
+def _roots(controller: Controller) -> dict[str, Any]:
+    return {**controller.parts(), "no entry": NO_ENTRY}

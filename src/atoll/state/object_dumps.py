@@ -1,0 +1,629 @@
+"""Dump a graph of objects to versioned structs, and load it again.
+
+Each class whose objects outlive a process has a struct with the attributes to store, which `dump_of` declares. Nothing
+else is stored: an attribute that the struct lacks is wired by the constructor or rebuilt after loading. Objects refer
+to each other by number (`Ref`), and immutable values that many objects share are stored once (`Shared`). A callback is
+stored as the name of a declared method, its object and its arguments (`callback`).
+
+A dump contains the versions of its structs. `load` reads a struct of another version if both versions allow it: added
+fields get their defaults, and unknown fields are ignored. Otherwise it raises IncompatibleJournalError.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+import typing
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, Union, get_args, get_origin
+
+import msgspec
+
+from atoll._version import __version__
+from atoll.errors import IncompatibleJournalError, JournalError
+from atoll.state.versions import Version, check_version
+
+T = TypeVar("T")
+K = TypeVar("K")
+_Convert = Callable[[Any], Any] | None  # None if the stored form is the value itself
+
+
+@dataclass(frozen=True)
+class RefTo:
+    """Marks a reference in an annotation, for classes of higher layers: `Annotated[int, RefTo(tag)]`."""
+
+    tag: str
+
+
+@dataclass(frozen=True)
+class _RefToKind:
+    """Marks a reference to a class whose struct is declared later."""
+
+    kind: type[Any]
+
+    @property
+    def tag(self) -> str:
+        return _BY_KIND[self.kind].tag
+
+
+@dataclass(frozen=True)
+class _SharedOf:
+    annotation: Any
+
+
+@dataclass(frozen=True)
+class As:
+    """Marks an annotation of a stored form that differs from the value.
+
+    Attributes:
+      make: makes the value from the stored form.
+      unpacks: whether `make` takes the items of the stored form as arguments.
+      read: makes the stored form from the value.
+      update: changes a value that exists, and to which other objects may refer.
+    """
+
+    make: Callable[..., Any]
+    unpacks: bool = False
+    read: Callable[[Any], Any] | None = None
+    update: Callable[[Any, Any], None] | None = None
+
+
+if TYPE_CHECKING:
+
+    class Ref(Generic[T]):
+        """The number of an object of a declared class."""
+
+    class Shared(Generic[T]):
+        """The number of an immutable value that several objects share."""
+
+    Deque = list
+    Counts = dict[K, int]
+    AnyRef = object
+else:
+
+    class Ref:
+        def __class_getitem__(cls, kind: Any) -> Any:
+            kind = get_origin(kind) or kind
+            return Annotated[int, RefTo(_BY_KIND[kind].tag) if kind in _BY_KIND else _RefToKind(kind)]
+
+    class Shared:
+        def __class_getitem__(cls, annotation: Any) -> Any:
+            return Annotated[int, _SharedOf(annotation)]
+
+    class Deque:
+        def __class_getitem__(cls, item: Any) -> Any:
+            return Annotated[list[item], As(deque)]
+
+    class Counts:
+        def __class_getitem__(cls, key: Any) -> Any:
+            return Annotated[dict[key, int], As(Counter)]
+
+
+class ObjectRef(msgspec.Struct, frozen=True):
+    """A reference to an object of any declared class."""
+
+    tag: str
+    number: int
+
+
+if not TYPE_CHECKING:
+    AnyRef = Annotated[ObjectRef, "any"]
+
+
+class Callback(msgspec.Struct, frozen=True, array_like=True):
+    """A stored callback. `owner` is the number of its object, or -1. `arguments` precede those of the caller."""
+
+    name: str
+    owner: int
+    arguments: tuple[Any, ...] = ()
+
+
+class Dump(msgspec.Struct, omit_defaults=True, rename=lambda name: name.strip("_")):
+    """Base class of the structs. A field has the name of its attribute, and is stored without leading underscores."""
+
+
+@dataclass(eq=False)
+class _Schema:
+    """A class and its struct. See `dump_of`."""
+
+    kind: type[Any]
+    struct: type[Dump]
+    tag: str
+    version: int
+    oldest: int
+    rebuilt: Mapping[str, Callable[[], Any]]
+    read: Mapping[str, Callable[[Any], Any]]
+    rebuild: Callable[[Any], None] | None
+
+    @functools.cached_property
+    def annotations(self) -> tuple[tuple[str, Any], ...]:
+        hints = typing.get_type_hints(self.struct, include_extras=True)
+        return tuple((name, hints[name]) for name in self.struct.__struct_fields__)
+
+
+@dataclass(frozen=True)
+class _Method:
+    """A method or function that stored callbacks may name, with the annotations of the arguments that are stored."""
+
+    name: str
+    owner: type[Any] | None
+    function: Any
+    arguments: tuple[Any, ...]
+
+
+_BY_KIND: dict[type[Any], _Schema] = {}
+_BY_TAG: dict[str, _Schema] = {}
+_BY_FUNCTION: dict[Any, _Method] = {}
+_BY_NAME: dict[str, _Method] = {}
+
+
+def dump_of(
+    kind: type[Any],
+    tag: str,
+    version: int = 1,
+    oldest: int = 1,
+    rebuilt: Mapping[str, Callable[[], Any]] | None = None,
+    read: Mapping[str, Callable[[Any], Any]] | None = None,
+    rebuild: Callable[[Any], None] | None = None,
+) -> Callable[[type[Dump]], type[Dump]]:
+    """Declare the struct of a class.
+
+    Args:
+      kind: the class.
+      tag: the name of the struct in dumps.
+      version: the version of the struct. Increase it with each change.
+      oldest: the oldest version that can be exchanged with this one. Increase it with each incompatible change.
+      rebuilt: attributes that a loaded object begins with and that are not stored, with functions that make them.
+      read: functions that read attributes whose stored form differs.
+      rebuild: called with each loaded object after all objects are loaded.
+    """
+
+    def declare(struct: type[Dump]) -> type[Dump]:
+        assert kind not in _BY_KIND, kind
+        assert tag not in _BY_TAG, tag
+        schema = _Schema(kind, struct, tag, version, oldest, rebuilt or {}, read or {}, rebuild)
+        _BY_KIND[kind] = _BY_TAG[tag] = schema
+        return struct
+
+    return declare
+
+
+def callback(name: str, owner: type[Any] | None, function: Any, *arguments: Any) -> None:
+    """Declare a method of `owner`, or a function, that is stored as a callback.
+
+    `arguments` annotate the arguments that are stored. The callback may have fewer.
+    """
+    assert name not in _BY_NAME, name
+    _BY_NAME[name] = _BY_FUNCTION[function] = _Method(name, owner, function, arguments)
+
+
+def rebuilt_attributes(kind: type[Any]) -> frozenset[str]:
+    """Return the attributes of a declared class that are rebuilt rather than stored."""
+    schema = _BY_KIND.get(kind)
+    return frozenset(schema.rebuilt) if schema is not None else frozenset()
+
+
+class Objects(msgspec.Struct, frozen=True):
+    """A dump of a graph of objects.
+
+    Attributes:
+      versions: the version of each struct, and the oldest one that can be exchanged with it, by tag.
+      roots: the numbers of objects that exist before loading, by name.
+      tables: the structs of each tag. The number of an object is its position.
+      values: the shared values, by annotation. The number of a value is its position.
+    """
+
+    atoll: str
+    versions: dict[str, Version]
+    roots: dict[str, int]
+    tables: Any
+    values: Any
+
+
+class _StoredObjects(Objects, frozen=True):
+    tables: dict[str, msgspec.Raw]
+    values: dict[str, msgspec.Raw]
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+
+
+def _key_of(annotation: Any) -> str:
+    """Return the name of a type of shared values."""
+    return str(getattr(annotation, "__qualname__", annotation) if isinstance(annotation, type) else annotation)
+
+
+# ---- dump
+
+
+class _Dumper:
+    """Numbers the objects that it meets, and makes their structs in the order of their numbers."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, int] = {}  # of objects, by identity
+        self._met: dict[str, list[Any]] = {}  # objects by tag
+        self._left: deque[tuple[_Schema, Any]] = deque()
+        self._shared: dict[str, list[Any]] = {}
+        self._known: dict[str, dict[int, int]] = {}  # numbers of shared values, by annotation and identity
+        self._fields: dict[str, list[tuple[Callable[[Any], Any], _Convert]]] = {}
+        self._alive: list[Any] = []  # so that identities stay unique
+
+    def dump(self, roots: Mapping[str, Any]) -> Objects:
+        numbers = {name: self._number(_schema_of(type(root)), root) for name, root in roots.items()}
+        structs: dict[str, list[Dump]] = {}
+        while self._left:
+            schema, each = self._left.popleft()
+            fields = self._fields.get(schema.tag)
+            if fields is None:
+                fields = self._fields[schema.tag] = self._fields_of(schema)
+            values = [read(each) if convert is None else convert(read(each)) for read, convert in fields]
+            structs.setdefault(schema.tag, []).append(schema.struct(*values))
+        versions = {tag: (_BY_TAG[tag].version, _BY_TAG[tag].oldest) for tag in structs}
+        return Objects(__version__, versions, numbers, structs, self._shared)
+
+    def _fields_of(self, schema: _Schema) -> list[tuple[Callable[[Any], Any], _Convert]]:
+        return [
+            (schema.read.get(name) or _reader(name), self._converter(annotation))
+            for name, annotation in schema.annotations
+        ]
+
+    def _number(self, schema: _Schema, each: Any) -> int:
+        number = self._numbers.get(id(each))
+        if number is None:
+            met = self._met.setdefault(schema.tag, [])
+            number = self._numbers[id(each)] = len(met)
+            met.append(each)
+            self._left.append((schema, each))
+        return number
+
+    def _converter(self, annotation: Any) -> _Convert:
+        """Return the function that converts a value with this annotation to its stored form, or None."""
+        members = [each for each in _members(annotation) if each is not type(None)]
+        if len(members) > 1 or len(members) < len(_members(annotation)):
+            converts = [(_kind_of(each), self._converter(each)) for each in members]
+            special = [(kind, convert) for kind, convert in converts if convert is not None]
+            if not special:
+                return None
+            if len(special) == 1 == len(members):
+                (_, only) = special[0]
+                return lambda value: None if value is None else only(value)
+
+            def convert_union(value: Any) -> Any:
+                for kind, convert in special:
+                    if isinstance(value, kind):
+                        return convert(value)
+                return value
+
+            return convert_union
+        if annotation is Callback:
+            return self._callback
+        origin, arguments = get_origin(annotation), get_args(annotation)
+        if origin is Annotated:
+            return self._annotated(arguments[0], arguments[1])
+        if origin is dict:
+            return self._dict(*arguments)
+        if origin in (tuple, list, set, frozenset):
+            return self._items(origin, arguments)
+        return None
+
+    def _annotated(self, annotation: Any, mark: Any) -> _Convert:
+        if annotation is ObjectRef:
+            return self._object_ref
+        if isinstance(mark, RefTo | _RefToKind):
+            schema = _BY_TAG[mark.tag]
+            numbers, number_of = self._numbers, self._number
+
+            def number(each: Any) -> int:
+                found = numbers.get(id(each))
+                return number_of(schema, each) if found is None else found
+
+            return number
+        if isinstance(mark, _SharedOf):
+            key, convert = _key_of(mark.annotation), self._converter(mark.annotation)
+            shared, known = self._shared.setdefault(key, []), self._known.setdefault(key, {})
+
+            def share(value: Any) -> int:
+                found = known.get(id(value))
+                if found is None:
+                    found = known[id(value)] = len(shared)
+                    self._alive.append(value)
+                    shared.append(value if convert is None else convert(value))
+                return found
+
+            return share
+        convert = self._converter(annotation)
+        read_value = list if mark.make is deque else mark.read
+        if convert is None or read_value is None:
+            return convert or read_value
+        return lambda value: convert(read_value(value))
+
+    def _object_ref(self, value: Any) -> ObjectRef:
+        schema = _schema_of(type(value))
+        return ObjectRef(schema.tag, self._number(schema, value))
+
+    def _dict(self, key: Any, value: Any) -> _Convert:
+        key_of, value_of = self._converter(key), self._converter(value)
+        if key_of is None and value_of is None:
+            return None
+        if key_of is None:
+            assert value_of is not None
+            return lambda found: {key: value_of(each) for key, each in found.items()}
+        if value_of is None:
+            return lambda found: {key_of(key): each for key, each in found.items()}
+        return lambda found: {key_of(key): value_of(each) for key, each in found.items()}
+
+    def _items(self, origin: Any, arguments: tuple[Any, ...]) -> _Convert:
+        if origin is tuple and not (len(arguments) == 2 and arguments[1] is Ellipsis):
+            converts = [self._converter(each) for each in arguments]
+            if not any(converts):
+                return None
+            return lambda value: [
+                each if convert is None else convert(each) for each, convert in zip(value, converts, strict=True)
+            ]
+        convert = self._converter(arguments[0])
+        if origin in (set, frozenset):  # in an order, so that equal states have equal dumps
+            return sorted if convert is None else lambda value: sorted(map(convert, value))
+        return None if convert is None else lambda value: list(map(convert, value))
+
+    def _callback(self, value: Any) -> Callback:
+        bound: tuple[Any, ...] = ()
+        if isinstance(value, functools.partial):
+            bound, value = value.args, value.func
+        method = _BY_FUNCTION.get(getattr(value, "__func__", value))
+        if method is None:
+            raise TypeError(f"{value.__qualname__} is not declared as a callback")
+        owner = -1 if method.owner is None else self._number(_schema_of(type(value.__self__)), value.__self__)
+        converts = [self._converter(each) for each in method.arguments[: len(bound)]]
+        return Callback(
+            method.name,
+            owner,
+            tuple(each if convert is None else convert(each) for each, convert in zip(bound, converts, strict=True)),
+        )
+
+
+def _reader(name: str) -> Callable[[Any], Any]:
+    def read(each: Any) -> Any:
+        return getattr(each, name)
+
+    return read
+
+
+def _schema_of(kind: type[Any]) -> _Schema:
+    schema = _BY_KIND.get(kind)
+    if schema is None:
+        raise TypeError(f"{kind.__module__}.{kind.__qualname__} has no declared struct")
+    return schema
+
+
+def _kind_of(annotation: Any) -> Any:
+    """Return the type of the values of an annotation that is a member of a union."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        mark = arguments[1]
+        if arguments[0] is ObjectRef:
+            return object
+        if isinstance(mark, RefTo | _RefToKind):
+            return _BY_TAG[mark.tag].kind
+        if isinstance(mark, As) and isinstance(mark.make, type):
+            return mark.make
+        return _kind_of(mark.annotation) if isinstance(mark, _SharedOf) else _kind_of(arguments[0])
+    if annotation is Callback:
+        return (types.MethodType, types.FunctionType, functools.partial)
+    return origin or annotation
+
+
+def dump(roots: Mapping[str, Any]) -> Objects:
+    """Return a dump of these objects, and of all objects to which they refer. Encode it before the objects change."""
+    return _Dumper().dump(roots)
+
+
+def encode(objects: Objects) -> bytes:
+    return msgspec.msgpack.encode(objects)
+
+
+# ---- load
+
+
+class _Loader:
+    """Makes all objects first, and then sets their attributes."""
+
+    def __init__(self, stored: _StoredObjects) -> None:
+        self._stored = stored
+        self._tables: dict[str, list[Any]] = {}  # objects
+        self._values: dict[str, list[Any]] = {}
+
+    def load(self, roots: Mapping[str, Any]) -> None:
+        stored = self._stored
+        structs = {}
+        for tag, raw in stored.tables.items():
+            self._check(tag)
+            structs[tag] = msgspec.msgpack.decode(raw, type=list[_BY_TAG[tag].struct])  # type: ignore[misc]
+            kind: Any = _BY_TAG[tag].kind
+            self._tables[tag] = [kind.__new__(kind) for _ in structs[tag]]
+        existing = {}
+        for name, number in stored.roots.items():
+            if name not in roots:
+                raise IncompatibleJournalError(
+                    f"atoll {stored.atoll} stored {name!r}, which atoll {__version__} does not have"
+                )
+            tag = _schema_of(type(roots[name])).tag
+            self._tables[tag][number] = roots[name]
+            existing[tag, number] = True
+        for tag, dumped in structs.items():
+            self._fill(_BY_TAG[tag], dumped, existing)
+        for tag in structs:
+            rebuild = _BY_TAG[tag].rebuild
+            if rebuild is not None:
+                for each in self._tables[tag]:
+                    rebuild(each)
+
+    def _check(self, tag: str) -> None:
+        """Raise JournalError if a struct cannot be read."""
+        writer, schema = self._stored.atoll, _BY_TAG.get(tag)
+        version, oldest = self._stored.versions.get(tag, (0, 0))
+        if schema is None:
+            raise IncompatibleJournalError(
+                f"atoll {writer} stored {tag!r} (version {version}), which atoll {__version__} cannot read"
+            )
+        check_version(writer, tag, (version, oldest), (schema.version, schema.oldest))
+
+    def _fill(self, schema: _Schema, dumped: list[Dump], existing: Mapping[tuple[str, int], bool]) -> None:
+        fields = [
+            (name, self._converter(annotation), _update_of(annotation)) for name, annotation in schema.annotations
+        ]
+        rebuilt = list(schema.rebuilt.items())
+        put = object.__setattr__
+        for number, (each, struct) in enumerate(zip(self._tables[schema.tag], dumped, strict=True)):
+            if (schema.tag, number) in existing:
+                for name, convert, update in fields:
+                    value = getattr(struct, name)
+                    update(each, name, value if convert is None else convert(value))
+                continue
+            for name, convert, _ in fields:
+                value = getattr(struct, name)
+                put(each, name, value if convert is None else convert(value))
+            for name, make in rebuilt:
+                put(each, name, make())
+
+    def _converter(self, annotation: Any) -> _Convert:
+        """Return the function that converts a stored value with this annotation to the value, or None."""
+        members = [each for each in _members(annotation) if each is not type(None)]
+        if len(members) > 1 or len(members) < len(_members(annotation)):
+            converts = [(_stored_kind_of(each), self._converter(each)) for each in members]
+            special = [(kind, convert) for kind, convert in converts if convert is not None]
+            if not special:
+                return None
+
+            def convert_union(value: Any) -> Any:
+                for kind, convert in special:
+                    if type(value) is kind:
+                        return convert(value)
+                return value
+
+            return convert_union
+        if annotation is Callback:
+            return self._callback
+        origin, arguments = get_origin(annotation), get_args(annotation)
+        if origin is Annotated:
+            return self._annotated(arguments[0], arguments[1])
+        if origin is dict:
+            key_of, value_of = self._converter(arguments[0]), self._converter(arguments[1])
+            if key_of is None and value_of is None:
+                return None
+            return lambda found: {
+                key if key_of is None else key_of(key): each if value_of is None else value_of(each)
+                for key, each in found.items()
+            }
+        if origin in (tuple, list, set, frozenset):
+            return self._items(origin, arguments)
+        return None
+
+    def _annotated(self, annotation: Any, mark: Any) -> _Convert:
+        if annotation is ObjectRef:
+            return lambda stored: self._tables[stored.tag][stored.number]
+        if isinstance(mark, RefTo | _RefToKind):
+            return self._tables.setdefault(mark.tag, []).__getitem__
+        if isinstance(mark, _SharedOf):
+            return self._shared(mark.annotation).__getitem__
+        convert = self._converter(annotation)
+        if mark.unpacks:
+            return lambda value: mark.make(*(value if convert is None else convert(value)))
+        return mark.make if convert is None else lambda value: mark.make(convert(value))
+
+    def _shared(self, annotation: Any) -> list[Any]:
+        key = _key_of(annotation)
+        values = self._values.get(key)
+        if values is None:
+            raw = self._stored.values.get(key)
+            found = [] if raw is None else msgspec.msgpack.decode(raw, type=list[annotation])
+            convert = self._converter(annotation)
+            values = self._values[key] = found if convert is None else list(map(convert, found))
+        return values
+
+    def _items(self, origin: Any, arguments: tuple[Any, ...]) -> _Convert:
+        if origin is tuple and not (len(arguments) == 2 and arguments[1] is Ellipsis):
+            converts = [self._converter(each) for each in arguments]
+            if not any(converts):
+                return None
+            return lambda value: tuple(
+                [each if convert is None else convert(each) for each, convert in zip(value, converts, strict=True)]
+            )
+        convert = self._converter(arguments[0])
+        return None if convert is None else lambda value: origin(map(convert, value))
+
+    def _callback(self, stored: Callback) -> Any:
+        method = _BY_NAME.get(stored.name)
+        if method is None:
+            writer = self._stored.atoll
+            raise IncompatibleJournalError(
+                f"atoll {writer} stored the callback {stored.name!r}, which atoll {__version__} does not have"
+            )
+        bound = method.function
+        if method.owner is not None:
+            owner = self._tables[_schema_of(method.owner).tag][stored.owner]
+            bound = types.MethodType(method.function, owner)
+        if not stored.arguments:
+            return bound
+        arguments = []
+        for value, annotation in zip(stored.arguments, method.arguments, strict=False):
+            convert = self._converter(annotation)
+            typed = msgspec.convert(value, annotation)
+            arguments.append(typed if convert is None else convert(typed))
+        return functools.partial(bound, *arguments)
+
+
+def _stored_kind_of(annotation: Any) -> Any:
+    """Return the type of the stored values of an annotation that is a member of a union."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    return _stored_kind_of(arguments[0]) if origin is Annotated else origin or annotation
+
+
+def _update_of(annotation: Any) -> Callable[[Any, str, Any], None]:
+    """Return the function that sets an attribute with this annotation of an object that exists."""
+    mark = get_args(annotation)[1] if get_origin(annotation) is Annotated else None
+    own = mark.update if isinstance(mark, As) else None
+    if own is None:
+        return _update
+    return lambda each, name, value: own(getattr(each, name), value)
+
+
+def _update(each: Any, name: str, value: Any) -> None:
+    """Set an attribute of an object that exists. A container stays the same object, since others may refer to it."""
+    present = getattr(each, name)
+    if isinstance(present, dict | set):
+        present.clear()
+        present.update(value)
+    elif isinstance(present, list | deque):
+        present.clear()
+        present.extend(value)
+    else:
+        object.__setattr__(each, name, value)
+
+
+def decode(content: bytes | msgspec.Raw) -> Objects:
+    """Return the dump that `encode` encoded, for `load`. Raises JournalError if it is invalid."""
+    try:
+        return msgspec.msgpack.decode(content, type=_StoredObjects)
+    except msgspec.MsgspecError as error:
+        raise JournalError(f"a dump cannot be read: {error}") from None
+
+
+def load(objects: Objects, roots: Mapping[str, Any]) -> None:
+    """Load a decoded dump into new objects, and into the `roots`, which exist.
+
+    Raises JournalError if it cannot be read.
+    """
+    assert isinstance(objects, _StoredObjects)
+    try:
+        _Loader(objects).load(roots)
+    except (msgspec.MsgspecError, LookupError) as error:
+        raise JournalError(f"the dump of atoll {objects.atoll} cannot be read: {error}") from None
+
+
+def declared() -> Iterator[tuple[str, type[Any], type[Dump], int, int]]:
+    """Yield the tag, class, struct, version and oldest version of each declared class."""
+    for tag, schema in sorted(_BY_TAG.items()):
+        yield tag, schema.kind, schema.struct, schema.version, schema.oldest

@@ -1,0 +1,94 @@
+"""A controller that was dumped and loaded decides what the one that was dumped does."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atoll.cluster.settings import Dispatch
+from atoll.controller.controller_dumps import load_controller
+from atoll.controller.core import Controller
+from atoll.errors import IncompatibleJournalError
+from atoll.protocol import actions as a
+from atoll.protocol import events as e
+from atoll.state.object_dumps import declared
+from tests.controller.control_flow_world import ChoosingWorld
+from tests.controller.dumps import check_dump, dumped
+from tests.controller.migrating_world import MigratingWorld
+from tests.controller.play import Play
+from tests.controller.world import World
+from tests.journal.worlds import act
+from tests.thoroughness import examples
+
+
+class Twins:
+    """A controller, and another one that was loaded from a dump of it and handles the same events."""
+
+    def __init__(self, controller: Controller) -> None:
+        self.controller = controller
+        self.loaded = check_dump(controller)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.controller, name)
+
+    def handle(self, event: e.AnyEvent) -> list[a.AnyAction]:
+        actions = self.controller.handle(event)
+        assert msgspec.msgpack.encode(self.loaded.handle(event)) == msgspec.msgpack.encode(actions)
+        return actions
+
+    def load_again(self) -> None:
+        self.loaded = check_dump(self.controller)
+
+
+class LongPrograms(World):
+    longest = 16
+
+
+@settings(max_examples=examples(40))
+@given(
+    st.integers(0, 2**32),
+    st.integers(1, 40),
+    st.sampled_from([World, MigratingWorld, ChoosingWorld, LongPrograms]),
+    st.sampled_from(["2x1x2", "1x2x2", "2x2x1", "3x1x1", "4x1x2"]),
+    st.sampled_from([0.0, 0.1]),
+    st.sampled_from([0, 60, 200]),
+    st.sampled_from(list(Dispatch)),
+    st.sampled_from([0, 2]),
+)
+def test_a_loaded_controller_is_equal_and_decides_the_same(seed, steps, kind, topology, doom, memory, dispatch, relays):
+    rng = random.Random(seed)
+    world = kind(rng, topology, doom, device_memory=memory, dispatch=dispatch, relay_group=relays)
+    del world.controller.launcher.memory.waits.hopeless  # the world's own, which knows one controller
+    twins = Twins(world.controller)
+    world.controller = world.cluster.controller = twins  # type: ignore[assignment]
+    for _ in range(3):
+        world.open()
+    for _ in range(steps):
+        act(world)
+        if rng.random() < 0.1:
+            twins.load_again()
+    world.settle()
+    twins.load_again()
+
+
+def test_a_dump_of_another_version_is_refused_and_both_versions_are_named() -> None:
+    content = msgspec.msgpack.decode(dumped(Play().controller))
+    content["objects"]["versions"]["scheduler"] = [7, 7]
+    content["objects"]["atoll"] = "9.9"
+    text = r"atoll 9\.9 stored version 7 of 'scheduler', and atoll .* reads version 1"
+    with pytest.raises(IncompatibleJournalError, match=text):
+        load_controller(msgspec.msgpack.encode(content))
+
+
+def test_each_stored_attribute_of_a_record_exists() -> None:
+    for tag, kind, struct, version, oldest in declared():
+        assert 1 <= oldest <= version, tag
+        if dataclasses.is_dataclass(kind):
+            names = {each.name for each in dataclasses.fields(kind)}
+            assert names.issuperset(struct.__struct_fields__), tag

@@ -1,0 +1,124 @@
+"""Journals and persisted sessions as this version of Atoll writes them, for later versions to read.
+
+`python -m tests.journal.stored` adds a directory to `tests/journal/stored`. It changes no earlier directory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+from atoll.controller.core import Controller
+from atoll.controller_process.process_state import ShellState, encode_shell, encode_snapshot
+from atoll.journal.files import Directory
+from atoll.journal.journal import Journal
+from atoll.journal.persisted_state import PersistedCluster, PersistedState, encode_persisted
+from atoll.protocol import events as e
+from atoll.wire.resumption.link_record import LinkRecord
+from atoll.wire.resumption.retransmit_buffer import Counts
+from tests.controller.control_flow_world import ChoosingWorld
+from tests.controller.migrating_world import MigratingWorld
+from tests.controller.test_session_persistence import persisted_of, suspended
+from tests.controller.world import World
+from tests.journal.worlds import act
+
+STORED = Path(__file__).resolve().parent / "stored"
+KINDS: dict[str, type[World]] = {"world": World, "migrating": MigratingWorld, "choosing": ChoosingWorld}
+LINK = LinkRecord(9, "client", "the proxy", Counts(5, 1), Counts(3, 0), [b"one", b"two"], [b"three"], [(1, Counts(4))])
+
+
+def shell_state() -> ShellState:
+    return ShellState(12.5, 10, b"k" * 32, [LINK], {4: "operator"}, {2: 13.5})
+
+
+def facts(controller: Controller) -> dict[str, Any]:
+    """Return the facts about a controller that a test compares, as JSON."""
+    sessions = {
+        str(number): {
+            "label": session.label,
+            "arrays": {str(handle): entry.state.name for handle, entry in sorted(session.directory.entries.items())},
+            "programs": sorted(session.programs),
+            "functions": {str(number): name for number, name in sorted(session.functions.items())},
+            "in flight": session.in_flight,
+        }
+        for number, session in sorted(controller.sessions.items())
+    }
+    return {
+        "sessions": sessions,
+        "gangs": sorted(controller.launcher.in_flight),
+        "memory": controller.memory.total,
+        "islands": {str(number): island.state for number, island in controller.resources.islands.items()},
+        "connections": sorted(controller.connections.peers),
+    }
+
+
+def write_journal(directory: Path, kind: type[World]) -> dict[str, Any]:
+    """Write a snapshot of a world that works, and a segment with some turns after it. Return what is in the former."""
+    world = kind(random.Random(7), "2x1x2", 0.1, device_memory=100)
+    del world.controller.launcher.memory.waits.hopeless
+    for _ in range(2):
+        world.open()
+    for _ in range(14):
+        act(world)
+    found = facts(world.controller)
+    opened = Directory(directory)
+    payload = encode_snapshot(world.controller, shell_state())
+    journal = Journal(opened, 3, 1, lambda: payload)
+    opened.write_snapshot(1, 3, payload)
+    journal.open_segment()
+    handle = world.controller.handle
+
+    def recorded(event: e.AnyEvent) -> Any:
+        actions = handle(event)
+        if type(event) is e.Flush:
+            journal.append(list(world.controller.log.turn))
+        return actions
+
+    world.controller.handle = recorded  # type: ignore[method-assign]
+    for _ in range(10):
+        act(world)
+    journal.close()
+    return found
+
+
+def write_persisted(directory: Path) -> dict[str, Any]:
+    play = suspended()
+    (persisted,), _ = persisted_of(play)
+    cluster = PersistedCluster(play.controller.resources.topology.shapes, tuple(persisted.sessions))
+    state = PersistedState(cluster, encode_shell(shell_state()), persisted.content, persisted.secrets)
+    opened = Directory(directory)
+    opened.write_persisted("suspended", 3, encode_persisted(state))
+    opened.close()
+    return {"sessions": list(persisted.sessions), "arrays": [5]}
+
+
+def write(directory: Path) -> None:
+    directory.mkdir(parents=True)
+    os.environ["ATOLL_KEY_FILE"] = str(directory / "key")
+    found = {name: write_journal(directory / name, kind) for name, kind in KINDS.items()}
+    found["persisted"] = write_persisted(directory / "persisted")
+    for lock in directory.glob("*/lock"):
+        lock.unlink()
+    (directory / "facts.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
+def copied(stored: Path, to: Path) -> Path:
+    """A copy with the modes that a journal has, since the repository does not have them."""
+    shutil.copytree(stored, to)
+    for path in to.rglob("*"):
+        path.chmod(0o700 if path.is_dir() else 0o600)
+    return to
+
+
+def numbers() -> list[int]:
+    return sorted(int(path.name) for path in STORED.iterdir()) if STORED.exists() else []
+
+
+if __name__ == "__main__":
+    directory = STORED / str(max(numbers(), default=0) + 1)
+    write(directory)
+    print(f"wrote {directory}")
