@@ -89,6 +89,7 @@ TABLE: dict[tuple[str, str], Does] = {
             ("worker/completion_reporter.py", "CompletionReporter._read"),
             ("worker/host_functions.py", "Functions._compile"),
             ("worker/host_functions.py", "Functions._compile_apart.work"),
+            ("worker/host_functions.py", "Functions._compile_source"),
             ("worker/host_functions.py", "Functions._start"),
             ("worker/host_worlds.py", "HostWorlds._join"),
             ("worker/message_handler.py", "MessageHandler._answer"),
