@@ -14,6 +14,7 @@ from atoll.ir.program import NODES_PER_CREDIT, Call, HostBuffer, HostToDevice, P
 from atoll.ir.types import ArraySpec, Sharding
 from atoll.protocol import messages as m
 from atoll.session.cluster_session import DIAL_SECONDS
+from atoll.session.downloads import Download, DownloadState
 from atoll.session.registered_programs import in_parts
 from tests.session.fake_cluster import WINDOW, FakeCluster
 
@@ -347,21 +348,36 @@ def test_a_slice_request_and_a_migration_may_overlap():
 # ---- feeds
 
 
+def download_of(cluster: FakeCluster) -> Download:
+    """The download of an array on device 0, which hosts send as feed 4."""
+    download = Download(4, (0,), 1, cluster.session.make_future)
+    cluster.session.downloads.expect(download)
+    return download
+
+
 def test_contents_of_hosts_come_to_whom_expects_them():
-    cluster, parts = FakeCluster(), list[Any]()
-    cluster.session.downloads.expect(4, lambda content, more, done: parts.append((content, more)))
+    cluster = FakeCluster()
+    download = download_of(cluster)
     assert cluster.awaits()
     cluster.on_feed(4, b"a", False, lambda: None)
-    assert parts == [(b"a", False)]
+    assert (download.contents, download.state) == ([b"a"], DownloadState.STORED)
     assert not cluster.awaits()
 
 
 def test_what_a_lost_host_had_sent_and_is_not_here_does_not_come():
-    cluster, lost = FakeCluster(), list[Status]()
-    cluster.session.downloads.expect(4, lambda content, more, done: None)
-    cluster.session.downloads.sent(4, [1], lost.append)
+    cluster = FakeCluster()
+    download = download_of(cluster)
+    cluster.session.downloads.sent(download, [1])
     cluster.session.handle(m.HostsFailed((0, 1)))
-    assert [status.code for status in lost] == [Code.DATA_LOSS]
+    assert download.status.code == Code.DATA_LOSS
+
+
+def test_a_lost_session_fails_what_has_been_sent_and_is_not_here():
+    cluster = FakeCluster()
+    download = download_of(cluster)
+    cluster.session.downloads.sent(download, [1])
+    cluster.session.handle(m.Closing(FAILURE))
+    assert download.status.message == FAILURE.message
 
 
 # ---- the end

@@ -1,4 +1,4 @@
-"""The interface of executables, which a session runs and JAX queries by handle.
+"""The interface of executables, which a session runs and JAX queries by handle, and replies that look like them.
 
 All methods run on the session's event loop.
 """
@@ -9,7 +9,7 @@ import abc
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from atoll.errors import OK, Code, Status, StatusError, invalid
+from atoll.errors import OK, Code, Status
 from atoll.executables.session_arrays import ArrayRecord
 from atoll.ir.program import Program
 from atoll.ir.types import ArraySpec
@@ -102,41 +102,21 @@ class LoadedExecutable(abc.ABC):
     async def text(self, cluster: ClusterSession) -> str:
         """Return the program in readable form. Raises StatusError."""
 
-    def compile_reply(self, handle: int, ready_future: int) -> Any:
-        return executables_pb2.CompileReply(
-            executable=handle,
-            name=self.name,
-            num_devices=len(self.devices),
-            device_ids=self.devices,
-            addressable_device_ids=self.devices,
-            fingerprint_value=self.fingerprint,
-            ready_future_handle=ready_future,
-        )
 
+class ImmediateReply:
+    """The answer to a query of the plug-in, which is never run. Its fingerprint contains the answer.
 
-class ImmediateExecutable(LoadedExecutable):
-    """The answer to a query of the plug-in: an executable that is never run. Its fingerprint contains the answer.
-
-    A plug-in program is the only request of jaxlib's client with arbitrary bytes, and its reply is an executable.
+    A plug-in program is the only request of jaxlib's client with arbitrary bytes, and the client takes the reply for an
+    executable.
     """
 
     def __init__(self, name: str, devices: tuple[int, ...], content: bytes) -> None:
-        super().__init__()
         self.name = name
         self.devices = devices
         self.fingerprint = content
 
-    def check(self, arguments: Sequence[ArrayRecord]) -> None:
-        raise self._not_run()
-
-    def program(self, preserved: frozenset[int], completion: bool, stream: int) -> Program:
-        raise self._not_run()
-
-    async def cost(self, cluster: ClusterSession, reply: Any) -> None:
-        raise self._not_run()
-
-    async def text(self, cluster: ClusterSession) -> str:
-        raise self._not_run()
+    def unloaded(self, cluster: ClusterSession) -> None:
+        """Called when the session has released the reply."""
 
     def metadata_reply(self) -> Any:
         reply = executables_pb2.ExecutableMetadataReply()
@@ -151,5 +131,19 @@ class ImmediateExecutable(LoadedExecutable):
         reply.output_memory_kinds.memory_kind_lists.add()
         return reply
 
-    def _not_run(self) -> StatusError:
-        return invalid(f"{self.name} is not a program and cannot be run")
+
+# The objects with which a session replies to compile requests.
+Loaded = LoadedExecutable | ImmediateReply
+
+
+def compile_reply(loaded: Loaded, handle: int, ready_future: int) -> Any:
+    """Return the reply to the request that has loaded `loaded`."""
+    return executables_pb2.CompileReply(
+        executable=handle,
+        name=loaded.name,
+        num_devices=len(loaded.devices),
+        device_ids=loaded.devices,
+        addressable_device_ids=loaded.devices,
+        fingerprint_value=loaded.fingerprint,
+        ready_future_handle=ready_future,
+    )

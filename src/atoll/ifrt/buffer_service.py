@@ -17,7 +17,7 @@ import numpy as np
 
 from atoll.errors import Code, StatusError, invalid, status_of
 from atoll.grpc import Call
-from atoll.ifrt.host_buffer_store import HostBuffers, Stored
+from atoll.ifrt.host_buffer_store import HostBuffers, Stored, StoredUpload
 from atoll.protocol.ifrt import transport_pb2
 from atoll.protocol.translation import codec
 from atoll.protocol.translation.codec import contents_header, contents_of
@@ -103,7 +103,7 @@ class BufferService:
                 call.finish(int(Code.INVALID_ARGUMENT), f"a host buffer of {size} bytes received only {received}")
                 return
             try:
-                buffers.put(metadata.handle, Stored(parts, size))
+                buffers.put(metadata.handle, StoredUpload(parts, size))
             except StatusError as error:
                 call.finish(error.status.code, error.status.message)
                 return
@@ -119,7 +119,7 @@ class BufferService:
                 stored = self._buffers_of(request.session_id).read(request.handle)
                 call.admit()
                 if stored.descriptor >= 0:
-                    stored = Stored([os.pread(stored.descriptor, stored.nbytes, 0)], stored.nbytes)
+                    stored = StoredUpload([os.pread(stored.descriptor, stored.nbytes, 0)], stored.nbytes)
             except StatusError as error:
                 call.finish(error.status.code, error.status.message)
                 return
@@ -151,7 +151,7 @@ class BufferService:
             os.close(descriptor)
             raise invalid(f"{path.name} in the shared directory must be a regular file of {metadata.buffer_size} bytes")
         path.unlink(missing_ok=True)
-        buffers.put(metadata.handle, Stored((), metadata.buffer_size, descriptor))
+        buffers.put(metadata.handle, StoredUpload((), metadata.buffer_size, descriptor))
         return transport_pb2.HostBufferReadFromDiskReply()
 
 

@@ -6,74 +6,42 @@ delays only its own array.
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from atoll.errors import OK, Code, Status, StatusError, not_found
+from atoll.errors import Code, StatusError, not_found
+from atoll.session.downloads import Download
 
 MAX_STORED_BYTES = 16 << 30
 
 
-class Stored:
-    """A buffer, which is parts in memory or `nbytes` of a file. Until it is complete, parts are added, or it fails.
+class StoredUpload:
+    """A buffer that the client has sent: parts in memory, or `nbytes` of a file."""
 
-    Each added part has a function to call when its memory may be reused.
-    """
+    __slots__ = ("contents", "descriptor", "nbytes")
 
-    __slots__ = ("_changed", "_dones", "_released", "complete", "contents", "descriptor", "nbytes", "status")
-
-    def __init__(self, contents: Sequence[Any], nbytes: int, descriptor: int = -1, *, complete: bool = True) -> None:
-        self.contents: list[Any] = list(contents)
+    def __init__(self, contents: Sequence[Any], nbytes: int, descriptor: int = -1) -> None:
+        self.contents = contents
         self.nbytes = nbytes
         self.descriptor = descriptor
-        self.complete = complete
-        self.status = OK
-        self._dones: list[Callable[[], None]] = []
-        self._released = 0  # parts whose memory was released
-        self._changed = asyncio.Event()
-
-    def add(self, content: Any, done: Callable[[], None]) -> None:
-        self.contents.append(content)
-        self._dones.append(done)
-        self._changed.set()
-
-    def finish(self, status: Status = OK) -> None:
-        """Complete the buffer, or fail it."""
-        self.complete = True
-        self.status = status
-        self._changed.set()
 
     async def part(self, index: int) -> Any | None:
-        """Return part number `index` once it has arrived, or None after the last. Raise the buffer's error."""
-        while index >= len(self.contents):
-            if self.complete:
-                self.status.raise_if_error()
-                return None
-            self._changed.clear()
-            await self._changed.wait()
-        if index < self._released:
-            raise StatusError(Code.FAILED_PRECONDITION, "the contents of an array can be fetched only once")
-        return self.contents[index]
+        """Return part number `index`, or None after the last."""
+        return self.contents[index] if index < len(self.contents) else None
 
     def release(self, count: int) -> None:
-        """Release the memory of the first `count` parts, which have been sent to the client."""
-        for index in range(self._released, min(count, len(self._dones))):
-            self.contents[index] = b""
-            self._dones[index]()
-            self._released = index + 1
+        """Keep the parts, because the request that uses them may follow."""
 
     def drop(self) -> None:
+        """Release the memory or the file."""
+        self.contents = ()
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
-        dones, self._dones = self._dones[self._released :], []
-        self.contents = []
-        self.complete = True
-        self._changed.set()
-        for done in dones:
-            done()
+
+
+Stored = StoredUpload | Download
 
 
 class HostBuffers:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from atoll.errors import Status, invalid, not_found, unimplemented
-from atoll.executables.loaded_executable import ImmediateExecutable, LoadedExecutable
+from atoll.executables.loaded_executable import ImmediateReply, Loaded, LoadedExecutable
 from atoll.executables.python_functions import PythonFunctions
 from atoll.executables.session_arrays import ArrayRecord, Arrays, Memory, Origin
 from atoll.ifrt.host_buffer_store import HostBuffers
@@ -106,6 +106,7 @@ class IfrtSession:
         self.arrays = Arrays(self.responses.ended_contexts)
         self.buffers = HostBuffers()
         self.executables: dict[int, LoadedExecutable] = {}
+        self._replies: dict[int, ImmediateReply] = {}  # their handles are handles of executables, too
         self.compiled: dict[str, FunctionInfo] = {}  # the last compiled functions, by their content
         self.python = PythonFunctions(cluster)
         self.staged: list[int] = []  # handles of the next program's arguments
@@ -211,9 +212,12 @@ class IfrtSession:
         if len(self.compiled) > _MOST_REMEMBERED:
             del self.compiled[next(iter(self.compiled))]
 
-    def load(self, loaded: LoadedExecutable) -> int:
-        """Return a handle for an executable, whose functions the session retains."""
+    def load(self, loaded: Loaded) -> int:
+        """Return a handle for an executable, whose functions the session retains, or for a reply."""
         handle = self.cluster.mint()
+        if isinstance(loaded, ImmediateReply):
+            self._replies[handle] = loaded
+            return handle
         self.executables[handle] = loaded
         self.cluster.retain_functions(loaded.functions)
         if self._relay is not None and loaded.callbacks and loaded.functions:
@@ -221,10 +225,13 @@ class IfrtSession:
         return handle
 
     def unload(self, handle: int) -> None:
-        """Release an executable, and its functions that nothing else needs. Raise NOT_FOUND."""
-        loaded = self.executable(handle)
-        del self.executables[handle]
+        """Release a reply, or an executable and its functions that nothing else needs. Raise NOT_FOUND."""
+        loaded = self.loaded(handle)
         loaded.unloaded(self.cluster)
+        if isinstance(loaded, ImmediateReply):
+            del self._replies[handle]
+            return
+        del self.executables[handle]
         if self._relay is not None and loaded.callbacks:
             self._relay.unloaded(loaded.callbacks)
         for program, _ in loaded.programs.values():
@@ -232,21 +239,28 @@ class IfrtSession:
         self.cluster.drop_functions(loaded.functions)
 
     def executable(self, handle: int) -> LoadedExecutable:
-        """Return a loaded executable. Raise NOT_FOUND."""
+        """Return a loaded executable. Raise NOT_FOUND, or INVALID_ARGUMENT for a reply."""
         executable = self.executables.get(handle)
         if executable is None:
-            raise not_found(f"unknown executable handle {handle}")
+            raise invalid(f"{self.loaded(handle).name} is not a program and cannot be run")
         return executable
 
-    def callback_loader(self) -> LoadedExecutable:
-        """Return an executable whose fingerprint tells the client where to receive callbacks.
+    def loaded(self, handle: int) -> Loaded:
+        """Return what has the handle of an executable. Raise NOT_FOUND."""
+        loaded = self.executables.get(handle) or self._replies.get(handle)
+        if loaded is None:
+            raise not_found(f"unknown executable handle {handle}")
+        return loaded
+
+    def callback_loader(self) -> ImmediateReply:
+        """Return a reply whose fingerprint tells the client where to receive callbacks.
 
         Raise UNIMPLEMENTED if callbacks are not supported.
         """
         if self._open_relay is None:
             raise unimplemented(CALLBACK_ADVICE)
         self._relay = self._open_relay()
-        return ImmediateExecutable("the place of callbacks", (0,), msgspec.json.encode(self._relay.where))
+        return ImmediateReply("the place of callbacks", (0,), msgspec.json.encode(self._relay.where))
 
     # ---- futures
 

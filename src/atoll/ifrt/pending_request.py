@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 from atoll.errors import OK, Status, StatusError, status_of
-from atoll.executables.loaded_executable import LoadedExecutable
+from atoll.executables.loaded_executable import Loaded, compile_reply
 from atoll.executables.session_arrays import ArrayRecord, Memory
 from atoll.ifrt.ifrt_session import FIRST_MINTED_HANDLE, IfrtSession
 from atoll.protocol.ifrt import session_pb2
@@ -68,11 +68,11 @@ class PendingRequest:
         """Answer when `work` is done, with the response that it returns or the error that it raises."""
         self.session.spawn(self._answer(work, with_stack))
 
-    def reply_loaded(self, loaded: LoadedExecutable) -> None:
+    def reply_loaded(self, loaded: Loaded) -> None:
         """Reply to a compile request with a handle for an executable."""
         self.reply(self._loaded(loaded))
 
-    def reply_loaded_later(self, work: Coroutine[Any, Any, LoadedExecutable]) -> None:
+    def reply_loaded_later(self, work: Coroutine[Any, Any, Loaded]) -> None:
         """Reply to a compile request when `work` is done. Its error has no stack, because JAX raises it at the call."""
 
         async def load() -> Any:
@@ -80,9 +80,9 @@ class PendingRequest:
 
         self.reply_later(load(), with_stack=False)
 
-    def _loaded(self, loaded: LoadedExecutable) -> Any:
+    def _loaded(self, loaded: Loaded) -> Any:
         response = self.response()
-        response.compile.CopyFrom(loaded.compile_reply(self.session.load(loaded), self.session.add_future(OK)))
+        response.compile.CopyFrom(compile_reply(loaded, self.session.load(loaded), self.session.add_future(OK)))
         return response
 
     def reply_outcome(self, kind: str, handle: int) -> None:

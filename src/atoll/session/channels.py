@@ -21,7 +21,7 @@ from atoll.cluster.processes.bugs import start_in
 from atoll.errors import AtollError, Code, ConnectError, Status
 from atoll.host_services.calls.call_messages import NO_CLIENT, host_of, is_call, is_notice
 from atoll.retries import Retry
-from atoll.session.session_feeds import SentUploads, Upload
+from atoll.session.sent_uploads import SentUploads, Upload
 from atoll.session.session_interfaces import CallbackHandler, OnBroken, OnFeed, Unreached
 from atoll.transfers.channel import DataChannel
 from atoll.transfers.liveness import SILENCE_SECONDS

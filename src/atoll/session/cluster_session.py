@@ -23,9 +23,9 @@ from atoll.protocol import messages as m
 from atoll.protocol.questions import DevicesAway
 from atoll.session.call_recorder import CallRecorder
 from atoll.session.controller_lease import ControllerLease
+from atoll.session.downloads import Download, Downloads
 from atoll.session.outgoing_messages import LaunchWindow, Outgoing
 from atoll.session.registered_programs import ProgramCache, RegisteredPrograms
-from atoll.session.session_feeds import Downloads
 from atoll.session.session_interfaces import CallbackHandler, OpenChannels, ReplyFuture, Unreached
 
 _log = logging.getLogger(__name__)
@@ -130,6 +130,7 @@ class ClusterSession:
         waits, self._waits = self._waits, {}
         for then in waits.values():
             then(status)
+        self.downloads.fail_all(status)
         self._wake_resumed()
         self._on_lost(status)
 
@@ -324,6 +325,20 @@ class ClusterSession:
         """Send the first `nbytes` of a file as one feed, and close the descriptor."""
         self._unsent.discard(feed)
         self._channels.upload_file(hosts, feed, nbytes, descriptor, launch)
+
+    def await_sent(self, download: Download, completion: int) -> None:
+        """Fail an expected download with the launch that sends it, whose `completion` is a handle. Release the handle.
+
+        If the launch succeeds, the hosts have sent everything.
+        """
+        self.wait((completion,), partial(self._sent, download))
+        self.release((completion,))
+
+    def _sent(self, download: Download, status: Status) -> None:
+        if status.ok:
+            self.downloads.sent(download, self.hosts_of(download.devices))
+        else:
+            self.downloads.fail(download, status)
 
     # ---- calls into the client's Python
 

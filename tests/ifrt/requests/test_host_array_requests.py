@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from atoll.errors import OK, Code, Status, StatusError
-from atoll.ifrt.host_buffer_store import Stored
+from atoll.ifrt.host_buffer_store import StoredUpload
 from atoll.ir.program import DeviceToHost, HostBuffer, HostToDevice
 from atoll.protocol import messages as m
 from atoll.protocol.ifrt import arrays_pb2, values_pb2
@@ -32,7 +32,7 @@ def put_fields(spec=SPEC, **changes: Any) -> dict[str, Any]:
 
 
 def store(rig: Rig, handle: int, contents: bytes) -> None:
-    rig.loop.call_soon(lambda: rig.session.buffers.put(handle, Stored([contents], len(contents))))
+    rig.loop.call_soon(lambda: rig.session.buffers.put(handle, StoredUpload([contents], len(contents))))
     rig.settle()
 
 
@@ -202,6 +202,18 @@ def test_contents_that_were_on_their_way_from_a_host_that_is_lost_fail(rig: Rig,
             read(rig, 2)
     else:
         check_refused(rig.answer(op), Code.DATA_LOSS, "host 0 is gone, and data that it had sent")
+
+
+def test_contents_that_arrive_after_the_client_has_deleted_the_buffer_leave_their_memory(rig: Rig):
+    rig.make(1, SPEC)
+    rig.session.arrays.get(1).ready = True
+    _, launch, _ = fetch(rig)
+    rig.session.buffers.delete(3)
+    released: list[str] = []
+    rig.loop.call_soon(rig.cluster.on_feed, launch.feeds[0], b"01234567", True, lambda: released.append("first"))
+    rig.loop.call_soon(rig.cluster.on_feed, launch.feeds[0], b"89abcdef", False, lambda: released.append("last"))
+    rig.settle()
+    assert released == ["first", "last"]
 
 
 def test_texts_come_back_as_the_client_knows_them(rig: Rig):

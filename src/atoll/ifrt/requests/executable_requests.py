@@ -52,12 +52,12 @@ def _compile(pending: PendingRequest, request: Any) -> None:
 
 def _metadata(pending: PendingRequest, request: Any) -> None:
     response = pending.response()
-    response.executable_metadata.CopyFrom(pending.session.executable(request.executable).metadata_reply())
+    response.executable_metadata.CopyFrom(pending.session.loaded(request.executable).metadata_reply())
     pending.reply(response)
 
 
 def _mpmd_metadata(pending: PendingRequest, request: Any) -> None:
-    pending.session.executable(request.executable)
+    pending.session.loaded(request.executable)
     response = pending.response()
     reply = response.executable_mpmd_metadata
     reply.mpmd_compiled_memory_stats_error.CopyFrom(codec.status_to(MPMD_ERROR))
@@ -65,7 +65,7 @@ def _mpmd_metadata(pending: PendingRequest, request: Any) -> None:
 
 
 def _mpmd_cost_analysis(pending: PendingRequest, request: Any) -> None:
-    pending.session.executable(request.executable)
+    pending.session.loaded(request.executable)
     response = pending.response()
     response.executable_mpmd_cost_analysis.status.CopyFrom(codec.status_to(MPMD_ERROR))
     pending.reply(response)
@@ -103,7 +103,7 @@ def _inquire(pending: PendingRequest, response: Any, reply: Any, fill: Coroutine
 
 
 def _delete(pending: PendingRequest, request: Any) -> None:
-    pending.session.executable(request.executable)
+    pending.session.loaded(request.executable)
     response = pending.response()
     unsupported = Status(Code.UNIMPLEMENTED, "executables are destructed, not deleted")
     response.executable_delete.future = pending.session.add_future(unsupported)
@@ -111,7 +111,7 @@ def _delete(pending: PendingRequest, request: Any) -> None:
 
 
 def _is_deleted(pending: PendingRequest, request: Any) -> None:
-    pending.session.executable(request.executable)
+    pending.session.loaded(request.executable)
     response = pending.response()
     response.executable_is_deleted.is_deleted = False
     pending.reply(response)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from atoll.errors import Code, Status, StatusError, invalid, unimplemented
+from atoll.errors import Code, StatusError, invalid, unimplemented
 from atoll.ifrt.host_buffer_store import MAX_STORED_BYTES, Stored
 from atoll.ifrt.ifrt_session import IfrtSession
 from atoll.ifrt.pending_request import Handler, PendingRequest
@@ -18,6 +18,7 @@ from atoll.protocol.ifrt import values_pb2
 from atoll.protocol.translation import codec
 from atoll.protocol.translation.array_specs import layout_from, spec_from
 from atoll.protocol.translation.shardings import sharding_from
+from atoll.session.downloads import Download
 
 
 class _Source(NamedTuple):
@@ -42,7 +43,7 @@ def _make_array(pending: PendingRequest, request: Any) -> None:
         _put(pending, spec, handles[0], [source])
     except StatusError as error:
         pending.set_error(given, error)
-        session.buffers.consume(request.host_buffer, Stored.drop)
+        session.buffers.consume(request.host_buffer, _drop)
         raise
     session.define(handles, [spec], pending.context)
     session.arrays.records[handles[0]].ready = True  # data from the client fails with the request, or not at all
@@ -67,7 +68,7 @@ def _make_arrays(pending: PendingRequest, request: Any) -> None:
         pending.set_error(given, error)
         for each in request.specs:
             for buffer in each.host_buffers:
-                session.buffers.consume(buffer.host_buffer, Stored.drop)
+                session.buffers.consume(buffer.host_buffer, _drop)
         raise
     session.define(handles, specs, pending.context)
     pending.reply_arrays("make_arrays_from_host_buffer_shards", handles)
@@ -139,6 +140,10 @@ def _uploader(
     return upload
 
 
+def _drop(stored: Stored) -> None:
+    stored.drop()
+
+
 def _copy_to_host_buffer(pending: PendingRequest, request: Any) -> None:
     session = pending.session
     spec = session.arrays.spec(request.array)
@@ -149,54 +154,42 @@ def _copy_to_host_buffer(pending: PendingRequest, request: Any) -> None:
     program = session.cluster.programs.number(
         ("get", spec, node), lambda: single("copy to host", (spec,), node, feeds=1)
     )
-    feed = session.cluster.number()
-    completion = session.cluster.mint()
-    stored = Stored((), nbytes(spec), complete=False)
-    downloads = session.cluster.downloads
-    answered = False
 
-    def answer() -> None:
-        nonlocal answered
-        if not answered:
-            answered = True
-            session.buffers.put(request.host_buffer, stored)
-            response = pending.response()
-            response.copy_to_host_buffer.SetInParent()
-            pending.reply(response)
+    def answer(download: Download) -> None:
+        session.buffers.put(request.host_buffer, download)
+        response = pending.response()
+        response.copy_to_host_buffer.SetInParent()
+        pending.reply(response)
 
-    def arrived(content: Any, more: bool, done: Callable[[], None]) -> None:
-        if spec.dtype == "string":
-            texts = msgspec.msgpack.decode(bytes(content), type=list[bytes])
-            content = values_pb2.StringArrayContents(strings=texts).SerializeToString()
-        stored.add(content, done)
-        if not more:
-            stored.finish()
+    def started(download: Download) -> None:
         try:
-            answer()
-        except StatusError as error:  # the session holds too many bytes
+            download.status.raise_if_error()
+            answer(download)
+        except StatusError as error:  # the download has failed, or the session holds too many bytes
             pending.fail(error.status)
 
-    def lost(status: Status) -> None:
-        # Report the failure once, as the answer or through the buffer.
-        stored.finish(status)
-        if not answered:
-            pending.fail(status)
+    cluster = session.cluster
+    # If the array is ready, only the read itself can fail, so the client can fetch contents while they arrive.
+    is_ready = session.arrays.get(request.array).ready
+    download = Download(
+        cluster.number(),
+        spec.sharding.devices,
+        nbytes(spec),
+        cluster.make_future,
+        None if is_ready else started,
+        _texts_to_proto if spec.dtype == "string" else None,
+    )
+    if is_ready:
+        answer(download)
+    cluster.downloads.expect(download)
+    completion = cluster.mint()
+    session.launch(program, (request.array,), (completion,), (download.feed,))
+    cluster.await_sent(download, completion)
 
-    def completed(status: Status) -> None:
-        if not downloads.expects(feed):
-            return
-        if status.ok:  # the contents are under way
-            downloads.sent(feed, session.cluster.hosts_of(spec.sharding.devices), lost)
-        else:
-            downloads.forget(feed)
-            lost(status)
 
-    if session.arrays.get(request.array).ready:
-        answer()  # only the read itself can fail now, so let the client fetch contents while they arrive
-    downloads.expect(feed, arrived)
-    session.launch(program, (request.array,), (completion,), (feed,))
-    session.cluster.wait((completion,), completed)
-    session.cluster.release((completion,))
+def _texts_to_proto(content: Any) -> bytes:
+    texts = msgspec.msgpack.decode(bytes(content), type=list[bytes])
+    return bytes(values_pb2.StringArrayContents(strings=texts).SerializeToString())
 
 
 def _check_strides(spec: ArraySpec, strides: tuple[int, ...]) -> None:

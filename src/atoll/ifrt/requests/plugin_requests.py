@@ -15,7 +15,7 @@ from atoll.cluster.slice_requests import MAGIC as SLICE
 from atoll.cluster.slice_requests import SliceInfo, read_request
 from atoll.errors import invalid, not_found, unimplemented
 from atoll.executables.compiled_executables import Executable
-from atoll.executables.loaded_executable import ImmediateExecutable, LoadedExecutable
+from atoll.executables.loaded_executable import ImmediateReply, LoadedExecutable
 from atoll.executables.persistence import PERSISTENCE_REQUESTS, persistence_executable
 from atoll.executables.profile_executables import PROFILE_REQUESTS, ProfileExecutable
 from atoll.executables.program_executables import read
@@ -88,8 +88,8 @@ def _profile(pending: PendingRequest, payload: bytes) -> None:
 # ---- slices
 
 
-class SliceExecutable(ImmediateExecutable):
-    """An executable that stands for a slice and has its devices. The slice is released when it is unloaded."""
+class SliceReply(ImmediateReply):
+    """The reply that stands for a slice and has its devices. The slice is released when the reply is unloaded."""
 
     def __init__(self, added: m.SliceAdded, island: int) -> None:
         info = SliceInfo(added.slice, added.shape, island)
@@ -105,10 +105,10 @@ def _add_slice(pending: PendingRequest, payload: bytes) -> None:
     slice_request = read_request(bytes(payload[len(SLICE) :]))
     reply = session.cluster.add_slice(slice_request)  # holds the client back until the slice is added
 
-    async def work() -> SliceExecutable:
+    async def work() -> SliceReply:
         added = await reply
         island = session.cluster.welcome.devices[added.devices[0]].island
-        return SliceExecutable(added, island)
+        return SliceReply(added, island)
 
     pending.reply_loaded_later(work())
 
@@ -120,30 +120,30 @@ def _answer(pending: PendingRequest, payload: bytes) -> None:
     pending.reply_loaded_later(_answer_to(pending.session, read_question(bytes(payload))))
 
 
-async def _answer_to(session: IfrtSession, question: Question) -> ImmediateExecutable:
+async def _answer_to(session: IfrtSession, question: Question) -> ImmediateReply:
     match question:
         case MemoryQuestion(device=device):
             if device >= len(session.cluster.welcome.devices):
                 raise invalid(f"device {device} does not exist")
-            return ImmediateExecutable("memory statistics", (device,), await session.cluster.inquire("memory", device))
+            return ImmediateReply("memory statistics", (device,), await session.cluster.inquire("memory", device))
         case SourceQuestion(fingerprint=fingerprint):
             return _source(session, fingerprint)
         case ProfileQuestion(request=request):
             return await _answer_of_hosts(session, request)
         case IslandsQuestion(leaves=leaves):
-            return ImmediateExecutable("islands", (0,), msgspec.json.encode(session.cluster.devices_away(leaves)))
+            return ImmediateReply("islands", (0,), msgspec.json.encode(session.cluster.devices_away(leaves)))
 
 
-async def _answer_of_hosts(session: IfrtSession, request: profiles.Request) -> ImmediateExecutable:
+async def _answer_of_hosts(session: IfrtSession, request: profiles.Request) -> ImmediateReply:
     if isinstance(request, profiles.Collect) and request.directory:
         raise invalid("a profile is sent to the client that requests it, and cannot be written to a directory")
     hosts = hosts_of(session.cluster)
     missing = await ask_hosts(session.cluster, hosts, request)
     content = MissingHosts({host: status.message for host, status in missing.items()})
-    return ImmediateExecutable("profile", tuple(hosts.values())[:1], msgspec.json.encode(content))
+    return ImmediateReply("profile", tuple(hosts.values())[:1], msgspec.json.encode(content))
 
 
-def _source(session: IfrtSession, fingerprint: bytes) -> ImmediateExecutable:
+def _source(session: IfrtSession, fingerprint: bytes) -> ImmediateReply:
     for each in session.executables.values():
         if isinstance(each, Executable) and each.fingerprint == fingerprint:
             each.loss.raise_if_error()
@@ -152,7 +152,7 @@ def _source(session: IfrtSession, fingerprint: bytes) -> ImmediateExecutable:
             encoded = session.cluster.source(each.function)
             source = msgspec.msgpack.decode(encoded, type=m.FunctionSource)
             content = CompiledSource(source.program, source.options, each.assignment)
-            return ImmediateExecutable(f"source of {each.name}", each.devices, msgspec.msgpack.encode(content))
+            return ImmediateReply(f"source of {each.name}", each.devices, msgspec.msgpack.encode(content))
     raise not_found("no executable of this session has that fingerprint")
 
 
