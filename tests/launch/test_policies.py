@@ -158,9 +158,9 @@ def test_each_island_charges_the_session_for_its_gang(made: list[LastComeFirstSe
     play.say(m.RegisterProgram(5, single("copy", (on(0),), Transfer((0,), (on(1),)))))
     send, receive = runs(play.say(m.Launch(5, (10,), (11,), ())))
     play.report(0, m.Done(((send.sequence, 1_000, 4_000),)))
-    assert [policy.charged for policy in made] == [[(0, play.session, 3_000)], []]
+    assert [policy.charged for policy in made[:2]] == [[(0, play.session, 3_000)], []]
     play.report(1, m.Done(((receive.sequence, 2_000, 9_000),)))
-    assert [policy.charged for policy in made] == [[(0, play.session, 3_000)], [(1, play.session, 7_000)]]
+    assert [policy.charged for policy in made[:2]] == [[(0, play.session, 3_000)], [(1, play.session, 7_000)]]
 
 
 def test_a_gang_of_several_hosts_is_charged_once_for_all_of_its_devices(made: list[LastComeFirstServed]) -> None:
