@@ -141,7 +141,7 @@ class ProgramLoader(Protocol):
 class WorldMaker(Protocol):
     """The part of a backend for *worlds*: functions that run on hosts of several islands (`devices.xla.xla_world`).
 
-    Each world has a number, and its hosts have ranks. All calls are for any thread.
+    Each world has a number, and its hosts have ranks. `bring` is for the executor's thread, and the rest for any thread.
     """
 
     def serve(self, world: int, address: str, ranks: int) -> None:
@@ -155,6 +155,15 @@ class WorldMaker(Protocol):
 
     def close(self, world: int) -> None:
         """Leave the world. Its runs in flight fail, and so does every later use of its functions."""
+
+    def is_at_home(self, array: Any, world: int) -> bool:
+        """Return whether functions of the world can use the array without `bring`."""
+
+    def bring(self, array: Any, world: int) -> Any:
+        """Return an array for functions of the world, which shares its memory with the given array. That one is ready.
+
+        With world 0, return an array for functions that run in no world, and for the other methods.
+        """
 
 
 class DeviceBackend(Protocol):
@@ -219,15 +228,6 @@ class DeviceBackend(Protocol):
         """Copy each shard to the target's device and memory.
 
         With `donate`, the call deletes the array, and the result may reuse its memory. Otherwise they share no memory.
-        """
-
-    def is_at_home(self, array: Any, world: int) -> bool:
-        """Return whether functions of the world can use the array without `bring`."""
-
-    def bring(self, array: Any, world: int) -> Any:
-        """Return an array for functions of the world, which shares its memory with the given array. That one is ready.
-
-        With world 0, return an array for functions that run in no world, and for the other methods.
         """
 
     def copy(self, array: Any) -> Any:

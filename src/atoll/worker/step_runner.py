@@ -107,8 +107,9 @@ class StepRunner:
         A function waits while it moves to another world, and inputs until they can be brought over. Then call `wake` on
         any thread. If the step does not wait, bring over the inputs of its function.
         """
-        values = unit.plan_run.values
+        values, worlds = unit.plan_run.values, self._backend.worlds
         assert values is not None
+        assert worlds is not None
         if isinstance(step, p.Execute):
             if self._functions.awaits(step.function, wake):
                 return True
@@ -122,7 +123,7 @@ class StepRunner:
         away = [
             each
             for each in buffers
-            if each.spec is not None and not each.array.is_deleted() and not self._backend.is_at_home(each.array, world)
+            if each.spec is not None and not each.array.is_deleted() and not worlds.is_at_home(each.array, world)
         ]
         unready = [each.array for each in away if not each.array.is_ready()]
         if unready:
@@ -130,7 +131,7 @@ class StepRunner:
             return True
         if type(step) is p.Execute:
             for each in away:
-                each.array = self._backend.bring(each.array, world)
+                each.array = worlds.bring(each.array, world)
         return False
 
     def drop_function(self, name: str) -> None:

@@ -203,12 +203,6 @@ class NullBackend:
             array.delete()
         return NullArray(array.dtype_name, array.shapes, work)
 
-    def is_at_home(self, array: NullArray, world: int) -> bool:
-        return True
-
-    def bring(self, array: NullArray, world: int) -> NullArray:
-        return array
-
     def copy(self, array: NullArray) -> NullArray:
         return NullArray(array.dtype_name, array.shapes, array.moment)
 

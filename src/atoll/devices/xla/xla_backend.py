@@ -100,7 +100,7 @@ class XlaBackend:
         xla_island.keep_compiled_programs()
         self._gates = Gates() if self.platform == "cpu" else None
         self._stops = stops_here(self.platform)
-        self._worlds = XlaWorlds(len(self.devices))
+        self._worlds = XlaWorlds(self.client, self.devices)
         self.worlds: WorldMaker | None = self._worlds if self.platform == "cpu" else None
 
     def describe(self) -> tuple[DeviceInfo, ...]:
@@ -192,7 +192,7 @@ class XlaBackend:
     ) -> Executable:
         flat = tuple(grid.flatten())
         here = tuple(device for device in flat if device.client.process_index() == device.process_index)
-        devices = self._devices_in(world)
+        devices = self._worlds.devices_in(world)
         ordinals = tuple(devices.index(device) for device in here)
         gates = self._gates if callbacks and len(here) == 1 else None
         description = description or describe(loaded, here[0])
@@ -245,7 +245,7 @@ class XlaBackend:
         if len(shards) == 1:
             return shards[0]
         if len({each.device.client for each in shards}) > 1:
-            shards = [self.bring(each, 0) for each in shards]
+            shards = [self._worlds.bring(each, 0) for each in shards]
         if len(set(array.shard_shapes)) > 1 or array.dtype == "string":
             return Uneven(tuple(shards))
         devices = tuple(each.device for each in shards)
@@ -254,8 +254,8 @@ class XlaBackend:
 
     def move(self, array: Any, target: LocalArray, donate: bool) -> Any:
         """Copy each shard to the target's device and memory."""
-        if not self.is_at_home(array, 0):
-            array = self.bring(array, 0)
+        if not self._worlds.is_at_home(array, 0):
+            array = self._worlds.bring(array, 0)
         devices = self._devices(target.devices)
         semantics = xc.ArrayCopySemantics.DONATE_INPUT if donate else xc.ArrayCopySemantics.ALWAYS_COPY
         if isinstance(array, Uneven):
@@ -266,25 +266,6 @@ class XlaBackend:
                 )
             )
         return self._copy(array, devices, target.memory_kind, semantics)
-
-    def is_at_home(self, array: Any, world: int) -> bool:
-        client = shards_of(array)[0].device.client
-        return client is self.client if not world else client is self._worlds.get(world).client
-
-    def bring(self, array: Any, world: int) -> Any:
-        """Return the array on the same devices of another client.
-
-        On CPUs, the host array of a shard is its memory, and a device array that is made of it refers to that.
-        """
-        shards = shards_of(array)
-        if isinstance(array, Uneven):
-            return Uneven(tuple(self.bring(each, world) for each in shards))
-        before, after = shards[0].device.client.local_devices(), self._devices_in(world)
-        devices = tuple(after[before.index(each.device)] for each in shards)
-        contents = [np.asarray(each) for each in shards]
-        kind = array.sharding.memory_kind or ""
-        aval, sharding = stacked_type(contents[0].dtype, contents[0].shape, devices, kind)
-        return xc.batched_device_put(aval, sharding, contents, list(devices), True)
 
     def copy(self, array: Any) -> Any:
         """Return a copy on the same devices, for an input that a function consumes and its caller keeps."""
@@ -336,10 +317,6 @@ class XlaBackend:
         return str(self.client.get_default_layout(numpy_dtype(dtype), shape, self.devices[ordinal]))
 
     # ---- helpers
-
-    def _devices_in(self, world: int) -> tuple[Any, ...]:
-        """Return this host's devices, by ordinal, as the client of the world has them."""
-        return self._worlds.get(world).devices if world else self.devices
 
     def _devices(self, ordinals: tuple[int, ...]) -> tuple[Any, ...]:
         return tuple(self.devices[ordinal] for ordinal in ordinals)

@@ -2,7 +2,7 @@
 
 A host has its own XLA client, whose devices are those of its island. It joins the hosts of other islands with one more
 client per set of islands, a *world*. The devices of a world's client are the same CPUs, and its arrays can be passed to
-the host's own client and back without copying (`XlaBackend.bring`).
+the host's own client and back without copying (`XlaWorlds.bring`).
 
 If a host of a world ends, the world is closed: `close` breaks its connections, so that collectives in flight fail
 instead of waiting for that host forever. Other work of the remaining hosts continues. When the island is ready again,
@@ -20,9 +20,11 @@ import threading
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 from jax._src.lib import _jax
 from jax._src.lib import xla_client as xc
 
+from atoll.devices.xla.xla_arrays import Uneven, shards_of, stacked_type
 from atoll.devices.xla.xla_island import HEARTBEAT_SECONDS, await_service, sched_batch_threads
 from atoll.errors import Code, StatusError
 from atoll.wire.address import parse_address
@@ -156,7 +158,8 @@ def _watched(epoll: int) -> list[int]:
 class XlaWorlds:
     """The worlds of this process: a `devices.device.WorldMaker`. Safe to use from any thread."""
 
-    def __init__(self, devices: int) -> None:
+    def __init__(self, client: Any, devices: tuple[Any, ...]) -> None:
+        self._client = client  # the host's own
         self._devices = devices
         self._services: dict[int, Any] = {}
         self._worlds: dict[int, XlaWorld] = {}
@@ -167,7 +170,7 @@ class XlaWorlds:
         )
 
     def join(self, world: int, address: str, rank: int, ranks: int, hostname: str) -> None:
-        self._worlds[world] = XlaWorld(address, rank, ranks, hostname, self._devices)
+        self._worlds[world] = XlaWorld(address, rank, ranks, hostname, len(self._devices))
 
     def close(self, world: int) -> None:
         found = self._worlds.pop(world, None)
@@ -186,3 +189,26 @@ class XlaWorlds:
         if found is None:
             raise StatusError(Code.FAILED_PRECONDITION, "the hosts that this function runs on have lost one another")
         return found
+
+    def devices_in(self, world: int) -> tuple[Any, ...]:
+        """Return this host's devices, by ordinal, as the client of the world has them."""
+        return self.get(world).devices if world else self._devices
+
+    def is_at_home(self, array: Any, world: int) -> bool:
+        client = shards_of(array)[0].device.client
+        return client is (self.get(world).client if world else self._client)
+
+    def bring(self, array: Any, world: int) -> Any:
+        """Return the array on the same devices of another client.
+
+        On CPUs, the host array of a shard is its memory, and a device array that is made of it refers to that.
+        """
+        shards = shards_of(array)
+        if isinstance(array, Uneven):
+            return Uneven(tuple(self.bring(each, world) for each in shards))
+        before, after = shards[0].device.client.local_devices(), self.devices_in(world)
+        devices = tuple(after[before.index(each.device)] for each in shards)
+        contents = [np.asarray(each) for each in shards]
+        kind = array.sharding.memory_kind or ""
+        aval, sharding = stacked_type(contents[0].dtype, contents[0].shape, devices, kind)
+        return xc.batched_device_put(aval, sharding, contents, list(devices), True)
