@@ -141,7 +141,7 @@ class ProgramLoader(Protocol):
 class WorldMaker(Protocol):
     """The part of a backend for *worlds*: functions that run on hosts of several islands (`devices.xla.xla_world`).
 
-    Each world has a number, and its hosts have ranks. `bring` is for the executor's thread, and the rest for any thread.
+    Each world has a number, and its hosts have ranks. Only the executor's thread may call `bring`.
     """
 
     def serve(self, world: int, address: str, ranks: int) -> None:
