@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from atoll.errors import ConnectError as ConnectError
     from atoll.errors import FrameError as FrameError
     from atoll.errors import HandshakeCutError as HandshakeCutError
+    from atoll.errors import IncompatibleJournalError as IncompatibleJournalError
     from atoll.errors import JournalError as JournalError
     from atoll.errors import PipelineError as PipelineError
     from atoll.errors import ProgramError as ProgramError
@@ -86,6 +87,7 @@ _NAMES = {
         "FrameError",
         "ClusterError",
         "SettingsError",
+        "IncompatibleJournalError",
         "JournalError",
         "BackendError",
         "PipelineError",
@@ -107,6 +109,7 @@ __all__ = [
     "ConnectedCluster",
     "FrameError",
     "HandshakeCutError",
+    "IncompatibleJournalError",
     "JournalError",
     "Pipeline",
     "PipelineError",

@@ -11,6 +11,7 @@
     +-- ClusterError (RuntimeError)     a cluster did not start, has ended, or is not the expected one
     |   +-- SettingsError (ValueError)  invalid settings of a cluster: islands, platform, engine, memory, dispatch
     |   +-- JournalError                a journal cannot be read, or is in use by another controller
+    |   |   +-- IncompatibleJournalError  another version of Atoll wrote the journal, and this one cannot read it
     |   +-- BackendError                JAX does not run on Atoll in this process
     +-- ProgramError (TypeError)        `atoll.program` cannot trace a function, or a call does not match its program
     +-- PipelineError (ValueError)      a model cannot be cut into the requested stages, or a schedule cannot run
@@ -313,6 +314,7 @@ _REPORTED: tuple[type[AtollError], ...] = (
     FrameError,
     ClusterError,
     SettingsError,
+    IncompatibleJournalError,
     JournalError,
     BackendError,
     ProgramError,

@@ -63,7 +63,7 @@ def test_a_cluster_that_cannot_be_reached_is_an_error_of_atolls_and_leaves_jax_a
         env={"JAX_PLATFORMS": "cpu"},
     ).check()
     assert result.stdout.splitlines() == [
-        "ConnectError False",
+        "UnreachableError False",
         "AddressError True",
         "SettingsError True",
         "cpu 5.0",

@@ -243,11 +243,10 @@ def test_a_host_that_is_away_is_not_silent_and_gets_no_pings() -> None:
 
 
 def test_a_session_whose_proxy_is_away_goes_on() -> None:
-    cluster = joined("1x1x1")
+    cluster = joined("1x1x1", lease_seconds=1000.0)  # for the host, of which nothing comes here
     session = cluster.open()
     connection = cluster.controller.connections.sessions[session.number]
     cluster.now = 1.0
-    cluster.controller.leases.seconds = 1000.0  # the host's, of which nothing comes here
     told, (ping,) = away_and_back(cluster, connection)
     assert told == []
     assert isinstance(ping, m.Ping)

@@ -313,7 +313,7 @@ def test_a_tenant_with_many_recordings_loses_its_oldest_and_nobody_else_does(sha
 
 
 def test_one_answer_has_few_spans_however_many_are_kept_and_the_parts_have_all():
-    play = Traced()
+    play = Traced(dumps=False)
     for sequence in range(3 * MOST_WATCHED):
         record(play.controller.trace, sequence, sequence, sequence + 1, 0)
     connection = play.connect("operator")

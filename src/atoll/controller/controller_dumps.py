@@ -102,6 +102,7 @@ class SessionsDump(Dump):
 class InboxesDump(Dump):
     _turns: TurnsOf[m.FromProxy]
     _nodes: Counts[int] = {}
+    _credits: Counts[int] = {}
     _at_once: int = 0
     _cost: int = 0
 

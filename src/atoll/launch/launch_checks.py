@@ -23,7 +23,11 @@ def check_window(session: Session, message: m.Launch) -> None:
     The credits for control flow are checked by `check_cost` when the parts are known.
     """
     check_cost(message, session.costs.get(message.program, 1))
-    before = session.credits
+    check_credits(session.credits, message)
+
+
+def check_credits(before: int, message: m.Launch) -> None:
+    """Raise INVALID_ARGUMENT if a launch exceeds the window of a session with so many credits in use."""
     # The count includes launches that were on their way. A launch larger than the window is sent when no other one is
     # in flight.
     if before > LAUNCH_WINDOW and before + message.credits > _MOST_CREDITS:

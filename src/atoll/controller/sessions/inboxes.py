@@ -14,8 +14,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from atoll.errors import Code, Status
+from atoll.errors import Code, Status, StatusError
 from atoll.launch.large_launches import LARGE_NODES
+from atoll.launch.launch_checks import check_credits
 from atoll.protocol import messages as m
 from atoll.state.programs import RegisteredProgram
 from atoll.state.session import Session
@@ -96,11 +97,15 @@ class Inboxes:
         self._turns: Turns[Any] = Turns()
         self.waiting = self._turns.waiting
         self._nodes: Counter[int] = Counter()
+        self._credits: Counter[int] = Counter()  # of waiting launches, by session
         self._at_once = 0  # programs handled at once in this turn, including their nodes counted as programs
         self._cost = 0  # of the messages in this turn
 
     def received(self, number: int, message: Any) -> None:
-        """Handle a message of the session's proxy, now or when its turn comes."""
+        """Handle a message of the session's proxy, now or when its turn comes.
+
+        Ends the session if the launches that wait exceed its window.
+        """
         session = self._sessions.get(number)
         if session is None:
             return
@@ -108,6 +113,13 @@ class Inboxes:
         if (is_next and self._fits(session, message)) or type(message) is m.Pong:
             self._handle(session, message)
             return
+        if type(message) is m.Launch:
+            try:
+                check_credits(session.credits + self._credits[number], message)
+            except StatusError as error:
+                self._end(number, error.status)
+                return
+            self._credits[number] += message.credits
         self._turns.add(number, session.tenant.name, message)
         self._nodes[number] += _nodes_of(message)
         if self._nodes[number] > MAX_WAITING_NODES:
@@ -143,6 +155,8 @@ class Inboxes:
             waiting, session = self.waiting[number], self._sessions[number]
             message, rest = _divided(waiting[0])
             self._nodes[number] -= _nodes_of(message)
+            if type(message) is m.Launch:
+                self._credits[number] -= message.credits
             if rest is None:
                 self._turns.take(number)
             else:
@@ -158,4 +172,5 @@ class Inboxes:
 
     def session_closed(self, session: Session) -> None:
         del self._nodes[session.number]
+        del self._credits[session.number]
         self._discards.add(self._turns.remove(session.number), size=m.MAX_PART_NODES)
