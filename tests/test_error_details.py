@@ -64,8 +64,8 @@ def test_invalid_details_of_a_client_are_none() -> None:
 
 
 def test_an_error_names_its_program_once_whatever_its_text_is() -> None:
-    error = Status(Code.INTERNAL, "the worker has no room (in GiB)").within("jit_f")
-    assert error.message == "the worker has no room (in GiB) (in jit_f)"
+    error = Status(Code.INTERNAL, "the worker has no memory left (in GiB)").within("jit_f")
+    assert error.message == "the worker has no memory left (in GiB) (in jit_f)"
     assert error.within("jit_g") == error
     assert error.details.program == "jit_f"
 

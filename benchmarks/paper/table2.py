@@ -176,12 +176,12 @@ FIGURE = Figure(
         "core in GPipe's order, which is one program of about 4 S M nodes. Assumptions: sequences of 1,024 tokens, "
         "and backward passes that recompute the forward pass. Ideal is the theoretical time: (M + S - 1) times a "
         "stage's forward and backward pass, and the update, without messages and transfers. The ratio of SPMD to "
-        "pipelines is a property of the model, not of Atoll. On real devices a small decoder (8 layers, d_model "
-        "128, 64 sequences of 64 bytes per step) runs on four hosts of one device, which share this machine's "
-        "cores: with `atoll.pipeline`, in GPipe's order with 4 examples of a micro-batch per device, and as one jit "
-        "function on all four. A waiting stage leaves its core to other stages, so a bubble costs nothing there (in "
-        "the figure pipelines, below, it does). The remaining difference is the cost of nodes, transfers and "
-        "collectives."
+        "pipelines is a property of the model, not of Atoll. On real devices, the model is a small decoder (8 "
+        "layers, d_model 128, 64 sequences of 64 bytes per step). It runs on four hosts of one device, which share "
+        "this machine's cores. One run uses `atoll.pipeline` in GPipe's order, with 4 examples of a micro-batch per "
+        "device; the other is one jit function on all four. A waiting stage leaves its core to other stages, so a "
+        "bubble costs nothing there (in the figure pipelines, below, it does). The remaining difference is the cost "
+        "of nodes, transfers and collectives."
     ),
     paper=(
         "125.7k tokens/s as SPMD on 128 cores; 133.7k, 132.7k and 131.4k with 4, 8 and 16 stages; 507.8k with 16 "

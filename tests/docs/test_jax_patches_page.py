@@ -1,4 +1,4 @@
-"""The page on patches of JAX describes each patch as it is."""
+"""Compare the page on patches of JAX with the patches."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def end_the_process() -> tuple[str, list[int], str]:
 
     @colocated_python.colocated_python
     def die(x: jax.Array) -> jax.Array:
-        print("these are the last words", file=sys.stderr, flush=True)
+        print("the output of a process that ends", file=sys.stderr, flush=True)
         os._exit(3)
 
     x, holder = argument(), Holder()
@@ -80,7 +80,7 @@ def end_the_process() -> tuple[str, list[int], str]:
 def test_a_process_that_ends_fails_its_calls_and_is_replaced(python: RemotePython):
     aborted, after, lost = python.call(end_the_process)
     assert aborted.startswith("ABORTED: the Python process of session 1 on host")
-    assert "exited with 3; its last lines:\nthese are the last words" in aborted
+    assert "exited with 3; its last lines:\nthe output of a process that ends" in aborted
     assert [details_in(text)[1].kind for text in (aborted, lost)] == [Kind.PYTHON, Kind.PYTHON]
     assert after == [0, 1]
     assert "the object was lost when its process on host" in lost

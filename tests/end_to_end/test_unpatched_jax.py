@@ -1,4 +1,4 @@
-"""What does not work on a cluster without the patches of JAX: each patch is still necessary, for the reason it gives.
+"""Programs that fail on a cluster without the patches of JAX. Each patch is still necessary, for the reason it gives.
 
 A test that fails here may mean that jaxlib has lifted the limitation: then the patch can be deleted.
 """

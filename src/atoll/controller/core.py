@@ -314,10 +314,10 @@ class Controller:
         subscribe(IslandFailed, self._relays.forget_groups)
         subscribe(IslandFailed, self.programs.require_plans_again)
         subscribe(IslandFailed, self._admission.introduce_remaining_hosts)
-        subscribe(IslandFailed, self._world_failed)
-        subscribe(IslandReady, self._world_works)
-        subscribe(IslandRestarted, self._world_works)
-        subscribe(IslandRemoved, self._world_failed)
+        subscribe(IslandFailed, self._worlds.close_worlds_of)
+        subscribe(IslandReady, self._worlds.start_waiting)
+        subscribe(IslandRestarted, self._worlds.start_waiting)
+        subscribe(IslandRemoved, self._worlds.close_worlds_of)
         subscribe(IslandRestarted, self._recovery.island_restarted)
         subscribe(IslandRestarted, self._operators.island_restarted)
         subscribe(IslandRemoved, self._recovery.island_removed)
@@ -335,12 +335,6 @@ class Controller:
             self._overruns.session_closed,
             self._inboxes.session_closed,
         )
-
-    def _world_failed(self, failed: IslandFailed | IslandRemoved) -> None:
-        self._worlds.close_worlds_of(failed.island, failed.status)
-
-    def _world_works(self, works: IslandReady | IslandRestarted) -> None:
-        self._worlds.island_works(works.island)
 
     # ---- events
 

@@ -7,10 +7,13 @@ share no worlds, because a failure of a function may close its world.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from atoll.cluster.lifecycle import IslandFailed, IslandReady, IslandRemoved, IslandRestarted
 from atoll.cluster.resources import ResourceManager
+from atoll.cluster.state_machine import StateMachine
 from atoll.errors import Code, Status, StatusError
 from atoll.launch.outbox import Outbox
 from atoll.protocol import messages as m
@@ -28,10 +31,18 @@ class WorldState(Enum):
     JOINING = "joining"  # its hosts join, or have joined
 
 
+TRANSITIONS: Mapping[WorldState, frozenset[WorldState]] = {
+    WorldState.WAITING: frozenset({WorldState.STARTING}),
+    WorldState.STARTING: frozenset({WorldState.JOINING}),
+    WorldState.JOINING: frozenset(),
+}
+
+
 @dataclass(eq=False)
-class World:
+class World(StateMachine[WorldState]):
     """Hosts of several islands that run functions together."""
 
+    transitions = TRANSITIONS
     number: int
     tenant: str
     islands: tuple[int, ...]
@@ -66,9 +77,7 @@ class Worlds:
         world = self._worlds.pop(key, None)
         if world is None:
             self._close_idle(tenant)
-            hosts = tuple(host for island in islands for host in self._resources.topology.hosts_of(island))
-            world = World(self._next, tenant, islands, hosts)
-            self._next += 1
+            world = self._new(tenant, islands)
         self._worlds[key] = world
         world.functions.add(function)
         self._start(world)
@@ -83,20 +92,20 @@ class Worlds:
         """Have the other hosts of a world join the service of its first host."""
         for world in self._worlds.values():
             if (world.number, world.hosts[0]) == (message.world, host) and world.state is WorldState.STARTING:
-                world.state = WorldState.JOINING
+                world.enter(WorldState.JOINING)
                 for rank, each in enumerate(world.hosts[1:], 1):
                     self._outbox.to_host(each, m.JoinWorld(world.number, rank, len(world.hosts), message.address))
 
-    def island_works(self, island: int) -> None:
-        """Start the worlds that waited for the island."""
+    def start_waiting(self, works: IslandReady | IslandRestarted) -> None:
+        """Start the worlds that waited for an island that works now."""
         for world in self._worlds.values():
-            if island in world.islands:
+            if works.island in world.islands:
                 self._start(world)
 
-    def close_worlds_of(self, island: int, status: Status) -> None:
+    def close_worlds_of(self, failed: IslandFailed | IslandRemoved) -> None:
         """Close the worlds of an island."""
-        for world in [each for each in self._worlds.values() if island in each.islands]:
-            self._close(world, status)
+        for world in [each for each in self._worlds.values() if failed.island in each.islands]:
+            self._close(world, failed.status)
 
     def replace(self, function: str, status: Status) -> bool:
         """Close the world of a function whose runs wait for each other, and have its functions continue in a new one.
@@ -105,18 +114,23 @@ class Worlds:
         """
         for world in list(self._worlds.values()):
             if function in world.functions:
-                new = World(self._next, world.tenant, world.islands, world.hosts, functions=world.functions)
-                self._next += 1
+                new = self._new(world.tenant, world.islands)
+                new.functions |= world.functions
                 self._close(world, status, new.number)
                 self._worlds[world.tenant, world.islands] = new
                 self._start(new)
                 return True
         return False
 
+    def _new(self, tenant: str, islands: tuple[int, ...]) -> World:
+        hosts = tuple(host for island in islands for host in self._resources.topology.hosts_of(island))
+        self._next += 1
+        return World(self._next - 1, tenant, islands, hosts)
+
     def _start(self, world: World) -> None:
         islands = self._resources.islands
         if world.state is WorldState.WAITING and all(islands[each].works for each in world.islands):
-            world.state = WorldState.STARTING
+            world.enter(WorldState.STARTING)
             self._outbox.to_host(world.hosts[0], m.JoinWorld(world.number, 0, len(world.hosts)))
 
     def _close(self, world: World, status: Status, successor: int = 0) -> None:

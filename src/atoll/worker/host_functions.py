@@ -250,6 +250,8 @@ class Functions:
             others = self._compiling.pop(message.function, [])
             self._apart.pop(message.function, None)
             waiting = self._moving.pop(message.function, ())
+            if function is None:
+                self._world_sources.pop(message.function, None)
             if function is not None and info is not None:
                 for each in (message, *others):
                     self.programs.compiled(message.function, info.name, each.session)
@@ -393,7 +395,8 @@ class Functions:
             for name in [name for name, each in self._functions.items() if each.loaded.world == message.world]:
                 compiled, source = self._world_sources[name]
                 self.with_callbacks -= bool(self._functions[name].callbacks)
-                is_idle = self._idle.pop(name, self) is None
+                is_idle = name in self._idle
+                self._idle.pop(name, None)
                 self._forget(name)
                 if message.successor and not is_idle:
                     self._compiling[name], self._moving[name] = [], []

@@ -230,11 +230,12 @@ class PlanExecutor:
                     value: store.get(handle) for value, handle in zip(plan.arguments, run.arguments, strict=True)
                 }
             unit.callbacks = self._steps.callbacks_of(plan.segments[unit.segment : unit.stop])
+            has_worlds = self._steps.has_worlds
             while unit.segment < unit.stop:
                 segment = plan.segments[unit.segment]
                 while unit.position < len(segment.steps):
                     step = segment.steps[unit.position]
-                    if self._steps.has_worlds and self._steps.awaits_inputs(step, unit, self._wake):
+                    if has_worlds and self._steps.awaits_inputs(step, unit, self._wake):
                         unit.started = 0
                         return False
                     if isinstance(step, _RECEIVES) and not self._is_here(step, unit):

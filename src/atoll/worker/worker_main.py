@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import queue
-import socket
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -41,6 +40,7 @@ from atoll.transfers.inbox import Inbox
 from atoll.transfers.transfer_kinds import KINDS, ONE_CLIENT_KINDS
 from atoll.wire.address import Address, check_may_listen, parse_address
 from atoll.wire.blocking import BlockingConnection
+from atoll.wire.sockets import free_address
 from atoll.wire.tls.identity import Identity
 from atoll.worker.compilers import Compilers
 from atoll.worker.executor_thread import ExecutorThread
@@ -191,16 +191,7 @@ def worlds_of(
         prefix = str(Path(data_address.path).parent / f"world-{options.host}-{os.getpid()}")
         return HostWorlds(backend.worlds, report, lambda world: f"unix:{prefix}-{world}", _LOOPBACK)
     host = options.advertise or data_address.host
-    return HostWorlds(backend.worlds, report, lambda _: f"{host}:{_free_port(host)}", host)
-
-
-def _free_port(host: str) -> int:
-    """Return a port of this machine that nothing uses now."""
-    family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-    return port
+    return HostWorlds(backend.worlds, report, lambda _: free_address(host), host)
 
 
 def rank_of(options: WorkerOptions) -> int:

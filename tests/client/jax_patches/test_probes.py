@@ -226,7 +226,7 @@ def cost_analysis(calls: Calls) -> None:
 
 
 def serialized_executables(calls: Calls) -> None:
-    """`serialize_executable` and the persistent cache use the replaced methods, and the cache if it is told so."""
+    """`serialize_executable` uses the replaced methods. The persistent cache does if it is enabled."""
     from jax._src import compilation_cache
     from jax.experimental import serialize_executable
 

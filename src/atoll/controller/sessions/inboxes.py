@@ -57,7 +57,7 @@ def _steps_of(session: Session, message: Any) -> int:
 
 
 def _launched_nodes(session: Session, message: Any) -> int:
-    """Return how many nodes a message enqueues when it is handled. Those of a large launch follow in steps."""
+    """Return the number of nodes that are enqueued with a message, without those that a large launch enqueues later."""
     if type(message) is not m.Launch:
         return 0
     program = session.programs.get(message.program)

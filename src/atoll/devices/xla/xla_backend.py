@@ -84,7 +84,7 @@ class XlaBackend:
     def __init__(self, programs: Programs | None = None) -> None:
         with xla_island.sched_batch_threads():
             self.devices: tuple[Any, ...] = tuple(jax.local_devices())
-        self._island = xla_island.devices_by_host()
+        self._island = xla_island.devices_by_host(jax.devices())
         self.key_values: KeyValues | None = xla_island.key_values()
         self.client = self.devices[0].client
         self.platform: str = self.client._raw_platform
@@ -177,7 +177,7 @@ class XlaBackend:
 
     def _client_and_grid(self, assignment: Assignment, world: int) -> tuple[Any, Any]:
         """Return the client of the world, and its devices as [replica][partition]."""
-        client, hosts = (self.client, self._island) if not world else self._worlds.get(world).members
+        client, hosts = self._worlds.client_and_hosts(world) if world else (self.client, self._island)
         grid = np.array([[hosts[host][ordinal] for host, ordinal in row] for row in assignment], dtype=object)
         return client, grid
 

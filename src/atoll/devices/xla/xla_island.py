@@ -11,7 +11,7 @@ import fcntl
 import os
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -137,10 +137,10 @@ def keep_compiled_programs() -> None:
     distributed.global_state.process_id = 0
 
 
-def devices_by_host() -> tuple[tuple[jax.Device, ...], ...]:
-    """Return the island's devices: [host][ordinal]."""
+def devices_by_host(devices: Iterable[jax.Device]) -> tuple[tuple[jax.Device, ...], ...]:
+    """Return the devices of a client as [host][ordinal]."""
     hosts: dict[int, list[jax.Device]] = {}
-    for device in jax.devices():
+    for device in devices:
         hosts.setdefault(device.process_index, []).append(device)
     return tuple(tuple(sorted(hosts[number], key=lambda device: device.id)) for number in sorted(hosts))
 

@@ -25,7 +25,7 @@ from jax._src.lib import _jax
 from jax._src.lib import xla_client as xc
 
 from atoll.devices.xla.xla_arrays import Uneven, shards_of, stacked_type
-from atoll.devices.xla.xla_island import HEARTBEAT_SECONDS, await_service, sched_batch_threads
+from atoll.devices.xla.xla_island import HEARTBEAT_SECONDS, await_service, devices_by_host, sched_batch_threads
 from atoll.errors import Code, StatusError
 from atoll.wire.address import parse_address
 from atoll.wire.sockets import dial
@@ -77,12 +77,8 @@ class XlaWorld:
                 collectives=collectives,
                 num_devices=devices,
             )
-        hosts: dict[int, list[Any]] = {}
-        for device in self.client.devices():
-            hosts.setdefault(device.process_index, []).append(device)
-        self.hosts = tuple(tuple(sorted(hosts[each], key=lambda device: device.id)) for each in sorted(hosts))
+        self.hosts = devices_by_host(self.client.devices())
         self.devices: tuple[Any, ...] = self.hosts[rank]
-        self.members = self.client, self.hosts
 
     def close(self) -> None:
         """Break the connections to the other hosts, so that collectives in flight fail. Any thread.
@@ -189,6 +185,11 @@ class XlaWorlds:
         if found is None:
             raise StatusError(Code.FAILED_PRECONDITION, "the hosts that this function runs on have lost one another")
         return found
+
+    def client_and_hosts(self, world: int) -> tuple[Any, tuple[tuple[Any, ...], ...]]:
+        """Return the client of a world, and its devices as [rank][ordinal]."""
+        found = self.get(world)
+        return found.client, found.hosts
 
     def devices_in(self, world: int) -> tuple[Any, ...]:
         """Return this host's devices, by ordinal, as the client of the world has them."""
