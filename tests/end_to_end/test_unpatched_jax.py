@@ -154,6 +154,10 @@ def runs_colocated_python_elsewhere() -> bool:
     return int(directory(jax.device_put(jnp.int32(0), jax.devices()[0]))) == 0
 
 
+def takes_all_hosts_for_one() -> bool:
+    return {device.task_id for device in jax.devices()} == {0} != {device.host for device in jax.devices()}
+
+
 def profiles_this_process_only() -> bool:
     with tempfile.TemporaryDirectory() as directory:
         jax.profiler.start_trace(directory)
@@ -167,6 +171,7 @@ SILENT: dict[str, Callable[[], bool]] = {
     "transformations of modules": calls_no_transformation,
     "transformations of modules for clients": calls_no_transformation,
     "settings of colocated Python": runs_colocated_python_elsewhere,
+    "hosts of devices": takes_all_hosts_for_one,
     "profiler": profiles_this_process_only,
     "exported profiles": profiles_this_process_only,
 }

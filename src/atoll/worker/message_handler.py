@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from atoll.cluster.processes.bugs import start_in
+from atoll.cluster.processes.machine_memory import machine_memory
 from atoll.devices.device import DeviceBackend
 from atoll.errors import Status, status_of
 from atoll.host_services.profiles.profile_recorder import Recorder
@@ -142,9 +143,20 @@ class MessageHandler:
                 payload = self._backend.default_layout(dtype, shape, ordinal).encode()
             elif query.what == "memory":
                 ordinal, known = msgspec.msgpack.decode(query.payload, type=tuple[int, dict[str, int]])
-                payload = msgspec.json.encode(known | self._backend.memory_stats(ordinal))
+                payload = msgspec.json.encode(memory_stats(self._backend, ordinal, known))
             else:
                 payload = self._functions.answer(query.what, query.subject)
             self._report(m.WorkerAnswer(query.session, query.query, Status(), payload))
         except Exception as error:
             self._report(m.WorkerAnswer(query.session, query.query, status_of(error), b""))
+
+
+def memory_stats(backend: DeviceBackend, ordinal: int, known: dict[str, int]) -> dict[str, int]:
+    """Return what is known to the controller and what the platform reports, always with `bytes_limit`.
+
+    The limit is the controller's if it has one: `--device-memory`, or the memory that the platform has reported. On
+    platforms that report none, such as CPUs, the devices of this host share its memory equally.
+    """
+    reported = backend.memory_stats(ordinal)
+    limit = known.get("bytes_limit") or reported.get("bytes_limit")
+    return known | reported | {"bytes_limit": limit or machine_memory() // len(backend.describe())}

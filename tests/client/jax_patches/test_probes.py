@@ -209,6 +209,12 @@ def memory_statistics(calls: Calls) -> None:
     assert device is jax.devices()[0]
 
 
+def hosts_of_devices(calls: Calls) -> None:
+    device = jax.devices()[0]
+    assert device.task_id == device.process_index
+    assert calls.arguments("jaxlib._jax.Device.task_id") == [(device,)]
+
+
 def many_threads(calls: Calls) -> None:
     x = jnp.arange(4.0)
     assert x.tolist() == [0, 1, 2, 3]
@@ -545,6 +551,7 @@ PROBES: dict[str, Callable[[Calls], None]] = {
     "exported profiles": exported_profiles,
     "jit over several meshes": several_meshes,
     "many threads": many_threads,
+    "hosts of devices": hosts_of_devices,
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import msgspec
@@ -137,8 +138,14 @@ def test_a_request_of_an_unknown_kind_is_refused_by_its_number(rig: Rig):
         (
             [(0, 0), (0, 1)],
             [
-                ("AtollDevice(id=0, island=0, host=0)", "cpu:0 (island 0, host 0)"),
-                ("AtollDevice(id=1, island=0, host=1)", "cpu:1 (island 0, host 1)"),
+                (
+                    "AtollDevice(id=0,island=0,host=0,vtask=0,logical_task=0,slice=0)",
+                    "cpu:0 (island 0, host 0)",
+                ),
+                (
+                    "AtollDevice(id=1,island=0,host=1,vtask=1,logical_task=1,slice=0)",
+                    "cpu:1 (island 0, host 1)",
+                ),
             ],
         ),
     ],
@@ -152,6 +159,28 @@ def test_devices_have_stock_jaxs_names_where_all_are_on_one_host(
     )
     reply = init_reply(Welcome(1, "", devices, (), "cpu", "", 1), 1)
     assert [(device.to_string, device.debug_string) for device in reply.all_devices] == names
+
+
+def test_libraries_find_the_host_of_a_device() -> None:
+    """A session may have some of the hosts only, for example if another one has an exclusive slice."""
+    info = DeviceInfo(0, "cpu", "cpu", ("device",), "device", (), 0, 0, 0)
+    hosts = [(0, 1), (0, 1), (0, 2), (3, 6), (3, 7)]
+    devices = tuple(VirtualDevice(number, island, host, info) for number, (island, host) in enumerate(hosts))
+    reply = init_reply(Welcome(1, "", devices, (), "cpu", "", 1), 1)
+    attributes = [device.attributes.attributes for device in reply.all_devices]
+    assert [(each["slice_index"].int64_value, each["virtual_task_index"].int64_value) for each in attributes] == [
+        (0, 0),
+        (0, 0),
+        (0, 1),
+        (3, 0),
+        (3, 1),
+    ]
+    for each, device in zip(attributes, reply.all_devices, strict=True):
+        # The patterns are those of Orbax (old and new), and of Tunix.
+        task, slice_index = each["virtual_task_index"].int64_value, each["slice_index"].int64_value
+        assert re.findall(r"vtask=(\d+),", device.to_string) == [str(task)]
+        assert re.findall(r"(?:^|[,(])logical_task=([^,)]+)", device.to_string) == [str(task)]
+        assert re.findall(r"(?:^|[,(])slice=([^,)]+)", device.to_string) == [str(slice_index)]
 
 
 def test_attributes_of_a_platform_reach_the_client() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from atoll.client.jax_patches import (
     colocated_python,
     compile_time_callbacks,
+    device_hosts,
     device_put_resharding,
     dlpack,
     host_callbacks,
@@ -33,6 +34,7 @@ PATCHES: tuple[Patch, ...] = (
     introspection.ADDRESS_PATCH,
     introspection.MEMORY_PATCH,
     introspection.COST_PATCH,
+    device_hosts.PATCH,
     serialized_executables.PATCH,
     transfer_server.PATCH,
     newer_operations.PATCH,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from atoll.cluster.environment_variables import COMPILER_MEMORY, COMPILER_SECONDS
+from atoll.cluster.processes.machine_memory import machine_memory
 from atoll.devices.compilers.compiler_messages import (
     Answer,
     Ask,
@@ -52,7 +53,7 @@ class CompilerLimits:
 
 def limits_from_environment() -> CompilerLimits:
     """Return the limits that the environment sets, or the defaults. Raises SettingsError."""
-    memory = COMPILER_MEMORY.get() or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+    memory = COMPILER_MEMORY.get() or machine_memory() // 4
     seconds = COMPILER_SECONDS.get()
     limit = max(1, round(seconds)) if seconds else DEFAULT_SECONDS
     return CompilerLimits(memory, limit, limit * _WALL_FACTOR)

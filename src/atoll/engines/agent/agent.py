@@ -22,6 +22,7 @@ from atoll.cluster.processes.child import describe_exit
 from atoll.cluster.processes.client_directories import HOST_DIRECTORIES, sweep
 from atoll.cluster.processes.leases import Leases
 from atoll.cluster.processes.lifeline import watch_in_loop
+from atoll.cluster.processes.machine_memory import machine_memory
 from atoll.cluster.processes.process_runtime import StopEvent
 from atoll.engines.agent.agent_options import AgentOptions
 from atoll.engines.agent.local_worker import LocalWorker
@@ -218,7 +219,7 @@ class HostAgent:
                 self._options.rank_slot,
                 self._options.group,
                 {platform: len(names) for platform, names in self._options.devices.items()},
-                memory_bytes(),
+                machine_memory(),
                 self._coordinator_address(),
                 self._worker.incarnation,
                 self._worker.last_end,
@@ -387,8 +388,3 @@ def _first(errors: BaseExceptionGroup[BaseException]) -> AtollError:
     if isinstance(error, AtollError):
         return error
     return ClusterError(f"the engine sent a message that this host agent does not understand: {error}")
-
-
-def memory_bytes() -> int:
-    """Return the memory of this machine. Workers report the memory of devices."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.cluster.environment_variables import PYTHON_MEMORY, PYTHON_SCRATCH
+from atoll.cluster.processes.machine_memory import machine_memory
 from atoll.cluster.sandbox.grants import USER_RULES, PythonRules, Sandbox, View
 from atoll.cluster.sandbox.mechanisms import Mechanisms, why_not_confined
 from atoll.errors import Code, StatusError
@@ -115,4 +115,4 @@ def _sandbox(host: PythonHost, session: int, rules: PythonRules, directory: Path
 
 def _memory(part: float) -> int:
     """Return a fraction of the machine's memory in bytes."""
-    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * part)
+    return int(machine_memory() * part)

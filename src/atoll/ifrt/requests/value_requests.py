@@ -30,6 +30,9 @@ def init_reply(welcome: Welcome, session: int) -> Any:
     All devices are addressable and belong to process 0. `slice_index` is the island. A CPU device is its own colocated
     device (JAX reads `colocation_id`). Memories are numbered by device, and each belongs to one device. If there is
     only one host, devices have the names of stock JAX.
+
+    Libraries find the host of a device in its island by `virtual_task_index`, or by `vtask=` or `logical_task=` in the
+    name. Some of them match the comma before or after the word, without a space.
     """
     reply = session_pb2.InitReply(
         session_id=session,
@@ -39,12 +42,18 @@ def init_reply(welcome: Welcome, session: int) -> Any:
         process_index=0,
         runtime_type="atoll",
     )
-    is_one_host = len({(device.island, device.host) for device in welcome.devices}) == 1
+    hosts = sorted({(device.island, device.host) for device in welcome.devices})
+    is_one_host = len(hosts) == 1
+    first_of_island: dict[int, int] = {}
+    for position, (island, _) in enumerate(hosts):
+        first_of_island.setdefault(island, position)
+    tasks = {host: position - first_of_island[host[0]] for position, host in enumerate(hosts)}
     memory_id = 0
     kinds: dict[str, int] = {}
     for device in welcome.devices:
         info = device.info
         name = f"{info.platform}:{device.id}"
+        task = tasks[device.island, device.host]
         entry = reply.all_devices.add(
             id=device.id,
             local_device_id=device.id,
@@ -54,7 +63,8 @@ def init_reply(welcome: Welcome, session: int) -> Any:
             debug_string=name if is_one_host else f"{name} (island {device.island}, host {device.host})",
             to_string=f"{info.platform.capitalize()}Device(id={device.id})"
             if is_one_host
-            else f"AtollDevice(id={device.id}, island={device.island}, host={device.host})",
+            else f"AtollDevice(id={device.id},island={device.island},host={device.host},vtask={task},"
+            f"logical_task={task},slice={device.island})",
         )
         for attribute, value in info.attributes:
             _set(entry.attributes, attribute, value)
@@ -62,6 +72,7 @@ def init_reply(welcome: Welcome, session: int) -> Any:
         _set(entry.attributes, "coords", list(info.coords))
         _set(entry.attributes, "core_on_chip", info.core_on_chip)
         _set(entry.attributes, "host", device.host)
+        _set(entry.attributes, "virtual_task_index", task)
         _set(entry.attributes, "num_cores", 1)
         _set(entry.attributes, "colocation_id", device.id)
         for kind in info.memories:
