@@ -182,6 +182,32 @@ def test_a_run_that_failed_on_one_island_ends_on_the_others_and_its_functions_mo
     assert len(runs(play.say(m.Launch(1, (), (12,), ())))) == 2, "hosts run it when the function has moved"
 
 
+def test_a_source_that_arrives_when_its_world_is_closed_is_compiled_in_the_next_one():
+    play = Play("2x1x1")
+    (serve,) = of(play.say(m.RegisterFunction(1, "content 1", 901, ((0, 1),))), m.JoinWorld)
+    play.lose(1, "its connection broke")
+    play.say(m.FailureAcknowledged((1,), (), ()))
+    compiles = of(play.report(0, m.FeedsArrived(play.session, (901,))), m.Compile)
+    (again,) = of(play.join_again(1), m.JoinWorld)
+    assert again.world > serve.world
+    assert [each.world for each in compiles] == [again.world]
+
+
+def test_a_run_that_does_not_end_in_a_replaced_world_has_its_island_restarted():
+    play = Play("2x1x1")
+    with_function(play)
+    first, second = (runs(play.say(m.Launch(1, (), (handle,), ()))) for handle in (11, 12))
+    for each in (first, second):
+        play.report(0, m.Failed(each[0].sequence, Status(Code.INVALID_ARGUMENT, "an argument has been deleted")))
+    sent: list[Any] = []
+    for now in range(1, 20):
+        play.tick(float(now))
+        sent += play.sent()
+    closed = [name for name, message in sent if type(message) is m.CloseWorld and message.successor]
+    assert closed == [("host", 0), ("host", 1)], "once, for both runs"
+    assert [message.island for _, message in sent if type(message) is m.RestartIsland] == [1]
+
+
 def test_islands_of_other_platforms_run_nothing_together():
     play = Play("2x1x1")
     hosts = play.controller.resources.hosts

@@ -279,7 +279,7 @@ class World:
         self.down: set[int] = set()  # islands
         self.replies: list[m.OperationReply] = []  # operators
         self.has_lost = False
-        self.hosts = {number: ModelHost(number) for number in self.controller.resources.hosts}
+        self.hosts = {number: self.host_of(number) for number in self.controller.resources.hosts}
         self.clients: dict[int, Client] = {}
         self.links: defaultdict[tuple[int, int], deque[bytes]] = defaultdict(deque)  # between hosts of a group
         self.delegated: dict[int, DelegatedUnits] = {}  # the worker's own, by host
@@ -287,6 +287,10 @@ class World:
         for kind, number, message in joining(self.cluster):
             assert kind == "host"
             self.groups[number].take(message)
+
+    def host_of(self, number: int) -> ModelHost:
+        """A model host that has just started."""
+        return ModelHost(number)
 
     def group_of(self, number: int) -> HostGroup:
         """A worker's own, around the model host."""
@@ -390,7 +394,7 @@ class World:
         self.has_lost = True
         hosts = list(self.controller.resources.hosts_of(island))
         for host in hosts:
-            self.hosts[host] = ModelHost(host)
+            self.hosts[host] = self.host_of(host)
             self.groups[host] = self.group_of(host)
             for link in [link for link in self.links if host in link]:
                 del self.links[link]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
-from atoll.errors import Code, Status
+from atoll.errors import Code, Status, StatusError
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
 from tests.worker.worker_rig import SECONDS, Behaviours, Rig, add, local, says, spec
@@ -124,6 +125,46 @@ def it_reports_that_it_cannot_join(rig: Rig) -> None:
     rig.worlds.join(m.JoinWorld(world, 1, 2, "unix:/nowhere"))
     _, status = rig.compile(rig.lower(add, spec(), spec(), devices=(0, 1)), (0, 1), world)
     says(status, Code.UNAVAILABLE, "cannot join the hosts of other islands")
+
+
+@BEHAVIOURS.add
+def it_fails_functions_that_arrive_for_a_closed_world(rig: Rig) -> None:
+    world = joined(rig)
+    rig.functions.close_world(m.CloseWorld(world, CLOSED))
+    _, status = rig.compile(rig.lower(add, spec(), spec(), devices=(0, 1)), (0, 1), world)
+    says(status, Code.DATA_LOSS, "host 1 is gone")
+
+
+@BEHAVIOURS.add
+def it_compiles_a_function_in_the_next_world_if_the_first_one_is_closed_meanwhile(rig: Rig) -> None:
+    first, second = rig.fresh(), rig.fresh()
+    module = rig.lower(add, spec(), spec(), devices=(0, 1))
+    together = rig.request(module, (0, 1), first)
+    rig.request(module, (0, 1), second, together)
+    rig.functions.close_world(m.CloseWorld(first, CLOSED))
+    rig.worlds.join(m.JoinWorld(second, 0, 1))
+    reports = [rig.reports.get(timeout=SECONDS) for _ in range(2)]
+    assert {type(each) for each in reports} == {m.WorldServed, m.Compiled}, reports
+    a = rig.ones(0, 1)
+    _, (two,) = rig.call(together, a, a)
+    assert rig.shard(two).tolist() == [2, 2, 2, 2]
+
+
+@BEHAVIOURS.add
+def it_leaves_a_world_that_is_closed_while_it_joins(rig: Rig) -> None:
+    """It waits for another host until then."""
+    world, other = rig.fresh(), rig.fresh()
+    rig.worlds.join(m.JoinWorld(world, 0, 2))
+    served = rig.reports.get(timeout=SECONDS)
+    rig.functions.close_world(m.CloseWorld(world, CLOSED))
+    rig.worlds.join(m.JoinWorld(other, 1, 2, served.address))  # the other host, under another number
+    joined = threading.Event()
+    rig.worlds.when_joined(other, lambda status: joined.set())
+    assert joined.wait(SECONDS)
+    while any(each.name == "atoll-join-world" for each in threading.enumerate()):
+        time.sleep(0.001)
+    with pytest.raises(StatusError, match="lost one another"):
+        rig.backend.worlds.client_and_hosts(world)
 
 
 if __name__ == "__main__":

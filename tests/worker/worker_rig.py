@@ -123,6 +123,11 @@ class Rig:
 
     def compile(self, module: Any, devices: tuple[int, ...] = (0,), world: int = 0) -> tuple[str, Status]:
         """Has a module compiled for these devices; the function's name, and how that went."""
+        name = self.request(module, devices, world)
+        return name, self.reports.get(timeout=SECONDS).status
+
+    def request(self, module: Any, devices: tuple[int, ...] = (0,), world: int = 0, name: str = "") -> str:
+        """Asks for a module to be compiled for these devices; the function's name."""
         from jax._src.lib import _jax
         from jax._src.lib import xla_client as xc
         from jaxlib.mlir.dialects import stablehlo
@@ -135,13 +140,13 @@ class Rig:
         options.executable_build_options.use_shardy_partitioner = True
         source = m.FunctionSource(program, options.SerializeAsString())
         feed = self.feed(msgspec.msgpack.encode(source))
-        name = f"function {feed}"
+        name = name or f"function {feed}"
         assignment = (tuple((0, ordinal) for ordinal in devices),)
         ranks = (0, int(bool(world)))
         self.functions.compile(
             m.Compile(name, self.session, feed, assignment, tenant=self._tenant, world=world, ranks=ranks)
         )
-        return name, self.reports.get(timeout=SECONDS).status
+        return name
 
     # ---- runs
 

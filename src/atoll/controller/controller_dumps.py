@@ -139,7 +139,7 @@ RunningForm = Annotated[tuple[Ref[Tenant], bool], As(Running, True)]
 AtLossForm = Annotated[tuple[dict[str, RunningForm], dict[str, int]], As(_AtLoss, True)]
 
 
-@dump_of(Recovery, "recovery")
+@dump_of(Recovery, "recovery", version=2)
 class RecoveryDump(Dump):
     _broken_for: DurationsOf[int]
     _hanging: DurationsOf[int]
@@ -147,6 +147,7 @@ class RecoveryDump(Dump):
     _divided: dict[tuple[str, str], float] = {}
     _silent_pairs: dict[Key, float] = {}
     _at_loss: dict[int, AtLossForm] = {}
+    _replaced: set[int] = set()
 
 
 @dump_of(Overruns, "overruns")

@@ -191,9 +191,17 @@ class Compilation:
     def _send(self, session: Session, host: int, compile_: m.Compile) -> None:
         """Have a host compile when the source has arrived there."""
         if session.feeds.claim((host, compile_.feed)):
-            self._outbox.to_host(host, compile_)
+            self._request(session, host, compile_)
         else:
             self._awaiting.setdefault((session.number, host, compile_.feed), compile_)
+
+    def _request(self, session: Session, host: int, compile_: m.Compile) -> None:
+        """Have a host compile now. The function's world may have been closed since the session asked for it."""
+        name = compile_.function
+        if compile_.world and name in self.functions.users:
+            world = self._worlds.use(session.tenant.name, _islands_of(self.functions.locations[name]), name)
+            compile_ = msgspec.structs.replace(compile_, world=world.number)
+        self._outbox.to_host(host, compile_)
 
     def tick(self, now: float) -> None:
         """Once a second: send the delayed compilations that are due, or refuse them if their tenant is suspended."""
@@ -290,7 +298,7 @@ class Compilation:
         compile_ = self._awaiting.pop((session, host, feed), None)
         if compile_ is None:
             return False
-        self._outbox.to_host(host, compile_)
+        self._request(self._sessions[session], host, compile_)
         return True
 
     def compiled(self, host: int, message: m.Compiled) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
+
 from atoll.cluster.lifecycle import Island
 from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.processes.leases import Leases
@@ -27,7 +29,7 @@ from atoll.launch.registry import Lowering, Lowerings, ProgramRegistry, Uncompil
 from atoll.launch.reservations import Reservations
 from atoll.launch.scheduler import IslandLines, Scheduler
 from atoll.launch.sequential import SequentialDispatch
-from atoll.launch.worlds import World, Worlds
+from atoll.launch.worlds import World, Worlds, WorldState
 from atoll.protocol import messages as m
 from atoll.protocol.forwarding import RelayTable
 from atoll.state.delegated_parts import DelegatedProgram, IslandPart, PartMemory, PartResult, Transfers
@@ -156,10 +158,33 @@ class GangChargesDump(Dump):
     tallies: dict[tuple[int, str], Ref[Tally]] = {}
 
 
-@dump_of(Worlds, "worlds")
+class StoredWorld(msgspec.Struct, omit_defaults=True):
+    """A world, with its functions in an order, so that equal states have equal dumps."""
+
+    number: int
+    tenant: str
+    islands: tuple[int, ...]
+    hosts: tuple[int, ...]
+    state: WorldState
+    functions: list[str] = []
+
+
+def _world(stored: StoredWorld) -> World:
+    return World(stored.number, stored.tenant, stored.islands, stored.hosts, stored.state, set(stored.functions))
+
+
+def _stored_world(world: World) -> StoredWorld:
+    functions = sorted(world.functions)
+    return StoredWorld(world.number, world.tenant, world.islands, world.hosts, world.state, functions)
+
+
+WorldForm = Annotated[StoredWorld, As(_world, read=_stored_world)]
+
+
+@dump_of(Worlds, "worlds", version=2)
 class WorldsDump(Dump):
     _next: int
-    _worlds: dict[tuple[str, tuple[int, ...]], World] = {}
+    _worlds: dict[tuple[str, tuple[int, ...]], WorldForm] = {}
 
 
 @dump_of(LaunchBuilder, "launch builder")

@@ -107,10 +107,10 @@ class Worlds:
         for world in [each for each in self._worlds.values() if failed.island in each.islands]:
             self._close(world, failed.status)
 
-    def replace(self, function: str, status: Status) -> bool:
+    def replace(self, function: str, status: Status) -> frozenset[str]:
         """Close the world of a function whose runs wait for each other, and have its functions continue in a new one.
 
-        Return whether the function runs in a world.
+        Return the functions of the world, or none if the function runs in no world.
         """
         for world in list(self._worlds.values()):
             if function in world.functions:
@@ -119,8 +119,8 @@ class Worlds:
                 self._close(world, status, new.number)
                 self._worlds[world.tenant, world.islands] = new
                 self._start(new)
-                return True
-        return False
+                return frozenset(new.functions)
+        return frozenset()
 
     def _new(self, tenant: str, islands: tuple[int, ...]) -> World:
         hosts = tuple(host for island in islands for host in self._resources.topology.hosts_of(island))

@@ -126,6 +126,10 @@ class Functions:
                 waiting.append(message)
                 return
             self._compiling[message.function] = []
+        self._start_when_joined(message)
+
+    def _start_when_joined(self, message: Compile) -> None:
+        """Start the compilation when this host has joined the function's world, if it has one."""
         if message.world and self._worlds is not None:
             self.have_worlds = True
             self._worlds.when_joined(message.world, lambda status: start_in(self._pool, self._start, message, status))
@@ -245,10 +249,17 @@ class Functions:
         cached: bool = False,
         crashed: bool = False,
     ) -> None:
-        encoded = b"" if info is None else msgspec.msgpack.encode(info)
         with self._lock:
-            others = self._compiling.pop(message.function, [])
+            closing = None if self._worlds is None else self._worlds.closing_of(message.world)
+            if closing is not None:
+                function, info, status = None, None, closing.status
             self._apart.pop(message.function, None)
+            again = None if closing is None else self._in_another_world(message, closing)
+            if again is not None:
+                start_in(self._pool, again)
+                return
+            encoded = b"" if info is None else msgspec.msgpack.encode(info)
+            others = self._compiling.pop(message.function, [])
             waiting = self._moving.pop(message.function, ())
             if function is None:
                 self._world_sources.pop(message.function, None)
@@ -269,6 +280,20 @@ class Functions:
         calls_client = function is not None and bool(function.callbacks)
         name = "" if info is None else info.name
         self._report(Compiled(message.function, status, encoded, seconds, cached, scratch, calls_client, name, crashed))
+
+    def _in_another_world(self, message: Compile, closing: CloseWorld) -> Callable[[], None] | None:
+        """Return how to compile a function whose world was closed, or None. The caller holds the lock."""
+        assert self._worlds is not None
+        requests = self._compiling.get(message.function, [])
+        later = next((each for each in requests if each.world != message.world), None)
+        if later is not None:
+            requests.remove(later)
+            return partial(self._start_when_joined, later)
+        kept = self._world_sources.get(message.function)
+        if not closing.successor or kept is None:
+            return None
+        compile_ = msgspec.structs.replace(kept[0], world=closing.successor)
+        return partial(self._worlds.when_joined, compile_.world, partial(self._move, compile_, kept[1]))
 
     def _forget_compiling(self, name: str) -> None:
         """Forget a compilation for which no session waits any longer. The caller holds the lock."""
@@ -391,6 +416,7 @@ class Functions:
         if worlds is None:
             return
         moving = []
+        worlds.note_closing(message)
         with self._lock:
             for name in [name for name, each in self._functions.items() if each.loaded.world == message.world]:
                 compiled, source = self._world_sources[name]

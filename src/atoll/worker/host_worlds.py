@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -10,12 +11,19 @@ from atoll.devices.device import WorldMaker
 from atoll.errors import Code, Details, Kind, Status, failure, status_of
 from atoll.protocol import messages as m
 
+# Worlds that were closed last, of which functions may still arrive.
+_CLOSED_WORLDS = 1024
+
 
 @dataclass(eq=False)
 class _Joining:
-    """A world, with the functions that wait until this host has joined it. `status` is None until then."""
+    """A world, with the functions that wait until this host has joined it.
+
+    `status` is None until then.
+    """
 
     status: Status | None = None
+    is_closed: bool = False
     waiting: list[Callable[[Status], None]] = field(default_factory=list)
 
 
@@ -38,30 +46,51 @@ class HostWorlds:
         self._hostname = hostname
         self._lock = threading.Lock()
         self._worlds: dict[int, _Joining] = {}
+        self._closed: OrderedDict[int, m.CloseWorld] = OrderedDict()
 
     def join(self, message: m.JoinWorld) -> None:
         """Join a world, on another thread."""
-        threading.Thread(target=self._join, args=(message,), name="atoll-join-world", daemon=True).start()
+        with self._lock:
+            joining = self._worlds.setdefault(message.world, _Joining())
+        threading.Thread(target=self._join, args=(message, joining), name="atoll-join-world", daemon=True).start()
 
     def when_joined(self, world: int, then: Callable[[Status], None]) -> None:
-        """Call `then` with the outcome when this host has joined the world, on any thread."""
+        """Call `then` with the outcome when this host has joined the world, or the world is closed, on any thread."""
         with self._lock:
-            joining = self._worlds.setdefault(world, _Joining())
-            if joining.status is None:
-                joining.waiting.append(then)
-                return
-        then(joining.status)
+            closed = self._closed.get(world)
+            status = None if closed is None else closed.status
+            if status is None:
+                joining = self._worlds.setdefault(world, _Joining())
+                status = joining.status
+                if status is None:
+                    joining.waiting.append(then)
+                    return
+        then(status)
+
+    def note_closing(self, message: m.CloseWorld) -> None:
+        """Note that a world is closed: functions that arrive for it from now on fail."""
+        with self._lock:
+            self._closed[message.world] = message
+            if len(self._closed) > _CLOSED_WORLDS:
+                self._closed.popitem(last=False)
+
+    def closing_of(self, world: int) -> m.CloseWorld | None:
+        """Return the message that closed the world, or None if it is not closed."""
+        return self._closed.get(world)
 
     def close(self, message: m.CloseWorld) -> None:
-        """Leave a world. Functions that wait for it fail."""
+        """Leave a world whose closing was noted. Functions that wait for it fail."""
+        waiting: list[Callable[[Status], None]] = []
         with self._lock:
             joining = self._worlds.pop(message.world, None)
+            if joining is not None:
+                joining.is_closed = True
+                waiting, joining.waiting = joining.waiting, []
         self._maker.close(message.world)
-        if joining is not None:
-            for then in joining.waiting:
-                then(message.status)
+        for then in waiting:
+            then(message.status)
 
-    def _join(self, message: m.JoinWorld) -> None:
+    def _join(self, message: m.JoinWorld, joining: _Joining) -> None:
         status = Status()
         try:
             address = message.address
@@ -74,8 +103,10 @@ class HostWorlds:
             text = f"this host cannot join the hosts of other islands: {status_of(error).message}"
             status = failure(Code.UNAVAILABLE, text, Details(Kind.LINK, retriable=True))
         with self._lock:
-            joining = self._worlds.setdefault(message.world, _Joining())
             joining.status = status
             waiting, joining.waiting = joining.waiting, []
+            is_closed = joining.is_closed
+        if is_closed:  # while this host joined it
+            self._maker.close(message.world)
         for then in waiting:
             then(status)

@@ -85,6 +85,7 @@ class Recovery:
         self._broken = broken
         self._broken_for: Durations[int] = Durations()  # islands
         self._hanging: Durations[int] = Durations()  # gangs, by sequence
+        self._replaced: set[int] = set()  # of these, those whose world was replaced
         self._restarting: Durations[int] = Durations()  # islands
         self._silent_pairs: dict[tuple[int, int], float] = {}  # hosts that lost each other, and for how many seconds
         self._at_loss: dict[int, _AtLoss] = {}  # by island, until the engine reports how its worker ended
@@ -258,23 +259,34 @@ class Recovery:
 
     def _restart_half_failed(self, now: float) -> None:
         hanging = {gang.sequence: gang for gang in self._failures.half_failed()}
+        self._replaced &= hanging.keys()
         for sequence, seconds in self._hanging.update(now, hanging).items():
             gang = hanging[sequence]
             if seconds > HALF_FAILED_SECONDS:
                 error = gang.run.failure or gang.run.launch.error or OK
-                if len(gang.node.gangs) > 1:
-                    self._replace_world(gang, error)
+                if sequence not in self._replaced and self._replace_world(gang, error, hanging):
+                    continue
+                if sequence in self._replaced and seconds <= 2 * HALF_FAILED_SECONDS:
                     continue
                 waits = f"hosts {sorted(gang.run.hosts_left)} of island {gang.island} wait for another host, where"
                 named = f"{waits} {gang.run.launch.program.name} failed: {error.message}"
                 self.restart_for(gang, f"{waits} a gang failed", named)
 
-    def _replace_world(self, gang: Gang[GangRun], error: Status) -> None:
-        """End a gang that waits for another island, where it failed. Other work of the islands is not concerned."""
-        for function in gang.run.spec.functions:
-            if self._worlds.replace(function, error):
+    def _replace_world(self, gang: Gang[GangRun], error: Status, hanging: Mapping[int, Gang[GangRun]]) -> bool:
+        """End a gang that waits for another island, where it failed. Other work of the islands is not concerned.
+
+        Return whether the gang runs in a world. The runs of this world among the `hanging` gangs end as well.
+        """
+        for function in gang.run.spec.functions if len(gang.node.gangs) > 1 else ():
+            moved = self._worlds.replace(function, error)
+            if moved:
                 text = f"{gang.run.launch.program.name} failed on one island, and others waited for it: {error.message}"
                 self._history.record("hangs", text, gang.island, gang.node.session, gang.node.tenant.name)
+                self._replaced.update(
+                    each for each, other in hanging.items() if not moved.isdisjoint(other.run.spec.functions)
+                )
+                return True
+        return False
 
     # ---- islands
 

@@ -1,0 +1,106 @@
+"""Unfenced collectives of three clients over pairs of three islands, while workers are killed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.end_to_end.remote_python import RemotePython, StartPython
+from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
+
+# `make thorough` runs 30,000.
+COLLECTIVES = int(os.environ.get("ATOLL_TEST_ISLAND_COLLECTIVES", "1200"))
+PER_KILL = 600
+IN_FLIGHT = 50
+PAIRS = ((0, 1), (1, 2), (0, 2))
+# No client makes progress for this long only if something waits for itself.
+STUCK_SECONDS = 120.0
+
+
+def collectives(pair: tuple[int, int], scale: float, progress: str, stop: str) -> tuple[int, int]:
+    """Compute sums over a pair of islands until `stop` exists, and check each. Return the numbers of sums and losses.
+
+    The client writes the number of sums so far to the file `progress`.
+    """
+    import jax
+    import numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    devices = [jax.devices()[island] for island in pair]
+    mesh, spec = Mesh(np.array(devices), ("x",)), PartitionSpec("x")
+    step = jax.jit(
+        jax.shard_map(lambda x: x * 0 + jax.lax.psum(x.sum(), "x"), mesh=mesh, in_specs=spec, out_specs=spec)
+    )
+    values = np.arange(16.0) * scale
+    expected = np.full_like(values, values.sum())
+    count = losses = 0
+    x: Any = None
+    while not os.path.exists(stop):
+        try:
+            if x is None:
+                x = jax.device_put(values, NamedSharding(mesh, spec))
+            results = [step(x) for _ in range(IN_FLIGHT)]
+            for result in results:
+                np.testing.assert_array_equal(np.asarray(result), expected)
+                count += 1
+        except jax.errors.JaxRuntimeError as error:
+            if "DATA_LOSS" not in str(error):
+                raise
+            x, losses = None, losses + 1
+        Path(progress).write_text(str(count))
+    return count, losses
+
+
+class Counts:
+    """The progress of the clients."""
+
+    def __init__(self, files: list[Path], clients: list[RemotePython]) -> None:
+        self._files = files
+        self._clients = clients
+
+    def read(self) -> list[int]:
+        return [int(each.read_text() or 0) if each.exists() else 0 for each in self._files]
+
+    def wait_for(self, each: int, together: int) -> None:
+        """Wait until each client has done so many more collectives, and all together so many."""
+        first = last = self.read()
+        changed = time.monotonic()
+        while (counts := self.read()) and not (
+            all(now - before >= each for before, now in zip(first, counts, strict=True))
+            and sum(counts) - sum(first) >= together
+        ):
+            changed, last = (time.monotonic(), counts) if counts != last else (changed, last)
+            ended = [client.errors()[-2000:] for client in self._clients if client.process.poll() is not None]
+            assert not ended, ended
+            assert time.monotonic() - changed < STUCK_SECONDS, f"no progress after {counts} collectives"
+            time.sleep(0.05)
+
+
+def test_collectives_over_pairs_of_islands_have_one_order_and_survive_kills(
+    start_cluster: StartCluster, start_python: StartPython, tmp_path: Path
+) -> None:
+    rng = random.Random(os.environ.get("ATOLL_TEST_SEED", "1"))
+    cluster: StandingCluster = start_cluster(islands="3x1x1")
+    clients = [start_python(ATOLL_ADDRESS=cluster.address) for _ in PAIRS]
+    stop, files = tmp_path / "stop", [tmp_path / f"progress-{number}" for number in range(len(PAIRS))]
+    for number, (client, pair) in enumerate(zip(clients, PAIRS, strict=True)):
+        client.begin(collectives, pair, 10.0**number, str(files[number]), str(stop))
+    counts = Counts(files, clients)
+    kills = 0
+    while sum(counts.read()) + PER_KILL < COLLECTIVES or not kills:
+        counts.wait_for(IN_FLIGHT, rng.randint(PER_KILL // 2, PER_KILL))
+        time.sleep(rng.random() / 10)  # during any part of a batch
+        cluster.worker(rng.randrange(3)).send_signal(signal.SIGKILL)
+        kills += 1
+        cluster.until(lambda report: any(each["state"] != "ready" for each in report["islands"]), STUCK_SECONDS)
+        cluster.until(lambda report: all(each["state"] == "ready" for each in report["islands"]), STUCK_SECONDS)
+    counts.wait_for(IN_FLIGHT, PER_KILL)
+    stop.touch()
+    outcomes = [client.finish(STUCK_SECONDS) for client in clients]
+    print(f"{outcomes} (collectives, losses) with {kills} kills")
+    assert sum(count for count, _ in outcomes) >= COLLECTIVES
+    assert sum(losses for _, losses in outcomes) >= kills, "each kill fails a client"
