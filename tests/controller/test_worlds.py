@@ -57,6 +57,17 @@ def test_hosts_compile_a_function_of_a_world_for_ranks_of_the_world():
     assert compiles[0].world
 
 
+def test_a_function_whose_parts_run_apart_needs_no_world_and_no_common_platform():
+    play = Play("2x2x1")
+    sent = play.say(m.RegisterFunction(1, "content", 901, ((1, 2),), runs_apart=True))
+    for host in range(4):
+        sent += play.report(host, m.FeedsArrived(play.session, (901,)))
+    assert of(sent, m.JoinWorld) == []
+    compiles = of(sent, m.Compile)
+    assert {(each.world, each.assignment) for each in compiles} == {(0, (((1, 0), (2, 0)),))}
+    assert sorted(each.ranks for each in compiles) == [(0, 2), (2, 2)]
+
+
 def test_functions_on_the_same_islands_share_a_world_and_those_on_one_island_have_none():
     play = Play("2x1x2")
     first, second = (of(registered(play, i, devices), m.Compile) for i, devices in ((1, (0, 2)), (2, (1, 3))))

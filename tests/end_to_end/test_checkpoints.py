@@ -22,9 +22,10 @@ from tests.end_to_end.remote_python import RemoteError, RemotePython, StartPytho
 WAYS = ("colocated", "persistence")
 
 
-@pytest.fixture(scope="module")
-def two_hosts(start_python: StartPython) -> RemotePython:
-    return start_python("1x2x2")
+@pytest.fixture(scope="module", params=["1x2x2", "2x1x2"])
+def two_hosts(request: pytest.FixtureRequest, start_python: StartPython) -> RemotePython:
+    """A child with two hosts, of one island and of two."""
+    return start_python(request.param)
 
 
 @pytest.fixture(scope="module")

@@ -120,18 +120,6 @@ def on_some_devices() -> float:
     return float(jax.jit(jnp.sum)(jax.device_put(np.arange(4.0), NamedSharding(pair, P("x")))))
 
 
-def colocated() -> str:
-    from jax.experimental import colocated_python
-
-    devices = colocated_python.colocated_cpu_devices(jax.devices())
-    x = jax.device_put(np.arange(8.0), NamedSharding(Mesh(np.array(devices), ("x",)), P("x")))
-    try:
-        jax.block_until_ready(colocated_python.colocated_python(lambda y: y)(x))
-    except jax.errors.JaxRuntimeError as error:
-        return str(error)
-    return ""
-
-
 NUMBERS = [float(each) for each in range(8)]
 
 
@@ -161,10 +149,6 @@ def test_computations_run_on_the_devices_of_two_islands(python: RemotePython, fu
 def gradient_alone() -> list[float]:
     inputs = np.arange(32, dtype=np.float32).reshape(8, 4)
     return [float(each) for each in (2 * inputs.T @ (inputs @ np.ones((4, 4), np.float32)))[:, 0]]
-
-
-def test_colocated_python_on_several_islands_is_refused(python: RemotePython):
-    assert "colocated Python on devices of several islands" in python.call(colocated)
 
 
 def test_tenants_compile_computations_over_islands_in_processes_of_their_own(start_cluster, start_python):

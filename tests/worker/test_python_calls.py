@@ -167,7 +167,7 @@ def it_fails_a_call_of_a_function_that_is_not_here(rig: Rig) -> None:
 def it_drops_a_python_function_in_the_order_of_its_session(rig: Rig) -> None:
     python = FakePython(rig)
     dropped: list[int] = []
-    rig.functions.python._session_of["g"] = rig.session
+    rig.functions.python.session_of = lambda name: rig.session
     rig.functions.python.drop = lambda name: dropped.append(len(python.calls))
     feed = rig.fresh()
     # Parks the session, since it does more than to receive.

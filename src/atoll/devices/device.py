@@ -156,6 +156,9 @@ class WorldMaker(Protocol):
     def close(self, world: int) -> None:
         """Leave the world. Its runs in flight fail, and so does every later use of its functions."""
 
+    def key_values(self, world: int) -> KeyValues:
+        """Return the store that the world's hosts share. Raise FAILED_PRECONDITION if the world was closed."""
+
     def is_at_home(self, array: Any, world: int) -> bool:
         """Return whether functions of the world can use the array without `bring`."""
 

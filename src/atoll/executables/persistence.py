@@ -128,6 +128,7 @@ def persistence_executable(payload: bytes, cluster: ClusterSession) -> PythonExe
 
 class _InOrder(PythonExecutable):
     has_streams = False
+    runs_apart = True
 
     def program(self, preserved: frozenset[int], completion: bool, stream: int) -> Program:
         return super().program(preserved, completion, _STREAM)

@@ -1,8 +1,8 @@
 """Colocated Python (`jax.experimental.colocated_python`): functions that run in Python processes on the hosts.
 
 A function arrives as a CustomCallProgram with a pickle, which only the session's own processes load. To the cluster it
-is another kind of compiled function. Before the first function on an island, all hosts of the island start the
-session's processes, which form one multi-process JAX program.
+is another kind of compiled function. Before the first function on a set of islands, all hosts of these islands start
+processes of the session, which form one multi-process JAX program.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class PythonExecutable(LoadedExecutable):
     """
 
     has_streams = True
+    runs_apart = False  # whether the processes of different islands run it without one another
 
     def __init__(
         self,
@@ -137,7 +138,7 @@ class PythonFunctions:
     def __init__(self, cluster: ClusterSession) -> None:
         self._cluster = cluster
         self._nonce = secrets.token_hex(16)
-        self._opened: dict[int, asyncio.Task[None]] = {}  # by island
+        self._opened: dict[tuple[int, ...], asyncio.Task[None]] = {}  # by islands
 
     def close(self) -> None:
         """Cancel what is in progress: the session has ended."""
@@ -146,26 +147,32 @@ class PythonFunctions:
 
     async def register(self, executable: PythonExecutable) -> None:
         """Load the function in the processes of its hosts. Raises StatusError."""
-        await self._open(executable.devices[0], executable.settings)
-        executable.compiled(await self._register(executable.source, executable.devices))
-
-    async def _open(self, device: int, settings: ClientSettings) -> None:
-        """Start the processes on the island of `device`, unless an earlier function has started them."""
         devices = self._cluster.welcome.devices
-        island = devices[device].island
-        opening = self._opened.get(island)
+        islands = tuple(sorted({devices[device].island for device in executable.devices}))
+        if executable.runs_apart:
+            for island in islands:
+                await self._open((island,), executable.settings)
+        else:
+            await self._open(islands, executable.settings)
+        executable.compiled(await self._register(executable.source, executable.devices, executable.runs_apart))
+
+    async def _open(self, islands: tuple[int, ...], settings: ClientSettings) -> None:
+        """Start processes that run together on these islands, unless an earlier function has started them."""
+        opening = self._opened.get(islands)
         if opening is None or (opening.done() and (opening.cancelled() or opening.exception() is not None)):
-            there = tuple(each.id for each in devices if each.island == island)
-            opening = self._opened[island] = asyncio.create_task(self._start(there, settings))
+            there = tuple(each.id for each in self._cluster.welcome.devices if each.island in islands)
+            opening = self._opened[islands] = asyncio.create_task(self._start(there, settings))
         await asyncio.shield(opening)
 
     async def _start(self, devices: tuple[int, ...], settings: ClientSettings) -> None:
         number = await self._register(PythonHosts(devices, settings), devices)
         self._cluster.retain_functions((number,))  # until the session ends
 
-    async def _register(self, program: PythonProgram, devices: tuple[int, ...]) -> int:
+    async def _register(self, program: PythonProgram, devices: tuple[int, ...], runs_apart: bool = False) -> int:
         # Python functions have no compile options. A unique text in their place makes the hash unique to the session.
         own = f"{self._nonce} {self._cluster.number()}".encode()
         source = msgspec.msgpack.encode(FunctionSource(msgspec.msgpack.encode(program), own, is_python=True))
-        number, _ = await self._cluster.register_function(source, hashlib.sha256(source).hexdigest(), (devices,))
+        number, _ = await self._cluster.register_function(
+            source, hashlib.sha256(source).hexdigest(), (devices,), runs_apart
+        )
         return number

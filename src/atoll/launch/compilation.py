@@ -105,7 +105,7 @@ class Compilation:
                 tuple(self._location_of(session, d) for d in partitions) for partitions in message.assignment
             )
             islands = _islands_of(locations)
-            if len(islands) > 1:
+            if len(islands) > 1 and not message.runs_apart:
                 self._check_islands(islands)
                 self._worlds.check(session.tenant.name, islands)
             session.devices.use("a compiled function", [tuple(flat)])
@@ -164,25 +164,25 @@ class Compilation:
         hosts = hosts_of(locations)
         islands = _islands_of(locations)
         topology, tenant = self._resources.topology, session.tenant
-        world = None
-        rank = {host: rank for rank, host in enumerate(topology.hosts_of(islands[0]))}
-        if len(islands) > 1:
-            world = self._worlds.use(tenant.name, islands, name)
-            rank = {host: rank for rank, host in enumerate(world.hosts)}
+        request = session.function_requests[function]
+        world = 0
+        if len(islands) > 1 and not request.runs_apart:
+            world = self._worlds.use(tenant.name, islands, name).number
+        members = [host for island in islands for host in topology.hosts_of(island)]  # by rank
+        rank = {host: rank for rank, host in enumerate(members)}
         assignment = tuple(tuple((rank[s.host], s.ordinal) for s in partitions) for partitions in locations)
         self.functions.expect(Registration(session.number, function, name, set(hosts)))
-        content = session.function_requests[function].content
         compile_ = m.Compile(
-            name, session.number, feed, assignment, content, recompile, tenant.host_name, tenant.settings.share
+            name, session.number, feed, assignment, request.content, recompile, tenant.host_name, tenant.settings.share
         )
         now = self._outbox.seconds
         rates = self._rates.of(tenant)
         wait = rates.compile_wait(now) if rates is not None else 0.0
         delay = max(wait, self._offenses.compile_delay(tenant, now))
         for host in sorted(hosts):
-            if world is not None:
-                ranks = world.ranks_of(topology.hosts_of(topology.island_of(host)))
-                compile_ = msgspec.structs.replace(compile_, world=world.number, ranks=ranks)
+            if len(islands) > 1:
+                own = topology.hosts_of(topology.island_of(host))
+                compile_ = msgspec.structs.replace(compile_, world=world, ranks=(rank[own[0]], len(own)))
             if delay:
                 self._delayed[session.number, host, feed] = now + delay, compile_
             else:

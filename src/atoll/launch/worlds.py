@@ -50,10 +50,6 @@ class World(StateMachine[WorldState]):
     state: WorldState = WorldState.WAITING
     functions: set[str] = field(default_factory=set)  # that run in it
 
-    def ranks_of(self, hosts: range) -> tuple[int, int]:
-        """Return the first rank of an island with these hosts, and the number of its hosts."""
-        return self.hosts.index(hosts[0]), len(hosts)
-
 
 class Worlds:
     """The worlds of all tenants."""

@@ -195,10 +195,11 @@ class ClusterSession:
     # ---- compiled functions
 
     async def register_function(
-        self, source: bytes, content: str, assignment: tuple[tuple[int, ...], ...]
+        self, source: bytes, content: str, assignment: tuple[tuple[int, ...], ...], runs_apart: bool = False
     ) -> tuple[int, bytes]:
         """Compile `source`, whose hash is `content`, for virtual devices by [replica][partition].
 
+        With `runs_apart`, its parts on different islands do not communicate.
         Return the function's number and its `FunctionInfo`. Raise StatusError.
         """
         while self._quiesced and self.lost is None:
@@ -209,7 +210,7 @@ class ClusterSession:
         hosts = self.hosts_of(devices)
         self._functions.add(function, source, devices)
         self._channels.upload(hosts, feed, [source])
-        ready = await self._ask(function, m.RegisterFunction(function, content, feed, assignment))
+        ready = await self._ask(function, m.RegisterFunction(function, content, feed, assignment, runs_apart))
         if not ready.status.ok:
             self._functions.remove(function)
         ready.status.raise_if_error()

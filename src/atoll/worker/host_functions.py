@@ -17,7 +17,7 @@ from atoll.cluster.sandbox.grants import USER_RULES, PythonRules
 from atoll.devices.compilers.compiler_messages import CompiledProgram, CompileProgram
 from atoll.devices.compilers.compiler_server import CompilerCrashedError
 from atoll.devices.device import Assignment, DeviceBackend, LoadedFunction, ProgramLoader
-from atoll.errors import OK, Status, StatusError, invalid, not_found, unimplemented
+from atoll.errors import OK, Status, StatusError, invalid, not_found
 from atoll.host_services.calls.call_threads import SessionThreads
 from atoll.host_services.calls.client_calls import Calls, status_of
 from atoll.host_services.calls.function_callbacks import Callbacks
@@ -145,13 +145,13 @@ class Functions:
         try:
             source = self._source(message)
             joined.raise_if_error()
-            if message.world:
-                self._world_sources[message.function] = message, source
-            if source.is_python and message.ranks[1]:
-                raise unimplemented("run colocated Python on devices of several islands: call it once per island")
             if source.is_python:
                 self.python.load(message, source.program, lambda status: self._loaded_python(message.function, status))
                 return
+            if message.ranks[1] and not message.world and self._worlds is not None:
+                raise invalid("RegisterFunction.runs_apart is for functions of Python")
+            if message.world:
+                self._world_sources[message.function] = message, source
         except Exception as error:
             self._end(message, None, status_of(error))
             return
@@ -428,6 +428,7 @@ class Functions:
                     self._compiling[name], self._moving[name] = [], []
                     moving.append((msgspec.structs.replace(compiled, world=message.successor), source))
         worlds.close(message)
+        self.python.close_world(message)
         for compiled, source in moving:
             worlds.when_joined(message.successor, partial(self._move, compiled, source))
 

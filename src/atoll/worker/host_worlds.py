@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from atoll.devices.device import WorldMaker
 from atoll.errors import Code, Details, Kind, Status, failure, status_of
+from atoll.host_services.python.rendezvous import KeyValues
 from atoll.protocol import messages as m
 
 # Worlds that were closed last, of which functions may still arrive.
@@ -43,7 +44,7 @@ class HostWorlds:
         self._maker = maker
         self._report = report
         self._address = address
-        self._hostname = hostname
+        self.hostname = hostname
         self._lock = threading.Lock()
         self._worlds: dict[int, _Joining] = {}
         self._closed: OrderedDict[int, m.CloseWorld] = OrderedDict()
@@ -78,6 +79,10 @@ class HostWorlds:
         """Return the message that closed the world, or None if it is not closed."""
         return self._closed.get(world)
 
+    def key_values(self, world: int) -> KeyValues:
+        """Return the store that the hosts of a joined world share. Raise FAILED_PRECONDITION if it was closed."""
+        return self._maker.key_values(world)
+
     def close(self, message: m.CloseWorld) -> None:
         """Leave a world whose closing was noted. Functions that wait for it fail."""
         waiting: list[Callable[[Status], None]] = []
@@ -98,7 +103,7 @@ class HostWorlds:
                 address = self._address(message.world)
                 self._maker.serve(message.world, address, message.ranks)
                 self._report(m.WorldServed(message.world, address))
-            self._maker.join(message.world, address, message.rank, message.ranks, self._hostname)
+            self._maker.join(message.world, address, message.rank, message.ranks, self.hostname)
         except Exception as error:
             text = f"this host cannot join the hosts of other islands: {status_of(error).message}"
             status = failure(Code.UNAVAILABLE, text, Details(Kind.LINK, retriable=True))

@@ -104,6 +104,7 @@ class Worker:
         report = self._group.report
         calls = data_port.answers = Calls(data_port.to_proxy, options.host)
         rank = rank_of(options)
+        worlds = worlds_of(options, backend, data_port.address, report)
         python = PythonSessions(
             PythonHost(
                 options.host,
@@ -115,9 +116,9 @@ class Worker:
                 "" if options.membership is None else options.membership.hostname,
                 backend.key_values,
                 options.sandbox,
+                worlds,
             )
         )
-        worlds = worlds_of(options, backend, data_port.address, report)
         functions = Functions(
             backend, inbox, keys, report, calls=calls, python=python, compilers=compilers_of(backend), worlds=worlds
         )

@@ -5,15 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
-from atoll.cluster.sandbox.grants import Sandbox, View
-from atoll.errors import OK, Code, FrameError
+from atoll.cluster.sandbox.grants import USER_RULES, Sandbox, View
+from atoll.errors import OK, Code, FrameError, Status, StatusError
 from atoll.host_services.python import python_sessions as module
 from atoll.host_services.python.python_options import PythonHost
 from atoll.host_services.python.python_sessions import Input, PythonSessions
 from atoll.ir.types import Replicated, Sharding
+from atoll.protocol.messages import CloseWorld, Compile
 from atoll.protocol.messages import python_messages as m
 
 
@@ -24,14 +26,18 @@ class Process:
         self, name: str, options: Any, rendezvous: Any, on_message: Any, on_end: Any, on_gone: Any, expected: Any
     ) -> None:
         self.receive, self.end, self.gone = on_message, on_end, on_gone
+        self.is_killed = False
+        self.messages: list[Any] = []
         self.calls: list[m.Call] = []
         self.sent: list[tuple[int, list[float]]] = []
 
     def start(self) -> None: ...
 
-    def kill(self) -> None: ...
+    def kill(self) -> None:
+        self.is_killed = True
 
-    def send(self, message: Any) -> None: ...
+    def send(self, message: Any) -> None:
+        self.messages.append(message)
 
     def call(self, call: m.Call, send: Any, later: Any) -> None:
         send(self)
@@ -51,10 +57,20 @@ class Link:
         self._sent.append((feed, array.tolist()))
 
 
+class Worlds:
+    """The worlds of a host, of which number 9 was closed."""
+
+    hostname = ""
+
+    def key_values(self, world: int) -> Any:
+        if world == 9:
+            raise StatusError(Code.FAILED_PRECONDITION, "the hosts have lost one another")
+
+
 @pytest.fixture
 def sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PythonSessions:
     monkeypatch.setattr(module, "PythonProcess", Process)
-    sessions = PythonSessions(PythonHost(0, 0, "unix:/c", "unix:/d", str(tmp_path)))
+    sessions = PythonSessions(PythonHost(0, 0, "unix:/c", "unix:/d", str(tmp_path), worlds=Worlds()))
     sessions.begin(1)
     return sessions
 
@@ -62,12 +78,12 @@ def sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PythonSessions:
 @pytest.fixture
 def process(sessions: PythonSessions, tmp_path: Path) -> tuple[Process, list[str], list[Any]]:
     """Return a process that writes an array of two shards, the shards that are released, and the call's outcomes."""
-    record = sessions._sessions[1]
+    record = sessions._sessions[1].programs[0] = module._Program(1, USER_RULES)
     record.options = m.PythonOptions(
         -1, ((0, 1),), 0, m.ClientSettings(), Sandbox(View.USER, str(tmp_path / "p" / "host-0")), "", ""
     )
     source = m.WriteArrays("write", (m.StoredArray("/x", "a", (4,), Sharding((0, 1), Replicated())),), 1.0)
-    record.functions["f"], sessions._session_of["f"] = m.Load("f", source), 1
+    record.functions["f"], sessions._program_of["f"] = m.Load("f", source), record
     released: list[str] = []
     outcomes: list[Any] = []
     shards = [np.array([1.0, 2.0]), np.array([3.0, 4.0])]
@@ -119,3 +135,83 @@ def test_calls_fail_once_their_process_is_killed_and_its_directory_goes_with_its
     ]
     killed.gone()
     assert not scratch.exists()
+
+
+# ---- worlds
+
+CLOSED = Status(Code.DATA_LOSS, "host 1 of island 1 is gone")
+
+
+def load(
+    sessions: PythonSessions, function: str, source: m.PythonProgram, world: int, statuses: list[Status] | None = None
+) -> None:
+    """Load a function on this host, and on that of rank 1 in the world."""
+    assignment = (((0, 0), (1, 0)),) if world else (((0, 0),),)
+    message = Compile(function, 1, 0, assignment, world=world, ranks=(0, 1) if world else (0, 0))
+    report = (lambda status: None) if statuses is None else statuses.append
+    sessions.load(message, msgspec.msgpack.encode(source), report)
+
+
+def start(sessions: PythonSessions, world: int, statuses: list[Status] | None = None) -> Process:
+    """Start a process of the session's program in the world, with a function `in <world>`."""
+    hosts = m.PythonHosts((0, 1) if world else (0,), m.ClientSettings())
+    load(sessions, f"in {world}", m.PythonFunction("f", b""), world, statuses)
+    load(sessions, f"hosts {world}", hosts, world, statuses)
+    found: Any = sessions._sessions[1].programs[world].process
+    return found
+
+
+def ready(process: Process, world: int) -> Process:
+    process.receive(m.PythonReady(False))
+    process.receive(m.Loaded(f"in {world}", OK))
+    return process
+
+
+def test_a_session_has_a_process_for_its_island_and_one_for_each_world(sessions):
+    alone, together = (ready(start(sessions, world), world) for world in (0, 5))
+    assert alone is not together
+    for world, process in ((0, alone), (5, together)):
+        sessions.call(f"in {world}", 1, [], [], lambda outcome: None)
+        assert [each.function for each in process.calls] == [f"in {world}"]
+
+
+def test_processes_end_with_their_world_and_others_continue(sessions):
+    alone, together = (ready(start(sessions, world), world) for world in (0, 5))
+    outcomes: list[Any] = []
+    for world in (0, 5):
+        sessions.call(f"in {world}", 1, [], [], outcomes.append)
+    waiting: list[Status] = []
+    load(sessions, "late", m.PythonFunction("f", b""), 5, waiting)
+    sessions.close_world(CloseWorld(5, CLOSED))
+    assert (outcomes, waiting) == ([CLOSED], [CLOSED])
+    assert (alone.is_killed, together.is_killed) == (False, True)
+    with pytest.raises(StatusError, match="is not on this host"):
+        sessions.call("in 5", 1, [], [], outcomes.append)
+    together.end("was killed")
+    assert outcomes == [CLOSED]
+    again = start(sessions, 6)
+    assert again is not together
+
+
+def test_a_process_goes_on_in_the_world_that_replaces_its_own(sessions):
+    process = ready(start(sessions, 5), 5)
+    sessions.close_world(CloseWorld(5, CLOSED, successor=6))
+    sessions.call("in 5", 1, [], [], lambda outcome: None)
+    load(sessions, "later", m.PythonFunction("f", b""), 6)
+    assert not process.is_killed
+    assert [type(each) for each in process.messages] == [m.Load, m.Load]
+    sessions.close_world(CloseWorld(6, CLOSED))
+    assert process.is_killed
+
+
+def test_hosts_that_run_already_are_reported_at_once(sessions):
+    process = ready(start(sessions, 5), 5)
+    statuses: list[Status] = []
+    load(sessions, "hosts again", m.PythonHosts((0, 1), m.ClientSettings()), 5, statuses)
+    assert statuses == [OK]
+    assert [type(each) for each in process.messages] == [m.Load]
+
+
+def test_a_function_of_a_closed_world_is_refused(sessions):
+    with pytest.raises(StatusError, match="lost one another"):
+        load(sessions, "f", m.PythonFunction("f", b""), 9)

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 from jax._src import distributed, xla_bridge
@@ -75,25 +76,32 @@ def await_service(address: str, seconds: float) -> None:
 
 
 class KeyValues:
-    """The key-value store of the island, after `join`: a `host_services.python.rendezvous.KeyValues`."""
+    """The key-value store of hosts that share a coordination service: a `host_services.python.rendezvous.KeyValues`.
+
+    `client` is connected to the service, which is that of an island or of a world.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
 
     def set(self, key: str, value: str) -> None:
         try:
-            distributed.global_state.client.key_value_set(key, value, allow_overwrite=True)
+            self._client.key_value_set(key, value, allow_overwrite=True)
         except jax.errors.JaxRuntimeError as error:
-            raise OSError(f"cannot store {key!r} for the other hosts of the island: {error}") from None
+            raise OSError(f"cannot store {key!r} for the other hosts: {error}") from None
 
     def get(self, key: str, seconds: float) -> str:
         try:
-            found: str = distributed.global_state.client.blocking_key_value_get(key, int(seconds * 1000))
+            found: str = self._client.blocking_key_value_get(key, int(seconds * 1000))
         except jax.errors.JaxRuntimeError as error:
-            raise OSError(f"no value for {key!r} from the other hosts of the island: {error}") from None
+            raise OSError(f"no value for {key!r} from the other hosts: {error}") from None
         return found
 
 
 def key_values() -> KeyValues | None:
     """Return the store of this host's island; None if the island has no other host."""
-    return None if distributed.global_state.client is None else KeyValues()
+    client = distributed.global_state.client
+    return None if client is None else KeyValues(client)
 
 
 def use_network(hostname: str) -> None:

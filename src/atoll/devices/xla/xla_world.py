@@ -25,7 +25,13 @@ from jax._src.lib import _jax
 from jax._src.lib import xla_client as xc
 
 from atoll.devices.xla.xla_arrays import Uneven, shards_of, stacked_type
-from atoll.devices.xla.xla_island import HEARTBEAT_SECONDS, await_service, devices_by_host, sched_batch_threads
+from atoll.devices.xla.xla_island import (
+    HEARTBEAT_SECONDS,
+    KeyValues,
+    await_service,
+    devices_by_host,
+    sched_batch_threads,
+)
 from atoll.errors import Code, StatusError
 from atoll.wire.address import parse_address
 from atoll.wire.sockets import dial
@@ -77,6 +83,7 @@ class XlaWorld:
                 collectives=collectives,
                 num_devices=devices,
             )
+        self.key_values = KeyValues(self._coordination)
         self.hosts = devices_by_host(self.client.devices())
         self.devices: tuple[Any, ...] = self.hosts[rank]
 
@@ -185,6 +192,9 @@ class XlaWorlds:
         if found is None:
             raise StatusError(Code.FAILED_PRECONDITION, "the hosts that this function runs on have lost one another")
         return found
+
+    def key_values(self, world: int) -> KeyValues:
+        return self.get(world).key_values
 
     def client_and_hosts(self, world: int) -> tuple[Any, tuple[tuple[Any, ...], ...]]:
         """Return the client of a world, and its devices as [rank][ordinal]."""

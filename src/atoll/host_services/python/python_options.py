@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from atoll.cluster.environment_variables import PYTHON_MEMORY, PYTHON_SCRATCH
@@ -11,7 +12,7 @@ from atoll.cluster.processes.machine_memory import machine_memory
 from atoll.cluster.sandbox.grants import USER_RULES, PythonRules, Sandbox, View
 from atoll.cluster.sandbox.mechanisms import Mechanisms, why_not_confined
 from atoll.errors import Code, StatusError
-from atoll.host_services.python.rendezvous import KeyValues, Rendezvous, nowhere, told_by_the_first
+from atoll.host_services.python.rendezvous import KeyValues, Rendezvous, Worlds, nowhere, told_by_the_first
 from atoll.protocol.messages.python_messages import ClientSettings, PythonOptions
 from atoll.wire.address import parse_address
 
@@ -30,6 +31,7 @@ class PythonHost:
         hostname: The name at which other hosts of the island reach this one.
         key_values: The key-value store of the island, if it has several hosts.
         mechanisms: The sandbox mechanisms of this host. None: each process detects them.
+        worlds: The worlds that this host joins, if its devices can join any.
     """
 
     number: int
@@ -41,6 +43,20 @@ class PythonHost:
     hostname: str = ""
     key_values: KeyValues | None = None
     mechanisms: Mechanisms | None = None
+    worlds: Worlds | None = None
+
+
+@dataclass
+class ProcessWorld:
+    """The world whose hosts run a JAX program together.
+
+    Attributes:
+        number: The number of the world. It changes if another world of the same hosts replaces the world.
+        first_rank: The first rank of this island's hosts.
+    """
+
+    number: int
+    first_rank: int
 
 
 def python_options(
@@ -49,15 +65,22 @@ def python_options(
     settings: ClientSettings,
     devices: Sequence[tuple[int, int]],
     rules: PythonRules = USER_RULES,
+    world: ProcessWorld | None = None,
 ) -> tuple[PythonOptions, Rendezvous]:
     """Return the options of a session's process, and the rendezvous that returns the coordinator address at each start.
 
-    `devices` are pairs of the host's rank in the island and the client's device id. Raises FAILED_PRECONDITION if this
-    host cannot enforce the rules.
+    `devices` are pairs of a host's rank and the client's device id. The rank is that in the island, or in the `world`.
+    Raises FAILED_PRECONDITION if this host cannot enforce the rules, or has left the world.
     """
+    rank, hostname, name = host.island_rank, host.hostname, f"python-{session}"
+    key_values = partial(_key_values, host, world)
+    if world is not None:
+        assert host.worlds is not None  # because this host has joined one
+        rank, hostname, name = world.first_rank + rank, host.worlds.hostname, f"{name}-{world.number}"
+        key_values()
     _check(host, rules, len({where for where, _ in devices}))
     sockets = [Path(each.path) for each in map(parse_address, (host.controller, host.data_address)) if each.is_unix]
-    directory = Path(host.directory) / f"python-{session}"
+    directory = Path(host.directory) / name
     by_host: dict[int, list[int]] = {}
     for where, device in devices:
         by_host.setdefault(where, []).append(device)
@@ -65,19 +88,26 @@ def python_options(
     options = PythonOptions(
         -1,
         tuple(tuple(by_host[each]) for each in hosts),
-        hosts.index(host.island_rank),
+        hosts.index(rank),
         settings,
         _sandbox(host, session, rules, directory, sockets),
         "",
-        host.hostname,
+        hostname,
         host.mechanisms,
     )
     if len(hosts) == 1:
         return options, nowhere
     if parse_address(host.data_address).is_unix:
         return options, lambda: f"unix:{directory}/meet"
+    return options, told_by_the_first(session, options.rank == 0, hostname, key_values)
+
+
+def _key_values(host: PythonHost, world: ProcessWorld | None) -> KeyValues:
+    """Return the key-value store of the hosts of a world, or of the island. Raise FAILED_PRECONDITION."""
+    if world is not None and host.worlds is not None:
+        return host.worlds.key_values(world.number)
     assert host.key_values is not None
-    return options, told_by_the_first(session, options.rank == 0, host.hostname, host.key_values)
+    return host.key_values
 
 
 def _private(path: Path) -> str:
@@ -89,8 +119,8 @@ def _check(host: PythonHost, rules: PythonRules, hosts: int) -> None:
     if hosts > 1 and not rules.network:
         raise StatusError(
             Code.FAILED_PRECONDITION,
-            f"Python on the {hosts} hosts of an island needs the network, which this cluster does not grant: start the "
-            "cluster with --python-network on",
+            f"Python on {hosts} hosts together needs the network, which this cluster does not grant: start the cluster "
+            "with --python-network on",
         )
     if rules.view is View.GRANTED and not rules.insecure and host.mechanisms is not None:
         reason = why_not_confined(host.mechanisms)

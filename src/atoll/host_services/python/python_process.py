@@ -32,7 +32,7 @@ from atoll.cluster.processes.process_runtime import (
     with_malloc_tuning,
 )
 from atoll.cluster.sandbox.grants import Sandbox, View
-from atoll.errors import FrameError
+from atoll.errors import FrameError, StatusError
 from atoll.host_services.python.python_link import PythonLink
 from atoll.host_services.python.rendezvous import Rendezvous
 from atoll.protocol.messages import python_messages as m
@@ -146,7 +146,7 @@ class PythonProcess:
             theirs.close()
             if self._process is not None:
                 reason = self._serve(self._process, link)
-        except OSError as error:
+        except (OSError, StatusError) as error:
             reason = f"cannot be started: {error}"
         finally:
             theirs.close()

@@ -1,4 +1,7 @@
-"""The Python processes of a host, one per session.
+"""The Python processes of a host: one per session, and one more per session and world that the host has joined.
+
+The processes of a world are one JAX program on the hosts of several islands. They share nothing with the processes of
+these islands.
 
 If a process ends, its calls fail with an error that contains its last output. The next call or function starts a new
 process, which loads the session's functions again. The objects of the old process are lost, and calls that need them
@@ -39,11 +42,11 @@ from atoll.errors import (
     unimplemented,
 )
 from atoll.host_services.python.python_link import PythonLink, view
-from atoll.host_services.python.python_options import PythonHost, python_options
+from atoll.host_services.python.python_options import ProcessWorld, PythonHost, python_options
 from atoll.host_services.python.python_process import PythonProcess
 from atoll.host_services.python.rendezvous import Rendezvous, nowhere
 from atoll.ir.plan import LocalArray
-from atoll.protocol.messages import Compile
+from atoll.protocol.messages import CloseWorld, Compile
 from atoll.protocol.messages import python_messages as m
 from atoll.transfers.dtypes import numpy_dtype
 
@@ -95,11 +98,15 @@ class _Call:
 
 
 @dataclass
-class _Session:
-    """A session's functions on this host, and its process."""
+class _Program:
+    """A session's functions on this host, and the process that runs them: its part of a JAX program.
 
-    number: int
+    `world` is that of the program's hosts, or None for the hosts of the island.
+    """
+
+    number: int  # of the session
     rules: PythonRules
+    world: ProcessWorld | None = None
     options: m.PythonOptions | None = None  # None until the session's devices are known
     rendezvous: Rendezvous = nowhere
     process: PythonProcess | None = None
@@ -108,6 +115,23 @@ class _Session:
     loading: dict[str, Callable[[Status], None]] = field(default_factory=dict)
     calls: dict[int, _Call] = field(default_factory=dict)
     opening: list[Callable[[Status], None]] = field(default_factory=list)
+    is_open: bool = True
+
+    def take_waiting(self) -> list[Callable[[Status], None]]:
+        """Return what waits for the process or for functions, and forget these functions."""
+        waiting = [*self.opening, *self.loading.values()]
+        for function in self.loading:
+            self.functions.pop(function, None)
+        self.opening, self.loading = [], {}
+        return waiting
+
+
+@dataclass
+class _Session:
+    """The programs of a session, by world. 0: the program of the island."""
+
+    rules: PythonRules
+    programs: dict[int, _Program] = field(default_factory=dict)
 
 
 class PythonSessions:
@@ -119,13 +143,13 @@ class PythonSessions:
     def __init__(self, host: PythonHost | None) -> None:
         self._host = host
         self._sessions: dict[int, _Session] = {}  # open sessions
-        self._session_of: dict[str, int] = {}  # sessions by function
+        self._program_of: dict[str, _Program] = {}  # by function
         self._numbers = itertools.count(1)
         self._lock = threading.RLock()
 
     def begin(self, session: int, rules: PythonRules = USER_RULES) -> None:
         with self._lock:
-            self._sessions[session] = _Session(session, rules)
+            self._sessions[session] = _Session(rules)
 
     # ---- functions
 
@@ -138,33 +162,49 @@ class PythonSessions:
         if self._host is None:
             raise unimplemented("colocated Python needs devices that hold values, and null devices hold none")
         with self._lock:
-            record = self._sessions.get(message.session)
-            if record is None:
-                raise StatusError(Code.CANCELLED, f"session {message.session} has ended")
-            if isinstance(source, m.PythonHosts):
-                self._open(record, source, message, self._host)
-                record.opening.append(then)
-                for function in record.loading:
-                    self._load(record, function)
-                self._running(record)
+            record = self._program(message, self._host)
+            if not isinstance(source, m.PythonHosts):
+                record.functions[message.function] = m.Load(message.function, source, message.recompile)
+                record.loading[message.function] = then
+                self._program_of[message.function] = record
+                if record.options is not None:  # otherwise PythonHosts has not arrived yet
+                    self._load(record, message.function)
                 return
-            record.functions[message.function] = m.Load(message.function, source, message.recompile)
-            record.loading[message.function] = then
-            self._session_of[message.function] = message.session
-            if record.options is not None:  # otherwise PythonHosts has not arrived yet
-                self._load(record, message.function)
+            self._open(record, source, message, self._host)
+            self._running(record)
+            if not record.is_ready:
+                record.opening.append(then)
+                return
+        then(OK)
 
-    def _open(self, record: _Session, hosts: m.PythonHosts, message: Compile, host: PythonHost) -> None:
+    def _program(self, message: Compile, host: PythonHost) -> _Program:
+        """Return the program that has the function of this message. Raise StatusError if its hosts are lost."""
+        session = self._sessions.get(message.session)
+        if session is None:
+            raise StatusError(Code.CANCELLED, f"session {message.session} has ended")
+        record = session.programs.get(message.world)
+        if record is None:
+            world = None
+            if message.world:
+                assert host.worlds is not None  # because this host has joined one
+                host.worlds.key_values(message.world)
+                world = ProcessWorld(message.world, message.ranks[0])
+            record = session.programs[message.world] = _Program(message.session, session.rules, world)
+        return record
+
+    def _open(self, record: _Program, hosts: m.PythonHosts, message: Compile, host: PythonHost) -> None:
+        """Set the options of a program that has none, and load the functions that have arrived before."""
         flat = [where for partitions in message.assignment for where, _ in partitions]
-        options, rendezvous = python_options(
-            host, record.number, hosts.settings, list(zip(flat, hosts.devices, strict=True)), record.rules
-        )
-        if record.options is not None and record.options.devices != options.devices:
-            raise invalid("this session's Python processes were started for other devices of the island")
+        devices = list(zip(flat, hosts.devices, strict=True))
+        options, rendezvous = python_options(host, record.number, hosts.settings, devices, record.rules, record.world)
         if record.options is None:
             record.options, record.rendezvous = options, rendezvous
+            for function in record.loading:
+                self._load(record, function)
+        elif record.options.devices != options.devices:
+            raise invalid("this session's Python processes were started for other devices of these islands")
 
-    def _load(self, record: _Session, function: str) -> None:
+    def _load(self, record: _Program, function: str) -> None:
         process, load = self._running(record), record.functions[function]
         record.functions[function] = msgspec.structs.replace(load, recompile=True)
         process.send(load)
@@ -172,13 +212,14 @@ class PythonSessions:
     def drop(self, function: str) -> None:
         """Drop a function. No more calls of it may follow."""
         with self._lock:
-            record = self._sessions.get(self._session_of.pop(function, 0))
+            record = self._program_of.pop(function, None)
             if record is not None and record.functions.pop(function, None) is not None and record.process is not None:
                 record.process.send(m.Drop(function))
 
     def session_of(self, function: str) -> int | None:
         """Return the session of a Python function; None for other functions."""
-        return self._session_of.get(function)
+        record = self._program_of.get(function)
+        return None if record is None else record.number
 
     # ---- calls
 
@@ -192,7 +233,7 @@ class PythonSessions:
     ) -> None:
         """Call a function. `on_outcome` is called once, on any thread. Raise NOT_FOUND if it is not loaded."""
         with self._lock:
-            record = self._sessions.get(self._session_of.get(function, 0))
+            record = self._program_of.get(function)
             if record is None or function not in record.functions:
                 raise not_found(f"Python function {function} is not on this host")
             number = next(self._numbers)
@@ -232,7 +273,7 @@ class PythonSessions:
             finally:
                 each.release()
 
-    def _wanted(self, record: _Session, process: PythonProcess, wanted: m.Wanted) -> None:
+    def _wanted(self, record: _Program, process: PythonProcess, wanted: m.Wanted) -> None:
         with self._lock:
             call = record.calls.get(wanted.number)
             found = None if call is None else call.unasked.pop(wanted.feed, None)
@@ -257,18 +298,43 @@ class PythonSessions:
     # ---- processes
 
     def close(self, session: int) -> None:
-        """Close a session that has ended, and kill its process."""
+        """Close a session that has ended, and kill its processes."""
         with self._lock:
-            record = self._sessions.pop(session, None)
-            if record is None:
-                return
-            for function in record.functions:
-                self._session_of.pop(function, None)
-            record.functions.clear()
-            if record.process is not None:
-                record.process.kill()  # `_gone` removes its directory later
+            closed = self._sessions.pop(session, None)
+            for record in closed.programs.values() if closed is not None else ():
+                self._close(record)
 
-    def _running(self, record: _Session) -> PythonProcess:
+    def close_world(self, closed: CloseWorld) -> None:
+        """Kill the processes of a world that is closed, or have them belong to its successor."""
+        calls: list[_Call] = []
+        waiting: list[Callable[[Status], None]] = []
+        with self._lock:
+            for session in self._sessions.values():
+                record = session.programs.pop(closed.world, None)
+                if record is None or record.world is None:
+                    continue
+                if closed.successor:
+                    record.world.number = closed.successor
+                    session.programs[closed.successor] = record
+                    continue
+                calls += record.calls.values()
+                record.calls = {}
+                self._close(record)
+                waiting += record.take_waiting()
+        for call in calls:
+            call.on_outcome(closed.status)
+        for then in waiting:
+            then(closed.status)
+
+    def _close(self, record: _Program) -> None:
+        record.is_open = False
+        for function in (*record.functions, *record.loading):
+            self._program_of.pop(function, None)
+        record.functions.clear()
+        if record.process is not None:
+            record.process.kill()  # `_gone` removes its directory later
+
+    def _running(self, record: _Program) -> PythonProcess:
         """Return the session's process. If none runs, start one and load the previous process's functions."""
         if record.process is None:
             assert record.options is not None
@@ -291,7 +357,7 @@ class PythonSessions:
                     process.send(load)
         return record.process
 
-    def _received(self, record: _Session, process: PythonProcess, message: Any) -> None:
+    def _received(self, record: _Program, process: PythonProcess, message: Any) -> None:
         match message:
             case m.PythonReady(isolated=isolated):
                 _log.info("the Python process of session %d is up; namespaces: %s", record.number, isolated)
@@ -306,7 +372,7 @@ class PythonSessions:
                     loaded = record.loading.pop(function, None)
                     if not status.ok and loaded is not None:
                         record.functions.pop(function, None)
-                        self._session_of.pop(function, None)
+                        self._program_of.pop(function, None)
                 if loaded is not None:
                     loaded(status)
             case m.Wanted():
@@ -321,24 +387,19 @@ class PythonSessions:
                 if mine is not None:
                     call.on_outcome(outcome)
 
-    def _ended(self, record: _Session, process: PythonProcess, reason: str) -> None:
+    def _ended(self, record: _Program, process: PythonProcess, reason: str) -> None:
         status = failure(Code.ABORTED, reason, Details(Kind.PYTHON, retriable=True))
         with self._lock:
             if record.process is process:
                 record.process = None
-            # The processes on the island's other hosts also end, and wait for this one after their restart.
+            # The processes on the program's other hosts also end, and wait for this one after their restart.
             restarts = (
-                record.is_ready
-                and record.options is not None
-                and len(record.options.devices) > 1
-                and record.number in self._sessions
+                record.is_ready and record.options is not None and len(record.options.devices) > 1 and record.is_open
             )
             calls, record.calls = record.calls, {}
-            waiting = [*record.opening, *record.loading.values()]
             for function in record.loading:
-                record.functions.pop(function, None)
-                self._session_of.pop(function, None)
-            record.opening, record.loading = [], {}
+                self._program_of.pop(function, None)
+            waiting = record.take_waiting()
             if restarts:
                 self._running(record)
         for call in calls.values():
@@ -346,9 +407,9 @@ class PythonSessions:
         for then in waiting:
             then(status)
 
-    def _gone(self, record: _Session) -> None:
-        """Remove the directories of a closed session, whose process writes no more."""
-        if record.options is not None and record.number not in self._sessions:
+    def _gone(self, record: _Program) -> None:
+        """Remove the directories of a closed program, whose process writes no more."""
+        if record.options is not None and not record.is_open:
             shutil.rmtree(record.options.sandbox.scratch, ignore_errors=True)
             with contextlib.suppress(OSError):  # other hosts may still have directories in it
                 Path(record.options.sandbox.shared).rmdir()

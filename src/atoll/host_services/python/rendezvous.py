@@ -1,8 +1,8 @@
-"""The rendezvous of a session's Python processes, which run one JAX program on the hosts of an island.
+"""The rendezvous of a session's Python processes, which run one JAX program on the hosts of an island or a world.
 
 On one machine, the coordinator address is a socket in the session's directory. On several machines, it is a port of the
-first host. That host's worker chooses the port and publishes it in the island's key-value store. It keeps the port
-while the port is free, so that processes find it again after a restart.
+first host. That host's worker chooses the port and publishes it in the key-value store of these hosts. It keeps the
+port while the port is free, so that processes find it again after a restart.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from atoll.retries import Retry
 from atoll.wire.address import parse_address
 from atoll.wire.sockets import free_address
 
-# Returns the coordinator address. Called at each start of a process, on the process's own thread. Raises OSError.
+# Returns the coordinator address. Called at each start of a process, on the process's own thread. Raises OSError, or
+# StatusError if this host has left the world.
 Rendezvous = Callable[[], str]
 
 _TOLD_SECONDS = 60.0  # timeout for the first host to publish the address
@@ -24,13 +25,22 @@ _POLL_SECONDS = 0.05
 
 
 class KeyValues(Protocol):
-    """The key-value store of an island. Thread-safe; both methods may block."""
+    """The key-value store of the hosts of an island or a world. Thread-safe; both methods may block."""
 
     def set(self, key: str, value: str) -> None:
-        """Set a value. Raise OSError if the island fails."""
+        """Set a value. Raise OSError if a host fails."""
 
     def get(self, key: str, seconds: float) -> str:
-        """Wait for a value. Raise OSError after a timeout of `seconds`, or if the island fails."""
+        """Wait for a value. Raise OSError after a timeout of `seconds`, or if a host fails."""
+
+
+class Worlds(Protocol):
+    """The worlds that this host has joined. `hostname` is the name at which their other hosts reach this one."""
+
+    hostname: str
+
+    def key_values(self, world: int) -> KeyValues:
+        """Return the key-value store of a world. Raise FAILED_PRECONDITION if the world was closed."""
 
 
 def nowhere() -> str:
@@ -38,7 +48,7 @@ def nowhere() -> str:
     return ""
 
 
-def told_by_the_first(session: int, is_first: bool, hostname: str, key_values: KeyValues) -> Rendezvous:
+def told_by_the_first(session: int, is_first: bool, hostname: str, key_values: Callable[[], KeyValues]) -> Rendezvous:
     """Return a rendezvous at a port of the first host, which has the address `hostname`."""
     key = f"atoll/python/{session}"
     chosen = ""
@@ -47,10 +57,10 @@ def told_by_the_first(session: int, is_first: bool, hostname: str, key_values: K
         nonlocal chosen
         if not (chosen and _is_free_soon(chosen)):
             chosen = free_address(hostname)
-            key_values.set(key, chosen)
+            key_values().set(key, chosen)
         return chosen
 
-    return choose if is_first else lambda: key_values.get(key, _TOLD_SECONDS)
+    return choose if is_first else lambda: key_values().get(key, _TOLD_SECONDS)
 
 
 def _is_free_soon(text: str) -> bool:

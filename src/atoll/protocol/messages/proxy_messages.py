@@ -26,13 +26,17 @@ MOST_CALL_BYTES = 4 << 20
 
 
 class RegisterFunction(Message, frozen=True, tag=40):
-    """Compile the source with hash `content`, sent to each host as `feed`, for these virtual devices."""
+    """Compile the source with hash `content`, sent to each host as `feed`, for these virtual devices.
+
+    With `runs_apart`, its parts on different islands do not communicate. This is for functions of Python.
+    """
 
     function: int
     content: str
     feed: int
     # virtual device IDs as [replica][partition]
     assignment: tuple[tuple[int, ...], ...]
+    runs_apart: bool = False
 
 
 class ReleaseFunction(Message, frozen=True, tag=41):

@@ -51,7 +51,7 @@ def split_settings(data: bytes) -> tuple[ClientSettings, bytes]:
 
 
 class PythonHosts(Message, frozen=True, tag=1):
-    """Start a session's Python processes, one per host of an island on which the session has devices.
+    """Start a session's Python processes, one per host of a set of islands on which the session has devices.
 
     `devices` are the client's IDs, in the order of the assignment that accompanies this message.
     """
@@ -104,10 +104,10 @@ PythonProgram = PythonHosts | PythonSource
 class PythonOptions(msgspec.Struct, frozen=True):
     """The options of a Python process. `descriptor` is its end of the link to the worker.
 
-    `devices[i]` are the client's IDs of the devices of the island's host i, in that host's order, and `rank` is this
-    host. With several hosts, their processes join one JAX program at `coordinator_address`, and reach each other at
-    their `hostname`. `sandbox` states what the process may see and use. `mechanisms` are those of this system to
-    enforce it, or None if they are not known yet.
+    `devices[i]` are the client's IDs of the devices of the program's host i, in that host's order, and `rank` is this
+    host. The hosts are those of an island or of a world. With several hosts, their processes join one JAX program at
+    `coordinator_address`, and reach each other at their `hostname`. `sandbox` states what the process may see and use.
+    `mechanisms` are those of this system to enforce it, or None if they are not known yet.
     """
 
     descriptor: int
@@ -173,7 +173,7 @@ ToPython = Load | Call | InputFailed | Drop
 
 
 class PythonReady(Message, frozen=True, tag=20):
-    """Report that the process has started and joined those of the island's other hosts.
+    """Report that the process has started and joined those of the program's other hosts.
 
     If `isolated`, it has its own namespaces.
     """

@@ -186,7 +186,7 @@ class Compile(Message, frozen=True, tag=20):
     With `recompile`, the session had the function before, on hosts that failed or on others, and its state is lost.
 
     A function on several islands runs in a `world`, in which the hosts of this island have `ranks` (first, number). On
-    devices that join no worlds, the parts on different islands run independently.
+    devices that join no worlds, and without a world, the parts on different islands run independently.
     """
 
     function: str

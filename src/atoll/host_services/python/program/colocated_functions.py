@@ -24,13 +24,13 @@ from atoll.cluster.sandbox.grants import Sandbox
 from atoll.host_services.python.program.stored_arrays import reading, writing
 from atoll.protocol.messages import python_messages as m
 
-# Timeout after which the processes on an island's hosts detect that one of them has ended. They then end as well.
+# Timeout after which the processes of a program detect that one of them has ended. They then end as well.
 _HEARTBEAT_SECONDS = 10
 _JOIN_SECONDS = 100
 
 
 def open_functions(options: m.PythonOptions) -> Functions:
-    """Start JAX. On several hosts, wait until the processes on the island's other hosts start it."""
+    """Start JAX. On several hosts, wait until the processes on the program's other hosts start it."""
     adopt(options.settings)
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", len(options.devices[options.rank]))
@@ -53,7 +53,7 @@ def open_functions(options: m.PythonOptions) -> Functions:
 
 
 def _compute_at(hostname: str) -> None:
-    """Receive data of collectives from the island's other hosts at `hostname`."""
+    """Receive data of collectives from the program's other hosts at `hostname`."""
     collectives = _jax.make_gloo_tcp_collectives(distributed_client=distributed.global_state.client, hostname=hostname)
     xla_bridge.register_backend_factory(
         "cpu", partial(xla_bridge.make_cpu_client, collectives), priority=0, fail_quietly=False
@@ -67,7 +67,7 @@ class LostObjectError(RuntimeError):
 class Functions:
     """Loads functions of colocated Python.
 
-    `devices` are the devices of all the island's processes by the client's ids. `local` are the ids of this process.
+    `devices` are the devices of all the program's processes by the client's ids. `local` are the ids of this process.
     """
 
     def __init__(self, devices: dict[int, jax.Device], local: Sequence[int], sandbox: Sandbox) -> None:
@@ -101,7 +101,7 @@ class Functions:
 
         def make() -> Any:
             if getattr(self._reloaded, "value", False):
-                host = f"host {jax.process_index()} of its island"
+                host = f"host {jax.process_index()} of {jax.process_count()}"
                 raise LostObjectError(f"the object was lost when its process on {host} ended: create a new object")
             return initializer()
 
