@@ -236,10 +236,99 @@ def _key_of(annotation: Any) -> str:
     return str(getattr(annotation, "__qualname__", annotation) if isinstance(annotation, type) else annotation)
 
 
+# ---- the walk over annotations
+
+
+class _Walk:
+    """Makes the functions that convert values, from the annotations of the values. Subclasses have the leaves."""
+
+    def _converter(self, annotation: Any) -> _Convert:
+        """Return the function that converts a value with this annotation, or None if both forms are equal."""
+        members = _members(annotation)
+        present = [each for each in members if each is not type(None)]
+        if len(present) > 1 or len(present) < len(members):
+            converts = [(each, self._converter(each)) for each in present]
+            special = [(each, convert) for each, convert in converts if convert is not None]
+            if len(special) == len(present) == 1:
+                return _unless_none(special[0][1])
+            return self._union(special) if special else None
+        if annotation is Callback:
+            return self._callback
+        origin, arguments = get_origin(annotation), get_args(annotation)
+        if origin is Annotated:
+            return self._annotated(arguments[0], arguments[1])
+        if origin is dict:
+            return _dict_converter(self._converter(arguments[0]), self._converter(arguments[1]))
+        if origin is tuple and not (len(arguments) == 2 and arguments[1] is Ellipsis):
+            return _tuple_converter([self._converter(each) for each in arguments])
+        if origin in (tuple, list, set, frozenset):
+            return self._items(origin, self._converter(arguments[0]))
+        return None
+
+    def _annotated(self, annotation: Any, mark: Any) -> _Convert:
+        if annotation is ObjectRef:
+            return self._object_ref
+        if isinstance(mark, RefTo | _RefToKind):
+            return self._reference(_BY_TAG[mark.tag])
+        if isinstance(mark, _SharedOf):
+            return self._share(mark.annotation)
+        return self._marked(self._converter(annotation), mark)
+
+    def _union(self, special: list[tuple[Any, Callable[[Any], Any]]]) -> _Convert:
+        """Return the function for a union with these members, in addition to members that stay as they are."""
+        raise NotImplementedError
+
+    def _callback(self, value: Any) -> Any:
+        raise NotImplementedError
+
+    def _object_ref(self, value: Any) -> Any:
+        raise NotImplementedError
+
+    def _reference(self, schema: _Schema) -> _Convert:
+        """Return the function for references to objects of a declared class."""
+        raise NotImplementedError
+
+    def _share(self, annotation: Any) -> _Convert:
+        """Return the function for shared values with this annotation."""
+        raise NotImplementedError
+
+    def _marked(self, convert: _Convert, mark: As) -> _Convert:
+        """Return the function for an annotation with a mark. `convert` is the function for the annotation without it."""
+        raise NotImplementedError
+
+    def _items(self, origin: Any, convert: _Convert) -> _Convert:
+        """Return the function for collections of the type `origin`. `convert` is the function for the items."""
+        raise NotImplementedError
+
+
+def _unless_none(convert: Callable[[Any], Any]) -> _Convert:
+    return lambda value: None if value is None else convert(value)
+
+
+def _dict_converter(key_of: _Convert, value_of: _Convert) -> _Convert:
+    if key_of is None and value_of is None:
+        return None
+    if key_of is None:
+        assert value_of is not None
+        return lambda found: {key: value_of(each) for key, each in found.items()}
+    if value_of is None:
+        return lambda found: {key_of(key): each for key, each in found.items()}
+    return lambda found: {key_of(key): value_of(each) for key, each in found.items()}
+
+
+def _tuple_converter(converts: list[_Convert]) -> _Convert:
+    """Return the function for tuples of a fixed length."""
+    if not any(converts):
+        return None
+    return lambda value: tuple(
+        [each if convert is None else convert(each) for each, convert in zip(value, converts, strict=True)]
+    )
+
+
 # ---- dump
 
 
-class _Dumper:
+class _Dumper(_Walk):
     """Numbers the objects that it meets, and makes their structs in the order of their numbers."""
 
     def __init__(self) -> None:
@@ -279,62 +368,41 @@ class _Dumper:
             self._left.append((schema, each))
         return number
 
-    def _converter(self, annotation: Any) -> _Convert:
-        """Return the function that converts a value with this annotation to its stored form, or None."""
-        members = [each for each in _members(annotation) if each is not type(None)]
-        if len(members) > 1 or len(members) < len(_members(annotation)):
-            converts = [(_kind_of(each), self._converter(each)) for each in members]
-            special = [(kind, convert) for kind, convert in converts if convert is not None]
-            if not special:
-                return None
-            if len(special) == 1 == len(members):
-                (_, only) = special[0]
-                return lambda value: None if value is None else only(value)
+    def _union(self, special: list[tuple[Any, Callable[[Any], Any]]]) -> _Convert:
+        kinds = [(_kind_of(annotation), convert) for annotation, convert in special]
 
-            def convert_union(value: Any) -> Any:
-                for kind, convert in special:
-                    if isinstance(value, kind):
-                        return convert(value)
-                return value
+        def convert_union(value: Any) -> Any:
+            for kind, convert in kinds:
+                if isinstance(value, kind):
+                    return convert(value)
+            return value
 
-            return convert_union
-        if annotation is Callback:
-            return self._callback
-        origin, arguments = get_origin(annotation), get_args(annotation)
-        if origin is Annotated:
-            return self._annotated(arguments[0], arguments[1])
-        if origin is dict:
-            return self._dict(*arguments)
-        if origin in (tuple, list, set, frozenset):
-            return self._items(origin, arguments)
-        return None
+        return convert_union
 
-    def _annotated(self, annotation: Any, mark: Any) -> _Convert:
-        if annotation is ObjectRef:
-            return self._object_ref
-        if isinstance(mark, RefTo | _RefToKind):
-            schema = _BY_TAG[mark.tag]
-            numbers, number_of = self._numbers, self._number
+    def _reference(self, schema: _Schema) -> _Convert:
+        numbers, number_of = self._numbers, self._number
 
-            def number(each: Any) -> int:
-                found = numbers.get(id(each))
-                return number_of(schema, each) if found is None else found
+        def number(each: Any) -> int:
+            found = numbers.get(id(each))
+            return number_of(schema, each) if found is None else found
 
-            return number
-        if isinstance(mark, _SharedOf):
-            key, convert = _key_of(mark.annotation), self._converter(mark.annotation)
-            shared, known = self._shared.setdefault(key, []), self._known.setdefault(key, {})
+        return number
 
-            def share(value: Any) -> int:
-                found = known.get(id(value))
-                if found is None:
-                    found = known[id(value)] = len(shared)
-                    self._alive.append(value)
-                    shared.append(value if convert is None else convert(value))
-                return found
+    def _share(self, annotation: Any) -> _Convert:
+        key, convert = _key_of(annotation), self._converter(annotation)
+        shared, known = self._shared.setdefault(key, []), self._known.setdefault(key, {})
 
-            return share
-        convert = self._converter(annotation)
+        def share(value: Any) -> int:
+            found = known.get(id(value))
+            if found is None:
+                found = known[id(value)] = len(shared)
+                self._alive.append(value)
+                shared.append(value if convert is None else convert(value))
+            return found
+
+        return share
+
+    def _marked(self, convert: _Convert, mark: As) -> _Convert:
         read_value = list if mark.make is deque else mark.read
         if convert is None or read_value is None:
             return convert or read_value
@@ -344,26 +412,7 @@ class _Dumper:
         schema = _schema_of(type(value))
         return ObjectRef(schema.tag, self._number(schema, value))
 
-    def _dict(self, key: Any, value: Any) -> _Convert:
-        key_of, value_of = self._converter(key), self._converter(value)
-        if key_of is None and value_of is None:
-            return None
-        if key_of is None:
-            assert value_of is not None
-            return lambda found: {key: value_of(each) for key, each in found.items()}
-        if value_of is None:
-            return lambda found: {key_of(key): each for key, each in found.items()}
-        return lambda found: {key_of(key): value_of(each) for key, each in found.items()}
-
-    def _items(self, origin: Any, arguments: tuple[Any, ...]) -> _Convert:
-        if origin is tuple and not (len(arguments) == 2 and arguments[1] is Ellipsis):
-            converts = [self._converter(each) for each in arguments]
-            if not any(converts):
-                return None
-            return lambda value: [
-                each if convert is None else convert(each) for each, convert in zip(value, converts, strict=True)
-            ]
-        convert = self._converter(arguments[0])
+    def _items(self, origin: Any, convert: _Convert) -> _Convert:
         if origin in (set, frozenset):  # in an order, so that equal states have equal dumps
             return sorted if convert is None else lambda value: sorted(map(convert, value))
         return None if convert is None else lambda value: list(map(convert, value))
@@ -427,7 +476,7 @@ def encode(objects: Objects) -> bytes:
 # ---- load
 
 
-class _Loader:
+class _Loader(_Walk):
     """Makes all objects first, and then sets their attributes."""
 
     def __init__(self, stored: _StoredObjects) -> None:
@@ -488,52 +537,35 @@ class _Loader:
             for name, make in rebuilt:
                 put(each, name, make())
 
-    def _converter(self, annotation: Any) -> _Convert:
-        """Return the function that converts a stored value with this annotation to the value, or None."""
-        members = [each for each in _members(annotation) if each is not type(None)]
-        if len(members) > 1 or len(members) < len(_members(annotation)):
-            converts = [(_stored_kind_of(each), self._converter(each)) for each in members]
-            special = [(kind, convert) for kind, convert in converts if convert is not None]
-            if not special:
-                return None
+    def _union(self, special: list[tuple[Any, Callable[[Any], Any]]]) -> _Convert:
+        kinds = [(_stored_kind_of(annotation), convert) for annotation, convert in special]
 
-            def convert_union(value: Any) -> Any:
-                for kind, convert in special:
-                    if type(value) is kind:
-                        return convert(value)
-                return value
+        def convert_union(value: Any) -> Any:
+            for kind, convert in kinds:
+                if type(value) is kind:
+                    return convert(value)
+            return value
 
-            return convert_union
-        if annotation is Callback:
-            return self._callback
-        origin, arguments = get_origin(annotation), get_args(annotation)
-        if origin is Annotated:
-            return self._annotated(arguments[0], arguments[1])
-        if origin is dict:
-            key_of, value_of = self._converter(arguments[0]), self._converter(arguments[1])
-            if key_of is None and value_of is None:
-                return None
-            return lambda found: {
-                key if key_of is None else key_of(key): each if value_of is None else value_of(each)
-                for key, each in found.items()
-            }
-        if origin in (tuple, list, set, frozenset):
-            return self._items(origin, arguments)
-        return None
+        return convert_union
 
-    def _annotated(self, annotation: Any, mark: Any) -> _Convert:
-        if annotation is ObjectRef:
-            return lambda stored: self._tables[stored.tag][stored.number]
-        if isinstance(mark, RefTo | _RefToKind):
-            return self._tables.setdefault(mark.tag, []).__getitem__
-        if isinstance(mark, _SharedOf):
-            return self._shared(mark.annotation).__getitem__
-        convert = self._converter(annotation)
+    def _object_ref(self, stored: ObjectRef) -> Any:
+        return self._tables[stored.tag][stored.number]
+
+    def _reference(self, schema: _Schema) -> _Convert:
+        return self._tables.setdefault(schema.tag, []).__getitem__
+
+    def _share(self, annotation: Any) -> _Convert:
+        return self._shared_values(annotation).__getitem__
+
+    def _marked(self, convert: _Convert, mark: As) -> _Convert:
         if mark.unpacks:
             return lambda value: mark.make(*(value if convert is None else convert(value)))
         return mark.make if convert is None else lambda value: mark.make(convert(value))
 
-    def _shared(self, annotation: Any) -> list[Any]:
+    def _items(self, origin: Any, convert: _Convert) -> _Convert:
+        return None if convert is None else lambda value: origin(map(convert, value))
+
+    def _shared_values(self, annotation: Any) -> list[Any]:
         key = _key_of(annotation)
         values = self._values.get(key)
         if values is None:
@@ -542,17 +574,6 @@ class _Loader:
             convert = self._converter(annotation)
             values = self._values[key] = found if convert is None else list(map(convert, found))
         return values
-
-    def _items(self, origin: Any, arguments: tuple[Any, ...]) -> _Convert:
-        if origin is tuple and not (len(arguments) == 2 and arguments[1] is Ellipsis):
-            converts = [self._converter(each) for each in arguments]
-            if not any(converts):
-                return None
-            return lambda value: tuple(
-                [each if convert is None else convert(each) for each, convert in zip(value, converts, strict=True)]
-            )
-        convert = self._converter(arguments[0])
-        return None if convert is None else lambda value: origin(map(convert, value))
 
     def _callback(self, stored: Callback) -> Any:
         method = _BY_NAME.get(stored.name)
