@@ -442,14 +442,15 @@ class Controller:
             self._state.remains.proceed(event.steps)
             self._requests.proceed()
             self._inboxes.proceed(event.steps)
+        launcher = self.launcher
         self._inboxes.turn_ended()
         self.suspensions.proceed()
         self.migrations.proceed()
-        self.launcher.release_delayed()
-        self.launcher.start_ready()
-        self.launcher.memory.waits.seek_relief()
+        launcher.release_delayed()
+        launcher.start_ready()
+        launcher.memory.waits.seek_relief()
         self._compilation.release_late()
-        self.launcher.publish_frees()
+        launcher.publish_frees()
         return self._outbox.take()
 
     def _tick(self, event: e.Tick) -> None:

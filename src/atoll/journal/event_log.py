@@ -93,15 +93,16 @@ class EventLog:
 
     def trim(self) -> None:
         """Drop the oldest events beyond the bounds. Call this once per turn."""
-        new, self._new = self._new, []
-        self.turn = new
-        self._events.extend(new)
+        new, events = self._new, self._events
+        self.turn, self._new = new, []
+        events.extend(new)
         self._count += len(new)
-        self._bytes += sum(map(len, new))
-        while self._bytes > MOST_BYTES or len(self._events) > MOST_EVENTS:
-            self._bytes -= len(self._events.popleft())
+        nbytes = self._bytes + sum(map(len, new))
+        while nbytes > MOST_BYTES or len(events) > MOST_EVENTS:
+            nbytes -= len(events.popleft())
+        self._bytes = nbytes
         if self._replaced:
-            missing = self._count - len(self._events)
+            missing = self._count - len(events)
             while self._replaced and (first := next(iter(self._replaced))) <= missing:
                 del self._replaced[first]
 

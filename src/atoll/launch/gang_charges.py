@@ -68,20 +68,23 @@ class GangCharges:
         """Charge the time that hosts of a gang have reported: for each host, its dispatch there and its end."""
         self._trace.record_gang(gang, hosts, times)
         run = gang.run
-        if run.spec.host_call:
+        spec = run.spec
+        if spec.host_call:
             return
-        busy, longest = self.clocks.ended(hosts, run.spec.devices, times, run.spec.computes)
+        busy, longest = self.clocks.ended(hosts, spec.devices, times, spec.computes)
         if longest > run.duration:
             run.duration = longest
         _charge(run, busy, settled(run, busy) if run.advance_ns else busy)
 
     def ended(self, gang: Gang[GangRun]) -> None:
         """Count the end of a gang that was started. If its launch has no error, the gang has ended well."""
-        run, tally = gang.run, gang.run.tally
-        launch, spec, is_well = run.launch, run.spec, run.launch.error is None
+        run = gang.run
+        launch, spec, tally = run.launch, run.spec, run.tally
+        is_well = launch.error is None
         if is_well:
             spec.observe(run.duration)
-            launch.program.account.bytes_moved += spec.moved + (run.received if run.rows else 0)
+            if spec.moved or run.rows:
+                launch.program.account.bytes_moved += spec.moved + run.received
         if tally is not None:
             tally.ended(run.duration, run.device_ns, is_well)
             if is_well and spec.kind in TRANSFERS:

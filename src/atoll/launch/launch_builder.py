@@ -40,9 +40,10 @@ class LaunchBuilder:
 
     def reserve_feeds(self, program: RegisteredProgram) -> int:
         """Reserve numbers for the program's feeds between hosts. Return the first."""
-        first = self._next_feed if program.host_feeds else 0
+        if not program.host_feeds:
+            return 0
         self._next_feed += program.host_feeds
-        return first
+        return self._next_feed - program.host_feeds
 
     def launch(
         self, session: Session, program: RegisteredProgram, message: m.Launch, seconds: float, state: LaunchState
@@ -99,16 +100,17 @@ class LaunchBuilder:
 
     def may_join(self, session: Session, program: RegisteredProgram) -> bool:
         """Return whether short nodes of a launch are joined: not if other sessions wait for the same islands."""
-        if len(program.nodes) <= 1 or not self._joins or self._quarantine.suspects:
+        if not self._joins or self._quarantine.suspects:
             return False
         return not any(self._scheduler.others_wait(island, session.number) for island in program.islands)
 
     def make_nodes(self, session: Session, launch: Launch, age: int = -1) -> Sequence[Unit]:
         """Make the nodes of a launch. Return its dispatch units."""
-        units = launch.program.units.next_launch(may_join=self.may_join(session, launch.program))
+        program = launch.program
+        units = program.units.next_launch(may_join=len(program.nodes) > 1 and self.may_join(session, program))
         for unit in units:
             self.make_node(session, launch, unit, age)
-        for i in launch.program.donated:
+        for i in program.donated:
             launch.entries[i].consume()
         return units
 
@@ -121,7 +123,7 @@ class LaunchBuilder:
         tenant, since = session.tenant, launch.seconds
         node: QueuedNode[GangRun] = QueuedNode(first, session.number, tenant=tenant, age=age, since=since)
         launch.nodes.append(node)
-        handles, entries = launch.handles, session.directory.entries
+        handles, entries, suspects = launch.handles, session.directory.entries, self._quarantine.suspects
         gangs = []
         for sequence, spec in enumerate(unit, start=first):
             for host, feed in spec.awaited:
@@ -133,13 +135,12 @@ class LaunchBuilder:
             for position in spec.handles:
                 entries[handles[position]].uses += 1
             # An unbounded gang never runs exclusively: it may need results of other gangs.
-            exclusive = not (spec.host_call or self._quarantine.suspects.isdisjoint(spec.functions))
-            if spec.host_call is HostCallKind.PYTHON:
+            call, hosts = spec.host_call, spec.hosts
+            exclusive = bool(suspects) and not (call or suspects.isdisjoint(spec.functions))
+            if call is HostCallKind.PYTHON:
                 session.python_gangs.add(sequence)
-            run = GangRun(launch, spec, set(spec.hosts))
-            gangs.append(
-                Gang(sequence, spec.island, node, run, 0, exclusive, spec.weight, spec.hosts, spec.device_count, spec)
-            )
+            run, devices = GangRun(launch, spec, set(hosts)), spec.device_count
+            gangs.append(Gang(sequence, spec.island, node, run, 0, exclusive, spec.weight, hosts, devices, spec))
         node.gangs = tuple(gangs)
         program = launch.program
         # On one island, all other nodes are behind the first.

@@ -175,7 +175,8 @@ class Launcher:
 
     def _launch_program(self, session: Session, program: RegisteredProgram, message: m.Launch) -> bool:
         """Put the gangs of a program in line. Return False if the program is large: its gangs follow in steps."""
-        self._restore_spilled(session, message)
+        if session.has_spilled:
+            self._restore_spilled(session, message)
         is_plain = self._sequential is None and not self._dependencies.has_some(session.number)
         delegated = self.delegated_runs.program_of(session, program) if is_plain else None
         seconds = self._outbox.seconds
@@ -200,7 +201,8 @@ class Launcher:
         assert isinstance(program, RegisteredProgram)
         session.credits += message.credits
         session.launched()
-        self._restore_spilled(session, message)
+        if session.has_spilled:
+            self._restore_spilled(session, message)
         launch = self.builder.bare_launch(session, program, message, self._outbox.seconds)
         self.builder.use_result_entries(session, launch, message.traceback_id)
         launch.then = then
@@ -215,7 +217,8 @@ class Launcher:
         The last part takes credits: its results are those of the node, and its nodes are in no line yet.
         """
         session, is_last = self._sessions[whole.session], bool(message.credits)
-        self._restore_spilled(session, message)
+        if session.has_spilled:
+            self._restore_spilled(session, message)
         launch = self.builder.bare_launch(session, program, message, self._outbox.seconds)
         if is_last:
             self.builder.use_result_entries(session, launch, message.traceback_id)
@@ -231,9 +234,8 @@ class Launcher:
         return launch
 
     def _restore_spilled(self, session: Session, message: m.Launch) -> None:
-        if session.has_spilled:
-            entries = session.directory.entries
-            self._restore(session, [each for each in message.arguments if entries[each].spilled is not None])
+        entries = session.directory.entries
+        self._restore(session, [each for each in message.arguments if entries[each].spilled is not None])
 
     def _limit_rate(self, session: Session, launch: Launch) -> None:
         """Delay a launch if its tenant has launched too many within a second."""
@@ -380,13 +382,14 @@ class Launcher:
 
     def start_ready(self) -> None:
         """Start the gangs that islands can take now."""
-        touched = self.scheduler.touched
-        if self.scheduler.contended:
+        scheduler = self.scheduler
+        touched = scheduler.touched
+        if scheduler.contended:
             self.delegated_runs.revoke_contended()
         while touched:
             island = min(touched)  # any order is correct, but the event log must replay
             touched.discard(island)
-            while (gang := self.scheduler.next(island)) is not None:
+            while (gang := scheduler.next(island)) is not None:
                 self._start(gang)
 
     def _start(self, gang: Gang[GangRun]) -> None:
@@ -399,17 +402,18 @@ class Launcher:
             return
         if self.memory.ledger.is_tight:
             self.publish_frees()
-        run.waited = gang.node.waited_until(self._outbox.seconds)
-        gang.started_at = self._outbox.seconds
+        node, spec, now = gang.node, run.spec, self._outbox.seconds
+        run.waited = node.waited_until(now)
+        gang.started_at = now
         self.in_flight[gang.sequence] = gang
-        if gang.node.is_delegated:
+        if node.is_delegated:
             self.delegated_runs.start(gang)
             return
         gang.enter(GangState.RUNNING)
-        self.charges.started(gang, self._outbox.seconds - launch.seconds)
-        self._dispatch(launch, run.spec.hosts, gang.sequence, run.spec.segments)
+        self.charges.started(gang, now - launch.seconds)
+        self._dispatch(launch, spec.hosts, gang.sequence, spec.segments)
         if self._sequential is not None:
-            self._sequential.started(gang, len(run.spec.hosts))
+            self._sequential.started(gang, len(spec.hosts))
         self.gang_dequeued(gang)
         self.buffers.drop_uses(session, gang)
 
@@ -433,7 +437,8 @@ class Launcher:
             for first, some in known.items():
                 outbox.dispatch(tuple(some), launch.session, first, sequence, segments)
             hosts = tuple([host for host in hosts if host not in begun]) if known else hosts
-        begun.update(dict.fromkeys(hosts, sequence))
+        for host in hosts:
+            begun[host] = sequence
         for plan, some_hosts in launch.program.by_plan(hosts):
             run = m.Run(
                 sequence,
@@ -517,28 +522,33 @@ class Launcher:
 
     def end_gang(self, gang: Gang[GangRun]) -> None:
         """End a gang that was started, with or without success. Its session is charged for it."""
-        if gang.node.is_delegated:
+        run, node = gang.run, gang.node
+        if node.is_delegated:
             self.delegated_runs.end_failed_gang(gang)
             return
-        gang.enter(GangState.DONE if gang.run.launch.error is None else GangState.FAILED)
+        launch, dependency = run.launch, node.dependency
+        gang.enter(GangState.DONE if launch.error is None else GangState.FAILED)
         self.in_flight.pop(gang.sequence, None)
         if self._sequential is not None:
             self._sequential.ended(gang)
         self.charges.ended(gang)
-        self.scheduler.finished(gang, gang.run.device_ns)
+        self.scheduler.finished(gang, run.device_ns)
         self.memory.ended(gang)
-        dependency = gang.node.dependency
-        if dependency is not None and all(other.state >= GangState.DONE for other in gang.node.gangs):
+        if dependency is not None and all(other.state >= GangState.DONE for other in node.gangs):
             self._dependencies.resolve(dependency)
-        self.count_ended_gang(gang.run.launch)
+        self.count_ended_gang(launch)
 
     def gang_dequeued(self, gang: Gang[GangRun]) -> None:
         """Note that a gang has started, or was dropped."""
-        program, session = gang.run.launch.program, self._sessions.get(gang.run.launch.session)
-        if gang.run.spec.host_call is HostCallKind.PYTHON and session is not None:
-            session.python_gangs.discard(gang.sequence)
+        run = gang.run
+        program = run.launch.program
+        if run.spec.host_call is HostCallKind.PYTHON:
+            session = self._sessions.get(run.launch.session)
+            if session is not None:
+                session.python_gangs.discard(gang.sequence)
         program.waiting -= 1
-        self.drop_if_idle(program)
+        if program.released:
+            self.drop_if_idle(program)
 
     def drop_if_idle(self, program: RegisteredProgram) -> None:
         """Drop a released program if no gang waits that needs it."""
@@ -602,13 +612,14 @@ class Launcher:
 
     def _end_launch(self, launch: Launch) -> None:
         """Settle the results of a launch whose gangs have all ended: they are ready, or errors."""
-        session, was_delegated = self._sessions.get(launch.session), launch.state is LaunchState.DELEGATED
+        session, program, error = self._sessions.get(launch.session), launch.program, launch.error
+        was_delegated = launch.state is LaunchState.DELEGATED
         launch.enter(LaunchState.ENDED)
-        if launch.error is not None or session is None:
-            for entry in launch.entries[launch.program.arguments :]:
+        if error is not None or session is None:
+            for entry in launch.entries[program.arguments :]:
                 self.memory.release(entry)
-        elif not was_delegated and len(launch.program.nodes) <= LARGE_NODES:
-            for value in launch.program.inner_values:
+        elif program.inner_values and not was_delegated and len(program.nodes) <= LARGE_NODES:
+            for value in program.inner_values:
                 self.memory.release(launch.entries[value])
         if launch.dependency is not None:
             for node in launch.nodes:
@@ -617,7 +628,7 @@ class Launcher:
         if session is None:
             return
         for handle in launch.results:
-            self.buffers.settle(session, handle, launch.error)
+            self.buffers.settle(session, handle, error)
         if launch.credits:
             self.return_credits_of_launch(session, launch.credits)
         if launch.part_of is not None:

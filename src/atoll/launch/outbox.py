@@ -56,7 +56,8 @@ class Frees:
         """Remove and yield all frees as (hosts, session, handles, delete). Hosts with equal handles are joined."""
         taken, self._frees = self._frees, {}
         # Deletions come first, since a handle that was forgotten cannot be deleted any more.
-        for (session, delete), frees in sorted(taken.items(), key=lambda item: not item[0][1]):
+        ordered = taken.items() if len(taken) == 1 else sorted(taken.items(), key=lambda item: not item[0][1])
+        for (session, delete), frees in ordered:
             for hosts, handles in (frees if len(frees) == 1 else _by_host(frees)).items():
                 yield hosts, session, tuple(handles), delete
 
@@ -236,11 +237,12 @@ class Outbox:
 
     def take(self) -> list[AnyAction]:
         """Return the actions since the last call, and forget them. Frees are included only after `flush_frees`."""
-        for session in self._due:
-            count = self._credits.pop(session, 0)
-            if count:
-                self.to_session(session, m.CreditReturned(count))
-        self._due.clear()
+        if self._due:
+            for session in self._due:
+                count = self._credits.pop(session, 0)
+                if count:
+                    self.to_session(session, m.CreditReturned(count))
+            self._due.clear()
         actions, self._actions = self._actions, []
         self._last.clear()
         if not self._has_forwarded:

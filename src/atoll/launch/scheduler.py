@@ -380,12 +380,13 @@ class Scheduler(Generic[Payload]):
 
     def _enter_line(self, node: QueuedNode[Payload]) -> None:
         """Make a node in line ready, or have it wait for what it lacks."""
-        reason = self._hindrance(node)
-        if reason is not Reason.ORDER:
+        order = Reason.ORDER
+        reason = Reason.OWN if node.behind else node.lacks if node.missing > 0 else self._barrier(node)
+        if reason is not order:
             self._wait(node, reason)
             return
-        if node.reason is not Reason.ORDER:
-            node.wait_for(Reason.ORDER, self.now)
+        if node.reason is not order:
+            node.wait_for(order, self.now)
         for gang in node.gangs:
             if gang.state is not GangState.READY:
                 gang.enter(GangState.READY)
@@ -402,24 +403,20 @@ class Scheduler(Generic[Payload]):
         if node.gangs[0].state is not GangState.WAITING:
             node.enter(GangState.WAITING)
 
-    def _hindrance(self, node: QueuedNode[Payload]) -> Reason:
-        """Return why the node is not ready, or ORDER if it can be ready."""
-        if node.behind:
-            return Reason.OWN
-        return node.lacks if node.missing > 0 else self._barrier(node)
-
     def _barrier(self, node: QueuedNode[Payload]) -> Reason:
         """Return why one of the node's islands does not take it now, or ORDER if all do.
 
         The node is offered again when that island takes it.
         """
+        session = node.session
         for gang in node.gangs:
             state = self._islands[gang.island]
-            is_away = state.record.state not in WORKING
-            if is_away or node.session in state.record.needs_recompile:
+            record = state.record
+            is_away = record.state not in WORKING
+            if is_away or session in record.needs_recompile:
                 self._barred.setdefault(gang.island, {})[node] = None
                 return Reason.ISLAND if is_away else Reason.FUNCTIONS
-            if node.session in state.delegated and not node.is_delegated:
+            if state.delegated and session in state.delegated and not node.is_delegated:
                 self._barred.setdefault(gang.island, {})[node] = None
                 return Reason.OWN
         return Reason.ORDER

@@ -293,7 +293,7 @@ class _Walk:
         raise NotImplementedError
 
     def _marked(self, convert: _Convert, mark: As) -> _Convert:
-        """Return the function for an annotation with a mark. `convert` is the function for the annotation without it."""
+        """Return the function for a marked annotation. `convert` is the function for the rest of it."""
         raise NotImplementedError
 
     def _items(self, origin: Any, convert: _Convert) -> _Convert:

@@ -132,8 +132,10 @@ class Inboxes:
     def _fits(self, session: Session, message: Any) -> bool:
         """Return whether a message may be handled at once, given the others that this turn has handled."""
         kind = type(message)
-        if kind is m.Launch:
-            self._cost += _COST_OF_LAUNCH + _launched_nodes(session, message)
+        if kind is m.Launch:  # as `_launched_nodes`, without a call, since this is on the path of every launch
+            program = session.programs.get(message.program)
+            nodes = len(program.nodes) if isinstance(program, RegisteredProgram) else 0
+            self._cost += _COST_OF_LAUNCH + nodes if nodes <= LARGE_NODES else _COST_OF_LAUNCH
         else:
             self._cost += _COST
             items = _ITEMS.get(kind)
