@@ -28,8 +28,10 @@ def initialize() -> None:
     platforms = str(jax.config.jax_platforms).split(",")
     if PLATFORM in platforms:
         from atoll.client.jax_patches import install
+        from atoll.devices.missing_modules import add_missing_modules
 
         install()
+        add_missing_modules()
     if _GOOGLES_PLATFORM in platforms:
         _patch_google_proxy_client()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,8 +58,8 @@ def compile_job(request: Any, device_count: int, session: int = 0) -> CompileJob
         raise unimplemented(f"programs of kind {kind[:100]!r} are not supported; this server runs XLA programs")
     if request.host_callbacks:
         raise unimplemented(CALLBACK_ADVICE)
-    options = codec.parse(compile_pb2.XlaCompileOptions, request.compile_options.data)
-    build = options.compile_options.executable_build_options
+    options = codec.parse(compile_pb2.XlaCompileOptions, request.compile_options.data).compile_options
+    build = options.executable_build_options
     replicas, partitions = max(1, build.num_replicas), max(1, build.num_partitions)
     if build.HasField("device_assignment"):
         assignment = _assignment(build.device_assignment)
@@ -69,11 +70,9 @@ def compile_job(request: Any, device_count: int, session: int = 0) -> CompileJob
             f"the device assignment is for {len(assignment)} replicas of {len(assignment[0])} partitions, "
             f"but the program has {replicas} of {partitions}"
         )
-    flat = [device for row in assignment for device in row]
-    if len(set(flat)) != len(flat) or not all(0 <= device < device_count for device in flat):
-        raise invalid(f"the device assignment {flat} contains a device twice, or a device that does not exist")
+    check_devices([device for row in assignment for device in row], device_count)
     build.ClearField("device_assignment")
-    overrides = options.compile_options.env_option_overrides
+    overrides = options.env_option_overrides
     program = _program(request, overrides)
     callbacks = _callbacks(overrides)
     channels = _channels(overrides, len(callbacks))
@@ -81,14 +80,25 @@ def compile_job(request: Any, device_count: int, session: int = 0) -> CompileJob
     callbacks += compile_calls
     source = FunctionSource(
         program,
-        options.compile_options.SerializeToString(deterministic=True),
+        options.SerializeToString(deterministic=True),
         session if callbacks else 0,
         callbacks,
         keys=keys,
         channels=channels,
     )
+    return compile_job_of(source, assignment)
+
+
+def compile_job_of(source: FunctionSource, assignment: tuple[tuple[int, ...], ...]) -> CompileJob:
+    """Return the job that compiles `source` for devices by [replica][partition]."""
     encoded = msgspec.msgpack.encode(source)
-    return CompileJob(encoded, hashlib.sha256(encoded).hexdigest(), assignment, callbacks)
+    return CompileJob(encoded, hashlib.sha256(encoded).hexdigest(), assignment, source.callbacks)
+
+
+def check_devices(devices: Sequence[int], device_count: int) -> None:
+    """Raise INVALID_ARGUMENT unless the devices are distinct and exist."""
+    if len(set(devices)) != len(devices) or not all(0 <= device < device_count for device in devices):
+        raise invalid(f"the device assignment {devices} contains a device twice, or a device that does not exist")
 
 
 def _callbacks(overrides: Any) -> tuple[int, ...]:

@@ -93,7 +93,7 @@ class Executable(LoadedExecutable):
     # ---- queries of JAX
 
     async def cost(self, cluster: ClusterSession, reply: Any) -> None:
-        _fill_costs(await cluster.inquire("cost", self.devices[0], self.function), reply)
+        fill_costs(await cluster.inquire("cost", self.devices[0], self.function), reply)
 
     async def text(self, cluster: ClusterSession) -> str:
         return (await cluster.inquire("text", self.devices[0], self.function)).decode()
@@ -157,7 +157,7 @@ class LostExecutable(Executable):
         return ""
 
 
-def _fill_costs(payload: bytes, reply: Any) -> None:
+def fill_costs(payload: bytes, reply: Any) -> None:
     """Fill a cost analysis reply from a worker's JSON."""
     reply.attributes.SetInParent()  # also if XLA knows no costs
     for name, value in json.loads(payload).items():

@@ -6,7 +6,7 @@ All methods run on the session's event loop.
 from __future__ import annotations
 
 import abc
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 from atoll.errors import OK, Code, Status
@@ -35,6 +35,8 @@ class LoadedExecutable(abc.ABC):
     functions: tuple[int, ...] = ()
     outputs: tuple[ArraySpec, ...] = ()
     donated: frozenset[int] = frozenset()
+    deleted: frozenset[int] = frozenset()  # the part of `donated` that a run deletes, because its program does not
+    meshes: Mapping[str, tuple[int, ...]] | None = None  # the devices by fragment, if it runs on several meshes (MPMD)
     callbacks: tuple[int, ...] = ()  # the client's numbers of the callables that it calls in the client's process
     has_streams = False  # whether runs depend on their stream; devices order their work themselves
     loss = OK  # the error of all runs, if the executable cannot run any more
@@ -76,6 +78,14 @@ class LoadedExecutable(abc.ABC):
 
     @abc.abstractmethod
     def metadata_reply(self) -> Any: ...
+
+    def mpmd_metadata(self, reply: Any) -> None:
+        """Fill in the memory statistics of each fragment. Raises INVALID_ARGUMENT if there is only one mesh."""
+        MPMD_ERROR.raise_if_error()
+
+    async def mpmd_cost(self, cluster: ClusterSession, reply: Any) -> None:
+        """Fill in XLA's estimates for each fragment. Raises StatusError."""
+        MPMD_ERROR.raise_if_error()
 
     def output_sharding(self, position: int) -> Any:
         """Return the sharding of an output in the protocol's form."""
@@ -138,7 +148,7 @@ Loaded = LoadedExecutable | ImmediateReply
 
 def compile_reply(loaded: Loaded, handle: int, ready_future: int) -> Any:
     """Return the reply to the request that has loaded `loaded`."""
-    return executables_pb2.CompileReply(
+    reply = executables_pb2.CompileReply(
         executable=handle,
         name=loaded.name,
         num_devices=len(loaded.devices),
@@ -147,3 +157,8 @@ def compile_reply(loaded: Loaded, handle: int, ready_future: int) -> Any:
         fingerprint_value=loaded.fingerprint,
         ready_future_handle=ready_future,
     )
+    if isinstance(loaded, LoadedExecutable) and loaded.meshes is not None:
+        reply.mpmd_addressable_devices.SetInParent()
+        for name, devices in loaded.meshes.items():
+            reply.mpmd_addressable_devices.devices[name].device_ids.extend(devices)
+    return reply

@@ -211,14 +211,14 @@ class ProgramChecker:
         checker = ProgramChecker(program, self.functions, self.cluster, len(taken) if kept is None else kept)
         definition, op_shardings = checker.run()
         return definition, [
-            (checker.specs[value], op_shardings[value] or _op_sharding(checker.specs[value]))
+            (checker.specs[value], op_shardings[value] or op_sharding(checker.specs[value]))
             for value in program.results
         ]
 
     def _route(self, node: Route | Unroute) -> None:
         for target in node.outputs:
             self._declared(target)
-            self._define(target, _op_sharding(target))
+            self._define(target, op_sharding(target))
         inputs = [self.specs[value] for value in node.inputs]
         check_route(inputs, node.outputs, node.groups, is_back=isinstance(node, Unroute))
 
@@ -231,7 +231,7 @@ class ProgramChecker:
             if (source.dtype, source.shape) != (target.dtype, target.shape):
                 raise invalid(f"a transfer cannot change {describe(source)} to {describe(target)}")
             shard_boxes(source.sharding, source.shape)
-            self._define(target, _op_sharding(target))
+            self._define(target, op_sharding(target))
 
 
 def _check_number(spec: ArraySpec) -> None:
@@ -265,7 +265,7 @@ def describe(spec: ArraySpec) -> str:
     return f"{spec.dtype}{list(spec.shape)} on devices {list(spec.sharding.devices)}"
 
 
-def _op_sharding(spec: ArraySpec) -> bytes | None:
+def op_sharding(spec: ArraySpec) -> bytes | None:
     """Return XLA's form of a tiled sharding; empty for other shardings."""
     tiling = spec.sharding.tiling
     if not isinstance(tiling, Tiled):

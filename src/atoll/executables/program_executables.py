@@ -33,23 +33,31 @@ def read(data: bytes, loaded: Iterable[LoadedExecutable], cluster: ClusterSessio
     submission = decode(data)
     if isinstance(submission, Staging):
         return StagingExecutable(submission, cluster)
-    return ProgramExecutable(submission, loaded, cluster)
+    return ProgramExecutable(submission.program, _functions(submission, loaded), cluster)
+
+
+def _functions(submission: Submission, loaded: Iterable[LoadedExecutable]) -> list[Executable]:
+    known = {each.fingerprint: each for each in loaded if isinstance(each, Executable)}
+    functions = []
+    for fingerprint in submission.functions:
+        executable = known.get(fingerprint)
+        if executable is None:
+            raise invalid(f"a program calls function {fingerprint[:80]!r}, which this session has not compiled")
+        executable.loss.raise_if_error()
+        functions.append(executable)
+    return functions
 
 
 class ProgramExecutable(LoadedExecutable):
-    """A traced program of the session. The constructor raises INVALID_ARGUMENT."""
+    """A program of the session. `Call.function` are positions in `functions`.
 
-    def __init__(self, submission: Submission, loaded: Iterable[LoadedExecutable], cluster: ClusterSession) -> None:
+    The constructor raises INVALID_ARGUMENT.
+    """
+
+    def __init__(self, program: Program, functions: list[Executable], cluster: ClusterSession) -> None:
         super().__init__()
-        known = {each.fingerprint: each for each in loaded if isinstance(each, Executable)}
-        functions = []
-        for fingerprint in submission.functions:
-            executable = known.get(fingerprint)
-            if executable is None:
-                raise invalid(f"a program calls function {fingerprint[:80]!r}, which this session has not compiled")
-            executable.loss.raise_if_error()
-            functions.append(executable)
-        self.definition, self._op_shardings = ProgramChecker(submission.program, functions, cluster).run()
+        # `op_shardings` are XLA's forms of the shardings of all values.
+        self.definition, self.op_shardings = ProgramChecker(program, functions, cluster).run()
         self.name = self.definition.name
         self.functions = tuple({each.function: None for each in functions})
         specs = _values(self.definition)
@@ -113,7 +121,7 @@ class ProgramExecutable(LoadedExecutable):
 
     def output_sharding(self, position: int) -> Any:
         spec = self.outputs[position]
-        return sharding_to(spec.sharding, spec.shape, self._op_shardings[self.definition.results[position]])
+        return sharding_to(spec.sharding, spec.shape, self.op_shardings[self.definition.results[position]])
 
 
 class StagingExecutable(LoadedExecutable):

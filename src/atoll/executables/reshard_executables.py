@@ -18,7 +18,6 @@ from atoll.executables.session_arrays import ArrayRecord
 from atoll.ir.program import Program, Transfer
 from atoll.ir.types import ArraySpec, Sharding
 from atoll.protocol.ifrt import xla_pb2
-from atoll.protocol.submission import Submission
 from atoll.protocol.translation import codec
 from atoll.protocol.translation.shardings import tiling_from
 from atoll.session.cluster_session import ClusterSession
@@ -85,7 +84,7 @@ class ReshardExecutable(LoadedExecutable):
         values = tuple(range(len(specs)))
         node = Transfer(values, targets, request.donate_input, reshard=True)
         program = Program(self.name, sources, (node,), tuple(len(specs) + value for value in values))
-        return ProgramExecutable(Submission(program, ()), (), self._cluster)
+        return ProgramExecutable(program, [], self._cluster)
 
     def _known(self) -> ProgramExecutable:
         if self._program is None:

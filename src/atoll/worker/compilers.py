@@ -13,7 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-from atoll.devices.compilers.compiler_messages import CompiledProgram, CompileProgram, Rejected
+from atoll.devices.compilers.compiler_messages import CompiledProgram, CompileProgram, OutlinedProgram, Rejected
 from atoll.devices.compilers.compiler_server import Asked, CompilerCrashedError, CompilerProcess, CompilerServer
 from atoll.errors import Code, StatusError
 from atoll.worker.compile_queue import CompileQueue
@@ -37,7 +37,7 @@ class Compilation:
 
     def compile(
         self, request: CompileProgram, ask: Callable[[bytes, bytes], bytes] | None, name: str
-    ) -> CompiledProgram:
+    ) -> CompiledProgram | OutlinedProgram:
         """Compile a program. Errors call it `name` until its own name is known.
 
         Raise StatusError if the program cannot be compiled, and CompilerCrashedError if the process ends.

@@ -14,10 +14,10 @@ import msgspec
 
 from atoll.cluster.processes.bugs import start_in
 from atoll.cluster.sandbox.grants import USER_RULES, PythonRules
-from atoll.devices.compilers.compiler_messages import CompiledProgram, CompileProgram
+from atoll.devices.compilers.compiler_messages import CompiledProgram, CompileProgram, OutlinedProgram
 from atoll.devices.compilers.compiler_server import CompilerCrashedError
 from atoll.devices.device import Assignment, DeviceBackend, LoadedFunction, ProgramLoader
-from atoll.errors import OK, Status, StatusError, invalid, not_found
+from atoll.errors import OK, Code, Status, StatusError, invalid, not_found, unimplemented
 from atoll.host_services.calls.call_threads import SessionThreads
 from atoll.host_services.calls.client_calls import Calls, status_of
 from atoll.host_services.calls.function_callbacks import Callbacks
@@ -32,6 +32,8 @@ from atoll.worker.store import TypeKeys
 COMPILE_THREADS = 2
 # Functions that no session refers to. They are kept for the next script that sends the same program.
 IDLE_FUNCTIONS = 512
+# The report about an IFRT IR program, which the controller forwards.
+MOST_OUTLINE_BYTES = 4 << 20
 # Created at import, because msgspec crashes if two threads are the first to use a type at the same time.
 _read_source = msgspec.msgpack.Decoder(FunctionSource).decode
 
@@ -158,11 +160,15 @@ class Functions:
         self._compile_source(message, source)
 
     def _compile_source(self, message: Compile, source: FunctionSource) -> None:
-        if message.tenant and self._compilers is not None and self._backend.loader is not None:
+        is_apart = bool(message.tenant) or source.fragment is not None
+        if is_apart and self._compilers is not None and self._backend.loader is not None:
             try:
                 self._compile_apart(message, source, self._compilers, self._backend.loader)
             except Exception as error:
                 self._end(message, None, status_of(error))
+        elif source.fragment is not None:
+            text = f"devices of platform {self._backend.platform} run no IFRT IR programs (MPMD)"
+            self._end(message, None, unimplemented(text).status)
         elif source.keys:
             self._asking.submit(source.session, lambda: self._compile(message, source))
         else:
@@ -193,6 +199,7 @@ class Functions:
             0 if callbacks is None else len(callbacks),
             source.keys,
             source.channels,
+            source.fragment,
         )
         kept = loader.find(request, message.tenant)
         if kept is not None:
@@ -206,8 +213,11 @@ class Functions:
             try:
                 ask = callbacks.ask if callbacks is not None and source.keys else None
                 program = compilation.compile(request, ask, f"program {message.content[:12]}")
-                function = Function(self._loaded(message, request, program, callbacks), self._keys, callbacks)
-                info = function.loaded.info()
+                if isinstance(program, OutlinedProgram):
+                    info = _outlined(program)
+                else:
+                    function = Function(self._loaded(message, request, program, callbacks), self._keys, callbacks)
+                    info = function.loaded.info()
             except CompilerCrashedError as error:
                 status, crashed = error.status, True
             except Exception as error:
@@ -232,7 +242,12 @@ class Functions:
         loader = self._backend.loader
         if program.description is None or loader is None:
             loaded, _, _ = self._backend.compile(
-                request.program, request.options, self._assignment(message), callbacks, message.tenant, message.world
+                program.program or request.program,
+                request.options,
+                self._assignment(message),
+                callbacks,
+                message.tenant,
+                message.world,
             )
             return loaded
         loaded = loader.load(program, message.assignment, callbacks, message.world)
@@ -459,3 +474,19 @@ class Functions:
         if what == "cost":
             return msgspec.json.encode(loaded.cost_analysis())
         return loaded.text().encode()
+
+
+def _outlined(program: OutlinedProgram) -> FunctionInfo:
+    """Return the report about an IFRT IR program, of which a compiler process has read the outline.
+
+    Raise RESOURCE_EXHAUSTED if it is too large.
+    """
+    name = program.outline.program.name
+    info = FunctionInfo(name, b"", None, (), (), (), {}, 0, outline=program.outline)
+    size = len(msgspec.msgpack.encode(info))
+    if size > MOST_OUTLINE_BYTES:
+        text = (
+            f"the program {name[:200]!r} has an outline of {size:,} bytes: at most {MOST_OUTLINE_BYTES:,} are allowed"
+        )
+        raise StatusError(Code.RESOURCE_EXHAUSTED, text)
+    return info

@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from atoll.errors import FrameError, Status
+from atoll.ir.outline import Outline
 from atoll.ir.types import ShardType
 from atoll.protocol.messages import FunctionInfo, HostChannels
 
@@ -50,6 +51,8 @@ class CompileProgram(msgspec.Struct, frozen=True, array_like=True, tag="c"):
 
     While the program runs, it calls `callbacks` callables of its client. While it is compiled, XLA calls those of
     `keys`. If the process cannot compile for the platform, it only reads and checks the program.
+
+    `fragment` is as in `FunctionSource`.
     """
 
     program: bytes
@@ -60,6 +63,7 @@ class CompileProgram(msgspec.Struct, frozen=True, array_like=True, tag="c"):
     callbacks: int = 0
     keys: tuple[bytes, ...] = ()
     channels: tuple[HostChannels, ...] = ()
+    fragment: tuple[str, str] | None = None
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True, tag="a"):
@@ -93,12 +97,19 @@ class CompiledProgram(msgspec.Struct, frozen=True, array_like=True, tag="p"):
     """A program in a form that the worker loads.
 
     If the program was only checked, `executable` is empty and `description` is None. `signatures` are those of the
-    callables that the program calls while it runs.
+    callables that the program calls while it runs. `program` is the module of a fragment that was only checked.
     """
 
     executable: bytes
     description: Description | None
     signatures: tuple[Signature, ...]
+    program: bytes = b""
+
+
+class OutlinedProgram(msgspec.Struct, frozen=True, array_like=True, tag="o"):
+    """The outline of an IFRT IR program."""
+
+    outline: Outline
 
 
 class Rejected(msgspec.Struct, frozen=True, array_like=True, tag="r"):
@@ -110,7 +121,7 @@ class Rejected(msgspec.Struct, frozen=True, array_like=True, tag="r"):
 class Finished(msgspec.Struct, frozen=True, array_like=True, tag="f"):
     """A compilation has ended. If `retires` is set, the process exits and takes no other program."""
 
-    outcome: CompiledProgram | Rejected
+    outcome: CompiledProgram | OutlinedProgram | Rejected
     retires: bool
 
 

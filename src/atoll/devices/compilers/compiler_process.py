@@ -26,6 +26,7 @@ from atoll.devices.compilers.compiler_messages import (
     CompilerOptions,
     Finished,
     Link,
+    OutlinedProgram,
     Rejected,
     ToCompiler,
 )
@@ -107,8 +108,11 @@ class Compiler(Protocol):
 
     def compile(
         self, request: CompileProgram, asking: Asking | None, begun: Callable[[str, str], None]
-    ) -> CompiledProgram:
-        """Compile a program, and call `begun(name, line)` after reading it. Raises an error if it is invalid."""
+    ) -> CompiledProgram | OutlinedProgram:
+        """Compile a program, and call `begun(name, line)` after reading it. Raises an error if it is invalid.
+
+        If only the outline of the program is requested, return that.
+        """
 
 
 def limit_process(options: CompilerOptions) -> None:
@@ -152,7 +156,7 @@ def serve(sock: socket.socket, options: CompilerOptions, make: Callable[[int], C
             raise FrameError(f"a compiler process got a {type(request).__name__} to a question that it has not asked")
         _grant(options.seconds)
         asking = Asking(link, request.keys) if request.keys else None
-        outcome: CompiledProgram | Rejected
+        outcome: CompiledProgram | OutlinedProgram | Rejected
         try:
             outcome = compiler.compile(request, asking, lambda name, line: link.send(Begun(name, line)))
         except (EOFError, BrokenPipeError):

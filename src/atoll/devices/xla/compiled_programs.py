@@ -146,7 +146,7 @@ class CompiledPrograms:
     def _key(self, request: CompileProgram) -> str:
         digest = hashlib.sha256(_VERSION)
         shape = f"{request.replicas} {request.partitions} {request.platform}".encode()
-        for part in (self._machine, shape, request.options, request.program):
+        for part in (self._machine, shape, request.options, request.program, *map(str.encode, request.fragment or ())):
             digest.update(len(part).to_bytes(8, "little"))
             digest.update(part)
         return digest.hexdigest()

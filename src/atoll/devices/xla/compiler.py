@@ -18,10 +18,12 @@ from jax._src.lib import _jax
 from jax._src.lib import xla_client as xc
 from jax._src.lib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
+from msgspec.structs import replace
 
-from atoll.devices.compilers.compiler_messages import CompiledProgram, CompileProgram, Description
+from atoll.devices.compilers.compiler_messages import CompiledProgram, CompileProgram, Description, OutlinedProgram
 from atoll.devices.compilers.compiler_process import Asking
 from atoll.devices.xla.description import describe
+from atoll.devices.xla.ifrt_ir import read_fragment, read_outline
 from atoll.devices.xla.loop_checks import insert_checks
 from atoll.devices.xla.xla_backend import XlaBackend
 from atoll.devices.xla.xla_compilation import Source, context, load_executable, prepare
@@ -57,6 +59,19 @@ class XlaCompiler:
         self.compile(request, None, lambda name, line: None)
 
     def compile(
+        self, request: CompileProgram, asking: Asking | None, begun: Callable[[str, str], None]
+    ) -> CompiledProgram | OutlinedProgram:
+        if request.fragment is None:
+            return self._compile(request, asking, begun)
+        name, mesh = request.fragment
+        with context(len(request.program)):
+            if not name:
+                return OutlinedProgram(read_outline(request.program))
+            module = read_fragment(request.program, name, mesh)
+        compiled = self._compile(replace(request, program=module, fragment=None), asking, begun)
+        return replace(compiled, program=module) if compiled.description is None else compiled
+
+    def _compile(
         self, request: CompileProgram, asking: Asking | None, begun: Callable[[str, str], None]
     ) -> CompiledProgram:
         grid = self._grid(request)

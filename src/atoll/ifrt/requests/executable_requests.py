@@ -10,7 +10,9 @@ import msgspec
 from atoll.errors import OK, Code, Kind, Status, StatusError, invalid, unimplemented
 from atoll.executables.compile_requests import compile_job, plugin_payload
 from atoll.executables.compiled_executables import Executable, LostExecutable
-from atoll.executables.loaded_executable import MPMD_ERROR, LoadedExecutable
+from atoll.executables.loaded_executable import LoadedExecutable
+from atoll.executables.mpmd_executables import compile_mpmd
+from atoll.executables.mpmd_requests import IFRT_IR_PROGRAM, mpmd_request
 from atoll.executables.python_functions import CUSTOM_CALL_PROGRAM, python_function
 from atoll.ifrt.pending_request import Handler, PendingRequest
 from atoll.ifrt.requests.plugin_requests import handle_plugin_program, load_python
@@ -30,6 +32,10 @@ def _compile(pending: PendingRequest, request: Any) -> None:
     if request.program.type_name == CUSTOM_CALL_PROGRAM:
         program = codec.parse(compile_pb2.CustomCallProgram, request.program.data)
         load_python(pending, python_function(program, session.cluster))
+        return
+    if request.program.type_name == IFRT_IR_PROGRAM:
+        mpmd = mpmd_request(request, len(session.cluster.welcome.devices))
+        pending.reply_loaded_later(compile_mpmd(mpmd, session.cluster))
         return
 
     async def work() -> LoadedExecutable:
@@ -57,18 +63,20 @@ def _metadata(pending: PendingRequest, request: Any) -> None:
 
 
 def _mpmd_metadata(pending: PendingRequest, request: Any) -> None:
-    pending.session.loaded(request.executable)
     response = pending.response()
     reply = response.executable_mpmd_metadata
-    reply.mpmd_compiled_memory_stats_error.CopyFrom(codec.status_to(MPMD_ERROR))
+    try:
+        pending.session.executable(request.executable).mpmd_metadata(reply)
+    except StatusError as error:
+        reply.mpmd_compiled_memory_stats_error.CopyFrom(codec.status_to(error.status))
     pending.reply(response)
 
 
 def _mpmd_cost_analysis(pending: PendingRequest, request: Any) -> None:
-    pending.session.loaded(request.executable)
     response = pending.response()
-    response.executable_mpmd_cost_analysis.status.CopyFrom(codec.status_to(MPMD_ERROR))
-    pending.reply(response)
+    reply = response.executable_mpmd_cost_analysis
+    executable = pending.session.executable(request.executable)
+    _inquire(pending, response, reply, executable.mpmd_cost(pending.session.cluster, reply))
 
 
 def _cost_analysis(pending: PendingRequest, request: Any) -> None:
@@ -190,6 +198,8 @@ def _run(pending: PendingRequest, request: Any, given: list[int]) -> tuple[list[
     for position in executable.donated:
         if position not in preserved:
             records[position].memory.delete()
+    if deleted := [arguments[position] for position in executable.deleted if position not in preserved]:
+        session.cluster.release(deleted, delete=True)
     session.define(handles, executable.outputs, pending.context)
     return handles, status_handle, executable
 

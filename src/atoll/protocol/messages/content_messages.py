@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from atoll.ir.outline import Outline
+
 
 class OutputInfo(msgspec.Struct, frozen=True, array_like=True):
     """One output of a compiled function."""
@@ -27,6 +29,7 @@ class FunctionInfo(msgspec.Struct, frozen=True, array_like=True):
     memory_stats: dict[str, int]
     generated_code_bytes: int
     parameters: tuple[tuple[str, tuple[int, ...]], ...] = ()  # dtype and shape of one shard
+    outline: Outline | None = None  # of an IFRT IR program, which is no function and has only a name besides
 
 
 class OutputType(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -80,6 +83,9 @@ class HostChannels(msgspec.Struct, frozen=True, array_like=True):
 class FunctionSource(msgspec.Struct, frozen=True, array_like=True):
     """A function to compile: the program's bytes and XLA's serialized CompileOptions.
 
+    If `fragment` is set, the program is an IFRT IR program. The function is one of its fragments, as (name, mesh). With
+    two empty names, it is no function: the answer is the program's outline.
+
     `callbacks` are the client's numbers of the Python functions that the program calls; with callbacks, only `session`
     can use the function. XLA calls the last of them during compilation, and `keys` has their keys in the program. For
     TPUs, `channels` has the channels of the others. With `is_python`, the program is an encoded `PythonProgram`, and
@@ -93,3 +99,4 @@ class FunctionSource(msgspec.Struct, frozen=True, array_like=True):
     is_python: bool = False
     keys: tuple[bytes, ...] = ()
     channels: tuple[HostChannels, ...] = ()
+    fragment: tuple[str, str] | None = None

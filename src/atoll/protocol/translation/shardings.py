@@ -64,19 +64,29 @@ def _opaque(message: Any, _: Shape) -> tuple[tuple[int, ...], Tiling]:
 def _param(message: Any, shape: Shape) -> tuple[tuple[int, ...], Tiling]:
     devices = tuple(message.devices.device_ids)
     param = message.sharding_param
-    counts, permutation, sizes = tuple(param.dim_shards), tuple(param.permutation), tuple(param.axis_sizes)
+    axes = tuple(param.permutation), tuple(param.axis_sizes)
+    return devices, tiling_of_param(len(devices), shape, tuple(param.dim_shards), *axes)
+
+
+def tiling_of_param(
+    devices: int, shape: Shape, counts: tuple[int, ...], permutation: tuple[int, ...], sizes: tuple[int, ...]
+) -> Tiling:
+    """Return the tiling for `counts` shards per dimension, on axes of `sizes` in the order `permutation`.
+
+    Devices are numbered along the axes from minor to major, and dimensions use the axes in permuted order. See
+    `xla/python/ifrt/ir/sharding_param.h` in openxla/xla.
+    """
     if (
         len(counts) != len(shape)
         or min((*counts, *sizes), default=1) < 1
-        or math.prod(sizes) != len(devices)
-        or len(devices) % math.prod(counts)
+        or math.prod(sizes) != devices
+        or devices % math.prod(counts)
         or sorted(permutation) != list(range(len(sizes)))
     ):
         raise invalid("the axes of a sharding do not match its devices")
-    # Devices are numbered along the axes from minor to major, and dimensions use the axes in permuted order.
-    replicas = len(devices) // math.prod(counts)
     order = _transposed(tuple(reversed(sizes)), tuple(len(sizes) - 1 - p for p in reversed(permutation)))
-    return devices, Tiled((*counts, replicas), order) if math.prod(counts) > 1 else Replicated()
+    replicas = devices // math.prod(counts)
+    return Tiled((*counts, replicas), order) if math.prod(counts) > 1 else Replicated()
 
 
 _SHARDINGS: dict[str, tuple[Any, Any]] = {
