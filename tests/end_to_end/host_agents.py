@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -21,8 +21,10 @@ _END_SECONDS = 30.0
 class HostAgent:
     """`atoll host` for one island, from when the file with the join token is there until the cluster has ended."""
 
-    def __init__(self, island: int, join_file: Path, environment: Mapping[str, str], log: Path) -> None:
-        self._command = [sys.executable, "-m", "atoll.operate.command", "host", "--island", str(island)]
+    def __init__(
+        self, island: int, join_file: Path, environment: Mapping[str, str], log: Path, options: Sequence[str] = ()
+    ) -> None:
+        self._command = [sys.executable, "-m", "atoll.operate.command", "host", "--island", str(island), *options]
         self._join_file = join_file
         self._environment = dict(environment) | {"ATOLL_JOIN": str(join_file)}
         self._log = log

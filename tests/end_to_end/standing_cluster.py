@@ -8,7 +8,7 @@ import select
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,8 @@ class StandingCluster:
 
     `environment` is what its engine is started with, `settings` what its `ClusterSettings`
     say besides the islands. With a `spare` address, where a standby of it listens, its authority is one that standbys
-    have, too. `agents` are so many host agents on this machine, one for an island. `has_bugs`: with injected faults.
+    also have. `agents` are so many host agents on this machine, one for an island, with `agent_options`.
+    `has_bugs`: with injected faults.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class StandingCluster:
         journal: str = "",
         spare: str = "",
         agents: int = 0,
+        agent_options: Sequence[str] = (),
         has_bugs: bool = False,
         **settings: Any,
     ) -> None:
@@ -79,7 +81,10 @@ class StandingCluster:
         self._log = directory / "log"
         self._children: list[subprocess.Popen[bytes]] = []
         hosts = host_join_file(self.directory)
-        self.agents = [HostAgent(island, hosts, environment, directory / f"agent-{island}") for island in range(agents)]
+        self.agents = [
+            HostAgent(island, hosts, environment, directory / f"agent-{island}", agent_options)
+            for island in range(agents)
+        ]
         started = self._start("atoll.engines.engine_main", options, Started)
         assert not started.error, started.error
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import select
+import socket
 import threading
 import time
 
@@ -165,6 +167,36 @@ def it_leaves_a_world_that_is_closed_while_it_joins(rig: Rig) -> None:
         time.sleep(0.001)
     with pytest.raises(StatusError, match="lost one another"):
         rig.backend.worlds.client_and_hosts(world)
+
+
+@BEHAVIOURS.add
+def it_cuts_no_connections_of_others_when_a_world_is_closed(rig: Rig) -> None:
+    """A thread opens epoll descriptors with connections while the world starts."""
+    pairs: list[tuple[socket.socket, socket.socket]] = []
+    epolls: list[select.epoll] = []
+    is_over = threading.Event()
+
+    def open_connections() -> None:
+        while not is_over.is_set() and len(pairs) < 1000:
+            pairs.append(socket.socketpair())
+            epolls.append(select.epoll())
+            epolls[-1].register(pairs[-1][0], select.EPOLLIN)
+
+    opens = threading.Thread(target=open_connections)
+    opens.start()
+    world = joined(rig)
+    module = rig.lower(add, spec(), spec(), devices=(0, 1))
+    assert rig.compile(module, (0, 1), world)[1].ok
+    is_over.set()
+    opens.join()
+    rig.functions.close_world(m.CloseWorld(world, CLOSED))
+    for one, other in pairs:
+        one.send(b"x")
+        assert other.recv(1) == b"x"
+        one.close()
+        other.close()
+    for each in epolls:
+        each.close()
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ class WorkerPlace:
     cache_directory: str
     advertise: str = ""  # host name at which others reach the data port; "" for that of `data_address`
     coordinator_address: str = ""  # of the island's coordination service
-    hostname: str = "127.0.0.1"  # address at which the hosts of the island reach this one
+    hostname: str = "127.0.0.1"  # address at which collectives of other hosts reach this one
     has_one_client: bool = False
     directory: str = ""  # for the worker's files
     hidden: tuple[str, ...] = ()  # files of the cluster that users' Python must not see, besides those of `_state`
@@ -86,6 +86,7 @@ def worker_command(start: HostStart, place: WorkerPlace) -> list[str]:
             place.directory,
             _state(place),
             place.sandbox,
+            place.hostname,
         ),
     )
 

@@ -191,7 +191,7 @@ def worlds_of(
     if data_address.is_unix:
         prefix = str(Path(data_address.path).parent / f"world-{options.host}-{os.getpid()}")
         return HostWorlds(backend.worlds, report, lambda world: f"unix:{prefix}-{world}", _LOOPBACK)
-    host = options.advertise or data_address.host
+    host = options.hostname or options.advertise or data_address.host
     return HostWorlds(backend.worlds, report, lambda _: free_address(host), host)
 
 

@@ -33,6 +33,7 @@ class WorkerOptions(msgspec.Struct, frozen=True):
     directory: str = ""
     hidden: tuple[str, ...] = ()
     sandbox: Mechanisms | None = None  # of this machine; None if unknown
+    hostname: str = ""  # address at which collectives of other islands' hosts reach this one; "" for the data port's
 
 
 class IslandOptions(msgspec.Struct, frozen=True):

@@ -17,7 +17,9 @@ import os
 import secrets
 import socket
 import threading
-from contextlib import suppress
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -41,8 +43,8 @@ JOIN_SECONDS = 60
 # A service lives for this time after its world was closed.
 _SERVICE_SECONDS = 30.0
 _EPOLL = "anon_inode:[eventpoll]"
-# Held while a world connects, because its connections are found by comparing this process's before and after.
-_connecting = threading.Lock()
+# For the thread of gloo to wait for messages, after it has started.
+_LOOP_SECONDS = 10.0
 
 
 class XlaWorld:
@@ -71,10 +73,9 @@ class XlaWorld:
         )
         self._coordination.connect()
         with sched_batch_threads():
-            with _connecting:
-                before = _epolls()
+            with _named_threads() as names:
                 collectives = _jax.make_gloo_tcp_collectives(distributed_client=self._coordination, hostname=hostname)
-                self._epolls = _epolls() - before
+                self._epolls = _epolls_of(names)
             self.client = xc.make_cpu_client(
                 asynchronous=True,
                 distributed_client=self._coordination,
@@ -139,14 +140,49 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
                 target.sendall(content)
 
 
-def _epolls() -> set[int]:
-    """Return the epoll descriptors of this process. Gloo has one for the connections of each world."""
-    found = set()
-    for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # closed meanwhile
-            if os.readlink(f"/proc/self/fd/{name}") == _EPOLL:
-                found.add(int(name))
-    return found
+@contextmanager
+def _named_threads() -> Iterator[str]:
+    """Give this thread another name, which Linux passes on to the threads that it starts, such as that of gloo."""
+    own = f"/proc/self/task/{threading.get_native_id()}/comm"
+    before, name = _read(own), secrets.token_hex(7)
+    with open(own, "w") as file:
+        file.write(name)
+    try:
+        yield name
+    finally:
+        with open(own, "w") as file:
+            file.write(before)
+
+
+def _epolls_of(name: str) -> set[int]:
+    """Return the epoll descriptors that other threads with this name wait for. Gloo has one for a world's connections.
+
+    Raises StatusError if they do not wait for any.
+    """
+    deadline = time.monotonic() + _LOOP_SECONDS
+    while time.monotonic() < deadline:
+        found = set()
+        for thread in os.listdir("/proc/self/task"):
+            task = f"/proc/self/task/{thread}"
+            if thread != str(threading.get_native_id()) and _read(f"{task}/comm").strip() == name:
+                call = _read(f"{task}/syscall").split()  # number and arguments, or "running"
+                descriptor = int(call[1], 16) if len(call) > 1 else -1
+                with suppress(OSError):
+                    if os.readlink(f"/proc/self/fd/{descriptor}") == _EPOLL:
+                        found.add(descriptor)
+        if found:
+            return found
+        time.sleep(0.001)
+    raise StatusError(Code.UNIMPLEMENTED, "cannot find the connections of the collectives in /proc/self/task/*/syscall")
+
+
+def _read(path: str) -> str:
+    """Return the content of a file in /proc, or nothing if its thread has ended."""
+    try:
+        with open(path) as file:
+            return file.read()
+    except OSError:
+        return ""
 
 
 def _watched(epoll: int) -> list[int]:
