@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from atoll.errors import Code, Status
+from atoll.errors import OK, Code, Status
 from atoll.ir.program import Call, single
 from atoll.protocol import messages as m
 from tests.controller.play import Play, on, runs
@@ -57,6 +57,23 @@ def test_a_run_that_keeps_another_tenant_waiting_is_stopped_after_its_limit():
     contest.play.report(0, m.Failed(stop.sequence, Status(Code.CANCELLED, stop.text)))
     assert contest.stops(range(70, 75)) == []
     assert contest.restarts() == 0
+
+
+def test_a_run_over_islands_is_stopped_on_those_where_nobody_waits_too():
+    play = shared("2x1x1", run_seconds=10)
+    alice, bob = play.open(token="alice"), play.open(token="bob")
+    play.proxy(bob.number, m.RegisterFunction(1, "together", 901, ((0, 1),)))
+    play.report(0, m.FeedsArrived(bob.number, (901,)))
+    compiles = [each for each in play.report(1, m.FeedsArrived(bob.number, (901,))) if isinstance(each, m.Compile)]
+    for host in (0, 1):
+        play.report(host, m.Compiled(compiles[0].function, OK, b"", 0.1, False))
+    play.proxy(bob.number, m.RegisterProgram(1, single("f", (), Call(1, (), (on(0, 1),), (0, 1)))))
+    play.proxy(bob.number, m.Launch(1, (), (11,), ()))
+    on_0, on_1 = runs(play.outbox())
+    launch(play, alice, 200)  # on island 0
+    for now in range(1, 15):
+        play.tick(float(now), running={0: (on_0.sequence,), 1: (on_1.sequence,)})
+    assert {each.sequence for each in stops_in(play.outbox())} == {on_0.sequence, on_1.sequence}
 
 
 def test_work_of_the_same_tenant_is_not_kept_waiting():

@@ -141,9 +141,12 @@ class Overruns:
         self._restart(gang, f"a gang {runs}", f"{name} {runs}")
 
     def _stop(self, gang: Gang[GangRun], why: str) -> None:
+        """Stop a gang, and the gangs of the same computation on other islands, which may run independently."""
         text = f"the run of {gang.run.launch.program.name} was stopped: {why}"
-        for host in gang.run.hosts_left:
-            self._outbox.to_host(host, m.StopRun(gang.sequence, text))
+        for each in gang.node.gangs:
+            if each.sequence in self._launcher.in_flight:
+                for host in each.run.hosts_left:
+                    self._outbox.to_host(host, m.StopRun(each.sequence, text))
 
     def _others_wait(self, gang: Gang[GangRun]) -> bool:
         """Whether another tenant has work behind the gang, or waits for its island."""
