@@ -31,7 +31,7 @@ LAYERS = (
     ("engines", "manifests", "web"),
     ("operate", "virtual"),
     ("client", "data", "tensorflow", "testing"),
-    ("programs",),
+    ("ffi", "programs"),
     ("pipelines",),
     ("elastic",),
 )

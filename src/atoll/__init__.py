@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from atoll import elastic as elastic
     from atoll import errors as errors
+    from atoll import ffi as ffi
     from atoll._version import __version__ as __version__
     from atoll.client.client_slices import Slice as Slice
     from atoll.client.client_slices import VirtualDeviceSet as VirtualDeviceSet
@@ -133,6 +134,7 @@ __all__ = [
     "connect",
     "elastic",
     "errors",
+    "ffi",
     "make_virtual_device_set",
     "pipeline",
     "program",
@@ -149,7 +151,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("errors", "elastic"):
+    if name in ("errors", "elastic", "ffi"):
         return importlib.import_module(f"atoll.{name}")
     if name in _MODULES:
         return getattr(importlib.import_module(_MODULES[name]), name)

@@ -5,6 +5,7 @@ A test that fails here may mean that jaxlib has lifted the limitation: then the 
 
 from __future__ import annotations
 
+import ctypes
 import os
 import tempfile
 from collections.abc import Callable
@@ -110,6 +111,12 @@ def transformations_for_all_platforms() -> None:
     xla.register_hlo_module_transformation(lambda module: None, name="unpatched")
 
 
+def ffi_libraries() -> None:
+    handler = ctypes.cast(ctypes.CDLL(None).getpid, ctypes.c_void_p).value
+    jax.ffi.register_ffi_target("unpatched", jax.ffi.pycapsule(handler), platform="CUDA")
+    jax.ffi.ffi_call("unpatched", jax.ShapeDtypeStruct((4,), np.float32))(jnp.ones(4, np.float32))
+
+
 ERRORS: dict[str, Callable[[], None]] = {
     "strided arrays": strided_arrays,
     "other clients": other_clients,
@@ -118,6 +125,7 @@ ERRORS: dict[str, Callable[[], None]] = {
     "memory statistics": memory_statistics,
     "cost analysis": cost_analysis,
     "serialized executables": serialized_executables,
+    "FFI libraries": ffi_libraries,
     "host callbacks": host_callbacks,
     "callbacks at compile time": callbacks_at_compile_time,
     "transformations of modules for plug-ins": transformations_for_all_platforms,

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.cluster_process import User, finish, first_line
+from tests.end_to_end.ffi_kernels import COMPILER, MISSING, build
 
 START = """
     import jax
@@ -239,3 +240,26 @@ def test_the_elastic_manager_goes_on_with_the_islands_that_are_left_and_takes_on
         process.communicate()
         proxy.send_signal(signal.SIGINT)
         finish(proxy).check()
+
+
+@pytest.mark.skipif(COMPILER is None, reason=MISSING)
+def test_ffi_kernels_of_the_script_run_on_both_islands(served: Any, tmp_path: Path) -> None:
+    assert (
+        printed(
+            served,
+            """
+    import ctypes
+    import os
+
+    library = ctypes.CDLL(os.environ["KERNELS"])
+    jax.ffi.register_ffi_target("scale", jax.ffi.pycapsule(library.Scale))
+    results = jax.ShapeDtypeStruct((2, 3), np.float32), jax.ShapeDtypeStruct((2,), np.float32)
+    call = jax.jit(lambda x: jax.ffi.ffi_call("scale", results)(x, scale=np.float32(2), sign="minus"))
+    for device in (devices[0], devices[3]):
+        _, sums = call(jax.device_put(np.ones((2, 3), np.float32), device))
+        print(np.asarray(sums).tolist())
+    """,
+            KERNELS=build(tmp_path),
+        )
+        == ["[-6.0, -6.0]"] * 2
+    )

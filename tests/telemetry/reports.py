@@ -30,7 +30,14 @@ def snapshot_of(cluster: Cluster) -> Snapshot:
 
 def eventful_snapshot() -> Snapshot:
     """Return the report of a cluster, which has a value other than the default in each field of some part."""
-    settings = {"read": ("/data",), "write": ("/scratch",), "priority": 3, "reserve": 5, "memory": 20}
+    settings = {
+        "read": ("/data",),
+        "write": ("/scratch",),
+        "priority": 3,
+        "reserve": 5,
+        "memory": 20,
+        "native_code": True,
+    }
     limits = {"total_memory": 100, "devices": 4, "sessions": 5, "launches": 6, "uploads": 7, "compiles": 8}
     alice = TenantSettings("alice", token_hash("alice"), 2.0, **settings, **limits)
     others = (TenantSettings(name, token_hash(name)) for name in ("bob", "carol"))

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from atoll.client.client_slices import forget_slices
 from atoll.client.forks import ForkGuard
-from atoll.client.jax_patches import host_callbacks
+from atoll.client.jax_patches import ffi_calls, host_callbacks
 from atoll.client.jax_patches import install as install_patches
 from atoll.client.log_filter import filtered_stderr
 from atoll.client.processes import ClientProcesses, Settings
@@ -77,6 +77,7 @@ def make_client() -> Any:
 
     install_patches()
     clear_with_client(host_callbacks.TABLE)
+    clear_with_client(ffi_calls.SENT)
     options = ifrt_proxy.ClientConnectionOptions()
     options.connection_timeout_in_seconds = _CONNECT_SECONDS
     with filtered_stderr(), relaxed(), _fork_guard().connecting() as clients:

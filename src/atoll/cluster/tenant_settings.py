@@ -80,6 +80,8 @@ class TenantSettings(msgspec.Struct, frozen=True):
     upload_rate: _Limit = 1 << 30  # bytes per second
     # Limit of one run while other tenants wait for its devices: see `controller.islands.overruns`.
     run_seconds: _Limit = 600
+    # Whether its sessions may load shared libraries with FFI handlers into workers, where they can do anything.
+    native_code: bool = False
 
 
 # The only tenant of a cluster without a file of tenants, and the tenant of the user who started a cluster with one.

@@ -25,12 +25,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from atoll.devices.compilers.compiler_messages import CompiledProgram, CompileProgram
+from atoll.devices.compilers.compiler_messages import CompiledProgram, CompileProgram, RenamedTarget
 from atoll.host_services.calls.function_callbacks import Callbacks
 from atoll.host_services.python.rendezvous import KeyValues
 from atoll.ir.plan import LocalArray
 from atoll.ir.types import ShardType
-from atoll.protocol.messages import DeviceInfo, FunctionInfo
+from atoll.protocol.messages import DeviceInfo, FunctionInfo, LibraryTarget
 from atoll.protocol.profiles import Recording
 
 # [replica][partition] of (host of the island, or rank in the world, and ordinal of the device)
@@ -169,6 +169,22 @@ class WorldMaker(Protocol):
         """
 
 
+class LibraryLoader(Protocol):
+    """The part of a backend for shared libraries of clients. Compilers, several at a time.
+
+    A library stays in the process, because XLA keeps the addresses of its handlers. Each tenant has its own copy.
+    """
+
+    def load(self, content: bytes, tenant: str) -> None:
+        """Load a library unless it is loaded. Raise StatusError if it cannot be loaded, or if there are too many."""
+
+    def register(self, targets: Sequence[LibraryTarget], tenant: str) -> tuple[RenamedTarget, ...]:
+        """Register targets of loaded libraries with the platform. Raise INVALID_ARGUMENT for places that do not exist.
+
+        Return the names under which they are registered.
+        """
+
+
 class DeviceBackend(Protocol):
     """One host's devices. The worker creates one backend before it reports that it is ready.
 
@@ -176,7 +192,7 @@ class DeviceBackend(Protocol):
     over an island's hosts as the island's window. `platform` is the platform that JAX shows. `key_values` is a store
     that the hosts of an island share. With a `loader`, tenants' programs are compiled in compiler processes; it is None
     if reading a program cannot end this process. With `worlds`, its hosts can join worlds; without, the parts of a
-    function on different islands run independently.
+    function on different islands run independently. With `libraries`, programs may call handlers in shared libraries.
     """
 
     platform: str
@@ -185,6 +201,7 @@ class DeviceBackend(Protocol):
     key_values: KeyValues | None
     loader: ProgramLoader | None
     worlds: WorldMaker | None
+    libraries: LibraryLoader | None
 
     def describe(self) -> tuple[DeviceInfo, ...]:
         """Return the devices, by ordinal."""
@@ -197,8 +214,9 @@ class DeviceBackend(Protocol):
         callbacks: Callbacks | None = None,
         tenant: str = "",
         world: int = 0,
+        targets: tuple[RenamedTarget, ...] = (),
     ) -> tuple[LoadedFunction, bool, float]:
-        """Compile and load a client's program, which may call these `callbacks`.
+        """Compile and load a client's program, which may call these `callbacks`, and `targets` of its libraries.
 
         In a `world`, the hosts in the assignment are ranks of the world.
         Returns the function, whether it came from a cache, and the duration in seconds. Cache entries of `tenant` are

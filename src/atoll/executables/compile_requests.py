@@ -19,8 +19,9 @@ from atoll.protocol.callbacks import (
     COMPILE_CALLS_OPTION,
     PROGRAM_OPTION,
 )
+from atoll.protocol.ffi_libraries import TARGETS_OPTION, read_targets
 from atoll.protocol.ifrt import compile_pb2
-from atoll.protocol.messages import FunctionSource, HostChannels
+from atoll.protocol.messages import FunctionSource, HostChannels, LibraryTarget
 from atoll.protocol.translation import codec
 
 XLA_PROGRAM = "xla::ifrt::XlaProgram"
@@ -37,6 +38,7 @@ class CompileJob:
     content: str  # hash of `source`, which does not depend on the devices
     assignment: tuple[tuple[int, ...], ...]
     callbacks: tuple[int, ...] = ()
+    targets: tuple[LibraryTarget, ...] = ()  # of the client's libraries
 
     @property
     def devices(self) -> tuple[int, ...]:
@@ -78,6 +80,7 @@ def compile_job(request: Any, device_count: int, session: int = 0) -> CompileJob
     channels = _channels(overrides, len(callbacks))
     compile_calls, keys = _compile_calls(overrides)
     callbacks += compile_calls
+    targets = read_targets(overrides.pop(TARGETS_OPTION).string_field) if TARGETS_OPTION in overrides else ()
     source = FunctionSource(
         program,
         options.SerializeToString(deterministic=True),
@@ -85,6 +88,7 @@ def compile_job(request: Any, device_count: int, session: int = 0) -> CompileJob
         callbacks,
         keys=keys,
         channels=channels,
+        targets=targets,
     )
     return compile_job_of(source, assignment)
 
@@ -92,7 +96,7 @@ def compile_job(request: Any, device_count: int, session: int = 0) -> CompileJob
 def compile_job_of(source: FunctionSource, assignment: tuple[tuple[int, ...], ...]) -> CompileJob:
     """Return the job that compiles `source` for devices by [replica][partition]."""
     encoded = msgspec.msgpack.encode(source)
-    return CompileJob(encoded, hashlib.sha256(encoded).hexdigest(), assignment, source.callbacks)
+    return CompileJob(encoded, hashlib.sha256(encoded).hexdigest(), assignment, source.callbacks, source.targets)
 
 
 def check_devices(devices: Sequence[int], device_count: int) -> None:

@@ -16,6 +16,7 @@ from atoll.errors import Status, invalid, not_found, unimplemented
 from atoll.executables.loaded_executable import ImmediateReply, Loaded, LoadedExecutable
 from atoll.executables.python_functions import PythonFunctions
 from atoll.executables.session_arrays import ArrayRecord, Arrays, Memory, Origin
+from atoll.executables.session_libraries import SessionLibraries
 from atoll.ifrt.host_buffer_store import HostBuffers
 from atoll.ir.types import ArraySpec
 from atoll.protocol.callbacks import CALLBACK_ADVICE
@@ -109,6 +110,7 @@ class IfrtSession:
         self._replies: dict[int, ImmediateReply] = {}  # their handles are handles of executables, too
         self.compiled: dict[str, FunctionInfo] = {}  # the last compiled functions, by their content
         self.python = PythonFunctions(cluster)
+        self.libraries = SessionLibraries(cluster)
         self.staged: list[int] = []  # handles of the next program's arguments
         self.layouts: dict[Any, bytes] = {}
         self._open_relay = open_relay

@@ -173,7 +173,15 @@ class Compilation:
         assignment = tuple(tuple((rank[s.host], s.ordinal) for s in partitions) for partitions in locations)
         self.functions.expect(Registration(session.number, function, name, set(hosts)))
         compile_ = m.Compile(
-            name, session.number, feed, assignment, request.content, recompile, tenant.host_name, tenant.settings.share
+            name,
+            session.number,
+            feed,
+            assignment,
+            request.content,
+            recompile,
+            tenant.host_name,
+            tenant.settings.share,
+            native_code=tenant.has_native_code,
         )
         now = self._outbox.seconds
         rates = self._rates.of(tenant)

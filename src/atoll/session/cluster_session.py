@@ -314,6 +314,10 @@ class ClusterSession:
             hosts.add(host)
         return sorted(hosts)
 
+    def devices_of(self, host: int) -> list[int]:
+        """Return the virtual devices on a host."""
+        return [device for device, its in self._hosts.items() if its == host]
+
     def upload(self, hosts: Sequence[int], feed: int, contents: Sequence[Any], launch: int = 0) -> None:
         """Send buffers as one feed. The buffers must not change afterwards.
 

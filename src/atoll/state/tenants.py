@@ -33,6 +33,11 @@ class Tenant:
         return self.name if self.is_one_of_several else ""
 
     @property
+    def has_native_code(self) -> bool:
+        """Whether its sessions may load shared libraries into workers. Without tenants, all users are one user."""
+        return not self.is_one_of_several or self.settings.native_code
+
+    @property
     def is_operator(self) -> bool:
         return self.settings.role is TenantRole.OPERATOR
 

@@ -120,6 +120,7 @@ class TenantSnapshot(SnapshotStruct, frozen=True):
     compile_seconds: int = 0
     upload_rate: int = 0
     run_seconds: int = 0
+    native_code: bool = False
     open_sessions: int = 0
     bytes: int = 0
     in_flight: int = 0

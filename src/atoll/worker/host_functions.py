@@ -14,7 +14,7 @@ import msgspec
 
 from atoll.cluster.processes.bugs import start_in
 from atoll.cluster.sandbox.grants import USER_RULES, PythonRules
-from atoll.devices.compilers.compiler_messages import CompiledProgram, CompileProgram, OutlinedProgram
+from atoll.devices.compilers.compiler_messages import CompiledProgram, CompileProgram, OutlinedProgram, RenamedTarget
 from atoll.devices.compilers.compiler_server import CompilerCrashedError
 from atoll.devices.device import Assignment, DeviceBackend, LoadedFunction, ProgramLoader
 from atoll.errors import OK, Code, Status, StatusError, invalid, not_found, unimplemented
@@ -26,6 +26,7 @@ from atoll.host_services.python.python_sessions import PythonSessions
 from atoll.protocol.messages import CloseWorld, Compile, Compiled, FunctionInfo, FunctionSource
 from atoll.transfers.inbox import Inbox
 from atoll.worker.compilers import Compilation, Compilers
+from atoll.worker.host_libraries import HostLibraries
 from atoll.worker.host_worlds import HostWorlds
 from atoll.worker.store import TypeKeys
 
@@ -85,6 +86,7 @@ class Functions:
         compilers: Compilers | None = None,
         worlds: HostWorlds | None = None,
     ) -> None:
+        self._libraries = HostLibraries(backend.libraries)
         self.python = python or PythonSessions(None)
         self._compilers = compilers
         self._worlds = worlds
@@ -154,10 +156,25 @@ class Functions:
                 raise invalid("RegisterFunction.runs_apart is for functions of Python")
             if message.world:
                 self._world_sources[message.function] = message, source
+            if source.is_library:
+                self._libraries.load(message, source.program)
+                self._end(message, None, OK)
+                return
+            if source.targets:
+                compile_ = partial(start_in, self._pool, self._compile_loaded, message, source)
+                self._libraries.when_loaded(message, source.targets, compile_)
+                return
         except Exception as error:
             self._end(message, None, status_of(error))
             return
         self._compile_source(message, source)
+
+    def _compile_loaded(self, message: Compile, source: FunctionSource, libraries: Status) -> None:
+        """Compile a program with custom calls of libraries, unless one of them could not be loaded."""
+        if libraries.ok:
+            self._compile_source(message, source)
+        else:
+            self._end(message, None, libraries)
 
     def _compile_source(self, message: Compile, source: FunctionSource) -> None:
         is_apart = bool(message.tenant) or source.fragment is not None
@@ -177,13 +194,25 @@ class Functions:
     def _compile(self, message: Compile, source: FunctionSource) -> None:
         try:
             callbacks = self._callbacks(source, message)
-            loaded, cached, seconds = self._backend.compile(
-                source.program, source.options, self._assignment(message), callbacks, message.tenant, message.world
-            )
+            targets = self._libraries.register(message, source.targets)
+            loaded, cached, seconds = self._compile_here(message, source.program, source.options, callbacks, targets)
             function = Function(loaded, self._keys, callbacks)
             self._end(message, function, OK, loaded.info(), seconds, cached)
         except Exception as error:
             self._end(message, None, status_of(error))
+
+    def _compile_here(
+        self,
+        message: Compile,
+        program: bytes,
+        options: bytes,
+        callbacks: Callbacks | None,
+        targets: tuple[RenamedTarget, ...],
+    ) -> tuple[LoadedFunction, bool, float]:
+        compile_ = self._backend.compile
+        if targets:  # devices without libraries need not take any
+            compile_ = partial(compile_, targets=targets)
+        return compile_(program, options, self._assignment(message), callbacks, message.tenant, message.world)
 
     def _compile_apart(
         self, message: Compile, source: FunctionSource, compilers: Compilers, loader: ProgramLoader
@@ -200,6 +229,7 @@ class Functions:
             source.keys,
             source.channels,
             source.fragment,
+            self._libraries.register(message, source.targets),
         )
         kept = loader.find(request, message.tenant)
         if kept is not None:
@@ -241,15 +271,9 @@ class Functions:
         """Load a program from a compiler process. If the process could only check the program, compile it here."""
         loader = self._backend.loader
         if program.description is None or loader is None:
-            loaded, _, _ = self._backend.compile(
-                program.program or request.program,
-                request.options,
-                self._assignment(message),
-                callbacks,
-                message.tenant,
-                message.world,
-            )
-            return loaded
+            return self._compile_here(
+                message, program.program or request.program, request.options, callbacks, request.targets
+            )[0]
         loaded = loader.load(program, message.assignment, callbacks, message.world)
         loader.keep(request, message.tenant, program)
         return loaded
@@ -326,6 +350,7 @@ class Functions:
         """Free what a session has, except its functions, which the controller drops one by one."""
         self.python.close(session)
         self.programs.close(session)
+        self._libraries.close(session)
         if self._compilers is not None:
             self._compilers.close(session)
 

@@ -8,6 +8,7 @@ checks their arguments and results. This is the part of a patch's self-test that
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import sys
 from collections import defaultdict
@@ -21,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax._src import custom_partitioning as jax_custom_partitioning
-from jax._src import pjit, stages
+from jax._src import pjit, stages, xla_bridge
 from jax._src.interpreters import mlir, pxla
 from jax._src.lib import xla_client
 from jax.sharding import NamedSharding
@@ -326,6 +327,34 @@ def newer_operations_(calls: Calls) -> None:
     assert compiled.client is backend
 
 
+def ffi_libraries(calls: Calls) -> None:
+    """JAX registers handlers and types with these functions, and lists what it has not passed to XLA yet."""
+    libc = ctypes.CDLL(None)
+    handler = jax.ffi.pycapsule(ctypes.cast(libc.getpid, ctypes.c_void_p).value)
+    jax.ffi.register_ffi_target("probe", handler, platform="probes")
+    jax.ffi.register_ffi_target("staged", {"execute": handler}, platform="probes")
+    jax.ffi.register_ffi_type("probe", {"type_id": handler}, platform="probes")
+    register, register_type = (f"jaxlib.xla_client.register_custom_{kind}" for kind in ("call_target", "type"))
+    assert calls.arguments(register) == [
+        ("probe", handler, "probes", 1),
+        ("staged", {"execute": handler}, "probes", 1),
+    ]
+    assert [each[:2] for each in calls.arguments(register_type)] == [("probe", {"type_id": handler})]
+    assert [each[:3] for each in xla_client._custom_callback.pop("probes")] == [
+        ("probe", handler, 1),
+        ("staged", {"execute": handler}, 1),
+    ]
+    assert xla_client._custom_type_id.pop("probes") == [("probe", {"type_id": handler})]
+    jax.jit(lambda x: x * 17).lower(jnp.ones(3)).compile()
+    known = xla_client.custom_call_targets("Host")
+    assert list(known["xla_ffi_python_cpu_callback"]) == ["execute"]
+    jax.ffi.register_ffi_target_as_batch_partitionable("probe")
+    divide = "jaxlib.xla_client.register_custom_call_as_batch_partitionable"
+    assert calls.arguments(divide)[0] == ("probe",)
+    listed = [each for each in xla_bridge._plugin_callbacks if each.args and each.args[0] == "lapack_spotrf_ffi"]
+    assert [getattr(each.func, "__name__", "") for each in listed] == ["register_custom_call_as_batch_partitionable"]
+
+
 def host_callbacks_(calls: Calls) -> None:
     """JAX passes callables to the compiler, and runs such programs between these two methods, not on the fast path."""
     seen: list[Any] = []
@@ -540,6 +569,7 @@ PROBES: dict[str, Callable[[Calls], None]] = {
     "serialized executables": serialized_executables,
     "transfer server": transfer_server,
     "newer operations": newer_operations_,
+    "FFI libraries": ffi_libraries,
     "host callbacks": host_callbacks_,
     "send and receive": send_and_receive,
     "callbacks at compile time": callbacks_at_compile_time,

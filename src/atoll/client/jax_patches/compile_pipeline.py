@@ -38,6 +38,7 @@ Pass = Callable[[CompileRequest, Compile], Any]
 ORDER = (
     "callbacks at compile time",  # runs the rest on another thread, so it comes before all others
     "host callbacks",  # removes the callables, which jaxlib's client refuses
+    "FFI libraries",
     "newer operations",  # calls the rest a second time, with another module
 )
 

@@ -164,7 +164,8 @@ class OperatorService:
                 f"the reserve of tenant {message.name} cannot be {message.limits['reserve']}: "
                 f"a reserve is a percentage of device time, and at most {MOST_RESERVE}"
             )
-        given = {name: value for name in ("share", "priority", "role") if (value := getattr(message, name)) is not None}
+        names = ("share", "priority", "role", "native_code")
+        given = {name: value for name in names if (value := getattr(message, name)) is not None}
         if message.token_hash:
             given["token_hash"] = message.token_hash
         try:

@@ -43,6 +43,14 @@ class Description(msgspec.Struct, frozen=True, array_like=True):
     scratch_bytes: int  # on each device while it runs
 
 
+class RenamedTarget(msgspec.Struct, frozen=True, array_like=True):
+    """A program's custom call target of a client's library, and the name under which the worker has registered it."""
+
+    name: str
+    private_name: str
+    is_batch_partitionable: bool = False
+
+
 # ---- worker -> compiler process
 
 
@@ -50,7 +58,8 @@ class CompileProgram(msgspec.Struct, frozen=True, array_like=True, tag="c"):
     """Compile a program for `replicas` x `partitions` devices of the worker's platform.
 
     While the program runs, it calls `callbacks` callables of its client. While it is compiled, XLA calls those of
-    `keys`. If the process cannot compile for the platform, it only reads and checks the program.
+    `keys`. If the process cannot compile for the platform, it only reads and checks the program. It renames the custom
+    calls of `targets`, and has no handlers for them.
 
     `fragment` is as in `FunctionSource`.
     """
@@ -64,6 +73,7 @@ class CompileProgram(msgspec.Struct, frozen=True, array_like=True, tag="c"):
     keys: tuple[bytes, ...] = ()
     channels: tuple[HostChannels, ...] = ()
     fragment: tuple[str, str] | None = None
+    targets: tuple[RenamedTarget, ...] = ()
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True, tag="a"):

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from atoll.devices.device import Assignment, Layout, ProgramLoader, WorldMaker
+from atoll.devices.compilers.compiler_messages import RenamedTarget
+from atoll.devices.device import Assignment, Layout, LibraryLoader, ProgramLoader, WorldMaker
 from atoll.devices.null.model import NullModel
 from atoll.devices.null.null_program import NullProgram, read_program
 from atoll.devices.null.sim_events import Clock, SimEvent, SimTask, all_of
@@ -121,6 +122,7 @@ class NullBackend:
     key_values: KeyValues | None = None
     loader: ProgramLoader | None = None  # msgspec reads its programs safely
     worlds: WorldMaker | None = None
+    libraries: LibraryLoader | None = None
     max_in_flight = 24  # as for XLA's devices
 
     def __init__(self, host: int, devices: int, model: NullModel, clock: Clock, collectives: Collectives) -> None:
@@ -158,6 +160,7 @@ class NullBackend:
         callbacks: Callbacks | None = None,
         tenant: str = "",
         world: int = 0,
+        targets: tuple[RenamedTarget, ...] = (),
     ) -> tuple[NullFunction, bool, float]:
         devices = [device for row in assignment for device in row]
         ordinals = tuple(ordinal for host, ordinal in devices if host == self.host)

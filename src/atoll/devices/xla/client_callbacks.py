@@ -8,14 +8,14 @@ contain pointers of the client's process, which would crash this process, so mod
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from jax._src.lib import xla_client as xc
 from jax._src.lib.mlir import ir
 
-from atoll.devices.compilers.compiler_messages import Signature
+from atoll.devices.compilers.compiler_messages import RenamedTarget, Signature
 from atoll.errors import StatusError, invalid, unimplemented
 from atoll.host_services.calls.callback_operations import (
     BUFFER_CALLBACK,
@@ -32,6 +32,7 @@ from atoll.host_services.calls.client_calls import ClientError, kept, wrapped
 from atoll.host_services.calls.function_callbacks import Callbacks
 from atoll.ir.types import ShardType
 from atoll.protocol.callbacks import CALLBACK_ADVICE, COMPILE_CALL_ADVICE, CUSTOM_PARTITIONING, INSPECT_SHARDING
+from atoll.protocol.ffi_libraries import PRIVATE_PREFIX
 from atoll.protocol.messages import HostChannels
 from atoll.protocol.questions import ADDRESS_CALL
 from atoll.transfers.dtypes import numpy_dtype
@@ -68,8 +69,9 @@ def find(
     replace: Replace = refused,
     channels: Sequence[HostChannels] = (),
     refuse_peers: bool = False,
+    targets: Sequence[RenamedTarget] = (),
 ) -> list[Signature]:
-    """Return the signatures of the client's `count` callables, by index.
+    """Return the signatures of the client's `count` callables, by index. Rename the custom calls of `targets`.
 
     `replace` is called for each custom call that runs while XLA compiles. With `channels`, callables have channels
     instead of indices. `program` is the module's serialized form, which shows quickly that most modules have no custom
@@ -84,11 +86,12 @@ def find(
     transfers = HostTransfers(channels, refuse_peers)
     errors: list[StatusError] = []
     seen: set[int] = set()
+    renamed = {each.name: each.private_name for each in targets}
 
     def visit(operation: Any) -> Any:
         try:
             if operation.name == "stablehlo.custom_call":
-                _add(operation, results, seen, replace)
+                _add(operation, results, seen, replace, renamed)
             elif operation.name in (SEND, RECEIVE, INFEED, OUTFEED):
                 transfers.add(operation)
         except StatusError as error:
@@ -105,8 +108,15 @@ def find(
     ]
 
 
-def _add(operation: Any, results: list[Signature], seen: set[int], replace: Replace) -> None:
+def _add(
+    operation: Any, results: list[Signature], seen: set[int], replace: Replace, renamed: Mapping[str, str]
+) -> None:
     target = operation.attributes["call_target_name"].value
+    if target in renamed:
+        operation.attributes["call_target_name"] = ir.StringAttr.get(renamed[target])
+        return
+    if target.startswith(PRIVATE_PREFIX):
+        raise invalid(f"the program calls {target[:100]!r}, and only this host may use names that begin so")
     if target in _REFUSED or (target.startswith(_POINTERS) and target != BUFFER_CALLBACK):
         raise unimplemented(CALLBACK_ADVICE)
     if target in _WHILE_COMPILING:

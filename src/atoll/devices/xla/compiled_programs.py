@@ -146,7 +146,10 @@ class CompiledPrograms:
     def _key(self, request: CompileProgram) -> str:
         digest = hashlib.sha256(_VERSION)
         shape = f"{request.replicas} {request.partitions} {request.platform}".encode()
-        for part in (self._machine, shape, request.options, request.program, *map(str.encode, request.fragment or ())):
+        more = [*map(str.encode, request.fragment or ())]
+        if request.targets:  # their names depend on the content of libraries
+            more.append(_encode(request.targets))
+        for part in (self._machine, shape, request.options, request.program, *more):
             digest.update(len(part).to_bytes(8, "little"))
             digest.update(part)
         return digest.hexdigest()

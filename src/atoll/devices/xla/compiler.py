@@ -27,6 +27,7 @@ from atoll.devices.xla.ifrt_ir import read_fragment, read_outline
 from atoll.devices.xla.loop_checks import insert_checks
 from atoll.devices.xla.xla_backend import XlaBackend
 from atoll.devices.xla.xla_compilation import Source, context, load_executable, prepare
+from atoll.devices.xla.xla_libraries import StandIns
 
 # Compiled before the first program of a tenant, because MLIR's dialects and LLVM are slow to initialize.
 _FIRST = """
@@ -51,6 +52,7 @@ class XlaCompiler:
     def __init__(self, devices: int) -> None:
         jax.config.update("jax_num_cpu_devices", devices)
         self._backend = XlaBackend()
+        self._stand_ins = StandIns()
         threading.stack_size(_LOADING_STACK)  # for the threads that this module starts
         with context(len(_FIRST)):
             version = stablehlo.get_minimum_version()
@@ -75,7 +77,8 @@ class XlaCompiler:
         self, request: CompileProgram, asking: Asking | None, begun: Callable[[str, str], None]
     ) -> CompiledProgram:
         grid = self._grid(request)
-        source = Source(request.program, request.options, request.callbacks, request.channels)
+        source = Source(request.program, request.options, request.callbacks, request.channels, request.targets)
+        self._stand_ins.register(request.targets)
         with context(len(request.program)):
             prepared = prepare(source, grid, asking, refuse_peers=True)
             begun(*_name_and_line(prepared.module))

@@ -20,8 +20,8 @@ from jax.sharding import SingleDeviceSharding
 
 from atoll.cluster.environment_variables import JAX_PLATFORMS
 from atoll.cluster.slice_placement import GPUS
-from atoll.devices.compilers.compiler_messages import CompiledProgram, CompileProgram, Description
-from atoll.devices.device import Assignment, DeviceBackend, ProgramLoader, WorldMaker
+from atoll.devices.compilers.compiler_messages import CompiledProgram, CompileProgram, Description, RenamedTarget
+from atoll.devices.device import Assignment, DeviceBackend, LibraryLoader, ProgramLoader, WorldMaker
 from atoll.devices.device_kinds import Membership
 from atoll.devices.xla import xla_compile_calls, xla_custom_calls, xla_island
 from atoll.devices.xla.client_callbacks import Held, stubs
@@ -39,6 +39,7 @@ from atoll.devices.xla.loop_checks import insert_checks
 from atoll.devices.xla.stops import stops_here
 from atoll.devices.xla.xla_arrays import Uneven, shards_of, stacked_handler, stacked_type
 from atoll.devices.xla.xla_compilation import Source, context, load_executable, prepare
+from atoll.devices.xla.xla_libraries import XlaLibraries
 from atoll.devices.xla.xla_world import XlaWorlds
 from atoll.errors import Code, StatusError
 from atoll.host_services.calls.function_callbacks import Callbacks
@@ -58,10 +59,6 @@ _cache_hit = threading.local()
 def _note_event(event: str, **_: Any) -> None:
     if event == "/jax/compilation_cache/cache_hits":
         _cache_hit.seen = True
-
-
-def _calling(program: bytes, options: bytes, callbacks: Callbacks) -> Source:
-    return Source(program, options, len(callbacks), callbacks.channels)
 
 
 def _register_custom_calls(platform: str) -> None:
@@ -102,6 +99,7 @@ class XlaBackend:
         self._stops = stops_here(self.platform)
         self._worlds = XlaWorlds(self.client, self.devices)
         self.worlds: WorldMaker | None = self._worlds if self.platform == "cpu" else None
+        self.libraries: LibraryLoader | None = XlaLibraries(self.platform)
 
     def describe(self) -> tuple[DeviceInfo, ...]:
         return tuple(
@@ -130,6 +128,7 @@ class XlaBackend:
         callbacks: Callbacks | None = None,
         tenant: str = "",
         world: int = 0,
+        targets: tuple[RenamedTarget, ...] = (),
     ) -> tuple[Executable, bool, float]:
         """Compile a portable StableHLO artifact. See `DeviceBackend`.
 
@@ -138,7 +137,8 @@ class XlaBackend:
         started = time.monotonic()
         client, grid = self._client_and_grid(assignment, world)
         with context(len(program)):
-            source = Source(program, options) if callbacks is None else _calling(program, options, callbacks)
+            called = (0, ()) if callbacks is None else (len(callbacks), callbacks.channels)
+            source = Source(program, options, *called, targets)
             prepared = prepare(source, grid, callbacks)
             if tenant and self._stops is not None:
                 insert_checks(prepared.module, grid.size)

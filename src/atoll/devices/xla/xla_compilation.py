@@ -19,7 +19,7 @@ from jax._src.lib import _jax, gpu_solver, lapack
 from jax._src.lib import xla_client as xc
 from jax._src.lib.mlir import ir
 
-from atoll.devices.compilers.compiler_messages import Signature
+from atoll.devices.compilers.compiler_messages import RenamedTarget, Signature
 from atoll.devices.xla import client_callbacks
 from atoll.devices.xla.xla_compile_calls import AskedClient, CompileCalls
 from atoll.protocol.messages import HostChannels
@@ -34,12 +34,16 @@ _MOST_IDLE_CONTEXTS = 4
 
 @dataclass(frozen=True)
 class Source:
-    """A client's program with XLA's serialized options, and the number of `callbacks` that it calls when it runs."""
+    """A client's program with XLA's serialized options, and the number of `callbacks` that it calls when it runs.
+
+    `targets` are its custom calls of the client's libraries.
+    """
 
     program: bytes
     options: bytes
     callbacks: int = 0
     channels: tuple[HostChannels, ...] = ()
+    targets: tuple[RenamedTarget, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -70,9 +74,9 @@ def prepare(source: Source, grid: Any, asked: AskedClient | None, refuse_peers: 
     options.compile_portable_executable = False
     _initialize_lapack(source.program)
     module = _jax.mlir.deserialize_portable_artifact(source.program, ir.Context.current)
-    calls = CompileCalls(asked, grid.shape[1])
+    calls = CompileCalls(asked, grid.shape[1], source.targets)
     signatures = client_callbacks.find(
-        source.program, module, source.callbacks, calls.replace, source.channels, refuse_peers
+        source.program, module, source.callbacks, calls.replace, source.channels, refuse_peers, source.targets
     )
     calls.mark(module)
     if "sym_name" not in module.operation.attributes:  # JAX requires a name

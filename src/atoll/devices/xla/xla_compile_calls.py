@@ -24,6 +24,7 @@ from jax._src.lib import _jax
 from jax._src.lib import xla_client as xc
 from jax._src.lib.mlir import ir
 
+from atoll.devices.compilers.compiler_messages import RenamedTarget
 from atoll.devices.xla.client_callbacks import PARTITIONING, find
 from atoll.errors import StatusError, invalid, unimplemented
 from atoll.host_services.calls.client_calls import ClientError, wrapped
@@ -81,9 +82,13 @@ class Questions:
 
 
 class CompileCalls:
-    """The questions of one compilation for `devices` devices. It must exist until XLA has compiled the program."""
+    """The questions of one compilation for `devices` devices. It must exist until XLA has compiled the program.
 
-    def __init__(self, client: AskedClient | None, devices: int) -> None:
+    The programs in answers may also call `targets`.
+    """
+
+    def __init__(self, client: AskedClient | None, devices: int, targets: Sequence[RenamedTarget] = ()) -> None:
+        self._targets = targets
         self._keys = client.keys if client is not None else ()
         self._devices = devices
         if client is not None:
@@ -189,7 +194,8 @@ class CompileCalls:
                 raise invalid("a custom partitioning has returned no sharding for its result")
             wanted = [self._sharding(each, of) for each, of in zip(answer.operands, shapes, strict=True)]
             parameters = [each.tile(of) for each, of in zip(wanted, shapes, strict=True)]
-            return _checked(answer.program, parameters, _tiles(given, shape)), wanted, given
+            program = _checked(answer.program, parameters, _tiles(given, shape), self._targets)
+            return program, wanted, given
         except (ClientError, StatusError) as error:
             raise wrapped(error) from None
 
@@ -222,12 +228,14 @@ def _value(shape: Any, sharding: Any = None) -> Value:
     return Value(str(shape), None if sharding is None else sharding_to_bytes(sharding))
 
 
-def _checked(program: bytes, parameters: Sequence[Any], results: Sequence[Any]) -> bytes:
+def _checked(
+    program: bytes, parameters: Sequence[Any], results: Sequence[Any], targets: Sequence[RenamedTarget]
+) -> bytes:
     """Check that `main` in a portable artifact has these types. Return the module as bytecode for XLA."""
     context = mlir.make_ir_context()
     with context, ir.Location.unknown(context):
         module = _jax.mlir.deserialize_portable_artifact(program, context)
-        find(program, module, 0)
+        find(program, module, 0, targets=targets)
         functions = [each for each in module.body.operations if each.name.value == "main"]
         wanted = [[_type(each) for each in types] for types in (parameters, results)]
         for function in functions:

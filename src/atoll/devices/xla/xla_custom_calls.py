@@ -145,11 +145,15 @@ def address_of(run: Callable[[CallFrame], int | None]) -> int:
 
 def register_address(target: str, address: int, platform: str = "cpu") -> None:
     """Make custom calls named `target` on devices of `platform` call the handler at this address."""
+    xc.register_custom_call_target(target, capsule(address), platform=platform, api_version=1)
+
+
+def capsule(address: int) -> Any:
+    """Return an address in the form that jaxlib takes."""
     new_capsule = ctypes.pythonapi.PyCapsule_New
     new_capsule.restype = ctypes.py_object
     new_capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-    capsule = new_capsule(address, b"xla._CUSTOM_CALL_TARGET", None)
-    xc.register_custom_call_target(target, capsule, platform=platform, api_version=1)
+    return new_capsule(address, b"xla._CUSTOM_CALL_TARGET", None)
 
 
 def run_id(frame: CallFrame) -> int:

@@ -42,6 +42,7 @@ def _compile(pending: PendingRequest, request: Any) -> None:
         welcome = session.cluster.welcome
         job = compile_job(request, len(welcome.devices), welcome.session)
         try:
+            await session.libraries.load(job.targets, job.devices)
             number, encoded = await session.cluster.register_function(job.source, job.content, job.assignment)
         except StatusError as error:
             known = session.compiled.get(job.content)

@@ -26,6 +26,7 @@ from atoll.ifrt.pending_request import PendingRequest
 from atoll.protocol import messages as m
 from atoll.protocol import profiles
 from atoll.protocol.callbacks import CALLBACKS_REQUEST
+from atoll.protocol.ffi_libraries import LIBRARY_REQUEST
 from atoll.protocol.questions import MAGIC as QUESTION
 from atoll.protocol.questions import (
     CompiledSource,
@@ -83,6 +84,10 @@ def _persist(pending: PendingRequest, payload: bytes) -> None:
 
 def _profile(pending: PendingRequest, payload: bytes) -> None:
     pending.reply_loaded(ProfileExecutable(payload, pending.session.cluster))
+
+
+def _add_library(pending: PendingRequest, payload: bytes) -> None:
+    pending.reply_loaded_later(pending.session.libraries.add(bytes(payload[len(LIBRARY_REQUEST) :])))
 
 
 # ---- slices
@@ -160,6 +165,7 @@ def _source(session: IfrtSession, fingerprint: bytes) -> ImmediateReply:
 _PLUGIN_PROGRAMS: tuple[tuple[bytes | tuple[bytes, ...], Callable[[PendingRequest, bytes], None]], ...] = (
     (SLICE, _add_slice),
     (CALLBACKS_REQUEST, _load_callbacks),
+    (LIBRARY_REQUEST, _add_library),
     (QUESTION, _answer),
     (PROGRAM, _submit),
     (RESHARD_REQUESTS, _reshard),

@@ -76,6 +76,13 @@ class TenantOptions:
         int | None,
         typer.Option(min=0, help="Seconds that one run may keep other tenants waiting; 0: no limit."),
     ] = None
+    native_code: Annotated[
+        bool | None,
+        typer.Option(
+            "--native-code/--no-native-code",
+            help="Let its scripts load shared libraries with FFI handlers into workers, where they can do anything.",
+        ),
+    ] = None
 
     @property
     def limits(self) -> dict[str, int]:
@@ -83,7 +90,7 @@ class TenantOptions:
         return {
             name: value
             for name, value in asdict(self).items()
-            if value is not None and name not in ("share", "priority", "role")
+            if value is not None and name not in ("share", "priority", "role", "native_code")
         }
 
 
@@ -164,7 +171,13 @@ def _change(cluster: ClusterChoice, tenant: str, wanted: TenantOptions, **said: 
     from atoll.protocol.messages import SetTenant
 
     message = SetTenant(
-        tenant, share=wanted.share, priority=wanted.priority, role=wanted.role, limits=wanted.limits, **said
+        tenant,
+        share=wanted.share,
+        priority=wanted.priority,
+        role=wanted.role,
+        limits=wanted.limits,
+        native_code=wanted.native_code,
+        **said,
     )
     print(operate(cluster.find(), token(), message))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
 import msgspec
 
 from atoll.ir.outline import Outline
@@ -80,6 +82,34 @@ class HostChannels(msgspec.Struct, frozen=True, array_like=True):
     receives: tuple[int, ...]
 
 
+# The stages of a call for which a library can have handlers.
+LibraryStage = Literal["instantiate", "prepare", "initialize", "execute"]
+# The place of a handler or a type in a library: its symbol, or its offset from the address where the library begins.
+LibraryPlace = Annotated[str, msgspec.Meta(max_length=1024)] | Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+
+
+class LibraryType(msgspec.Struct, frozen=True, array_like=True):
+    """A type of the states that handlers keep: the places of its XLA_FFI_TypeId and, if given, XLA_FFI_TypeInfo."""
+
+    name: Annotated[str, msgspec.Meta(max_length=200)]
+    type_id: LibraryPlace
+    type_info: LibraryPlace | None = None
+
+
+class LibraryTarget(msgspec.Struct, frozen=True, array_like=True):
+    """A custom call target of a program, which is in a shared library of the client.
+
+    `library` is the hash of the file. `handlers` are (stage, place), such as ("execute", "RmsNorm"). XLA has to know
+    the library's `types` before the handlers.
+    """
+
+    name: Annotated[str, msgspec.Meta(max_length=1024)]
+    library: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+    handlers: Annotated[tuple[tuple[LibraryStage, LibraryPlace], ...], msgspec.Meta(min_length=1, max_length=4)]
+    types: Annotated[tuple[LibraryType, ...], msgspec.Meta(max_length=64)] = ()
+    is_batch_partitionable: bool = False
+
+
 class FunctionSource(msgspec.Struct, frozen=True, array_like=True):
     """A function to compile: the program's bytes and XLA's serialized CompileOptions.
 
@@ -89,7 +119,8 @@ class FunctionSource(msgspec.Struct, frozen=True, array_like=True):
     `callbacks` are the client's numbers of the Python functions that the program calls; with callbacks, only `session`
     can use the function. XLA calls the last of them during compilation, and `keys` has their keys in the program. For
     TPUs, `channels` has the channels of the others. With `is_python`, the program is an encoded `PythonProgram`, and
-    `options` only makes it unique.
+    `options` only makes it unique. With `is_library`, the program is the file of a shared library, which the host
+    loads. `targets` are the program's custom calls of such libraries.
     """
 
     program: bytes
@@ -100,3 +131,5 @@ class FunctionSource(msgspec.Struct, frozen=True, array_like=True):
     keys: tuple[bytes, ...] = ()
     channels: tuple[HostChannels, ...] = ()
     fragment: tuple[str, str] | None = None
+    targets: tuple[LibraryTarget, ...] = ()
+    is_library: bool = False

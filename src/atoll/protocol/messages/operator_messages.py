@@ -153,6 +153,7 @@ class SetTenant(Message, frozen=True, tag=140):
     priority: int | None = None
     role: str | None = None
     limits: dict[str, int] = msgspec.field(default_factory=dict)
+    native_code: bool | None = None
 
 
 class RemoveTenant(Message, frozen=True, tag=141):

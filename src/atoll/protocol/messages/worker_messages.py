@@ -200,6 +200,7 @@ class Compile(Message, frozen=True, tag=20):
     share: float = 1.0  # the tenant's share of the host's compiler processes
     world: int = 0
     ranks: tuple[int, int] = (0, 0)
+    native_code: bool = False  # whether the tenant may load shared libraries into the worker
 
 
 class JoinWorld(Message, frozen=True, tag=180):

@@ -1,0 +1,194 @@
+"""Shared libraries of clients in this process, and the registration of their handlers with XLA.
+
+Invariant: a handler's name depends on its library's content, on its place there and on the tenant, and no client can
+write such a name into a program. So a program only calls handlers of libraries that its own tenant has sent. XLA keeps
+the address of a handler for as long as the process runs, so libraries stay loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import platform as machine
+import struct
+import tempfile
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from jax._src.lib import xla_client as xc
+
+from atoll.cluster.slice_placement import GPUS
+from atoll.devices.compilers.compiler_messages import RenamedTarget
+from atoll.devices.xla.xla_custom_calls import address_of, capsule
+from atoll.errors import Code, StatusError, invalid, not_found
+from atoll.protocol.ffi_libraries import check_library_size, library_hash, private_name
+from atoll.protocol.messages import LibraryPlace, LibraryTarget
+
+# Libraries of a process, which stay loaded until the process ends.
+MOST_LIBRARIES = 512
+MOST_BYTES = 4 << 30
+_ELF, _SHARED = b"\x7fELF", 3
+_MACHINES = {"x86_64": 62, "aarch64": 183}
+_LINK_MAP = 2  # request of dlinfo
+_MOST_TEXT = 500
+
+
+class SymbolInfo(ctypes.Structure):
+    """Dl_info of the C library."""
+
+    _fields_ = (
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("symbol", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    )
+
+
+class _LinkMap(ctypes.Structure):
+    """The beginning of link_map of the C library."""
+
+    _fields_ = (("difference", ctypes.c_void_p), ("name", ctypes.c_char_p), ("dynamic", ctypes.c_void_p))
+
+
+class _Library:
+    """A loaded library."""
+
+    def __init__(self, content: bytes, digest: str) -> None:
+        self.digest = digest
+        self.nbytes = len(content)
+        # A new name for each file, because the C library does not load a second file of the same name.
+        descriptor, path = tempfile.mkstemp(prefix="atoll-ffi-", suffix=".so")
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(content)
+            self._handle = ctypes.CDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
+        except OSError as error:
+            text = str(error).replace(path, "it").splitlines()[0][:_MOST_TEXT]
+            raise invalid(f"the FFI library {digest[:12]} cannot be loaded on this host: {text}") from None
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+        self._libc = ctypes.CDLL(None)
+        self._base = self._beginning()
+
+    def address(self, place: LibraryPlace) -> int:
+        """Return the address of a symbol or an offset. Raise INVALID_ARGUMENT if it is not in the library."""
+        if isinstance(place, str):
+            try:
+                return ctypes.cast(getattr(self._handle, place), ctypes.c_void_p).value or 0
+            except (AttributeError, ValueError):
+                raise invalid(f"the FFI library {self.digest[:12]} has no symbol {place[:200]!r}") from None
+        address = self._base + place
+        if self._info(address) != self._base:
+            raise invalid(f"the offset {place} is outside the FFI library {self.digest[:12]}")
+        return address
+
+    def _beginning(self) -> int:
+        found = ctypes.POINTER(_LinkMap)()
+        handle = ctypes.c_void_p(self._handle._handle)
+        if self._libc.dlinfo(handle, _LINK_MAP, ctypes.byref(found)):
+            raise StatusError(Code.INTERNAL, f"the address of the FFI library {self.digest[:12]} is unknown")
+        return self._info(found.contents.dynamic)
+
+    def _info(self, address: int) -> int:
+        """Return where the library that contains `address` begins; 0 if none does."""
+        info = SymbolInfo()
+        return (info.base or 0) if self._libc.dladdr(ctypes.c_void_p(address), ctypes.byref(info)) else 0
+
+
+class XlaLibraries:
+    """The libraries of this process: a `devices.device.LibraryLoader`."""
+
+    def __init__(self, platform: str) -> None:
+        self._platform = platform.upper() if platform in GPUS else platform
+        self._lock = threading.Lock()
+        self._libraries: dict[tuple[str, str], _Library] = {}  # by tenant and hash
+        self._types: set[str] = set()  # names that XLA knows
+        self._targets: set[str] = set()
+
+    def load(self, content: bytes, tenant: str) -> None:
+        check_library_size(len(content))
+        digest = library_hash(content)
+        with self._lock:
+            if (tenant, digest) in self._libraries:
+                return
+            _check_format(content, digest)
+            used = sum(each.nbytes for each in self._libraries.values())
+            if len(self._libraries) >= MOST_LIBRARIES or used + len(content) > MOST_BYTES:
+                raise StatusError(
+                    Code.RESOURCE_EXHAUSTED,
+                    f"this host has loaded {len(self._libraries)} FFI libraries of {used} bytes, and it cannot unload "
+                    f"them: the limit is {MOST_LIBRARIES} libraries and {MOST_BYTES} bytes until its island restarts",
+                )
+            self._libraries[tenant, digest] = _Library(content, digest)
+
+    def register(self, targets: Sequence[LibraryTarget], tenant: str) -> tuple[RenamedTarget, ...]:
+        with self._lock:
+            return tuple(self._register(each, tenant) for each in targets)
+
+    def statistics(self) -> dict[str, int]:
+        """Return the number of loaded libraries, of their bytes and of their targets."""
+        with self._lock:
+            nbytes = sum(each.nbytes for each in self._libraries.values())
+            return {"libraries": len(self._libraries), "bytes": nbytes, "targets": len(self._targets)}
+
+    def _register(self, target: LibraryTarget, tenant: str) -> RenamedTarget:
+        library = self._libraries.get((tenant, target.library))
+        if library is None:
+            raise not_found(f"the FFI library {target.library[:12]} of {target.name!r} is not on this host")
+        renamed = RenamedTarget(target.name, private_name(target, tenant), target.is_batch_partitionable)
+        if renamed.private_name in self._targets:
+            return renamed
+        for each in target.types:
+            name = f"{private_name(LibraryTarget('', target.library, ()), tenant)}.{each.name}"
+            if name not in self._types:
+                places = {"type_id": each.type_id, "type_info": each.type_info}
+                addresses = {key: capsule(library.address(at)) for key, at in places.items() if at is not None}
+                xc.register_custom_type(name, addresses, platform=self._platform)
+                self._types.add(name)
+        handlers = {stage: capsule(library.address(place)) for stage, place in target.handlers}
+        xc.register_custom_call_target(renamed.private_name, handlers, platform=self._platform, api_version=1)
+        make_partitionable(renamed)
+        self._targets.add(renamed.private_name)
+        return renamed
+
+
+class StandIns:
+    """Handlers for targets of libraries in a compiler process, which runs no programs and loads no libraries."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+        self._address = 0
+
+    def register(self, targets: Sequence[RenamedTarget]) -> None:
+        for each in targets:
+            if each.private_name not in self._names:
+                self._address = self._address or address_of(lambda frame: None)
+                handlers: dict[str, Any] = {"execute": capsule(self._address)}
+                xc.register_custom_call_target(each.private_name, handlers, platform="cpu", api_version=1)
+                make_partitionable(each)
+                self._names.add(each.private_name)
+
+
+def make_partitionable(target: RenamedTarget) -> None:
+    """Let XLA divide a target's operands along their leading dimensions if the client has registered it so."""
+    if target.is_batch_partitionable:
+        xc.register_custom_call_as_batch_partitionable(target.private_name)
+
+
+def _check_format(content: bytes, digest: str) -> None:
+    """Raise INVALID_ARGUMENT unless the file is a shared object for this machine, so that the error is clear."""
+    header = content[:20]
+    if len(header) < 20 or header[:4] != _ELF or header[4:6] != b"\x02\x01":
+        raise invalid(f"the FFI library {digest[:12]} is not a shared library for Linux (ELF, 64 bits)")
+    kind, built_for = struct.unpack_from("<HH", header, 16)
+    wanted = _MACHINES.get(machine.machine(), built_for)
+    if kind != _SHARED or built_for != wanted:
+        names = {number: name for name, number in _MACHINES.items()}
+        other = names.get(built_for, f"machine {built_for}") if kind == _SHARED else "no shared library"
+        raise invalid(
+            f"the FFI library {digest[:12]} is for {other}, and this host is {machine.machine()}: pass a shared "
+            "library for the hosts to atoll.ffi.register"
+        )
