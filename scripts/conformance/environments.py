@@ -66,10 +66,11 @@ def atoll(islands: str, platforms: str) -> Environment:
     """Atoll with the given islands, or "" on the cluster of ATOLL_JOIN or ATOLL_ADDRESS; `platforms` is JAX_PLATFORMS.
 
     The tests ask for `jax.devices("cpu")` and for `jax.local_devices(backend="cpu")` as a second backend: with
-    `atoll,cpu`, Atoll is the default. (`atoll` alone has the local CPU, too.)
+    `atoll,cpu`, Atoll is the default. (`atoll` also has the local CPU.) ATOLL_CPU_DEVICES lets both find the script's
+    own devices.
     """
     embedded = {"ATOLL_ISLANDS": islands, "ATOLL_ADDRESS": "", "ATOLL_JOIN": ""} if islands else {}
-    return Environment("atoll", {**COMMON, "JAX_PLATFORMS": platforms, **embedded})
+    return Environment("atoll", {**COMMON, "JAX_PLATFORMS": platforms, "ATOLL_CPU_DEVICES": "script", **embedded})
 
 
 def for_file(name: str, environment: Environment) -> Environment:

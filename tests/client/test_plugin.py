@@ -70,7 +70,7 @@ def test_the_local_cpu_is_there_beside_atoll(run_script: RunScript) -> None:
         """
         import jax, jax.numpy as jnp
 
-        here, there = jax.devices("cpu"), jax.devices("atoll")
+        here, there = jax.local_devices(backend="cpu"), jax.devices("atoll")
         assert jax.devices() == there and jax.default_backend() == "cpu", jax.default_backend()
         print(len(here), len(there), here[0].client is there[0].client)
         with jax.default_device(here[0]):

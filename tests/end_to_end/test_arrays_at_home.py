@@ -27,7 +27,7 @@ def python(start_python: StartPython) -> RemotePython:
 
 
 def here(number: int = 0) -> Any:
-    return jax.devices("cpu")[number]
+    return jax.local_devices(backend="cpu")[number]
 
 
 def there(number: int = 0) -> Any:
@@ -37,7 +37,7 @@ def there(number: int = 0) -> Any:
 def place(array: Any) -> str:
     """Such as "here 0": which of whose devices has it."""
     (device,) = array.devices()
-    return f"{'here' if device in jax.devices('cpu') else 'there'} {device.id}"
+    return f"{'here' if device in jax.local_devices(backend='cpu') else 'there'} {device.id}"
 
 
 def both(function: Callable[..., Any], *arguments: Any, times: int = 3) -> tuple[str, list[float]]:
@@ -78,7 +78,7 @@ def test_typed_keys_go_to_local_devices_and_back(python: RemotePython) -> None:
 def sharded_there_and_back() -> list[Any]:
     values = np.arange(16.0).reshape(4, 4)
     far = NamedSharding(Mesh(np.array(jax.devices("atoll")), "x"), P("x"))
-    near = NamedSharding(Mesh(np.array(jax.devices("cpu")), "x"), P(None, "x"))
+    near = NamedSharding(Mesh(np.array(jax.local_devices(backend="cpu")), "x"), P(None, "x"))
     array = jax.device_put(values, far)
     one, local = jax.device_put(array, here()), jax.device_put(array, near)
     back = jax.device_put(local, far)

@@ -117,7 +117,7 @@ def undisturbed(count: int) -> list[float]:
     """The losses of stock JAX on one device."""
     import jax
 
-    with jax.default_device(jax.devices("cpu")[0]):
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
         compute, weights, found = jax.jit(gradients), first(), []
         for step in range(count):
             gradient, loss = compute(weights, batch(step))

@@ -71,7 +71,7 @@ def test_a_transfer_server_is_refused(use: Callable[[], Any], python: RemotePyth
 
 def a_local_transfer_server() -> bool:
     jax.devices()
-    return ":" in start_transfer_server(jax.devices("cpu")[0].client, address="127.0.0.1:0").address()
+    return ":" in start_transfer_server(jax.local_devices(backend="cpu")[0].client, address="127.0.0.1:0").address()
 
 
 def test_a_transfer_server_of_a_local_device_is_jaxs_own(python: RemotePython) -> None:
@@ -129,7 +129,7 @@ def strided_arrays() -> list[float]:
 
 
 def a_copy_from_another_client() -> bool:
-    local = jax.device_put(np.ones(3), jax.devices("cpu")[0])
+    local = jax.device_put(np.ones(3), jax.local_devices(backend="cpu")[0])
     return jax.device_put(local, jax.devices()[0]).device == jax.devices()[0]
 
 

@@ -59,7 +59,7 @@ calls = {
     "copy": lambda: jax.device_put(x, jax.devices()[1]),
     "shards": lambda: [shard.data for shard in whole.addressable_shards],
     "delete": lambda: y.delete(),
-    "local": lambda: jax.device_put(np.ones(3), jax.devices("cpu")[0]) + 1,
+    "local": lambda: jax.device_put(np.ones(3), jax.local_devices(backend="cpu")[0]) + 1,
     "costs": lambda: halves.cost_analysis(),
     "memory": lambda: jax.devices()[0].memory_stats(),
     "program": lambda: program(x),

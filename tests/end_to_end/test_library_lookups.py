@@ -1,17 +1,21 @@
-"""Devices as libraries look them up.
+"""Devices as libraries look them up: docs/libraries.md lists the libraries.
 
 Functions named without `test_` run in a child, on two islands of two hosts.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+from atoll.errors import SettingsError
 from tests.end_to_end.remote_python import RemotePython, StartPython
 
 
@@ -44,3 +48,46 @@ def test_the_memory_of_every_device_has_a_limit(python: RemotePython) -> None:
     found = python.call(limits)
     assert len(found) == 4
     assert min(found) > 1 << 20
+
+
+def by_platform() -> Any:
+    """Return what the lookups of Keras, chex and Levanter find."""
+    devices, host = jax.devices(), jax.local_devices(backend="cpu")
+    assert jax.devices(jax.default_backend()) == jax.devices(backend="cpu") == devices
+    assert all(each in jax.devices(each.platform) for each in devices)
+    assert jax.device_count("cpu") == jax.local_device_count("cpu") == len(devices)
+    assert not set(host) & set(devices)
+    x = jax.device_put(jnp.arange(3), jax.devices("cpu")[3])
+    called = jax.pure_callback(lambda x: np.asarray(x) + 1, jax.ShapeDtypeStruct((3,), x.dtype), x)
+    with jax.default_device(host[0]):
+        here = jnp.arange(3) + 1
+    return list(x.devices()) == devices[3:], called.tolist(), list(here.devices()) == host
+
+
+def test_cpu_is_the_platform_of_the_cluster(python: RemotePython) -> None:
+    assert python.call(by_platform) == (True, [1, 2, 3], True)
+
+
+def of_the_script() -> tuple[int, int, int, bool]:
+    found = jax.devices("cpu")
+    return len(found), jax.device_count("cpu"), jax.device_count(), found == jax.local_devices(backend="cpu")
+
+
+def test_cpu_can_be_the_script(start_python: StartPython) -> None:
+    python = start_python("1x1x2", ATOLL_CPU_DEVICES="script", JAX_NUM_CPU_DEVICES="3")
+    assert python.call(of_the_script) == (3, 3, 2, True)
+
+
+def wrong_setting() -> str:
+    os.environ["ATOLL_CPU_DEVICES"] = "both"
+    try:
+        jax.devices("cpu")
+    except SettingsError as error:
+        return str(error)
+    finally:
+        del os.environ["ATOLL_CPU_DEVICES"]
+    return ""
+
+
+def test_another_setting_is_an_error(python: RemotePython) -> None:
+    assert python.call(wrong_setting) == "ATOLL_CPU_DEVICES is 'both': expected cluster or script"

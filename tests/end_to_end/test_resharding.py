@@ -176,3 +176,19 @@ def donated_to_a_program() -> tuple[bool, bool]:
 
 def test_what_is_donated_to_a_program_that_reshards_it_is_gone(python: RemotePython) -> None:
     assert python.call(donated_to_a_program) == (False, True)
+
+
+def put_small_with_guards(first: int) -> tuple[list[Any], bool]:
+    x = made("float32", (8, 8))
+    with jax.transfer_guard_device_to_host("disallow_explicit"), jax.transfer_guard_host_to_device("disallow_explicit"):
+        y = jax.device_put(x, on(first, "y"))
+    read = x._npy_value is not None
+    return [np.asarray(shard.data) for shard in y.addressable_shards], read
+
+
+@pytest.mark.parametrize("first", [0, 4], ids=["same island", "other island"])
+def test_a_small_array_gets_another_sharding_if_transfers_are_forbidden(python: RemotePython, first: int) -> None:
+    pieces, read = python.call(put_small_with_guards, first)
+    assert not read
+    values = np.arange(64, dtype=np.float32).reshape(8, 8)
+    assert_same(pieces, [values[:4], values[4:], values[:4], values[4:]])

@@ -152,7 +152,7 @@ def test_callbacks_profiles_and_executables_cross_machines(cluster: MachineClust
         print("called", np.asarray(run(x)).tolist(), set(seen))
         jax.effects_barrier()
 
-        home = jax.device_put(np.asarray(x), jax.devices("cpu")[0])
+        home = jax.device_put(np.asarray(x), jax.local_devices(backend="cpu")[0])
         there = jax.device_put(home + 1, x.sharding)
         print("home", np.asarray(there).tolist())
 

@@ -105,8 +105,8 @@ def add_platform(client: Any) -> None:
     """Register Atoll's client also under the name of its devices' platform, such as "cuda".
 
     JAX looks up that name when it lowers for a GPU, and scripts use it in `jax.devices("gpu")` and
-    `jit(..., backend="tpu")`. A cluster of CPUs is only available as "atoll", since "cpu" is the script's own CPU. Call
-    this while JAX creates its backends.
+    `jit(..., backend="tpu")`. The backend "cpu" is always the script's own CPU, which JAX needs for callbacks; see
+    `jax_patches.cpu_devices` for lookups of devices. Call this while JAX creates its backends.
     """
     from jax._src import xla_bridge
 

@@ -204,6 +204,12 @@ def devices_of(sharding: Any) -> tuple[Any, ...] | None:
     return tuple(sharding._device_assignment)
 
 
+def forbids_transfers() -> bool:
+    """Return whether the user's transfer guards forbid to read arrays into this process, or to send them from it."""
+    guards = (_config.transfer_guard_device_to_host, _config.transfer_guard_host_to_device)
+    return any(str(guard.value).startswith("disallow") for guard in guards)
+
+
 def can_compile_resharding(aval: Any, source: Any, target: Any) -> bool:
     """Return whether a computation can change an array's sharding from `source` to `target`.
 

@@ -67,14 +67,14 @@ def _patch_google_proxy_client() -> None:
     def get_client(address: str, *arguments: Any, **named: Any) -> Any:
         client = connect(address, *arguments, **named)
         if is_atoll(client):
-            _prepare(address)
+            _prepare(address, client)
         return client
 
     ifrt_proxy.get_client = get_client
 
 
-def _prepare(address: str) -> None:
-    from atoll.client.backend import add_local_cpu
+def _prepare(address: str, client: Any) -> None:
+    from atoll.client.backend import add_local_cpu, add_platform
     from atoll.client.jax_patches import host_callbacks, install
     from atoll.errors import AddressError
     from atoll.wire.address import parse_address
@@ -83,3 +83,4 @@ def _prepare(address: str) -> None:
     with contextlib.suppress(AddressError):  # a gRPC target without a host
         host_callbacks.TABLE.proxy = parse_address(address)
     add_local_cpu()
+    add_platform(client)

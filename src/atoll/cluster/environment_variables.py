@@ -5,13 +5,21 @@ To add a variable, add it to one of the tables here. `python -m docs.settings_pa
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Any
 
-from atoll.cluster.setting import AMOUNT, TEXT, Form, Setting, Value, count, seconds
+from atoll.cluster.setting import AMOUNT, TEXT, Form, Setting, Value, choice, count, seconds
 
 _FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 _LEAST_CERTIFICATE_SECONDS = 1.0
 _MOST_CERTIFICATE_SECONDS = 10 * 365 * 86400.0
+
+
+class CpuDevices(StrEnum):
+    """The devices of the platform "cpu", if both the cluster and the script's process have some."""
+
+    CLUSTER = "cluster"
+    SCRIPT = "script"
 
 
 def _flag(text: str) -> bool:
@@ -43,8 +51,16 @@ TABLES = (SCRIPTS, PROCESSES, OTHERS, INTERNAL)
 JAX_PLATFORMS = SCRIPTS.add(
     "JAX_PLATFORMS",
     TEXT,
-    '`atoll` (or `atoll,cpu`, which means the same) runs a script on Atoll; `jax.devices("cpu")` are its local CPU '
-    "devices. Workers do not get this variable, nor any other `JAX_*`.",
+    '`atoll` (or `atoll,cpu`, which means the same) runs a script on Atoll; `jax.local_devices(backend="cpu")` are its '
+    "own CPU devices. Workers do not get this variable, nor any other `JAX_*`.",
+)
+CPU_DEVICES = SCRIPTS.add(
+    "ATOLL_CPU_DEVICES",
+    choice(CpuDevices),
+    'The devices that `jax.devices("cpu")` returns if the cluster has CPU devices: those of the `cluster` or those of '
+    "the `script`.",
+    default="cluster",
+    more="See [compatibility with libraries](libraries.md).",
 )
 ADDRESS = SCRIPTS.add(
     "ATOLL_ADDRESS",

@@ -216,6 +216,22 @@ def hosts_of_devices(calls: Calls) -> None:
     assert calls.arguments("jaxlib._jax.Device.task_id") == [(device,)]
 
 
+def devices_by_platform(calls: Calls) -> None:
+    for lookup in (jax.devices, jax.device_count, jax.local_device_count):
+        for arguments, named in (((), {}), (("cpu",), {}), ((), {"backend": "cpu"})):
+            lookup(*arguments, **named)  # type: ignore[arg-type]
+        assert [(each[0], each[1]) for each in calls.of[f"jax._src.xla_bridge.{lookup.__name__}"][-3:]] == [
+            ((), {}),
+            (("cpu",), {}),
+            ((), {"backend": "cpu"}),
+        ]
+    # `local_devices` passes its argument on to `devices`, which the patch relies on.
+    client = jax.devices()[0].client
+    assert jax.local_devices(backend=client) == jax.local_devices(None, "cpu", None)  # type: ignore[arg-type]
+    name = "jax._src.xla_bridge.devices"
+    assert [*calls.arguments(name)[-2:]] == [(client,), ("cpu",)]
+
+
 def many_threads(calls: Calls) -> None:
     x = jnp.arange(4.0)
     assert x.tolist() == [0, 1, 2, 3]
@@ -582,6 +598,7 @@ PROBES: dict[str, Callable[[Calls], None]] = {
     "jit over several meshes": several_meshes,
     "many threads": many_threads,
     "hosts of devices": hosts_of_devices,
+    "devices by platform": devices_by_platform,
 }
 
 

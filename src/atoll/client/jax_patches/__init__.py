@@ -9,6 +9,7 @@ from __future__ import annotations
 from atoll.client.jax_patches import (
     colocated_python,
     compile_time_callbacks,
+    cpu_devices,
     device_hosts,
     device_put_resharding,
     dlpack,
@@ -36,6 +37,7 @@ PATCHES: tuple[Patch, ...] = (
     introspection.MEMORY_PATCH,
     introspection.COST_PATCH,
     device_hosts.PATCH,
+    cpu_devices.PATCH,
     serialized_executables.PATCH,
     transfer_server.PATCH,
     newer_operations.PATCH,

@@ -7,7 +7,8 @@ reshards on the same devices, as in a jit, and a program reshards to other devic
 JAX splits an array on one device there, and then copies the parts, so the device holds the array twice. If the parts go
 to another island, a program sends them directly.
 
-On CPUs, small arrays still use JAX's own path, which is faster than to compile and run a computation.
+On CPUs, small arrays still use JAX's own path, which is faster than to compile and run a computation. If a transfer
+guard forbids that path, Atoll reshards them on the cluster.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def _should_reshard(x: Any, sharding: Any, indices: tuple[Any, ...]) -> bool:
         return False
     if jax.config.jax_disable_jit or internals.needs_check_special():  # the user forbids or checks computations
         return False
-    if x.nbytes < CPU_LEAST_BYTES and target[0].platform == "cpu":
+    if x.nbytes < CPU_LEAST_BYTES and target[0].platform == "cpu" and not internals.forbids_transfers():
         return False
     # If existing shards are those of the new sharding, JAX copies them from device to device.
     here = set(map(str, x.sharding.devices_indices_map(x.shape).values()))

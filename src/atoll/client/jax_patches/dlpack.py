@@ -44,7 +44,7 @@ def _exporting(export: Callable[..., Any]) -> Callable[..., Any]:
         # The consumer may write to its copy, so the copy must not share memory with JAX's cached value.
         contents = np.array(host_copies(self)[0])
         with jax.ensure_compile_time_eval():  # also while JAX traces
-            local = jax.device_put(contents, jax.devices("cpu")[_CPU])
+            local = jax.device_put(contents, jax.local_devices(backend="cpu")[_CPU])
         return export(local, stream=None, max_version=max_version, dl_device=dl_device, copy=None)
 
     return __dlpack__
@@ -87,7 +87,7 @@ def _importing_through_cpu(take: Callable[..., Any]) -> Callable[..., Any]:
     def dlpack_managed_tensor_to_buffer(tensor: Any, device: Any = None, *others: Any) -> Any:
         if device is None or not is_atoll(device.client):
             return take(tensor, device, *others)
-        return jax.device_put(take(tensor, jax.devices("cpu")[_CPU], *others), device)
+        return jax.device_put(take(tensor, jax.local_devices(backend="cpu")[_CPU], *others), device)
 
     return dlpack_managed_tensor_to_buffer
 

@@ -64,7 +64,7 @@ def _local_cpu_cost(analyse: Callable[..., Any]) -> Callable[..., Any]:
     import jax
 
     def hlo_module_cost_analysis(client: Any, module: Any) -> Any:
-        return analyse(jax.devices("cpu")[0].client if is_atoll(client) else client, module)
+        return analyse(jax.local_devices(backend="cpu")[0].client if is_atoll(client) else client, module)
 
     return hlo_module_cost_analysis
 
