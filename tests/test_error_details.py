@@ -41,7 +41,15 @@ def test_details_survive_jaxlibs_client(given: Details, message: str) -> None:
 
 def test_the_text_is_readable() -> None:
     text = status_to(failure(Code.DATA_LOSS, "island 0 is gone", LOST).within("jit_step")).message
-    assert text == "island 0 is gone (in jit_step) [atoll kind=island islands=0,2 hosts=5 retriable program=jit_step]"
+    assert text == "island 0 is gone (in jit_step) [atoll: island 0 2, host 5, retriable, in jit_step]"
+
+
+def test_the_form_of_older_clusters_is_read() -> None:
+    old = "island 0 is gone (in f) [atoll kind=island islands=0,2 hosts=5 limit=a%20b retriable program=f]"
+    expected = Details(Kind.ISLAND, (0, 2), (5,), "a b", True, "f")
+    assert details_in(old) == ("island 0 is gone (in f)", expected)
+    assert details_in(Details().in_text(old))[1] == Details(), "it is quoted"
+    assert details_in(f"{old}: {LOST.in_text('island 0 is gone')}")[1] == LOST, "the last details count"
 
 
 def test_a_text_that_quotes_another_failure_is_not_that_failure() -> None:
@@ -52,7 +60,17 @@ def test_a_text_that_quotes_another_failure_is_not_that_failure() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[atoll kind=", "[atoll kind=new islands=,]", f"[atoll kind=x hosts={'9' * 999}]"]
+    "text",
+    [
+        "",
+        "[atoll: ",
+        "[atoll: new, island  ]",
+        "[atoll: link, host ]",
+        f"[atoll: x, host {'9' * 999}]",
+        "[atoll kind=",
+        "[atoll kind=new islands=,]",
+        f"[atoll kind=x hosts={'9' * 999}]",
+    ],
 )
 def test_a_text_without_valid_details_has_none(text: str) -> None:
     assert details_in(text)[1].kind is Kind.OTHER

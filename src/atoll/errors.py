@@ -28,7 +28,7 @@ and payloads. Its text begins with the name of the `Code`. The message says what
 Code that reacts to a failure reads its `Details`, never its text. Between Atoll's processes, the details are a payload
 of the status. jaxlib's client drops payloads, so a session appends them to the message that it sends to its client::
 
-    [atoll kind=island islands=0 hosts=1 retriable program=jit_step]
+    [atoll: island 0, host 1, retriable, in jit_step]
 
 `details_of(error)` returns them for a caught exception.
 """
@@ -111,19 +111,26 @@ class Details(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def in_text(self, message: str) -> str:
         """Return `message` with these details appended, in the form that `details_in` parses."""
-        if self.kind is Kind.OTHER and _OPENING not in message:
+        if self.kind is Kind.OTHER and not any(each in message for each in _OPENINGS):
             return message
-        fields = [f"{_OPENING}{self.kind.value}"]
-        fields += [f"{name}={','.join(map(str, some))}" for name in _NUMBERS if (some := getattr(self, name))]
-        fields += [f"limit={quote(self.limit, safe='')}"] if self.limit else []
+        islands, hosts = (" ".join(map(str, numbers)) for numbers in (self.islands, self.hosts))
+        kind_says_island = self.kind is Kind.ISLAND and islands
+        fields = [] if kind_says_island else [self.kind.value]
+        fields += [f"island {islands}"] if islands else []
+        fields += [f"host {hosts}"] if hosts else []
+        fields += [f"of {quote(self.limit, safe='')}"] if self.limit else []
         fields += ["retriable"] if self.retriable else []
-        fields += [f"program={quote(self.program, safe='')}"] if self.program else []
-        return f"{message} {' '.join(fields)}]"
+        fields += [f"in {quote(self.program, safe='')}"] if self.program else []
+        return f"{message} {_OPENINGS[0]}{', '.join(fields)}]"
 
 
-_OPENING = "[atoll kind="
-_NUMBERS = ("islands", "hosts")
+_OPENINGS = ("[atoll: ", "[atoll kind=")  # the second one is that of older clusters
 _IN_TEXT = re.compile(
+    r" ?\[atoll: (?P<kind>\w+)(?:(?:(?<=: island)|, island) (?P<islands>[0-9 ]{1,999}))?"
+    r"(?:, host (?P<hosts>[0-9 ]{1,999}))?"
+    r"(?:, of (?P<limit>[^\s,\]]+))?(?P<retriable>, retriable)?(?:, in (?P<program>[^\s,\]]+))?\]"
+)
+_IN_TEXT_BEFORE = re.compile(
     r" ?\[atoll kind=(?P<kind>\w+)(?: islands=(?P<islands>[0-9,]{1,999}))?(?: hosts=(?P<hosts>[0-9,]{1,999}))?"
     r"(?: limit=(?P<limit>[^\s\]]+))?(?P<retriable> retriable)?(?: program=(?P<program>[^\s\]]+))?\]"
 )
@@ -133,11 +140,12 @@ _NO_DETAILS = Details()
 
 def details_in(text: str) -> tuple[str, Details]:
     """Return the text of an error without the last details in it, and these details."""
-    every = list(_IN_TEXT.finditer(text))
+    every = [*_IN_TEXT.finditer(text), *_IN_TEXT_BEFORE.finditer(text)]
     if not every:
         return text, _NO_DETAILS
-    found = every[-1]
-    islands, hosts = (tuple(int(each) for each in (found[name] or "").split(",") if each) for name in _NUMBERS)
+    found = max(every, key=lambda each: each.start())
+    numbers = ((found[name] or "").replace(",", " ").split() for name in ("islands", "hosts"))
+    islands, hosts = (tuple(map(int, each)) for each in numbers)
     limit, program = (unquote(found[name] or "") for name in ("limit", "program"))
     details = Details(
         _KINDS.get(found["kind"], Kind.OTHER), islands, hosts, limit, found["retriable"] is not None, program

@@ -134,7 +134,7 @@ def test_a_client_whose_session_is_lost_reads_why_whatever_it_asks_until_it_leav
         cluster.session.handle(m.Closing(LOST))
         for _ in range(2):
             call.ask()
-        assert [each.meta.status.message for each in call.sent[before:]] == ["it burnt [atoll kind=session]"] * 2
+        assert [each.meta.status.message for each in call.sent[before:]] == ["it burnt [atoll: session]"] * 2
         assert (call.finished, ends) == ([], [])
         call.on_half_close()
         assert (cluster.closed, ends) == (True, ["end"])

@@ -69,6 +69,16 @@ def test_the_story_of_a_gang_names_each_state_with_its_time_and_reason():
     ]
 
 
+def test_the_story_of_a_gang_that_was_dropped_before_its_commitment_has_no_commitment():
+    scheduler = Scheduler[str](1, 1)
+    node = launch(1, missing=1)
+    scheduler.now = 1.0
+    scheduler.enqueue(node)
+    scheduler.drop(node)
+    assert [step.state for step in story(node.gangs[0])][-1] is GangState.WAITING
+    assert all(step.seconds >= 0 for step in story(node.gangs[0]))
+
+
 def test_a_gang_of_a_dropped_node_is_dropped_unless_it_was_sent():
     scheduler = Scheduler[str](2, 1)
     node = launch(1, islands=(0, 1))

@@ -156,7 +156,20 @@ class Compilation:
                 if sum(each.session == session.number for each in waiting) >= MAX_RECOMPILES:
                     text = f"{MAX_RECOMPILES} compilations of it wait on host {host}"
                     raise invalid(f"Recompile.function is {message.function}: {text}")
-            self._compile(session, message.function, name, message.feed, recompile=True)
+            refused = self._quarantine.refused.get(name)
+            if refused is None:
+                self._compile(session, message.function, name, message.feed, recompile=True)
+            else:
+                self._refuse_again(session, message, name, refused)
+
+    def _refuse_again(self, session: Session, message: m.Recompile, name: str, refused: Status) -> None:
+        """Fail a function that was compiled before it crashed a worker, and drop its source."""
+        hosts = hosts_of(self.functions.locations[name])
+        self.functions.expect(Registration(session.number, message.function, name, set(hosts)))
+        for host in sorted(hosts):
+            if session.feeds.refuse((host, message.feed)):
+                self._outbox.to_host(host, m.DropFeed(session.number, message.feed))
+            self._settle(name, host, refused, b"")
 
     def _compile(self, session: Session, function: int, name: str, feed: int, recompile: bool = False) -> None:
         """Have the function's hosts compile the source that arrives, or has arrived, as `feed`."""

@@ -175,7 +175,7 @@ class Step(NamedTuple):
 
 
 def story(gang: Gang[Payload]) -> list[Step]:
-    """Return the transitions of a gang that has not ended, from its launch on.
+    """Return the transitions of a gang, from its launch on, without its end.
 
     The first reasons to wait are recorded one by one, and the last of `MOST_REASONS` stands for those that followed.
     """
@@ -189,6 +189,8 @@ def story(gang: Gang[Payload]) -> list[Step]:
         seconds += duration
     if gang.state < GangState.COMMITTED:
         steps[-1] = Step(node.since, gang.state, node.reason)
+        return steps
+    if node.committed_at < 0:  # it was dropped before
         return steps
     steps.append(Step(node.committed_at, GangState.COMMITTED, Reason.ORDER))
     if gang.started_at >= 0:

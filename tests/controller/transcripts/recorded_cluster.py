@@ -94,8 +94,6 @@ def _states(gang: Gang[GangRun]) -> list[str]:
     """Return the states of a gang so far, with the reasons to wait, as its `story` has them."""
     states = []
     for step in story(gang):
-        if step.seconds < 0:
-            continue  # it was dropped before it was committed
         waits = step.state in (GangState.WAITING, GangState.DEFERRED)
         state = f"{step.state.name} ({step.reason})" if waits else step.state.name
         if [state] != states[-1:]:
