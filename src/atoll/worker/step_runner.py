@@ -150,10 +150,16 @@ class StepRunner:
         return tuple(callbacks for callbacks in found if callbacks is not None)
 
     def device_of(self, segment: p.Segment) -> int:
-        """Return a device that the segment's last step keeps busy. Its watcher reports the segment's completion."""
+        """Return a device that the segment's last step keeps busy. Its watcher reports the segment's completion.
+
+        The controller may have dropped the step's function after the step started, for example because another island
+        of the function failed. Any watcher can report the completion then.
+        """
         step = segment.steps[-1]
         if type(step) is p.Execute:
-            return self._functions.get(step.function).ordinals[0]
+            with suppress(StatusError):
+                return self._functions.get(step.function).ordinals[0]
+            return 0
         if type(step) is p.Move:
             return step.arrays[0].devices[0]
         return step.array.devices[0] if isinstance(step, p.Put | p.Receive | p.ReceiveRows | p.Select) else 0
