@@ -36,6 +36,8 @@ from atoll.state.tenants import Tenant
 
 # Seconds until the end of a worker, or the loss of its connection, has certainly been detected.
 LOSS_KNOWN_SECONDS = 0.5
+# Functions that the error of a failed launch names.
+MOST_NAMED = 8
 
 
 class Failures:
@@ -93,7 +95,7 @@ class Failures:
         for launch, reason in survivors.lost:
             # If an argument was to be made by another launch that failed, the error of that launch is the cause.
             failed = (each.error for each in launch.entries[: launch.program.arguments] if each.error is not None)
-            why = status.reworded(f"{status.message} ({reason})")
+            why = status.reworded(f"{status.message}{survivors.described_run(launch)} ({reason})")
             self._launcher.fail(launch, next(failed, None) or why.within(launch.program.name))
         for gang in [g for g in self._launcher.in_flight.values() if g.island == island]:
             self._launcher.fail(gang.run.launch, status.within(gang.run.launch.program.name))
@@ -261,6 +263,24 @@ class Survivors:
     def will_make(self, entry: object) -> bool:
         """Return whether a launch that survives makes this buffer."""
         return id(entry) in self._remade
+
+    def described_run(self, launch: Launch) -> str:
+        """Return text about the functions of a launch of several nodes that may not have ended on the island.
+
+        The hosts of a delegated launch do not report each gang, so none of its functions may have ended.
+        """
+        if len(launch.program.nodes) < 2:
+            return ""
+        if launch.is_delegated:
+            specs = launch.program.gangs
+        else:
+            gangs = (gang for node in launch.nodes for gang in node.gangs)
+            specs = [gang.run.spec for gang in gangs if gang.state < GangState.DONE]
+        titles = list(dict.fromkeys(each.title for each in specs if each.title and each.island == self._island))
+        if not titles:
+            return ""
+        more = f" or {len(titles) - MOST_NAMED} others" if len(titles) > MOST_NAMED else ""
+        return f" ({', '.join(titles[:MOST_NAMED])}{more} may not have ended there)"
 
     def _find_running(self) -> set[int]:
         """Return the sequence numbers of gangs that may have been running on the island."""
