@@ -96,11 +96,12 @@ class Compilers:
         self._sessions: set[int] = set()  # open sessions
         self._idle: OrderedDict[CompilerProcess, int] = OrderedDict()  # with their sessions, the longest idle first
 
-    def open(self, session: int) -> None:
-        """Prepare for a new session of a tenant, which may compile soon."""
+    def open(self, session: int, prepare: bool = True) -> None:
+        """Keep idle processes of a new session from now on. With `prepare`, start one, because it may compile soon."""
         with self._lock:
             self._sessions.add(session)
-        threading.Thread(target=self._prepare, name="atoll-compile-prepare", daemon=True).start()
+        if prepare:
+            threading.Thread(target=self._prepare, name="atoll-compile-prepare", daemon=True).start()
 
     def close(self, session: int) -> None:
         """End the idle processes of a session. Its busy processes end when their compilations are done."""

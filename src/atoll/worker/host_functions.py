@@ -343,8 +343,8 @@ class Functions:
     def open(self, session: int, tenant: str, python: PythonRules = USER_RULES) -> None:
         """Prepare for a new session."""
         self.python.begin(session, python)
-        if tenant and self._compilers is not None:
-            self._compilers.open(session)
+        if self._compilers is not None:
+            self._compilers.open(session, prepare=bool(tenant))
 
     def close(self, session: int) -> None:
         """Free what a session has, except its functions, which the controller drops one by one."""
