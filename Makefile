@@ -1,13 +1,14 @@
-# `make` lists the targets. A fresh machine needs python 3.11 or newer and make, nothing else.
+# `make` lists the targets. A fresh machine needs Python 3.11 or newer and make, nothing else.
 
-PYTHON ?= python3
+# JAX's newest releases need Python 3.12. It is looked up only if an environment is to be made.
+PYTHON ?= $(shell scripts/find-python python3.12 python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # How many tests run at the same time: each starts processes of its own, and most of them wait for one another.
 WORKERS ?= 3
 # What `make matrix` tests: versions of Python, as commands, each with one of JAX.
-MATRIX ?= python3.11:0.10.2 python3.12:0.11.2 python3.12:0.12.0.1
+MATRIX ?= python3.11:0.10.2 python3.12:0.11.2 python3.13:0.12.0.1
 # The tests of everything that touches JAX.
 MATRIX_TESTS := tests/client tests/pipelines tests/session tests/ifrt tests/worker tests/end_to_end
 # More arguments for the tool behind a target, for example: make test ARGS="-k cli -x"
@@ -17,7 +18,7 @@ ARGS ?=
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick thorough restarts machines tensorflow pipelines ray matrix check docs bench conformance soak hostile protos clean
+.PHONY: help demo test quick thorough restarts machines tensorflow pipelines ray matrix check docs bench compare conformance soak hostile protos clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,7 +62,8 @@ ray: $(VENV)/.test $(VENV)/.ray  ## Run the tests of clusters on Ray, over sever
 matrix:  ## Run the tests of what touches JAX with other versions: make matrix MATRIX="python3.12:0.12.0.1"
 	@for each in $(MATRIX); do \
 	  venv=$(VENV)-$$(echo $$each | tr : -); jax=$${each#*:}; \
-	  $(MAKE) --no-print-directory PYTHON=$${each%:*} VENV=$$venv $$venv/.test || exit; \
+	  python=$$(scripts/find-python $${each%:*}) || exit; \
+	  $(MAKE) --no-print-directory PYTHON=$$python VENV=$$venv $$venv/.test || exit; \
 	  $$venv/bin/python -m pip install --quiet --disable-pip-version-check "jax==$$jax" "jaxlib==$$jax" || exit; \
 	  echo "JAX $$jax, $$($$venv/bin/python --version)"; \
 	  $$venv/bin/python -m pytest --quiet --processes $(WORKERS) $(MATRIX_TESTS) $(ARGS) || exit; \
@@ -81,6 +83,10 @@ docs: $(VENV)/.docs  ## Build the documentation site in docs/_build/html; a brok
 bench: $(VENV)/.bench  ## Measure Atoll beside stock JAX: a table, and JSON in benchmarks/results/local
 	$(BIN)/python -m benchmarks micro $(ARGS)
 
+compare: $(VENV)/.bench  ## Measure the code here and that of another commit in turn: make compare BASE=main ARGS="--only a,b,z"
+	@test -n "$(BASE)" || { echo "name the commit to compare with: make compare BASE=main" >&2; exit 2; }
+	$(BIN)/python -m benchmarks compare --base "$(BASE)" $(ARGS)
+
 conformance: $(VENV)/.test $(VENV)/.conformance-requirements  ## Run JAX's own tests: make conformance JAX=<a JAX source checkout> ARGS="--suite more --shard 1/4"
 	@test -n "$(JAX)" || { echo "say where JAX's sources are: make conformance JAX=<checkout at the installed version's tag>" >&2; exit 2; }
 	$(BIN)/python -m scripts.conformance --jax "$(JAX)" $(ARGS)
@@ -99,7 +105,7 @@ clean:  ## Remove the environment and all that tools have left
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
-	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Atoll needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Atoll needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) --upgrade pip  # Python 3.11's own takes twice as long to find what fits together
 
