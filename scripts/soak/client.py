@@ -1,4 +1,4 @@
-"""One user of the soak: random programs over random devices, each result checked against NumPy.
+"""One user of the soak: random programs over the devices of one or two islands, each result checked against NumPy.
 
 Prints a line for each step. Ends with status 3 at a wrong result, and with 0 when its time is over.
 """
@@ -6,6 +6,7 @@ Prints a line for each step. Ends with status 3 at a wrong result, and with 0 wh
 from __future__ import annotations
 
 import faulthandler
+import itertools
 import random
 import signal
 import sys
@@ -42,10 +43,9 @@ class User:
         devices = jax.devices()
         islands = sorted({device.slice_index for device in devices})
         groups = [[d for d in devices if d.slice_index == island] for island in islands]
-        meshes = [Mesh(np.array(group), ("x",)) for group in groups]
-        self.shardings: list[list[Any]] = [
-            [NamedSharding(mesh, PartitionSpec("x")), NamedSharding(mesh, PartitionSpec())] for mesh in meshes
-        ]
+        self.shardings = [shardings(group) for group in groups]  # of each island
+        over_islands = [a + b for a, b in itertools.combinations(groups, 2)]
+        self.all_shardings = self.shardings + [shardings(group) for group in over_islands]
         self.functions = [
             (jax.jit(lambda x: x * 2 + 1), lambda x: x * 2 + 1),
             (jax.jit(lambda x: x - x.sum() / x.size), lambda x: x - x.sum() / x.size),
@@ -57,7 +57,7 @@ class User:
         self.choose = jax.jit(lambda x: (x % len(self.homes)).astype(int))
 
     def sharding(self) -> Any:
-        return self.rng.choice(self.rng.choice(self.shardings))
+        return self.rng.choice(self.rng.choice(self.all_shardings))
 
     def program(self) -> tuple[Any, list[Any]]:
         """A program that computes on three places, one after the other; and what it does on the host."""
@@ -158,6 +158,12 @@ class User:
             else:
                 alive.append(held)
         self.held = alive
+
+
+def shardings(devices: list[Any]) -> list[Any]:
+    """Return a sharding that divides arrays among the devices, and one that replicates them."""
+    mesh = Mesh(np.array(devices), ("x",))
+    return [NamedSharding(mesh, PartitionSpec("x")), NamedSharding(mesh, PartitionSpec())]
 
 
 def lost_its_proxy(error: Exception) -> bool:
