@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from benchmarks.compare import compare
 from benchmarks.elastic.command import elastic
 from benchmarks.gpu import gpu
 from benchmarks.micro.command import micro
@@ -19,6 +20,7 @@ bench = typer.Typer(
 )
 bench.command(help="Dispatch, transfers, memory and starts: what the least of each costs.")(micro)
 bench.command(help="A training that loses islands and gets them back, beside stock JAX.")(elastic)
+bench.command(help="This code beside that of another commit.")(compare)
 bench.command()(suspension)
 bench.command()(gpu)
 add_to(bench)

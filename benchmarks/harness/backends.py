@@ -117,10 +117,12 @@ BACKENDS = {
 def environment_of(settings: Settings, inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The whole environment of a backend's process: no setting of the shell reaches a measurement.
 
-    The process finds `benchmarks` and `examples` wherever it is started, and Atoll where this process has it.
+    The process finds `benchmarks` and `examples` wherever it is started, and Atoll in `settings.source`, or else where
+    this process has it.
     """
     foreign = ("JAX_", "XLA_", "ATOLL_", "IFRT_", "TF_", "RAY_", "NPROC")
     kept = {name: value for name, value in inherited.items() if not name.startswith(foreign)}
     own = {name: value.format(**settings.point) for name, value in BACKENDS[settings.system].environment.items()}
-    path = os.pathsep.join(dict.fromkeys((str(ROOT), *filter(None, inherited.get("PYTHONPATH", "").split(os.pathsep)))))
+    inherited_path = inherited.get("PYTHONPATH", "").split(os.pathsep)
+    path = os.pathsep.join(dict.fromkeys(filter(None, (settings.source, str(ROOT), *inherited_path))))
     return kept | {"NPROC": THREADS, "PYTHONUNBUFFERED": "1", "PYTHONPATH": path} | own

@@ -14,21 +14,28 @@ import msgspec
 # devices are (atoll.devices.xla.threads): `chrt --batch 0 python ...` does the same.
 BATCH_THREADS = " (batch threads)"
 
+# A contestant of this name is the one without the suffix, with the code of another commit.
+BASE = " (base)"
+
 Round = Callable[[], Mapping[str, float]]
 Prepare = Callable[["Settings"], Round]
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What a benchmark's function is given. `point` is its position in a figure, such as {"hosts": 4}."""
+    """The arguments of a benchmark's function. `point` is its position in a figure, such as {"hosts": 4}.
+
+    `source` is a directory with another version of the package `atoll`; empty: the installed version.
+    """
 
     backend: str
     quick: bool = False
     point: dict[str, int | float | str] = {}
+    source: str = ""
 
     @property
     def system(self) -> str:
-        """The backend, however its threads are scheduled."""
-        return self.backend.removesuffix(BATCH_THREADS)
+        """The backend, whatever its version and however its threads are scheduled."""
+        return self.backend.removesuffix(BASE).removesuffix(BATCH_THREADS)
 
     @property
     def has_batch_threads(self) -> bool:

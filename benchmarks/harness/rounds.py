@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
-from benchmarks.harness.benchmark import Benchmark, Round, RunsIn, Settings
+from benchmarks.harness.benchmark import BASE, Benchmark, Round, RunsIn, Settings
 from benchmarks.harness.child import Child, ContestantError
 from benchmarks.harness.record import BenchmarkRecord, record_benchmark
 
@@ -31,13 +31,19 @@ class Local:
 
 
 def run_benchmark(
-    benchmark: Benchmark, contestants: list[str], rounds: int, quick: bool, report: Callable[[str, int], None]
+    benchmark: Benchmark,
+    contestants: list[str],
+    rounds: int,
+    quick: bool,
+    report: Callable[[str, int], None],
+    base: str = "",
 ) -> BenchmarkRecord:
     """All rounds of a benchmark. Calls report(what happens now, rounds done).
 
-    A contestant that fails is left out of the following rounds, and the others go on.
+    A contestant that fails is left out of the following rounds, and the others continue. `base` is the directory of the
+    package `atoll` for contestants with the suffix BASE.
     """
-    run = _Run(benchmark, contestants, quick, report)
+    run = _Run(benchmark, contestants, quick, report, base)
     for part in _parts(rounds, 1 if quick else benchmark.preparations):
         with ExitStack() as stack:
             run.prepare(part.start, stack)
@@ -51,13 +57,19 @@ class _Run:
     """What the contestants of a benchmark have given so far, and which of them have failed at what."""
 
     def __init__(
-        self, benchmark: Benchmark, contestants: list[str], quick: bool, report: Callable[[str, int], None]
+        self,
+        benchmark: Benchmark,
+        contestants: list[str],
+        quick: bool,
+        report: Callable[[str, int], None],
+        base: str,
     ) -> None:
         self.samples: dict[str, list[dict[str, float]]] = {name: [] for name in contestants}
         self.failures: dict[str, str] = {}
         self._benchmark = benchmark
         self._quick = quick
         self._report = report
+        self._base = base
         self._ready: dict[str, Contestant] = {}
 
     def prepare(self, done: int, stack: ExitStack) -> None:
@@ -65,7 +77,8 @@ class _Run:
         self._ready = {}
         for name in [each for each in self.samples if each not in self.failures]:
             self._report(f"preparing {name}", done)
-            settings = Settings(name, self._quick, dict(self._benchmark.point))
+            source = self._base if name.endswith(BASE) else ""
+            settings = Settings(name, self._quick, dict(self._benchmark.point), source)
             try:
                 self._ready[name] = stack.enter_context(_contestant(self._benchmark, settings))
             except ContestantError as error:

@@ -30,12 +30,13 @@ def run(
     quick: bool,
     console: Console,
     competing: Collection[str] | None = None,
+    base: str = "",
 ) -> RunRecord:
-    """All benchmarks; of their contestants only those in `competing`, if it is given."""
+    """All benchmarks; of their contestants only those in `competing`, if it is given. `base` is for `run_benchmark`."""
     busy_cpus = until_quiet(BUSY_CPUS)
     started, load_before, clock = datetime.now(UTC), load_average(), time.monotonic()
     machine = describe()  # before the code can change
-    records = [_run_with_bar(benchmark, competing, rounds, quick, console) for benchmark in benchmarks]
+    records = [_run_with_bar(benchmark, competing, rounds, quick, console, base) for benchmark in benchmarks]
     return RunRecord(
         name=name,
         started=started.isoformat(timespec="seconds"),
@@ -53,7 +54,12 @@ def run(
 
 
 def _run_with_bar(
-    benchmark: Benchmark, competing: Collection[str] | None, rounds: int, quick: bool, console: Console
+    benchmark: Benchmark,
+    competing: Collection[str] | None,
+    rounds: int,
+    quick: bool,
+    console: Console,
+    base: str,
 ) -> BenchmarkRecord:
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[now]}"))
     with Progress(
@@ -66,7 +72,7 @@ def _run_with_bar(
         task = progress.add_task(f"({benchmark.key}) {benchmark.title}", total=rounds, now="")
         contestants = [name for name in benchmark.contestants if competing is None or name in competing]
         report = partial(_report, progress, task)
-        return run_benchmark(benchmark, contestants, rounds, quick, report)
+        return run_benchmark(benchmark, contestants, rounds, quick, report, base)
 
 
 def _report(progress: Progress, task: object, now: str, done: int) -> None:

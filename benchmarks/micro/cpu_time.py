@@ -13,17 +13,14 @@ import sys
 import time
 
 import msgspec
-import psutil
 
 from benchmarks.harness.backends import environment_of
 from benchmarks.harness.benchmark import BATCH_THREADS, Settings
+from benchmarks.harness.cpu import cpu_seconds
 from benchmarks.harness.machine import describe
 from benchmarks.harness.worker import become_batch
 
 ROUNDS = 4
-
-# What a process of Atoll is, by the package that its module is in. A peer's processes all run the script.
-_NAMES = {"operate": "engine", "ifrt": "proxy", "controller_process": "controller", "worker": "worker"}
 
 
 class Case(msgspec.Struct, frozen=True):
@@ -75,18 +72,6 @@ def measure(case: Case) -> dict[str, object]:
         "rate": round(total / seconds),
         "cores_busy": round(sum(each.values()) / 1e6 * total / seconds, 2),
     }
-
-
-def cpu_seconds() -> dict[str, float]:
-    """Of this process and all that it started, so far, by what they are."""
-    found: dict[str, float] = {}
-    me = psutil.Process()
-    for process in (me, *me.children(recursive=True)):
-        modules = [part for part in process.cmdline() if part.startswith("atoll.")]
-        name = _NAMES.get(modules[0].split(".")[1], modules[0]) if modules else "script"
-        times = process.cpu_times()
-        found[name] = found.get(name, 0.0) + times.user + times.system
-    return found
 
 
 def main() -> None:

@@ -1,10 +1,26 @@
-"""The micro-benchmarks (a) to (y), as data: speed that users notice, beside stock JAX and other peers."""
+"""The micro-benchmarks (a) to (z), as data: speed that users notice, beside stock JAX and other peers."""
 
 from benchmarks.harness.benchmark import BATCH_THREADS, Benchmark, Metric, RunsIn, Target
 
 # A ratio is judged against the second contestant, whose threads are scheduled as ours; the third is JAX as users start
 # it.
 _LIKE_FOR_LIKE = ("atoll", f"stock{BATCH_THREADS}", "stock")
+
+# Name, title and target in ms of the operations of (z).
+_WAITS: tuple[tuple[str, str, float | None], ...] = (
+    ("read", "np.asarray of 4 B, computed before", 0.5),
+    ("read_launched", "np.asarray of 4 B, just launched", None),
+    ("put", "device_put of 4 B", 0.8),
+    ("call", "a jitted call", None),
+    ("call_float", "a jitted call and float()", 1.2),
+    ("eager", "an eager addition", None),
+    ("eager_in_a_row", "an eager operation, 100 in a row", 0.15),
+    ("any", "bool(jnp.any(x))", None),
+    ("decode", "a decoding step whose token is read", 1.5),
+    ("jit", "a new small jit: compile and first call", None),
+    ("get_tree", "device_get of 100 arrays of 4 B", 3.0),
+    ("put_tree", "device_put of 100 arrays of 4 B", None),
+)
 
 BENCHMARKS = (
     Benchmark(
@@ -253,6 +269,19 @@ BENCHMARKS = (
             Metric("bytes", "what the controller reads and writes", "kB"),
             Metric("hosts", "the hosts' CPU time", "ms"),
             Metric("step", "a step", "ms"),
+        ),
+    ),
+    Benchmark(
+        key="z",
+        title="operations, each waited for",
+        prepare="benchmarks.micro.waits:waits",
+        metrics=tuple(
+            metric
+            for name, title, target in _WAITS
+            for metric in (
+                Metric(name, title, "ms", None if target is None else Target(target, at_least=False)),
+                Metric(f"{name}_cpu", f"{title}: CPU time of all processes", "ms"),
+            )
         ),
     ),
 )

@@ -110,7 +110,7 @@ def prepare_control(settings: Settings) -> Round:
 
 def prepare_worker(settings: Settings) -> Round:
     """CPU time of a worker with a real device for its part in a gang: a jitted addition of a few numbers."""
-    from benchmarks.micro.cpu_time import cpu_seconds
+    from benchmarks.harness.cpu import cpu_seconds
     from benchmarks.micro.dispatch import jit_op_by_op
 
     run, calls = jit_op_by_op(settings), settings.size(full=10_000, quick=5000)
