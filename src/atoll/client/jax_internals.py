@@ -331,6 +331,17 @@ def put(values: Sequence[Any], shardings: Sequence[Any]) -> Sequence[Any]:
     return arrays
 
 
+def has_numpy_contents(dtype: Any) -> bool:
+    """Return whether arrays of the type consist of whole bytes per element, as NumPy's do."""
+    return not jax.dtypes.issubdtype(dtype, jax.dtypes.extended) and DTYPE_BITS.get(dtype.name, 0) >= 8
+
+
+def device_to_host_guard() -> str | None:
+    """Return the guard of transfers to the host that applies to this thread, as `jax.transfer_guard` takes it."""
+    guard: str | None = _config.transfer_guard_device_to_host.value
+    return guard
+
+
 def plain(aval: Any) -> Any:
     """Return the type without its mesh if all axes are automatic, so that equal shapes and dtypes give equal types."""
     mesh = getattr(getattr(aval, "sharding", None), "mesh", None)

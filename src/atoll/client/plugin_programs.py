@@ -5,9 +5,13 @@ The reply is always a loaded executable.
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from atoll.protocol.questions import Question, write_question
+
+# Held while arguments are staged, since the request that takes them must follow without other threads' requests.
+staging = threading.Lock()
 
 _ATOLL = "proxy/atoll"  # jaxlib's name for a client of our proxy
 

@@ -6,12 +6,11 @@ in separate requests (`atoll.protocol.submission`).
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import Any
 
 from atoll.client import jax_internals as internals
-from atoll.client.plugin_programs import submit
+from atoll.client.plugin_programs import staging, submit
 from atoll.errors import ProgramError
 from atoll.ir.program import Program
 from atoll.programs.program_building import Built, devices
@@ -19,9 +18,6 @@ from atoll.programs.values import Value
 from atoll.protocol.submission import Staging, Submission, encode
 
 internals.leave_out_of_tracebacks(__file__)
-
-# Held while arguments are staged, since the launch that takes them must follow without other threads' requests.
-_staging = threading.Lock()
 
 
 class ProgramLaunch:
@@ -84,7 +80,7 @@ class ProgramLaunch:
         with_tokens = self._effects_on is not None
         if not self._stages:
             return self._execute(buffers, with_tokens=True) if with_tokens else self._execute(buffers)
-        with _staging:
+        with staging:
             for stage, first, stop in self._stages:
                 stage(buffers[first:stop])
             return self._execute(buffers[self._first :], with_tokens=with_tokens)

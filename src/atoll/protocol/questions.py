@@ -18,6 +18,10 @@ MAGIC = b"atoll.question\0"
 # A custom call of CPU workers that returns the address of its single argument as uint32[2].
 ADDRESS_CALL = "atoll_address"
 
+# Of a `ContentsQuestion`: arrays, and bytes of all their contents.
+MOST_ARRAYS = 1024
+MOST_CONTENTS = 1 << 20
+
 _Device = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
@@ -71,7 +75,17 @@ class DevicesAway(msgspec.Struct, frozen=True):
     losses: int  # number of islands that the session has lost so far
 
 
-Question = MemoryQuestion | SourceQuestion | ProfileQuestion | IslandsQuestion
+class ContentsQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="contents"):
+    """Request the contents of the `arrays` arrays that were staged before (see `submission.Staging`).
+
+    The answer is the contents in row-major order, one array after the other. If there is an error, and with 0 arrays,
+    the staged arrays are forgotten.
+    """
+
+    arrays: Annotated[int, msgspec.Meta(ge=0, le=MOST_ARRAYS)]
+
+
+Question = MemoryQuestion | SourceQuestion | ProfileQuestion | IslandsQuestion | ContentsQuestion
 
 
 def write_question(question: Question) -> bytes:

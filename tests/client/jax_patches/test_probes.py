@@ -232,6 +232,17 @@ def devices_by_platform(calls: Calls) -> None:
     assert [*calls.arguments(name)[-2:]] == [(client,), ("cpu",)]
 
 
+def reads_of_trees(calls: Calls) -> None:
+    arrays = [jnp.arange(4.0), jnp.float32(1)]
+    assert [each.tolist() for each in jax.device_get(arrays)] == [[0, 1, 2, 3], 1]
+    ((given,),) = calls.arguments("jax._src.api.device_get")
+    assert given is arrays
+    x = jnp.arange(2) + 1
+    assert x._npy_value is None
+    x._npy_value = np.arange(5, 7, dtype=x.dtype)
+    assert x.tolist() == [5, 6], "JAX takes the value that is set"
+
+
 def many_threads(calls: Calls) -> None:
     x = jnp.arange(4.0)
     assert x.tolist() == [0, 1, 2, 3]
@@ -597,6 +608,7 @@ PROBES: dict[str, Callable[[Calls], None]] = {
     "exported profiles": exported_profiles,
     "jit over several meshes": several_meshes,
     "many threads": many_threads,
+    "reads of trees": reads_of_trees,
     "hosts of devices": hosts_of_devices,
     "devices by platform": devices_by_platform,
 }

@@ -11,10 +11,21 @@ import pytest
 from atoll.cluster.slice_requests import MAGIC as SLICE
 from atoll.cluster.slice_requests import SliceRequest
 from atoll.errors import OK, Code, Status
+from atoll.ir.program import DeviceToHost
+from atoll.ir.types import ArraySpec
 from atoll.protocol import messages as m
-from atoll.protocol.questions import MAGIC, CompiledSource, MemoryQuestion, Question, SourceQuestion, write_question
+from atoll.protocol.questions import (
+    MAGIC,
+    MOST_CONTENTS,
+    CompiledSource,
+    ContentsQuestion,
+    MemoryQuestion,
+    Question,
+    SourceQuestion,
+    write_question,
+)
 from tests.ifrt.requests.test_executable_requests import compiled
-from tests.ifrt.rig import Rig, check_refused
+from tests.ifrt.rig import Rig, check_refused, on, program_of
 from tests.protocol.translation.wire import compile_request
 
 LOST = Status(int(Code.DATA_LOSS), "host 0 is gone")
@@ -44,6 +55,55 @@ def test_a_worker_that_is_lost_fails_the_question(rig: Rig):
     (query,) = rig.take()
     rig.receive(m.QueryReply(query.query, LOST, b""))
     check_refused(rig.answer(op), Code.DATA_LOSS, "host 0 is gone")
+
+
+def test_one_launch_reads_all_staged_arrays(rig: Rig) -> None:
+    arrays = [rig.make(1, on(0)), rig.make(2, on(0, dtype="int8"))]
+    rig.take()
+    rig.session.staged.extend(arrays)
+    op = ask(rig, ContentsQuestion(2))
+    sent = rig.take()
+    program = next(program_of(each)[1] for each in sent if isinstance(each, m.RegisterProgram))
+    (launch,) = [each for each in sent if isinstance(each, m.Launch)]
+    assert [type(node) for node in program.nodes] == [DeviceToHost, DeviceToHost]
+    assert (launch.arguments, rig.session.staged) == ((1, 2), [])
+    for feed, contents in zip(launch.feeds, (b"a" * 16, b"b" * 4), strict=True):
+        assert rig.answer(op) is None
+        rig.session.cluster.downloads.take(feed, contents, False, lambda: None)
+    rig.settle()
+    assert rig.answer(op).compile.fingerprint_value == b"a" * 16 + b"b" * 4
+
+
+def test_the_contents_of_an_array_whose_host_is_gone_fail(rig: Rig) -> None:
+    rig.session.staged.append(rig.make(1, on(0)))
+    rig.take()
+    op = ask(rig, ContentsQuestion(1))
+    rig.end_waits(rig.take(), LOST)
+    check_refused(rig.answer(op), Code.DATA_LOSS, "host 0 is gone")
+
+
+@pytest.mark.parametrize(
+    ("spec", "count", "code", "text"),
+    [
+        (on(0), 2, Code.INVALID_ARGUMENT, "contents of 2 arrays, but 1 are staged"),
+        (on(0, shape=(MOST_CONTENTS,)), 1, Code.RESOURCE_EXHAUSTED, "too many for one answer"),
+        (on(0, dtype="string"), 1, Code.INVALID_ARGUMENT, "no fixed size"),
+    ],
+)
+def test_contents_that_cannot_be_one_answer_are_refused(
+    rig: Rig, spec: ArraySpec, count: int, code: Code, text: str
+) -> None:
+    rig.session.staged.append(rig.make(1, spec))
+    rig.take()
+    check_refused(rig.answer(ask(rig, ContentsQuestion(count))), code, text)
+    assert (rig.session.staged, rig.take()) == ([], [])
+
+
+def test_a_question_about_no_array_forgets_what_is_staged(rig: Rig) -> None:
+    rig.session.staged.append(rig.make(1, on(0)))
+    rig.take()
+    assert rig.answer(ask(rig, ContentsQuestion(0))).compile.fingerprint_value == b""
+    assert (rig.session.staged, rig.take()) == ([], [])
 
 
 def test_an_executables_source_is_what_it_was_compiled_from(rig: Rig):

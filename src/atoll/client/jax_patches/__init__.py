@@ -25,6 +25,7 @@ from atoll.client.jax_patches import (
     several_meshes,
     strided_arrays,
     transfer_server,
+    tree_reads,
 )
 from atoll.client.jax_patches.patch import Patch
 
@@ -32,6 +33,7 @@ PATCHES: tuple[Patch, ...] = (
     strided_arrays.PATCH,
     other_clients.PATCH,
     device_put_resharding.PATCH,
+    tree_reads.PATCH,
     dlpack.PATCH,
     introspection.ADDRESS_PATCH,
     introspection.MEMORY_PATCH,

@@ -23,6 +23,7 @@ from atoll.executables.python_functions import PythonExecutable
 from atoll.executables.reshard_executables import RESHARD_REQUESTS, ReshardExecutable
 from atoll.ifrt.ifrt_session import IfrtSession
 from atoll.ifrt.pending_request import PendingRequest
+from atoll.ifrt.requests.contents_requests import read_staged
 from atoll.protocol import messages as m
 from atoll.protocol import profiles
 from atoll.protocol.callbacks import CALLBACKS_REQUEST
@@ -30,11 +31,11 @@ from atoll.protocol.ffi_libraries import LIBRARY_REQUEST
 from atoll.protocol.questions import MAGIC as QUESTION
 from atoll.protocol.questions import (
     CompiledSource,
+    ContentsQuestion,
     IslandsQuestion,
     MemoryQuestion,
     MissingHosts,
     ProfileQuestion,
-    Question,
     SourceQuestion,
     read_question,
 )
@@ -122,10 +123,16 @@ def _add_slice(pending: PendingRequest, payload: bytes) -> None:
 
 
 def _answer(pending: PendingRequest, payload: bytes) -> None:
-    pending.reply_loaded_later(_answer_to(pending.session, read_question(bytes(payload))))
+    question = read_question(bytes(payload))
+    if isinstance(question, ContentsQuestion):  # launches now, because the next request may delete the arrays
+        pending.reply_loaded_later(read_staged(pending.session, question.arrays))
+        return
+    pending.reply_loaded_later(_answer_to(pending.session, question))
 
 
-async def _answer_to(session: IfrtSession, question: Question) -> ImmediateReply:
+async def _answer_to(
+    session: IfrtSession, question: MemoryQuestion | SourceQuestion | ProfileQuestion | IslandsQuestion
+) -> ImmediateReply:
     match question:
         case MemoryQuestion(device=device):
             if device >= len(session.cluster.welcome.devices):

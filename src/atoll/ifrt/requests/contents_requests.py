@@ -1,0 +1,67 @@
+"""The contents of many small arrays in one answer, where IFRT needs two requests for each array."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from atoll.errors import Code, StatusError, invalid
+from atoll.executables.loaded_executable import ImmediateReply
+from atoll.ifrt.ifrt_session import IfrtSession
+from atoll.ir.program import DeviceToHost, Program
+from atoll.ir.types import ArraySpec, nbytes
+from atoll.protocol.questions import MOST_CONTENTS
+from atoll.session.downloads import Download
+
+
+def read_staged(session: IfrtSession, count: int) -> Coroutine[Any, Any, ImmediateReply]:
+    """Launch the read of the session's staged arrays, which are then no longer staged. Return the wait for the answer.
+
+    Raise INVALID_ARGUMENT if not `count` arrays are staged, or if their contents are too large for one answer.
+    """
+    handles = tuple(session.staged)
+    session.staged.clear()
+    if count and len(handles) != count:
+        raise invalid(f"a question is about the contents of {count} arrays, but {len(handles)} are staged")
+    handles = handles[:count]
+    specs = tuple(session.arrays.spec(handle) for handle in handles)
+    if any(spec.dtype == "string" for spec in specs):
+        raise invalid("the contents of strings have no fixed size")
+    total = sum(map(nbytes, specs))
+    if total > MOST_CONTENTS:
+        raise StatusError(
+            Code.RESOURCE_EXHAUSTED, f"{total} bytes are too many for one answer: the limit is {MOST_CONTENTS} bytes"
+        )
+    cluster = session.cluster
+    downloads = [Download(cluster.number(), spec.sharding.devices, nbytes(spec), cluster.make_future) for spec in specs]
+    if handles:
+        program = cluster.programs.number(("get all", specs), lambda: _program(specs))
+        completions = tuple(cluster.mint() for _ in handles)
+        for download in downloads:
+            cluster.downloads.expect(download)
+        session.launch(program, handles, completions, tuple(download.feed for download in downloads))
+        for download, completion in zip(downloads, completions, strict=True):
+            cluster.await_sent(download, completion)
+    return _answer(downloads, specs[0].sharding.devices[:1] if specs else (0,))
+
+
+def _program(specs: tuple[ArraySpec, ...]) -> Program:
+    nodes = tuple(DeviceToHost((i,), i, None) for i in range(len(specs)))
+    return Program("copy to host", specs, nodes, tuple(range(len(specs), 2 * len(specs))), len(specs))
+
+
+async def _answer(downloads: Sequence[Download], devices: tuple[int, ...]) -> ImmediateReply:
+    try:
+        contents = [bytes(memoryview(part).cast("B")) for each in downloads for part in await _parts(each)]
+    finally:
+        for download in downloads:
+            download.drop()
+    return ImmediateReply("contents of arrays", devices, b"".join(contents))
+
+
+async def _parts(download: Download) -> list[Any]:
+    """Return all parts of a download. Raise its error."""
+    parts: list[Any] = []
+    while (part := await download.part(len(parts))) is not None:
+        parts.append(part)
+    return parts
