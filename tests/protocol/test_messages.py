@@ -48,6 +48,7 @@ SAMPLES: dict[Any, Any] = {
     float: 0.5,
     bool: True,
     int | None: 0,
+    bool | None: True,
     float | None: 0.5,
     str | None: "operator",
     dict[str, int]: {"cpu": 4},
