@@ -1,7 +1,6 @@
 # `make` lists the targets. A fresh machine needs Python 3.11 or newer and make, nothing else.
 
-# JAX's newest releases need Python 3.12. It is looked up only if an environment is to be made.
-PYTHON ?= $(shell scripts/find-python python3.12 python3)
+PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -105,7 +104,7 @@ clean:  ## Remove the environment and all that tools have left
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
-	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Atoll needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Atoll needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) --upgrade pip  # Python 3.11's own takes twice as long to find what fits together
 

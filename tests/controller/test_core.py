@@ -66,7 +66,7 @@ def test_a_function_is_compiled_once_its_program_has_arrived():
     assert play.say(m.RegisterFunction(7, "hash", 90, ((3, 2),))) == []
     (compile_,) = play.report(1, m.FeedsArrived(play.session, (90,)))
     # In the words of the island: its hosts from 0, devices by their ordinals.
-    assert compile_ == m.Compile(compile_.function, play.session, 90, (((0, 1), (0, 0)),), "hash")
+    assert compile_ == m.Compile(compile_.function, play.session, 90, (((0, 1), (0, 0)),), "hash", native_code=True)
     info = msgspec.msgpack.encode(m.FunctionInfo("f", b"", None, (), (), (), {}, 0))
     assert play.report(1, m.Compiled(compile_.function, OK, info, 0.5, False)) == [m.FunctionReady(7, OK, info)]
 

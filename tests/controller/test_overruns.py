@@ -73,7 +73,12 @@ def test_a_run_over_islands_is_stopped_on_those_where_nobody_waits_too():
     launch(play, alice, 200)  # on island 0
     for now in range(1, 15):
         play.tick(float(now), running={0: (on_0.sequence,), 1: (on_1.sequence,)})
-    assert {each.sequence for each in stops_in(play.outbox())} == {on_0.sequence, on_1.sequence}
+    sent = play.outbox()
+    assert {each.sequence for each in stops_in(sent)} == {on_0.sequence, on_1.sequence}
+    # The hosts leave the world first, and once: then no later run can meet this one in a collective.
+    closed = [position for position, each in enumerate(sent) if isinstance(each, m.CloseWorld)]
+    assert len(closed) == 2
+    assert max(closed) < min(position for position, each in enumerate(sent) if isinstance(each, m.StopRun))
 
 
 def test_work_of_the_same_tenant_is_not_kept_waiting():

@@ -246,7 +246,13 @@ class Controller:
             self._relays.broken,
             self._worlds,
         )
-        self._overruns = Overruns(state, self.launcher, self._recovery.restart_for, self._recovery.charge_overrun)
+        self._overruns = Overruns(
+            state,
+            self.launcher,
+            self._recovery.restart_for,
+            self._recovery.charge_overrun,
+            self._worlds.replace,
+        )
         self._sessions = Sessions(state)
         self._proxies = Proxies(
             state,

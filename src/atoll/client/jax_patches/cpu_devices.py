@@ -8,19 +8,26 @@ libraries. With `ATOLL_CPU_DEVICES=script`, all lookups of "cpu" find the proces
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from atoll.client.jax_patches.patch import Patch, Replacement
 from atoll.client.plugin_programs import is_atoll
 from atoll.cluster.environment_variables import CPU_DEVICES, CpuDevices
 
+# Between JAX's `local_devices` and the new `devices`: the function that forwards calls to it.
+_FRAMES = 3
+
 
 def _of_the_cluster(lookup: Callable[..., Any]) -> Callable[..., Any]:
     from jax._src import xla_bridge
 
+    file = xla_bridge.__file__
+
     def devices(backend: Any = None) -> Any:
-        if backend == "cpu" and CPU_DEVICES.get() is not CpuDevices.SCRIPT:
+        if backend == "cpu" and CPU_DEVICES.get() is not CpuDevices.SCRIPT and not _is_for_local_devices(file):
             default = xla_bridge.get_backend()
             if default.platform == "cpu" and is_atoll(default):
                 return lookup(default)
@@ -29,30 +36,23 @@ def _of_the_cluster(lookup: Callable[..., Any]) -> Callable[..., Any]:
     return devices
 
 
-def _of_this_process(lookup: Callable[..., Any]) -> Callable[..., Any]:
-    from jax._src import xla_bridge
-
-    def local_devices(process_index: Any = None, backend: Any = None, host_id: Any = None) -> Any:
-        # JAX's function calls `devices`, which the patch does not change for a client.
-        return lookup(process_index, xla_bridge.get_backend("cpu") if backend == "cpu" else backend, host_id)
-
-    return local_devices
+def _is_for_local_devices(file: str) -> bool:
+    """Return whether JAX's `local_devices` calls, also in its call that installs the patches."""
+    frame: FrameType | None = sys._getframe(2)
+    for _ in range(_FRAMES):
+        if frame is None:
+            break
+        if frame.f_code.co_name == "local_devices" and frame.f_code.co_filename == file:
+            return True
+        frame = frame.f_back
+    return False
 
 
 PATCH = Patch(
     name="devices by platform",
     enables='`jax.devices("cpu")` on a cluster of CPUs',
-    changes=(
-        *(
-            Replacement("jax._src.xla_bridge", name, _of_the_cluster, ("backend",), copies=("jax",))
-            for name in ("devices", "device_count", "local_device_count")
-        ),
-        Replacement(
-            "jax._src.xla_bridge",
-            "local_devices",
-            _of_this_process,
-            ("process_index", "backend", "host_id"),
-            copies=("jax",),
-        ),
+    changes=tuple(
+        Replacement("jax._src.xla_bridge", name, _of_the_cluster, ("backend",), copies=("jax",))
+        for name in ("devices", "device_count", "local_device_count")
     ),
 )

@@ -82,8 +82,8 @@ def _read(devices: tuple[Any, ...], arrays: Sequence[Any]) -> None:
             try:
                 stage(list(arrays))
                 contents = memoryview(ask(client, ContentsQuestion(len(arrays))))
-            except BaseException:
-                with suppress(Exception):
+            except BaseException:  # an interrupt, too
+                with suppress(jax.errors.JaxRuntimeError):
                     ask(client, ContentsQuestion(0))
                 raise
     except (jax.errors.JaxRuntimeError, RuntimeError, ValueError):

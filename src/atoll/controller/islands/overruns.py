@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from atoll.controller.state import ClusterState
+from atoll.errors import Code, Status
 from atoll.launch.launcher import Launcher
 from atoll.protocol import messages as m
 from atoll.state.durations import Durations
@@ -36,7 +37,8 @@ class Overruns:
     """Ends runs that take too long.
 
     `restart(gang, reason, named)` restarts the gang's island: `named` is for operators and may name the session, and
-    other tenants read the `reason`. `charge(gang)` charges an offense to the gang's tenant.
+    other tenants read the `reason`. `charge(gang)` charges an offense to the gang's tenant. `replace_world` is
+    `Worlds.replace`.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Overruns:
         launcher: Launcher,
         restart: Callable[[Gang[GangRun], str, str], None],
         charge: Callable[[Gang[GangRun]], None],
+        replace_world: Callable[[str, Status], frozenset[str]],
     ) -> None:
         self._abandoned_seconds = state.settings.abandoned_seconds
         self._sessions = state.sessions
@@ -54,6 +57,7 @@ class Overruns:
         self._launcher = launcher
         self._restart = restart
         self._charge = charge
+        self._replace_world = replace_world
         self._busy: dict[int, m.Pong] = {}  # by host: the last replies of hosts whose devices are busy
         self._running: dict[int, float] = {}  # by sequence: since when gangs keep the devices of all their hosts busy
         self._abandoned: Durations[int] = Durations()
@@ -141,12 +145,21 @@ class Overruns:
         self._restart(gang, f"a gang {runs}", f"{name} {runs}")
 
     def _stop(self, gang: Gang[GangRun], why: str) -> None:
-        """Stop a gang, and the gangs of the same computation on other islands, which may run independently."""
+        """Stop a gang, and the gangs of the same computation on other islands, which may run independently.
+
+        Hosts stop at different points of the computation. Its world is closed before, so that no collective of a later
+        run on one host can meet a collective of this run on another one.
+        """
         text = f"the run of {gang.run.launch.program.name} was stopped: {why}"
-        for each in gang.node.gangs:
-            if each.sequence in self._launcher.in_flight:
-                for host in each.run.hosts_left:
-                    self._outbox.to_host(host, m.StopRun(each.sequence, text))
+        running = [each for each in gang.node.gangs if each.sequence in self._launcher.in_flight]
+        if len(gang.node.gangs) > 1 and gang.run.failure is None:
+            status = Status(int(Code.CANCELLED), text)
+            if any([self._replace_world(function, status) for function in gang.run.spec.functions]):
+                for each in running:
+                    each.run.failure = each.run.failure or status
+        for each in running:
+            for host in each.run.hosts_left:
+                self._outbox.to_host(host, m.StopRun(each.sequence, text))
 
     def _others_wait(self, gang: Gang[GangRun]) -> bool:
         """Whether another tenant has work behind the gang, or waits for its island."""
