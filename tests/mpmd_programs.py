@@ -13,6 +13,9 @@ from atoll.devices.missing_modules import import_mpmd
 
 _EMPTY = 'module { func.func @main() attributes {topology = #mpmd.topology<<"m": <["x"=1]>>>} { return } }'
 
+# An attribute of MLIR's text form that stands for `donated_input_indices`, whose own form depends on the version.
+_DONATED = "test.donated"
+
 
 def array(shape: Sequence[int], devices: Sequence[int], counts: Sequence[int] | None = None, rest: str = "") -> str:
     """Return the type of a float32 array with `counts` shards per dimension."""
@@ -30,7 +33,7 @@ def two_stages(first: Sequence[int] = (0,), second: Sequence[int] = (1,), mark: 
     """
     w, x, h = array((8, 8), first), array((4, 8), first), array((4, 8), second)
     v, y = array((8, 2), second), array((4, 2), second)
-    donates = f"donated_input_indices = array<i32: {donated}>, " if donated else ""
+    donates = f"{_DONATED} = array<i32: {donated}>, " if donated else ""
     return f"""module @two_stages {{
   func.func public @main(%w: {w}, %v: {v} {mark}, %x: {x}) -> ({y}, {x}) attributes {{ifrt.function}} {{
     %a, %c0 = ifrt.Call @first::@main(%w, %x) on devices {list(first)} {{ifrt.mesh_name = "m0"}} : ({w}, {x}) -> {x}
@@ -39,7 +42,7 @@ def two_stages(first: Sequence[int] = (0,), second: Sequence[int] = (1,), mark: 
       : ({v}, {h}) -> {y}
     return %c, %a : {y}, {x}
   }}
-  module @first attributes {{sym_visibility = "private"}} {{
+  module @first {{
     func.func @main(%w: tensor<8x8xf32>, %x: tensor<4x8xf32>) -> tensor<4x8xf32> {{
       %0 = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]
         : (tensor<4x8xf32>, tensor<8x8xf32>) -> tensor<4x8xf32>
@@ -47,7 +50,7 @@ def two_stages(first: Sequence[int] = (0,), second: Sequence[int] = (1,), mark: 
       return %1 : tensor<4x8xf32>
     }}
   }}
-  module @second attributes {{sym_visibility = "private"}} {{
+  module @second {{
     func.func @main(%v: tensor<8x2xf32>, %h: tensor<4x8xf32>) -> tensor<4x2xf32> {{
       %0 = stablehlo.dot_general %h, %v, contracting_dims = [1] x [0]
         : (tensor<4x8xf32>, tensor<8x2xf32>) -> tensor<4x2xf32>
@@ -61,7 +64,17 @@ def parsed(text: str) -> Any:
     """Return the module, in a new MLIR context."""
     with mlir.make_ir_context(), ir.Location.unknown():
         import_mpmd().lower_to_ifrt(ir.Module.parse(_EMPTY))  # loads the dialect
-        return ir.Module.parse(text)
+        module = ir.Module.parse(text)
+        module.operation.walk(_set_donated)
+        return module
+
+
+def _set_donated(operation: Any) -> Any:
+    attributes = operation.attributes
+    if _DONATED in attributes:
+        attributes["donated_input_indices"] = attributes[_DONATED]
+        del attributes[_DONATED]
+    return ir.WalkResult.ADVANCE
 
 
 def compiled(

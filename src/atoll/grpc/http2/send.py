@@ -167,7 +167,10 @@ class Sender:
         if size <= JOIN_BYTES:
             transport.write(b"".join(out))
         else:
-            transport.writelines(out)
+            # asyncio of CPython 3.12.1 and 3.13.0 tells the protocol that the buffer is full in write only.
+            *most, last = out
+            transport.writelines(most)
+            transport.write(last)
 
     def close(self, frame: bytes) -> None:
         """Write the queued control frames and `frame`, and close the transport."""
