@@ -128,12 +128,6 @@ class XlaLibraries:
         with self._lock:
             return tuple(self._register(each, tenant) for each in targets)
 
-    def statistics(self) -> dict[str, int]:
-        """Return the number of loaded libraries, of their bytes and of their targets."""
-        with self._lock:
-            nbytes = sum(each.nbytes for each in self._libraries.values())
-            return {"libraries": len(self._libraries), "bytes": nbytes, "targets": len(self._targets)}
-
     def _register(self, target: LibraryTarget, tenant: str) -> RenamedTarget:
         library = self._libraries.get((tenant, target.library))
         if library is None:

@@ -52,11 +52,11 @@ def _program(specs: tuple[ArraySpec, ...]) -> Program:
 
 async def _answer(downloads: Sequence[Download], devices: tuple[int, ...]) -> ImmediateReply:
     try:
-        contents = [bytes(memoryview(part).cast("B")) for each in downloads for part in await _parts(each)]
+        contents = b"".join([memoryview(part).cast("B") for each in downloads for part in await _parts(each)])
     finally:
         for download in downloads:
             download.drop()
-    return ImmediateReply("contents of arrays", devices, b"".join(contents))
+    return ImmediateReply("contents of arrays", devices, contents)
 
 
 async def _parts(download: Download) -> list[Any]:
