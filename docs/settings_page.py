@@ -24,11 +24,11 @@ of an invalid value.
 
 The settings of a cluster apply when it starts. `atoll run`, `atoll up`, `atoll proxy`, `atoll kubernetes` and `atoll
 slurm` have the options, which take precedence over the keys of a
-[cluster file](../clusters.md#islands-that-differ). The keys take precedence over the variables.
+[cluster file](../operate/clusters.md#islands-that-differ). The keys take precedence over the variables.
 """
 _TAIL = """
 All processes listen on unix sockets. With `atoll up --listen HOST:PORT` they use TCP with TLS
-([security](../security.md#security-of-connections)).
+([security](../operate/security.md#security-of-connections)).
 """
 
 

@@ -1,6 +1,6 @@
 """No broad `except` only logs: each one is listed here with what it does with the exception.
 
-A bug that is only logged leaves another process waiting for ever (`docs/how-it-works/failures.md`, "Bugs"). A handler
+A bug that is only logged leaves another process waiting for ever (`docs/design/failures.md`, "Bugs"). A handler
 whose last statement raises again is not listed.
 """
 

@@ -1,6 +1,6 @@
 """The packages of `src/atoll`: which may import which.
 
-The picture in docs/how-it-works/packages.md is drawn from the same table.
+The picture in docs/design/packages.md is drawn from the same table.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A result as a Markdown table, put between the markers of a page kept by hand.
 
-python -m benchmarks.micro.markdown benchmarks/results/NAME.json docs/performance.md
+python -m benchmarks.micro.markdown benchmarks/results/NAME.json docs/design/performance.md
 """
 
 import sys

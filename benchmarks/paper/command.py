@@ -101,9 +101,9 @@ def _measure_costs(quick: bool, rounds: int | None, results: Path) -> bool:
 
 def report(
     results: Results = RESULTS,
-    page: Annotated[Path, typer.Option(help="what is written")] = ROOT / "docs" / "benchmarks.md",
+    page: Annotated[Path, typer.Option(help="what is written")] = ROOT / "docs" / "project" / "benchmarks.md",
 ) -> None:
-    """Write docs/benchmarks.md from what is in benchmarks/results."""
+    """Write docs/project/benchmarks.md from what is in benchmarks/results."""
     shown = write_page(figures.FIGURES, results, page)
     make_console().print(f"{page}: {', '.join(shown) or 'nothing was measured yet'}")
 

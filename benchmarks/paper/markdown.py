@@ -1,4 +1,4 @@
-"""docs/benchmarks.md, out of what is in benchmarks/results/: nothing in it is typed in by hand."""
+"""docs/project/benchmarks.md, out of what is in benchmarks/results/: nothing in it is typed in by hand."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ one run, in which all contestants took turns on the same devices; the quartiles 
 FIGURE` repeats a measurement. Each result names its commit, and whether the code has changed since.
 
 Real devices are JAX's CPU devices. *Null* devices take a given time and compute nothing, with the real controller,
-scheduler, messages and worker code ([how it works](how-it-works/index.md)). They show the cost of the control plane at
-sizes for which no hardware was available. [Performance](performance.md) explains where the time goes.
+scheduler, messages and worker code ([how it works](../design/index.md)). They show the cost of the control plane at
+sizes for which no hardware was available. [Performance](../design/performance.md) explains where the time goes.
 
-Atoll's workers start the threads of CPU devices as [batch threads](performance.md#batch-threads), which preempt no
-other thread. JAX with *(batch threads)* is started in the same way (`chrt --batch 0 python ...`), and the claims
-compare with it. JAX as users start it is shown beside it. All other peers are as users start them.
+Atoll's workers start the threads of CPU devices as [batch threads](../design/performance.md#batch-threads), which
+preempt no other thread. JAX with *(batch threads)* is started in the same way (`chrt --batch 0 python ...`), and the
+claims compare with it. JAX as users start it is shown beside it. All other peers are as users start them.
 """
 
 _COSTS = """## Costs in virtual time

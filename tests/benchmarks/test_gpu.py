@@ -9,4 +9,4 @@ from benchmarks.harness.backends import ROOT
 
 
 def test_the_page_has_the_table_of_the_results() -> None:
-    assert table(json.loads(RESULTS.read_text())) in (ROOT / "docs" / "gpus.md").read_text()
+    assert table(json.loads(RESULTS.read_text())) in (ROOT / "docs" / "guides" / "gpus.md").read_text()

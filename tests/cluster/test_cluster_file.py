@@ -97,7 +97,7 @@ def test_what_is_wrong_is_named_by_its_key(tmp_path: Path, content: str, text: s
 
 
 def test_the_example_of_the_documentation_is_a_cluster() -> None:
-    page = (Path(__file__).parent.parent.parent / "docs" / "clusters.md").read_text()
+    page = (Path(__file__).parent.parent.parent / "docs" / "operate" / "clusters.md").read_text()
     example = page.partition("```toml\n")[2].partition("```")[0]
     assert "[[island]]" in example
     with TemporaryDirectory() as directory:

@@ -1,4 +1,4 @@
-"""Who may say what: each cell of the table in docs/security.md, and what is said by who may not, in great number."""
+"""Each cell of the table in docs/operate/security.md, and many messages from peers that may not send them."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-GUIDES = ROOT / "docs" / "guides"
+GUIDES = ROOT / "docs" / "contribute"
 EXTENSIONS = ("policy", "engine", "transfer-kind", "device-kind", "pass")
 
 

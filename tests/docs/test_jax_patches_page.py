@@ -11,7 +11,7 @@ import pytest
 from atoll.client.jax_patches import PATCHES
 from atoll.client.jax_patches.patch import Patch
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-it-works" / "jax-patches.md"
+PAGE = Path(__file__).parents[2] / "docs" / "design" / "jax-patches.md"
 _FIELD = re.compile(r"^- \*\*(?P<name>[^*]+)\*\*: (?P<text>.*(?:\n  .*)*)", re.MULTILINE)
 _LINK = re.compile(
     r"\]\(https://github\.com/(jax-ml/jax|openxla/xla|python/cpython)/(blob/[0-9a-f]{40}/|issues/|pull/)"

@@ -1,4 +1,4 @@
-"""Devices as libraries look them up: docs/libraries.md lists the libraries.
+"""Devices as libraries look them up: docs/guides/libraries.md lists the libraries.
 
 Functions named without `test_` run in a child, on two islands of two hosts.
 """

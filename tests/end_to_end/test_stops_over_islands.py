@@ -19,7 +19,7 @@ from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
 SECONDS = 120.0
 
 # On a busy machine, a stopped run sometimes does not end on one host, whose island then restarts: see the limits in
-# docs/how-it-works/computations-over-islands.md. `tests/controller/test_overruns.py` has the decisions.
+# docs/design/computations-over-islands.md. `tests/controller/test_overruns.py` has the decisions.
 pytestmark = pytest.mark.thorough
 
 

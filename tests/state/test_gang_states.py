@@ -101,5 +101,5 @@ def test_a_node_that_is_not_in_line_yet_can_be_dropped():
 
 
 def test_the_documentation_names_all_states():
-    text = (SOURCE.parent.parent / "docs" / "how-it-works" / "life-of-a-launch.md").read_text(encoding="utf-8")
+    text = (SOURCE.parent.parent / "docs" / "design" / "life-of-a-launch.md").read_text(encoding="utf-8")
     assert [state.name for state in GangState if f"`{state.name}`" not in text] == []

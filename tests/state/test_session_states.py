@@ -60,7 +60,7 @@ def test_a_session_says_how_far_its_suspension_is():
 
 
 def test_the_documentation_names_all_states_of_launches_and_sessions():
-    pages = SOURCE.parent.parent / "docs" / "how-it-works"
+    pages = SOURCE.parent.parent / "docs" / "design"
     for page, states in (("life-of-a-launch.md", LaunchState), ("suspending.md", SessionState)):
         text = (pages / page).read_text(encoding="utf-8")
         assert [state.name for state in states if f"`{state.name}`" not in text] == []

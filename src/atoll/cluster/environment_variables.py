@@ -60,7 +60,7 @@ CPU_DEVICES = SCRIPTS.add(
     'The devices that `jax.devices("cpu")` returns if the cluster has CPU devices: those of the `cluster` or those of '
     "the `script`.",
     default="cluster",
-    more="See [compatibility with libraries](libraries.md).",
+    more="See [compatibility with libraries](guides/libraries.md).",
 )
 ADDRESS = SCRIPTS.add(
     "ATOLL_ADDRESS",
@@ -105,14 +105,14 @@ CLUSTER_FILE = SCRIPTS.add(
     TEXT,
     "TOML file with islands, which may differ in hosts, devices, platform and topology, and with settings.",
     default="none",
-    more="See [islands that differ](clusters.md#islands-that-differ).",
+    more="See [islands that differ](operate/clusters.md#islands-that-differ).",
 )
 TENANTS_FILE = SCRIPTS.add(
     "ATOLL_TENANTS",
     TEXT,
     "TOML file with the tenants that share the cluster: their tokens, shares, priorities, quotas and roles.",
     default="one tenant",
-    more="See [tenants](sharing.md#tenants).",
+    more="See [tenants](operate/sharing.md#tenants).",
 )
 
 CACHE_DIRECTORY = PROCESSES.add(
@@ -120,7 +120,7 @@ CACHE_DIRECTORY = PROCESSES.add(
     TEXT,
     "Directory for compiled programs, and for estimates of their durations; off stores none.",
     default="JAX's own cache directory if the script has set one, otherwise `~/.cache/atoll/programs`",
-    more="See [usage](sharing.md#usage).",
+    more="See [usage](operate/sharing.md#usage).",
 )
 CACHE_BYTES = PROCESSES.add(
     "ATOLL_CACHE_BYTES",
@@ -137,8 +137,8 @@ KEY_FILE = PROCESSES.add(
     "File with the user's key, which authenticates compiled programs on disk and encrypts the journal: 32 bytes or "
     "more, not readable by other users. Hosts that share ATOLL_CACHE_DIR need the same key.",
     default="`key` in ATOLL_STATE_DIR, created if it is missing",
-    more="See [compiled programs](how-it-works/compilation.md#entries-on-disk) and "
-    "[the journal](how-it-works/journal.md#secrets-in-the-files).",
+    more="See [compiled programs](design/compilation.md#entries-on-disk) and "
+    "[the journal](design/journal.md#secrets-in-the-files).",
 )
 STATE_DIRECTORY = PROCESSES.add(
     "ATOLL_STATE_DIR",
@@ -159,7 +159,7 @@ PYTHON_ENVIRONMENT = PROCESSES.add(
     "Names of environment variables, separated by commas, that Python of users on the hosts gets in addition to those "
     "of the allow-list; * for all but those of Atoll and JAX.",
     default="none; * on an embedded cluster",
-    more="See [the allow-list](security.md#files-that-atoll-reads-back).",
+    more="See [the allow-list](operate/security.md#files-that-atoll-reads-back).",
 )
 PYTHON_MEMORY = PROCESSES.add(
     "ATOLL_PYTHON_MEMORY",
@@ -178,7 +178,7 @@ COMPILER_SECONDS = PROCESSES.add(
     seconds(),
     "Seconds of CPU time that one compilation of a tenant may use on a host.",
     default="1800",
-    more="See [compiler processes](how-it-works/compilation.md#compiler-processes).",
+    more="See [compiler processes](design/compilation.md#compiler-processes).",
 )
 COMPILER_MEMORY = PROCESSES.add(
     "ATOLL_COMPILER_MEMORY",
@@ -212,7 +212,7 @@ XLA_FLAGS = OTHERS.add(
     "XLA_FLAGS",
     TEXT,
     "Flags of XLA for the workers. Atoll adds flags that disable XLA's time limits on collectives.",
-    more="See [collectives that wait](how-it-works/failures.md#collectives-that-wait).",
+    more="See [collectives that wait](design/failures.md#collectives-that-wait).",
 )
 NCCL_INTERFACE = OTHERS.add(
     "NCCL_SOCKET_IFNAME",

@@ -187,7 +187,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
             "Engine that starts the hosts: local (processes of this machine), hosts (machines that run `atoll host`) "
             "or ray (a Ray cluster).",
             "engine",
-            more="See [clusters](clusters.md).",
+            more="See [clusters](operate/clusters.md).",
         ),
     ] = DEFAULT_ENGINE
     wait_seconds: Annotated[
@@ -210,7 +210,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
             "grace",
             is_option=False,
             default=f"0, and {GRACE_SECONDS:.0f} with `atoll up --journal`",
-            more="See [lost sockets](how-it-works/failures.md#lost-sockets).",
+            more="See [lost sockets](design/failures.md#lost-sockets).",
         ),
     ] = 0.0
     bulk_tls: Annotated[
@@ -232,7 +232,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
             "controller's messages to the others; 0 disables relays.",
             "relay-group",
             is_option=False,
-            more="See [relays](how-it-works/scheduling.md#relays).",
+            more="See [relays](design/scheduling.md#relays).",
         ),
     ] = RELAY_GROUP
     delegate_after_seconds: Annotated[
@@ -244,7 +244,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
             "hosts, or never.",
             "delegate-after",
             is_option=False,
-            more="See [delegated runs](how-it-works/scheduling.md#delegated-runs).",
+            more="See [delegated runs](design/scheduling.md#delegated-runs).",
         ),
     ] = 1.0
 
@@ -273,7 +273,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
             "ray-resources",
             default="one CPU and the host's devices (GPU, TPU)",
             metavar="NAME=AMOUNT,...",
-            more="See [Ray](clusters.md#ray).",
+            more="See [Ray](operate/clusters.md#ray).",
         ),
     ] = ""
     ray_labels: Annotated[
@@ -308,7 +308,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
             "suspend-directory",
             default="`suspended` in ATOLL_STATE_DIR",
             metavar="DIR",
-            more="See [suspending](how-it-works/suspending.md).",
+            more="See [suspending](design/suspending.md).",
         ),
     ] = ""
     suspend_lower: Annotated[
@@ -330,7 +330,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
             "cluster with the same --journal.",
             "suspended",
             default=f"{SUSPENDED_SECONDS:.0f}, a day",
-            more="See [between two clusters](how-it-works/suspending.md#between-two-clusters).",
+            more="See [between two clusters](design/suspending.md#between-two-clusters).",
         ),
     ] = SUSPENDED_SECONDS
     spill: Annotated[
@@ -342,7 +342,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
             "when other work lacks device memory.",
             "spill",
             default="none",
-            more="See [memory pressure](how-it-works/suspending.md#memory-pressure).",
+            more="See [memory pressure](design/suspending.md#memory-pressure).",
         ),
     ] = 0
 
@@ -354,7 +354,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
             listed(check_grant, "DIR"),
             "Directory on the hosts that Python of all tenants may read, such as a data set. Only with --tenants.",
             "python-read",
-            more="See [the sandbox](how-it-works/colocated-python.md#the-sandbox).",
+            more="See [the sandbox](design/colocated-python.md#the-sandbox).",
         ),
     ] = ()
     python_write: Annotated[

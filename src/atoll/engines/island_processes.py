@@ -1,6 +1,6 @@
 """The worker processes of an island, which are started together and restarted together when one of them ends.
 
-XLA's collectives do not survive the loss of a process (see docs/how-it-works/failures.md). Invariant: no process of an
+XLA's collectives do not survive the loss of a process (see docs/design/failures.md). Invariant: no process of an
 island is started while a process of an earlier incarnation runs.
 """
 

@@ -87,8 +87,8 @@ def entries_that_ran(stages: int, microbatches: int) -> tuple[list[str], list[st
 
 
 def page() -> list[float]:
-    """The losses that the first program of docs/pipelines.md prints."""
-    text = (Path(__file__).parents[3] / "docs" / "pipelines.md").read_text()
+    """The losses that the first program of docs/guides/pipelines.md prints."""
+    text = (Path(__file__).parents[3] / "docs" / "guides" / "pipelines.md").read_text()
     (program, *_) = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     printed: list[Any] = []
     exec(program, {"print": printed.append})

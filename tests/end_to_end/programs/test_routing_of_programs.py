@@ -122,12 +122,12 @@ def test_rows_travel_and_capacity_does_not(python: RemotePython) -> None:
     ]
 
 
-# ---- the programs of docs/experts.md
+# ---- the programs of docs/guides/experts.md
 
 
 def page(number: int) -> list[str]:
     """What the program of that number prints."""
-    text = (Path(__file__).parents[3] / "docs" / "experts.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "guides" / "experts.md").read_text()
     program = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)[number]
     printed: list[str] = []
     names: dict[str, Any] = {"print": lambda *each: printed.append(" ".join(map(str, each)))}

@@ -2,8 +2,8 @@
 
 Such a cluster has two kinds of CPU devices: those of its hosts and those of the script's process. In JAX, `d` is in
 `jax.devices(d.platform)`, and libraries look devices up that way. The process's own devices remain
-`jax.local_devices(backend="cpu")`, which is how JAX itself and most libraries name them. docs/libraries.md compares the
-libraries. With `ATOLL_CPU_DEVICES=script`, all lookups of "cpu" find the process's own devices.
+`jax.local_devices(backend="cpu")`, which is how JAX itself and most libraries name them. docs/guides/libraries.md
+compares the libraries. With `ATOLL_CPU_DEVICES=script`, all lookups of "cpu" find the process's own devices.
 """
 
 from __future__ import annotations

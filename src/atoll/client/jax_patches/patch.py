@@ -1,7 +1,7 @@
 """Patches of JAX in the user's process, and their installation.
 
 A patch lifts one limitation of jaxlib's IFRT proxy client, which no server can lift. Each patch is a constant of a file
-in this package and a line of the table in `__init__`. `docs/how-it-works/jax-patches.md` documents each. Invariant: for
+in this package and a line of the table in `__init__`. `docs/design/jax-patches.md` documents each. Invariant: for
 arrays, devices and clients that are not Atoll's, JAX behaves exactly as without the patch.
 
 Before a patch is installed, a self-test checks that JAX has the names that the patch replaces, with the expected

@@ -85,7 +85,7 @@ def _adopt(environment: Mapping[str, str]) -> None:
     for name in ("OMP_NUM_THREADS", "PYTHONBREAKPOINT"):
         os.environ.pop(name, None)
     os.environ.update(environment)
-    with contextlib.suppress(OSError):  # only root may lower the niceness: see docs/clusters.md
+    with contextlib.suppress(OSError):  # only root may lower the niceness: see docs/operate/clusters.md
         os.setpriority(os.PRIO_PROCESS, 0, 0)
 
 
