@@ -109,3 +109,10 @@ def test_a_subclass_is_reported_as_its_nearest_public_class() -> None:
     assert reported_name(failed(Code.INTERNAL, "x", LOST)) == "AtollError"
     assert errors.error_kind("AtollError") is errors.AtollError
     assert errors.error_kind("OSError") is None
+
+
+def test_the_status_of_an_exception_has_the_code_with_which_xla_begins_its_text() -> None:
+    expected = Status(Code.RESOURCE_EXHAUSTED, "no memory")
+    for text in ("RESOURCE_EXHAUSTED: no memory", "Bad StatusOr access: RESOURCE_EXHAUSTED: no memory"):
+        assert errors.status_of(RuntimeError(text)) == expected
+    assert errors.status_of(RuntimeError("no: memory")) == Status(Code.INTERNAL, "RuntimeError: no: memory")

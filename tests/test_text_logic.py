@@ -25,6 +25,8 @@ READERS = {
 }
 _DECIDES = {"startswith", "endswith", "partition", "match", "search", "fullmatch", "finditer", "find", "index", "count"}
 
+_PARTS = {"removeprefix", "removesuffix", "strip", "lower"}  # of a text
+
 
 def _is_error(name: ast.expr, errors: set[str]) -> bool:
     return isinstance(name, ast.Name) and name.id in errors
@@ -46,6 +48,8 @@ def _is_text(node: ast.expr, errors: set[str], texts: set[str]) -> bool:
         return node.id in texts
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("str", "repr"):
         return bool(node.args) and _is_error(node.args[0], errors)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _PARTS:
+        return _is_text(node.func.value, errors, texts)
     if isinstance(node, ast.BoolOp):
         return any(_is_text(each, errors, texts) for each in node.values)
     if isinstance(node, ast.Attribute) and node.attr == "message":

@@ -348,12 +348,16 @@ def details_of(error: BaseException) -> Details:
     return error.status.details if isinstance(error, StatusError) else details_in(str(error))[1]
 
 
+# With this begins the text of an exception that Abseil raises if XLA uses a value without looking at its status.
+_BAD_ACCESS = "Bad StatusOr access: "
+
+
 def status_of(error: BaseException) -> Status:
     """Return the status for any exception. The text of XLA's errors begins with the name of their code."""
     if isinstance(error, StatusError):
         return error.status
     text = str(error) or type(error).__name__
-    name, colon, rest = text.partition(": ")
+    name, colon, rest = text.removeprefix(_BAD_ACCESS).partition(": ")
     if colon and name in Code.__members__:
         return Status(int(Code[name]), rest)
     if isinstance(error, MemoryError):

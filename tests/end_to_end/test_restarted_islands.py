@@ -106,6 +106,13 @@ def in_flight(cluster: StandingCluster, count: int) -> None:
     cluster.until(lambda report: sum(each["in_flight"] for each in report["sessions"]) >= count, SECONDS)
 
 
+def kill_and_restart(cluster: StandingCluster) -> None:
+    """Kill the worker of island 0, and wait until the island restarts, so that what is read later is known to be lost."""
+    restarts = cluster.report()["islands"][0]["restarts"]
+    cluster.worker(0).kill()
+    cluster.until(lambda report: report["islands"][0]["restarts"] > restarts, SECONDS)
+
+
 def is_back(cluster: StandingCluster) -> None:
     cluster.until(lambda report: all(each["state"] == "ready" for each in report["islands"]), SECONDS)
 
@@ -149,7 +156,7 @@ def test_a_run_that_was_granted_to_hosts_behind_another_runs_after_the_restart(c
 def test_of_launches_over_two_islands_the_error_says_why_they_are_lost(cluster, user):
     user.call(move)
     in_flight(cluster, 4)
-    cluster.worker(0).kill()
+    kill_and_restart(cluster)
     loop, made, moved = user.call(sums, seconds=SECONDS)
     assert LOST in loop
     assert made == 3.0
@@ -164,7 +171,7 @@ def test_with_sequential_dispatch_launches_behind_a_loop_run_after_the_restart(s
     python.call(begin)
     python.call(loop_and_make)
     in_flight(sequential, 3)
-    sequential.worker(0).kill()
+    kill_and_restart(sequential)
     loop, made = python.call(sums, seconds=SECONDS)
     assert LOST in loop
     assert made == 6.0

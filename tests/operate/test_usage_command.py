@@ -160,8 +160,9 @@ def test_usage_adds_up(up: Callable[..., User]):
     assert present == pytest.approx(wall * DEVICES, rel=0.01, abs=0.05)
     busy = after["total"]["device_seconds"]
     assert 0 < busy < present
-    # Where ends are reported in another order than that in which they came, the two differ by a little.
-    assert busy == pytest.approx(device_ns(spans.values()) / 1e9, rel=MIXED_ERROR)
+    # If ends are reported in another order than that in which they happened, the two differ by a little: on a busy
+    # machine, a short run has less than 0.1 s of device time.
+    assert busy == pytest.approx(device_ns(spans.values()) / 1e9, rel=MIXED_ERROR, abs=0.01)
 
     assert {row["tenant"] for row in after["rows"]} == {"ana", "ben"}
     assert after["total"]["bytes_moved"] > 1e6

@@ -38,6 +38,25 @@ def nested_tuples(depth: int) -> str:
       return %c : tensor<f32> }} }}"""
 
 
+def large_constant(number: int) -> str:
+    """Return a module whose constants the compiler joins, which takes 0.5 GB for the result and as much to make it.
+
+    XLA only joins what has less than 45 million elements.
+    """
+    kind, elements = "complex<f64>", 125_000
+    literal = ", ".join(f"({i}.0,{number}.0)" for i in range(elements))
+    lines = [f"%v0 = stablehlo.constant dense<[{literal}]> : tensor<{elements}x{kind}>"]
+    for i in range(8):
+        half, elements = f"tensor<{elements}x{kind}>", 2 * elements
+        joined = f"({half}, {half}) -> tensor<{elements}x{kind}>"
+        lines.append(f"%v{i + 1} = stablehlo.concatenate %v{i}, %v{i}, dim = 0 : {joined}")
+    body = "\n".join(lines)
+    return f"""module @constant{number} {{ func.func public @main(%x: tensor<{elements}x{kind}>) -> tensor<{elements}x{kind}> {{
+      {body}
+      %y = stablehlo.add %x, %v8 : tensor<{elements}x{kind}>
+      return %y : tensor<{elements}x{kind}> }} }}"""
+
+
 def large(number: int, operations: int) -> str:
     """A module of so many operations, which XLA cannot make fewer."""
     lines = ["%v0 = stablehlo.add %x, %c : tensor<64xf32>"]

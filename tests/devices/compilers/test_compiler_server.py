@@ -193,10 +193,14 @@ def test_a_process_has_not_ended_before_its_server(limited: Callable[[CompilerLi
 
 
 def test_memory_is_limited(limited: Callable[[CompilerLimits], CompilerServer]) -> None:
-    server = limited(CompilerLimits(GB // 2, 600, 600))
+    server = limited(CompilerLimits(GB, 600, 600))
     process = server.take()
-    error = crash(process, hostile.large(6, 20_000))
-    assert any(each in error.status.message for each in ("ATOLL_COMPILER_MEMORY", "SIGABRT", "SIGSEGV")), error
+    outcome = process.compile(request(hostile.large_constant(6)), None, "").outcome
+    assert isinstance(outcome, Rejected)
+    assert outcome.status.code == Code.RESOURCE_EXHAUSTED
+    assert "1.0 GiB" in outcome.status.message
+    assert "ATOLL_COMPILER_MEMORY" in outcome.status.message
+    process.close()
     assert next_compiles(server)
 
 

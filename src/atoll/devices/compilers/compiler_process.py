@@ -164,11 +164,22 @@ def serve(sock: socket.socket, options: CompilerOptions, make: Callable[[int], C
         except MemoryError:
             outcome = Rejected(Status(Code.RESOURCE_EXHAUSTED, memory_text(options.memory_bytes)))
         except Exception as error:
-            outcome = Rejected(status_of(error))
+            outcome = Rejected(_with_limit(status_of(error), options.memory_bytes))
         retires = resident_bytes() > options.memory_bytes * _RETIRES
         link.send(Finished(outcome, retires))
         if retires:
             return
+
+
+def _with_limit(status: Status, memory_bytes: int) -> Status:
+    """Return the status of a failed compilation, with the memory limit of its process if it lacked a resource."""
+    if status.code != Code.RESOURCE_EXHAUSTED:
+        return status
+    text = (
+        f"{status.message} (a compiler process may use {human_bytes(memory_bytes)} of memory; the operator can raise "
+        f"{COMPILER_MEMORY.variable})"
+    )
+    return Status(status.code, text, status.payloads)
 
 
 def resident_bytes() -> int:
