@@ -107,7 +107,7 @@ def in_flight(cluster: StandingCluster, count: int) -> None:
 
 
 def kill_and_restart(cluster: StandingCluster) -> None:
-    """Kill the worker of island 0, and wait until the island restarts, so that what is read later is known to be lost."""
+    """Kill the worker of island 0, and wait until the island restarts. A script that reads then learns of the loss."""
     restarts = cluster.report()["islands"][0]["restarts"]
     cluster.worker(0).kill()
     cluster.until(lambda report: report["islands"][0]["restarts"] > restarts, SECONDS)

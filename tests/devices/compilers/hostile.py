@@ -50,11 +50,11 @@ def large_constant(number: int) -> str:
         half, elements = f"tensor<{elements}x{kind}>", 2 * elements
         joined = f"({half}, {half}) -> tensor<{elements}x{kind}>"
         lines.append(f"%v{i + 1} = stablehlo.concatenate %v{i}, %v{i}, dim = 0 : {joined}")
-    body = "\n".join(lines)
-    return f"""module @constant{number} {{ func.func public @main(%x: tensor<{elements}x{kind}>) -> tensor<{elements}x{kind}> {{
+    body, whole = "\n".join(lines), f"tensor<{elements}x{kind}>"
+    return f"""module @constant{number} {{ func.func public @main(%x: {whole}) -> {whole} {{
       {body}
-      %y = stablehlo.add %x, %v8 : tensor<{elements}x{kind}>
-      return %y : tensor<{elements}x{kind}> }} }}"""
+      %y = stablehlo.add %x, %v8 : {whole}
+      return %y : {whole} }} }}"""
 
 
 def large(number: int, operations: int) -> str:
