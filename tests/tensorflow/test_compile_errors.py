@@ -15,9 +15,18 @@ tf = pytest.importorskip("tensorflow", reason="the extra tensorflow is not insta
 from atoll import tensorflow as atf  # noqa: E402
 
 X = np.array([1.0, -2.0, 3.0, 4.0], np.float32)
-TABLE = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([1], [2]), 0)
-BATCHES = iter(tf.data.Dataset.range(10))
-TEXT = tf.Variable("x", name="text")
+TABLE: Any
+BATCHES: Any
+TEXT: Any
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _objects() -> None:
+    """Make the objects that functions use. They start threads, so they are not made while tests are collected."""
+    global TABLE, BATCHES, TEXT
+    TABLE = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([1], [2]), 0)
+    BATCHES = iter(tf.data.Dataset.range(10))
+    TEXT = tf.Variable("x", name="text")
 
 
 def python(x):
