@@ -1,6 +1,7 @@
 # `make` lists the targets. A fresh machine needs Python 3.11 or newer and make, nothing else.
 
-PYTHON ?= python3
+# The first of these that is installed makes the environment.
+PYTHON ?= python3.12 python3.13 python3.11 python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -61,8 +62,7 @@ ray: $(VENV)/.test $(VENV)/.ray  ## Run the tests of clusters on Ray, over sever
 matrix:  ## Run the tests of what touches JAX with other versions: make matrix MATRIX="python3.12:0.12.0.1"
 	@for each in $(MATRIX); do \
 	  venv=$(VENV)-$$(echo $$each | tr : -); jax=$${each#*:}; \
-	  python=$$(scripts/find-python $${each%:*}) || exit; \
-	  $(MAKE) --no-print-directory PYTHON=$$python VENV=$$venv $$venv/.test || exit; \
+	  $(MAKE) --no-print-directory PYTHON=$${each%:*} VENV=$$venv $$venv/.test || exit; \
 	  $$venv/bin/python -m pip install --quiet --disable-pip-version-check "jax==$$jax" "jaxlib==$$jax" || exit; \
 	  echo "JAX $$jax, $$($$venv/bin/python --version)"; \
 	  $$venv/bin/python -m pytest --quiet --processes $(WORKERS) $(MATRIX_TESTS) $(ARGS) || exit; \
@@ -104,8 +104,7 @@ clean:  ## Remove the environment and all that tools have left
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
-	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Atoll needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
-	$(PYTHON) -m venv $(VENV)
+	python=$$(scripts/find-python $(PYTHON)) && $$python -m venv $(VENV)
 	$(INSTALL) --upgrade pip  # Python 3.11's own takes twice as long to find what fits together
 
 # What JAX's tests import beyond JAX.
