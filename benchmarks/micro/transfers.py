@@ -1,4 +1,4 @@
-"""(d): how long 4 B take to a device and back, and how fast 64 MB go.
+"""(d): how long 4 B take to a device and back, and how fast 64 MB and 1 GiB go, beside a copy in memory.
 
 JAX keeps the host's copy of an array that was read once, so every read here is of a new array: a jitted
 function's result, ready before the clock starts. What arrives is checked outside the clock.
@@ -16,6 +16,7 @@ from benchmarks.harness.benchmark import Round, Settings
 
 SMALL_BYTES = 4
 LARGE_BYTES = 64_000_000
+HUGE_BYTES = 1 << 30
 
 
 def put_and_get(settings: Settings) -> Round:
@@ -23,6 +24,7 @@ def put_and_get(settings: Settings) -> Round:
     device = jax.devices()[0]
     add_one = jax.jit(lambda x: x + 1)
     small_repeats, large_repeats = settings.size(full=200, quick=50), settings.size(full=3, quick=2)
+    huge_bytes = settings.size(full=HUGE_BYTES, quick=LARGE_BYTES)
     first_value = 0
 
     def put(value: jax.Array | np.ndarray) -> jax.Array:
@@ -47,6 +49,10 @@ def put_and_get(settings: Settings) -> Round:
         values = new_values(size, repeats)
         return seconds_each(lambda value: np.asarray(put(value)), values, expected=values)
 
+    def copy_seconds(size: int, repeats: int) -> float:
+        values = new_values(size, repeats)
+        return seconds_each(np.array, values, expected=values)
+
     def measure() -> dict[str, float]:
         return {
             "put_small": 1e6 * put_seconds(SMALL_BYTES, small_repeats),
@@ -54,6 +60,10 @@ def put_and_get(settings: Settings) -> Round:
             "round_trip_small": 1e6 * round_trip_seconds(SMALL_BYTES, small_repeats),
             "put_large": LARGE_BYTES / 1e9 / put_seconds(LARGE_BYTES, large_repeats),
             "get_large": LARGE_BYTES / 1e9 / get_seconds(LARGE_BYTES, large_repeats),
+            "copy_large": LARGE_BYTES / 1e9 / copy_seconds(LARGE_BYTES, large_repeats),
+            "put_huge": huge_bytes / 1e9 / put_seconds(huge_bytes, 1),
+            "get_huge": huge_bytes / 1e9 / get_seconds(huge_bytes, 1),
+            "copy_huge": huge_bytes / 1e9 / copy_seconds(huge_bytes, 1),
         }
 
     measure()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from atoll.host_services import host_data
 from atoll.host_services import slabs as module
-from atoll.host_services.slabs import SLAB_BYTES, ArrayContents, ArrayPart, assemble, slabs
+from atoll.host_services.slabs import SLAB_BYTES, ArrayContents, ArrayPart, assemble, row_major_parts, slabs
 
 SHAPES = [(), (0, 3), (1,), (7,), (4, 6), (3, 1, 5), (2, 3, 4, 5), (40, 1), (1, 40)]
 
@@ -26,6 +26,21 @@ def parts(shape: tuple[int, ...], dtype: str = "int32") -> list[np.ndarray]:
     inside = whole[(*(slice(1, -1) for _ in shape), ...)]
     ends = whole[(*(slice(0, size) for size in shape[:-1]), *[slice(2, None)][: len(shape)], ...)]
     return [np.ascontiguousarray(inside).reshape(shape), inside, ends]
+
+
+@pytest.mark.parametrize("cuts", [(1, 1), (2, 1), (1, 3), (2, 3)])
+@pytest.mark.parametrize("shape", [(4, 6), (4, 6, 2), (4, 3_000_000)])
+def test_row_major_parts_of_shards_are_the_whole_array(shape: tuple[int, ...], cuts: tuple[int, int]) -> None:
+    array = np.arange(np.prod(shape)).astype(np.int16).reshape(shape)
+    steps = shape[0] // cuts[0], shape[1] // cuts[1]
+    boxes = tuple(
+        ((i * steps[0], (i + 1) * steps[0]), (j * steps[1], (j + 1) * steps[1]), *((0, size) for size in shape[2:]))
+        for i in range(cuts[0])
+        for j in range(cuts[1])
+    )
+    found = list(row_major_parts(shape, boxes, [np.ascontiguousarray(host_data.cut(array, box)) for box in boxes]))
+    assert b"".join(bytes(each.views()[0]) for each in found) == array.tobytes()
+    assert all(each.nbytes <= SLAB_BYTES for each in found)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -19,10 +19,12 @@ from atoll.host_services.calls.call_messages import (
     Released,
     Retained,
     Returned,
+    Unread,
     decode,
     encode,
     first_call,
 )
+from atoll.protocol.number_ranges import SCRIPT_FEEDS
 from atoll.session.callback_relay import CallbackPort, CallbackRelay
 from atoll.transfers.channel import DataChannel
 from atoll.wire.address import Address, parse_address
@@ -93,6 +95,32 @@ def test_a_call_goes_to_the_client_and_its_answer_to_the_host(cluster: FakeClust
     receiver.join()
     until(lambda: relay._channel is None)
     assert answers(cluster) == [(first_call(1) + 5, Returned(()))]
+
+
+def test_contents_of_arrays_are_forwarded_in_parts(relay: CallbackRelay):
+    feed, done = SCRIPT_FEEDS.start, threading.Event()
+    relay.forward(feed, b"for nobody", False, done.set)
+    assert done.is_set()
+    channel = connected(relay)
+    receiver = listening(channel)
+    relay.forward(feed, b"ab", True, lambda: None)
+    relay.forward(feed, b"cd", False, lambda: None)
+    assert [(each, bytes(content)) for _, each, content in receiver.wait(2)] == [(feed, b"ab"), (feed, b"cd")]
+    channel.close()
+    receiver.join()
+
+
+def test_the_client_learns_which_contents_do_not_arrive(relay: CallbackRelay):
+    relay.expect_contents()
+    relay.cannot_read((3,))
+    channel = connected(relay)
+    receiver = listening(channel)
+    relay.cannot_read((5,))
+    assert [decode(content)[0] for _, _, content in receiver.wait(1)] == [Unread((5,))]
+    relay.host_lost(1)
+    assert [decode(content)[0] for _, _, content in receiver.wait(2)][1:] == [Unread(())]
+    channel.close()
+    receiver.join()
 
 
 def test_a_hosts_own_way_to_the_client_is_passed_on(relay: CallbackRelay):

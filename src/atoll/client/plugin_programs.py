@@ -21,6 +21,12 @@ def is_atoll(client: Any) -> bool:
     return bool(client.runtime_type == _ATOLL)
 
 
+def client_of(array: Any) -> Any:
+    """Return the client of a jaxlib array, or None for other objects."""
+    device_list = getattr(getattr(array, "sharding", None), "_internal_device_list", None)
+    return device_list[0].client if device_list else None
+
+
 def submit(client: Any, payload: bytes) -> Any:
     """Send `payload` and return the server's executable. Raise jax.errors.JaxRuntimeError if the server refuses."""
     from jax.extend.ifrt_programs import ifrt_programs

@@ -16,12 +16,12 @@ from atoll.ir.program import Call, Node, Program, consumes, output_count, preser
 from atoll.ir.types import ArraySpec
 from atoll.ir.validation import MAX_VALUES
 from atoll.protocol.ifrt import executables_pb2
-from atoll.protocol.submission import Staging, Submission, decode
+from atoll.protocol.submission import RUNS_OF_A_READING, Reading, Staging, Submission, decode, first_feed
 from atoll.protocol.translation import codec
 from atoll.protocol.translation.shardings import sharding_to
 from atoll.session.cluster_session import ClusterSession
 
-_NOTHING_RUNS = "this executable only stages arguments of a program, and does not run"
+_NOTHING_RUNS = "this executable only passes on its arguments, and has no program"
 _ASK_THE_FUNCTIONS = "the cost of a program is not known: query its functions, as Compiled.cost_analysis() does"
 
 
@@ -32,7 +32,9 @@ def read(data: bytes, loaded: Iterable[LoadedExecutable], cluster: ClusterSessio
     """
     submission = decode(data)
     if isinstance(submission, Staging):
-        return StagingExecutable(submission, cluster)
+        return StagingExecutable("staging", submission.devices, cluster)
+    if isinstance(submission, Reading):
+        return ReadingExecutable(submission, cluster)
     return ProgramExecutable(submission.program, _functions(submission, loaded), cluster)
 
 
@@ -124,22 +126,19 @@ class ProgramExecutable(LoadedExecutable):
         return sharding_to(spec.sharding, spec.shape, self.op_shardings[self.definition.results[position]])
 
 
-class StagingExecutable(LoadedExecutable):
-    """Stages its arguments for the program that runs next: see `atoll.protocol.submission`."""
+class _WithoutProgram(LoadedExecutable):
+    """An executable whose runs only pass on their arguments, each with a shard for each of `devices`.
 
-    def __init__(self, submission: Staging, cluster: ClusterSession) -> None:
+    The constructor raises INVALID_ARGUMENT.
+    """
+
+    def __init__(self, name: str, devices: tuple[int, ...], cluster: ClusterSession) -> None:
         super().__init__()
-        cluster.hosts_of(submission.devices)
-        if not submission.devices or len(set(submission.devices)) != len(submission.devices):
-            raise invalid("a staging request needs one or more distinct devices")
-        self.name = "staging"
-        self.devices = submission.devices
-
-    def gather(self, staged: list[int], arguments: list[int]) -> None:
-        if len(staged) + len(arguments) > MAX_VALUES:
-            staged.clear()
-            raise invalid(f"a program has more than {MAX_VALUES} arguments")
-        staged.extend(arguments)
+        cluster.hosts_of(devices)
+        if not devices or len(set(devices)) != len(devices):
+            raise invalid(f"a {name} request needs one or more distinct devices")
+        self.name = name
+        self.devices = devices
 
     def check(self, arguments: Sequence[ArrayRecord]) -> None:
         raise unimplemented(_NOTHING_RUNS)
@@ -155,6 +154,32 @@ class StagingExecutable(LoadedExecutable):
 
     def metadata_reply(self) -> Any:
         return metadata_reply((), ())
+
+
+class StagingExecutable(_WithoutProgram):
+    """Stages its arguments for the program that runs next: see `atoll.protocol.submission`."""
+
+    def gather(self, staged: list[int], arguments: list[int]) -> None:
+        if len(staged) + len(arguments) > MAX_VALUES:
+            staged.clear()
+            raise invalid(f"a program has more than {MAX_VALUES} arguments")
+        staged.extend(arguments)
+
+
+class ReadingExecutable(_WithoutProgram):
+    """Sends the contents of its argument to the client's process: see `atoll.protocol.submission`."""
+
+    def __init__(self, reading: Reading, cluster: ClusterSession) -> None:
+        super().__init__("reading", reading.devices, cluster)
+        first = first_feed(reading.number)
+        self._feeds = iter(range(first, first + RUNS_OF_A_READING))
+
+    def next_feed(self) -> int:
+        """Return the feed of the next run. Raise INVALID_ARGUMENT if there were too many runs."""
+        feed = next(self._feeds, None)
+        if feed is None:
+            raise invalid(f"an executable can be run {RUNS_OF_A_READING} times to read arrays")
+        return feed
 
 
 def metadata_reply(memory_kinds: Sequence[str], donated: Sequence[int]) -> Any:

@@ -9,6 +9,7 @@ import ctypes
 import math
 import mmap
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from atoll.host_services import host_data
 from atoll.ir.exchange import Grid, common, relative
 from atoll.ir.types import Box, Shape
+from atoll.transfers.piece_contents import Filled
 
 SLAB_BYTES = 8 << 20
 _PAGE = mmap.PAGESIZE
@@ -65,6 +67,21 @@ def assemble(target: Array, parts: Sequence[ArrayPart]) -> None:
                 host_data.cut(target, shared)[...] = source
                 if number in consumed:
                     consumed[number].advance(source.nbytes)
+
+
+def row_major_parts(shape: Shape, boxes: tuple[Box, ...], shards: Sequence[Array]) -> Iterator[Filled]:
+    """Yield the contents of a nonempty array in row-major order, slab by slab. Each shard fills its box."""
+    grid, dtype = Grid(boxes), shards[0].dtype
+    for slab in slabs(shape, dtype.itemsize):
+        extents = tuple([stop - start for start, stop in slab])
+        yield Filled(math.prod(extents) * dtype.itemsize, partial(_fill, slab, extents, grid, shards))
+
+
+def _fill(slab: Box, extents: Shape, grid: Grid, shards: Sequence[Array], target: memoryview) -> None:
+    whole: Array = np.ndarray(extents, shards[0].dtype, buffer=target)
+    for box, numbers in grid.overlapping(slab):
+        shared = common(box, slab)
+        host_data.cut(whole, relative(shared, slab))[...] = host_data.cut(shards[numbers[0]], relative(shared, box))
 
 
 class _Consumed:

@@ -30,8 +30,11 @@ _UNSENT = 4 << 20
 MAX_HOST_BUFFER = 1 << 38
 
 
-def unary(kind: Any, handle: Callable[[Any], Any]) -> Callable[[Call], None]:
-    """Return a method that takes one message of `kind`. `handle` returns the reply, or raises."""
+def unary(kind: Any, handle: Callable[[Any], Any], admits: bool = False) -> Callable[[Call], None]:
+    """Return a method that takes one message of `kind`. `handle` returns the reply, or raises.
+
+    If the method `admits`, a successful call proves that the connection belongs to a session's client.
+    """
 
     def method(call: Call) -> None:
         def on_message(data: bytes | memoryview) -> None:
@@ -41,6 +44,8 @@ def unary(kind: Any, handle: Callable[[Any], Any]) -> Callable[[Call], None]:
                 status = status_of(error)
                 call.finish(status.code, status.message)
                 return
+            if admits:
+                call.admit()
             call.send(reply.SerializeToString())
             call.finish()
 
@@ -65,8 +70,8 @@ class BufferService:
         return {
             "HostBufferStore": self._store,
             "HostBufferLookup": self._lookup,
-            "HostBufferDelete": unary(transport_pb2.HostBufferDelete, self._delete),
-            "HostBufferReadFromDisk": unary(transport_pb2.HostBufferReadFromDisk, self._read_from_disk),
+            "HostBufferDelete": unary(transport_pb2.HostBufferDelete, self._delete, admits=True),
+            "HostBufferReadFromDisk": unary(transport_pb2.HostBufferReadFromDisk, self._read_from_disk, admits=True),
         }
 
     def _store(self, call: Call) -> None:

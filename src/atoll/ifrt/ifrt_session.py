@@ -264,6 +264,12 @@ class IfrtSession:
         self._relay = self._open_relay()
         return ImmediateReply("the place of callbacks", (0,), msgspec.json.encode(self._relay.where))
 
+    def client_relay(self) -> CallbackRelay:
+        """Return the relay to the client's process. Raise INVALID_ARGUMENT if the client has not asked for it."""
+        if self._relay is None:
+            raise invalid("the client has not asked where it receives contents")
+        return self._relay
+
     # ---- futures
 
     def add_future(self, status: Status | None = None, handle: int = 0) -> int:

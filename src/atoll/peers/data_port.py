@@ -50,6 +50,9 @@ class Answers(Protocol):
     def fail(self, session: int) -> None:
         """Fail the session's calls, because its channel has ended."""
 
+    def channel(self, session: int, proxy: DataChannel) -> DataChannel:
+        """Return the shortest channel to the session's client: directly to its process, or `proxy`."""
+
 
 class DataPort:
     """A listener for proxies and other hosts that holds the channel of each session. Safe to use from any thread.
@@ -265,6 +268,11 @@ class DataPort:
             raise StatusError(Code.CANCELLED, f"session {session} has ended")
         return channel
 
+    def to_client(self, session: int) -> DataChannel:
+        """Return the shortest channel to the process of a session's client. Raise as `to_proxy` does."""
+        proxy = self.to_proxy(session)
+        return proxy if self.answers is None else self.answers.channel(session, proxy)
+
     def to_host(self, host: int) -> DataChannel:
         """Return the channel to another host's data port, which the first use opens. Raise ConnectError if it fails."""
         return self._hosts.to(host)
@@ -273,6 +281,10 @@ class DataPort:
         """Return whether `nbytes` can be sent to the session's proxy without waiting."""
         channel = self._channels.get(session)
         return channel is not None and channel.can_send_nowait(nbytes)
+
+    def can_send_to_client_nowait(self, session: int, nbytes: int) -> bool:
+        """Return whether `nbytes` can be sent to the channel of `to_client` without waiting."""
+        return session in self._channels and self.to_client(session).can_send_nowait(nbytes)
 
     def can_send_to_host_nowait(self, host: int, nbytes: int) -> bool:
         """Return whether `nbytes` can be sent to the host without waiting. False if it has no open channel."""

@@ -18,7 +18,8 @@ def is_client_handle(handle: int) -> bool:
 
 
 # Feeds: bytes that are sent to a host.
-CLIENT_FEEDS = range(1 << 47)
+CLIENT_FEEDS = range(1 << 46)
+SCRIPT_FEEDS = range(1 << 46, 1 << 47)  # the client's process, for contents that hosts send to it and not to its proxy
 SPILL_FEEDS = range(1 << 47, 1 << 48)  # the controller, for pieces of spilled arrays
 HOST_FEEDS = range(1 << 48, 1 << 62)  # the controller, for what hosts send one another
 CALL_FEEDS = range(1 << 62, 1 << 63)  # workers, for calls into the client's Python

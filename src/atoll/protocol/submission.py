@@ -1,7 +1,7 @@
 """The payload of the IFRT plugin program with which a client sends a traced program to its proxy.
 
-The payload is `MAGIC` and a `Submission` or `Staging` in msgpack. Other runtimes also use plugin programs (Google's are
-JSON), so a receiver must check for `MAGIC` first.
+The payload is `MAGIC` and a `Submission`, `Staging` or `Reading` in msgpack. Other runtimes also use plugin programs
+(Google's are JSON), so a receiver must check for `MAGIC` first.
 
 jaxlib's client requires that all arguments of an executable have the same number of shards as the executable has
 devices, but arguments of a program can have different numbers. Arguments with as many shards as the last one are passed
@@ -10,13 +10,19 @@ to the run itself. All others are passed before it, as arguments of `Staging` pr
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from atoll.errors import invalid
 from atoll.ir.program import Program
+from atoll.protocol.number_ranges import SCRIPT_FEEDS
 
 MAGIC = b"atoll.program\n"
 VERSION = 1
+
+RUNS_OF_A_READING = 1 << 30
+MOST_READINGS = len(SCRIPT_FEEDS) // RUNS_OF_A_READING  # of a session, including those that were dropped
 
 
 class Submission(msgspec.Struct, frozen=True, array_like=True, tag="program"):
@@ -38,15 +44,35 @@ class Staging(msgspec.Struct, frozen=True, array_like=True, tag="staging"):
     version: int = VERSION
 
 
+class Reading(msgspec.Struct, frozen=True, array_like=True, tag="reading"):
+    """A program whose runs send the contents of their argument to the client's process, in row-major order.
+
+    The argument has one shard for each of `devices`. The contents arrive on the channel for calls
+    (`protocol.callbacks`), as pieces of the feed `first_feed(number)` for the first run, and of the next feed for each
+    further run.
+    """
+
+    devices: tuple[int, ...]
+    number: Annotated[int, msgspec.Meta(ge=0, lt=MOST_READINGS)]
+    version: int = VERSION
+
+
+def first_feed(number: int) -> int:
+    """Return the feed of the first run of the `Reading` with this number."""
+    return SCRIPT_FEEDS.start + number * RUNS_OF_A_READING
+
+
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Submission | Staging] = msgspec.msgpack.Decoder(Submission | Staging)
+_decoder: msgspec.msgpack.Decoder[Submission | Staging | Reading] = msgspec.msgpack.Decoder(
+    Submission | Staging | Reading
+)
 
 
-def encode(submission: Submission | Staging) -> bytes:
+def encode(submission: Submission | Staging | Reading) -> bytes:
     return MAGIC + _encoder.encode(submission)
 
 
-def decode(data: bytes) -> Submission | Staging:
+def decode(data: bytes) -> Submission | Staging | Reading:
     """Decode the result of `encode`. Raise INVALID_ARGUMENT if that fails. The caller must validate the program."""
     try:
         submission = _decoder.decode(data[len(MAGIC) :])

@@ -1,7 +1,7 @@
-"""Relays calls into clients' Python between the workers' data channels and the clients' processes.
+"""Relays calls and contents of arrays between the workers' data channels and the clients' processes.
 
-Each client with callbacks opens one data channel to its proxy. The channels' threads pass on calls and answers, without
-the proxy's loop. If a client leaves the channel, the relay answers its pending calls.
+Each client with callbacks or large reads opens one data channel to its proxy. The channels' threads pass on calls,
+answers and contents, without the proxy's loop. If a client leaves the channel, the relay answers its pending calls.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from atoll.host_services.calls.call_messages import (
     NO_CLIENT,
     Released,
     Retained,
+    Unread,
     decode,
     encode,
     first_call,
@@ -94,6 +95,7 @@ class CallbackRelay:
         # By the first number of a function's callables:
         self._holders: dict[int, set[int]] = {}  # the hosts that may call them
         self._dropped: dict[int, tuple[int, ...]] = {}  # callables whose executable the client has dropped
+        self._reads = False  # whether hosts send contents to the client
         self._lock = threading.Lock()
 
     # ---- calls from the hosts: see `session.session_interfaces.CallbackHandler`
@@ -123,6 +125,34 @@ class CallbackRelay:
             with contextlib.suppress(OSError):
                 channel.pass_socket(sock)
 
+    def expect_contents(self) -> None:
+        """Note that hosts send contents of arrays to the client, which has to learn when these do not arrive."""
+        self._reads = True
+
+    def forward(self, feed: int, content: Any, more: bool, done: Callable[[], None]) -> None:
+        """Forward contents of an array to the client, or drop them if it has left."""
+        with self._lock:
+            channel = self._channel
+        try:
+            if channel is not None:
+                channel.send(0, feed, [content], more)
+        except (AtollError, OSError, ValueError):  # ValueError: the channel's memory is being closed
+            pass  # the client has noticed as well
+        finally:
+            done()
+
+    def cannot_read(self, feeds: tuple[int, ...] = ()) -> None:
+        """Notify the client that contents will not arrive: see `Unread`. Never waits for the client."""
+        with self._lock:
+            channel = self._channel
+
+        def notify(channel: DataChannel) -> None:
+            with contextlib.suppress(AtollError, OSError, ValueError):
+                channel.send(0, first_call(0), encode(Unread(feeds)))
+
+        if channel is not None:
+            threading.Thread(target=notify, args=(channel,), name="atoll-unread", daemon=True).start()
+
     def _take_notice(self, host: int, content: Any) -> None:
         notice, _ = decode(content)
         first = notice.callbacks[0]
@@ -139,6 +169,8 @@ class CallbackRelay:
             for holders in self._holders.values():
                 holders.discard(host)
         self._release_unheld()
+        if self._reads:
+            self.cannot_read()
 
     # ---- unused callables
 

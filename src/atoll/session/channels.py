@@ -20,6 +20,7 @@ from typing import Any
 from atoll.cluster.processes.bugs import start_in
 from atoll.errors import AtollError, Code, ConnectError, Status
 from atoll.host_services.calls.call_messages import NO_CLIENT, host_of, is_call, is_notice
+from atoll.protocol.number_ranges import SCRIPT_FEEDS
 from atoll.retries import Retry
 from atoll.session.sent_uploads import SentUploads, Upload
 from atoll.session.session_interfaces import CallbackHandler, OnBroken, OnFeed, Unreached
@@ -243,6 +244,12 @@ class Channels:
                         self.answer(piece.feed, NO_CLIENT)
                 else:
                     self.calls.call(piece.feed, content, done)
+                return
+            if piece.feed in SCRIPT_FEEDS:
+                if self.calls is None:
+                    done()
+                else:
+                    self.calls.forward(piece.feed, content, piece.more, done)
                 return
             self._on_loop(self._on_feed, piece.feed, content, piece.more, done)
 

@@ -29,10 +29,13 @@ class ControlConnection(Protocol):
 
 
 class CallbackHandler(Protocol):
-    """Takes hosts' calls into the client's Python. Thread-safe."""
+    """Takes what hosts send to the client's process: calls into its Python, and contents of arrays. Thread-safe."""
 
     def call(self, feed: int, content: Any, done: Callable[[], None]) -> None:
         """Handle a call or a notice (see `host_services.calls.call_messages`); call `done` once it has been read."""
+
+    def forward(self, feed: int, content: Any, more: bool, done: Callable[[], None]) -> None:
+        """Forward a piece of SCRIPT_FEEDS to the client, and call `done` once it has been read."""
 
     def pass_socket(self, sock: socket.socket) -> None:
         """Pass a host's socket on to the client, if that is on this machine. The caller closes its own descriptor."""

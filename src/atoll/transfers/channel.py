@@ -240,9 +240,9 @@ class DataChannel:
         """Send the first frame, which authenticates the side that dialed."""
         self._socket.send(Open(session, secret, channel))
 
-    def send(self, session: int, feed: int, contents: Sequence[Any]) -> None:
-        """Send the concatenation of buffers as one piece."""
-        self._send(session, feed, BufferContents(as_views(contents)), False)
+    def send(self, session: int, feed: int, contents: Sequence[Any], more: bool = False) -> None:
+        """Send the concatenation of buffers as one piece. With `more`, further pieces of the feed will follow."""
+        self._send(session, feed, BufferContents(as_views(contents)), more)
 
     def start(self, session: int, feed: int, contents: Contents, on_end: OnEnd) -> None:
         """Start to send one piece, without waiting until the receiver has memory for a large one.
@@ -267,9 +267,9 @@ class DataChannel:
             part = view[start : start + PART_BYTES]
             self._send(session, feed, BufferContents((part,)), start + PART_BYTES < view.nbytes)
 
-    def send_contents(self, session: int, feed: int, contents: Contents) -> None:
+    def send_contents(self, session: int, feed: int, contents: Contents, more: bool = False) -> None:
         """Send one piece. Contents that are only now computed or read are written to the memory that carries them."""
-        self._send(session, feed, contents, False)
+        self._send(session, feed, contents, more)
 
     def pass_socket(self, sock: socket.socket) -> None:
         """Pass a socket to a local peer, which closes it if it has no use for it. The caller's socket stays open."""

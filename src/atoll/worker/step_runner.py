@@ -19,9 +19,12 @@ from atoll.errors import StatusError, invalid
 from atoll.host_services import host_data
 from atoll.host_services.calls.function_callbacks import Callbacks
 from atoll.host_services.python.python_sessions import Input
+from atoll.host_services.slabs import row_major_parts
 from atoll.ir import plan as p
 from atoll.peers.data_port import DataPort
 from atoll.protocol import messages as m
+from atoll.protocol.number_ranges import SCRIPT_FEEDS
+from atoll.transfers.channel import DataChannel
 from atoll.transfers.piece_contents import Filled
 from atoll.worker.completions import ArrayCompletion, DeletionGuard, RunCompletion
 from atoll.worker.dispatch_unit import DispatchUnit, Read
@@ -374,7 +377,7 @@ class StepRunner:
 
         def read() -> None:
             try:
-                channel = self._data_port.to_proxy(run.session)
+                channel = self._receiver(run.session, feed)
                 arrays = [np.asarray(shards[i]) for i in step.shards]
                 dtype = arrays[0].dtype
                 if dtype.kind == "T":
@@ -383,6 +386,11 @@ class StepRunner:
                 whole = tuple((0, size) for size in step.shape)
                 if step.strides is None and step.boxes == (whole,) and arrays[0].flags.c_contiguous:
                     channel.send_in_parts(run.session, feed, host_data.bytes_of(arrays[0]))
+                    return
+                if step.strides is None and 0 not in step.shape:
+                    parts = list(row_major_parts(step.shape, step.boxes, arrays))
+                    for part in parts:
+                        channel.send_contents(run.session, feed, part, more=part is not parts[-1])
                     return
                 size, _ = host_data.region_bytes(dtype.itemsize, step.shape, step.strides)
                 filled = Filled(
@@ -393,9 +401,18 @@ class StepRunner:
                 release()
 
         def at_once() -> bool:
-            return is_small_and_ready(array) and self._data_port.can_send_nowait(run.session, SMALL_BYTES)
+            can_send = self._data_port.can_send_nowait
+            if feed in SCRIPT_FEEDS:
+                can_send = self._data_port.can_send_to_client_nowait
+            return is_small_and_ready(array) and can_send(run.session, SMALL_BYTES)
 
         return Read(partial(wait_for_shards, [shards[i] for i in step.shards]), read, at_once)
+
+    def _receiver(self, session: int, feed: int) -> DataChannel:
+        """Return the channel to the session's proxy or, if the feed is for the client's process, the shortest one."""
+        if feed in SCRIPT_FEEDS:
+            return self._data_port.to_client(session)
+        return self._data_port.to_proxy(session)
 
     def _read_value(self, step: p.Report, unit: DispatchUnit, values: dict[int, Buffer]) -> Read:
         buffer = values[step.input]

@@ -242,6 +242,18 @@ def reads_of_trees(calls: Calls) -> None:
     assert x.tolist() == [5, 6], "JAX takes the value that is set"
 
 
+def direct_reads(calls: Calls) -> None:
+    x = jnp.arange(4.0) + 1
+    x.copy_to_host_async()
+    assert calls.arguments("jaxlib._jax.ArrayImpl.copy_to_host_async") == [(x,)]
+    assert x.tolist() == [1, 2, 3, 4]
+    assert any(array is x for (array,) in calls.arguments("jaxlib._jax.ArrayImpl._value"))
+    x.attribute = 1  # type: ignore[attr-defined]
+    y = jnp.arange(2) + 1
+    y._npy_value = np.arange(5, 7, dtype=y.dtype)
+    assert y.tolist() == [5, 6], "JAX takes the value that is set"
+
+
 def many_threads(calls: Calls) -> None:
     x = jnp.arange(4.0)
     assert x.tolist() == [0, 1, 2, 3]
@@ -608,6 +620,7 @@ PROBES: dict[str, Callable[[Calls], None]] = {
     "jit over several meshes": several_meshes,
     "many threads": many_threads,
     "reads of trees": reads_of_trees,
+    "direct reads": direct_reads,
     "hosts of devices": hosts_of_devices,
     "devices by platform": devices_by_platform,
 }

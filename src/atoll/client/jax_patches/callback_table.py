@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import socket
 import threading
 import weakref
@@ -20,6 +21,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from atoll.client.jax_patches.read_table import ReadTable
 from atoll.errors import AtollError, ConnectError, traceback_of
 from atoll.host_services.calls.call_messages import (
     GREETING,
@@ -27,6 +29,7 @@ from atoll.host_services.calls.call_messages import (
     Raised,
     Released,
     Returned,
+    Unread,
     decode,
     encode,
     first_call,
@@ -35,6 +38,7 @@ from atoll.host_services.calls.call_messages import (
 )
 from atoll.host_services.calls.call_threads import Threads
 from atoll.protocol.callbacks import CALLBACKS_REQUEST, CallbackAddress
+from atoll.protocol.number_ranges import SCRIPT_FEEDS
 from atoll.transfers.channel import DataChannel
 from atoll.transfers.transfer_engine import Piece
 from atoll.wire.address import Address, parse_address
@@ -66,6 +70,10 @@ class CallbackTable:
         self._direct: set[DataChannel] = set()  # channels from hosts on this machine
         self.proxy = Address()  # address at which the client reached the proxy, if it is in another process
         self._loaded: Any = None  # the proxy's answer, which reserves the data channel while it is referenced
+        self.reads = ReadTable(submit)
+        self._client: Any = None  # the client of the channel
+        self._process = os.getpid()
+        self._refused = False  # whether the channel could not be opened for reads
         self._held: dict[int, int] = {}  # bytes of channel memory in use by arguments, by the feed of the call
 
     def add(self, client: Any, callbacks: Sequence[Callback]) -> tuple[int, ...]:
@@ -76,6 +84,26 @@ class CallbackTable:
             numbers = tuple(next(self._numbers) for _ in callbacks)
             self._callbacks.update(zip(numbers, callbacks, strict=True))
             return numbers
+
+    def receives_from(self, client: Any) -> bool:
+        """Return whether the channel of this client's proxy is open in this process, after trying once to open it."""
+        if self._process != os.getpid():  # in a forked child, whose locks may be held forever
+            return False
+        if self._receives(client):
+            return True
+        with self._lock:
+            if self._refused or self._client not in (None, client):
+                return False
+            if self._channel is None or self._channel.is_closed:
+                try:
+                    self._connect(client)
+                except (RuntimeError, ConnectError, OSError):  # JaxRuntimeError is a RuntimeError
+                    self._refused = True
+            return self._receives(client)
+
+    def _receives(self, client: Any) -> bool:
+        channel = self._channel
+        return channel is not None and not channel.is_closed and self._client is client
 
     def __len__(self) -> int:
         return len(self._callbacks)
@@ -99,13 +127,15 @@ class CallbackTable:
             raise ConnectError(
                 f"the proxy at {address} did not answer on a connection for callbacks within {_GREETING_SECONDS:.0f} s"
             )
-        self._channel = channel
+        self._channel, self._client = channel, client
 
     def clear_cache(self) -> None:
         """Remove all callables and close the channels, because the client was closed."""
         with self._lock:
             channel, self._channel, self._loaded = self._channel, None, None
             self._callbacks.clear()
+            self._client, self._refused = None, False
+        self.reads.clear()
         for each in list(self._direct):
             each.shut_down()
         if channel is not None:
@@ -116,6 +146,9 @@ class CallbackTable:
     def _receive(self, channel: DataChannel, heard: threading.Event) -> None:
         def on_piece(piece: Piece, content: Any, done: Callable[[], None]) -> None:
             heard.set()
+            if piece.feed in SCRIPT_FEEDS:
+                self.reads.take(piece.feed, content, piece.more, done)
+                return
             try:
                 message, offsets = decode(content)
             except AtollError:
@@ -124,6 +157,9 @@ class CallbackTable:
             if isinstance(message, Released):
                 done()
                 self.remove(message.callbacks)
+            elif isinstance(message, Unread):
+                done()
+                self.reads.fail(message.feeds)
             elif isinstance(message, Call):
                 self._threads.run(lambda: self._call(channel, piece.feed, message, content, offsets, done))
             else:
@@ -136,6 +172,7 @@ class CallbackTable:
             channel.close()
             heard.set()
             self._direct.discard(channel)
+            self.reads.fail(())  # contents may have been lost with the channel
 
     def _take_direct(self, sock: socket.socket) -> None:
         """Accept a channel from a host on this machine that bypasses the proxy."""

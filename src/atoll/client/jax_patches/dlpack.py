@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from atoll.client.jax_patches.other_clients import client_of, host_copies
+from atoll.client.jax_patches.other_clients import host_copies
 from atoll.client.jax_patches.patch import Patch, Replacement
-from atoll.client.plugin_programs import is_atoll
+from atoll.client.plugin_programs import client_of, is_atoll
 
 _CPU = 0  # number of the local device, for jaxlib and for consumers
 

@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from atoll.client.jax_patches.other_clients import client_of
 from atoll.client.jax_patches.patch import Patch, Replacement
-from atoll.client.plugin_programs import ask, is_atoll
+from atoll.client.plugin_programs import ask, client_of, is_atoll
 from atoll.protocol.questions import ADDRESS_CALL, MemoryQuestion
 
 

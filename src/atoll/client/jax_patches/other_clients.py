@@ -16,14 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from atoll.client.jax_patches.direct_reads import request_contents, value_of
 from atoll.client.jax_patches.patch import Patch, Replacement
-from atoll.client.plugin_programs import is_atoll
-
-
-def client_of(array: Any) -> Any:
-    """Return the client of a jaxlib array, or None for other objects."""
-    device_list = getattr(getattr(array, "sharding", None), "_internal_device_list", None)
-    return device_list[0].client if device_list else None
+from atoll.client.plugin_programs import client_of, is_atoll
 
 
 def _is_foreign(array: Any, client: Any) -> bool:
@@ -49,12 +44,19 @@ def _reading(array: Any) -> Callable[[], list[np.ndarray[Any, Any]]]:
     indices = [str(index) for index in array.sharding.addressable_devices_indices_map(array.shape).values()]
     first = {index: shard for index, shard in zip(reversed(indices), reversed(shards), strict=True)}
     with jax.transfer_guard("allow"):
-        for shard in first.values():
-            shard.copy_to_host_async()
+        requested = {index: request_contents(shard) for index, shard in first.items()}
+        for index, shard in first.items():
+            if requested[index] is None:
+                shard.copy_to_host_async()
+
+    def value(index: str, shard: Any) -> np.ndarray[Any, Any]:
+        contents = requested[index]
+        found: np.ndarray[Any, Any] | None = None if contents is None else value_of(shard, contents)
+        return shard._single_device_array_to_np_array_did_copy()[0] if found is None else found
 
     def read() -> list[np.ndarray[Any, Any]]:
         with jax.transfer_guard("allow"):
-            values = {index: shard._single_device_array_to_np_array_did_copy()[0] for index, shard in first.items()}
+            values = {index: value(index, shard) for index, shard in first.items()}
         return [values[index] for index in indices]
 
     return read

@@ -25,7 +25,7 @@ from atoll.controller.validation.fields import (
 from atoll.errors import StatusError, invalid
 from atoll.ir.validation import MAX_RESULTS, DefinitionCheck
 from atoll.protocol import messages as m
-from atoll.protocol.number_ranges import CLIENT_FEEDS, CLIENT_HANDLES
+from atoll.protocol.number_ranges import CLIENT_FEEDS, CLIENT_HANDLES, SCRIPT_FEEDS
 from atoll.state.session import Session
 
 # Per session.
@@ -59,7 +59,7 @@ def launch(session: Session, message: m.Launch, topology: Topology) -> None:
         check_count(message, "results", MAX_RESULTS)
         check_new_handles(message, "results", entries)
     if message.feeds:
-        check_numbers(message, "feeds", CLIENT_FEEDS.stop)
+        check_numbers(message, "feeds", SCRIPT_FEEDS.stop)
     released = message.released
     if len(released) > m.MAX_RELEASED:
         check_count(message, "released", m.MAX_RELEASED)

@@ -75,12 +75,22 @@ class Released(msgspec.Struct, frozen=True, array_like=True, tag="f"):
     arrays: tuple[ArrayType, ...] = ()
 
 
+class Unread(msgspec.Struct, frozen=True, array_like=True, tag="u"):
+    """A notice to a client that the contents of these feeds will not arrive. None stands for all feeds until now.
+
+    Has no answer.
+    """
+
+    feeds: tuple[int, ...] = ()
+    arrays: tuple[ArrayType, ...] = ()
+
+
 # The first message on a client's channel. From then on, the client gets its calls there.
 GREETING = Released(())
 
 _TOKEN = ArrayType("", (), 0)
 
-CallMessage = Call | Returned | Raised | Retained | Released
+CallMessage = Call | Returned | Raised | Retained | Released | Unread
 
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(CallMessage)
 

@@ -99,6 +99,10 @@ class Calls:
         finally:
             del outcome  # its traceback refers to this frame, and so to the caller's arrays
 
+    def channel(self, session: int, proxy: DataChannel) -> DataChannel:
+        """Return the channel for contents that a session's client receives: directly to its process, or `proxy`."""
+        return self._direct.of(session, proxy)
+
     def _forget(self, session: int, feed: int) -> queue.SimpleQueue[Any] | None:
         with self._lock:
             waiting = self._waiting.get(session, {})

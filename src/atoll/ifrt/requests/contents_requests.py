@@ -1,11 +1,14 @@
-"""The contents of many small arrays in one answer, where IFRT needs two requests for each array."""
+"""Contents of arrays for Atoll's plug-in: many small arrays in one answer, and single arrays in parts.
+
+IFRT needs several requests for each array.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from atoll.errors import Code, StatusError, invalid
+from atoll.errors import Code, Status, StatusError, invalid
 from atoll.executables.loaded_executable import ImmediateReply
 from atoll.ifrt.ifrt_session import IfrtSession
 from atoll.ir.program import DeviceToHost, Program
@@ -48,6 +51,36 @@ def read_staged(session: IfrtSession, count: int) -> Coroutine[Any, Any, Immedia
 def _program(specs: tuple[ArraySpec, ...]) -> Program:
     nodes = tuple(DeviceToHost((i,), i, None) for i in range(len(specs)))
     return Program("copy to host", specs, nodes, tuple(range(len(specs), 2 * len(specs))), len(specs))
+
+
+def send_contents(session: IfrtSession, feed: int, arguments: Sequence[int]) -> None:
+    """Launch the read of one array, whose contents hosts send to the client's process as `feed`.
+
+    The client learns there if the read fails. Raise INVALID_ARGUMENT if there is another number of arguments, or if the
+    client does not receive contents.
+    """
+    if len(arguments) != 1:
+        raise invalid(f"a reading has one argument, but {len(arguments)} were passed")
+    relay = session.client_relay()
+    relay.expect_contents()
+    cluster = session.cluster
+
+    def on_sent(status: Status) -> None:
+        if not status.ok:
+            relay.cannot_read((feed,))
+
+    try:
+        spec = session.arrays.spec(arguments[0])
+        if spec.dtype == "string":
+            raise invalid("the contents of strings have no fixed size")
+        program = cluster.programs.number(("get all", (spec,)), lambda: _program((spec,)))
+    except StatusError as error:
+        on_sent(error.status)
+        return
+    completion = cluster.mint()
+    session.launch(program, arguments, (completion,), (feed,))
+    cluster.wait((completion,), on_sent)
+    cluster.release((completion,))
 
 
 async def _answer(downloads: Sequence[Download], devices: tuple[int, ...]) -> ImmediateReply:

@@ -1,0 +1,116 @@
+"""Reads arrays with one request, whose contents hosts send to this process without jaxlib's client.
+
+jaxlib's client sends three requests for an array, and waits for two of them. It receives large contents in messages of
+gRPC and copies them several times. A host on this machine shares memory with this process instead. If the host is on
+another machine, its proxy receives the contents and shares memory with this process.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from atoll.client.jax_patches.host_callbacks import TABLE
+from atoll.client.jax_patches.patch import Patch, Replacement
+from atoll.client.jax_patches.read_table import ArrivingContents
+from atoll.client.plugin_programs import client_of, is_atoll
+
+_REQUESTED = "_atoll_contents"  # attribute of an array whose contents were requested
+
+
+def request_contents(array: Any) -> ArrivingContents | None:
+    """Request an array's contents, unless they were requested before. Return None if JAX itself has to read them."""
+    from atoll.client import jax_internals as internals
+
+    requested: ArrivingContents | None = getattr(array, _REQUESTED, None)
+    if requested is not None:
+        return requested
+    if not is_atoll(client_of(array)) or array.is_deleted() or not array.nbytes:
+        return None
+    if not internals.has_numpy_contents(array.dtype) or internals.device_to_host_guard() not in (None, "allow"):
+        return None
+    devices = array.sharding._device_assignment
+    if _is_on_several_hosts(array):
+        return None  # each host sends only its own shards
+    if not TABLE.receives_from(devices[0].client):
+        return None
+    try:
+        requested = TABLE.reads.start(array, devices, array.nbytes)
+    except (RuntimeError, ValueError):  # JaxRuntimeError is a RuntimeError
+        return None
+    if not TABLE.receives_from(devices[0].client):  # the channel may have ended before the table had this read
+        requested.end()
+    setattr(array, _REQUESTED, requested)
+    return requested
+
+
+def value_of(array: Any, contents: ArrivingContents) -> Any:
+    """Return an array's value once its contents have arrived, or None if they do not arrive."""
+    found = contents.wait()
+    if getattr(array, _REQUESTED, None) is contents:
+        delattr(array, _REQUESTED)
+    if found is None:
+        return None
+    value = found.view(array.dtype)[: math.prod(array.shape)].reshape(array.shape)
+    value.flags.writeable = False
+    return value
+
+
+def _value_of_shards(array: Any) -> Any:
+    """Return the value of an array on several hosts, or None if JAX itself has to read it."""
+    import numpy as np
+
+    indices = array.sharding.addressable_devices_indices_map(array.shape).values()
+    shards = {str(index): (index, array.addressable_data(i)) for i, index in enumerate(indices)}
+    requested = [(index, shard, request_contents(shard)) for index, shard in shards.values()]
+    value = np.empty(array.shape, array.dtype)
+    for index, shard, contents in requested:
+        part = None if contents is None else value_of(shard, contents)
+        if part is None:
+            return None
+        value[index] = part
+    value.flags.writeable = False
+    return value
+
+
+def _reading(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def _value(self: Any) -> Any:
+        if self._npy_value is None:
+            contents = request_contents(self)
+            value = None
+            if contents is not None:
+                value = value_of(self, contents)
+            elif _is_on_several_hosts(self):
+                value = _value_of_shards(self)
+            if value is not None:
+                self._npy_value = value
+        return read(self)
+
+    return _value
+
+
+def _is_on_several_hosts(array: Any) -> bool:
+    """Return whether hosts of Atoll have different parts of the array."""
+    if array.is_deleted() or array.is_fully_replicated or not is_atoll(client_of(array)):
+        return False
+    return len({device.host for device in array.sharding._device_assignment}) > 1
+
+
+def _requesting(copy: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def copy_to_host_async(self: Any) -> Any:
+        if not self.is_deleted() and self._npy_value is None and request_contents(self) is not None:
+            return None
+        return copy(self)
+
+    return copy_to_host_async
+
+
+PATCH = Patch(
+    name="direct reads",
+    enables="reads of arrays with one round trip, and of large arrays through shared memory",
+    changes=(
+        Replacement("jaxlib._jax:ArrayImpl", "_value", _reading, ("self",)),
+        Replacement("jaxlib._jax:ArrayImpl", "copy_to_host_async", _requesting, ("self",)),
+    ),
+)

@@ -1,0 +1,134 @@
+"""Reads of arrays whose contents hosts send to this process, on the channel for calls.
+
+jaxlib's client receives contents in messages of gRPC, and copies them several times. A host and this process share
+memory, or a connection on which bytes need no further copy.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from atoll.protocol.submission import MOST_READINGS, RUNS_OF_A_READING, Reading, encode, first_feed
+
+_MOST_READERS = 256
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class ArrivingContents:
+    """The contents of one array while they arrive. Thread-safe."""
+
+    __slots__ = ("_buffer", "_ended", "_filled", "_process", "is_complete")
+
+    def __init__(self, nbytes: int) -> None:
+        self.is_complete = False
+        self._buffer: Bytes = np.empty(nbytes, np.uint8)
+        self._filled = 0
+        self._process = os.getpid()
+        self._ended = threading.Event()
+
+    def take(self, content: Any, more: bool) -> bool:
+        """Add a part. Return whether it was the last one."""
+        part = np.frombuffer(content, np.uint8)
+        stop = self._filled + part.nbytes
+        if stop > self._buffer.nbytes or (not more and stop != self._buffer.nbytes):
+            self.end()
+            return True
+        self._buffer[self._filled : stop] = part  # NumPy lets other threads run meanwhile
+        self._filled = stop
+        if not more:
+            self.is_complete = True
+            self.end()
+        return not more
+
+    def end(self) -> None:
+        """Wake the threads that wait. If the contents are not complete, the rest does not arrive."""
+        self._ended.set()
+
+    def wait(self) -> Bytes | None:
+        """Return the contents once all have arrived, or None if they do not arrive, for example in a forked child."""
+        if not self.is_complete and self._process == os.getpid():
+            self._ended.wait()
+        return self._buffer if self.is_complete else None
+
+
+class _Reader:
+    """An executable of the server that sends the contents of its argument. Used under the lock of the table."""
+
+    def __init__(self, run: Callable[[Sequence[Any]], Any], number: int) -> None:
+        self.run = run
+        first = first_feed(number)
+        self.feeds = iter(range(first, first + RUNS_OF_A_READING))
+
+
+class ReadTable:
+    """The reads of this process that have not ended, by feed. Thread-safe.
+
+    `submit(client, payload)` sends a plugin program to the client's proxy and returns the executable.
+    """
+
+    def __init__(self, submit: Callable[[Any, bytes], Any]) -> None:
+        self._submit = submit
+        self._numbers = itertools.count()
+        self._readers: dict[tuple[Any, tuple[int, ...]], _Reader] = {}
+        self._arriving: dict[int, ArrivingContents] = {}
+        self._lock = threading.Lock()
+
+    def start(self, array: Any, devices: Sequence[Any], nbytes: int) -> ArrivingContents:
+        """Request the contents of an array on these devices. Raise JaxRuntimeError or ValueError if JAX refuses it."""
+        contents = ArrivingContents(nbytes)
+        key = devices[0].client, tuple(device.id for device in devices)
+        with self._lock:  # the server counts the runs of a reader in the order in which they are sent
+            reader = self._readers.get(key)
+            if reader is None:
+                reader = self._add(*key)
+            feed = next(reader.feeds, None)
+            if feed is None:
+                reader = self._add(*key)
+                feed = next(reader.feeds)
+            self._arriving[feed] = contents
+            try:
+                reader.run([array])
+            except BaseException:  # the server may have received the run or not
+                self._arriving.pop(feed)
+                self._readers.pop(key, None)
+                raise
+        return contents
+
+    def _add(self, client: Any, devices: tuple[int, ...]) -> _Reader:
+        number = next(self._numbers)
+        if number >= MOST_READINGS:
+            raise ValueError(f"this process has used all {MOST_READINGS} numbers of readers")
+        run = self._submit(client, encode(Reading(devices, number))).execute_sharded
+        reader = self._readers[client, devices] = _Reader(run, number)
+        if len(self._readers) > _MOST_READERS:
+            del self._readers[next(iter(self._readers))]
+        return reader
+
+    def take(self, feed: int, content: Any, more: bool, done: Callable[[], None]) -> None:
+        """Take a part of the contents that hosts have sent. Call `done` once it has been read."""
+        try:
+            contents = self._arriving.get(feed)
+            if contents is not None and contents.take(content, more):
+                self._arriving.pop(feed, None)
+        finally:
+            done()
+
+    def fail(self, feeds: Iterable[int]) -> None:
+        """End the reads of these feeds, whose contents do not arrive. Without any, end all reads."""
+        for feed in tuple(feeds) or tuple(self._arriving):
+            contents = self._arriving.pop(feed, None)
+            if contents is not None:
+                contents.end()
+
+    def clear(self) -> None:
+        """End all reads, and forget the executables, because the client was closed."""
+        with self._lock:
+            self._readers.clear()
+        self.fail(())
