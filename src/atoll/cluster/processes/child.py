@@ -18,7 +18,7 @@ import msgspec
 
 from atoll.cluster.environment_variables import JAX_PLATFORMS
 from atoll.cluster.processes.leases import FAILED_STATUS, LAPSED_STATUS
-from atoll.cluster.processes.lifeline import watch_in_loop
+from atoll.cluster.processes.lifeline import open_pid, watch_in_loop
 from atoll.cluster.processes.process_runtime import command, end, own_environment
 from atoll.errors import ClusterError
 
@@ -95,8 +95,13 @@ class Child:
 def wait_for_any(children: Sequence[Child]) -> Child:
     """Block until one of the children has ended, and return it. An exception of a signal handler ends the wait."""
     poller = select.poll()
-    descriptors = {os.pidfd_open(child.process.pid): child for child in children}
+    descriptors: dict[int, Child] = {}
     try:
+        for child in children:
+            descriptor = open_pid(child.process.pid)
+            if descriptor is None:
+                return child
+            descriptors[descriptor] = child
         for descriptor in descriptors:
             poller.register(descriptor, select.POLLIN)
         return descriptors[poller.poll()[0][0]]

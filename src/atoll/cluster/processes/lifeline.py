@@ -1,7 +1,8 @@
 """Watch a process that this one must not outlive, or the lease that it grants.
 
 A pidfd identifies the watched process, so a reused pid does no harm, and its end is detected within a millisecond.
-Callers end their process with `os._exit`, so threads that hang in native code do no harm.
+Scripts may also run on systems without pidfds: there a kqueue, or else a thread that looks ten times per second,
+replaces it. Callers end their process with `os._exit`, so threads that hang in native code do no harm.
 """
 
 from __future__ import annotations
@@ -13,19 +14,62 @@ import select
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from atoll.cluster.processes.leases import Leases
 
 _RENEWER = 0  # the only peer of a `Lease`
 _LOOKS = 8  # checks per lease
+_POLL_SECONDS = 0.1  # between two looks at a process, on systems without pidfds
 
 
 def open_pid(pid: int) -> int | None:
     """Return a descriptor that becomes readable when process `pid` ends, None if it has ended already."""
     try:
-        return os.pidfd_open(pid)
+        if hasattr(os, "pidfd_open"):
+            return os.pidfd_open(pid)
+        return _open_kqueue(pid) if hasattr(select, "kqueue") else _open_poll(pid)
     except ProcessLookupError:
         return None
+
+
+def _open_kqueue(pid: int) -> int:
+    """Return a duplicate of a kqueue for the end of a process, as macOS and the BSDs have it."""
+    kqueue: Any = getattr(select, "kqueue")()  # noqa: B009  # absent from the stubs for Linux
+    event: Any = getattr(select, "kevent")  # noqa: B009
+    flags = {name: getattr(select, name) for name in ("KQ_FILTER_PROC", "KQ_EV_ADD", "KQ_NOTE_EXIT")}
+    kqueue.control(
+        [event(pid, flags["KQ_FILTER_PROC"], flags["KQ_EV_ADD"], flags["KQ_NOTE_EXIT"])], 0
+    )  # raises ProcessLookupError
+    return os.dup(kqueue.fileno())
+
+
+def _open_poll(pid: int) -> int:
+    """Return the end of a pipe that a thread closes when a process has ended."""
+    if _has_ended(pid):
+        raise ProcessLookupError(pid)
+    readable, writable = os.pipe()
+
+    def look() -> None:
+        while not _has_ended(pid):
+            time.sleep(_POLL_SECONDS)
+        os.close(writable)
+
+    threading.Thread(target=look, name="atoll-lifeline", daemon=True).start()
+    return readable
+
+
+def _has_ended(pid: int) -> bool:
+    """Return whether a process has ended. A child that nobody has waited for has ended."""
+    with contextlib.suppress(ChildProcessError, AttributeError):
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
 
 
 def watch_in_loop(pid: int, on_end: Callable[[], None]) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import ssl
+import tempfile
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,12 +95,17 @@ def use_certificate(context: ssl.SSLContext, pem: bytes) -> None:
 
     Raise ssl.SSLError if they do not match or the key needs a passphrase.
     """
-    # OpenSSL reads only files. This one is in memory and private to the process.
-    descriptor = os.memfd_create("atoll-certificate", os.MFD_CLOEXEC)
-    try:
-        with open(descriptor, "wb", closefd=False) as file:
+    # OpenSSL reads only files. Without a password argument, it would ask for a passphrase at the terminal.
+    if not hasattr(os, "memfd_create"):  # macOS: a file that only this user can read, and that is removed at once
+        with tempfile.NamedTemporaryFile(prefix="atoll-certificate-") as file:
             file.write(pem)
-        # Without a password argument, OpenSSL would ask for a passphrase at the terminal.
+            file.flush()
+            context.load_cert_chain(file.name, password="")
+        return
+    descriptor = os.memfd_create("atoll-certificate", os.MFD_CLOEXEC)  # in memory, and private to the process
+    try:
+        with open(descriptor, "wb", closefd=False) as memory:
+            memory.write(pem)
         context.load_cert_chain(f"/proc/self/fd/{descriptor}", password="")
     finally:
         os.close(descriptor)
