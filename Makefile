@@ -18,7 +18,7 @@ ARGS ?=
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick thorough restarts machines tensorflow pipelines ray matrix check docs bench compare conformance soak hostile protos clean
+.PHONY: help demo test quick thorough restarts machines tensorflow pipelines ray matrix check docs bench compare conformance soak hostile release-check protos clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -95,6 +95,9 @@ soak: $(VENV)/.test  ## Random work while processes are killed, ten minutes; als
 
 hostile: $(VENV)/.test  ## Train beside a tenant who attacks the cluster, for twelve minutes
 	$(BIN)/python -m scripts.hostile $(ARGS)
+
+release-check: $(VENV)/.release  ## Build the wheel and the sdist, and test them in an empty environment
+	$(BIN)/python -m scripts.release_check
 
 protos: $(VENV)/.dev  ## Write the protocol's Python modules anew from the .proto files
 	$(BIN)/python scripts/generate_protos.py
