@@ -1,1 +1,1 @@
-"""JAX scripts that know nothing of Atoll. A package so that benchmarks can measure them."""
+"""Complete scripts, which README.md describes. They are a package so that tests and benchmarks can import them."""

@@ -1,10 +1,10 @@
-"""An actor and a learner on two slices: the one plays, the other learns, and weights go from it each step.
+"""Train an actor and a learner on two slices.
 
-    python examples/actor_learner.py             # starts a cluster of 2 islands, and ends it
+    python examples/actor_learner.py             # starts a cluster of two islands, and ends it
 
-Each step is one program. The actor balances poles on carts with the weights that it has; meanwhile the learner learns
-from what was played the step before (an actor-critic, whose ratios of probabilities are clipped as in IMPALA, Espeholt
-et al., 2018), and its new weights are sent to the actor. Nobody waits for the client.
+Each step is one program. The actor balances poles on carts with its current weights. Meanwhile the learner learns from
+the games of the previous step, with an actor-critic whose probability ratios are clipped as in IMPALA (Espeholt et al.,
+2018). Then its new weights are sent to the actor. The script waits for nothing.
 """
 
 import time

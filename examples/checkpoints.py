@@ -1,10 +1,10 @@
-"""Train, with checkpoints that the devices' hosts write themselves; end it whenever you like, and it goes on.
+"""Train with Orbax checkpoints that the devices' hosts write.
 
     JAX_PLATFORMS=atoll ATOLL_ISLANDS=1x2x2 python examples/checkpoints.py --directory /tmp/run
 
-Orbax as it is: its handlers for Pathways send the work to Python processes beside the devices (colocated Python). This
-process never has the bytes of a checkpoint, and trains on while one is written. What it prints after a restart is what
-it would have printed without one, bit for bit.
+You can end the script at any time and run the same command again. It then prints the losses of an uninterrupted run,
+bit for bit. Orbax is unmodified: its handlers for Pathways send the work to Python processes beside the devices
+(colocated Python). Checkpoints do not pass through this process, which continues to train meanwhile.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def step(state: State, batch: jax.Array) -> tuple[State, jax.Array]:
 
 
 def batch_of(number: int) -> jax.Array:
-    """The batch of a step is a matter of its number alone."""
+    """Return the batch of a step, which depends only on the step's number."""
     return jax.device_put(
         np.random.default_rng(number).normal(size=(BATCH, WIDTH)).astype(np.float32), sharding("data")
     )

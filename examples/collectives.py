@@ -1,11 +1,10 @@
-"""Thirty thousand collectives in flight, one behind the other, without a single wait.
+"""Issue thirty thousand collectives before waiting for one of them.
 
     JAX_PLATFORMS=atoll python examples/collectives.py
 
-Each call is an AllReduce over all devices. Nobody waits for any of them before all have been issued. Stock JAX with 8
-forced CPU devices on a small machine ends with an error after a few hundred of them: its devices' threads start them in
-different orders, and wait for each other for ever. Atoll's controller gives all devices one order, and keeps few enough
-in flight.
+Each call is an AllReduce over all devices. Stock JAX with 8 forced CPU devices on a small machine ends with an error
+after a few hundred calls: the threads of its devices start them in different orders, and wait for one another without
+end. Atoll's controller gives all devices one order, and limits the number of calls in flight.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Train a next-byte model on all islands that there are, whichever these are at the moment.
+"""Train a next-byte model on all available islands.
 
-    python examples/elastic.py --islands 3       # starts a cluster of 3 islands, and ends it
+    python examples/elastic.py --islands 3       # starts a cluster of three islands, and ends it
     JAX_PLATFORMS=atoll ATOLL_ADDRESS=... python examples/elastic.py --forever
 
-While it trains, end a worker (`kill -9`, its pid is in `atoll status --json`): the training goes on with the islands
-that are left, from its last copy, and takes the island again when it is back. The losses are those of an undisturbed
-run, but for the order in which the islands' gradients are added.
+While it trains, end a worker (`kill -9`, with its pid of `atoll status --json`). The training continues with the
+remaining islands from its last copy, and uses the island again when it returns. The losses are those of an
+uninterrupted run, except for the order in which the gradients of islands are added.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def update(state: dict[str, Any], gradient: Any) -> dict[str, Any]:
 
 
 def batch(step: int) -> np.ndarray:
-    """The batch of a step depends on its number alone: a step that is repeated sees the same."""
+    """Return the batch of a step, which depends only on the number, so that a repeated step gets the same batch."""
     starts = np.random.default_rng(step).integers(0, len(CORPUS) - SEQ - 1, ROWS)
     return np.stack([CORPUS[start : start + SEQ + 1] for start in starts])
 

@@ -1,8 +1,8 @@
-"""Figure 2 of the Pathways paper: computations on three slices, as one program.
+"""Run figure 2 of the Pathways paper: computations on three slices, as one program.
 
     JAX_PLATFORMS=atoll python examples/figure2.py
 
-Without `pw.program` each of the four calls is a message of its own, and so is each transfer between the slices.
+Without `pw.program`, each of the four calls and each transfer between the slices is a separate message.
 """
 
 import jax

@@ -1,12 +1,12 @@
-"""Train a small GPT on the Python standard library's own sources, over all the devices that JAX shows.
+"""Train a small GPT on the sources of Python's standard library, on all devices that JAX shows.
 
-An ordinary JAX script: Flax NNX modules, optax's AdamW, one jitted step over a mesh. It runs where JAX runs:
+This is an ordinary JAX script: Flax NNX modules, optax's AdamW, one jitted step over a mesh.
 
     python examples/gpt.py                                # the devices of this machine
-    JAX_PLATFORMS=atoll python examples/gpt.py            # devices in other processes, under Atoll
+    JAX_PLATFORMS=atoll python examples/gpt.py            # devices in other processes, with Atoll
     JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=8 python examples/gpt.py
 
-The same seed gives the same batches and the same first weights, whatever the number of devices.
+The same seed gives the same batches and the same first weights for any number of devices.
 """
 
 import hashlib
@@ -197,7 +197,7 @@ def train(
 
 
 def table_of_devices() -> Table:
-    table = Table("id", "kind", "platform", "slice", "process", title="Where the devices were")
+    table = Table("id", "kind", "platform", "slice", "process", title="Devices")
     for d in jax.devices():
         row = (d.id, d.device_kind, d.platform, getattr(d, "slice_index", "-"), d.process_index)
         table.add_row(*map(str, row))

@@ -1,11 +1,12 @@
-"""Train a transformer with a mixture of experts: each expert on an island of its own, each step one program.
+"""Train a transformer with a mixture of experts on several islands, with one program per step.
 
-    python examples/moe.py                       # starts a cluster of 4 islands, and ends it
-    python examples/moe.py --dense               # the same model, every expert on every token, as one function
-    python examples/moe.py --capacity-factor 1   # with room for an even load: what exceeds it is dropped
+    python examples/moe.py                       # starts a cluster of four islands, and ends it
+    python examples/moe.py --dense               # the same model as one function, with every expert on every token
+    python examples/moe.py --capacity-factor 1   # capacity for an even load: experts drop the excess
 
-Each block's router sends a token to two of four experts (GShard, Lepikhin et al., 2020), by `atoll.route`; what they
-make of it comes back by `atoll.unroute`. Attention, router and head are data-parallel over the first island's devices.
+Each expert is on a separate island. Each block's router sends a token to two of four experts (GShard, Lepikhin et al.,
+2020) with `atoll.route`, and `atoll.unroute` returns the experts' outputs. Attention, router and head are data-parallel
+over the devices of the first island.
 """
 
 import itertools
@@ -39,7 +40,7 @@ class Config:
     heads: int = 4
     seq: int = 32
     batch: int = 16
-    capacity_factor: float = EXPERTS / CHOICES  # room for all that could come, so that nothing is dropped
+    capacity_factor: float = EXPERTS / CHOICES  # capacity for every possible load: nothing is dropped
     balance: float = 0.01  # the weight of the loss that keeps the experts' loads even
     rate: float = 3e-3
     seed: int = 0

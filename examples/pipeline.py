@@ -1,12 +1,13 @@
-"""Train a decoder-only transformer as a pipeline: each stage on an island of its own, each step one program.
+"""Train a decoder-only transformer as a pipeline over islands, with one program per step.
 
-    python examples/pipeline.py --stages 4                # starts a cluster of 4 islands, and ends it
-    python examples/pipeline.py --stages 4 --trace t.json # and writes what ran where, for https://ui.perfetto.dev
+    python examples/pipeline.py --stages 4                # starts a cluster of four islands, and ends it
+    python examples/pipeline.py --stages 4 --trace t.json # also writes a timeline, for https://ui.perfetto.dev
     python examples/pipeline.py --stages 1 --spmd         # the same model as one SPMD function, for comparison
 
-GPipe (Huang et al., 2019): the batch is cut into micro-batches, which follow one another through the stages; gradients
-are summed, and each stage's weights are updated once. A stage keeps the inputs of its micro-batches and computes its
-activations again in the backward pass. Nothing here sends arrays: the traced program knows where each is needed.
+The schedule is GPipe (Huang et al., 2019): the batch is divided into micro-batches, which pass through the stages one
+after another. Gradients are summed, and the weights of each stage are updated once. A stage keeps the inputs of its
+micro-batches, and computes its activations again in the backward pass. The script sends no arrays: the traced program
+contains the transfers.
 """
 
 import argparse
@@ -248,7 +249,9 @@ def show_overlap(console: Console, spans: Sequence[Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train a small transformer as a pipeline over islands.")
-    parser.add_argument("--stages", type=int, default=4, help="how many, each on an island of its own (default: 4)")
+    parser.add_argument(
+        "--stages", type=int, default=4, help="number of stages, each on a separate island (default: 4)"
+    )
     parser.add_argument("--microbatches", type=int, default=8, help="of a batch (default: 8)")
     parser.add_argument("--steps", type=int, default=20, help="of training (default: 20)")
     parser.add_argument("--spmd", action="store_true", help="one function over one island, for comparison")

@@ -1,11 +1,11 @@
-"""Train a next-byte model whose input is read on the hosts. Killed at any time, the same command goes on.
+"""Train a next-byte model whose input is read on the hosts, and which you can kill and start again.
 
     JAX_PLATFORMS=atoll python examples/restart.py /tmp/run
 
-What a long run needs, each in one place: batches that never pass through the script (`read`, `atoll.data`), a step that
-says how it goes (`jax.debug.print`), checkpoints of the weights and of the place in the data (`Checkpoints`, with
-Orbax), and a profile of one step on all hosts (`jax.profiler.trace`, for TensorBoard). A run that is killed and started
-again has the losses of one that was not, bit for bit.
+The script shows the parts of a long run: batches that do not pass through the script (`read`, `atoll.data`), a step
+that reports its progress (`jax.debug.print`), checkpoints of the weights and of the position in the data
+(`Checkpoints`, with Orbax), and a profile of one step on all hosts (`jax.profiler.trace`, for TensorBoard). If it is
+killed and started again, its losses are those of an uninterrupted run, bit for bit.
 """
 
 import sysconfig
@@ -65,7 +65,7 @@ def read(config: Config, shard: Shard) -> grain.MapDataset:
 
 
 def make_training(config: Config) -> tuple[Callable[[], State], Callable[[State, jax.Array], tuple[State, jax.Array]]]:
-    """What makes the first state; the step, from a state and a batch to the next state and its loss."""
+    """Return a function that creates the first state, and the step: (state, batch) to (next state, loss)."""
     optimizer = optax.adam(2e-3)
 
     def first() -> State:
@@ -108,7 +108,7 @@ class Checkpoints:
         self._manager = ocp.CheckpointManager(directory.absolute(), options=ocp.CheckpointManagerOptions(max_to_keep=2))
 
     def restore(self, state: State, batches: BatchIterator) -> State:
-        """The last state that was saved, placed as `state` is, and the iterator set to it; `state` if there is none."""
+        """Return the last saved state, placed as `state` is, and set the iterator; without one, return `state`."""
         last = self._manager.latest_step()
         if last is None:
             return state

@@ -1,15 +1,16 @@
-"""Train a small decoder-only transformer, written in Keras, on a cluster of islands; and in TensorFlow, to compare.
+"""Train a small decoder-only transformer, written in Keras, on islands, and compare it with TensorFlow.
 
-    python examples/tensorflow_transformer.py                 # an embedded cluster of 2 islands
+    python examples/tensorflow_transformer.py                 # an embedded cluster of two islands
     python examples/tensorflow_transformer.py --islands 1     # one island: the step is one compiled function
     ATOLL_ADDRESS=... python examples/tensorflow_transformer.py
 
-The model, the loss, the optimizer and the input pipeline are TensorFlow's own. On one island a whole step of training
-is one `tf.function`. On several, each island has a replica of the variables and a part of the batch: gradients are
-computed on each, added up on the first and sent back, and one traced program is the whole step, one launch.
+The model, the loss, the optimizer and the input pipeline are those of TensorFlow. On one island, a training step is one
+`tf.function`. On several islands, each has a replica of the variables and a part of the batch. Gradients are computed
+on each island, summed on the first and sent back. One traced program is the whole step and one launch.
 
-Both runs start from the same weights and take the same batches. Their losses agree within 1e-4 of the value, or the
-script fails: float32 sums are added in another order on several devices.
+The runs on Atoll and in TensorFlow start with the same weights and use the same batches. If their losses differ by more
+than 1e-4 of the value, the script fails. They differ slightly because several devices add float32 numbers in another
+order.
 """
 
 import argparse
@@ -48,7 +49,7 @@ class Config:
     seed: int = 0
 
 
-# ---- TensorFlow and Keras alone
+# ---- TensorFlow and Keras, without Atoll
 
 
 class Block(keras.layers.Layer):
@@ -96,7 +97,7 @@ class Training:
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tokens[:, 1:], logits)
             loss = tf.reduce_mean(losses)
         found = tape.gradient(loss, self.model.trainable_variables)
-        # Those of the embeddings are tf.IndexedSlices: dense they can be summed, and their norm is that of the sum.
+        # The embeddings' gradients are tf.IndexedSlices. Dense ones can be summed, and have the norm of the sum.
         return loss, [tf.convert_to_tensor(each) for each in found]
 
     def apply(self, *gradients: tf.Tensor) -> None:

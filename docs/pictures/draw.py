@@ -83,18 +83,20 @@ PROCESSES: Picture = (
             20,
             160,
             240,
-            "proxy: one a client",
+            "proxy: one per client",
             ("ifrt/proxy_main.py", "IFRT requests to programs, launches"),
             GREEN,
         ),
-        Box(20, 300, 240, "engine: one a cluster", ("engines/engine_main.py", "starts, watches, restarts hosts"), GREY),
-        Box(380, 160, 210, "controller: one a cluster", ("controller_process (shell)", "controller/core.py"), ORANGE),
-        Box(640, 60, 200, "worker: one a host", ("worker/worker_main.py", "compiles, stores, runs plans"), GREEN),
+        Box(
+            20, 300, 240, "engine: one per cluster", ("engines/engine_main.py", "starts, watches, restarts hosts"), GREY
+        ),
+        Box(380, 160, 210, "controller: one per cluster", ("controller_process (shell)", "controller/core.py"), ORANGE),
+        Box(640, 60, 200, "worker: one per host", ("worker/worker_main.py", "compiles, stores, runs plans"), GREEN),
         Box(
             640,
             240,
             200,
-            "worker: one a host",
+            "worker: one per host",
             ("worker/worker_main.py", "its devices: one XLA mesh", "with the island's other hosts"),
             GREEN,
         ),
@@ -106,6 +108,37 @@ PROCESSES: Picture = (
         Arrow((740, 127), (740, 240), "bulk data", both=True),
         Arrow((260, 320), (400, 227), "control", both=True),
         Arrow((260, 345), (640, 300), "starts, watches"),
+    ),
+)
+
+# For the users of a cluster: no files.
+OVERVIEW: Picture = (
+    860,
+    330,
+    (
+        Box(20, 20, 230, "your script", ("one Python process: JAX",)),
+        Box(20, 130, 230, "a colleague's script", ("one Python process: JAX",)),
+        Box(20, 240, 230, "a notebook", ("one Python process: JAX",)),
+        Box(
+            330,
+            105,
+            190,
+            "controller",
+            ("one order for all work", "places of arrays", "shares, quotas, failures"),
+            ORANGE,
+        ),
+        Box(640, 20, 200, "island 0: one XLA mesh", ("host 0: 4 devices", "host 1: 4 devices"), GREEN),
+        Box(640, 125, 200, "island 1: one XLA mesh", ("host 2: 4 devices", "host 3: 4 devices"), GREEN),
+        Box(640, 235, 200, "island 2: one XLA mesh", ("host 4: 8 devices",), GREEN),
+        Arrow((250, 50), (330, 120), both=True),
+        Arrow((250, 150), (330, 145), both=True),
+        Arrow((250, 260), (330, 170), both=True),
+        Arrow((520, 120), (640, 60), "launches", both=True),
+        Arrow((520, 145), (640, 155), both=True),
+        Arrow((520, 170), (640, 250), both=True),
+        Arrow((740, 88), (740, 125), "arrays", both=True),
+        Arrow((740, 193), (740, 235), "arrays", both=True),
+        Arrow((250, 30), (640, 30), "arrays", both=True),
     ),
 )
 
@@ -279,7 +312,12 @@ def svg(picture: Picture) -> str:
 
 
 def pictures() -> dict[str, Picture]:
-    return {"processes.svg": PROCESSES, "launch.svg": LAUNCH, "packages.svg": packages_picture()}
+    return {
+        "overview.svg": OVERVIEW,
+        "processes.svg": PROCESSES,
+        "launch.svg": LAUNCH,
+        "packages.svg": packages_picture(),
+    }
 
 
 if __name__ == "__main__":

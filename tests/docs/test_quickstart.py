@@ -13,16 +13,15 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-def blocks() -> list[str]:
-    return re.findall(
-        r"^```\n(.*?)^```", (ROOT / "docs" / "start" / "quickstart.md").read_text(), re.DOTALL | re.MULTILINE
-    )
+def blocks(language: str) -> list[str]:
+    page = (ROOT / "docs" / "start" / "quickstart.md").read_text()
+    return re.findall(rf"^```{language}\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # a dozen processes that import JAX, one after the other
 def test_the_quickstart_runs_from_its_first_command_to_its_last(tmp_path: Path, short_directory: Path) -> None:
-    commands = "\n".join(blocks()).replace("pip install .\n", "")
+    commands = "\n".join(blocks("sh"))
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("ATOLL_", "JAX_"))},
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -38,6 +37,6 @@ def test_the_quickstart_runs_from_its_first_command_to_its_last(tmp_path: Path, 
         text=True,
     )
     assert ran.returncode == 0, ran.stderr
-    for shown in ("285.0", "[3. 3. 3.]", "atoll.transfer", "Mesh"):
-        assert shown in ran.stdout
+    shown = [re.escape(block).replace(re.escape("..."), ".*") for block in blocks("text")]
+    assert re.fullmatch(".*".join(shown) + ".*", ran.stdout, re.DOTALL), ran.stdout
     assert (tmp_path / "trace.json").stat().st_size > 0

@@ -273,7 +273,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
             "ray-resources",
             default="one CPU and the host's devices (GPU, TPU)",
             metavar="NAME=AMOUNT,...",
-            more="See [Ray](operate/clusters.md#ray).",
+            more="See [Ray](operate/ray.md).",
         ),
     ] = ""
     ray_labels: Annotated[

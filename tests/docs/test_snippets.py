@@ -1,0 +1,89 @@
+"""The Python blocks of README and of the guides run, and print what the pages show."""
+
+from __future__ import annotations
+
+import doctest
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.docs.snippets import snippets_of
+
+ROOT = Path(__file__).resolve().parents[2]
+# Tests of these subjects run the blocks of the pages.
+ELSEWHERE = {
+    "guides/pipelines.md": "tests/end_to_end/pipelines/steps.py",
+    "guides/experts.md": "tests/end_to_end/programs/test_routing_of_programs.py",
+}
+# Tests of these subjects run similar programs: the blocks need what an ordinary environment lacks.
+NOT_RUN = {
+    "needs the compiled library": "tests/end_to_end/test_ffi_libraries.py",
+    "needs a checkout of Shardy": "tests/end_to_end/test_mpmd.py",
+    "needs TensorFlow": "tests/tensorflow",
+    "a fragment of a model": "tests/end_to_end/pipelines",
+}
+
+
+def all_pages() -> list[Path]:
+    return [ROOT / "README.md", *(page for part in ("start", "guides") for page in (ROOT / "docs" / part).glob("*.md"))]
+
+
+def pages() -> list[Path]:
+    """Return the pages with blocks to run here; those that connect by themselves come first."""
+    found = [
+        page
+        for page in all_pages()
+        if any(each.is_run for each in snippets_of(page))
+        and not any(page == ROOT / "docs" / each for each in ELSEWHERE)
+    ]
+    return sorted(found, key=lambda page: ("atoll.connect(" not in page.read_text(), page.name))
+
+
+@pytest.fixture(scope="module")
+def outputs() -> dict[str, list[str] | str]:
+    """By page, what its blocks printed. One process runs all of them, on one embedded cluster."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("ATOLL_", "JAX_"))}
+    with tempfile.TemporaryDirectory() as directory:
+        ran = subprocess.run(
+            [sys.executable, str(Path(__file__).with_name("run_snippets.py")), *map(str, pages())],
+            env={
+                **environment,
+                "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))),
+                "XDG_RUNTIME_DIR": directory,
+            },
+            capture_output=True,
+            text=True,
+            timeout=500,
+        )
+    assert ran.returncode == 0, ran.stderr
+    found: dict[str, list[str] | str] = json.loads(ran.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_the_blocks_of_a_page_run_and_print_what_it_shows(page: Path, outputs: dict[str, list[str] | str]) -> None:
+    printed = outputs[str(page)]
+    assert isinstance(printed, list), printed
+    run = [each for each in snippets_of(page) if each.is_run]
+    checker = doctest.OutputChecker()
+    for snippet, output in zip(run, printed, strict=True):
+        shown = snippet.output or ""
+        assert checker.check_output(shown, output, doctest.ELLIPSIS), (
+            f"{page.name}:{snippet.line} shows\n{shown}\nand printed\n{output}"
+        )
+
+
+def test_each_block_that_is_not_run_has_a_known_reason() -> None:
+    reasons = {each.reason for page in all_pages() for each in snippets_of(page) if each.reason}
+    assert reasons == set(NOT_RUN)
+
+
+@pytest.mark.parametrize("test", [*ELSEWHERE.values(), *NOT_RUN.values()])
+def test_the_tests_that_stand_in_exist(test: str) -> None:
+    assert (ROOT / test).exists()
