@@ -1,4 +1,4 @@
-"""Amounts of memory as text, such as "1.5 GiB"."""
+"""Amounts of memory and time as text, such as "1.5 GiB" and "10 min"."""
 
 from __future__ import annotations
 
@@ -25,3 +25,23 @@ def parse_bytes(text: str) -> int:
                 if unit.lower() in (name.lower(), "" if power == 0 else name.lower()):
                     return int(float(number) * base**power)
     raise ValueError(f"{text!r} is not an amount of memory: expected a number and a unit, such as 16GiB or 500MB")
+
+
+_SECONDS = {"s": 1, "min": 60, "h": 3600, "days": 86_400}
+_SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhdw])")
+_SPAN_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+
+
+def human_seconds(seconds: float) -> str:
+    """Return a time in the largest unit that does not exceed it, such as "40 s", "5 min", "1.5 h" or "2 days"."""
+    unit = max((each for each in _SECONDS if seconds >= _SECONDS[each]), key=_SECONDS.__getitem__, default="s")
+    count = seconds / _SECONDS[unit]
+    return f"{count:.0f} {unit}" if unit in ("s", "min") else f"{count:.2g} {unit}"
+
+
+def parse_seconds(text: str) -> float:
+    """Parse a time span such as "90s", "10m", "1h", "7d" or "4w". Raise ValueError for any other text, and for 0."""
+    found = _SPAN.fullmatch(text)
+    if found is None or float(found[1]) == 0:
+        raise ValueError(f"{text!r} is not a time span: expected a number and a unit, such as 90s, 10m, 1h, 7d or 4w")
+    return float(found[1]) * _SPAN_SECONDS[found[2]]

@@ -201,15 +201,17 @@ def test_hosts_are_asked_for_signs_of_life_once_a_second():
 def test_a_worker_that_says_what_no_worker_says_is_lost():
     cluster = joined("1x1x1")
     cluster.worker(0, m.StopRequest())
-    assert "a worker does not send StopRequest" in cluster.flush()[-1].reason
+    (closed,) = [each for each in cluster.flush() if isinstance(each, a.Close)]
+    assert "a worker does not send StopRequest" in closed.reason
     assert cluster.controller.resources.has_failed(0)
 
 
 def test_who_asks_to_stop_is_answered_and_workers_are_asked_to_end():
     cluster = joined("1x1x1")
     cluster.operator(m.StopRequest())
-    (end,) = cluster.flush()
-    assert type(end) is a.End
+    logged, end = cluster.flush()
+    assert (logged.event, type(end)) == ("operation", a.End)
+    assert "by tenant default" in logged.text
     cluster.event(e.StopAsked(1.0))
     reply, left, stop, close, end = cluster.flush()
     assert (reply.message.persisted, type(left)) == ((), a.Close)

@@ -57,6 +57,8 @@ def test_a_tenant_has_no_more_sessions_than_its_quota():
     (refused, *_) = [each.message for each in play.flush() if isinstance(each, a.Send) and
                      isinstance(each.message, m.Refused)]  # fmt: skip
     assert "tenant bob has reached its quota `sessions` of 1" in refused.status.message
+    event = play.controller.history.events()[-1]
+    assert (event.kind, event.tenant) == ("session refused", "bob")
     play.open(token="alice")
     play.close(bob.number)
     assert play.open(token="bob").tenant.sessions == 1

@@ -75,7 +75,7 @@ def test_a_name_with_escape_sequences_reaches_no_terminal(short_directory: Path,
 
 def test_a_log_has_no_escape_sequences() -> None:
     script = (
-        "import logging; from atoll.cluster.processes.process_runtime import start_logging; start_logging('test');"
+        "import logging; from atoll.cluster.processes.process_logging import start_logging; start_logging('test');"
         f"logging.getLogger('atoll').warning('the session of %s\\nends', {EVIL!r})"
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200)

@@ -172,6 +172,19 @@ def test_a_cluster_whose_engine_was_killed_is_forgotten(user: User) -> None:
     assert eventually(lambda: not user.leftovers()), user.leftovers()
 
 
+def test_the_log_of_a_cluster_that_was_killed_survives_it_and_status_names_its_end(user: User, tmp_path: Path) -> None:
+    user.env["ATOLL_STATE_DIR"] = str(tmp_path)
+    user.atoll("up", *WITHOUT_XLA, "--islands", "1x1x1").check()
+    user.process("atoll.controller_process.controller_main").kill()
+    assert eventually(lambda: not user.leftovers()), user.leftovers()
+    error = user.atoll("status").error
+    assert "cluster default ended at " in error
+    assert "the controller ended: killed by SIGKILL; log: " in error
+    lines = user.atoll("logs").check().stdout.splitlines()
+    assert "INFO atoll.controller_process.shell: ready: island 0: all of its hosts have joined" in "\n".join(lines)
+    assert lines[-1].endswith("the cluster has ended: the controller ended: killed by SIGKILL")
+
+
 def test_in_the_foreground_a_cluster_ends_with_ctrl_c(user: User) -> None:
     process = user.start_atoll("up", *WITHOUT_XLA, "--islands", "1x1x1", "--foreground")
     address = first_line(process)

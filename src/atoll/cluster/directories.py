@@ -37,6 +37,14 @@ def usage_file(cluster: str) -> str:
     return str(state_directory() / "usage" / f"{cluster}.sqlite")
 
 
+def logs_directory() -> Path | None:
+    """Return the directory for the logs of standing clusters, in `state_directory`. See `cluster.cluster_runs`.
+
+    Return None if $ATOLL_STATE_DIR is "off": then the logs end with their clusters.
+    """
+    return None if STATE_DIRECTORY.text() == OFF else state_directory() / "logs"
+
+
 def suspended_directory() -> str:
     """Return the default directory for arrays of sessions that are suspended to disk, in `state_directory`."""
     return str(state_directory() / "suspended")

@@ -22,6 +22,13 @@ class CpuDevices(StrEnum):
     SCRIPT = "script"
 
 
+class LogFormat(StrEnum):
+    """The forms of the lines of Atoll's log."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
 def _flag(text: str) -> bool:
     if text.lower() not in _FLAGS:
         raise ValueError("expected 1 or 0")
@@ -143,8 +150,8 @@ KEY_FILE = PROCESSES.add(
 STATE_DIRECTORY = PROCESSES.add(
     "ATOLL_STATE_DIR",
     TEXT,
-    "Directory for the usage of standing clusters, for sessions that are suspended to disk, and for the user's key; "
-    "off stores no usage.",
+    "Directory for the usage and the logs of standing clusters, for sessions that are suspended to disk, and for the "
+    "user's key; off stores no usage and no logs.",
     default="`$XDG_STATE_HOME/atoll`, otherwise `~/.local/state/atoll`",
 )
 CERTIFICATE_SECONDS = PROCESSES.add(
@@ -188,7 +195,18 @@ COMPILER_MEMORY = PROCESSES.add(
 )
 NULL_MODEL = PROCESSES.add("ATOLL_NULL_MODEL", TEXT, "Model of null devices: tpu-v3 or instant.", default="tpu-v3")
 LOG = PROCESSES.add(
-    "ATOLL_LOG", TEXT, "Log level of Atoll's processes, on standard error: debug, info, warning.", default="warning"
+    "ATOLL_LOG",
+    TEXT,
+    "Log level of Atoll's processes, on standard error: debug, info, warning.",
+    default="info for `atoll up` and `atoll host`, otherwise warning",
+    more="See [logs](operate/watching.md#logs).",
+)
+LOG_FORMAT = PROCESSES.add(
+    "ATOLL_LOG_FORMAT",
+    choice(LogFormat),
+    "Form of the lines of the log: `text`, or `json` for one object per line with time, level, process and message, "
+    "and for events also event, session, tenant, island and actor.",
+    default="text",
 )
 ISLAND = PROCESSES.add("ATOLL_ISLAND", count(), "Island that this machine's `atoll host` asks for.", default="any")
 RANK = PROCESSES.add(

@@ -437,3 +437,13 @@ def default_text(name: str) -> str:
 def environment_of(settings: Mapping[str, Any]) -> dict[str, str]:
     """Return the environment variables from which `from_environment` reads these settings."""
     return {SETTINGS[name].variable: SETTINGS[name].form.text(value) for name, value in settings.items()}
+
+
+def settings_text(settings: ClusterSettings) -> str:
+    """Return the settings that differ from their defaults, for the log: `islands=1x2x4, lease=10`."""
+    given = [
+        f"{setting.name or name}={setting.form.text(value)}"
+        for name, setting in SETTINGS.items()
+        if (value := getattr(settings, name)) != getattr(_DEFAULTS, name)
+    ]
+    return ", ".join(given) or "the default settings"

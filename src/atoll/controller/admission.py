@@ -73,6 +73,7 @@ class Admission:
         self._connections = state.connections
         self._peers = state.connections.peers
         self._outbox = state.outbox
+        self._history = state.history
         self._resources = state.resources
         self._leases = state.leases
         self._tokens = tokens
@@ -275,12 +276,12 @@ class Admission:
         self._name(peer, f"the proxy of {hello.label or hello.pid}")
         if len(self._connections.sessions) + len(self._waiting) >= self._max_sessions:
             text = f"the cluster is full: {self._max_sessions} sessions are open (atoll status lists them)"
-            self._refuse(peer, Code.RESOURCE_EXHAUSTED, text)
+            self._refuse_session(peer, Status(Code.RESOURCE_EXHAUSTED, text))
             return
         assert peer.tenant is not None
         exceeded = peer.tenant.admit()
         if exceeded is not None:
-            self._refuse(peer, Code.RESOURCE_EXHAUSTED, exceeded.message)
+            self._refuse_session(peer, Status(Code.RESOURCE_EXHAUSTED, exceeded.message))
             return
         peer.handlers = self._waiting_proxy
         if self._resources.is_complete:
@@ -301,6 +302,14 @@ class Admission:
         if peer.handlers is self._waiting_proxy:
             self._proxy_gone(peer)
         self._outbox.close(peer.connection, text if is_stranger else "")
+
+    def _refuse_session(self, peer: Peer, status: Status) -> None:
+        """Refuse a session to a proxy that may have one at another time."""
+        assert peer.hello is not None
+        assert peer.tenant is not None
+        label = peer.hello.label or f"process {peer.hello.pid}"
+        self._history.record("session refused", f"{label}: {status.message}", tenant=peer.tenant.name)
+        self._refuse_with(peer, status)
 
     def _refuse_with(self, peer: Peer, status: Status) -> None:
         """Refuse a peer that has not been admitted yet."""
@@ -331,7 +340,7 @@ class Admission:
                 peer.connection, peer.secret, peer.hello.pid, peer.hello.label, peer.tenant, peer.hello.platform
             )
         except StatusError as error:
-            self._refuse(peer, Code(error.status.code), error.status.message)
+            self._refuse_session(peer, error.status)
             return
         peer.number = session.number
         peer.handlers, peer.leases = self._proxy, self._sessions.leases

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
 from atoll.cluster.lifecycle import Lifecycle
 from atoll.cluster.processes.leases import Leases
@@ -11,13 +12,15 @@ from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.slice_placement import Slices
 from atoll.launch.connections import Connections
 from atoll.launch.outbox import Outbox
+from atoll.protocol.actions import Log
 from atoll.state.offenses import TenantOffenses
 from atoll.state.quarantine import Quarantine
 from atoll.state.rates import TenantRates
 from atoll.state.session import Session
 from atoll.state.stepped_work import Remains
 from atoll.state.tenants import Tenants
-from atoll.telemetry.history import History
+from atoll.telemetry.history import WARNINGS, History
+from atoll.telemetry.snapshot import Event
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +56,18 @@ class ClusterState:
             Lifecycle(resources.islands),
             connections,
             outbox,
-            History(outbox.time),
+            History(outbox.time, partial(_log, outbox)),
             Leases(settings.lease_seconds),
             TenantRates(tenants),
         )
+
+
+def _log(outbox: Outbox, event: Event) -> None:
+    """Write an event to the log."""
+    of = [f"session {event.session}"] if event.session else []
+    of += [f"tenant {event.tenant}"] if event.tenant else []
+    of += [f"by {event.actor}"] if event.actor else []
+    island = f"island {event.island}: " if event.island >= 0 else ""
+    text = f"{event.kind}: {island}{event.text}" + (f" ({', '.join(of)})" if of else "")
+    fields = event.island, event.session, event.tenant, event.actor
+    outbox.add(Log(outbox.cause, text, event.kind, event.kind in WARNINGS, *fields))

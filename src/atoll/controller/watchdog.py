@@ -13,7 +13,6 @@ from atoll.controller.sessions.queries import Queries
 from atoll.controller.state import ClusterState
 from atoll.launch.launcher import Launcher
 from atoll.protocol import messages as m
-from atoll.protocol.actions import Log
 from atoll.state.compiled_functions import FunctionRegistry
 from atoll.state.durations import Durations
 from atoll.state.gang_states import Reason
@@ -78,9 +77,7 @@ class Watchdog:
         session = self._sessions.get(subject.session)
         text = subject.text(seconds)
         tenant = "" if session is None else session.tenant.name
-        who = f"session {subject.session}" if session is None else session.name
         self._history.record("late", text, subject.island, subject.session, tenant)
-        self._outbox.add(Log(self._outbox.cause, f"{who}: {text}"))
         if session is not None:
             self._outbox.to_session(session.number, m.Late(text))
 

@@ -12,8 +12,11 @@ from atoll.cluster.environment_variables import AUTHORITY_IS_KEPT, HOST_TOKEN, T
 from atoll.cluster.processes.bugs import BugTrap
 from atoll.cluster.processes.leases import FAILED_STATUS
 from atoll.cluster.processes.lifeline import watch_in_loop
-from atoll.cluster.processes.process_runtime import read_options, run_loop, start_logging
+from atoll.cluster.processes.process_logging import start_logging
+from atoll.cluster.processes.process_runtime import read_options, run_loop
 from atoll.controller_process.controller_options import (
+    CANNOT,
+    CANNOT_RESTART,
     FAILED,
     RUNS,
     SUPERSEDED,
@@ -26,7 +29,7 @@ from atoll.controller_process.journal_recovery import JournalRecovery
 from atoll.controller_process.killed_clusters import end_killed_cluster
 from atoll.controller_process.shell import ControllerShell
 from atoll.controller_process.standby import Standby
-from atoll.errors import AtollError
+from atoll.errors import AtollError, IncompatibleJournalError
 from atoll.wire.address import check_may_listen, parse_address
 from atoll.wire.endpoints import listen
 from atoll.wire.unauthenticated import UnauthenticatedConnections
@@ -96,7 +99,9 @@ def main() -> None:
         print(f"atoll: {error}", file=sys.stderr)
         sys.exit(SUPERSEDED)
     except AtollError as error:
-        sys.exit(f"atoll: {error}")
+        report(options.ready_fd, CANNOT + " ".join(str(error).split()).encode() + b"\n")
+        print(f"atoll: {error}", file=sys.stderr)
+        sys.exit(CANNOT_RESTART if isinstance(error, IncompatibleJournalError) else 1)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import msgspec
 from atoll.cluster.processes.bugs import described
 from atoll.cluster.processes.leases import PING_SECONDS
 from atoll.cluster.processes.lifeline import watch_in_loop
+from atoll.cluster.processes.process_logging import FIELDS
 from atoll.cluster.tenant_settings import persisted_tenants
 from atoll.cluster.usage.keeper import Keeper
 from atoll.controller.core import Controller
@@ -150,7 +151,7 @@ class ControllerShell:
             a.Send: self._send,
             a.Close: self._close,
             a.Name: self._name,
-            a.Log: lambda action: _log.warning("%s", action.text),
+            a.Log: _log_event,
             a.SetTimer: self._set_timer,
             a.SetPatience: self._set_patience,
             a.ReportReady: lambda action: self._report(READY),
@@ -615,6 +616,14 @@ class ControllerShell:
         for connection in self.resumable.all():
             connection.wait(reason)
             self._handle(e.ConnectionAway(self._clock(), connection.number))
+
+
+def _log_event(action: a.Log) -> None:
+    names = "event", "island", "session", "tenant", "actor"
+    absent = "", -1, 0, "", ""
+    values = (getattr(action, name) for name in names)
+    fields = {name: value for name, value, none in zip(names, values, absent, strict=True) if value != none}
+    _log.log(logging.WARNING if action.is_warning else logging.INFO, "%s", action.text, extra={FIELDS: fields})
 
 
 def _bug(error: BaseException) -> BaseException:

@@ -14,6 +14,8 @@ from atoll.cluster.processes.leases import FAILED_STATUS
 from atoll.cluster.processes.process_runtime import command
 from atoll.controller_process.controller_options import (
     ALONE,
+    CANNOT,
+    CANNOT_RESTART,
     CHARGED,
     FAILED,
     FOLLOWED,
@@ -53,11 +55,18 @@ class ControllerChild:
         self._readable = -1
         self._failures = 0  # failed starts since a controller has run
         self._bug = ""  # the bug that the controller reports before it exits
+        self._problem = ""  # what prevents the start of a controller, as it reports before it exits
         self._is_charged = False  # whether a tenant is charged for the bug
         self._policy = RestartPolicy("the controller")  # for restarts after bugs
         self._is_followed = False  # whether a standby takes over if it ends
         self._is_ending = False
+        self._was_asked = False  # whether it has ended because an operator asked for it
         self._has_ended = asyncio.Event()
+
+    @property
+    def was_asked(self) -> bool:
+        """Whether the controller has ended because an operator asked for it."""
+        return self._was_asked
 
     def start(self) -> None:
         """Start the controller. Raise OSError if the process cannot be started."""
@@ -89,6 +98,8 @@ class ControllerChild:
                 self._is_followed = line == FOLLOWED
             elif line.startswith(FAILED):
                 self._bug = line.removeprefix(FAILED).decode(errors="replace").strip()
+            elif line.startswith(CANNOT):
+                self._problem = line.removeprefix(CANNOT).decode(errors="replace").strip()
             elif line == CHARGED:
                 self._is_charged = True
         if RUNS in said:
@@ -108,6 +119,9 @@ class ControllerChild:
             self._read()
         self._stop_reading()
         text = f"the controller ended: {describe_exit(status)}"
+        problem, self._problem = self._problem, ""
+        if problem:
+            text = f"the controller cannot run: {problem}"
         (bug, self._bug), (is_charged, self._is_charged) = (self._bug, ""), (self._is_charged, False)
         if bug:
             text = f"the controller failed: {bug}" + (" (charged to a tenant)" if is_charged else "")
@@ -117,7 +131,8 @@ class ControllerChild:
             self._has_ended.set()
             self._on_replaced(text)
             return
-        may_restart = self._failures < _MOST_FAILURES
+        self._was_asked = not status and not bug and not self._is_ending
+        may_restart = self._failures < _MOST_FAILURES and status != CANNOT_RESTART
         counts = status == FAILED_STATUS and not is_charged
         if counts and not self._policy.allow(asyncio.get_running_loop().time()):
             text, may_restart = f"{text}; {self._policy.reason}", False

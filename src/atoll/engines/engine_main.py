@@ -7,16 +7,20 @@ processes, sockets and directories.
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 import sys
 from pathlib import Path
 
+from atoll._version import __version__
+from atoll.cluster.cluster_runs import ROTATE_SECONDS, ClusterRun, rotate
 from atoll.cluster.processes.adopted_process import watch_holder
 from atoll.cluster.processes.lifeline import watch_in_loop
-from atoll.cluster.processes.process_runtime import read_options, run_loop, start_logging, write_ready
+from atoll.cluster.processes.process_logging import start_logging
+from atoll.cluster.processes.process_runtime import StopEvent, read_options, run_loop, write_ready
 from atoll.cluster.sandbox.isolation import mechanisms_here
 from atoll.cluster.sandbox.mechanisms import why_not_confined
-from atoll.cluster.settings import DEFAULT_ENGINE
+from atoll.cluster.settings import DEFAULT_ENGINE, settings_text
 from atoll.cluster.tenant_settings import persisted_tenants
 from atoll.engines.engine_interface import make_engine
 from atoll.engines.engine_options import EngineOptions, Started
@@ -25,13 +29,27 @@ from atoll.errors import AtollError, ClusterError
 from atoll.security.start_security import start_security
 from atoll.wire.address import parse_address
 
+_log = logging.getLogger(__name__)
 
-async def serve(options: EngineOptions, stop: asyncio.Event) -> None:
+
+async def serve(options: EngineOptions, stop: StopEvent) -> None:
     """Run the cluster until `stop` is set. Report to `ready_fd` that it is up, or why it is not."""
+    reason = ""
+
+    def parent_ended() -> None:
+        nonlocal reason
+        reason = "the process that started it has ended"
+        stop.set()
+
     if options.note:
-        watch_holder(options.parent, Path(options.note), options.settings.grace_seconds, stop.set)
+        watch_holder(options.parent, Path(options.note), options.settings.grace_seconds, parent_ended)
     elif options.parent:
-        watch_in_loop(options.parent, stop.set)
+        watch_in_loop(options.parent, parent_ended)
+    run = ClusterRun(Path(options.run_directory)) if options.run_directory else None
+    rotating = asyncio.get_running_loop().create_task(_rotate(run.log)) if run is not None else None
+    if not options.has_one_client:
+        given = settings_text(options.settings)
+        _log.info("atoll %s starts %s with %s", __version__, "a standby" if options.standby else "a cluster", given)
     supervisor: Supervisor | StandbySupervisor | None = None
     try:
         address = parse_address(options.controller_address)
@@ -46,17 +64,34 @@ async def serve(options: EngineOptions, stop: asyncio.Event) -> None:
             supervisor = Supervisor(options, make_engine(options), stop)
         await supervisor.start()
         if stop.is_set():
+            reason = reason or supervisor.reason
             write_ready(options.ready_fd, Started(error="the cluster was ended while it started"))
         else:
             write_ready(options.ready_fd, Started(address=options.controller_address))
+            if not options.has_one_client:
+                _log.info("the cluster is up at %s", options.controller_address)
             await stop.wait()
     except AtollError as error:
+        reason = str(error)
         write_ready(options.ready_fd, Started(error=str(error)))
     finally:
+        reason = reason or (supervisor.reason if supervisor is not None else "") or f"its engine received {stop.reason}"
         if supervisor is not None:
             await supervisor.end()
+        if not options.has_one_client:
+            _log.info("the cluster has ended: %s", reason)
+        if rotating is not None:
+            rotating.cancel()
+        if run is not None:
+            run.end(reason, expected=bool(stop.reason) or (supervisor is not None and supervisor.was_asked))
         for directory in (options.directory, *options.client_directories):
             shutil.rmtree(directory, ignore_errors=True)
+
+
+async def _rotate(log: Path) -> None:
+    while True:
+        await asyncio.sleep(ROTATE_SECONDS)
+        rotate(log)
 
 
 def _check_sandbox() -> None:

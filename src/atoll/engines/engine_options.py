@@ -21,6 +21,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     journal: str = ""  # directory of the controller's journal; "" for none
     standby: str = ""  # address of a controller: if given, this engine runs its standby, without hosts
     ready_fd: int = -1  # descriptor for the `Started` answer
+    run_directory: str = ""  # of a standing cluster, with its log: see `cluster.cluster_runs`; "" for none
     client_directories: tuple[str, ...] = ()  # of the client of an embedded cluster, removed in this order at the end
 
     @property

@@ -79,8 +79,19 @@ class Supervisor:
         self._controller = ControllerChild(self._controller_options(), self._ready, self._controller_ended)
         self._link: DialedConnection | None = None
         self._is_up = False
+        self._reason = ""
         self._up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()  # keeps tasks alive: the event loop has only weak references
+
+    @property
+    def reason(self) -> str:
+        """The reason for which this supervisor has set `stop`, or ""."""
+        return self._reason
+
+    @property
+    def was_asked(self) -> bool:
+        """Whether it has set `stop` because an operator has ended the cluster."""
+        return self._controller.was_asked
 
     # ---- start and end
 
@@ -147,7 +158,11 @@ class Supervisor:
             return
         where = self._link.refused_at if self._link is not None else None
         if self._engine.agents is None or where in (None, self._address) or self._stop.is_set():
-            self._stop.set()
+            for island in self._islands:
+                island.expect_end()
+            # Usually the controller has ended, and its exit status has the reason.
+            self._reason = self._reason or f"the engine lost the controller: {reason}"
+            asyncio.get_running_loop().call_later(_END_SECONDS, self._stop.set)
             return
         _log.warning("%s: this engine registers there", reason)
         self._do(self._register_at(where))
@@ -162,6 +177,7 @@ class Supervisor:
             await self._dial(where, self._options.settings.grace_seconds)
         except (AccessError, ConnectError) as error:
             _log.error("%s", error)
+            self._reason = str(error)
             self._stop.set()
             return
         _log.warning("this engine has registered at %s", where)
@@ -232,6 +248,8 @@ class Supervisor:
 
     def _controller_ended(self, text: str) -> None:
         self._fail(text)
+        if not self._stop.is_set():
+            self._reason = "an operator ended it (`atoll down`)" if self._controller.was_asked else text
         self._stop.set()
 
     # ---- islands
@@ -351,6 +369,7 @@ class StandbySupervisor:
     def __init__(self, options: EngineOptions, stop: asyncio.Event) -> None:
         self._standby = options.standby
         self._stop = stop
+        self._reason = ""
         self._seconds = options.settings.start_seconds
         self._up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         listen = parse_address(options.controller_address)
@@ -370,6 +389,16 @@ class StandbySupervisor:
             self._ended,
             self._ended,
         )
+
+    @property
+    def reason(self) -> str:
+        """The reason for which this supervisor has set `stop`, or ""."""
+        return self._reason
+
+    @property
+    def was_asked(self) -> bool:
+        """Whether it has set `stop` because an operator has ended the cluster."""
+        return self._controller.was_asked
 
     async def start(self) -> None:
         """Return when the standby has a copy of the controller's state. Raise ClusterError if that fails."""
@@ -394,4 +423,6 @@ class StandbySupervisor:
     def _ended(self, text: str) -> None:
         if not self._up.done():
             self._up.set_exception(ClusterError(f"the standby did not start: {text}; its messages are above"))
+        if not self._stop.is_set():
+            self._reason = text
         self._stop.set()

@@ -9,7 +9,8 @@ import shutil
 
 from atoll.cluster.environment_variables import SESSION_PLATFORM, TOKEN
 from atoll.cluster.processes.lifeline import watch_in_loop
-from atoll.cluster.processes.process_runtime import freeze_gc, read_options, run_loop, start_logging, write_ready
+from atoll.cluster.processes.process_logging import start_logging
+from atoll.cluster.processes.process_runtime import freeze_gc, read_options, run_loop, write_ready
 from atoll.errors import AtollError, reported_name
 from atoll.grpc import GrpcServer
 from atoll.ifrt.ifrt_service import Service

@@ -52,6 +52,14 @@ class Peer:
     tenant: Tenant | None = None
     leases: Leases | None = None
 
+    @property
+    def actor(self) -> str:
+        """Its name in the record of what it has requested."""
+        if self.hello is None or self.tenant is None:
+            return self.hello.role if self.hello is not None else ""
+        where = f" at {self.address}" if self.address else ""
+        return f"tenant {self.tenant.name}, process {self.hello.pid}{where}"
+
 
 class Connections:
     """The open connections, by number, and those of hosts, sessions and the engine."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from atoll.cluster.cluster_runs import names_of_runs, runs_of
 from atoll.cluster.environment_variables import ADDRESS, JOIN
 from atoll.cluster.processes.process_table import ancestors
 from atoll.cluster.usage.usage_records import By
@@ -86,12 +87,21 @@ def find(address: str = "", name: str = "", join: str = "", *, embedded: bool = 
         found = _without_a_name(standing, embedded_ones if embedded else [])
     if not found:
         tried = registry.address(name or DEFAULT_NAME)
-        raise ClusterError(f"no cluster{' ' + name if name else ''} is up (tried {tried}): {_START_HINT}")
+        ended = _last_end(name)
+        text = f"no cluster{' ' + name if name else ''} is up (tried {tried}{f'; {ended}' if ended else ''})"
+        raise ClusterError(f"{text}: {_START_HINT}")
     if len(found) > 1:
         names = ", ".join(each.title for each in found)
         raise ClusterError(f"several clusters are up: choose one with --name ({names})")
     reached = reach_of(found[0])
     return Target(reached.address, found[0], reached.join)
+
+
+def _last_end(name: str) -> str:
+    """Describe the last end of the cluster with this name, by default that of the cluster that ended last."""
+    ends = [(run.record, run) for each in ([name] if name else names_of_runs()) for run in runs_of(each)[:1]]
+    known = [(record.ended, run) for record, run in ends if record is not None and record.ended]
+    return max(known, key=lambda each: each[0])[1].end_text() if known else ""
 
 
 def _without_a_name(standing: list[ClusterRecord], embedded_ones: list[ClusterRecord]) -> list[ClusterRecord]:

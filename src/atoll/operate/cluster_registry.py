@@ -26,6 +26,7 @@ from pathlib import Path
 import msgspec
 
 from atoll.atomic_files import write_atomically
+from atoll.cluster.cluster_runs import ClusterRun
 from atoll.cluster.directories import registry_directory, sockets_base
 from atoll.cluster.processes.process_table import began, session_of, this_machine
 from atoll.errors import ClusterError
@@ -56,6 +57,7 @@ class ClusterRecord(msgspec.Struct, frozen=True):
     label: str = ""
     machine: str = ""  # the machine of the processes; "": this one
     ray: str = ""  # the address of its Ray cluster; `pid` is then that of the command that started it
+    run: str = ""  # directory of this run, with its log: see `cluster.cluster_runs`
 
     @property
     def is_here(self) -> bool:
@@ -93,6 +95,8 @@ class ClusterRecord(msgspec.Struct, frozen=True):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         shutil.rmtree(self.directory, ignore_errors=True)
+        if self.run:
+            ClusterRun(Path(self.run)).end_unknown("its engine")
         return pids
 
 
@@ -158,7 +162,9 @@ class ClusterRegistry:
                 shutil.rmtree(directory, ignore_errors=True)
         return found
 
-    def register(self, name: str, address: str, islands: str, platform: str, pid: int, ray: str = "") -> ClusterRecord:
+    def register(
+        self, name: str, address: str, islands: str, platform: str, pid: int, *, ray: str = "", run: str = ""
+    ) -> ClusterRecord:
         """Write the record of the cluster whose engine is `pid` to its directory. The caller holds the lock.
 
         Raises ClusterError if the engine has already exited.
@@ -167,7 +173,7 @@ class ClusterRegistry:
         if started is None:
             raise ClusterError("the cluster ended immediately")
         record = ClusterRecord(
-            name, address, islands, platform, str(directory), pid, started, machine=this_machine(), ray=ray
+            name, address, islands, platform, str(directory), pid, started, machine=this_machine(), ray=ray, run=run
         )
         _write(record)
         return record

@@ -12,9 +12,11 @@ from typing import BinaryIO
 
 import msgspec
 
+from atoll.cluster.cluster_runs import ClusterRun, RunRecord, open_log
 from atoll.cluster.directories import default_cache_directory, sockets_base, usage_file
 from atoll.cluster.processes.child import wait_for_any
 from atoll.cluster.processes.client_directories import sweep
+from atoll.cluster.processes.process_logging import logging_environment
 from atoll.cluster.settings import GRACE_SECONDS, ClusterSettings
 from atoll.engines.engine_options import EngineOptions
 from atoll.engines.ray.actors import EngineStart
@@ -76,7 +78,9 @@ class StandingCluster:
         address = _listening_address(options.listen or registry.address(name), options)
         advertised(address, options.advertise)
         environment = kept_environment(authority, options.token) if authority is not None and address.tls else {}
+        environment = logging_environment() | environment
         self._log: BinaryIO | None = None
+        run: ClusterRun | None = None
         with registry.locked():
             _check_is_free(registry, name)
             try:
@@ -88,7 +92,10 @@ class StandingCluster:
                 ) from None
             if options.stays:
                 # Held open, because the directory no longer exists when the log of a failed start is read.
-                self._log = open(self._directory / "log", "a+b")  # noqa: SIM115
+                self._log, run = open_log(name, self._directory)
+            run_directory = str(run.directory) if run is not None else ""
+            if run is not None:
+                run.begin(RunRecord(name, str(address), settings.islands, started=time.time()))
             engine = EngineOptions(
                 settings,
                 str(self._directory),
@@ -99,11 +106,14 @@ class StandingCluster:
                 usage_file=usage_file(name),
                 journal=str(journal.absolute()) if journal is not None else "",
                 standby=options.standby,
+                run_directory=run_directory,
             )
             self.engine = EngineProcess(engine, output=self._log.fileno() if self._log else 2, environment=environment)
             pid = self.engine.process.pid
             try:
-                self.record = registry.register(name, str(address), settings.islands, settings.platform, pid)
+                self.record = registry.register(
+                    name, str(address), settings.islands, settings.platform, pid, run=run_directory
+                )
             except BaseException:
                 self.engine.end()
                 shutil.rmtree(self._directory, ignore_errors=True)

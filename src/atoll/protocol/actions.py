@@ -87,9 +87,15 @@ class PersistSessions(Action, frozen=True, tag=10):
 
 
 class Log(Action, frozen=True, tag=11):
-    """Write a warning to the log."""
+    """Write an event to the log: a warning, or information. An `island` of -1 and a `session` of 0 mean none."""
 
     text: str
+    event: str = ""  # its kind: see `telemetry.history`
+    is_warning: bool = True
+    island: int = -1
+    session: int = 0
+    tenant: str = ""
+    actor: str = ""
 
 
 class SetPatience(Action, frozen=True, tag=12):

@@ -20,6 +20,7 @@ KINDS = (
     "operation",
     "refused",
     "session opened",
+    "session refused",
     "session closed",
     "session ended",
     "session suspended",
@@ -28,14 +29,20 @@ KINDS = (
     "controller restarted",
     "controller failed",
 )
+# The kinds that are logged as warnings, with what somebody may have to act upon.
+WARNINGS = frozenset(("failed", "removed", "hangs", "late", "suspended", "controller failed"))
 
 
 class History:
-    """The last events of a cluster, and a count per kind. `clock()` returns the controller's time in seconds."""
+    """The last events of a cluster, and a count per kind. `clock()` returns the controller's time in seconds.
 
-    def __init__(self, clock: Callable[[], float], most: int = MOST_EVENTS) -> None:
+    `log(event)` is called with each event.
+    """
+
+    def __init__(self, clock: Callable[[], float], log: Callable[[Event], None], most: int = MOST_EVENTS) -> None:
         self.counts: Counter[tuple[str, int]] = Counter()  # per kind and island; -1 for no island
         self._clock = clock
+        self._log = log
         self._events: deque[Event] = deque(maxlen=most)
         self._next = 1
 
@@ -57,7 +64,9 @@ class History:
             case IslandDrained(island=island):
                 self.record("drained", "its work and arrays have moved", island)
 
-    def record(self, kind: str, text: str, island: int = -1, session: int = 0, tenant: str = "") -> None:
+    def record(
+        self, kind: str, text: str, island: int = -1, session: int = 0, tenant: str = "", actor: str = ""
+    ) -> None:
         """Record an event of an island, a session or the cluster. Only `tenant`, if given, sees the event."""
         self.counts[kind, island] += 1
         event = Event(
@@ -68,13 +77,16 @@ class History:
             island=island,
             session=session,
             tenant=tenant,
+            actor=actor,
         )
         self._events.append(event)
         self._next += 1
+        self._log(event)
 
-    def operation(self, status: Status, text: str) -> None:
-        """Record that an operator's request succeeded or was refused."""
-        self.record("operation" if status.ok else "refused", text if status.ok else status.message)
+    def operation(self, status: Status, text: str, actor: str = "") -> None:
+        """Record that a request of `actor` (see `Peer.actor`) succeeded or was refused."""
+        kind = "operation" if status.ok else "refused"
+        self.record(kind, text if status.ok else status.message, actor=actor)
 
     def events(self, tenant: str = "") -> tuple[Event, ...]:
         """Return the last events, oldest first. With a `tenant`, return only events of islands and its own."""

@@ -182,7 +182,7 @@ class WaitSnapshot(SnapshotStruct, frozen=True):
 
 
 class Event(SnapshotStruct, frozen=True):
-    """An event. An `island` of -1 and a `session` of 0 mean none."""
+    """An event. An `island` of -1 and a `session` of 0 mean none. `actor` requested an operation."""
 
     number: int
     seconds: float
@@ -191,6 +191,7 @@ class Event(SnapshotStruct, frozen=True):
     island: int = -1
     session: int = 0
     tenant: str = ""
+    actor: str = ""
 
 
 class EventCount(SnapshotStruct, frozen=True):

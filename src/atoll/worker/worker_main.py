@@ -18,7 +18,8 @@ from atoll.cluster.processes.bugs import BugTrap
 from atoll.cluster.processes.client_directories import HOST_DIRECTORIES, sweep
 from atoll.cluster.processes.leases import LAPSED_STATUS
 from atoll.cluster.processes.lifeline import Lease, watch_in_thread
-from atoll.cluster.processes.process_runtime import freeze_gc, read_options, start_logging, starting
+from atoll.cluster.processes.process_logging import start_logging
+from atoll.cluster.processes.process_runtime import freeze_gc, read_options, starting
 from atoll.cluster.processes.startup_heartbeat import StartupHeartbeat
 from atoll.cluster.sandbox.mechanisms import Mechanisms
 from atoll.devices.compilers.compiler_process import limits_from_environment

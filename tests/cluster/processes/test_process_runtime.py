@@ -29,7 +29,7 @@ def test_a_process_whose_start_fails_has_its_collector_again() -> None:
 def test_a_process_that_gets_sigusr1_says_where_its_threads_are_and_goes_on() -> None:
     code = (
         "import os, signal\n"
-        "from atoll.cluster.processes.process_runtime import start_logging\n"
+        "from atoll.cluster.processes.process_logging import start_logging\n"
         "def where_it_is():\n"
         "    os.kill(os.getpid(), signal.SIGUSR1)\n"
         "start_logging('worker')\n"

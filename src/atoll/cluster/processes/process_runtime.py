@@ -1,13 +1,11 @@
-"""The common parts of Atoll's processes: options, environment, logging, event loop, garbage collection, start, end."""
+"""The common parts of Atoll's processes: options, environment, event loop, garbage collection, start, end."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import ctypes
-import faulthandler
 import gc
-import logging
 import os
 import signal
 import subprocess
@@ -17,9 +15,6 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 import msgspec
-
-from atoll.cluster.environment_variables import LOG
-from atoll.cluster.printable import printable_text
 
 Options = TypeVar("Options")
 
@@ -78,22 +73,6 @@ def end(process: subprocess.Popen[bytes], seconds: float) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def start_logging(name: str) -> None:
-    """Log warnings and errors to standard error, more with ATOLL_LOG=info or debug. Dump all stacks at SIGUSR1."""
-    faulthandler.register(signal.SIGUSR1, file=2)
-    level = (LOG.text() or "warning").upper()
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Printable(f"%(asctime)s atoll {name}[%(process)d] %(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=level if level in logging.getLevelNamesMapping() else "WARNING", handlers=[handler])
-
-
-class _Printable(logging.Formatter):
-    """Escapes unprintable characters that users may have put into a log that an operator reads in a terminal."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return printable_text(super().format(record))
 
 
 @contextlib.contextmanager

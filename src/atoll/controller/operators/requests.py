@@ -241,7 +241,8 @@ class Operators:
     def _reply(self, operator: int, status: Status, text: str = "") -> None:
         is_engine = operator == self._connections.engine
         if not is_engine or status.ok or status.message != self._refused:
-            self._history.operation(status, text)
+            peer = self._connections.peers.get(operator)
+            self._history.operation(status, text, peer.actor if peer is not None else "")
         if is_engine:  # it repeats requests while a machine leaves
             self._refused = status.message
         self._outbox.send(operator, m.OperationReply(status, text))

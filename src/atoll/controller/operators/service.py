@@ -104,18 +104,19 @@ class OperatorService:
                 self._outbox.add(AnswerUsage(self._outbox.cause, peer.connection, by, seconds, tenant, expected))
                 return
             case m.StopRequest():
+                self._controller.history.operation(OK, "the cluster ends", peer.actor)
                 self._stop_asked(peer.connection, message)
                 self._outbox.add(End(self._outbox.cause))
                 return
             case m.SetTenant():
-                reply = self._done(self._set_tenant(message))
+                reply = self._done(peer, self._set_tenant(message))
             case m.RemoveTenant(name=name):
-                reply = self._done(self._remove_tenant(name))
+                reply = self._done(peer, self._remove_tenant(name))
             case m.EndSessionRequest(session=number):
                 self._check_owner(number, viewer)
                 who = peer.tenant.name if peer.tenant is not None else ""
                 self._end_session(number, Status(Code.CANCELLED, f"it was ended by the tenant {who}"))
-                reply = self._done(f"session {number} has ended")
+                reply = self._done(peer, f"session {number} has ended")
             case _:
                 if isinstance(message, m.RemapRequest | m.SuspendRequest | m.ResumeRequest):
                     self._check_owner(message.session, viewer)
@@ -123,8 +124,8 @@ class OperatorService:
                 return
         self._outbox.send(peer.connection, reply)
 
-    def _done(self, text: str) -> m.OperationReply:
-        self._controller.history.operation(OK, text)
+    def _done(self, peer: Peer, text: str) -> m.OperationReply:
+        self._controller.history.operation(OK, text, peer.actor)
         return m.OperationReply(OK, text)
 
     def _check_owner(self, number: int, viewer: Tenant | None) -> None:
@@ -175,6 +176,7 @@ class OperatorService:
             raise invalid(f"tenant {message.name}: {error}") from None
         self._tenants.put(settings, message.is_new)
         text = f"tenant {settings.name}: share {settings.share:g}, priority {settings.priority}, {settings.role}"
+        text += "".join(f", {limit} {value or 'without limit'}" for limit, value in sorted(message.limits.items()))
         return text if message.priority is None else text + self._meaning(settings)
 
     def _meaning(self, settings: TenantSettings) -> str:

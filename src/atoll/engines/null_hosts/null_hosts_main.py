@@ -15,7 +15,8 @@ from typing import Any
 from atoll.cluster.processes.bugs import BugTrap
 from atoll.cluster.processes.leases import LAPSED_STATUS
 from atoll.cluster.processes.lifeline import Lease, watch_in_thread
-from atoll.cluster.processes.process_runtime import freeze_gc, read_options, run_loop, start_logging
+from atoll.cluster.processes.process_logging import start_logging
+from atoll.cluster.processes.process_runtime import freeze_gc, read_options, run_loop
 from atoll.cluster.processes.startup_heartbeat import StartupHeartbeat
 from atoll.devices.null.model import chosen_model
 from atoll.devices.null.null_backend import Collectives

@@ -22,9 +22,11 @@ from typing import BinaryIO, NamedTuple
 
 import msgspec
 
+from atoll.cluster.cluster_runs import RunRecord, open_log
 from atoll.cluster.directories import default_cache_directory, make_directory, usage_file
 from atoll.cluster.environment_variables import ADDRESS, AUTHORITY, HOST_TOKEN, INSECURE, ISLAND, JOIN, RANK, TOKEN
 from atoll.cluster.processes.adopted_process import AdoptedProcess, PidFile, ProcessId
+from atoll.cluster.processes.process_logging import logging_environment
 from atoll.cluster.processes.process_table import cpu_ticks, switches
 from atoll.cluster.processes.startup_heartbeat import LOOK_SECONDS, StartWatch
 from atoll.cluster.setting import Setting
@@ -167,7 +169,10 @@ class EngineActor:
             kept = kept_environment(Path(given.authority), token) if given.authority else {}
             directory = make_directory("ray")
             settings = msgspec.structs.replace(given.settings, ray_address=ray.get_runtime_context().gcs_address)
-            with open(directory / "log", "ab") as log:
+            log, run = open_log(given.name, directory)
+            if run is not None:
+                run.begin(RunRecord(given.name, str(address), settings.islands, started=time.time()))
+            with log:
                 process = EngineProcess(
                     EngineOptions(
                         settings,
@@ -179,9 +184,10 @@ class EngineActor:
                         usage_file=usage_file(given.name),
                         journal=given.journal,
                         note=str(self._note or ""),
+                        run_directory=str(run.directory) if run is not None else "",
                     ),
                     output=log.fileno(),
-                    environment=kept,
+                    environment=logging_environment() | kept,
                 )
             engine = self._engine = _Engine.of(process, directory)
             if self._note is not None:

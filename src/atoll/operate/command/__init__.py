@@ -23,6 +23,7 @@ from atoll.errors import AtollError
 from atoll.operate.command import (
     cluster_commands,
     host_command,
+    log_commands,
     manifests,
     operator_commands,
     scripts,
@@ -91,6 +92,7 @@ app.command()(operator_commands.suspend)
 app.command()(operator_commands.resume)
 app.command("add-island")(operator_commands.add_island)
 app.command()(operator_commands.drain)
+app.command()(log_commands.logs)
 app.command("end-session")(operator_commands.end_session)
 app.add_typer(tenant_commands.app)
 app.command()(tenant_commands.usage)

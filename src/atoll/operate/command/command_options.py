@@ -18,7 +18,7 @@ from atoll.cluster.setting import Setting
 from atoll.cluster.settings import DEFAULT_ISLANDS, SETTINGS, ClusterSettings, default_text
 from atoll.cluster.tenant_settings import read_tenant_tokens, read_tenants
 from atoll.errors import AtollError
-from atoll.quantities import parse_bytes
+from atoll.quantities import parse_bytes, parse_seconds
 
 if TYPE_CHECKING:
     from atoll.operate.cluster_queries import Target
@@ -50,6 +50,14 @@ def _check_policy(text: str | None) -> str | None:
     from atoll.launch.policies import find_policy
 
     return _checked(find_policy, text)
+
+
+def read_time_span(text: str) -> float:
+    """Return the seconds of a time span such as 10m; 0 for "". Ends the command if the text is invalid."""
+    try:
+        return parse_seconds(text) if text else 0.0
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def read_amount(text: str) -> int:

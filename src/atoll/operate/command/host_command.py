@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Annotated
 
 import typer
 
 from atoll.cluster.environment_variables import ADDRESS, INSECURE, JOIN
-from atoll.operate.command.terminal import say
+
+_log = logging.getLogger(__name__)
 
 
 def host(
@@ -98,7 +100,8 @@ def host(
     lost.
     """
     from atoll.cluster.directories import default_cache_directory
-    from atoll.cluster.processes.process_runtime import run_loop, start_logging
+    from atoll.cluster.processes.process_logging import logging_environment, start_logging
+    from atoll.cluster.processes.process_runtime import run_loop
     from atoll.engines.agent.agent import run_agents
     from atoll.engines.agent.agent_options import AgentOptions, options_of_workers, rank_slot_of
     from atoll.errors import SettingsError
@@ -122,13 +125,14 @@ def host(
     rank_slot = rank_slot_of(os.environ, island, rank)
     options = AgentOptions(controller, rank_slot, advertise, listen, coordinator_address, group, grace, stay, parent)
     agents = options_of_workers(options, workers)
+    os.environ.update(logging_environment())  # also for its worker
     start_logging("host")
 
     def joined(agent: AgentOptions) -> None:
         who = "this host" if workers == 1 else agent.machine
-        say(f"{who} has joined the cluster at {controller} for {agent.rank_slot}")
+        _log.info("%s has joined the cluster at %s for %s", who, controller, agent.rank_slot)
 
     def happened(agent: AgentOptions, text: str) -> None:
-        say(text if workers == 1 else f"{agent.machine}: {text}")
+        _log.info("%s", text if workers == 1 else f"{agent.machine}: {text}")
 
     run_loop(lambda stop: run_agents(agents, default_cache_directory(), joined, stop, happened))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,13 +15,13 @@ from atoll.cluster.usage.usage_records import By
 from atoll.operate.command.command_options import (
     ClusterChoice,
     read_amount,
+    read_time_span,
     token,
     with_option_groups,
 )
 
 app = typer.Typer(name="tenants", invoke_without_command=True, rich_markup_mode="markdown")
 _TENANTS_WIDTH, _USAGE_WIDTH = 120, 140  # without a terminal
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 
 
 Tenant = Annotated[str, typer.Argument(help="Name of the tenant.", metavar="NAME")]
@@ -205,20 +204,9 @@ def usage(
     from atoll.operate.cluster_queries import usage_of
     from atoll.operate.status_tables import usage_table
 
-    seconds = _seconds(since)
+    seconds = read_time_span(since)
     found = usage_of(cluster.find(), token(), by, seconds)
     if as_json:
         print(json.dumps(found, indent=1))
     else:
         Console(width=None if sys.stdout.isatty() else _USAGE_WIDTH, highlight=False).print(usage_table(found))
-
-
-def _seconds(text: str) -> float:
-    if not text:
-        return 0.0
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhdw])", text)
-    if found is None or float(found[1]) == 0:
-        raise typer.BadParameter(
-            f"invalid duration {text!r}: expected a number and a unit ({', '.join(_UNITS)}), such as 1h"
-        )
-    return float(found[1]) * _UNITS[found[2]]

@@ -1,0 +1,168 @@
+"""The runs of standing clusters: their logs and the reasons for their ends, which are kept after the cluster has ended.
+
+Each run of a cluster has a directory in `directories.logs_directory`:
+
+    NAME/20261126-200555-4711/    the run that began at this local time, with the process id of `atoll up`
+        run.json                  `RunRecord`
+        log, log.1                the messages of its processes, and earlier ones
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from atoll._version import __version__
+from atoll.atomic_files import write_atomically
+from atoll.cluster.directories import logs_directory
+from atoll.quantities import human_seconds
+
+KEPT_RUNS = 5  # per name, with the present one
+MOST_LOG_BYTES = 16 << 20  # of `log`; `log.1` has as many
+ROTATE_SECONDS = 2.0  # between two looks at the size of a log
+_RECORD, _LOG, _OLDER_LOG = "run.json", "log", "log.1"
+_COPY_BYTES = 1 << 20
+
+
+class RunRecord(msgspec.Struct, frozen=True):
+    """A run. Times are in seconds since 1970; `ended` is 0 until the end is known.
+
+    `expected` says whether somebody asked for the end.
+    """
+
+    name: str
+    address: str = ""
+    islands: str = ""
+    version: str = __version__
+    started: float = 0.0
+    ended: float = 0.0
+    reason: str = ""
+    expected: bool = False
+
+
+class ClusterRun:
+    """One run of a standing cluster, in its directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    @property
+    def log(self) -> Path:
+        return self.directory / _LOG
+
+    @property
+    def logs(self) -> list[Path]:
+        """The files of its log that exist, oldest first."""
+        return [path for path in (self.directory / _OLDER_LOG, self.log) if path.exists()]
+
+    @property
+    def record(self) -> RunRecord | None:
+        """Its record; None if it cannot be read."""
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            return msgspec.json.decode((self.directory / _RECORD).read_bytes(), type=RunRecord)
+        return None
+
+    def begin(self, record: RunRecord) -> None:
+        """Write the record of a run that begins. Raises OSError."""
+        write_atomically(self.directory / _RECORD, msgspec.json.encode(record))
+
+    def end(self, reason: str, *, expected: bool = False, ended: float = 0.0) -> None:
+        """Record the end, now or at `ended`, unless it is recorded already."""
+        record = self.record
+        if record is None or record.ended:
+            return
+        ended = ended or time.time()
+        with contextlib.suppress(OSError):
+            self.begin(msgspec.structs.replace(record, reason=reason, expected=expected, ended=ended))
+
+    def end_unknown(self, who: str) -> None:
+        """Record the end of a run whose engine could not, because it was killed or its machine has restarted."""
+        with contextlib.suppress(OSError):
+            self.end(
+                f"{who} was killed or the machine was restarted (the time is that of the last line of the log)",
+                ended=self.log.stat().st_mtime,
+            )
+
+    def end_text(self) -> str:
+        """Describe the end for people; "" if it is not known."""
+        record = self.record
+        if record is None or not record.ended:
+            return ""
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.ended))
+        ago = human_seconds(max(0.0, time.time() - record.ended))
+        return f"cluster {record.name} ended at {when} ({ago} ago): {record.reason}; log: {self.log}"
+
+
+def open_log(name: str, directory: Path) -> tuple[BinaryIO, ClusterRun | None]:
+    """Open the log of a new run of the cluster with this name, and return it with the run.
+
+    The cluster's own `directory`, which is removed at its end, gets a link `log`; or the log itself if there is no run.
+    """
+    run = new_run(name)
+    if run is not None:
+        (directory / _LOG).symlink_to(run.log)
+    return open(directory / _LOG, "a+b"), run
+
+
+def new_run(name: str) -> ClusterRun | None:
+    """Return a new run of the cluster with this name, and remove its oldest runs.
+
+    Return None if this user keeps no state (see `directories.logs_directory`), or the directory cannot be written.
+    """
+    base = logs_directory()
+    if base is None:
+        return None
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    directory = base / name / f"{stamp}-{os.getpid()}"
+    try:
+        directory.mkdir(mode=0o700, parents=True)
+    except OSError:
+        return None
+    for run in runs_of(name)[KEPT_RUNS:]:
+        shutil.rmtree(run.directory, ignore_errors=True)
+    return ClusterRun(directory)
+
+
+def runs_of(name: str) -> list[ClusterRun]:
+    """Return the runs of the cluster with this name, latest first."""
+    base = logs_directory()
+    if base is None:
+        return []
+    try:
+        found = sorted((base / name).iterdir(), reverse=True)
+    except OSError:
+        return []
+    return [ClusterRun(directory) for directory in found if directory.is_dir()]
+
+
+def names_of_runs() -> list[str]:
+    """Return the names of all clusters with runs."""
+    base = logs_directory()
+    try:
+        return sorted(each.name for each in base.iterdir()) if base is not None else []
+    except OSError:
+        return []
+
+
+def rotate(log: Path, most: int = MOST_LOG_BYTES) -> None:
+    """Move the content of a log to `log.1` if it is larger than `most` bytes.
+
+    Processes have the file open for appending, so it is copied and truncated. Lines that are written in between are
+    lost.
+    """
+    with contextlib.suppress(OSError):
+        size = log.stat().st_size
+        if size <= most:
+            return
+        older = log.with_name(_OLDER_LOG)
+        with open(log, "rb") as source, open(older, "wb") as target:
+            source.seek(size - most)
+            source.readline()  # begin with a whole line
+            shutil.copyfileobj(source, target, _COPY_BYTES)
+            os.truncate(log, 0)

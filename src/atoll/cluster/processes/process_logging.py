@@ -1,0 +1,136 @@
+"""The log of Atoll's processes, on standard error: lines of text for people, or JSON with one object per line."""
+
+from __future__ import annotations
+
+import calendar
+import faulthandler
+import logging
+import re
+import signal
+import sys
+import time
+from typing import Any
+
+import msgspec
+
+from atoll.cluster.environment_variables import LOG, LOG_FORMAT, LogFormat
+from atoll.cluster.printable import printable_text
+
+REPEAT_SECONDS = 60.0  # in which the same line is logged once
+MOST_LINES = 256  # that are remembered
+FIELDS = "fields"  # attribute of a log record: a mapping of further fields, such as session, tenant and event
+
+_TEXT_LINE = re.compile(
+    r"(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(?P<millis>\d{3}) atoll (?P<process>[^\[]+)\[\d+\] [A-Z]+ "
+)
+
+
+def start_logging(process: str) -> None:
+    """Log warnings and errors to standard error, more with ATOLL_LOG=info or debug. Dump all stacks at SIGUSR1.
+
+    `process` is the name of this process's kind in each line, such as "worker".
+    """
+    faulthandler.register(signal.SIGUSR1, file=2)
+    handler = logging.StreamHandler(sys.stderr)
+    as_json = LOG_FORMAT.text() == LogFormat.JSON
+    handler.setFormatter(JsonFormatter(process) if as_json else TextFormatter(process))
+    handler.addFilter(Repetitions())
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    level = (LOG.text() or "warning").upper()
+    for logger in ("atoll", "__main__"):
+        logging.getLogger(logger).setLevel(level if level in logging.getLevelNamesMapping() else "WARNING")
+
+
+def logging_environment() -> dict[str, str]:
+    """Return the environment of a standing cluster's processes, which log events unless ATOLL_LOG says otherwise.
+
+    Raises SettingsError for an invalid ATOLL_LOG_FORMAT.
+    """
+    LOG_FORMAT.get()
+    return {LOG.variable: LOG.text() or "info"}
+
+
+class TextFormatter(logging.Formatter):
+    """Formats lines for people. Escapes unprintable characters, which users may have put into a message."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__(f"%(asctime)s atoll {process}[%(process)d] %(levelname)s %(name)s: %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable_text(super().format(record))
+
+
+class JsonFormatter(logging.Formatter):
+    """Formats each record as a JSON object in one line, with the time in UTC."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line: dict[str, Any] = {
+            "time": f"{stamp}.{int(record.msecs):03}Z",
+            "level": record.levelname.lower(),
+            "process": self._process,
+            "pid": record.process,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, FIELDS, {}),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(line).decode()
+
+
+class Repetitions(logging.Filter):
+    """Drops a line that was logged in the last `REPEAT_SECONDS`, and counts it. The next one states the count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines: dict[tuple[str, str], list[float]] = {}  # when it was logged, and how often since
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        key = record.name, text
+        known = self._lines.get(key)
+        if known is not None and record.created - known[0] < REPEAT_SECONDS:
+            known[1] += 1
+            return False
+        self._lines.pop(key, None)
+        self._lines[key] = [record.created, 0]
+        if len(self._lines) > MOST_LINES:
+            del self._lines[next(iter(self._lines))]
+        if known is not None and known[1]:
+            seconds = record.created - known[0]
+            record.msg, record.args = f"%s (and {known[1]:.0f} times more in the last {seconds:.0f} s)", (text,)
+        return True
+
+
+class LogLine(msgspec.Struct, frozen=True):
+    """What is known about a line of a log: the time in seconds since 1970, and the kind of process."""
+
+    seconds: float
+    process: str
+
+
+class _JsonLine(msgspec.Struct):
+    time: str
+    process: str
+
+
+def parse_line(line: str) -> LogLine | None:
+    """Return what a line says about itself. Return None for a line that continues the one before, or is not Atoll's."""
+    if line.startswith("{"):
+        try:
+            found = msgspec.json.decode(line, type=_JsonLine)
+            whole, _, millis = found.time.rstrip("Z").partition(".")
+            seconds = float(calendar.timegm(time.strptime(whole, "%Y-%m-%dT%H:%M:%S")))
+        except (msgspec.MsgspecError, ValueError):
+            return None
+        return LogLine(seconds + int(millis or 0) / 1000, found.process)
+    match = _TEXT_LINE.match(line)
+    if match is None:
+        return None
+    local = time.mktime(time.strptime(match["time"], "%Y-%m-%d %H:%M:%S"))
+    return LogLine(local + int(match["millis"]) / 1000, match["process"])

@@ -1,0 +1,57 @@
+"""The log of a standing cluster on this machine, which is also there after the cluster has ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from atoll.cluster.cluster_runs import ClusterRun, names_of_runs, runs_of
+from atoll.cluster.printable import printable_text
+from atoll.cluster.processes.process_logging import parse_line
+from atoll.errors import ClusterError
+
+
+def run_of(name: str, back: int = 0) -> ClusterRun:
+    """Return the latest run of the cluster with this name, or the one that is `back` runs older.
+
+    Raises ClusterError that names the clusters with logs if there is none.
+    """
+    found = runs_of(name)
+    if back < len(found):
+        return found[back]
+    if found:
+        raise ClusterError(f"the log of cluster {name} has {len(found)} runs: `atoll logs --runs` lists them")
+    known = ", ".join(names_of_runs()) or "no cluster"
+    raise ClusterError(f"no log of a cluster {name} on this machine; there are logs of {known}")
+
+
+def lines_of(run: ClusterRun, since: float = 0.0, process: str = "") -> Iterator[str]:
+    """Yield the lines of a log, oldest first.
+
+    Args:
+      run: The run.
+      since: The earliest time, in seconds since 1970.
+      process: The kind of process, such as "worker"; "" for all. A line without a kind is of that of the line before.
+    """
+    shown = not since and not process
+    for path in run.logs:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            for line in file:
+                found = parse_line(line)
+                if found is not None:
+                    shown = found.seconds >= since and process in ("", found.process)
+                if shown:
+                    yield printable_text(line.rstrip("\n"))
+
+
+def runs_text(name: str) -> list[str]:
+    """Return a line for each run of the cluster with this name, latest first."""
+    lines = []
+    for number, run in enumerate(runs_of(name)):
+        record = run.record
+        if record is None:
+            continue
+        started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.started))
+        ended = run.end_text().partition("; log: ")[0] or "runs"
+        lines.append(f"{number}  started {started}, atoll {record.version}, {record.islands}: {ended}; {run.log}")
+    return lines

@@ -1,0 +1,46 @@
+"""The log of a cluster: `atoll logs`."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from atoll.operate.cluster_registry import DEFAULT_NAME
+from atoll.operate.command.command_options import read_time_span
+
+
+def logs(
+    name: Annotated[str, typer.Option(help="Name of the cluster.")] = DEFAULT_NAME,
+    since: Annotated[
+        str, typer.Option(help="Show only lines of this last time, such as 90s, 10m, 1h, 7d or 4w.", metavar="TIME")
+    ] = "",
+    process: Annotated[
+        str,
+        typer.Option(
+            help="Show only lines of this kind of process: engine, controller, worker or host.", metavar="KIND"
+        ),
+    ] = "",
+    run: Annotated[
+        int, typer.Option("--run", min=0, help="Show the log of an earlier run: 1 is the one before the last.")
+    ] = 0,
+    runs: Annotated[bool, typer.Option("--runs", help="List the runs whose logs are kept, with their ends.")] = False,
+) -> None:
+    """Show the log of a standing cluster on this machine, also after it has ended.
+
+    The logs of the last 5 runs per name are kept in ATOLL_STATE_DIR, with 32 MiB each at most. The log has the messages
+    of the processes on this machine; `atoll host` prints those of another machine there.
+    """
+    from atoll.operate.cluster_logs import lines_of, run_of, runs_text
+    from atoll.operate.cluster_registry import ClusterRegistry
+
+    ClusterRegistry().all()  # records the ends of clusters that were killed
+    found = run_of(name, run)
+    if runs:
+        print("\n".join(runs_text(name)))
+        return
+    seconds = read_time_span(since)
+    earliest = time.time() - seconds if seconds else 0.0
+    for line in lines_of(found, earliest, process):
+        print(line)

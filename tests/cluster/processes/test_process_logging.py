@@ -1,0 +1,68 @@
+"""The lines of a log: for people, as JSON, and read back."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+
+from atoll.cluster.processes.process_logging import (
+    FIELDS,
+    MOST_LINES,
+    REPEAT_SECONDS,
+    JsonFormatter,
+    Repetitions,
+    TextFormatter,
+    parse_line,
+)
+
+
+def record(text: str = "session opened", created: float = 1_700_000_000.25, **fields: object) -> logging.LogRecord:
+    made = logging.LogRecord("atoll.controller", logging.INFO, "file", 1, "%s", (text,), None)
+    made.created, made.msecs = created, created % 1 * 1000
+    made.__dict__[FIELDS] = fields
+    return made
+
+
+def test_a_json_line_has_the_fields_of_its_event():
+    line = json.loads(JsonFormatter("controller").format(record(event="session opened", session=3, tenant="ana")))
+    assert line.pop("pid") > 0
+    assert line == {
+        "time": "2023-11-14T22:13:20.250Z",
+        "level": "info",
+        "process": "controller",
+        "logger": "atoll.controller",
+        "message": "session opened",
+        "event": "session opened",
+        "session": 3,
+        "tenant": "ana",
+    }
+
+
+def test_a_json_line_has_the_traceback_of_an_exception():
+    try:
+        raise ValueError("a bug")
+    except ValueError:
+        made = record()
+        made.exc_info = sys.exc_info()
+    line = JsonFormatter("worker").format(made)
+    assert "\n" not in line
+    assert json.loads(line)["exception"].endswith("ValueError: a bug")
+
+
+def test_lines_of_both_forms_are_read_back():
+    for formatter in (JsonFormatter("null island"), TextFormatter("null island")):
+        found = parse_line(formatter.format(record()))
+        assert found is not None
+        assert (found.seconds, found.process) == (1_700_000_000.25, "null island")
+    for other in ("Traceback (most recent call last):", "", "{broken", '{"a": 1}'):
+        assert parse_line(other) is None
+
+
+def test_a_line_that_repeats_is_logged_once_and_then_with_its_count():
+    repetitions = Repetitions()
+    lines = [record("no disk", second) for second in (0.0, 1.0, 2.0, REPEAT_SECONDS + 1, REPEAT_SECONDS + 2)]
+    shown = [each.getMessage() for each in lines if repetitions.filter(each)]
+    assert shown == ["no disk", f"no disk (and 2 times more in the last {REPEAT_SECONDS + 1:.0f} s)"]
+    assert all(repetitions.filter(record(f"other {number}", 3.0)) for number in range(3 * MOST_LINES))
+    assert len(repetitions._lines) == MOST_LINES

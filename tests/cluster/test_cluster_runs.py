@@ -1,0 +1,99 @@
+"""The runs of standing clusters: what is kept of them, and what is known of their ends."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from atoll.cluster.cluster_runs import (
+    KEPT_RUNS,
+    ClusterRun,
+    RunRecord,
+    names_of_runs,
+    new_run,
+    open_log,
+    rotate,
+    runs_of,
+)
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ATOLL_STATE_DIR", str(tmp_path))
+    return tmp_path
+
+
+def run_at(directory: Path) -> ClusterRun:
+    directory.mkdir(parents=True)
+    run = ClusterRun(directory)
+    run.begin(RunRecord("one", started=1.0))
+    return run
+
+
+def test_the_log_of_a_run_outlives_the_directory_of_its_cluster(state: Path, tmp_path: Path):
+    own = tmp_path / "own"
+    own.mkdir()
+    file, run = open_log("one", own)
+    assert run is not None
+    with file:
+        file.write(b"a line\n")
+    assert (own / "log").read_text() == "a line\n"
+    (own / "log").unlink()
+    assert [path.read_text() for path in run.logs] == ["a line\n"]
+    assert names_of_runs() == ["one"]
+
+
+def test_without_a_state_directory_the_log_is_in_the_directory_of_the_cluster(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("ATOLL_STATE_DIR", "off")
+    file, run = open_log("one", tmp_path)
+    file.close()
+    assert run is None
+    assert not (tmp_path / "log").is_symlink()
+    assert runs_of("one") == []
+
+
+def test_the_oldest_runs_are_removed(state: Path):
+    for number in range(KEPT_RUNS + 2):
+        run_at(state / "logs" / "one" / f"2020010{number}-000000-1")
+    latest = new_run("one")
+    kept = runs_of("one")
+    assert latest is not None
+    assert (len(kept), kept[0].directory) == (KEPT_RUNS, latest.directory)
+
+
+def test_the_first_end_that_is_recorded_stays(tmp_path: Path):
+    run = run_at(tmp_path / "run")
+    run.end("the controller ended: killed by SIGKILL")
+    run.end_unknown("its engine")
+    record = run.record
+    assert record is not None
+    assert (record.reason, record.expected) == ("the controller ended: killed by SIGKILL", False)
+    assert run.end_text().endswith(f"ago): the controller ended: killed by SIGKILL; log: {run.log}")
+
+
+def test_the_end_of_an_engine_that_was_killed_is_that_of_its_last_line(tmp_path: Path):
+    run = run_at(tmp_path / "run")
+    run.log.touch()
+    os.utime(run.log, (100.0, 100.0))
+    assert run.end_text() == ""
+    run.end_unknown("its engine")
+    record = run.record
+    assert record is not None
+    assert record.ended == 100.0
+    assert record.reason.startswith("its engine was killed")
+
+
+def test_a_log_that_is_too_large_moves_aside_and_keeps_its_last_lines(tmp_path: Path):
+    log = tmp_path / "log"
+    with open(log, "ab", buffering=0) as writer:
+        writer.write(b"".join(b"line %d\n" % number for number in range(100)))
+        rotate(log, most=60)
+        assert log.read_bytes() == b""
+        assert (tmp_path / "log.1").read_text().splitlines()[-1] == "line 99"
+        assert (tmp_path / "log.1").stat().st_size <= 60
+        writer.write(b"later\n")
+    assert log.read_bytes() == b"later\n", "a process that has the file open continues at its begin"
+    rotate(log, most=60)
+    assert log.read_bytes() == b"later\n"

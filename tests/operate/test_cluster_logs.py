@@ -1,0 +1,65 @@
+"""What `atoll logs` shows of a log, without a cluster."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from atoll.cluster.cluster_runs import ClusterRun, RunRecord
+from atoll.errors import ClusterError
+from atoll.operate.cluster_logs import lines_of, run_of, runs_text
+
+LOG = """\
+2026-01-01 10:00:00,000 atoll engine[1] INFO atoll.engines: starts
+2026-01-01 10:00:01,000 atoll worker[2] ERROR atoll.worker: a bug
+Traceback (most recent call last):
+2026-01-01 10:00:02,000 atoll controller[3] INFO atoll.controller: ready \x1b[2J
+"""
+
+
+def at(text: str) -> float:
+    return time.mktime(time.strptime(text, "%Y-%m-%d %H:%M:%S"))
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClusterRun:
+    monkeypatch.setenv("ATOLL_STATE_DIR", str(tmp_path))
+    directory = tmp_path / "logs" / "lab" / "20260101-100000-1"
+    directory.mkdir(parents=True)
+    run = ClusterRun(directory)
+    first, rest = LOG.split("\n", 1)
+    (directory / "log.1").write_text(first + "\n")
+    (directory / "log").write_text(rest)
+    run.begin(RunRecord("lab", islands="1x1x2", version="0.1.0", started=at("2026-01-01 10:00:00")))
+    return run
+
+
+def test_a_log_is_shown_with_what_was_rotated_and_without_control_characters(run: ClusterRun):
+    lines = list(lines_of(run))
+    assert [line.split(": ")[-1] for line in lines[:3]] == ["starts", "a bug", "Traceback (most recent call last):"]
+    assert "\x1b" not in lines[3]
+
+
+def test_lines_without_a_time_belong_to_the_line_before(run: ClusterRun):
+    assert [line.split(": ")[-1] for line in lines_of(run, process="worker")] == [
+        "a bug",
+        "Traceback (most recent call last):",
+    ]
+    assert len(list(lines_of(run, since=at("2026-01-01 10:00:01")))) == 3
+    assert list(lines_of(run, since=at("2026-01-01 10:00:01"), process="engine")) == []
+
+
+def test_the_runs_are_listed_with_their_ends(run: ClusterRun):
+    assert runs_text("lab") == [f"0  started 2026-01-01 10:00:00, atoll 0.1.0, 1x1x2: runs; {run.log}"]
+    run.end("the controller ended: killed by SIGKILL")
+    assert "ago): the controller ended: killed by SIGKILL; " in runs_text("lab")[0]
+
+
+def test_a_log_that_does_not_exist_is_an_error_that_names_those_that_do(run: ClusterRun):
+    assert run_of("lab").directory == run.directory
+    with pytest.raises(ClusterError, match=r"no log of a cluster other .* there are logs of lab"):
+        run_of("other")
+    with pytest.raises(ClusterError, match="has 1 runs"):
+        run_of("lab", 1)
