@@ -62,15 +62,19 @@ class ClusterRun:
         return [path for path in (self.directory / _OLDER_LOG, self.log) if path.exists()]
 
     @property
+    def record_file(self) -> Path:
+        return self.directory / _RECORD
+
+    @property
     def record(self) -> RunRecord | None:
         """Its record; None if it cannot be read."""
         with contextlib.suppress(OSError, msgspec.MsgspecError):
-            return msgspec.json.decode((self.directory / _RECORD).read_bytes(), type=RunRecord)
+            return msgspec.json.decode(self.record_file.read_bytes(), type=RunRecord)
         return None
 
     def begin(self, record: RunRecord) -> None:
         """Write the record of a run that begins. Raises OSError."""
-        write_atomically(self.directory / _RECORD, msgspec.json.encode(record))
+        write_atomically(self.record_file, msgspec.json.encode(record))
 
     def end(self, reason: str, *, expected: bool = False, ended: float = 0.0) -> None:
         """Record the end, now or at `ended`, unless it is recorded already."""

@@ -132,7 +132,7 @@ class Controller:
             EngineMessages(self._recovery, self.agents, self._operators).received,
             from_operators.received,
         )
-        self._watchdog = Watchdog(state, self.launcher, self.functions, self._queries)
+        self.watchdog = Watchdog(state, self.launcher, self.functions, self._queries)
         self._faults = Faults(state, self._recovery, self._sessions.end, self.programs.abandon)
         self._backlog = self._work_in_steps()
         self._subscribe()
@@ -432,7 +432,7 @@ class Controller:
             "inboxes": self._inboxes,
             "admission": self._admission,
             "session persistence": self._persistence,
-            "watchdog": self._watchdog,
+            "watchdog": self.watchdog,
         }
 
     def is_charged(self, event: e.Skipped) -> bool:
@@ -477,7 +477,7 @@ class Controller:
         self._checks.tick(now)
         self._tracing.tick(now)
         self._failures.tick(now)
-        self._watchdog.tick(now)
+        self.watchdog.tick(now)
         self._long_gangs.tick(now, self.launcher.in_flight)
         self._store_usage()
         self._store_estimates(now)

@@ -73,6 +73,10 @@ class Watchdog:
                 self._reported.add(key)
                 self._report(subjects[key], seconds)
 
+    def owed(self, now: float) -> list[tuple[Subject, float]]:
+        """Return everything that somebody owes now, with the seconds for which the checks have found it."""
+        return [(subject, self._durations.of(now, key)) for key, subject in self._subjects()]
+
     def _report(self, subject: Subject, seconds: float) -> None:
         session = self._sessions.get(subject.session)
         text = subject.text(seconds)

@@ -6,7 +6,7 @@ The snapshot is built on request, and costs nothing otherwise.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -24,6 +24,7 @@ from atoll.quantities import human_bytes
 from atoll.state.compiled_functions import FunctionRegistry
 from atoll.state.gang_states import Reason
 from atoll.state.offenses import TenantOffenses
+from atoll.state.queued_nodes import story
 from atoll.state.session import GangRun, Session
 from atoll.state.tallies import Histogram, Tally
 from atoll.state.tenants import Tenant, Tenants
@@ -39,9 +40,11 @@ from atoll.telemetry.snapshot import (
     HostSnapshot,
     IslandSnapshot,
     MachineSnapshot,
+    OwedSnapshot,
     SessionSnapshot,
     SliceSnapshot,
     Snapshot,
+    StepSnapshot,
     TenantSnapshot,
     Transfers,
     Viewer,
@@ -57,6 +60,23 @@ class Engine(Protocol):
     @property
     def report(self) -> EngineReport: ...
     def pending_reason(self, island: int) -> str: ...
+
+
+class OwedWork(Protocol):
+    """See `controller.watchdog.Subject`."""
+
+    @property
+    def session(self) -> int: ...
+    @property
+    def island(self) -> int: ...
+    @property
+    def text(self) -> Callable[[float], str]: ...
+
+
+class OwedSource(Protocol):
+    """See `controller.watchdog.Watchdog`."""
+
+    def owed(self, now: float) -> Sequence[tuple[OwedWork, float]]: ...
 
 
 class ReportSource(Protocol):
@@ -80,6 +100,8 @@ class ReportSource(Protocol):
     def agents(self) -> Engine: ...
     @property
     def history(self) -> History: ...
+    @property
+    def watchdog(self) -> OwedSource: ...
     @property
     def load(self) -> LoadRecord: ...
 
@@ -112,6 +134,7 @@ def report(controller: ReportSource, viewer: Tenant | None = None, now: float = 
         seconds=round(now, 3),
         gangs=_gangs(controller, waits, viewer),
         waits=_waits(controller, waits),
+        owed=_owed(controller, viewer, now),
         events=history.events("" if viewer is None else viewer.name),
         event_counts=tuple(
             EventCount(kind=kind, island=island, count=count) for (kind, island), count in history.counts.items()
@@ -289,9 +312,27 @@ def _waits(controller: ReportSource, waits: Mapping[int, list[Wait[GangRun]]]) -
                 since=round(launch.seconds, 3),
                 reason=reason.value,
                 text=text,
+                steps=tuple(
+                    StepSnapshot(
+                        seconds=round(step.seconds, 3), state=step.state.name.lower(), reason=step.reason.value
+                    )
+                    for step in story(wait.first)
+                ),
             )
             rows.append(row)
     return tuple(sorted(rows, key=lambda row: row.since)[:MOST_WAITS])
+
+
+def _owed(controller: ReportSource, viewer: Tenant | None, now: float) -> tuple[OwedSnapshot, ...]:
+    sessions = controller.sessions
+    rows = [
+        OwedSnapshot(
+            session=subject.session, island=subject.island, seconds=round(seconds, 3), text=subject.text(seconds)
+        )
+        for subject, seconds in controller.watchdog.owed(now)
+        if subject.session in sessions and viewer in (None, sessions[subject.session].tenant)
+    ]
+    return tuple(sorted(rows, key=lambda row: -row.seconds)[:MOST_WAITS])
 
 
 _TEXTS = {

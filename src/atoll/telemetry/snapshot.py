@@ -169,8 +169,16 @@ class Gangs(SnapshotStruct, frozen=True):
     transfers: tuple[Transfers, ...] = ()
 
 
+class StepSnapshot(SnapshotStruct, frozen=True):
+    """A transition of a gang to `state`, and the reason to wait from then on."""
+
+    seconds: float
+    state: str
+    reason: str = ""
+
+
 class WaitSnapshot(SnapshotStruct, frozen=True):
-    """The gangs of a session that wait for an island, and the reason of the first of them."""
+    """The gangs of a session that wait for an island, and the reason and the story of the first of them."""
 
     session: int
     island: int
@@ -179,6 +187,16 @@ class WaitSnapshot(SnapshotStruct, frozen=True):
     since: float = 0.0
     reason: str = ""
     text: str = ""
+    steps: tuple[StepSnapshot, ...] = ()
+
+
+class OwedSnapshot(SnapshotStruct, frozen=True):
+    """Work that a process owes to a session, with the seconds for which it has been found."""
+
+    session: int
+    island: int
+    seconds: float
+    text: str
 
 
 class Event(SnapshotStruct, frozen=True):
@@ -227,6 +245,7 @@ class Snapshot(SnapshotStruct, frozen=True):
     seconds: float = 0.0
     gangs: tuple[Gangs, ...] = ()
     waits: tuple[WaitSnapshot, ...] = ()
+    owed: tuple[OwedSnapshot, ...] = ()
     events: tuple[Event, ...] = ()
     event_counts: tuple[EventCount, ...] = ()
     load: ControllerLoad = ControllerLoad()

@@ -21,6 +21,7 @@ from atoll.cluster.processes.process_runtime import freeze_gc
 from atoll.cluster.settings import SETTINGS
 from atoll.errors import AtollError
 from atoll.operate.command import (
+    bundle_commands,
     cluster_commands,
     host_command,
     log_commands,
@@ -85,6 +86,7 @@ app.command()(manifests.kubernetes)
 app.command()(manifests.slurm)
 app.command()(cluster_commands.status)
 app.command()(watch_commands.top)
+app.command()(watch_commands.why)
 app.command()(watch_commands.web)
 app.command()(watch_commands.metrics)
 app.command()(operator_commands.remap)
@@ -98,6 +100,8 @@ app.add_typer(tenant_commands.app)
 app.command()(tenant_commands.usage)
 app.command()(operator_commands.check)
 app.command()(operator_commands.dump)
+app.command()(bundle_commands.bundle)
+app.command()(bundle_commands.replay)
 app.command()(operator_commands.trace)
 app.command()(cluster_commands.down)
 app.command()(scripts.proxy)

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from atoll.operate.command.command_options import ClusterChoice, token, with_option_groups
@@ -91,6 +92,26 @@ def top(
 
     source = ClusterSource(cluster.find(), token())
     _run(print_once(source) if once or not sys.stdout.isatty() else show(source))
+
+
+@with_option_groups
+def why(
+    session: Annotated[
+        int, typer.Argument(help="Number of the session, as `atoll status` shows it.", metavar="SESSION")
+    ],
+    *,
+    cluster: ClusterChoice,
+) -> None:
+    """Explain what a session waits for, for how long, and which process owes the next step.
+
+    Names programs as JAX does: `jit_step` is the function `step`. Addresses the same cluster as `atoll status`.
+    """
+    from atoll.operate.cluster_queries import report_of
+    from atoll.operate.why import explanation
+    from atoll.telemetry.snapshot import Snapshot
+
+    snapshot = msgspec.convert(report_of(cluster.find(), token()), Snapshot)
+    print("\n".join(explanation(snapshot, session)))
 
 
 @with_option_groups

@@ -1,0 +1,214 @@
+"""Bundles for bug reports: what is known of a cluster, in one file, without secrets. And their replay.
+
+A bundle is a gzipped tar file:
+
+    bundle.json    versions, the system, and the reason for each part that is missing
+    status.json    the report of `atoll status --json`
+    events.jsonl   the controller's event log (`atoll dump`): placeholders replace tokens and secrets
+    check.txt      the differences that `atoll check` found
+    why.txt        the explanation of `atoll why` for each session
+    log, log.1     the log of the cluster, if this user started it on this machine
+    run.json       its start and end
+    settings.json  the environment variables of Atoll, JAX and XLA that are set, without secrets
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import platform
+import re
+import sys
+import tarfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import msgspec
+
+from atoll._version import __version__
+from atoll.cluster.cluster_runs import ClusterRun
+from atoll.errors import AtollError, ClusterError
+from atoll.journal.event_log import Header
+from atoll.operate.log_replay import replay
+from atoll.operate.why import explanation
+from atoll.protocol.actions import Log, Send
+from atoll.protocol.messages import PROTOCOL, CheckReply
+from atoll.telemetry.snapshot import Snapshot
+
+MOST_LOG_BYTES = 4 << 20  # of each file of the log: its end
+MOST_EVENT_BYTES = 256 << 20  # of an event log that is read
+HIDDEN = "(hidden)"
+_SECRET_NAME = re.compile("TOKEN|SECRET|PASSWORD|KEY|CREDENTIAL|JOIN|AUTHORITY", re.IGNORECASE)
+_SHOWN = ("ATOLL_", "JAX_", "XLA_", "NCCL_", "CUDA_VISIBLE", "PJRT_", "TF_CPP_")
+_JOIN_TOKEN = re.compile(rb"atoll://[^\s\"']+")
+_PACKAGES = ("jax", "jaxlib", "numpy", "msgspec", "cryptography", "uvloop", "ray", "nicegui")
+
+
+class BundleHeader(msgspec.Struct, frozen=True):
+    """`bundle.json`. `missing` has the reason for each part that the bundle does not have."""
+
+    made: float
+    atoll: str
+    protocol: int
+    python: str
+    system: str
+    packages: dict[str, str]
+    missing: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The requests to a cluster. Each raises AtollError if the cluster does not answer."""
+
+    report: Callable[[], bytes]
+    dump: Callable[[], bytes]
+    check: Callable[[], CheckReply]
+
+
+def write_bundle(
+    path: Path, sources: Sources | None, run: ClusterRun | None, environment: Mapping[str, str]
+) -> list[str]:
+    """Write a bundle with all parts that are available. Return the reasons for the missing ones. Raises OSError."""
+    parts, missing = _parts(sources, run)
+    parts["settings.json"] = _settings(environment)
+    system = platform.platform()
+    header = BundleHeader(time.time(), __version__, PROTOCOL, sys.version, system, dict(_versions()), missing)
+    parts = {"bundle.json": msgspec.json.format(msgspec.json.encode(header)), **parts}
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
+        for name, content in parts.items():
+            content = without_join_tokens(content)
+            member = tarfile.TarInfo(name)
+            member.size, member.mtime, member.mode = len(content), int(header.made), 0o600
+            archive.addfile(member, io.BytesIO(content))
+    return [f"without {name}: {reason}" for name, reason in missing.items()]
+
+
+def without_join_tokens(content: bytes) -> bytes:
+    """Replace join tokens, which a script or a user may have printed to the log."""
+    return _JOIN_TOKEN.sub(b"atoll://" + HIDDEN.encode(), content)
+
+
+def _parts(sources: Sources | None, run: ClusterRun | None) -> tuple[dict[str, bytes], dict[str, str]]:
+    parts: dict[str, bytes] = {}
+    missing: dict[str, str] = {}
+    if sources is None:
+        missing["status.json, events.jsonl, check.txt, why.txt"] = "no cluster is up"
+    else:
+        makers: dict[str, Callable[[], bytes]] = {
+            "status.json": sources.report,
+            "events.jsonl": sources.dump,
+            "check.txt": lambda: _check_text(sources.check()),
+            "why.txt": lambda: _why_text(sources.report()),
+        }
+        for name, make in makers.items():
+            try:
+                parts[name] = make()
+            except AtollError as error:
+                missing[name] = str(error)
+    if run is None:
+        missing["log"] = "this user has no log of the cluster on this machine"
+        return parts, missing
+    for file in (*run.logs, run.record_file):
+        try:
+            parts[file.name] = _end_of(file)
+        except OSError as error:
+            missing[file.name] = str(error)
+    return parts, missing
+
+
+def _end_of(path: Path) -> bytes:
+    with open(path, "rb") as file:
+        file.seek(max(0, path.stat().st_size - MOST_LOG_BYTES))
+        return file.read(MOST_LOG_BYTES)
+
+
+def _check_text(reply: CheckReply) -> bytes:
+    lines = (*reply.contradictions, *reply.differences) or ("no differences",)
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def _why_text(report: bytes) -> bytes:
+    snapshot = msgspec.json.decode(report, type=Snapshot)
+    texts = ["\n".join(explanation(snapshot, session.id)) for session in snapshot.sessions]
+    return "\n\n".join(texts).encode() + b"\n"
+
+
+def _settings(environment: Mapping[str, str]) -> bytes:
+    shown = {
+        name: HIDDEN if _SECRET_NAME.search(name) else value
+        for name, value in sorted(environment.items())
+        if name.startswith(_SHOWN)
+    }
+    return msgspec.json.format(msgspec.json.encode(shown))
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    for name in _PACKAGES:
+        try:
+            yield name, version(name)
+        except PackageNotFoundError:
+            continue
+
+
+# ---- replay
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """The result of a replay.
+
+    Attributes:
+      version: The version of Atoll that recorded the events.
+      events: The number of events.
+      messages: The number of messages that the controller sent, by kind.
+      log: The lines of its log.
+    """
+
+    version: str
+    events: int
+    messages: dict[str, int]
+    log: list[str]
+
+
+def replay_bundle(path: Path) -> Replayed:
+    """Handle the events of a bundle, or of a file of `atoll dump`, with this version's controller.
+
+    Raises ClusterError if the file has no events, or if the events cannot be replayed.
+    """
+    lines = _events_of(path).splitlines()
+    try:
+        header = msgspec.json.decode(lines[0], type=Header)
+    except (IndexError, msgspec.MsgspecError) as error:
+        raise ClusterError(f"{path} has no event log: {error}") from None
+    events = 0
+    messages: Counter[str] = Counter()
+    log: list[str] = []
+    try:
+        for event, actions in replay(lines):
+            events += 1
+            messages.update(type(action.message).__name__ for action in actions if isinstance(action, Send))
+            log.extend(f"{event.seconds:.3f} {action.text}" for action in actions if isinstance(action, Log))
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise ClusterError(f"{path} was written by atoll {header.version} and cannot be replayed: {error}") from None
+    return Replayed(header.version, events, dict(messages.most_common()), log)
+
+
+def _events_of(path: Path) -> bytes:
+    try:
+        if not tarfile.is_tarfile(path):
+            return path.read_bytes()
+        with tarfile.open(path) as archive:
+            member = archive.getmember("events.jsonl")
+            if member.size > MOST_EVENT_BYTES:
+                raise ClusterError(f"{path}: its event log has {member.size} bytes, more than {MOST_EVENT_BYTES}")
+            file = archive.extractfile(member)
+            return file.read() if file is not None else b""
+    except KeyError:
+        raise ClusterError(f"{path} has no event log: no cluster was up when the bundle was written") from None
+    except (OSError, tarfile.TarError) as error:
+        raise ClusterError(f"cannot read {path}: {error}") from None

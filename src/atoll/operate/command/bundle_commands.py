@@ -1,0 +1,83 @@
+"""Bug reports: `atoll bundle` and `atoll replay`."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from atoll.errors import ClusterError
+from atoll.operate.cluster_registry import DEFAULT_NAME
+from atoll.operate.command.command_options import ClusterChoice, token, with_option_groups
+from atoll.operate.command.terminal import fail, say
+
+_MOST_LINES = 20
+
+
+@with_option_groups
+def bundle(
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="File to write. Defaults to atoll-bundle-TIME.tar.gz.", metavar="FILE"),
+    ] = None,
+    *,
+    cluster: ClusterChoice,
+) -> None:
+    """Write what is known of a cluster to one file, for a bug report, and print its name.
+
+    The file has the report, the controller's event log, the explanation of what each session waits for, the log, the
+    versions and the settings. Tokens, secrets and join tokens are replaced. It contains names of programs, tenants and
+    machines. If no cluster is up, the file has the log of the last one. Addresses the same cluster as `atoll status`.
+    """
+    from atoll.cluster.cluster_runs import ClusterRun, runs_of
+    from atoll.operate.bug_reports import Sources, write_bundle
+    from atoll.operate.cluster_queries import check, dump_of, report_of
+
+    path = output or Path(f"atoll-bundle-{time.strftime('%Y%m%d-%H%M%S')}.tar.gz")
+    try:
+        target = cluster.find()
+    except ClusterError:
+        sources, run = None, next(iter(runs_of(cluster.name or DEFAULT_NAME)), None)
+        if run is None:
+            raise
+    else:
+        sources = Sources(
+            lambda: json.dumps(report_of(target, token()), indent=1).encode(),
+            lambda: dump_of(target, token()),
+            lambda: check(target, token()),
+        )
+        run = ClusterRun(Path(target.record.run)) if target.record is not None and target.record.run else None
+    try:
+        for line in write_bundle(path, sources, run, os.environ):
+            say(line)
+    except OSError as error:
+        fail(f"cannot write {path}: {error.strerror}")
+    print(path)
+
+
+def replay(
+    file: Annotated[Path, typer.Argument(help="A bundle, or a file that `atoll dump` wrote.", metavar="BUNDLE")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with the whole log.")] = False,
+) -> None:
+    """Repeat the decisions of a controller from its events, without a cluster.
+
+    Prints the number of events, the messages that the controller sent, and the end of its log. A bug of the controller
+    raises the same exception here. The controller keeps its last 50,000 events; if the first ones are missing, the
+    events can be read but not replayed.
+    """
+    from atoll.operate.bug_reports import replay_bundle
+
+    found = replay_bundle(file)
+    if as_json:
+        print(json.dumps(msgspec.to_builtins(found), indent=1))
+        return
+    print(f"replayed {found.events} events of a controller of atoll {found.version}")
+    for name, count in found.messages.items():
+        print(f"  sent {count} x {name}")
+    for line in found.log[-_MOST_LINES:]:
+        print(f"  {line}")

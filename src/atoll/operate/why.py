@@ -1,0 +1,77 @@
+"""Explain what a session waits for: `atoll why`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from atoll.errors import ClusterError
+from atoll.quantities import human_seconds
+from atoll.telemetry.snapshot import SessionSnapshot, Snapshot, WaitSnapshot
+
+_MOST_EVENTS = 5
+
+
+def explanation(snapshot: Snapshot, session: int) -> list[str]:
+    """Return lines that say what a session waits for, for how long, and which process owes the next step.
+
+    Raises ClusterError if the snapshot has no such session.
+    """
+    found = next((each for each in snapshot.sessions if each.id == session), None)
+    if found is None:
+        known = ", ".join(str(each.id) for each in snapshot.sessions) or "none"
+        raise ClusterError(f"session {session} does not exist; the open sessions are: {known}")
+    waits = [each for each in snapshot.waits if each.session == session]
+    owed = [each for each in snapshot.owed if each.session == session]
+    lines = [_headline(found, snapshot)]
+    for wait in waits:
+        lines.extend(_wait(wait, snapshot))
+    if owed:
+        lines.append("owed to it:")
+        lines.extend(f"  {each.text}" for each in owed)
+    if waits:
+        lines.extend(_ahead(snapshot, session, {each.island for each in waits}))
+    if not waits and not owed:
+        lines.append(
+            "nothing of it waits in the cluster: its next step is up to its script"
+            if not found.state
+            else "its launches wait until it is resumed: `atoll resume`"
+        )
+    lines.extend(_events(snapshot, session))
+    return lines
+
+
+def _headline(session: SessionSnapshot, snapshot: Snapshot) -> str:
+    waiting = sum(each.gangs for each in snapshot.waits if each.session == session.id)
+    return (
+        f"session {session.id} ({session.label or f'process {session.pid}'}) of tenant {session.tenant}: "
+        f"{session.state or 'runs'}, {session.in_flight} launches in flight, {waiting} gangs wait"
+    )
+
+
+def _wait(wait: WaitSnapshot, snapshot: Snapshot) -> Iterator[str]:
+    age = human_seconds(max(0.0, snapshot.seconds - wait.since))
+    more = f" and {wait.gangs - 1} more gangs" if wait.gangs > 1 else ""
+    yield f"on island {wait.island}, {wait.program}{more}: launched {age} ago, waits for {wait.text}"
+    for step, then in zip(wait.steps, (*(each.seconds for each in wait.steps[1:]), snapshot.seconds), strict=True):
+        reason = f" for {step.reason}" if step.state == "waiting" else ""
+        yield f"  {step.state}{reason} for {max(0.0, then - step.seconds):.1f} s"
+
+
+def _ahead(snapshot: Snapshot, session: int, islands: set[int]) -> Iterator[str]:
+    """Yield what occupies the islands on which the session waits."""
+    others = [each for each in snapshot.owed if each.session != session and each.island in islands]
+    if others:
+        yield "ahead of it on these islands:"
+        for each in others:
+            yield f"  session {each.session}: {each.text}"
+    for island in snapshot.islands:
+        if island.id in islands and island.state != "ready":
+            yield f"island {island.id} is {island.state}" + (f": {island.waits_for}" if island.waits_for else "")
+
+
+def _events(snapshot: Snapshot, session: int) -> Iterator[str]:
+    events = [each for each in snapshot.events if each.session == session][-_MOST_EVENTS:]
+    if events:
+        yield "its last events:"
+    for each in events:
+        yield f"  {human_seconds(max(0.0, snapshot.seconds - each.seconds))} ago, {each.kind}: {each.text}"

@@ -1,0 +1,106 @@
+"""Bundles for bug reports: what they contain, what they hide, and their replay."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from atoll.cluster.cluster_runs import ClusterRun, RunRecord
+from atoll.errors import ClusterError, ConnectError
+from atoll.operate.bug_reports import HIDDEN, Sources, replay_bundle, write_bundle
+from atoll.protocol import messages as m
+from atoll.telemetry.report import report
+from tests.controller.play import Play, runs
+
+SECRET = "c2VjcmV0"
+
+
+def played() -> Play:
+    play = Play("1x1x2")
+    play.with_call(name="f")
+    play.array(7)
+    (run,) = runs(play.say(m.Launch(1, (7,), (8,), ())))
+    play.done(run.sequence)
+    play.tick(1.0)
+    return play
+
+
+def sources(play: Play) -> Sources:
+    return Sources(
+        lambda: msgspec.json.encode(report(play.controller)),
+        play.controller.log.dump,
+        lambda: m.CheckReply((), (), 1, 0),
+    )
+
+
+def run_in(directory: Path) -> ClusterRun:
+    run = ClusterRun(directory)
+    run.begin(RunRecord("one", started=1.0))
+    run.log.write_text(f"joined with atoll://{SECRET}@host:1\n")
+    return run
+
+
+def contents(path: Path) -> dict[str, str]:
+    with tarfile.open(path) as archive:
+        files = {member.name: archive.extractfile(member) for member in archive.getmembers()}
+        return {name: file.read().decode() for name, file in files.items() if file is not None}
+
+
+def test_a_bundle_has_all_parts_and_no_secret(tmp_path: Path):
+    path = tmp_path / "bundle.tar.gz"
+    environment = {"ATOLL_TOKEN": SECRET, "ATOLL_JOIN": SECRET, "ATOLL_LEASE": "5", "HOME": "/home/ana"}
+    assert write_bundle(path, sources(played()), run_in(tmp_path), environment) == []
+    found = contents(path)
+    assert set(found) == {
+        "bundle.json", "status.json", "events.jsonl", "check.txt", "why.txt", "log", "run.json", "settings.json"
+    }  # fmt: skip
+    assert SECRET not in "".join(found.values())
+    assert found["log"] == f"joined with atoll://{HIDDEN}\n"
+    assert json.loads(found["settings.json"]) == {"ATOLL_JOIN": HIDDEN, "ATOLL_LEASE": "5", "ATOLL_TOKEN": HIDDEN}
+    assert json.loads(found["bundle.json"])["protocol"] == m.PROTOCOL
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_a_part_that_cannot_be_had_is_named_with_the_reason(tmp_path: Path):
+    def fails() -> bytes:
+        raise ConnectError("the controller does not answer")
+
+    play = played()
+    path = tmp_path / "bundle.tar.gz"
+    broken = Sources(fails, play.controller.log.dump, sources(play).check)
+    assert write_bundle(path, broken, None, {}) == [
+        "without status.json: the controller does not answer",
+        "without why.txt: the controller does not answer",
+        "without log: this user has no log of the cluster on this machine",
+    ]
+    assert "events.jsonl" in contents(path)
+
+
+def test_a_bundle_and_a_dump_are_replayed_to_the_same_messages(tmp_path: Path):
+    play = played()
+    bundle, dump = tmp_path / "bundle.tar.gz", tmp_path / "dump"
+    write_bundle(bundle, sources(play), None, {})
+    dump.write_bytes(play.controller.log.dump())
+    found = replay_bundle(bundle)
+    assert found.messages["Run"] == 2, "the upload and the call"
+    assert found == replay_bundle(dump)
+    assert [line.split(" ", 1)[1] for line in found.log][:1] == ["ready: island 0: all of its hosts have joined"]
+
+
+def test_what_cannot_be_replayed_is_an_error_that_says_why(tmp_path: Path):
+    path = tmp_path / "bundle.tar.gz"
+    write_bundle(path, None, None, {})
+    with pytest.raises(ClusterError, match="no cluster was up when the bundle was written"):
+        replay_bundle(path)
+    path.write_bytes(b"no events")
+    with pytest.raises(ClusterError, match="has no event log"):
+        replay_bundle(path)
+    play = played()
+    header, *rest = play.controller.log.dump().splitlines()
+    path.write_bytes(b"\n".join([msgspec.json.encode(json.loads(header) | {"missing": 3}), *rest]))
+    with pytest.raises(ClusterError, match="the first 3 events are missing"):
+        replay_bundle(path)
