@@ -1,4 +1,4 @@
-"""Each cell of the table in docs/operate/security.md, and many messages from peers that may not send them."""
+"""Each cell of the table in docs/reference/permissions.md, and many messages from peers that may not send them."""
 
 from __future__ import annotations
 

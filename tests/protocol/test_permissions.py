@@ -8,7 +8,7 @@ from typing import get_args
 from atoll.protocol import messages as m
 from atoll.protocol.permissions import COMMANDS, PERMISSIONS, Peer, Scope, scope_of, table
 
-PAGE = Path(__file__).parents[2] / "docs" / "operate" / "security.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "permissions.md"
 
 
 def test_every_message_to_the_controller_is_in_the_table():

@@ -1,4 +1,4 @@
-"""The table of messages that each kind of peer may send to the controller. docs/operate/security.md shows all rows.
+"""The table of messages that each kind of peer may send to the controller. docs/reference/permissions.md shows it.
 
 A peer authenticates with its certificate and its token. Only the cluster's own processes have the cluster's token; a
 tenant is a user or an operator. The controller checks each message first (`check`), and refuses it if its sender may

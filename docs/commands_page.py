@@ -1,0 +1,103 @@
+"""Writes reference/commands.md from the command line itself: `python -m docs.commands_page`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from atoll.cluster.settings import SETTINGS
+from atoll.operate.command import app
+
+PAGE = Path(__file__).resolve().parent / "reference" / "commands.md"
+_CLUSTER_OPTIONS = {f"--{setting.name}" for setting in SETTINGS.values() if setting.is_option} | {"--islands"}
+_HEAD = """\
+# Commands
+
+<!-- Written by `python -m docs.commands_page` from the command line itself. -->
+
+Every command has `--help`, which shows the same text. The result of a command goes to standard output, all other text
+to standard error.
+
+| exit status | meaning |
+|---|---|
+| 0 | success |
+| 1 | an error, which one line on standard error describes |
+| 2 | an invalid command line |
+| 130 | interrupted, as with Ctrl-C |
+| another | `atoll run` has the status of its command, or 126 or 127 if that cannot be executed |
+
+Commands for a running cluster take `--address`, `--join` or `--name`. Without them they use `ATOLL_ADDRESS` or
+`ATOLL_JOIN`, the embedded cluster of the script that runs them, the cluster named `default`, or the only running
+cluster. The embedded cluster of process 123 has the name `embedded-123`. `atoll down` ends an embedded cluster only by
+name or address.
+
+| command | what it does |
+|---|---|
+"""
+_SETTINGS = """\
+The [options of clusters](settings.md#clusters) also apply: {}.
+"""
+
+
+def _cell(text: str) -> str:
+    text = re.sub(r"\s+", " ", text).strip().replace("|", "\\|")
+    parts = re.split(r"(`[^`]*`)", text)
+    parts[::2] = (
+        re.sub(r"(?<![\w/-])(--[a-z-]+[a-z]|[A-Z]+_[A-Z_]+[A-Z])(?![\w-])", r"`\1`", part) for part in parts[::2]
+    )
+    return "".join(parts)
+
+
+def commands() -> dict[str, Any]:
+    """Return each command by its name, such as "tenants set"."""
+    found: dict[str, Any] = {}
+    group: Any = typer.main.get_command(app)
+    for name, command in group.commands.items():
+        found[name] = command
+        for inner, each in getattr(command, "commands", {}).items():
+            found[f"{name} {inner}"] = each
+    return found
+
+
+def _options(command: Any) -> list[tuple[str, str]]:
+    """Return the names and help of the options that are not settings of clusters."""
+    rows = []
+    for each in command.params:
+        names = [*each.opts, *each.secondary_opts]
+        if each.param_type_name == "argument":
+            rows.append((f"`{each.metavar or each.name.upper()}`", each.help or ""))
+        elif names[0] != "--help" and not each.hidden and names[0] not in _CLUSTER_OPTIONS:
+            value = "" if each.is_flag else f" {each.metavar or 'VALUE'}"
+            rows.append((", ".join(f"`{name}{value}`" for name in names), each.help or ""))
+    return rows
+
+
+def _section(name: str, command: Any) -> str:
+    paragraphs = [" ".join(part.split()) for part in (command.help or "").split("\n\n")]
+    text = f"\n## atoll {name}\n\n" + "\n\n".join(_cell(part) for part in paragraphs) + "\n"
+    rows = _options(command)
+    if rows:
+        text += "\n| option | meaning |\n|---|---|\n" + "".join(
+            f"| {names} | {_cell(help)} |\n" for names, help in rows
+        )
+    options = [name for each in command.params for name in each.opts if name in _CLUSTER_OPTIONS]
+    if len(options) > 3:
+        text += "\n" + _SETTINGS.format(", ".join(f"`{name}`" for name in options))
+    return text
+
+
+def page() -> str:
+    """Return the page."""
+    found = commands()
+    rows = "".join(
+        f"| [`atoll {name}`](#atoll-{name.replace(' ', '-')}) | {_cell((command.help or '').split(chr(10) * 2)[0])} |\n"
+        for name, command in found.items()
+    )
+    return _HEAD + rows + "".join(_section(name, command) for name, command in found.items())
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

@@ -1,0 +1,106 @@
+"""Writes reference/errors.md from the exceptions, codes and kinds of `atoll.errors`: `python -m docs.errors_page`."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+from atoll import errors
+
+PAGE = Path(__file__).resolve().parent / "reference" / "errors.md"
+_HEAD = """\
+# Errors
+
+<!-- Written by `python -m docs.errors_page` from `errors.py`. -->
+
+[Troubleshooting](../guides/troubleshooting.md) lists messages with their causes and what to do. This page lists the
+types.
+
+Errors of Atoll's own functions are subclasses of `atoll.AtollError`. Failures on the cluster while a script runs, such
+as a failed computation, reach the script through jaxlib, as `jax.errors.JaxRuntimeError`. Its text begins with a code.
+If a program can react to the failure, the text ends with details in brackets:
+
+```text
+DATA_LOSS: host 1 of island 0 is gone ... [atoll: island 0, host 1, retriable, in jit_step]
+```
+
+`atoll.errors.details_of(error)` returns the details. A program should use them, and not the text.
+
+## Exceptions
+
+| exception | base classes | meaning |
+|---|---|---|
+"""
+_KINDS = """
+## Kinds of failures
+
+`details_of(error).kind` is one of these. If arrays are lost (`is_loss`), a script can make them again, for example with
+[`atoll.recover`](../guides/elastic.md#copies).
+
+| kind | meaning |
+|---|---|
+"""
+_FIELDS = """
+## Details
+
+| field | meaning |
+|---|---|
+"""
+_CODES = """
+## Codes
+
+The codes are those of absl, and their numbers those of gRPC.
+
+| code | number | typical cause on Atoll |
+|---|---:|---|
+"""
+_CAUSES = {
+    "CANCELLED": "the work was ended with its session, or a callback got no answer",
+    "UNKNOWN": "an exception without a code",
+    "INVALID_ARGUMENT": "the request is invalid: shapes, types, devices, sizes",
+    "DEADLINE_EXCEEDED": "a time limit was reached; the message names what was missing",
+    "NOT_FOUND": "an array, a file or a function does not exist",
+    "ALREADY_EXISTS": "a name is taken",
+    "PERMISSION_DENIED": "the tenant may not do this",
+    "RESOURCE_EXHAUSTED": "memory, or a quota; the message names the holders",
+    "FAILED_PRECONDITION": "the state of the cluster or the session does not allow the request now",
+    "ABORTED": "a function or a Python process ended before its result; or the function is refused after crashes",
+    "OUT_OF_RANGE": "an index is outside of its range",
+    "UNIMPLEMENTED": "Atoll or the platform does not support this",
+    "INTERNAL": "an exception in user code, or a bug; the message has the traceback",
+    "UNAVAILABLE": "a process cannot be reached",
+    "DATA_LOSS": "arrays are lost because a host, an island or a connection failed",
+    "UNAUTHENTICATED": "the token or the certificate is missing or wrong",
+}
+
+
+def _classes() -> list[type[Exception]]:
+    """Return the exceptions in the order of the source, base classes first."""
+    found = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, errors.AtollError)]
+    return sorted(found, key=lambda each: inspect.getsourcelines(each)[1])
+
+
+def _comments(kind: type) -> dict[str, str]:
+    """Return the comments beside the members of an enumeration, by value."""
+    return dict(re.findall(r'= "(\w+)"  # (.+)', inspect.getsource(kind)))
+
+
+def page() -> str:
+    """Return the page."""
+    text = _HEAD
+    for each in _classes():
+        first = " ".join((inspect.getdoc(each) or "").split("\n\n")[0].split())
+        bases = ", ".join(f"`{base.__name__}`" for base in each.__bases__ if base is not Exception)
+        text += f"| `{each.__name__}` | {bases} | {first} |\n"
+    text += _KINDS
+    text += "".join(f"| `{value}` | {meaning} |\n" for value, meaning in _comments(errors.Kind).items())
+    fields = re.findall(r"^ +(\w+): (.+?)\.?$", inspect.getdoc(errors.Details) or "", re.MULTILINE)
+    text += _FIELDS + "".join(f"| `{name}` | {meaning} |\n" for name, meaning in fields)
+    text += "| `is_loss` | whether arrays were lost that the script can make again from copies |\n"
+    text += _CODES
+    return text + "".join(f"| `{each.name}` | {each.value} | {_CAUSES[each.name]} |\n" for each in errors.Code if each)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

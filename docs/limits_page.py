@@ -1,0 +1,74 @@
+"""Writes reference/limits.md from the constants of the code: `python -m docs.limits_page`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from atoll.cluster.environment_variables import TABLES
+from atoll.cluster.settings import SETTINGS, default_text
+from atoll.cluster.topology import MOST
+from atoll.controller.validation.proxy_validation import MAX_FUNCTIONS, MAX_PROGRAMS
+from atoll.ir import control_flow_split, validation
+from atoll.launch.launch_checks import LAUNCH_WINDOW
+from atoll.protocol.questions import MOST_ARRAYS
+
+PAGE = Path(__file__).resolve().parent / "reference" / "limits.md"
+_HEAD = """\
+# Limits
+
+<!-- Written by `python -m docs.limits_page` from constants of the code. -->
+
+These are the limits that a user or an operator may meet. An error names the limit that was exceeded. [Bounds and
+invariants](../design/bounds.md) lists all bounds, including those of queues, buffers and retries.
+
+## Sizes
+
+| limit | value | if exceeded |
+|---|---:|---|
+"""
+_SIZES = (
+    ("islands of a cluster, hosts of an island, devices of a host", MOST, "the cluster does not start"),
+    ("programs of a session", MAX_PROGRAMS, "an error; release programs that are not used"),
+    ("functions of a session", MAX_FUNCTIONS, "an error; release functions that are not used"),
+    ("nodes of a program", validation.MAX_NODES, "an error; put parts into one jitted function"),
+    ("control flow nodes of a program", control_flow_split.MAX_CONTROL_FLOW, "an error"),
+    ("arguments of a program", validation.MAX_ARGUMENTS, "an error; stack arrays"),
+    ("results of a program", validation.MAX_RESULTS, "an error; stack arrays"),
+    ("shards of a program's arrays", validation.MAX_SHARDS, "an error"),
+    ("rank of an array", validation.MAX_RANK, "an error"),
+    ("launches of a session in flight", LAUNCH_WINDOW, "the script waits"),
+    ("small arrays that `jax.device_get` reads with one request", MOST_ARRAYS, "more requests"),
+)
+_SETTINGS = """
+## Limits with a setting
+
+[Settings](settings.md) describes each of them. [Quotas of tenants](../operate/sharing.md#quotas) are set in the file of
+tenants.
+
+| setting | limit | default |
+|---|---|---|
+"""
+_NAMES = ("max_sessions", "lease_seconds", "abandoned_seconds", "wait_seconds")
+_VARIABLES = (
+    "ATOLL_CACHE_BYTES",
+    "ATOLL_TENANT_CACHE_BYTES",
+    "ATOLL_PYTHON_MEMORY",
+    "ATOLL_COMPILER_SECONDS",
+    "ATOLL_COMPILER_MEMORY",
+)
+
+
+def page() -> str:
+    """Return the page."""
+    text = _HEAD + "".join(f"| {subject} | {value:,} | {effect} |\n" for subject, value, effect in _SIZES)
+    text += _SETTINGS
+    for name in _NAMES:
+        text += f"| `{SETTINGS[name].variable}` | {SETTINGS[name].help} | {default_text(name)} |\n"
+    variables = {each.variable: each for table in TABLES for each in table.settings}
+    for name in _VARIABLES:
+        text += f"| `{name}` | {variables[name].help} | {variables[name].default} |\n"
+    return text
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

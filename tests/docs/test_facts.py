@@ -1,0 +1,134 @@
+"""Numbers, names and versions in the documentation are those of code, settings and committed results."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from atoll._version import __version__
+from atoll.launch.launch_checks import LAUNCH_WINDOW
+from docs import licenses_page
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+RESULTS = ROOT / "benchmarks" / "results"
+README = (ROOT / "README.md").read_text()
+# What a user of Atoll never installs.
+FOR_CONTRIBUTORS = {"test", "bench", "docs", "dev", "release"}
+# Pages that show measurements, or that describe how they were made.
+HISTORIES = ("project/", "design/", "guides/gpus.md")
+USER_PAGES = [
+    page for page in sorted(DOCS.rglob("*.md")) if not str(page.relative_to(DOCS)).startswith((*HISTORIES, "_build"))
+]
+
+
+def anchors_of(page: Path) -> set[str]:
+    """Return the anchors of the headings of a page, as GitHub and MyST make them."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", re.sub(r"\]\([^)]*\)", "", each).lower()).replace(" ", "-") for each in headings}
+
+
+def test_the_readme_is_short() -> None:
+    prose = re.sub(r"^```.*?^```", "", README, flags=re.MULTILINE | re.DOTALL)
+    words = re.findall(r"[A-Za-z][\w'-]*", re.sub(r"\]\([^)]*\)", "]", prose))
+    assert len(words) <= 600, len(words)
+
+
+def test_the_conformance_of_the_readme_is_that_of_the_page() -> None:
+    page = (DOCS / "project" / "conformance.md").read_text()
+    ((stock, atoll),) = re.findall(r"^\| \*\*all\*\* \| (\d+) \| (\d+) \|", page, re.MULTILINE)
+    assert f"**{int(atoll):,} of {int(stock):,}**" in README
+
+
+def test_the_speed_on_a_gpu_is_that_of_the_results() -> None:
+    results = json.loads((RESULTS / "gpu.json").read_text())["results"]
+    stock, atoll = (statistics.median(results[who]["training, steps per second"]) for who in ("stock", "atoll"))
+    assert f"**{atoll / stock:.2f}** of the speed of stock JAX" in README
+
+
+def test_the_rate_with_simulated_hosts_is_that_of_the_results() -> None:
+    page = (DOCS / "project" / "benchmarks.md").read_text()
+    rows = r"^\| 512 hosts of 4 null devices, 10 ms \| {} \| ([\d.]+)"
+    atoll, ideal = (float(re.findall(rows.format(who), page, re.MULTILINE)[0]) for who in ("Atoll", "ideal"))
+    assert f"**{100 * atoll / ideal:.0f} %** of the ideal rate for computations of 10 ms on 512" in README
+
+
+def test_each_extra_is_described_by_its_use() -> None:
+    page = (DOCS / "start" / "installation.md").read_text()
+    table = page[page.index("| extra |") :]
+    described = {
+        name for row in re.findall(r"^\| (`.+?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)
+    }
+    assert described == set(PROJECT["optional-dependencies"])
+
+
+def test_pages_name_only_extras_that_exist() -> None:
+    for page in (ROOT / "README.md", *DOCS.rglob("*.md")):
+        named = set(re.findall(r"(?:'\.|atoll)\[(\w+)\]'", page.read_text()))
+        assert named <= set(PROJECT["optional-dependencies"]), page
+
+
+def test_each_dependency_has_a_license() -> None:
+    page = licenses_page.PAGE.read_text()
+    rows = dict(re.findall(r"^\| ([\w-]+) \| [^|]+ \| ([^|]+) \|$", page, re.MULTILINE)[1:])
+    assert set(rows) == set(licenses_page.needed())
+    assert all(license.strip() for license in rows.values())
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/start/installation.md", "docs/project/compatibility.md"])
+def test_a_page_names_the_supported_versions(page: str) -> None:
+    text = (ROOT / page).read_text()
+    (python,) = re.findall(r">=([\d.]+)", PROJECT["requires-python"])
+    ((oldest, first_unsupported),) = [
+        found for each in PROJECT["dependencies"] for found in re.findall(r"^jax>=([\d.]+),<0\.(\d+)", each)
+    ]
+    assert re.search(rf"\b{re.escape(python)} (?:or|and) newer", text)
+    assert f"{oldest} to 0.{int(first_unsupported) - 1}" in text
+
+
+def test_the_workflow_and_the_pages_have_the_versions_of_the_matrix() -> None:
+    (matrix,) = re.findall(r"^MATRIX \?= (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    versions = [tuple(each.removeprefix("python").split(":")) for each in matrix.split()]
+    workflow = (ROOT / ".github" / "workflows" / "test.yml").read_text()
+    assert re.findall(r'\{python: "([\d.]+)", jax: "([\d.]+)"\}', workflow) == versions
+    page = (DOCS / "project" / "compatibility.md").read_text()
+    for version in (each for pair in versions for each in pair):
+        assert version in page
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    assert f"version: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    (newest, *_) = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest == __version__
+
+
+def test_the_design_has_the_number_of_credits_of_the_code() -> None:
+    assert f"{LAUNCH_WINDOW // 32} credits together" in (DOCS / "design" / "scheduling.md").read_text()
+
+
+def test_each_example_is_described() -> None:
+    page = (ROOT / "examples" / "README.md").read_text()
+    scripts = {path.name for path in (ROOT / "examples").glob("*.py")} - {"__init__.py"}
+    assert set(re.findall(r"^## (\w+\.py)$", page, re.MULTILINE)) == scripts
+    assert set(re.findall(r"^\| \[(\w+\.py)\]", page, re.MULTILINE)) == scripts
+
+
+@pytest.mark.parametrize("page", ["README.md", "examples/README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"])
+def test_links_of_pages_outside_of_the_site_lead_to_headings(page: str) -> None:
+    """Sphinx checks the links between the pages of the site."""
+    source = ROOT / page
+    for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", source.read_text()):
+        found = (source.parent / target) if target else source
+        assert anchor in anchors_of(found), f"{page}: {target}#{anchor}"
+
+
+@pytest.mark.parametrize("page", USER_PAGES, ids=lambda page: str(page.relative_to(DOCS)))
+def test_a_page_for_users_has_no_dates_and_commits(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert re.findall(r"\b20\d\d-\d\d-\d\d\b|\bcommit [0-9a-f]{7,}\b|\bload of \d", text) == []
