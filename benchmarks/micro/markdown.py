@@ -4,6 +4,7 @@ python -m benchmarks.micro.markdown benchmarks/results/NAME.json docs/design/per
 """
 
 import sys
+from collections.abc import Set
 from pathlib import Path
 
 import msgspec
@@ -13,6 +14,8 @@ from benchmarks.harness.record import MetricRecord, RunRecord, ratio_to
 from benchmarks.harness.statistics import Ratio
 from benchmarks.micro.report import number, quiet
 
+# Results that have a page of their own: the table of all micro-benchmarks leaves them out, so a figure is on one page.
+OWNERS = ("machines", "routing", "journaled", "static-runs")
 BEGIN, END = "<!-- bench: begin (written by benchmarks.micro.markdown) -->", "<!-- bench: end -->"
 
 
@@ -27,7 +30,19 @@ def quotient(ratio: Ratio | None) -> str:
     return f"{number(ratio.of_medians)} ({number(ratio.low)}-{number(ratio.high)})" if ratio else ""
 
 
-def render(run: RunRecord) -> str:
+def read(source: Path) -> RunRecord:
+    return msgspec.json.decode(source.read_bytes(), type=RunRecord)
+
+
+def shown_elsewhere(source: Path) -> set[str]:
+    """Return the keys of the benchmarks that other pages show, if `source` has the results of all."""
+    if source.stem in OWNERS:
+        return set()
+    owners = [source.with_stem(name) for name in OWNERS]
+    return {benchmark.key for owner in owners if owner.exists() for benchmark in read(owner).benchmarks}
+
+
+def render(run: RunRecord, left_out: Set[str] = frozenset()) -> str:
     machine = run.machine
     lines = [
         f"{run.started[:10]}, {describe_commit(machine.commit)}, {run.rounds} rounds, {quiet(run)}; {machine.cpu}, "
@@ -38,6 +53,8 @@ def render(run: RunRecord) -> str:
         "|---|---|---|---:|---:|---:|---|",
     ]
     for benchmark in run.benchmarks:
+        if benchmark.key in left_out:
+            continue
         first, *peers = benchmark.contestants
         second, *others = peers or [""]  # some have no peer
         lines.append(f"| {benchmark.key} | **{benchmark.title}** | | {first} | {second} | | |")
@@ -58,7 +75,7 @@ def main(source: str, page: str) -> None:
     _, end, after = rest.partition(END)
     if not begin or not end:
         sys.exit(f"{page} lacks the markers {BEGIN} and {END}")
-    table = render(msgspec.json.decode(Path(source).read_bytes(), type=RunRecord))
+    table = render(read(Path(source)), shown_elsewhere(Path(source)))
     Path(page).write_text(f"{before}{BEGIN}\n\n{table}\n\n{END}{after}")
 
 

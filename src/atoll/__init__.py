@@ -151,7 +151,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("errors", "elastic", "ffi"):
+    if name in ("data", "elastic", "errors", "ffi", "tensorflow", "testing"):
         return importlib.import_module(f"atoll.{name}")
     if name in _MODULES:
         return getattr(importlib.import_module(_MODULES[name]), name)

@@ -32,6 +32,11 @@ def test_every_error_is_public_and_drawn_in_the_tree(kind: type[Exception]) -> N
         assert errors.error_kind(kind.__name__) is kind
 
 
+@pytest.mark.parametrize("name", ["data", "elastic", "errors", "ffi", "testing"])
+def test_the_modules_of_the_api_are_attributes(name: str) -> None:
+    assert getattr(atoll, name).__name__ == f"atoll.{name}"
+
+
 def test_errors_slices_and_connect_need_neither_jax_nor_the_controller() -> None:
     code = """
 import sys, atoll

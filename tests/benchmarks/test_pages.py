@@ -1,0 +1,19 @@
+"""Each measured figure is on one page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from benchmarks.micro import markdown
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_each_micro_benchmark_is_in_the_table_of_one_page() -> None:
+    found: list[str] = []
+    for page in (ROOT / "docs").rglob("*.md"):
+        for table in re.findall(f"{re.escape(markdown.BEGIN)}(.*?){re.escape(markdown.END)}", page.read_text(), re.S):
+            found += re.findall(r"^\| ([a-z]+) \| \*\*", table, re.MULTILINE)
+    assert len(found) > 20
+    assert sorted(found) == sorted(set(found))
