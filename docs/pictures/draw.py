@@ -250,42 +250,51 @@ def packages_picture() -> Picture:
     from tests.test_layers import LAYERS
 
     words = {
-        "pipelines": "models cut over meshes: schedules, cutting, steps",
-        "programs": "in the user's process: functions that become one launch",
-        "client": "in the user's process: plug-in, connect, slices",
+        "elastic": "trainings that continue after islands fail",
+        "pipelines": "models divided between meshes: schedules, steps",
+        "ffi": "kernels of the script",
+        "programs": "functions that become one launch",
+        "client": "plug-in, connect, slices",
+        "data": "input on the hosts",
+        "tensorflow": "TensorFlow on JAX",
+        "testing": "API of virtual time",
         "operate": "the command `atoll`",
+        "virtual": "clusters in virtual time",
         "engines": "start, watch and end hosts",
-        "manifests": "for Kubernetes and Slurm",
-        "web": "the page, metrics over HTTP",
+        "manifests": "Kubernetes and Slurm",
+        "web": "web page, metrics over HTTP",
+        "controller_process": "the process around the controller",
         "ifrt": "jaxlib's protocol: the front end",
-        "session": "what any front end needs",
         "controller": "all decisions of a cluster",
-        "controller_process": "the process around them",
-        "journal": "what it has handled, on disk",
-        "worker": "one a host: plans, stores, devices",
+        "executables": "programs that jaxlib's client sends",
+        "migration": "sessions that move",
+        "session": "parts of all front ends",
+        "worker": "one per host: plans, stores, devices",
         "devices": "XLA's and null devices",
-        "migration": "sessions that go elsewhere",
-        "host_services": "calls into Python, profiles",
-        "telemetry": "report, model, time line, metrics",
-        "launch": "the states of gangs, from a launch to its end",
-        "state": "sessions, buffers, gangs, tenants, memory",
+        "telemetry": "report, traces, metrics",
+        "host_services": "Python, profiles",
+        "journal": "events on disk",
+        "launch": "the life of a launch",
+        "peers": "connections of peers",
         "transfers": "the data plane",
+        "state": "sessions, buffers, gangs, tenants",
         "protocol": "messages",
-        "ir": "programs, passes, placement, plans",
+        "ir": "programs, passes, plans",
+        "security": "certificates, tokens, permissions",
         "cluster": "settings, meshes, slices, island states, processes",
-        "wire": "framing, HTTP/2, gRPC",
-        "data": "input that is made on the hosts",
-        "tensorflow": "TensorFlow on JAX's devices",
-        "testing": "clusters in virtual time",
+        "grpc": "HTTP/2, gRPC",
+        "wire": "framing, connections, TLS",
+        "atomic_files": "files",
+        "errors": "exceptions",
+        "quantities": "units",
+        "retries": "backoff",
+        "_version": "version",
     }
     boxes: list[Box | Arrow] = []
     y = 20
     for layer in reversed(LAYERS):
-        shown = [package for package in layer if package in words]
-        if not shown:
-            continue
-        width = (860 - 20 * (len(shown) - 1)) // len(shown)
-        for i, package in enumerate(shown):
+        width = (860 - 20 * (len(layer) - 1)) // len(layer)
+        for i, package in enumerate(layer):
             boxes.append(
                 Box(20 + i * (width + 20), y, width, package, (words[package],), GREEN if i % 2 else "#eef3fb")
             )

@@ -13,6 +13,7 @@ from pygments.token import Token
 
 from atoll.operate.command import app
 from docs.pictures.draw import Box, pictures, svg
+from tests.test_layers import LAYERS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DOCS = ROOT / "docs"
@@ -53,6 +54,12 @@ def test_blocks_of_code_can_be_highlighted(page: Path) -> None:
 @pytest.mark.parametrize("name", sorted(pictures()))
 def test_a_picture_is_the_one_that_is_drawn(name: str) -> None:
     assert (DOCS / "pictures" / name).read_text() == svg(pictures()[name]), "run python docs/pictures/draw.py"
+
+
+def test_every_package_is_in_the_picture_of_packages() -> None:
+    boxes = [part for part in pictures()["packages.svg"][2] if isinstance(part, Box)]
+    assert sorted(box.title for box in boxes) == sorted(package for layer in LAYERS for package in layer)
+    assert [box.title for box in boxes for line in box.lines if 6.5 * len(line) > box.width] == []  # points per letter
 
 
 def test_the_pictures_name_files_that_exist() -> None:
