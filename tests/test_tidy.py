@@ -24,7 +24,7 @@ FOREIGN = frozenset(
     )
 )
 # Findings of `tests.prose` per 100 sentences. The target is 0.5; a change lowers these, and never raises them.
-MOST_FINDINGS = {"src": 0.5, "docs": 1.0}
+MOST_FINDINGS = {"src": 0.5, "docs": 0.5, "examples": 0.5}
 
 
 @functools.cache

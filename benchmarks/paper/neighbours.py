@@ -1,4 +1,4 @@
-"""What tenants notice of each other: how long a higher priority waits, and what somebody at a quota costs."""
+"""Interference between tenants: how long a higher priority waits, and what a tenant at its quota costs the others."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ def _claims_of(point: BenchmarkRecord) -> list[Claim]:
 
 FIGURE = Figure(
     key="neighbours",
-    title="What tenants notice of each other",
+    title="Interference between tenants",
     explanation=(
         "The first measurement has two tenants. The clients of one always have computations of 200 ms in the queue; "
         "a client of the other, with a higher priority, occasionally calls a computation of 1 ms. A trace gives its "

@@ -1,4 +1,4 @@
-"""What fair shares cost: the policy `fair` beside `first-come`, with equal tenants that have work all the time."""
+"""The cost of fair shares: the policy `fair` beside `first-come`, with equal tenants that have work all the time."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _claims(points: Sequence[BenchmarkRecord], options: Options) -> list[Claim]:
 
 FIGURE = Figure(
     key="policies",
-    title="What fair shares cost",
+    title="The cost of fair shares",
     explanation=(
         "The computations take 0.04 ms on null devices, so the controller limits their rate. The policies `fair` "
         "and `first-come` alternate in many short rounds. The figure shows the throughput of all clients together, "
