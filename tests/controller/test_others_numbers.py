@@ -19,6 +19,7 @@ from atoll.cluster.slice_requests import SliceRequest
 from atoll.ir.program import Call, Program, Report, single
 from atoll.protocol import actions as a
 from atoll.protocol import messages as m
+from tests.controller.dumps import check_dump
 from tests.controller.play import on
 from tests.controller.test_control_flow_runs import BRANCHES, INDEX, LOOP, NUMBER, SWITCH, Chooser
 from tests.controller.test_tenants import ALICE
@@ -54,10 +55,13 @@ DEFINITIONS = (
 
 
 class Owner(Chooser):
-    """A session that has one of everything, with something that waits for each."""
+    """A session that has one of everything, with something that waits for each.
+
+    All begin with the same events. The test with random messages dumps the controller at its end.
+    """
 
     def __init__(self) -> None:
-        super().__init__("2x1x2", token="cluster", tenants=(ALICE,))
+        super().__init__("2x1x2", token="cluster", dumps=False, tenants=(ALICE,))
         self.owner = self.session
         say = self.say
         self.reporter = self.switch(RUNNING)  # its result has a dependency
@@ -171,6 +175,7 @@ def test_what_one_session_says_about_anothers_numbers_reaches_nothing_of_it(kind
     # And the owner's work goes on.
     chosen, waiting = [each for each in play.number(play.reporter, 0) if isinstance(each, m.Run)]
     assert (chosen.results, waiting.results) == ((RUNNING,), (WAITING,))
+    check_dump(play.controller)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -17,6 +17,7 @@ from atoll.protocol import messages as m
 from atoll.protocol.permissions import COMMANDS, PERMISSIONS, Peer, Scope, scope_of, table
 from atoll.security.tokens import digest
 from atoll.state.session import Session
+from tests.controller.dumps import check_dump
 from tests.controller.play import Play
 from tests.controller.test_tenants import ALICE, BOB, ROOT
 from tests.protocol.test_messages import sample_message
@@ -27,10 +28,13 @@ HOST = 1  # of an island that nobody uses: whoever speaks for it may lose it
 
 
 class Roles(Play):
-    """Two islands. Bob's session works on the first one; `at` connects somebody who then speaks."""
+    """Two islands. Bob's session works on the first one; `at` connects somebody who then speaks.
+
+    All begin with the same events. The test with random messages dumps the controller at its end.
+    """
 
     def __init__(self) -> None:
-        super().__init__("2x1x1", token="cluster", tenants=(ALICE, BOB, ROOT))
+        super().__init__("2x1x1", token="cluster", dumps=False, tenants=(ALICE, BOB, ROOT))
         self.session = self.open(token="bob").number
         self.with_call()
         self.array(10)
@@ -228,3 +232,4 @@ def test_whatever_who_may_not_says_is_refused_and_does_nothing(peer, speaker):
     if own[0] == "session":
         play.close(own[1])
     assert play.cluster() == before
+    check_dump(play.controller)

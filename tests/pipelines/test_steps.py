@@ -70,8 +70,8 @@ def check_same(loss: Any, params: Any, batches: Sequence[Any], stages: int, sche
     ("schedule", "stages"),
     [
         ("1f1b", 1),
-        ("interleaved", 2),
-        pytest.param("zb-h1", 4, marks=pytest.mark.thorough),  # the suite has it over islands
+        pytest.param("interleaved", 2, marks=pytest.mark.thorough),  # the suite has these two over islands
+        pytest.param("zb-h1", 4, marks=pytest.mark.thorough),
         pytest.param("gpipe", 2, marks=pytest.mark.thorough),
         pytest.param("1f1b", 4, marks=pytest.mark.thorough),
     ],
@@ -153,6 +153,21 @@ def test_parameters_that_nothing_uses_and_integers_are_as_in_plain_jax() -> None
     _, after = losses_of(pipe, params | {"count": np.int32(3)}, [np.ones((4, 8), np.float32)])
     assert after["count"] == 3
     np.testing.assert_allclose(after["unused"], params["unused"] * (1 - 1e-1 * 1e-4), rtol=1e-6)  # weights decay
+
+
+def test_leaves_that_are_no_arrays_stay_as_they_are() -> None:
+    """A model of Equinox has its activation functions as leaves."""
+    equinox = pytest.importorskip("equinox")
+    layers = [equinox.nn.MLP(8, 8, 8, 1, jnp.tanh, key=jax.random.key(number)) for number in range(2)]
+
+    def loss(model: Any, batch: Any) -> Any:
+        return jnp.mean(jax.vmap(model[1])(stage_boundary(jax.vmap(model[0])(batch))) ** 2)
+
+    pipe = pipeline(loss, list(devices()[:2]), 2, optax.sgd(1e-1))
+    losses, after = losses_of(pipe, layers, [np.ones((4, 8), np.float32)] * 2)
+    assert losses[0] == pytest.approx(float(loss(layers, np.ones((4, 8), np.float32))), rel=1e-5)
+    assert losses[1] < losses[0]
+    assert [each.activation for each in after] == [each.activation for each in layers]
 
 
 def test_stages_of_several_devices_shard_as_the_model_and_its_parameters_say() -> None:

@@ -17,7 +17,7 @@ import typing
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
@@ -242,8 +242,21 @@ def _key_of(annotation: Any) -> str:
 class _Walk:
     """Makes the functions that convert values, from the annotations of the values. Subclasses have the leaves."""
 
+    _unconverted: ClassVar[set[Any]]  # annotations for which both forms are equal, so that others are read once only
+
+    def __init_subclass__(cls) -> None:
+        cls._unconverted = set()
+
     def _converter(self, annotation: Any) -> _Convert:
         """Return the function that converts a value with this annotation, or None if both forms are equal."""
+        if annotation in self._unconverted:
+            return None
+        convert = self._new_converter(annotation)
+        if convert is None:
+            self._unconverted.add(annotation)
+        return convert
+
+    def _new_converter(self, annotation: Any) -> _Convert:
         members = _members(annotation)
         present = [each for each in members if each is not type(None)]
         if len(present) > 1 or len(present) < len(members):
