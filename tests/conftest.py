@@ -98,6 +98,8 @@ _OF_THE_PROCESS = frozenset({"atoll-silence"})
 # They help to copy, and end with the process.
 _COPIERS = frozenset({f"atoll-copy_{number}" for number in range(3)})
 _SHARED_DIRECTORIES = tuple({Path(tempfile.gettempdir()), Path("/dev/shm")})
+# The first cluster that this user starts outside of the tests makes it, and it stays.
+_REGISTRY = Path(tempfile.gettempdir()) / f"atoll-{os.getuid()}"
 
 # The suite tries the same examples each time: what it finds is due to a change. `make thorough` looks for new ones.
 settings.register_profile(
@@ -112,7 +114,8 @@ settings.load_profile("atoll")
 
 
 def _directories() -> set[Path]:
-    return {path for base in (*_SHARED_DIRECTORIES, RUNTIME) if base.is_dir() for path in base.glob("atoll-*")}
+    bases = (base for base in (*_SHARED_DIRECTORIES, RUNTIME) if base.is_dir())
+    return {path for base in bases for path in base.glob("atoll-*") if path != _REGISTRY}
 
 
 _DIRECTORIES_BEFORE = _directories()

@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TESTS = ("tests/client/jax_patches", "tests/end_to_end/test_first_uses.py")
 
 
+@pytest.mark.slow
 def test_the_oldest_python_and_jax_run_the_tests_of_the_patches_and_first_uses(tmp_path: Path) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     [python] = re.findall(r">=([\d.]+)", project["requires-python"])

@@ -49,11 +49,12 @@ def compared(function: Callable[..., Any], commit: str) -> Any:
 
 
 def cases() -> Iterator[Any]:
-    """Each function, with each kind of argument. Uncommitted arrays are like those of NumPy: the suite has two."""
-    for function in FUNCTIONS:
+    """Each function with each kind of argument. In the suite, most functions have one kind, in turn."""
+    for number, function in enumerate(FUNCTIONS):
+        chosen = ("numpy", "committed")[number % 2]
         for commit in ("numpy", "uncommitted", "committed"):
-            is_like_another = commit == "uncommitted" and function not in (figure_2, ordinary_operations)
-            marks = [pytest.mark.thorough] if is_like_another else []
+            is_in_suite = commit == chosen or function in (figure_2, ordinary_operations)
+            marks = [] if is_in_suite else [pytest.mark.thorough]
             yield pytest.param(function, commit, id=f"{function.__name__}-{commit}", marks=marks)
 
 
