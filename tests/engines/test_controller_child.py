@@ -10,7 +10,14 @@ import pytest
 
 from atoll.cluster.processes.leases import FAILED_STATUS
 from atoll.cluster.settings import ClusterSettings
-from atoll.controller_process.controller_options import CHARGED, FAILED, RUNS, ControllerOptions
+from atoll.controller_process.controller_options import (
+    CANNOT,
+    CANNOT_RESTART,
+    CHARGED,
+    FAILED,
+    RUNS,
+    ControllerOptions,
+)
 from atoll.engines import controller_child
 from atoll.engines.controller_child import ControllerChild
 from atoll.engines.island_processes import MAX_RESTARTS
@@ -27,10 +34,12 @@ os._exit(0 if is_last else {status})
 """
 
 
-def starts_of(said: bytes, directory: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
+def starts_of(
+    said: bytes, directory: Path, monkeypatch: pytest.MonkeyPatch, status: int = FAILED_STATUS
+) -> tuple[int, str]:
     """Return how often a controller is started that says this and fails, and the reason of its end."""
     file = directory / "starts"
-    source = _CONTROLLER.format(starts=STARTS, runs=RUNS, said=said, status=FAILED_STATUS)
+    source = _CONTROLLER.format(starts=STARTS, runs=RUNS, said=said, status=status)
 
     def command(module: str, options: ControllerOptions) -> list[str]:
         text = f'{{"ready_fd": {options.ready_fd}}}'
@@ -58,3 +67,8 @@ def test_restarts_for_bugs_that_are_charged_to_tenants_do_not_count(tmp_path, mo
     count, reason = starts_of(CHARGED + FAILED + b"a bug\n", tmp_path, monkeypatch)
     assert count == STARTS
     assert reason.startswith("the controller ended")
+
+
+def test_a_controller_that_cannot_read_its_journal_is_not_started_again(tmp_path, monkeypatch):
+    count, reason = starts_of(CANNOT + b"protocol 1\n", tmp_path, monkeypatch, status=CANNOT_RESTART)
+    assert (count, reason) == (1, "the controller cannot run: protocol 1")

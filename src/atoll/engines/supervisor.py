@@ -6,6 +6,7 @@ The controller decides to restart, add or end islands. The supervisor does that,
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import os
@@ -20,11 +21,12 @@ from atoll.cluster.topology import IslandShape
 from atoll.controller_process.controller_options import ControllerOptions
 from atoll.devices.device_kinds import check_platform, kind_of
 from atoll.engines.controller_child import ControllerChild
+from atoll.engines.end_notice import serve_end_notice
 from atoll.engines.engine_interface import Engine, HostEnd, HostStart
 from atoll.engines.engine_options import EngineOptions
 from atoll.engines.island_processes import IslandProcesses
 from atoll.engines.worker_command import check_kind
-from atoll.errors import AccessError, ClusterError, ConnectError, SettingsError
+from atoll.errors import AccessError, AtollError, ClusterError, ConnectError, SettingsError
 from atoll.protocol.messages import (
     PROTOCOL,
     AgentLost,
@@ -201,6 +203,9 @@ class Supervisor:
         if self._engine.agents is None:  # otherwise the agents end their workers
             await asyncio.gather(*(island.end(_END_SECONDS) for island in self._islands))
         await self._engine.close()
+        if self._is_up and self._reason and not self.was_asked and self._options.settings.grace_seconds:
+            with contextlib.suppress(OSError, AtollError):  # the address is not free, and peers get no answer
+                await serve_end_notice(self._address, self._options.directory, self._reason)
 
     def _controller_options(self) -> ControllerOptions:
         return ControllerOptions(

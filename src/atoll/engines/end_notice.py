@@ -1,0 +1,62 @@
+"""Tells the peers of a controller that cannot be restarted why the cluster has ended.
+
+They would otherwise try to reconnect for the grace time, and then report only that nobody listens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from atoll.errors import Code, Status
+from atoll.protocol import messages as m
+from atoll.security.roles import Role
+from atoll.security.start_security import load_certificate_authority
+from atoll.wire.address import Address
+from atoll.wire.connection import Connection
+from atoll.wire.endpoints import listen
+from atoll.wire.resumption.link_messages import AnyLinkMessage, Resume, ResumeRefused
+from atoll.wire.tls.identity import Identity
+from atoll.wire.unauthenticated import UnauthenticatedConnections
+
+NOTICE_SECONDS = 5.0  # more than the pauses of peers between two attempts
+
+
+async def serve_end_notice(address: Address, directory: str, reason: str, seconds: float = NOTICE_SECONDS) -> None:
+    """Answer everybody who dials the controller's `address` for some seconds with the reason for the end.
+
+    `directory` has the cluster's certificate authority, for an address with TLS. Raises OSError or AtollError if the
+    address cannot be used.
+    """
+    text = f"the cluster has ended: {reason}"
+    unauthenticated = UnauthenticatedConnections()
+    identity = None
+    if address.tls:
+        authority = load_certificate_authority(directory)
+        identity = Identity(authority.certificate_for(Role.CONTROLLER, "the controller"))
+
+    def accept() -> Connection:
+        def on_message(message: Any) -> None:
+            connection.send(m.Refused(Status(Code.UNAVAILABLE, text)))
+            connection.close()
+
+        def on_link(message: AnyLinkMessage) -> None:
+            if isinstance(message, Resume):
+                connection.send_link(ResumeRefused(text, True))
+            connection.close()
+
+        connection = Connection(
+            m.ToController,
+            on_message,
+            lambda reason: None,
+            name="a peer of a cluster that has ended",
+            on_link=on_link,
+            unauthenticated=unauthenticated,
+        )
+        return connection
+
+    server, _ = await listen(address, accept, identity, unauthenticated)
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        server.close()
