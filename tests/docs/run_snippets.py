@@ -19,6 +19,7 @@ from typing import Any
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+import atoll
 from tests.docs.snippets import Snippet, snippets_of
 
 
@@ -33,12 +34,13 @@ def outputs_of(snippets: list[Snippet]) -> list[str] | str:
         except Exception:
             return traceback.format_exc()
         outputs.append(printed.getvalue())
+    for value in names.values():  # the next page may need all devices
+        if isinstance(value, atoll.Slice):
+            value.release()
     return outputs
 
 
 def main(pages: list[str]) -> None:
-    import atoll
-
     found = {}
     open_cluster = None
     for page in pages:
