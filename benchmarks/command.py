@@ -8,6 +8,7 @@ from benchmarks.compare import compare
 from benchmarks.elastic.command import elastic
 from benchmarks.gpu import gpu
 from benchmarks.micro.command import micro
+from benchmarks.named_arrays import named_arrays
 from benchmarks.paper.command import add_to
 from benchmarks.suspension import suspension
 
@@ -21,6 +22,7 @@ bench = typer.Typer(
 bench.command(help="Dispatch, transfers, memory and starts: what the least of each costs.")(micro)
 bench.command(help="A training that loses islands and gets them back, beside stock JAX.")(elastic)
 bench.command(help="This code beside that of another commit.")(compare)
+bench.command("named-arrays")(named_arrays)
 bench.command()(suspension)
 bench.command()(gpu)
 add_to(bench)

@@ -10,6 +10,8 @@ from atoll.cluster.topology import MOST
 from atoll.controller.validation.proxy_validation import MAX_FUNCTIONS, MAX_PROGRAMS
 from atoll.ir import control_flow_split, validation
 from atoll.launch.launch_checks import LAUNCH_WINDOW
+from atoll.named_arrays.named_arrays import MOST_KEPT, MOST_NAMES
+from atoll.protocol.messages import MOST_PUBLISHED
 from atoll.protocol.questions import MOST_ARRAYS
 
 PAGE = Path(__file__).resolve().parent / "reference" / "limits.md"
@@ -36,6 +38,9 @@ _SIZES = (
     ("results of a program", validation.MAX_RESULTS, "an error; stack arrays"),
     ("shards of a program's arrays", validation.MAX_SHARDS, "an error"),
     ("rank of an array", validation.MAX_RANK, "an error"),
+    ("arrays of a published version", MOST_PUBLISHED, "an error; stack arrays"),
+    ("versions that a name of published arrays keeps", MOST_KEPT, "an error"),
+    ("names of published arrays of a tenant", MOST_NAMES, "an error; remove some with `atoll arrays rm`"),
     ("launches of a session in flight", LAUNCH_WINDOW, "the script waits"),
     ("small arrays that `jax.device_get` reads with one request", MOST_ARRAYS, "more requests"),
 )

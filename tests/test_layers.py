@@ -22,7 +22,7 @@ LAYERS = (
     ("cluster",),
     ("ir", "security"),
     ("protocol",),
-    ("transfers", "state"),
+    ("named_arrays", "state", "transfers"),
     ("host_services", "journal", "launch", "peers"),
     ("devices", "telemetry"),
     ("migration", "session", "worker"),
@@ -32,7 +32,7 @@ LAYERS = (
     ("operate", "virtual"),
     ("client", "data", "tensorflow", "testing"),
     ("ffi", "programs"),
-    ("pipelines",),
+    ("arrays", "pipelines"),
     ("elastic",),
 )
 LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}

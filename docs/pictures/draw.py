@@ -254,6 +254,8 @@ def packages_picture() -> Picture:
         "pipelines": "models divided between meshes: schedules, steps",
         "ffi": "kernels of the script",
         "programs": "functions that become one launch",
+        "arrays": "publish and subscribe",
+        "named_arrays": "versions of arrays",
         "client": "plug-in, connect, slices",
         "data": "input on the hosts",
         "tensorflow": "TensorFlow on JAX",

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from atoll import errors as errors
     from atoll import ffi as ffi
     from atoll._version import __version__ as __version__
+    from atoll.arrays import Version as Version
+    from atoll.arrays import publish as publish
+    from atoll.arrays import subscribe as subscribe
     from atoll.client.client_slices import Slice as Slice
     from atoll.client.client_slices import VirtualDeviceSet as VirtualDeviceSet
     from atoll.client.client_slices import make_virtual_device_set as make_virtual_device_set
@@ -65,6 +68,7 @@ if TYPE_CHECKING:
 # Public names by module. A module is imported at the first use of a name: JAX imports this package in every script.
 _NAMES = {
     "atoll._version": ("__version__",),
+    "atoll.arrays": ("publish", "subscribe", "Version"),
     "atoll.client.connect": ("connect", "ConnectedCluster"),
     "atoll.programs.traced_program": ("program", "Program"),
     "atoll.programs.choices": ("cond", "switch", "while_loop"),
@@ -127,6 +131,7 @@ __all__ = [
     "Span",
     "StatusError",
     "UnreachableError",
+    "Version",
     "VersionError",
     "VirtualDeviceSet",
     "__version__",
@@ -138,11 +143,13 @@ __all__ = [
     "make_virtual_device_set",
     "pipeline",
     "program",
+    "publish",
     "recover",
     "replicate",
     "route",
     "schedule",
     "stage_boundary",
+    "subscribe",
     "switch",
     "trace",
     "unroute",

@@ -108,6 +108,10 @@ class ModelHost:
             ):
                 self.lines[session].append(message)
                 self.go_on()
+            case m.ShareBuffers(source=source, target=target, handles=handles):
+                for handle, shared in handles if target in self.stores else ():
+                    assert self.stores[source].get(handle, OK) is None, "an array is shared that is not there"
+                    self.stores[target][shared] = None
             case m.FreeMany(frees=frees):
                 for each in frees:
                     self.take(each)

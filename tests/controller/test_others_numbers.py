@@ -64,6 +64,9 @@ class Owner(Chooser):
         super().__init__("2x1x2", token="cluster", dumps=False, tenants=(ALICE,))
         self.owner = self.session
         say = self.say
+        self.array(13)
+        say(m.Publish(8, "own", 1, (13,), ("w",)))
+        say(m.OpenVersion(9, "own"))  # reader 1
         self.reporter = self.switch(RUNNING)  # its result has a dependency
         say(m.Launch(3, (RUNNING,), (WAITING,), ()))
         say(m.MakeError((ERROR,), STATUS))
@@ -73,6 +76,8 @@ class Owner(Chooser):
         say(m.AddSlice(5, SliceRequest(1)))
         say(m.Await(6, (RUNNING, WAITING)))
         say(m.Query(7, "memory", 0, 1, b""))
+        say(m.OpenVersion(10, "own", newer_than=7, seconds=30.0))
+        say(m.Publish(14, "own", 1, (WAITING,), ("w",)))
         self.lose(1, "it burnt")  # what is sent to it fails until the proxy knows
         self.operator(m.CheckRequest())
         self.operator(m.RecordRequest(60.0))
@@ -92,8 +97,18 @@ class Owner(Chooser):
                 controller._tracing._answers,
                 controller.suspensions.by_session,
                 controller.migrations.under_way,
+                *self.published(),
             )
         )
+
+    def published(self) -> list[Any]:
+        """The versions that the session has published, and its readers and requests."""
+        names = self.controller.published.names
+        return [
+            [(each.number, each.state, each.handles, each.held) for each in names.versions()],
+            [reader for reader, (session, _) in names.readers.items() if session == self.owner],
+            [key for key in names.waits if key[0] == self.owner],
+        ]
 
 
 def frozen(value: Any, seen: dict[int, int] | None = None) -> Any:
@@ -123,7 +138,8 @@ def frozen(value: Any, seen: dict[int, int] | None = None) -> Any:
 def naming(kind: type[Any], rng: random.Random) -> Any:
     """A message of this kind about the owner's numbers."""
     hints = typing.get_type_hints(kind)
-    return kind(**{name: value(hints[name], NUMBERS.get(name, ALL), rng) for name in kind.__struct_fields__})
+    values = {name: value(hints[name], NUMBERS.get(name, ALL), rng) for name in kind.__struct_fields__}
+    return kind(**values | ({"name": "own"} if "name" in values else {}))
 
 
 def value(hint: Any, numbers: typing.Sequence[int], rng: random.Random) -> Any:

@@ -1,9 +1,11 @@
 """Numbers as a person reads them."""
 
 import pytest
+from rich.console import Console
 
-from atoll.operate.status_tables import ranges
+from atoll.operate.status_tables import ranges, versions_table
 from atoll.quantities import human_bytes
+from atoll.telemetry.snapshot import VersionSnapshot
 
 
 @pytest.mark.parametrize(
@@ -28,3 +30,20 @@ def test_bytes_are_shown_in_the_largest_unit_that_fits(count: int, text: str) ->
 )
 def test_runs_of_numbers_are_drawn_together(numbers: list[int], text: str) -> None:
     assert ranges(numbers) == text
+
+
+def shown(*versions: VersionSnapshot) -> list[list[str]]:
+    console = Console(width=140, highlight=False)
+    with console.capture() as capture:
+        console.print(versions_table(versions))
+    lines = [line for line in capture.get().splitlines() if "│" in line]
+    return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
+
+
+def test_versions_are_listed_by_name_and_number() -> None:
+    lost = VersionSnapshot("ana", "policy", 2, "lost", 3, 4, 2048, (0,), (0, 1), 1, 7.0, "island 0 failed")
+    kept = VersionSnapshot("ana", "policy", 1, "complete", 3, 4, 1024, (0, 1), (0, 1, 2), 0, 12.4)
+    assert shown(lost, kept) == [
+        ["ana/policy", "1", "4", "1.0 KiB", "complete", "0-1", "0-2", "0", "12"],
+        ["ana/policy", "2", "4", "2.0 KiB", "lost: island 0 failed", "0", "0-1", "1", "7"],
+    ]

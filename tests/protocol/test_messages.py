@@ -75,6 +75,8 @@ SAMPLES: dict[Any, Any] = {
 }
 SAMPLES[m.GroupEnds] = m.GroupEnds(7, (0, 1), (1, 2, 3, 4))
 SAMPLES[m.Free] = m.Free(1, (2, 3), True)
+SAMPLES[ArraySpec] = SPEC
+SAMPLES[m.VersionArray] = m.VersionArray("['w'][0]", "float32", (4,))
 SAMPLES[m.VirtualDevice] = m.VirtualDevice(0, 0, 0, SAMPLES[m.DeviceInfo])
 
 

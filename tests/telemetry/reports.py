@@ -37,6 +37,8 @@ def eventful_snapshot() -> Snapshot:
         "reserve": 5,
         "memory": 20,
         "native_code": True,
+        "publish": ("run-*",),
+        "subscribe": ("bob/policy",),
     }
     limits = {"total_memory": 100, "devices": 4, "sessions": 5, "launches": 6, "uploads": 7, "compiles": 8}
     alice = TenantSettings("alice", token_hash("alice"), 2.0, **settings, **limits)
@@ -75,6 +77,9 @@ def eventful_snapshot() -> Snapshot:
     play.report(0, m.Compiled(compile_function.function, OK, b"", 0.1, True))
     play.session = own
     play.say(m.Launch(1, (10,), (13,), ()))  # waits for its tenant's memory
+    play.say(m.Publish(50, "run-1", 2, (12,), ("w",)))
+    play.say(m.OpenVersion(51, "run-1"))
+    play.say(m.Publish(52, "run-1", 2, (13,), ("w",)))  # waits for its array
     play.operator(m.SuspendRequest(default, False))
     play.proxy(default, m.Quiesced(1))
     put = next(each for each in play.outbox() if isinstance(each, m.SpillRequest))

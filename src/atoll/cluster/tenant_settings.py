@@ -28,6 +28,7 @@ from typing import Annotated, Any
 import msgspec
 
 from atoll.atomic_files import write_atomically
+from atoll.cluster.array_names import SEPARATOR, check_patterns, matches
 from atoll.cluster.sandbox.grants import check_grant
 from atoll.errors import SettingsError
 from atoll.quantities import parse_bytes
@@ -82,10 +83,19 @@ class TenantSettings(msgspec.Struct, frozen=True):
     run_seconds: _Limit = 600
     # Whether its sessions may load shared libraries with FFI handlers into workers, where they can do anything.
     native_code: bool = False
+    # Patterns of the names under which its sessions may publish arrays, and of the arrays of other tenants that they
+    # may read, as `tenant/name`: see `cluster.array_names`.
+    publish: tuple[str, ...] = ("*",)
+    subscribe: tuple[str, ...] = ()
 
 
 # The only tenant of a cluster without a file of tenants, and the tenant of the user who started a cluster with one.
 DEFAULT_TENANT = TenantSettings(DEFAULT_NAME, role=TenantRole.OPERATOR)
+
+
+def may_read(reader: TenantSettings, owner: str, name: str) -> bool:
+    """Return whether a tenant may read the arrays that tenant `owner` publishes under this name."""
+    return owner == reader.name or matches(reader.subscribe, f"{owner}{SEPARATOR}{name}")
 
 
 def token_hash(token: str) -> str:
@@ -199,6 +209,8 @@ def _tenant(name: str, entry: Any, path: Path) -> TenantSettings:
                 raise SettingsError(f"{key} must not be negative")
         for each in (*entry.read, *entry.write):
             check_grant(each)
+        check_patterns("publish", entry.publish, has_owner=False)
+        check_patterns("subscribe", entry.subscribe, has_owner=True)
     except (SettingsError, ValueError) as error:
         raise SettingsError(f"{where}: {error}") from None
     if name != DEFAULT_NAME:

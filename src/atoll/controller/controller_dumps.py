@@ -28,14 +28,17 @@ from atoll.controller.operators.requests import Operators, _Start
 from atoll.controller.operators.service import WaitingRequests
 from atoll.controller.sessions.inboxes import Inboxes
 from atoll.controller.sessions.proxy_requests import SliceRequests
+from atoll.controller.sessions.published_arrays import PublishedArrays
 from atoll.controller.sessions.queries import Queries
 from atoll.controller.sessions.session_persistence import SessionPersistence
 from atoll.controller.sessions.sessions import Sessions
 from atoll.controller.state import ClusterState
 from atoll.controller.watchdog import Watchdog
-from atoll.errors import JournalError
+from atoll.errors import JournalError, Status
 from atoll.journal.event_log import EventLog
 from atoll.launch.connections import Peer
+from atoll.named_arrays.named_arrays import Name, NamedArrays, PublishedArray, Version, Wait
+from atoll.named_arrays.version_states import VersionState
 from atoll.protocol import messages as m
 from atoll.security.tokens import Guesses
 from atoll.state.buffer_directory import NO_ENTRY
@@ -117,6 +120,54 @@ class QueriesDump(Dump):
 class SessionPersistenceDump(Dump):
     _persist_none: bool = False
     _operators: list[int] = []
+
+
+@dump_of(Version, "version of arrays")
+class ArraysVersionDump(Dump):
+    tenant: str
+    name: str
+    number: int
+    session: int
+    handles: tuple[int, ...]
+    paths: tuple[str, ...]
+    structure: bytes
+    keep: int
+    seconds: float
+    state: VersionState = VersionState.PENDING
+    held: list[int] = []
+    arrays: list[PublishedArray] = []
+    places: dict[int, DeviceLocation] = {}
+    readers: set[int] = set()
+    error: Status | None = None
+
+
+@dump_of(Name, "name of arrays")
+class ArraysNameDump(Dump):
+    tenant: str
+    name: str
+    keep: int = 1
+    next_number: int = 1
+    versions: dict[int, Ref[Version]] = {}
+    failure: tuple[int, Status] | None = None
+
+
+@dump_of(NamedArrays, "named arrays")
+class NamedArraysDump(Dump):
+    names: dict[tuple[str, str], Ref[Name]] = {}
+    readers: dict[int, tuple[int, Ref[Version]]] = {}
+    waits: dict[Key, Wait] = {}
+    pending: dict[tuple[str, str, int], Ref[Version]] = {}
+    _waits_of: dict[int, int] = {}
+    _readers_of: dict[int, set[int]] = {}
+    _next_reader: int = 1
+
+
+@dump_of(PublishedArrays, "published arrays")
+class PublishedArraysDump(Dump):
+    _next_handle: int
+    _next_shared: int
+    vaults: dict[str, int] = {}
+    more: dict[tuple[str, str, int], None] = {}
 
 
 @dump_of(SliceRequests, "slice requests")

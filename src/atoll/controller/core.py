@@ -32,6 +32,7 @@ from atoll.controller.operators.requests import Operators
 from atoll.controller.operators.service import OperatorService
 from atoll.controller.sessions.inboxes import Inboxes
 from atoll.controller.sessions.proxy_requests import Proxies, SliceRequests
+from atoll.controller.sessions.published_arrays import PublishedArrays
 from atoll.controller.sessions.queries import Queries
 from atoll.controller.sessions.session_persistence import SessionPersistence
 from atoll.controller.sessions.sessions import Sessions
@@ -51,6 +52,7 @@ from atoll.migration.controller import InternalPrograms
 from atoll.migration.memory_pressure import MemoryPressure
 from atoll.migration.migrations import Migrations
 from atoll.migration.suspensions import Suspensions
+from atoll.named_arrays.named_arrays import NamedArrays
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.protocol.actions import AnyAction, End, StoreEstimates, StoreUsage
@@ -116,6 +118,7 @@ class Controller:
             self._sessions.end,
             self._store_usage,
             self._persistence.stop_asked,
+            self.published.remove,
         )
         self._requests = from_operators.waiting
         self._inboxes = Inboxes(state.sessions, self._proxies.handle, self._sessions.end, self.programs.discards)
@@ -254,6 +257,7 @@ class Controller:
             self._worlds.replace,
         )
         self._sessions = Sessions(state)
+        self.published = PublishedArrays(state, self._sessions, self.launcher, own, spiller)
         self._proxies = Proxies(
             state,
             self._sessions,
@@ -286,6 +290,10 @@ class Controller:
             m.AddSlice: self._slice_requests.add,
             m.ReleaseSlice: self._slice_requests.release,
             m.HandlesReported: self._checks.held,
+            m.Publish: self.published.publish,
+            m.OpenVersion: self.published.open_version,
+            m.ReadVersion: self.published.read,
+            m.CloseVersion: self.published.close_version,
         }
 
     def _messages_of_hosts(self) -> Mapping[type[Any], Callable[[int, Any], None]]:
@@ -315,6 +323,7 @@ class Controller:
         subscribe(IslandReady, self._operators.island_ready)
         subscribe(IslandReady, self._persistence.island_ready)
         subscribe(IslandFailed, self._recovery.fail_work_of_island)
+        subscribe(IslandFailed, self.published.island_failed)
         subscribe(IslandFailed, self.migrations.give_up_on_island)
         subscribe(IslandFailed, self.suspensions.lose_spilled_arrays)
         subscribe(IslandFailed, self._relays.forget_groups)
@@ -328,8 +337,10 @@ class Controller:
         subscribe(IslandRestarted, self._operators.island_restarted)
         subscribe(IslandRemoved, self._recovery.island_removed)
         subscribe(IslandRemoved, self._operators.island_removed)
+        subscribe(IslandDrained, self.published.island_drained)
         subscribe(IslandDrained, self._operators.drains.island_drained)
         self._sessions.subscribe(
+            self.published.session_closed,
             self.migrations.session_closed,
             self.suspensions.session_closed,
             self.launcher.session_closed,
@@ -341,6 +352,10 @@ class Controller:
             self._overruns.session_closed,
             self._inboxes.session_closed,
         )
+
+    @property
+    def named_arrays(self) -> NamedArrays:
+        return self.published.names
 
     # ---- events
 
@@ -378,7 +393,7 @@ class Controller:
         """Return the containers of work that flushes do in steps. All are empty if there is no such work."""
         programs, large = self.programs, self.launcher.large_launches
         waiting = programs.lowerings.waiting, programs.discards.waiting, self._inboxes.waiting, self._requests.waiting
-        return *waiting, large.beginning, large.ended, self._state.remains.waiting
+        return *waiting, self.published.more, large.beginning, large.ended, self._state.remains.waiting
 
     def parts(self) -> dict[str, Any]:
         """Return the parts that have state, by the names that dumps use: see `controller_dumps`."""
@@ -433,6 +448,8 @@ class Controller:
             "admission": self._admission,
             "session persistence": self._persistence,
             "watchdog": self.watchdog,
+            "published arrays": self.published,
+            "named arrays": self.published.names,
         }
 
     def is_charged(self, event: e.Skipped) -> bool:
@@ -450,6 +467,7 @@ class Controller:
             self._inboxes.proceed(event.steps)
         launcher = self.launcher
         self._inboxes.turn_ended()
+        self.published.proceed()
         self.suspensions.proceed()
         self.migrations.proceed()
         launcher.release_delayed()
@@ -475,6 +493,7 @@ class Controller:
         self.suspensions.tick(now)
         self._operators.tick(now)
         self._checks.tick(now)
+        self.published.tick(now)
         self._tracing.tick(now)
         self._failures.tick(now)
         self.watchdog.tick(now)

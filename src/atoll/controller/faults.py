@@ -84,7 +84,7 @@ class Faults:
         problem = None if tenant is None else self._offenses.message_failed(tenant, self._outbox.seconds)
         if tenant is not None and problem is not None:
             self._history.record("suspended", problem.message, tenant=tenant.name)
-            for session in [each for each in self._sessions.values() if each.tenant is tenant]:
+            for session in [each for each in self._sessions.values() if each.tenant is tenant and not each.is_vault]:
                 self._end_session(session.number, problem)
 
     def _end(self, peer: Peer, reason: str, is_charged: bool) -> None:

@@ -143,7 +143,8 @@ class MemoryWaits:
 
     def holders(self, device: HostDevice) -> list[str]:
         """Return the sessions that hold memory of the device, as text that all tenants may read."""
-        return [f"session {each.number}" for each in self._sessions.values() if holds(each, device)]
+        holders = [each for each in self._sessions.values() if holds(each, device)]
+        return ["published arrays" if each.is_vault else f"session {each.number}" for each in holders]
 
     def is_waiting(self, session: int) -> bool:
         """Return whether a node of the session waits for memory."""
@@ -282,7 +283,11 @@ def _holders(
     for session in among:
         mine = session.number == asking.session
         is_named = session.tenant is asking.tenant or asking.tenant.is_operator
-        label = session.name if is_named else f"session {session.number} of tenant {session.tenant.name}"
+        label = (
+            session.name
+            if is_named or session.is_vault
+            else f"session {session.number} of tenant {session.tenant.name}"
+        )
         held = 0
         for entry in session.directory.entries.values():
             size = sum(nbytes for block in entry.blocks for where, nbytes in block.requirement if where == device)

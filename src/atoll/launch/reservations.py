@@ -137,8 +137,8 @@ class Reservations:
         """Return the blocks of donated inputs. An output of the same size is written to one of them.
 
         If other buffers share the memory of an input, workers copy the input and consume the copy. A quota of memory
-        counts this copy. Without a quota it is not counted, since scripts that read an array and then donate it have
-        such a buffer for a moment.
+        counts this copy, and so does the ledger if one of the buffers is published. Otherwise it is not counted, since
+        scripts that read an array and then donate it have such a buffer for a moment.
         """
         found: dict[MemoryRequirement, list[tuple[Entry, Block]]] = {}
         settings = gang.node.tenant.settings
@@ -146,9 +146,20 @@ class Reservations:
         for value in gang.run.spec.consumes:
             entry = gang.run.launch.entries[value]
             for block in _on(gang.run.spec.hosts, entry):
-                if not (block.views and counts_copies):
+                if not (block.views and (counts_copies or block.is_published)):
                     found.setdefault(block.requirement, []).append((entry, block))
         return found
+
+    def publish(self, entry: Entry) -> None:
+        """Note that the buffer is published: its memory outlives the buffers that share it."""
+        entry.is_published = True
+        for block in entry.blocks:
+            block.is_published = True
+
+    def share(self, source: Entry, view: Entry) -> None:
+        """Have the view share all memory of its source."""
+        for block in source.blocks:
+            _share_block(block, view)
 
     # ---- release
 
@@ -258,7 +269,12 @@ def _on(hosts: tuple[int, ...], entry: Entry) -> list[Block]:
 def _share(source: Entry, view: Entry, hosts: tuple[int, ...]) -> None:
     """Have the view share the memory of its source on these hosts."""
     for block in _on(hosts, source):
-        if block not in view.blocks:
-            block.users += 1
-            block.views += 1
-            view.blocks += (block,)
+        _share_block(block, view)
+
+
+def _share_block(block: Block, view: Entry) -> None:
+    if block not in view.blocks:
+        block.users += 1
+        block.views += 1
+        block.is_published |= view.is_published
+        view.blocks += (block,)

@@ -91,7 +91,7 @@ class MemoryPressure:
         priority = node.tenant.settings.priority
         for session in sorted(self._sessions.values(), key=lambda each: (each.tenant.settings.priority, each.number)):
             own = session.tenant.settings.priority
-            if own > priority or (own == priority and not is_last) or session.is_suspended:
+            if own > priority or (own == priority and not is_last) or session.is_suspended or session.is_vault:
                 continue
             idle = sorted(self._idle(session, device), key=lambda each: -_bytes_on(each[1], device))
             chosen = []
@@ -162,6 +162,7 @@ class MemoryPressure:
             for session in self._sessions.values()
             if session.tenant.settings.priority < priority
             and not session.is_suspended
+            and not session.is_vault
             and session.number not in self._refused
         ]
 

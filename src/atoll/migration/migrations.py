@@ -214,6 +214,7 @@ class Migrations:
             raise StatusError(Code.FAILED_PRECONDITION, "it waits for memory")
         return not (
             session.in_flight
+            or session.publishing
             or self._compilation.is_waiting(session.number)
             or self._queries.is_waiting(session.number)
         )

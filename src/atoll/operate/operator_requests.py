@@ -43,6 +43,7 @@ Operation = (
     | m.SetTenant
     | m.RemoveTenant
     | m.EndSessionRequest
+    | m.RemoveArraysRequest
 )
 
 

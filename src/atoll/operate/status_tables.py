@@ -19,6 +19,7 @@ from atoll.telemetry.snapshot import (
     SessionSnapshot,
     Snapshot,
     TenantSnapshot,
+    VersionSnapshot,
 )
 
 _USAGE_TITLES = {
@@ -58,6 +59,12 @@ def status_tables(snapshot: Snapshot, address: str, name: str = "") -> Renderabl
     parts.append(_sessions(snapshot.sessions) if snapshot.sessions else Text("no sessions are open"))
     if any(session.slices or session.moved for session in snapshot.sessions):
         parts.append(_slices(snapshot.sessions))
+    if snapshot.versions:
+        names = len({(each.tenant, each.name) for each in snapshot.versions})
+        size = human_bytes(sum(each.bytes for each in snapshot.versions))
+        parts.append(
+            Text(f"published arrays: {len(snapshot.versions)} versions of {names} names, {size} (atoll arrays)")
+        )
     functions = snapshot.functions
     parts.append(
         Text(
@@ -204,6 +211,25 @@ def tenants_table(snapshot: Snapshot) -> RenderableType:
             str(each.in_flight),
             ", ".join(_limits(each)) or "none",
         )
+    return table
+
+
+def versions_table(versions: Sequence[VersionSnapshot]) -> RenderableType:
+    """Return the table of `atoll arrays`."""
+    if not versions:
+        return Text("no arrays are published")
+    table = Table("name", title="Published arrays", title_justify="left")
+    for column in ("version", "arrays", "size"):
+        table.add_column(column, justify="right")
+    for column in ("state", "islands", "devices"):
+        table.add_column(column)
+    for column in ("readers", "age (s)"):
+        table.add_column(column, justify="right")
+    for each in sorted(versions, key=lambda each: (each.tenant, each.name, each.version)):
+        numbers = (str(each.version), str(each.arrays), human_bytes(each.bytes))
+        places = (ranges(list(each.islands)), ranges(list(each.devices)))
+        state = Text(f"{each.state}: {each.note}" if each.note else each.state)
+        table.add_row(f"{each.tenant}/{each.name}", *numbers, state, *places, str(each.readers), f"{each.age:.0f}")
     return table
 
 

@@ -22,6 +22,7 @@ _SECONDS = 1.0
 _MOST_SPANS = 2_000
 _MOST_EVENTS = 8
 _MOST_WAITS = 10
+_MOST_VERSIONS = 8
 _WIDTH = 140  # without a terminal
 _BAR = 20
 
@@ -70,6 +71,9 @@ def view(watch: Watch, name: str, now: float, wall: float) -> RenderableType:
     parts.append(_devices(watch, now))
     parts.append(_tenants(watch))
     parts.append(_sessions(watch))
+    versions = t.version_rows(watch.snapshot)[:_MOST_VERSIONS]
+    if versions:
+        parts.append(_versions(versions))
     waits = t.wait_rows(watch.snapshot)
     if waits:
         parts.append(_waits(waits))
@@ -126,6 +130,16 @@ def _sessions(watch: Watch) -> Table:
         counts = (row.arrays, row.launches, row.in_flight)
         state = [Text(row.state)] if show_state else []
         table.add_row(str(row.id), Text(row.program), row.tenant, row.memory, *map(str, counts), *state)
+    return table
+
+
+def _versions(rows: list[t.VersionRow]) -> Table:
+    table = _table(
+        "Published arrays", ("name", "state", "memory", "islands"), ("version", "arrays", "readers", "age (s)")
+    )
+    for row in rows:
+        counts = (str(row.version), str(row.arrays), str(row.readers), f"{row.age:.0f}")
+        table.add_row(Text(row.name), Text(row.state), row.memory, row.islands, *counts)
     return table
 
 

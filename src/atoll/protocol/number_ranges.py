@@ -8,7 +8,8 @@ from __future__ import annotations
 # Handles of a session's arrays.
 CLIENT_HANDLES = range(1 << 60)
 LOOP_HANDLES = range(1 << 60, 1 << 61)  # the controller, for values that loops carry
-COPY_HANDLES = range(1 << 61, 1 << 62)  # the controller, for copies of arrays that migrate
+COPY_HANDLES = range(1 << 61, 3 << 60)  # the controller, for copies of arrays that migrate
+SHARED_HANDLES = range(3 << 60, 1 << 62)  # the controller, for published arrays that a session reads
 PROXY_HANDLES = range(1 << 62, 1 << 63)
 
 
@@ -24,6 +25,8 @@ SPILL_FEEDS = range(1 << 47, 1 << 48)  # the controller, for pieces of spilled a
 HOST_FEEDS = range(1 << 48, 1 << 62)  # the controller, for what hosts send one another
 CALL_FEEDS = range(1 << 62, 1 << 63)  # workers, for calls into the client's Python
 
-# Devices of a session. Migrations copy arrays from devices to what the same devices will be.
+# Devices of a session. Migrations copy arrays from devices to what the same devices will be. The devices of published
+# arrays are numbered separately.
 DEVICES = range(1 << 40)
 MIGRATED_DEVICES = range(1 << 40, 1 << 41)
+PUBLISHED_DEVICES = range(1 << 41, 1 << 42)

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from atoll.cluster.slice_requests import SliceRequest
 from atoll.errors import Code, Kind, Status, StatusError, not_found
+from atoll.ir.types import ArraySpec
 from atoll.protocol import messages as m
 from atoll.protocol.questions import DevicesAway
 from atoll.session.call_recorder import CallRecorder
@@ -210,7 +211,7 @@ class ClusterSession:
         hosts = self.hosts_of(devices)
         self._functions.add(function, source, devices)
         self._channels.upload(hosts, feed, [source])
-        ready = await self._ask(function, m.RegisterFunction(function, content, feed, assignment, runs_apart))
+        ready = await self.ask(function, m.RegisterFunction(function, content, feed, assignment, runs_apart))
         if not ready.status.ok:
             self._functions.remove(function)
         ready.status.raise_if_error()
@@ -245,11 +246,12 @@ class ClusterSession:
     async def inquire(self, what: str, device: int, function: int = -1, payload: bytes = b"") -> bytes:
         """Send a query to the worker that holds `device` and return the answer. Raise StatusError."""
         number = self.number()
-        reply = await self._ask(number, m.Query(number, what, device, function, payload))
+        reply = await self.ask(number, m.Query(number, what, device, function, payload))
         reply.status.raise_if_error()
         return bytes(reply.payload)
 
-    def _ask(self, number: int, message: Any) -> ReplyFuture:
+    def ask(self, number: int, message: Any) -> ReplyFuture:
+        """Send a message with a new number. Return the future of the reply with this number."""
         future = self.make_future()
         if self.lost is not None:
             future.set_result(m.QueryReply(0, self.lost, b""))
@@ -269,7 +271,7 @@ class ClusterSession:
         """Request a slice immediately, and quiesce the session until the reply. The coroutine raises StatusError."""
         number = self.number()
         self._quiesce()
-        return self._slice_added(self._ask(number, m.AddSlice(number, slice_request)))
+        return self._slice_added(self.ask(number, m.AddSlice(number, slice_request)))
 
     async def _slice_added(self, reply: ReplyFuture) -> m.SliceAdded:
         try:
@@ -301,6 +303,32 @@ class ClusterSession:
         for future in resumed:
             if not future.done():
                 future.set_result(None)
+
+    # ---- published arrays
+
+    def publish(
+        self, name: str, keep: int, handles: Sequence[int], paths: Sequence[str], structure: bytes
+    ) -> Coroutine[Any, Any, int]:
+        """Publish arrays, whose handles belong to the controller from now on.
+
+        The coroutine returns the number of the version, or raises StatusError.
+        """
+        number = self.number()
+        return _published(self.ask(number, m.Publish(number, name, keep, tuple(handles), tuple(paths), structure)))
+
+    async def open_version(self, name: str, version: int, newer_than: int, seconds: float) -> m.VersionOpened:
+        """Open a version of published arrays: see `m.OpenVersion`. Raise StatusError."""
+        number = self.number()
+        reply = await self.ask(number, m.OpenVersion(number, name, version, newer_than, seconds))
+        reply.status.raise_if_error()
+        assert isinstance(reply, m.VersionOpened)
+        return reply
+
+    def read_version(self, reader: int, targets: Sequence[ArraySpec], results: Sequence[int]) -> None:
+        """Make all arrays of an open version, with these types and handles."""
+        for first in range(0, len(targets), m.MOST_READ):
+            part = slice(first, first + m.MOST_READ)
+            self.send(m.ReadVersion(reader, first, tuple(targets[part]), tuple(results[part])))
 
     # ---- data
 
@@ -416,6 +444,8 @@ class ClusterSession:
                 self._answer(number, message)
             case m.RecordCalls() | m.SendCalls():
                 self.recorder.handle(message, self.send)
+            case m.Published(request=request) | m.VersionOpened(request=request):
+                self._answer(request, message)
             case m.SliceAdded(request=request):
                 self._hosts.update(message.hosts)
                 self._answer(request, message)
@@ -442,6 +472,13 @@ class ClusterSession:
                 _log.warning("%s", text)
             case m.Closing(status=status):
                 self._lose(status)
+
+
+async def _published(reply: ReplyFuture) -> int:
+    published = await reply
+    published.status.raise_if_error()
+    version: int = published.version
+    return version
 
 
 class _HostAvailability:

@@ -80,6 +80,7 @@ class Entry(StateMachine[BufferState]):
     dependency: Dependency[Any] | None = None  # of the launch that makes the buffer, if that has one
     readers: list[Dependency[Any]] | None = None  # of the launches that read the buffer, if they have one
     spilled: SpilledArray | None = None  # the contents while the buffer is not on devices
+    is_published: bool = False  # it belongs to a version of published arrays
 
     @property
     def ready(self) -> bool:
@@ -222,6 +223,12 @@ class Directory:
                 entry.waits = []
             entry.waits.append(number)
         return None
+
+    def take(self, handle: int) -> Entry:
+        """Remove and return an idle buffer, which another directory takes over."""
+        entry = self.entries[handle]
+        self._forget(handle, entry)
+        return entry
 
     def release(self, handle: int) -> Entry | None:
         """Note that the client has released the handle. Return the entry if nothing needs it any more."""

@@ -239,6 +239,8 @@ class Session(StateMachine[SessionState]):
     state: SessionState = SessionState.RUNNING
     is_on_disk: bool = False  # while it is suspended, its arrays are in files; otherwise, in the memory of hosts
     waits_for: str = ""  # space that it lacks, if it is WAITING
+    is_vault: bool = False  # it has no client, and holds the published arrays of its tenant
+    publishing: int = 0  # number of versions of arrays that it has published and that are not complete
 
     def _described(self) -> str:
         return f"session {self.number}"
@@ -274,4 +276,6 @@ class Session(StateMachine[SessionState]):
     @property
     def name(self) -> str:
         """Return the name of the session for operators."""
+        if self.is_vault:
+            return f"the published arrays of tenant {self.tenant.name}"
         return f"session {self.number} ({self.label or self.pid})"

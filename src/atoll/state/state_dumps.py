@@ -327,6 +327,7 @@ class BlockDump(Dump):
     owner: Ref[MemoryLedger] | None = None
     account: Ref[Account] | None = None
     views: int = 0
+    is_published: bool = False
 
 
 @dump_of(Entry, "buffer")
@@ -346,6 +347,7 @@ class EntryDump(Dump):
     dependency: Ref[Dependency[Any]] | None = None
     readers: list[Ref[Dependency[Any]]] | None = None
     spilled: SpilledArray | None = None
+    is_published: bool = False
 
 
 @dump_of(Directory, "directory")
@@ -671,6 +673,8 @@ class SessionDump(Dump):
     state: SessionState = SessionState.RUNNING
     is_on_disk: bool = False
     waits_for: str = ""
+    is_vault: bool = False
+    publishing: int = 0
 
 
 # ---- remains of closed sessions

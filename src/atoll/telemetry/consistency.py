@@ -71,7 +71,7 @@ def _waiting(controller: ReportSource) -> list[Gang[GangRun]]:
 
 
 def _sessions(controller: ReportSource) -> Iterator[str]:
-    open_ones = Counter(session.tenant.name for session in controller.sessions.values())
+    open_ones = Counter(session.tenant.name for session in controller.sessions.values() if not session.is_vault)
     for name, tenant in controller.tenants.by_name.items():
         if tenant.sessions < open_ones[name]:  # more may wait until the cluster is complete
             yield f"tenant {name} counts {tenant.sessions} sessions, but has {open_ones[name]}"
@@ -224,7 +224,8 @@ def _add_expected(session: Session, expected: Mapping[int, dict[int, _Expected]]
 def _handle_differences(session: Session, held: Mapping[int, bool]) -> Iterator[str]:
     """Yield how the arrays that a proxy knows differ from the directory's arrays that its client has not released."""
     entries = session.directory.entries
-    kept = {handle for handle, entry in entries.items() if not entry.released and is_client_handle(handle)}
+    own = {handle: entry for handle, entry in entries.items() if not (entry.released or entry.is_published)}
+    kept = {handle for handle in own if is_client_handle(handle)}
     lacking = {handle for handle, has_failed in held.items() if not has_failed} - kept
     more = kept - held.keys()
     who = f"the proxy of session {session.number}"

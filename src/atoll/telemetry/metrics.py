@@ -140,6 +140,9 @@ _TENANT_GAUGES: tuple[tuple[str, str, Callable[[TenantSnapshot], float]], ...] =
     ("sessions", "Open sessions.", lambda each: each.open_sessions),
     ("tenant_memory_bytes", "Size of the arrays of a tenant's sessions, on all devices.", lambda each: each.bytes),
     ("launches_in_flight", "Launches in flight.", lambda each: each.in_flight),
+    ("published_names", "Names under which a tenant has published arrays.", lambda each: each.names),
+    ("published_versions", "Versions of published arrays of a tenant.", lambda each: each.versions),
+    ("published_bytes", "Size of the published arrays of a tenant, on all devices.", lambda each: each.published_bytes),
 )
 
 

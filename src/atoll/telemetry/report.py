@@ -5,6 +5,7 @@ The snapshot is built on request, and costs nothing otherwise.
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -17,8 +18,11 @@ from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.resources import ResourceManager
 from atoll.cluster.sandbox.grants import PythonRules
 from atoll.cluster.settings import ClusterSettings
+from atoll.cluster.tenant_settings import may_read
 from atoll.launch.launcher import Launcher
 from atoll.launch.scheduler import Wait
+from atoll.named_arrays.named_arrays import NamedArrays, Version
+from atoll.named_arrays.version_states import VersionState
 from atoll.protocol.messages import EngineReport
 from atoll.quantities import human_bytes
 from atoll.state.compiled_functions import FunctionRegistry
@@ -47,11 +51,14 @@ from atoll.telemetry.snapshot import (
     StepSnapshot,
     TenantSnapshot,
     Transfers,
+    VersionSnapshot,
     Viewer,
     WaitSnapshot,
 )
 
-MOST_WAITS = 200  # per report; the oldest are kept
+# Per report.
+MOST_WAITS = 200  # the oldest are kept
+MOST_VERSIONS = 500  # of published arrays; the newest are kept
 
 
 class Engine(Protocol):
@@ -104,6 +111,8 @@ class ReportSource(Protocol):
     def watchdog(self) -> OwedSource: ...
     @property
     def load(self) -> LoadRecord: ...
+    @property
+    def named_arrays(self) -> NamedArrays: ...
 
 
 def report(controller: ReportSource, viewer: Tenant | None = None, now: float = 0.0) -> Snapshot:
@@ -122,7 +131,7 @@ def report(controller: ReportSource, viewer: Tenant | None = None, now: float = 
         sessions=tuple(
             _session(session, controller.resources)
             for session in controller.sessions.values()
-            if viewer in (None, session.tenant)
+            if viewer in (None, session.tenant) and not session.is_vault
         ),
         tenants=tuple(
             _tenant(tenant, controller, now)
@@ -135,6 +144,7 @@ def report(controller: ReportSource, viewer: Tenant | None = None, now: float = 
         gangs=_gangs(controller, waits, viewer),
         waits=_waits(controller, waits),
         owed=_owed(controller, viewer, now),
+        versions=_versions(controller, viewer, now),
         events=history.events("" if viewer is None else viewer.name),
         event_counts=tuple(
             EventCount(kind=kind, island=island, count=count) for (kind, island), count in history.counts.items()
@@ -230,6 +240,7 @@ def _spilled_bytes(session: Session) -> int:
 
 def _tenant(tenant: Tenant, controller: ReportSource, now: float) -> TenantSnapshot:
     own = [session for session in controller.sessions.values() if session.tenant is tenant]
+    versions = [version for version in controller.named_arrays.versions() if version.tenant == tenant.name]
     settings = msgspec.structs.asdict(tenant.settings)
     del settings["token_hash"]
     memory = controller.launcher.memory.ledger if tenant.memory is None else tenant.memory
@@ -243,8 +254,45 @@ def _tenant(tenant: Tenant, controller: ReportSource, now: float) -> TenantSnaps
         in_flight=sum(session.in_flight for session in own),
         device_seconds=round(device_ns / 1e9, 6),
         device_bytes=tuple((number_of(*device), nbytes) for device, nbytes in memory.used.items() if nbytes),
+        names=len({version.name for version in versions}),
+        versions=len(versions),
+        published_bytes=sum(version.nbytes for version in versions),
         suspended_seconds=round(controller.offenses.suspended_seconds(tenant.name, now), 1),
     )
+
+
+def _versions(controller: ReportSource, viewer: Tenant | None, now: float) -> tuple[VersionSnapshot, ...]:
+    """Return the versions of published arrays that the viewer may read, the newest last."""
+    found = [
+        each
+        for each in controller.named_arrays.versions()
+        if viewer is None or may_read(viewer.settings, each.tenant, each.name)
+    ]
+    newest = heapq.nlargest(MOST_VERSIONS, found, key=lambda each: each.seconds)
+    number_of = controller.resources.number_of
+    return tuple(
+        VersionSnapshot(
+            tenant=each.tenant,
+            name=each.name,
+            version=each.number,
+            state=each.state.name.lower(),
+            session=each.session,
+            arrays=len(each.handles),
+            bytes=each.nbytes,
+            islands=tuple(sorted({location.island for location in each.places.values()})),
+            devices=tuple(sorted(map(number_of, each.places.values()))),
+            readers=len(each.readers),
+            age=round(max(0.0, now - each.seconds), 3),
+            note=_note(each),
+        )
+        for each in reversed(newest)
+    )
+
+
+def _note(version: Version) -> str:
+    if version.error is not None:
+        return version.error.message
+    return f"{len(version.held)} arrays are complete" if version.state is VersionState.PENDING else ""
 
 
 def _python_rules(controller: ReportSource, viewer: Tenant | None) -> PythonRules:

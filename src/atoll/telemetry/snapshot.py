@@ -121,12 +121,34 @@ class TenantSnapshot(SnapshotStruct, frozen=True):
     upload_rate: int = 0
     run_seconds: int = 0
     native_code: bool = False
+    publish: tuple[str, ...] = ("*",)
+    subscribe: tuple[str, ...] = ()
     open_sessions: int = 0
     bytes: int = 0
     in_flight: int = 0
     device_seconds: float = 0.0
     device_bytes: tuple[tuple[int, int], ...] = ()
+    names: int = 0  # of published arrays
+    versions: int = 0  # of these
+    published_bytes: int = 0
     suspended_seconds: float = 0.0  # until it may launch and compile again (`state.offenses`)
+
+
+class VersionSnapshot(SnapshotStruct, frozen=True):
+    """A version of published arrays. `note` is the reason if it is lost, or what it waits for."""
+
+    tenant: str
+    name: str
+    version: int
+    state: str
+    session: int  # that published it
+    arrays: int = 0
+    bytes: int = 0  # of the arrays that are complete, on all devices
+    islands: tuple[int, ...] = ()
+    devices: tuple[int, ...] = ()
+    readers: int = 0
+    age: float = 0.0  # seconds since it is complete, or since its publication
+    note: str = ""
 
 
 class Viewer(SnapshotStruct, frozen=True):
@@ -246,6 +268,7 @@ class Snapshot(SnapshotStruct, frozen=True):
     gangs: tuple[Gangs, ...] = ()
     waits: tuple[WaitSnapshot, ...] = ()
     owed: tuple[OwedSnapshot, ...] = ()
+    versions: tuple[VersionSnapshot, ...] = ()  # of published arrays; the newest ones
     events: tuple[Event, ...] = ()
     event_counts: tuple[EventCount, ...] = ()
     load: ControllerLoad = ControllerLoad()

@@ -214,6 +214,41 @@ def session_rows(snapshot: Snapshot) -> list[SessionRow]:
 
 
 @dataclass(frozen=True)
+class VersionRow:
+    """A version of published arrays."""
+
+    key: str
+    name: str
+    version: int
+    state: str
+    arrays: int
+    memory: str
+    bytes: int
+    islands: str
+    readers: int
+    age: float
+
+
+def version_rows(snapshot: Snapshot) -> list[VersionRow]:
+    """Return the versions, the newest first."""
+    return [
+        VersionRow(
+            f"{each.tenant}/{each.name} {each.version}",
+            f"{each.tenant}/{each.name}",
+            each.version,
+            f"{each.state}: {each.note}" if each.note else each.state,
+            each.arrays,
+            human_bytes(each.bytes),
+            each.bytes,
+            ", ".join(map(str, each.islands)),
+            each.readers,
+            round(each.age, 1),
+        )
+        for each in reversed(snapshot.versions)
+    ]
+
+
+@dataclass(frozen=True)
 class WaitRow:
     key: str
     session: int

@@ -167,7 +167,8 @@ class Tracing:
         """Start recording in proxies that do not record yet, each until its recording ends."""
         for recording in self._recordings.values():
             for number, session in self._sessions.items():
-                if number not in recording.sessions and recording.viewer in (None, session.tenant):
+                is_new = number not in recording.sessions and not session.is_vault
+                if is_new and recording.viewer in (None, session.tenant):
                     recording.sessions.add(number)
                     self._outbox.to_session(number, m.RecordCalls(round(recording.ends - now, 3)))
 

@@ -103,6 +103,7 @@ class Pages:
             tenants.show(t.tenant_rows(self._watch))
             devices.show(t.device_rows(self._watch, time.monotonic()))
             transfers.show(t.transfer_rows(found))
+            versions.show(t.version_rows(found), also_none=False)
             machines.show(
                 [_Machine(each.name, each.address, each.group, each.state) for each in found.machines], also_none=False
             )
@@ -168,6 +169,20 @@ class Pages:
             "Transfers",
             [_Column("kind", "kind"), _Column("count", "transfers", True), _Column("moved", "bytes", True)],
             "kind",
+        )
+        versions = _LiveTable(
+            "Published arrays",
+            [
+                _Column("name", "name"),
+                _Column("version", "version", True),
+                _Column("state", "state"),
+                _Column("arrays", "arrays", True),
+                _Column("memory", "memory", True),
+                _Column("islands", "islands"),
+                _Column("readers", "readers", True),
+                _Column("age", "age (s)", True),
+            ],
+            "key",
         )
         machines = _LiveTable(
             "Machines",

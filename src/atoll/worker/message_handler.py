@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 _EXECUTED = frozenset(
     (
         *(m.Run, m.Dispatch, m.DropRun, m.CollectiveEnded, m.RevokeRuns, m.SetRunLimit),
-        *(m.Free, m.RegisterPlan, m.DropPlan, m.SpillRequest, m.ReportStores),
+        *(m.Free, m.RegisterPlan, m.DropPlan, m.SpillRequest, m.ReportStores, m.ShareBuffers),
     )
 )
 

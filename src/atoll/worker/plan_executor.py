@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from atoll.errors import Code, Status
+from atoll.errors import Code, Status, StatusError, not_found
 from atoll.host_services.calls.client_calls import status_of
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
@@ -105,6 +105,8 @@ class PlanExecutor:
         elif type(message) is m.CollectiveEnded:
             if self._collectives.ended(message.sequence):
                 self.resume_blocked()
+        elif type(message) is m.ShareBuffers:
+            self._share(message)
         elif type(message) is m.OpenStore:
             self._stores.setdefault(message.session, Store())
         elif type(message) is m.ReportStores:
@@ -113,6 +115,19 @@ class PlanExecutor:
                 for session, store in self._stores.items()
             )
             self._report(m.StoresReported(message.check, tuple(contents)))
+
+    def _share(self, message: m.ShareBuffers) -> None:
+        """Share buffers between two sessions, at once. If a buffer is missing, its new handle has the error."""
+        source, target = self._stores.get(message.source), self._stores.get(message.target)
+        if target is None:  # the session has ended
+            return
+        for handle, shared in message.handles:
+            try:
+                if source is None:
+                    raise not_found(f"session {message.source} has no store on this host")
+                target.set(shared, self._steps.view(source.get(handle)))
+            except StatusError as error:
+                target.set(shared, error.status)
 
     def statistics(self) -> ExecutorStatistics:
         background = sum(map(len, self._background.values()))

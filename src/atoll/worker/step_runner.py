@@ -362,6 +362,14 @@ class StepRunner:
         share(buffer, sources)
         return buffer
 
+    def view(self, buffer: Buffer) -> Buffer:
+        """Return another buffer with the same memory. Raise an error if the buffer has failed or was deleted."""
+        array = live_array(buffer)
+        count = len(self._keys.shards(buffer.key)[1])
+        made = Buffer(array, buffer.key, buffer.spec)
+        share(made, [(buffer, i, count) for i in range(count)])
+        return made
+
     def _buffer(self, array: Any, spec: p.LocalArray, layout: tuple[int, ...] | None = None) -> Buffer:
         return Buffer(array, self._keys.of(spec.dtype, spec.shard_shapes, spec.devices, layout), spec)
 

@@ -362,7 +362,8 @@ class Recovery:
             session.feeds.forget_unawaited(hosts)
         survivors = self._failures.fail_launches_of_island(island, status)
         for session in self._sessions.values():
-            session.unacknowledged_failures.setdefault(island, []).append(status)
+            if not session.is_vault:
+                session.unacknowledged_failures.setdefault(island, []).append(status)
             self._outbox.to_session(session.number, m.HostsFailed(tuple(sorted(hosts))))
             self._lose_arrays(session, hosts, survivors, status)
         impatient = {session.number for session in self._sessions.values() if not session.waits_for_islands}

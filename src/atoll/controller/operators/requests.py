@@ -125,7 +125,7 @@ class Operators:
 
     def _session(self, number: int) -> Session:
         session = self._sessions.get(number)
-        if session is None:
+        if session is None or session.is_vault:
             raise not_found(f"session {number} does not exist (atoll status lists them)")
         return session
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from atoll.cluster.array_names import split_name
 from atoll.cluster.tenant_settings import MOST_PRIORITY, MOST_RESERVE, MOST_SHARE, TenantSettings
 from atoll.controller.operators.requests import Operators
 from atoll.controller.state import ClusterState
@@ -34,7 +35,7 @@ class OperatorService:
 
     A tenant that is not an operator can see and move only what belongs to it. `end_session(number, status)` ends a
     session, `store_usage()` makes the shell store the usage so far, and `stop_asked(operator, message)` handles and
-    answers a request to end the cluster.
+    answers a request to end the cluster. `remove_arrays(tenant, name, version)` removes published arrays.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class OperatorService:
         end_session: Callable[[int, Status], None],
         store_usage: Callable[[], None],
         stop_asked: Callable[[int, m.StopRequest], None],
+        remove_arrays: Callable[[str, str, int], str],
     ) -> None:
         self._controller = controller
         self._tenants = state.tenants
@@ -59,6 +61,7 @@ class OperatorService:
         self._end_session = end_session
         self._store_usage = store_usage
         self._stop_asked = stop_asked
+        self._remove_arrays = remove_arrays
         self.waiting = WaitingRequests(state.connections.peers, self._serve, self._end_connection)
 
     def _end_connection(self, peer: Peer, reason: str) -> None:
@@ -117,6 +120,12 @@ class OperatorService:
                 who = peer.tenant.name if peer.tenant is not None else ""
                 self._end_session(number, Status(Code.CANCELLED, f"it was ended by the tenant {who}"))
                 reply = self._done(peer, f"session {number} has ended")
+            case m.RemoveArraysRequest(name=text, version=version):
+                assert peer.tenant is not None
+                owner, name = split_name(text, peer.tenant.name)
+                if viewer is not None and owner != viewer.name:
+                    raise not_found(f"{text} does not exist (atoll arrays lists the versions)")
+                reply = self._done(peer, self._remove_arrays(owner, name, version))
             case _:
                 if isinstance(message, m.RemapRequest | m.SuspendRequest | m.ResumeRequest):
                     self._check_owner(message.session, viewer)
@@ -131,7 +140,7 @@ class OperatorService:
     def _check_owner(self, number: int, viewer: Tenant | None) -> None:
         """Raise NOT_FOUND for another tenant's session as for none, so that users learn nothing of others."""
         session = self._controller.sessions.get(number)
-        if session is None or viewer not in (None, session.tenant):
+        if session is None or session.is_vault or viewer not in (None, session.tenant):
             raise not_found(f"session {number} does not exist (atoll status lists them)")
 
     # ---- tenants

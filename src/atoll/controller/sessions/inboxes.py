@@ -47,6 +47,8 @@ _ITEMS: Mapping[type[Any], Callable[[Any], int]] = {
     m.RegisterProgram: lambda message: len(message.definition.nodes),
     m.Release: lambda message: len(message.handles) // 16,
     m.MakeError: lambda message: len(message.handles) // 16,
+    m.Publish: lambda message: len(message.handles) // 16,
+    m.ReadVersion: lambda message: len(message.results) // 2,
 }
 
 

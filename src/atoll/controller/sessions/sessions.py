@@ -89,12 +89,25 @@ class Sessions:
             self._outbox.to_session(number, m.HostsFailed(hosts))
         return session
 
+    def open_vault(self, tenant: Tenant) -> Session:
+        """Open a session without a client, which owns the published arrays of the tenant."""
+        number = self.next_number
+        self.next_number += 1
+        devices = self._slices.open(number, (), {})
+        vault = Session(number, 0, "published arrays", "", devices, tenant=tenant, is_vault=True)
+        self._sessions[number] = vault
+        rules = self._tenants.python_rules(tenant, self._settings)
+        for host in self._resources.hosts:
+            self._outbox.to_host(host, m.OpenStore(number, "", tenant.host_name, rules))
+        return vault
+
     def close(self, number: int, status: Status = OK) -> None:
         """Close a session whose client has left, or which was ended with `status`."""
         session = self._sessions.pop(number, None)
         if session is None:
             return
-        session.tenant.left()
+        if not session.is_vault:
+            session.tenant.left()
         kind = "session closed" if status.ok else "session ended"
         self._history.record(kind, status.message or session.label, -1, number, session.tenant.name)
         self._connections.sessions.pop(number, None)
@@ -119,6 +132,8 @@ class Sessions:
             text = f"this session's proxy was silent for {self.leases.seconds:.0f} s"
             self.end(number, Status(Code.UNAVAILABLE, text))
         for number, session in self._sessions.items():
+            if session.is_vault:
+                continue
             if self._connections.sessions.get(number) in self._connections.away:
                 continue
             if not self.leases.has(number):

@@ -11,6 +11,7 @@ from typing import Any
 
 from atoll.cluster.topology import MOST, Topology
 from atoll.controller.validation.fields import (
+    MAX_NUMBER,
     check_count,
     check_number,
     check_numbers,
@@ -195,6 +196,12 @@ def set_tenant(message: m.SetTenant, topology: Topology) -> None:
         raise violation(message, "limits", f"{len(message.limits)} entries", f"at most {_MAX_LIMITS}")
 
 
+def remove_arrays(message: m.RemoveArraysRequest, topology: Topology) -> None:
+    check_text(message, "name", _MAX_NAME)
+    if not -1 <= message.version < MAX_NUMBER:
+        raise violation(message, "version", message.version, f"-1 to {MAX_NUMBER - 1}")
+
+
 OPERATORS: Mapping[type[Any], _Validator] = {
     m.UsageRequest: _field(check_seconds, "seconds"),
     m.RemapRequest: remap_request,
@@ -205,6 +212,7 @@ OPERATORS: Mapping[type[Any], _Validator] = {
     m.SetTenant: set_tenant,
     m.RemoveTenant: _field(check_text, "name", most=_MAX_NAME),
     m.EndSessionRequest: _field(check_number, "session"),
+    m.RemoveArraysRequest: remove_arrays,
 }
 NOTHING_FROM_OPERATORS = frozenset(
     {m.StatusRequest, m.DumpRequest, m.StopRequest, m.CheckRequest, m.TraceRequest, m.RecordRequest}

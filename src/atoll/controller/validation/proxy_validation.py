@@ -36,6 +36,7 @@ MAX_WAITS = 1 << 16
 
 MAX_BRANCHES = 1 << 12
 MAX_CREDITS = 1 << 20
+MAX_ARRAYS_NAME = 300  # characters of the name of published arrays, with its tenant
 _MAX_CONTENT = 128  # characters of a hash
 _MAX_QUERY_BYTES = 1 << 20
 _QUERIES = frozenset(("layout", "cost", "text", "memory", "profile"))
@@ -210,6 +211,41 @@ def handles_reported(session: Session, message: m.HandlesReported, topology: Top
         check_count(message, "handles", m.MOST_HANDLES_REPORTED)
 
 
+def publish(session: Session, message: m.Publish, topology: Topology) -> None:
+    check_number(message, "request")
+    check_text(message, "name", MAX_ARRAYS_NAME)
+    check_count(message, "handles", m.MOST_PUBLISHED)
+    check_handles(message, "handles")
+    if not message.handles or len(set(message.handles)) != len(message.handles):
+        raise violation(message, "handles", message.handles, "one or more handles, each once")
+    if len(message.paths) != len(message.handles):
+        raise violation(message, "paths", f"{len(message.paths)} entries", f"{len(message.handles)}")
+    for path in message.paths:
+        if len(path) > m.MOST_PATH:
+            raise violation(message, "paths", path, f"at most {m.MOST_PATH} characters")
+    if len(set(message.paths)) != len(message.paths):
+        raise violation(message, "paths", message.paths, "each path once")
+    check_count(message, "structure", m.MOST_STRUCTURE)
+
+
+def open_version(session: Session, message: m.OpenVersion, topology: Topology) -> None:
+    check_number(message, "request")
+    check_text(message, "name", MAX_ARRAYS_NAME)
+    check_seconds(message, "seconds")
+    for field in ("number", "newer_than"):
+        if not -1 <= getattr(message, field) < MAX_NUMBER:
+            raise violation(message, field, getattr(message, field), f"-1 to {MAX_NUMBER - 1}")
+
+
+def read_version(session: Session, message: m.ReadVersion, topology: Topology) -> None:
+    check_number(message, "reader")
+    check_number(message, "first")
+    check_count(message, "targets", m.MOST_READ)
+    check_new_handles(message, "results", session.directory.entries)
+    if not message.results or len(message.results) != len(message.targets):
+        raise violation(message, "results", f"{len(message.results)} entries", "one per target, and at least one")
+
+
 def _number(field: str) -> Callable[[Session, Any, Topology], None]:
     def check(session: Session, message: Any, topology: Topology) -> None:
         check_number(message, field)
@@ -238,5 +274,9 @@ PROXIES: Mapping[type[Any], Callable[[Session, Any, Topology], None]] = {
     m.Pong: pong,
     m.CallsRecorded: calls_recorded,
     m.HandlesReported: handles_reported,
+    m.Publish: publish,
+    m.OpenVersion: open_version,
+    m.ReadVersion: read_version,
+    m.CloseVersion: _number("reader"),
 }
 NOTHING_FROM_PROXIES = frozenset({m.LeavesIslands, m.FailOnLoss})

@@ -24,6 +24,7 @@ from atoll.executables.reshard_executables import RESHARD_REQUESTS, ReshardExecu
 from atoll.ifrt.ifrt_session import IfrtSession
 from atoll.ifrt.pending_request import PendingRequest
 from atoll.ifrt.requests.contents_requests import read_staged
+from atoll.ifrt.requests.published_requests import handle_array_request
 from atoll.protocol import messages as m
 from atoll.protocol import profiles
 from atoll.protocol.callbacks import CALLBACKS_REQUEST
@@ -40,6 +41,7 @@ from atoll.protocol.questions import (
     read_question,
 )
 from atoll.protocol.submission import MAGIC as PROGRAM
+from atoll.protocol.version_requests import MAGIC as ARRAYS
 from atoll.session.cluster_session import ClusterSession
 from atoll.session.profile_queries import ask_hosts, hosts_of
 
@@ -174,6 +176,7 @@ _PLUGIN_PROGRAMS: tuple[tuple[bytes | tuple[bytes, ...], Callable[[PendingReques
     (CALLBACKS_REQUEST, _load_callbacks),
     (LIBRARY_REQUEST, _add_library),
     (QUESTION, _answer),
+    (ARRAYS, handle_array_request),
     (PROGRAM, _submit),
     (RESHARD_REQUESTS, _reshard),
     (PERSISTENCE_REQUESTS, _persist),

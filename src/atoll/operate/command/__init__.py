@@ -21,6 +21,7 @@ from atoll.cluster.processes.process_runtime import freeze_gc
 from atoll.cluster.settings import SETTINGS
 from atoll.errors import AtollError
 from atoll.operate.command import (
+    array_commands,
     bundle_commands,
     cluster_commands,
     host_command,
@@ -96,6 +97,7 @@ app.command("add-island")(operator_commands.add_island)
 app.command()(operator_commands.drain)
 app.command()(log_commands.logs)
 app.command("end-session")(operator_commands.end_session)
+app.add_typer(array_commands.app)
 app.add_typer(tenant_commands.app)
 app.command()(tenant_commands.usage)
 app.command()(operator_commands.check)

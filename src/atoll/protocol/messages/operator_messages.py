@@ -168,6 +168,16 @@ class EndSessionRequest(Message, frozen=True, tag=142):
     session: int
 
 
+class RemoveArraysRequest(Message, frozen=True, tag=190):
+    """Remove a version of published arrays, or if `version` is -1, all versions of the name.
+
+    The name may begin with the name of a tenant and a slash. Scripts that have opened a version keep it.
+    """
+
+    name: str
+    version: int = -1
+
+
 class CheckRequest(Message, frozen=True, tag=149):
     """Check whether the controller's state is consistent, and whether it agrees with the hosts."""
 
@@ -210,6 +220,7 @@ FromOperator = (
     | SetTenant
     | RemoveTenant
     | EndSessionRequest
+    | RemoveArraysRequest
     | CheckRequest
 )
 ToOperator = (

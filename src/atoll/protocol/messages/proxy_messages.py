@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from atoll.cluster.processes.leases import LEASE_SECONDS
 from atoll.cluster.slice_requests import SliceRequest
 from atoll.errors import Status
 from atoll.ir.program import Program
+from atoll.ir.types import ArraySpec
 from atoll.protocol.messages.opening_messages import Message, Refused, VirtualDevice
 from atoll.protocol.messages.worker_messages import Ping, Pong
 
@@ -19,6 +22,12 @@ MOST_HANDLES_REPORTED = 1 << 17
 MAX_HANDLES = 1 << 15
 # Handles that a `Launch` releases. A proxy sends more of them in a `Release`, which the controller divides.
 MAX_RELEASED = 1 << 10
+# Arrays per version of published arrays, characters of their paths, and bytes of the structure of their tree.
+MOST_PUBLISHED = 1 << 14
+MOST_PATH = 1 << 10
+MOST_STRUCTURE = 4 << 20
+# Arrays that one `ReadVersion` makes. The controller needs about a millisecond for them.
+MOST_READ = 32
 # Bytes of recorded calls per message.
 MOST_CALL_BYTES = 4 << 20
 
@@ -326,6 +335,79 @@ class Migrated(Message, frozen=True, tag=95):
     hosts: tuple[tuple[int, int], ...]
 
 
+# ---- published arrays: see `atoll.named_arrays`
+
+
+class Publish(Message, frozen=True, tag=183):
+    """Publish arrays as the next version of `name`. The handles of the arrays belong to the controller from now on.
+
+    `paths` are their places in the published tree. `structure` is the tree, in a form that only clients read.
+    """
+
+    request: int
+    name: str
+    keep: int
+    handles: tuple[int, ...]
+    paths: tuple[str, ...]
+    structure: bytes = b""
+
+
+class Published(Message, frozen=True, tag=184):
+    """Answer Publish: the number of the version, which becomes visible when all of its arrays are complete."""
+
+    request: int
+    status: Status
+    version: int = 0
+
+
+class OpenVersion(Message, frozen=True, tag=185):
+    """Request a reader of a version of `name`: version `number`, or if it is -1, the newest one after `newer_than`.
+
+    The name may begin with the name of a tenant and a slash. If there is no such version within `seconds`, the answer
+    is an error.
+    """
+
+    request: int
+    name: str
+    number: int = -1
+    newer_than: int = 0
+    seconds: float = 0.0
+
+
+class VersionArray(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The path, the dtype and the shape of an array of a version."""
+
+    path: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class VersionOpened(Message, frozen=True, tag=186):
+    """Answer OpenVersion. The version exists until `CloseVersion` with this `reader`."""
+
+    request: int
+    status: Status
+    reader: int = 0
+    version: int = 0
+    arrays: tuple[VersionArray, ...] = ()
+    structure: bytes = b""
+
+
+class ReadVersion(Message, frozen=True, tag=187):
+    """Make arrays of the types `targets` from those of a version, from number `first` on."""
+
+    reader: int
+    first: int
+    targets: tuple[ArraySpec, ...]
+    results: tuple[int, ...]
+
+
+class CloseVersion(Message, frozen=True, tag=188):
+    """End a reader. Reads that were requested before are completed."""
+
+    reader: int
+
+
 FromProxy = (
     RegisterFunction
     | ReleaseFunction
@@ -349,6 +431,10 @@ FromProxy = (
     | FailOnLoss
     | CallsRecorded
     | HandlesReported
+    | Publish
+    | OpenVersion
+    | ReadVersion
+    | CloseVersion
 )
 ToProxy = (
     Refused
@@ -370,4 +456,6 @@ ToProxy = (
     | SendCalls
     | ReportHandles
     | Late
+    | Published
+    | VersionOpened
 )

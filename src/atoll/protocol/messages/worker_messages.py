@@ -329,6 +329,17 @@ class CloseStore(Message, frozen=True, tag=27):
     session: int
 
 
+class ShareBuffers(Message, frozen=True, tag=189):
+    """Give session `target` buffers that share the memory of buffers of session `source`: (its handle, new handle).
+
+    The buffers of `source` are ready, so this does not wait for earlier work of either session.
+    """
+
+    source: int
+    target: int
+    handles: tuple[tuple[int, int], ...]
+
+
 class DropFeed(Message, frozen=True, tag=28):
     """Drop a feed that is not needed, now or when it arrives."""
 
@@ -595,6 +606,7 @@ ToWorker = (
     | FreeMany
     | OpenStore
     | CloseStore
+    | ShareBuffers
     | DropFeed
     | FailFeeds
     | SpillRequest

@@ -1,0 +1,331 @@
+"""Named, versioned arrays: `publish` and `subscribe` exchange trees of arrays between scripts on one cluster.
+
+A published version consists of arrays on the devices of the script that published it. Its bytes do not go through the
+script. A subscriber gets copies on its own devices, with its own shardings.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from atoll.cluster.array_names import SEPARATOR, check_array_name
+from atoll.errors import BackendError, Code, StatusError
+from atoll.protocol.messages import MOST_PATH, MOST_PUBLISHED, MOST_STRUCTURE
+from atoll.protocol.submission import Staging, encode
+from atoll.protocol.version_requests import (
+    NumberedVersion,
+    OpenArrays,
+    OpenedVersion,
+    PublishArrays,
+    ReadArrays,
+    write_request,
+)
+
+# A request waits at most this long at the controller. `subscribe` repeats it, so that an interrupt ends it.
+_POLL_SECONDS = 2.0
+_LEAF, _NONE, _DICT, _LIST, _TUPLE = "leaf", "none", "dict", "list", "tuple"
+
+
+@dataclass(frozen=True)
+class Version:
+    """A version of published arrays, as `subscribe` returns it.
+
+    Attributes:
+      number: its number. Versions of a name are numbered from 1.
+      tree: the arrays, in a tree of the same form as the published one.
+    """
+
+    number: int
+    tree: Any
+
+
+def publish(name: str, tree: Any, *, keep: int = 2) -> int:
+    """Publish a tree of arrays under a name, and return the number of this version.
+
+    For example, a trainer publishes its parameters after every step::
+
+        params, opt_state = train_step(params, opt_state, batch)
+        version = atoll.publish("policy", params)
+
+    The call returns when the controller has numbered the version. It does not wait for the arrays. The version becomes
+    visible at once, when all of its arrays are computed. If one of them fails, no part of the version is visible.
+
+    The arrays are shared and not copied. The script may donate or delete them afterwards. If it donates an array while
+    the version exists, the devices copy the array first.
+
+    A version outlives the script. It exists while it is one of the newest `keep` versions of its name, or while a
+    script has opened it.
+
+    Args:
+      name: at most 128 letters, digits, `_`, `-` and `.`. It belongs to the tenant of the script.
+      tree: arrays in dicts, lists and tuples. For other types of nodes, subscribers need the argument `like`.
+      keep: number of versions to keep, at most 64.
+
+    Raises:
+      StatusError: the name is invalid or not permitted, or there are too many versions.
+      TypeError: a leaf is not an array of numbers.
+      BackendError: JAX does not run on Atoll in this process.
+    """
+    import jax
+
+    from atoll.client.plugin_programs import staging, submit
+
+    check_array_name(name)
+    client = _client()
+    paths_and_leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    if not paths_and_leaves:
+        raise StatusError(Code.INVALID_ARGUMENT, f"the tree to publish as {name} has no arrays")
+    if len(paths_and_leaves) > MOST_PUBLISHED:
+        text = f"{name} has {len(paths_and_leaves)} arrays: a version can have at most {MOST_PUBLISHED}"
+        raise StatusError(Code.INVALID_ARGUMENT, text)
+    paths = [jax.tree_util.keystr(path) or "." for path, _ in paths_and_leaves]
+    for path in paths:
+        if len(path) > MOST_PATH:
+            raise StatusError(Code.INVALID_ARGUMENT, f"the path {path[:100]}... of an array is too long")
+    leaves = [_as_array(leaf, path, client) for path, (_, leaf) in zip(paths, paths_and_leaves, strict=True)]
+    devices = [tuple(device.id for device in leaf.sharding._device_assignment) for leaf in leaves]
+    order = sorted(range(len(leaves)), key=lambda position: devices[position])
+    structure = _encode_structure(tree, order)
+    request = PublishArrays(name, keep, tuple(paths[position] for position in order), structure)
+    stages = {each: _stage(client, each) for each in dict.fromkeys(devices)}
+    with staging:
+        try:
+            for each, positions in itertools.groupby(order, key=lambda position: devices[position]):
+                stages[each]([leaves[position] for position in positions])
+            reply = submit(client, write_request(request))
+        except BaseException:  # an interrupt, too
+            with suppress(jax.errors.JaxRuntimeError):
+                submit(client, write_request(PublishArrays(name, keep, ())))
+            raise
+    numbered = msgspec.msgpack.decode(bytes(reply.fingerprint), type=NumberedVersion)
+    numbered.status.raise_if_error()
+    return numbered.version
+
+
+def subscribe(
+    name: str,
+    shardings: Any = None,
+    *,
+    version: int | None = None,
+    newer_than: int | None = None,
+    wait: float = 60.0,
+    dtype: Any = None,
+    like: Any = None,
+) -> Version:
+    """Return one whole version of published arrays, on the devices of this script.
+
+    For example, a rollout worker waits for the next parameters::
+
+        policy = atoll.subscribe("policy", NamedSharding(mesh, P()), newer_than=policy.number)
+        tokens = generate(policy.tree, prompts)
+
+    The devices of the publisher send the arrays to the devices of this script, which may belong to another mesh and
+    another island. All arrays are of the same version.
+
+    Args:
+      name: the name, or `tenant/name` for arrays of another tenant.
+      shardings: a sharding for all arrays, or a tree of shardings, which may be a prefix of the tree of arrays. By
+        default, all arrays are on the first device.
+      version: the number of the version. By default, it is the newest one.
+      newer_than: wait for a version with a larger number than this.
+      wait: seconds to wait for the version.
+      dtype: a dtype to which all arrays of real numbers are converted after the transfer.
+      like: a tree of the same form as the published one, whose nodes are used for the result.
+
+    Raises:
+      StatusError: there is no such version within `wait` seconds, a part of it is lost, or access is not permitted. The
+        message names what is missing.
+      ValueError: the tree of shardings or `like` does not fit the published tree.
+      BackendError: JAX does not run on Atoll in this process.
+    """
+    import jax
+
+    from atoll.client import jax_internals as internals
+    from atoll.client.plugin_programs import submit
+    from atoll.programs.values import array_spec
+
+    client = _client()
+    owner, separator, last = name.rpartition(SEPARATOR)
+    check_array_name(last)
+    if separator:
+        check_array_name(owner)
+    reply, opened = _open(client, name, -1 if version is None else version, newer_than or 0, wait)
+    tree = _decode_structure(name, opened, like)
+    if shardings is None:
+        shardings = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    chosen: list[Any] = [None] * len(opened.arrays)
+    _fill(tree, shardings, chosen)
+    avals = [jax.core.ShapedArray(each.shape, jax.numpy.dtype(each.dtype)) for each in opened.arrays]
+    targets = tuple(array_spec(aval, sharding) for aval, sharding in zip(avals, chosen, strict=True))
+    handlers = [internals.result_handler(aval, sharding, True) for aval, sharding in zip(avals, chosen, strict=True)]
+    execute = submit(client, write_request(ReadArrays(opened.reader, targets))).execute_sharded
+    arrays = execute([]).consume_with_handlers(handlers)
+    jax.block_until_ready(arrays)
+    del reply  # which closes the version
+    if dtype is not None:
+        arrays = _converted(arrays, jax.numpy.dtype(dtype))
+    return Version(opened.version, jax.tree.map(lambda position: arrays[position], tree))
+
+
+def _client() -> Any:
+    """Return the JAX client of the cluster. Raise BackendError if JAX does not run on Atoll."""
+    import jax
+
+    from atoll.client.plugin_programs import is_atoll
+
+    client = jax.local_devices()[0].client
+    if not is_atoll(client):
+        raise BackendError(
+            "JAX does not run on Atoll in this process: start it with JAX_PLATFORMS=atoll, or call atoll.connect()"
+        )
+    return client
+
+
+def _as_array(leaf: Any, path: str, client: Any) -> Any:
+    """Return the leaf as an array on the cluster."""
+    import jax
+
+    if isinstance(leaf, jax.core.Tracer):
+        raise TypeError(f"{path} is traced: call atoll.publish outside jit")
+    if not isinstance(leaf, jax.Array):
+        leaf = jax.device_put(leaf)
+    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
+        raise TypeError(f"{path} has the dtype {leaf.dtype}: publish the numbers, such as jax.random.key_data(key)")
+    if leaf.is_deleted():
+        raise TypeError(f"{path} has been deleted or donated")
+    if next(iter(leaf.sharding.device_set)).client is not client:
+        raise TypeError(f"{path} is on devices of another backend: put it onto a device of the cluster")
+    return leaf
+
+
+@lru_cache(maxsize=256)
+def _stage(client: Any, devices: tuple[int, ...]) -> Callable[[Iterable[Any]], Any]:
+    from atoll.client.plugin_programs import submit
+
+    execute: Callable[[Iterable[Any]], Any] = submit(client, encode(Staging(devices))).execute_sharded
+    return execute
+
+
+def _open(client: Any, name: str, version: int, newer_than: int, wait: float) -> tuple[Any, OpenedVersion]:
+    """Return the reply, which keeps the version open, and its content. Raise StatusError."""
+    from atoll.client.plugin_programs import submit
+
+    until = time.monotonic() + wait
+    while True:
+        left = max(0.0, until - time.monotonic())
+        reply = submit(client, write_request(OpenArrays(name, version, newer_than, min(left, _POLL_SECONDS))))
+        opened = msgspec.msgpack.decode(bytes(reply.fingerprint), type=OpenedVersion)
+        if opened.status.code != Code.DEADLINE_EXCEEDED or left <= _POLL_SECONDS:
+            opened.status.raise_if_error()
+            return reply, opened
+
+
+# ---- trees
+
+
+def _encode_structure(tree: Any, order: Sequence[int]) -> bytes:
+    """Return the tree in JSON, with the number of each leaf in the order of the request; b"" if it has other nodes."""
+    import jax
+
+    numbers = [0] * len(order)
+    for number, position in enumerate(order):
+        numbers[position] = number
+    numbered = jax.tree.unflatten(jax.tree.structure(tree), numbers)
+    try:
+        content = json.dumps(_plain(numbered)).encode()
+    except TypeError:
+        return b""
+    return content if len(content) <= MOST_STRUCTURE else b""
+
+
+def _plain(node: Any) -> Any:
+    """Return a node as lists. Raise TypeError for nodes of other types."""
+    if node is None:
+        return [_NONE]
+    if type(node) is int:
+        return [_LEAF, node]
+    if type(node) is dict and all(type(key) is str for key in node):
+        return [_DICT, {key: _plain(each) for key, each in node.items()}]
+    if type(node) in (list, tuple):
+        return [_LIST if type(node) is list else _TUPLE, [_plain(each) for each in node]]
+    raise TypeError
+
+
+def _decode_structure(name: str, opened: OpenedVersion, like: Any) -> Any:
+    """Return the published tree with the numbers of arrays as leaves. Raise ValueError if the form is unknown."""
+    import jax
+
+    if like is not None:
+        numbers = {each.path: number for number, each in enumerate(opened.arrays)}
+        paths, definition = jax.tree_util.tree_flatten_with_path(like)
+        names = [jax.tree_util.keystr(path) or "." for path, _ in paths]
+        if set(names) != set(numbers):
+            missing, more = sorted(set(numbers) - set(names))[:5], sorted(set(names) - set(numbers))[:5]
+            raise ValueError(f"`like` does not fit {name}: it lacks {missing} and has {more} besides")
+        return jax.tree.unflatten(definition, [numbers[each] for each in names])
+    if not opened.structure:
+        raise ValueError(f"{name} has nodes that are not dicts, lists or tuples: pass a tree of its form as `like`")
+    try:
+        tree = _unplain(json.loads(opened.structure))
+        leaves = jax.tree.leaves(tree)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        leaves = []
+    if sorted(leaves) != list(range(len(opened.arrays))):
+        raise ValueError(f"the form of the tree {name} cannot be read: pass a tree of its form as `like`")
+    return tree
+
+
+def _unplain(node: Any) -> Any:
+    kind, *content = node
+    if kind == _NONE:
+        return None
+    if kind == _LEAF:
+        return int(content[0])
+    if kind == _DICT:
+        return {key: _unplain(each) for key, each in content[0].items()}
+    each = [_unplain(each) for each in content[0]]
+    return tuple(each) if kind == _TUPLE else each
+
+
+def _fill(tree: Any, shardings: Any, chosen: list[Any]) -> None:
+    """Set the sharding of each array from a tree of shardings that is a prefix of the tree of numbers."""
+    import jax
+
+    def fill(sharding: Any, part: Any) -> None:
+        for number in jax.tree.leaves(part):
+            chosen[number] = sharding
+
+    is_sharding = lambda each: isinstance(each, jax.sharding.Sharding)  # noqa: E731
+    jax.tree.map(fill, shardings, tree, is_leaf=is_sharding)
+    if None in chosen:
+        raise ValueError("the tree of shardings has no sharding for some arrays")
+
+
+def _converted(arrays: Sequence[Any], dtype: Any) -> list[Any]:
+    """Return the arrays with their real numbers converted, on the same devices."""
+    import jax
+    import jax.numpy as jnp
+
+    groups: dict[Any, list[int]] = {}
+    for position, each in enumerate(arrays):
+        if jnp.issubdtype(each.dtype, jnp.floating) and each.dtype != dtype:
+            groups.setdefault(tuple(each.sharding._device_assignment), []).append(position)
+    result = list(arrays)
+    for positions in groups.values():
+        some = [arrays[position] for position in positions]
+        convert = jax.jit(
+            lambda xs: [x.astype(dtype) for x in xs],
+            out_shardings=[x.sharding for x in some],
+        )
+        for position, each in zip(positions, convert(some), strict=True):
+            result[position] = each
+    return result

@@ -1,0 +1,390 @@
+"""Published arrays: the requests of sessions, and the actions of the state machine `atoll.named_arrays`.
+
+The arrays of a version belong to the *vault* of the tenant that published them: a session without a client. A session
+publishes views of its arrays, so it may donate or delete the arrays themselves. When a view is computed, the vault
+takes it over, and hosts share its memory with the vault.
+
+A session reads a version with a launch. Hosts share the buffers of the vault with the session, and the
+launch transfers them to the session's devices. So the session's tenant pays for the transfer and for the memory.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from msgspec.structs import replace
+
+from atoll.cluster.array_names import SEPARATOR, check_array_name, matches, split_name
+from atoll.cluster.lifecycle import IslandDrained, IslandFailed
+from atoll.cluster.tenant_settings import may_read
+from atoll.controller.sessions.sessions import Sessions
+from atoll.controller.state import ClusterState
+from atoll.errors import OK, Code, Details, Kind, StatusError, failure, invalid, not_found
+from atoll.ir import program as ir
+from atoll.ir.types import ArraySpec
+from atoll.ir.validation import DefinitionCheck
+from atoll.launch.launcher import Launcher
+from atoll.migration.array_spiller import ArraySpiller
+from atoll.migration.controller import InternalPrograms
+from atoll.named_arrays.named_arrays import (
+    MOST_KEPT,
+    MOST_WAIT_SECONDS,
+    Action,
+    Free,
+    NamedArrays,
+    Opened,
+    PublishedArray,
+    Refused,
+    Version,
+    Wait,
+)
+from atoll.protocol import messages as m
+from atoll.protocol.number_ranges import PUBLISHED_DEVICES, SHARED_HANDLES
+from atoll.state.buffer_directory import Entry
+from atoll.state.buffer_states import BufferState
+from atoll.state.session import Session
+from atoll.state.tenants import Tenant
+
+# Arrays that the vault takes over in one flush. The controller needs about a millisecond for them.
+_MOST_ADOPTED = 128
+_UNPUBLISHABLE = ("token", "opaque")
+
+
+class PublishedArrays:
+    """Publishes arrays of sessions, and lets sessions read them."""
+
+    def __init__(
+        self,
+        state: ClusterState,
+        sessions: Sessions,
+        launcher: Launcher,
+        internal: InternalPrograms,
+        spiller: ArraySpiller,
+    ) -> None:
+        self.names = NamedArrays()
+        self.vaults: dict[str, int] = {}  # sessions, by the name of their tenant
+        self.more: dict[tuple[str, str, int], None] = {}  # pending versions with more arrays to take over
+        self._next_handle = 1  # in vaults
+        self._next_shared = SHARED_HANDLES.start
+        self._open = state.sessions
+        self._tenants = state.tenants
+        self._outbox = state.outbox
+        self._resources = state.resources
+        self._history = state.history
+        self._sessions = sessions
+        self._launcher = launcher
+        self._internal = internal
+        self._spiller = spiller
+
+    # ---- publishing
+
+    def publish(self, session: Session, message: m.Publish) -> None:
+        """Begin to publish arrays. If that is not possible, release them."""
+        try:
+            version = self._begin(session, message)
+        except StatusError as error:
+            entries = session.directory.entries
+            own = [each for each in message.handles if each in entries and not entries[each].is_published]
+            self._launcher.buffers.release(session, tuple(own), delete=False)
+            self._outbox.to_session(session.number, m.Published(message.request, error.status))
+            return
+        session.publishing += 1
+        for handle in message.handles:
+            self._launcher.memory.publish(session.directory.entries[handle])
+        self._outbox.to_session(session.number, m.Published(message.request, OK, version.number))
+
+    def _begin(self, session: Session, message: m.Publish) -> Version:
+        name = check_array_name(message.name)
+        tenant = session.tenant
+        if not matches(tenant.settings.publish, name):
+            allowed = ", ".join(tenant.settings.publish) or "nothing"
+            text = f"tenant {tenant.name} may not publish {name}: its setting `publish` allows {allowed}"
+            raise StatusError(Code.PERMISSION_DENIED, text)
+        if not 1 <= message.keep <= MOST_KEPT:
+            raise invalid(f"a name can keep 1 to {MOST_KEPT} versions, not {message.keep}")
+        entries = session.directory.entries
+        for handle, path in zip(message.handles, message.paths, strict=True):
+            problem = session.directory.problem(handle)
+            if problem is not None:
+                raise StatusError(Code(problem.code), f"array {path} of {name}: {problem.message}", problem.payloads)
+            entry = entries[handle]
+            if entry.spec is None or entry.spec.dtype in _UNPUBLISHABLE or entry.is_published:
+                raise invalid(f"array {path} of {name} cannot be published")
+        return self.names.publish(
+            self._outbox.seconds,
+            tenant.name,
+            name,
+            session.number,
+            message.keep,
+            message.handles,
+            message.paths,
+            message.structure,
+        )
+
+    def proceed(self) -> None:
+        """Take over the arrays of pending versions that are complete, and complete the versions."""
+        self.more.clear()
+        left = _MOST_ADOPTED
+        for version in list(self.names.pending.values()):
+            session = self._open[version.session]
+            try:
+                left -= self._adopt(session, version, left)
+            except StatusError as error:
+                self._perform(self.names.fail(version, error.status))
+                continue
+            if len(version.held) == len(version.handles):
+                session.publishing -= 1
+                self._perform(self.names.complete(self._outbox.seconds, version))
+            elif left <= 0:
+                self.more[version.tenant, version.name, version.number] = None
+                break
+
+    def _adopt(self, session: Session, version: Version, most: int) -> int:
+        """Let the vault take over the next arrays of the version that are complete. Return their number.
+
+        Raises the error of an array that failed.
+        """
+        first = len(version.held)
+        problem: StatusError | None = None
+        complete: list[int] = []
+        for handle, path in zip(version.handles[first : first + most], version.paths[first:], strict=False):
+            try:
+                is_complete = self._is_complete(session, handle, f"array {path} of {version.title}")
+            except StatusError as error:
+                problem = error
+                break
+            if not is_complete:
+                break
+            complete.append(handle)
+        if complete:
+            self._take_over(session, version, complete)
+        if problem is not None:
+            raise problem
+        return len(complete)
+
+    def _is_complete(self, session: Session, handle: int, what: str) -> bool:
+        """Return whether an array is on devices. Raises its error, or INVALID_ARGUMENT if its session has used it."""
+        entry = session.directory.entries.get(handle)
+        if entry is not None and entry.error is not None:
+            text = f"{what} failed: {entry.error.message}"
+            raise StatusError(Code(entry.error.code), text, entry.error.payloads)
+        if entry is not None and entry.state is BufferState.SPILLED:
+            self._spiller.restore(session, [handle])
+        if entry is not None and entry.state is BufferState.PENDING:
+            return False
+        if entry is None or not entry.is_idle or entry.waits is not None:  # only a faulty proxy uses the array
+            raise invalid(f"{what} is used by its session")
+        return True
+
+    def _take_over(self, session: Session, version: Version, handles: Sequence[int]) -> None:
+        """Move arrays of the session to the vault."""
+        vault = self._vault(session.tenant)
+        shares: dict[tuple[int, ...], list[tuple[int, int]]] = defaultdict(list)
+        for handle in handles:
+            entry = session.directory.take(handle)
+            held = self._next_handle
+            self._next_handle += 1
+            version.held.append(held)
+            version.arrays.append(self._placed(session, version, entry))
+            entry.producer, entry.traceback_id, entry.dependency, entry.readers = version.title, 0, None, None
+            vault.directory.add(held, entry)
+            shares[entry.hosts].append((handle, held))
+        self._share(session.number, vault.number, shares)
+        for hosts, pairs in shares.items():
+            self._outbox.free(hosts, session.number, [handle for handle, _ in pairs])
+
+    def _share(self, source: int, target: int, shares: dict[tuple[int, ...], list[tuple[int, int]]]) -> None:
+        for hosts, pairs in shares.items():
+            self._outbox.to_hosts(hosts, m.ShareBuffers(source, target, tuple(pairs)))
+
+    def _placed(self, session: Session, version: Version, entry: Entry) -> PublishedArray:
+        """Return the array's type with the numbers of physical devices in `version.places`."""
+        spec = entry.spec
+        assert spec is not None
+        numbers = {location: number for number, location in version.places.items()}
+        devices = []
+        for device in spec.sharding.devices:
+            location = session.devices.locations[device]
+            if location not in numbers:
+                numbers[location] = PUBLISHED_DEVICES.start + len(numbers)
+                version.places[numbers[location]] = location
+            devices.append(numbers[location])
+        entry.spec = replace(spec, sharding=replace(spec.sharding, devices=tuple(devices)))
+        return PublishedArray(entry.spec, entry.nbytes)
+
+    def _vault(self, tenant: Tenant) -> Session:
+        number = self.vaults.get(tenant.name)
+        if number is None:
+            vault = self._sessions.open_vault(tenant)
+            number = self.vaults[tenant.name] = vault.number
+        return self._open[number]
+
+    # ---- reading
+
+    def open_version(self, session: Session, message: m.OpenVersion) -> None:
+        """Give the session a reader of a version, now or when the version is complete."""
+        now = self._outbox.seconds
+        try:
+            owner, name = split_name(message.name, session.tenant.name)
+            self._check_may_read(session.tenant, owner, name)
+        except StatusError as error:
+            self._outbox.to_session(session.number, m.VersionOpened(message.request, error.status))
+            return
+        until = now + min(message.seconds, MOST_WAIT_SECONDS)
+        wait = Wait(session.number, message.request, owner, name, message.number, message.newer_than, until)
+        self._perform(self.names.open(now, wait))
+
+    def _check_may_read(self, tenant: Tenant, owner: str, name: str) -> None:
+        if not may_read(tenant.settings, owner, name):
+            whole = f"{owner}{SEPARATOR}{name}"
+            text = f"tenant {tenant.name} may not read {whole}: no pattern of its setting `subscribe` matches it"
+            raise StatusError(Code.PERMISSION_DENIED, text)
+
+    def read(self, session: Session, message: m.ReadVersion) -> None:
+        """Make arrays from those of a version. If that is not possible, the arrays are errors."""
+        try:
+            self._read(session, message)
+        except StatusError as error:
+            session.has_errors = True
+            for handle in message.results:
+                if handle not in session.directory.entries:
+                    session.directory.add(handle, Entry((), 0, BufferState.FAILED, error.status))
+
+    def _read(self, session: Session, message: m.ReadVersion) -> None:
+        owner, version = self.names.readers.get(message.reader, (-1, None))
+        if version is None or owner != session.number:
+            raise not_found(f"reader {message.reader} of published arrays does not exist in this session")
+        if version.error is not None:
+            raise StatusError(Code(version.error.code), version.error.message, version.error.payloads)
+        stop = message.first + len(message.targets)
+        arrays = version.arrays[message.first : stop]
+        if len(arrays) != len(message.targets):
+            raise invalid(f"{version.title} has {len(version.arrays)} arrays, not {stop}")
+        targets = tuple(_target(session, array, target) for array, target in zip(arrays, message.targets, strict=True))
+        sources = tuple(each.spec for each in arrays)
+        count = len(arrays)
+        node = ir.Transfer(tuple(range(count)), targets, reshard=True)
+        definition = ir.Program("subscribe", sources, (node,), tuple(range(count, 2 * count)))
+        places = {**session.devices.locations, **version.places}
+        check = DefinitionCheck(definition.name, 0, places)
+        check.arguments(sources)
+        check.node(node)
+        session.devices.use(definition.name, [each.sharding.devices for each in targets])
+        program = self._internal.make(session, definition, places)
+        handles = self._lend(session, version, range(message.first, stop))
+        self._internal.take_credit(session)
+        self._launcher.launch(session, m.Launch(program, handles, message.results, ()))
+        self._launcher.buffers.release(session, handles, delete=False)
+        self._internal.drop(session, program)
+
+    def _lend(self, session: Session, version: Version, positions: Iterable[int]) -> tuple[int, ...]:
+        """Share arrays of a version with the session. Return their handles there."""
+        vault = self._open[self.vaults[version.tenant]]
+        shares: dict[tuple[int, ...], list[tuple[int, int]]] = defaultdict(list)
+        lent = []
+        for position in positions:
+            held, spec = version.held[position], version.arrays[position].spec
+            entry = vault.directory.entries[held]
+            handle = self._next_shared
+            self._next_shared += 1
+            shared = Entry(entry.hosts, entry.nbytes, BufferState.READY, producer=version.title, spec=spec)
+            self._launcher.memory.share(entry, shared)
+            session.directory.add(handle, shared)
+            shares[entry.hosts].append((held, handle))
+            lent.append(handle)
+        self._share(vault.number, session.number, shares)
+        return tuple(lent)
+
+    def close_version(self, session: Session, message: m.CloseVersion) -> None:
+        self._perform(self.names.close_reader(session.number, message.reader))
+
+    # ---- the end
+
+    def remove(self, tenant: str, name: str, number: int = -1) -> str:
+        """Remove a version, or all versions of a name. Return a sentence about it. Raise NOT_FOUND."""
+        self._perform(self.names.remove(tenant, name, number))
+        whole = f"{tenant}{SEPARATOR}{name}"
+        return f"version {number} of {whole} was removed" if number >= 0 else f"all versions of {whole} were removed"
+
+    def tick(self, now: float) -> None:
+        self._perform(self.names.tick(now))
+
+    def session_closed(self, session: Session) -> None:
+        """End the session's readers and pending versions, or forget everything in a vault."""
+        if session.is_vault:
+            del self.vaults[session.tenant.name]
+            self._perform(self.names.tenant_removed(session.tenant.name))
+        else:
+            self._perform(self.names.session_closed(session.number))
+
+    def island_failed(self, lost: IslandFailed) -> None:
+        """Handle the loss of the parts of versions that were on the island. Follows the loss of all arrays there."""
+        self._lose(lost.island, f"failed: {lost.status.message}")
+
+    def island_drained(self, drained: IslandDrained) -> None:
+        """Handle the loss of the parts of versions on an island whose operator has drained it."""
+        self._lose(drained.island, "was drained")
+
+    def _lose(self, island: int, what: str) -> None:
+        for version in list(self.names.versions()):
+            if any(location.island == island for location in version.places.values()):
+                text = f"a part of {version.title} was on island {island}, which {what}"
+                details = Details(Kind.ISLAND, (island,), retriable=True)
+                self._perform(self.names.lose(version, failure(Code.DATA_LOSS, text, details)))
+                self._free_held(version)
+
+    # ---- actions
+
+    def _perform(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            match action:
+                case Free(version=version):
+                    self._free(version)
+                case Refused(session=session, request=request, status=status):
+                    self._outbox.to_session(session, m.VersionOpened(request, status))
+                case Opened():
+                    self._opened(action)
+
+    def _opened(self, opened: Opened) -> None:
+        version = opened.version
+        arrays = tuple(
+            m.VersionArray(path, each.spec.dtype, each.spec.shape)
+            for path, each in zip(version.paths, version.arrays, strict=True)
+        )
+        reply = m.VersionOpened(opened.request, OK, opened.reader, version.number, arrays, version.structure)
+        self._outbox.to_session(opened.session, reply)
+
+    def _free(self, version: Version) -> None:
+        session = self._open.get(version.session)
+        left = version.handles[len(version.held) :]
+        if session is not None and left:
+            session.publishing -= 1
+            self._launcher.buffers.release(session, left, delete=False)
+        self._free_held(version)
+
+    def _free_held(self, version: Version) -> None:
+        """Free the arrays of the version in the vault, unless that was closed."""
+        number = self.vaults.get(version.tenant)
+        vault = None if number is None else self._open.get(number)
+        if vault is not None:
+            self._launcher.buffers.release(vault, tuple(version.held), delete=False)
+
+
+def _target(session: Session, array: PublishedArray, target: ArraySpec) -> ArraySpec:
+    """Return the type of an array that is read.
+
+    Raise INVALID_ARGUMENT if its dtype or shape is another one, or if a device is not one of the session.
+    """
+    source = array.spec
+    for device in target.sharding.devices:
+        if device not in session.devices.locations:
+            raise invalid(f"device {device} does not exist in this session")
+    if not target.sharding.devices:
+        raise invalid("a published array is read to one or more devices")
+    if (target.dtype, target.shape) != (source.dtype, source.shape):
+        raise invalid(
+            f"a published array of {source.dtype}{list(source.shape)} cannot be read as "
+            f"{target.dtype}{list(target.shape)}"
+        )
+    return replace(source, sharding=target.sharding)

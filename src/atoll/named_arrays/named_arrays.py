@@ -1,0 +1,433 @@
+"""Named, versioned arrays as a pure state machine: events in, actions out.
+
+A tenant publishes a tree of arrays under a name. Each publication is a *version* of the name, numbered from 1 in the
+order in which the controller receives them. A version becomes visible at once, when all of its arrays are complete.
+The name keeps its newest complete versions, and each version lives at least as long as it has readers.
+
+The methods for events change the state and return the actions that follow. They do no I/O and read no clock. The
+controller performs the actions (`controller.sessions.published_arrays`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from atoll.cluster.array_names import SEPARATOR
+from atoll.cluster.locations import DeviceLocation
+from atoll.cluster.state_machine import StateMachine
+from atoll.errors import Code, Status, StatusError, not_found
+from atoll.ir.types import ArraySpec
+from atoll.named_arrays.version_states import TRANSITIONS, VersionState
+
+MOST_NAMES = 1024  # per tenant
+MOST_KEPT = 64  # versions that a name keeps
+MOST_PENDING = 16  # versions of a session that are not complete
+MOST_READERS = 4096  # per session
+MOST_WAITS = 256  # per session
+MOST_WAIT_SECONDS = 60.0  # of one request
+
+_S = VersionState
+
+
+class PublishedArray(msgspec.Struct, frozen=True):
+    """One array of a version: its type, whose sharding has the numbers of `Version.places`, and its size in bytes."""
+
+    spec: ArraySpec
+    nbytes: int
+
+
+@dataclass(eq=False)
+class Version(StateMachine[VersionState]):
+    """A version of a name. `error` is the reason if it is LOST or FAILED."""
+
+    transitions = TRANSITIONS
+    tenant: str
+    name: str
+    number: int
+    session: int  # that published it
+    handles: tuple[int, ...]  # of its arrays in that session
+    paths: tuple[str, ...]  # of its arrays in the published tree
+    structure: bytes  # the client's form of the tree, which only clients read
+    keep: int  # number of versions that the name keeps from this one on
+    seconds: float  # time of its publication, and later of its completion
+    state: VersionState = VersionState.PENDING
+    held: list[int] = field(default_factory=list)  # handles of the arrays that the vault has taken over
+    arrays: list[PublishedArray] = field(default_factory=list)  # those of `held`
+    places: dict[int, DeviceLocation] = field(default_factory=dict)  # physical devices, by number in `arrays`
+    readers: set[int] = field(default_factory=set)
+    error: Status | None = None
+
+    def _described(self) -> str:
+        return self.title
+
+    @property
+    def title(self) -> str:
+        """Return the version's name for users."""
+        return f"version {self.number} of {self.tenant}{SEPARATOR}{self.name}"
+
+    @property
+    def nbytes(self) -> int:
+        """Return the size of the arrays that are held, without copies of replicated arrays."""
+        return sum(each.nbytes for each in self.arrays)
+
+
+@dataclass(eq=False)
+class Name:
+    """A name of a tenant. It outlives its versions, so that the numbers of versions never repeat."""
+
+    tenant: str
+    name: str
+    keep: int = 1
+    next_number: int = 1
+    versions: dict[int, Version] = field(default_factory=dict)  # that are not FAILED and not FREED, by number
+    failure: tuple[int, Status] | None = None  # the last version that failed, and why
+
+
+class Wait(msgspec.Struct, frozen=True):
+    """A session's request for a version. `number` is -1 for the newest one, which must be newer than `newer_than`."""
+
+    session: int
+    request: int
+    tenant: str
+    name: str
+    number: int
+    newer_than: int
+    until: float
+
+
+# ---- actions
+
+
+@dataclass(frozen=True)
+class Free:
+    """Free what is left of the version in the vault and in the session that published it."""
+
+    version: Version
+
+
+@dataclass(frozen=True)
+class Opened:
+    """Answer a request: the session has a new reader of this version."""
+
+    session: int
+    request: int
+    reader: int
+    version: Version
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Answer a request with an error."""
+
+    session: int
+    request: int
+    status: Status
+
+
+Action = Free | Opened | Refused
+
+
+class NamedArrays:
+    """All names with their versions, their readers, and the requests that wait for versions."""
+
+    def __init__(self) -> None:
+        self.names: dict[tuple[str, str], Name] = {}
+        self.readers: dict[int, tuple[int, Version]] = {}  # by number: session and version
+        self.waits: dict[tuple[int, int], Wait] = {}  # by session and request
+        self._waits_of: dict[int, int] = {}  # number of the waits of each session
+        self._readers_of: dict[int, set[int]] = {}  # by session
+        self.pending: dict[tuple[str, str, int], Version] = {}
+        self._next_reader = 1
+
+    # ---- publishing
+
+    def publish(
+        self,
+        now: float,
+        tenant: str,
+        name: str,
+        session: int,
+        keep: int,
+        handles: tuple[int, ...],
+        paths: tuple[str, ...],
+        structure: bytes = b"",
+    ) -> Version:
+        """Begin a version. Raise RESOURCE_EXHAUSTED if the tenant or the session has too many."""
+        found = self.names.get((tenant, name))
+        if found is None and sum(owner == tenant for owner, _ in self.names) >= MOST_NAMES:
+            self._forget_unused_name(tenant)
+        if sum(each.session == session for each in self.pending.values()) >= MOST_PENDING:
+            text = f"{MOST_PENDING} versions of session {session} are not complete: publish fewer at once"
+            raise StatusError(Code.RESOURCE_EXHAUSTED, text)
+        if found is None:
+            found = self.names[tenant, name] = Name(tenant, name)
+        version = Version(tenant, name, found.next_number, session, handles, paths, structure, keep, now)
+        found.next_number += 1
+        found.versions[version.number] = version
+        self.pending[tenant, name, version.number] = version
+        return version
+
+    def _forget_unused_name(self, tenant: str) -> None:
+        for key, name in self.names.items():
+            if key[0] == tenant and not name.versions:
+                del self.names[key]
+                return
+        text = f"tenant {tenant} has {MOST_NAMES} names of arrays: remove some with `atoll arrays rm`"
+        raise StatusError(Code.RESOURCE_EXHAUSTED, text)
+
+    def complete(self, now: float, version: Version) -> list[Action]:
+        """Handle that all arrays of the version are complete. It replaces the oldest of the kept versions."""
+        self._end_pending(version)
+        version.enter(_S.COMPLETE)
+        version.seconds = now
+        name = self._name_of(version)
+        name.keep = version.keep
+        actions = self._retire(name)
+        return [*actions, *self._answer_waits(name)]
+
+    def fail(self, version: Version, status: Status) -> list[Action]:
+        """Handle that a version will not become complete."""
+        self._end_pending(version)
+        version.error = status
+        version.enter(_S.FAILED)
+        name = self._name_of(version)
+        del name.versions[version.number]
+        name.failure = (version.number, status)
+        return [Free(version), *self._answer_waits(name)]
+
+    def _end_pending(self, version: Version) -> None:
+        del self.pending[version.tenant, version.name, version.number]
+
+    def _name_of(self, version: Version) -> Name:
+        return self.names[version.tenant, version.name]
+
+    def _retire(self, name: Name) -> list[Action]:
+        """Retire the versions beyond those that the name keeps, and lost versions that are older than these."""
+        complete = sorted((each for each in name.versions.values() if each.state is _S.COMPLETE), key=_number)
+        kept = complete[-name.keep :]
+        lost = [each for each in name.versions.values() if each.state is _S.LOST]
+        replaced = complete[: -name.keep] + [each for each in lost if kept and each.number < kept[-1].number]
+        return [action for version in replaced for action in self._retire_one(version)]
+
+    def _retire_one(self, version: Version) -> list[Action]:
+        version.enter(_S.RETIRED)
+        return self._free_unread(version)
+
+    def _free_unread(self, version: Version) -> list[Action]:
+        """Free a retired version unless it has readers."""
+        if version.readers:
+            return []
+        version.enter(_S.FREED)
+        del self._name_of(version).versions[version.number]
+        return [Free(version)]
+
+    # ---- losses and removals
+
+    def lose(self, version: Version, status: Status) -> list[Action]:
+        """Handle that a part of the version is lost with an island."""
+        if version.state is _S.PENDING:
+            return self.fail(version, status)
+        version.error = version.error or status
+        if version.state is not _S.COMPLETE:
+            return []
+        version.enter(_S.LOST)
+        return self._answer_waits(self._name_of(version))
+
+    def remove(self, tenant: str, name: str, number: int = -1) -> list[Action]:
+        """Remove a version, or all versions of the name. Readers keep what they read. Raise NOT_FOUND."""
+        found = self.names.get((tenant, name))
+        chosen = [] if found is None else [each for each in found.versions.values() if number in (-1, each.number)]
+        if found is None or not chosen:
+            what = f"{tenant}{SEPARATOR}{name}" if number < 0 else f"version {number} of {tenant}{SEPARATOR}{name}"
+            raise not_found(f"{what} does not exist (atoll arrays lists the versions)")
+        actions: list[Action] = []
+        for version in chosen:
+            if version.state is _S.PENDING:
+                actions += self.fail(version, Status(Code.CANCELLED, f"{version.title} was removed"))
+                continue
+            if version.state is not _S.RETIRED:
+                actions += self._retire_one(version)
+        return [*actions, *self._answer_waits(found)]
+
+    def tenant_removed(self, tenant: str) -> list[Action]:
+        """Forget all names of a tenant, whose vault is closed. Nothing is left to free."""
+        actions: list[Action] = []
+        for key, name in [(key, name) for key, name in self.names.items() if key[0] == tenant]:
+            gone = Status(Code.CANCELLED, f"the arrays of tenant {tenant} were removed")
+            for version in list(name.versions.values()):
+                if version.state is _S.PENDING:
+                    actions += self.fail(version, gone)
+                else:
+                    for reader in list(version.readers):
+                        self._forget_reader(reader)
+                    version.error = gone
+            del self.names[key]
+        return actions
+
+    # ---- reading
+
+    def open(self, now: float, wait: Wait) -> list[Action]:
+        """Handle a request for a version: answer it now, or when there is such a version, or at its deadline."""
+        if self._waits_of.get(wait.session, 0) >= MOST_WAITS:
+            text = f"{MOST_WAITS} requests of session {wait.session} wait for versions of arrays"
+            return [Refused(wait.session, wait.request, Status(Code.RESOURCE_EXHAUSTED, text))]
+        if len(self._readers_of.get(wait.session, ())) >= MOST_READERS:
+            text = f"session {wait.session} has {MOST_READERS} versions of arrays open: delete some"
+            return [Refused(wait.session, wait.request, Status(Code.RESOURCE_EXHAUSTED, text))]
+        answer = self._answer(wait)
+        if answer is None and wait.until <= now:
+            answer = self._timed_out(wait)
+        if answer is None:
+            self.waits[wait.session, wait.request] = wait
+            self._waits_of[wait.session] = self._waits_of.get(wait.session, 0) + 1
+            return []
+        return [answer]
+
+    def _end_wait(self, key: tuple[int, int]) -> Wait:
+        session = key[0]
+        self._waits_of[session] -= 1
+        if not self._waits_of[session]:
+            del self._waits_of[session]
+        return self.waits.pop(key)
+
+    def _answer(self, wait: Wait) -> Opened | Refused | None:
+        """Return the answer to a request, or None if the request has to wait."""
+        name = self.names.get((wait.tenant, wait.name))
+        if name is None:
+            return None
+        if wait.number < 0:
+            complete = [each for each in name.versions.values() if each.state is _S.COMPLETE]
+            newest = max(complete, key=_number, default=None)
+            return None if newest is None or newest.number <= wait.newer_than else self._opened(wait, newest)
+        version = name.versions.get(wait.number)
+        if version is not None and version.state is _S.COMPLETE:
+            return self._opened(wait, version)
+        if version is not None and version.state is _S.LOST:
+            assert version.error is not None
+            return Refused(wait.session, wait.request, version.error.within(version.title))
+        if wait.number >= name.next_number or (version is not None and version.state is _S.PENDING):
+            return None
+        text = f"version {wait.number} of {wait.tenant}{SEPARATOR}{wait.name} does not exist any more"
+        if name.failure is not None and name.failure[0] == wait.number:
+            text = f"version {wait.number} of {wait.tenant}{SEPARATOR}{wait.name} failed: {name.failure[1].message}"
+        return Refused(wait.session, wait.request, Status(Code.NOT_FOUND, f"{text}; {_contents(name)}"))
+
+    def _opened(self, wait: Wait, version: Version) -> Opened:
+        reader = self._next_reader
+        self._next_reader += 1
+        self.readers[reader] = (wait.session, version)
+        self._readers_of.setdefault(wait.session, set()).add(reader)
+        version.readers.add(reader)
+        return Opened(wait.session, wait.request, reader, version)
+
+    def _answer_waits(self, name: Name) -> list[Action]:
+        """Answer the requests for versions of the name that can be answered now."""
+        actions: list[Action] = []
+        for key, wait in [(key, wait) for key, wait in self.waits.items() if wait.tenant == name.tenant]:
+            if wait.name == name.name and (answer := self._answer(wait)) is not None:
+                self._end_wait(key)
+                actions.append(answer)
+        return actions
+
+    def tick(self, now: float) -> list[Action]:
+        """Answer the requests whose deadlines have passed."""
+        late = [key for key, wait in self.waits.items() if wait.until <= now]
+        return [self._timed_out(self._end_wait(key)) for key in late]
+
+    def _timed_out(self, wait: Wait) -> Refused:
+        """Return an error that names what is missing."""
+        whose = f"{wait.tenant}{SEPARATOR}{wait.name}"
+        what = f"version {wait.number}" if wait.number >= 0 else f"a version newer than {wait.newer_than}"
+        if wait.number < 0 and wait.newer_than <= 0:
+            what = "a version"
+        name = self.names.get((wait.tenant, wait.name))
+        state = "nothing was published under this name" if name is None else _contents(name)
+        return Refused(
+            wait.session, wait.request, Status(Code.DEADLINE_EXCEEDED, f"{whose} does not have {what} yet: {state}")
+        )
+
+    def close_reader(self, session: int, reader: int) -> list[Action]:
+        """Handle that the session's reader has left."""
+        known = self.readers.get(reader)
+        if known is None or known[0] != session:
+            return []
+        self._forget_reader(reader)
+        version = known[1]
+        return self._free_unread(version) if version.state is _S.RETIRED else []
+
+    def _forget_reader(self, reader: int) -> None:
+        session, version = self.readers.pop(reader)
+        version.readers.discard(reader)
+        own = self._readers_of[session]
+        own.discard(reader)
+        if not own:
+            del self._readers_of[session]
+
+    def session_closed(self, session: int) -> list[Action]:
+        """Handle the end of a session: its readers leave, and its pending versions fail."""
+        for key in [key for key in self.waits if key[0] == session]:
+            self._end_wait(key)
+        actions: list[Action] = []
+        for version in [each for each in self.pending.values() if each.session == session]:
+            text = f"session {session} ended before all arrays of {version.title} were complete"
+            actions += self.fail(version, Status(Code.CANCELLED, text))
+        for reader in sorted(self._readers_of.get(session, ())):
+            actions += self.close_reader(session, reader)
+        return actions
+
+    # ---- reports
+
+    def versions(self) -> Iterator[Version]:
+        """Yield all versions that are not failed and not freed."""
+        for name in self.names.values():
+            yield from name.versions.values()
+
+    def validate(self) -> None:
+        """Raise AssertionError if the state contradicts itself. For tests, since it looks at everything."""
+        readers = {reader: version for reader, (_, version) in self.readers.items()}
+        for name in self.names.values():
+            complete = [each for each in name.versions.values() if each.state is _S.COMPLETE]
+            assert len(complete) <= name.keep, f"{name.name} keeps {len(complete)} versions"
+            for number, version in name.versions.items():
+                assert version.number == number < name.next_number
+                assert version.state not in (_S.FAILED, _S.FREED)
+                assert (version.state is _S.PENDING) == ((version.tenant, version.name, number) in self.pending)
+                assert version.state is not _S.RETIRED or version.readers, f"nothing reads {version.title}"
+                assert all(readers.get(reader) is version for reader in version.readers)
+        assert all(reader in version.readers for reader, version in readers.items())
+        assert {reader for own in self._readers_of.values() for reader in own} == set(readers)
+        assert sum(self._waits_of.values()) == len(self.waits)
+        assert all(self._answer_is_due(wait) is None for wait in self.waits.values())
+
+    def _answer_is_due(self, wait: Wait) -> Version | None:
+        name = self.names.get((wait.tenant, wait.name))
+        found = [] if name is None else [each for each in name.versions.values() if each.state is _S.COMPLETE]
+        wanted = (
+            each for each in found if each.number == wait.number or (wait.number < 0 and each.number > wait.newer_than)
+        )
+        return next(wanted, None)
+
+
+def _number(version: Version) -> int:
+    return version.number
+
+
+def _contents(name: Name) -> str:
+    """Return the name's versions as text."""
+    parts = []
+    complete = sorted(number for number, each in name.versions.items() if each.state is _S.COMPLETE)
+    listed = ", ".join(map(str, complete))
+    many = f"versions {listed} exist" if len(complete) > 1 else f"version {listed} exists"
+    parts.append(many if complete else "no version exists")
+    for version in name.versions.values():
+        if version.state is _S.PENDING:
+            count = f"{len(version.held)} of {len(version.handles)} arrays"
+            parts.append(f"version {version.number} has {count} complete, and session {version.session} computes it")
+        elif version.state is _S.LOST and version.error is not None:
+            parts.append(f"version {version.number} is lost: {version.error.message}")
+    if name.failure is not None and name.failure[0] > (complete[-1] if complete else 0):
+        parts.append(f"version {name.failure[0]} failed: {name.failure[1].message}")
+    return "; ".join(parts)

@@ -1,0 +1,82 @@
+"""Requests of the plug-in in the user's process to publish arrays and to read published arrays.
+
+A request is the payload of a plugin program (see `protocol.questions`), with `MAGIC` and a struct in msgpack. The
+arrays to publish were staged before (see `protocol.submission`). The reply to `PublishArrays` and to `OpenArrays` is in
+the fingerprint of an executable that is never run. An error is a part of the reply, since jaxlib logs failed requests.
+An open version is closed when its executable is destructed. The executable of `ReadArrays` returns the arrays.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from atoll.errors import Status, invalid
+from atoll.ir.types import ArraySpec
+from atoll.protocol.messages import MOST_PATH, MOST_PUBLISHED, MOST_STRUCTURE, VersionArray
+
+MAGIC = b"atoll.arrays\0"
+
+_Name = Annotated[str, msgspec.Meta(max_length=300)]
+_Number = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 62)]
+_Path = Annotated[str, msgspec.Meta(max_length=MOST_PATH)]
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=3600)]
+
+
+class PublishArrays(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="publish"):
+    """Publish the staged arrays as the next version of a name. Without paths, forget the staged arrays."""
+
+    name: _Name
+    keep: Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
+    paths: Annotated[tuple[_Path, ...], msgspec.Meta(max_length=MOST_PUBLISHED)]
+    structure: Annotated[bytes, msgspec.Meta(max_length=MOST_STRUCTURE)] = b""
+
+
+class OpenArrays(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="open"):
+    """Open a version: see `protocol.messages.OpenVersion`. The reply is an `OpenedVersion`."""
+
+    name: _Name
+    version: _Number = -1
+    newer_than: _Number = 0
+    seconds: _Seconds = 0.0
+
+
+class NumberedVersion(msgspec.Struct, frozen=True):
+    """The reply to `PublishArrays`."""
+
+    status: Status
+    version: int = 0
+
+
+class OpenedVersion(msgspec.Struct, frozen=True):
+    """The reply to `OpenArrays`: an open version, and the number of its reader."""
+
+    status: Status
+    reader: int = -1
+    version: int = 0
+    arrays: tuple[VersionArray, ...] = ()
+    structure: bytes = b""
+
+
+class ReadArrays(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="read"):
+    """Load an executable that returns all arrays of an open version, as arrays of these types."""
+
+    reader: _Number
+    targets: Annotated[tuple[ArraySpec, ...], msgspec.Meta(min_length=1, max_length=MOST_PUBLISHED)]
+
+
+ArrayRequest = PublishArrays | OpenArrays | ReadArrays
+
+
+def write_request(request: ArrayRequest) -> bytes:
+    return MAGIC + msgspec.msgpack.encode(request)
+
+
+def read_request(payload: bytes) -> ArrayRequest:
+    """Decode a request. Raise INVALID_ARGUMENT if it is invalid."""
+    try:
+        request: ArrayRequest = msgspec.msgpack.decode(payload[len(MAGIC) :], type=ArrayRequest)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise invalid(f"invalid request for published arrays: {error}") from None
+    return request

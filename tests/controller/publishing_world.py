@@ -1,0 +1,114 @@
+"""Random clients that publish arrays and read published arrays, and the world that they share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from atoll.errors import Code
+from atoll.ir.program import Mapping, Rearrange, single
+from atoll.named_arrays.version_states import VersionState
+from atoll.protocol import messages as m
+from tests.controller.migrating_world import MigratingClient, MigratingWorld
+from tests.controller.world import Client, World
+
+_LATE = (Code.CANCELLED, Code.DATA_LOSS, Code.DEADLINE_EXCEEDED, Code.INTERNAL)
+
+
+class PublishingClient(MigratingClient):
+    """Also publishes its arrays, and reads versions that any client has published."""
+
+    def __init__(self, world: World, number: int) -> None:
+        super().__init__(world, number)
+        self.asked: set[int] = set()  # requests
+        self.opened: dict[int, m.VersionOpened] = {}  # by reader
+
+    def handle(self, message: Any) -> None:
+        match message:
+            case m.Published(request=request):
+                self.asked.remove(request)
+            case m.VersionOpened(request=request, status=status):
+                self.asked.remove(request)
+                if status.ok:
+                    self.opened[message.reader] = message
+            case _:
+                super().handle(message)
+
+    def publish(self) -> None:
+        chosen = self.rng.sample(sorted(self.arrays), min(len(self.arrays), self.rng.randint(1, 3)))
+        if not chosen:
+            return
+        specs = tuple(self.arrays[handle] for handle in chosen)
+        whole = [(0, len(spec.sharding.devices), 1) for spec in specs]
+        mappings = tuple(Mapping(i, i, each, each) for i, each in enumerate(whole))
+        body = single(self.name("publish"), specs, Rearrange(tuple(range(len(specs))), specs, mappings))
+        views = self.launch(body, tuple(chosen))
+        self.unreleased.difference_update(views)  # they belong to the controller
+        request = self.fresh()
+        self.asked.add(request)
+        name = self.rng.choice("ab")
+        paths = tuple(map(str, chosen))
+        self.say(m.Publish(request, name, self.rng.randint(1, 2), tuple(views), paths))
+
+    def open_version(self) -> None:
+        request = self.fresh()
+        self.asked.add(request)
+        number = self.rng.choice((-1, -1, self.rng.randint(1, 4)))
+        newer = self.rng.randint(0, 3)
+        self.say(m.OpenVersion(request, self.rng.choice("ab"), number, newer, self.rng.choice((0.0, 1.0))))
+
+    def read(self) -> None:
+        if not self.opened:
+            return
+        version = self.opened[self.rng.choice(sorted(self.opened))]
+        targets = tuple(replace(self.spec(), dtype=each.dtype, shape=each.shape) for each in version.arrays)
+        results = tuple(self.fresh() for _ in targets)
+        self.say(m.ReadVersion(version.reader, 0, targets, results))
+        for result, spec in zip(results, targets, strict=True):
+            self.taint[result], self.maybe[result] = set(), {"lost"}
+            self.unreleased.add(result)
+            self.arrays[result] = spec
+
+    def close_version(self) -> None:
+        if self.opened:
+            self.say(m.CloseVersion(self.opened.pop(self.rng.choice(sorted(self.opened))).reader))
+
+    def act(self) -> None:
+        if self.held or self.rng.random() < 0.6:
+            super().act()
+            return
+        self.rng.choice((self.publish, self.open_version, self.read, self.close_version))()
+
+
+class PublishingWorld(MigratingWorld):
+    """A world whose published arrays are checked after each step."""
+
+    kind_of_client = PublishingClient
+
+    def deliver(self) -> None:
+        super().deliver()
+        self.controller.published.names.validate()
+
+    def end_publishing(self) -> None:
+        """All readers leave, and all names are removed. Nothing of them is left."""
+        clients: list[Client] = list(self.clients.values())
+        for client in clients:
+            assert isinstance(client, PublishingClient)
+            for reader in client.opened:
+                client.say(m.CloseVersion(reader))
+        published = self.controller.published
+        self.now += 100
+        self.cluster.tick(self.now)
+        for name in list(published.names.names.values()):
+            if name.versions:
+                published.remove(name.tenant, name.name)
+        self.deliver()
+        for client in clients:
+            assert isinstance(client, PublishingClient)
+            assert client.asked == set(), "each request is answered"
+        assert [each.state for each in published.names.versions() if each.state is not VersionState.FREED] == []
+        for vault in published.vaults.values():
+            assert self.controller.sessions[vault].directory.entries == {}
+            for host in self.hosts.values():
+                assert host.stores.pop(vault) == {}, "all published memory goes"

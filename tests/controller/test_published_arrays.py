@@ -1,0 +1,411 @@
+"""Published arrays at the controller: owners, permissions, reads, losses, and what faulty proxies send."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from atoll.cluster.tenant_settings import TenantSettings, token_hash
+from atoll.errors import Code, Status
+from atoll.ir.program import Mapping, Rearrange, single
+from atoll.named_arrays.version_states import VersionState
+from atoll.protocol import messages as m
+from tests.controller.play import BROKEN, Play, on, runs
+
+TRAINER = TenantSettings("trainer", token_hash("trainer"), publish=("policy*",))
+READER = TenantSettings("reader", token_hash("reader"), subscribe=("trainer/policy*",))
+EVE = TenantSettings("eve", token_hash("eve"))
+
+
+class Trainer(Play):
+    """A session of a trainer on island 0, which has array 10 and publishes views of it, 100 and later."""
+
+    def __init__(self, topology: str = "2x1x2", **settings: Any) -> None:
+        super().__init__(topology, token="cluster", tenants=(TRAINER, READER, EVE), **settings)
+        self.session = self.open(token="trainer").number
+        self.array(10)
+        view = Rearrange((0,), (on(0),), (Mapping(0, 0, (0, 1, 1), (0, 1, 1)),))
+        self.say(m.RegisterProgram(5, single("publish", (on(0),), view)))
+        self.views = 100
+        self.requests = 0
+
+    def request(self) -> int:
+        self.requests += 1
+        return self.requests
+
+    def view(self) -> tuple[int, int]:
+        """Launch a view; its handle and the sequence number of its run."""
+        self.views += 1
+        (run,) = runs(self.say(m.Launch(5, (10,), (self.views,), ())))
+        return self.views, run.sequence
+
+    def publish(self, name: str = "policy", keep: int = 2) -> tuple[int, int]:
+        """Publish array 10; the number of the version, and the sequence number of the view's run."""
+        view, sequence = self.view()
+        (reply,) = self.say(m.Publish(self.request(), name, keep, (view,), ("w",)))
+        assert reply.status.ok, reply.status
+        return reply.version, sequence
+
+    def complete(self, name: str = "policy", keep: int = 2) -> int:
+        version, sequence = self.publish(name, keep)
+        self.done(sequence)
+        return version
+
+    def answers(self, session: int, message: Any) -> list[Any]:
+        """Return the messages that the session gets because of a message."""
+        self.flush()
+        self.proxy(session, message)
+        return [each for (kind, number), each in self.sent() if (kind, number) == ("session", session)]
+
+    def opened(self, session: int, name: str = "trainer/policy", number: int = -1, **options: Any) -> m.VersionOpened:
+        (reply,) = self.answers(session, m.OpenVersion(self.request(), name, number, **options))
+        assert isinstance(reply, m.VersionOpened)
+        return reply
+
+    @property
+    def vault(self) -> Any:
+        return self.controller.sessions[self.controller.published.vaults["trainer"]]
+
+
+def test_a_version_moves_to_the_vault_when_it_is_complete() -> None:
+    play = Trainer()
+    view, sequence = play.view()
+    (reply,) = play.say(m.Publish(1, "policy", 2, (view,), ("w",)))
+    assert reply == m.Published(1, Status(), 1)
+    messages = play.done(sequence)
+    vault = play.vault
+    assert m.ShareBuffers(play.session, vault.number, ((view, 1),)) in messages
+    assert m.Free(play.session, (view,)) in messages
+    assert list(vault.directory.entries) == [1]
+    assert view not in play.controller.sessions[play.session].directory.entries
+
+
+def test_a_version_outlives_its_session_and_is_freed_when_newer_ones_replace_it() -> None:
+    play = Trainer()
+    play.complete(keep=1)
+    play.close(play.session)
+    play.flush()
+    vault = play.vault
+    assert list(vault.directory.entries) == [1]
+    play.session = play.open(token="trainer").number
+    play.array(10)
+    view = Rearrange((0,), (on(0),), (Mapping(0, 0, (0, 1, 1), (0, 1, 1)),))
+    play.say(m.RegisterProgram(5, single("publish", (on(0),), view)))
+    assert play.complete(keep=1) == 2
+    assert list(vault.directory.entries) == [2]
+
+
+def test_a_session_that_ends_inside_a_publication_leaves_nothing_of_it() -> None:
+    play = Trainer()
+    play.publish()
+    play.close(play.session)
+    play.flush()
+    reader = play.open(token="reader").number
+    text = play.opened(reader, number=1).status.message
+    assert "version 1 of trainer/policy failed: session 2 ended before all arrays" in text
+    assert not any(play.controller.memory.used.values())
+
+
+def test_a_version_fails_with_the_error_of_its_array() -> None:
+    play = Trainer()
+    _, sequence = play.publish()
+    play.report(0, m.Failed(sequence, BROKEN))
+    reader = play.open(token="reader").number
+    assert "array w of version 1 of trainer/policy failed: division by zero" in (
+        play.opened(reader, number=1).status.message
+    )
+    assert play.controller.sessions[play.session].publishing == 0
+
+
+@pytest.mark.parametrize(
+    ("token", "name", "text"),
+    [
+        ("eve", "trainer/policy", "tenant eve may not read trainer/policy"),
+        ("eve", "nobody/policy", "tenant eve may not read nobody/policy"),
+        ("reader", "trainer/secret", "tenant reader may not read trainer/secret"),
+        ("reader", "trainer/../policy", "invalid name"),
+        ("reader", "trainer/policy*", "invalid name"),
+        ("reader", "/policy", "invalid name"),
+        ("reader", "trainer/", "invalid name"),
+        ("reader", "", "invalid name"),
+        ("reader", "policy\n", "invalid name"),
+    ],
+)
+def test_a_name_that_a_tenant_may_not_read_is_refused(token: str, name: str, text: str) -> None:
+    play = Trainer()
+    play.complete()
+    session = play.open(token=token).number
+    opened = play.opened(session, name)
+    assert text in opened.status.message
+    assert opened.arrays == ()
+
+
+def test_a_name_belongs_to_the_tenant_of_the_session() -> None:
+    play = Trainer()
+    play.complete()
+    reader = play.open(token="reader").number
+    assert play.opened(reader, "trainer/policy").version == 1
+    assert "reader/policy does not have a version yet" in play.opened(reader, "policy").status.message
+
+
+@pytest.mark.parametrize(
+    ("name", "keep", "code"),
+    [
+        ("secret", 2, Code.PERMISSION_DENIED),
+        ("trainer/policy", 2, Code.INVALID_ARGUMENT),
+        ("policy\0", 2, Code.INVALID_ARGUMENT),
+        ("policy", 0, Code.INVALID_ARGUMENT),
+        ("policy", 65, Code.INVALID_ARGUMENT),
+        ("policy", -1, Code.INVALID_ARGUMENT),
+    ],
+)
+def test_a_refused_publication_releases_its_arrays(name: str, keep: int, code: Code) -> None:
+    play = Trainer()
+    view, sequence = play.view()
+    (reply,) = [each for each in play.say(m.Publish(1, name, keep, (view,), ("w",))) if isinstance(each, m.Published)]
+    assert reply.status.code == code
+    play.done(sequence)
+    assert view not in play.controller.sessions[play.session].directory.entries
+
+
+def test_a_read_is_a_transfer_from_the_publishers_devices_in_the_readers_session() -> None:
+    play = Trainer()
+    play.complete()
+    reader = play.open(token="reader").number
+    opened = play.opened(reader)
+    assert [(each.path, each.dtype, each.shape) for each in opened.arrays] == [("w", "float32", (2,))]
+    play.proxy(reader, m.ReadVersion(opened.reader, 0, (on(2),), (7,)))
+    sent = play.sent()
+    (shared,) = [each for to, each in sent if isinstance(each, m.ShareBuffers) and to == ("host", 0)]
+    assert (shared.source, shared.target) == (play.vault.number, reader)
+    hosts = {to[1]: each for to, each in sent if isinstance(each, m.Run)}
+    assert {run.session for run in hosts.values()} == {reader}
+    assert hosts.keys() == {0, 1}
+    assert hosts[0].arguments == (shared.handles[0][1],)
+    assert hosts[1].results == (7,)
+    for host, run in hosts.items():
+        play.worker(host, m.Done(((run.sequence, 0, 1),)))
+    play.flush()
+    entries = play.controller.sessions[reader].directory.entries
+    assert {handle: entry.ready for handle, entry in entries.items()} == {7: True}
+
+
+def test_a_version_that_is_read_is_freed_when_its_reader_leaves() -> None:
+    play = Trainer()
+    play.complete(keep=1)
+    reader = play.open(token="reader").number
+    opened = play.opened(reader)
+    play.complete(keep=1)
+    assert list(play.vault.directory.entries) == [1, 2]
+    play.proxy(reader, m.CloseVersion(opened.reader))
+    play.flush()
+    assert list(play.vault.directory.entries) == [2]
+
+
+def test_the_end_of_a_reader_frees_what_it_has_opened() -> None:
+    play = Trainer()
+    play.complete(keep=1)
+    reader = play.open(token="reader").number
+    play.opened(reader)
+    play.complete(keep=1)
+    play.close(reader)
+    play.flush()
+    assert list(play.vault.directory.entries) == [2]
+
+
+@pytest.mark.parametrize(
+    ("first", "target", "text"),
+    [
+        (0, msgspec.structs.replace(on(2), shape=(3,)), "cannot be read as float32[3]"),
+        (0, msgspec.structs.replace(on(2), dtype="int32"), "cannot be read as int32[2]"),
+        (1, on(2), "has 1 arrays, not 2"),
+        (1 << 60, on(2), "has 1 arrays"),
+        (0, on(99), "99"),
+        (0, on(1 << 41), "does not exist"),
+        (0, on(), "devices"),
+    ],
+)
+def test_a_wrong_read_makes_errors_and_shares_nothing(first: int, target: Any, text: str) -> None:
+    play = Trainer()
+    play.complete()
+    reader = play.open(token="reader").number
+    opened = play.opened(reader)
+    play.proxy(reader, m.ReadVersion(opened.reader, first, (target,), (7,)))
+    assert not any(isinstance(each, m.ShareBuffers | m.Run) for each in play.outbox())
+    (awaited,) = play.answers(reader, m.Await(1, (7,)))
+    assert text in awaited.status.message
+
+
+def test_a_reader_of_another_session_reads_nothing() -> None:
+    play = Trainer()
+    play.complete()
+    one, other = play.open(token="reader").number, play.open(token="reader").number
+    opened = play.opened(one)
+    play.proxy(other, m.ReadVersion(opened.reader, 0, (on(2),), (7,)))
+    (awaited,) = play.answers(other, m.Await(1, (7,)))
+    assert "does not exist in this session" in awaited.status.message
+
+
+def test_the_loss_of_an_island_is_named_and_a_newer_version_replaces_the_lost_one() -> None:
+    play = Trainer()
+    play.complete()
+    reader = play.open(token="reader").number
+    opened = play.opened(reader)
+    play.lose(0, "it burnt")
+    play.flush()
+    assert play.vault.directory.entries == {}
+    text = play.opened(reader, number=1).status.message
+    assert "a part of version 1 of trainer/policy was on island 0, which failed" in text
+    play.proxy(reader, m.ReadVersion(opened.reader, 0, (on(2),), (7,)))
+    (awaited,) = play.answers(reader, m.Await(1, (7,)))
+    assert "was on island 0" in awaited.status.message
+    (version,) = play.controller.published.names.versions()
+    assert version.state is VersionState.LOST
+
+
+def test_a_drained_island_loses_its_versions() -> None:
+    play = Trainer()
+    play.complete()
+    for session in list(play.controller.connections.sessions):
+        play.close(session)
+    play.operator(m.DrainRequest(0))
+    play.flush()
+    play.tick(1.0)
+    play.flush()
+    assert play.vault.directory.entries == {}
+    (version,) = play.controller.published.names.versions()
+    assert version.error is not None
+    assert version.error.message == "a part of version 1 of trainer/policy was on island 0, which was drained"
+
+
+@pytest.mark.parametrize("ask", [m.SuspendRequest, m.EndSessionRequest, lambda number: m.RemapRequest(number, 1, 1)])
+def test_a_vault_is_no_session_for_operators(ask: Any) -> None:
+    play = Trainer()
+    play.complete()
+    (reply,) = play.ask(play.connect("operator", token="cluster"), ask(play.vault.number))
+    assert reply.status.code == Code.NOT_FOUND
+
+
+def test_an_island_without_a_part_of_a_version_does_not_concern_it() -> None:
+    play = Trainer()
+    play.complete()
+    play.lose(1, "it burnt")
+    play.flush()
+    (version,) = play.controller.published.names.versions()
+    assert version.state is VersionState.COMPLETE
+
+
+def test_a_request_waits_for_a_version_and_ends_at_its_deadline() -> None:
+    play = Trainer()
+    reader = play.open(token="reader").number
+    play.flush()
+    play.proxy(reader, m.OpenVersion(1, "trainer/policy", seconds=5.0))
+    play.proxy(reader, m.OpenVersion(2, "trainer/policy", newer_than=1, seconds=5.0))
+    assert play.outbox() == []
+    view, sequence = play.view()
+    play.say(m.Publish(1, "policy", 2, (view,), ("w",)))
+    (first,) = [each for each in play.done(sequence) if isinstance(each, m.VersionOpened)]
+    assert (first.request, first.version) == (1, 1)
+    play.tick(6.0)
+    (second,) = [each for each in play.outbox() if isinstance(each, m.VersionOpened)]
+    assert (second.request, second.status.code) == (2, Code.DEADLINE_EXCEEDED)
+
+
+def test_published_memory_counts_against_the_quota_of_its_tenant() -> None:
+    play = Trainer()
+    play.complete()
+    play.close(play.session)
+    play.flush()
+    memory = play.controller.tenants.by_name["trainer"].memory
+    assert memory is not None
+    assert memory.total == on(0).shape[0] * 4
+
+
+def test_the_removal_of_a_tenant_frees_its_versions() -> None:
+    play = Trainer()
+    play.complete()
+    reader = play.open(token="reader").number
+    play.opened(reader)
+    play.operator(m.RemoveTenant("trainer"))
+    play.flush()
+    assert play.controller.published.vaults == {}
+    assert not any(play.controller.memory.used.values())
+    assert "may not read" not in play.opened(reader).status.message
+
+
+def test_a_handle_that_the_session_uses_cannot_be_published_twice() -> None:
+    play = Trainer()
+    view, _ = play.view()
+    (first,) = play.say(m.Publish(1, "policy", 2, (view,), ("w",)))
+    (second,) = play.say(m.Publish(2, "policy", 2, (view,), ("w",)))
+    assert (first.status.ok, second.status.code) == (True, Code.INVALID_ARGUMENT)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        m.Publish(1, "policy", 2, (), ()),
+        m.Publish(1, "policy", 2, (10, 10), ("a", "b")),
+        m.Publish(1, "policy", 2, (10,), ("a", "b")),
+        m.Publish(1, "policy", 2, (10,), ("a" * 2000,)),
+        m.Publish(1, "p" * 1000, 2, (10,), ("a",)),
+        m.Publish(-1, "policy", 2, (10,), ("a",)),
+        m.OpenVersion(1, "policy", seconds=float("nan")),
+        m.OpenVersion(1, "policy", seconds=-1.0),
+        m.OpenVersion(1, "policy", 1 << 63),
+        m.OpenVersion(1, "policy", -2),
+        m.ReadVersion(1, 0, (on(0),) * 100, tuple(range(200, 300))),
+        m.ReadVersion(1, 0, (on(0),), (10,)),
+        m.ReadVersion(1, 0, (on(0),), (1 << 61,)),
+        m.ReadVersion(1, 0, (on(0),), (50, 51)),
+        m.CloseVersion(-1),
+    ],
+)
+def test_a_message_that_no_correct_proxy_sends_ends_the_session(message: Any) -> None:
+    play = Trainer()
+    play.complete()
+    play.proxy(play.session, message)
+    assert any(isinstance(each, m.Closing) for each in play.outbox())
+    assert list(play.vault.directory.entries) == [1]
+
+
+def reported(play: Trainer, token: str) -> list[tuple[str, str, int, str]]:
+    (reply,) = play.ask(play.connect("operator", token=token), m.StatusRequest())
+    found = msgspec.json.decode(reply.content)["versions"]
+    return sorted((each["tenant"], each["name"], each["version"], each["state"]) for each in found)
+
+
+def test_a_report_has_the_versions_that_its_reader_may_read() -> None:
+    play = Trainer()
+    play.complete()
+    play.publish("policy-b")
+    both = [("trainer", "policy", 1, "complete"), ("trainer", "policy-b", 1, "pending")]
+    assert {token: reported(play, token) for token in ("trainer", "reader", "eve", "cluster")} == {
+        "trainer": both,
+        "reader": both,
+        "eve": [],
+        "cluster": both,
+    }
+
+
+@pytest.mark.parametrize(
+    ("token", "name", "code"),
+    [
+        ("eve", "trainer/policy", Code.NOT_FOUND),
+        ("reader", "trainer/policy", Code.NOT_FOUND),  # it may only read
+        ("reader", "policy", Code.NOT_FOUND),  # of the tenant of the command
+        ("trainer", "policy", Code.OK),
+        ("trainer", "trainer/policy", Code.OK),
+        ("trainer", "pol*", Code.INVALID_ARGUMENT),
+        ("cluster", "trainer/policy", Code.OK),
+    ],
+)
+def test_arrays_are_removed_by_their_tenant_and_by_operators(token: str, name: str, code: Code) -> None:
+    play = Trainer()
+    play.complete()
+    (reply,) = play.ask(play.connect("operator", token=token), m.RemoveArraysRequest(name, 1))
+    assert isinstance(reply, m.OperationReply)
+    assert reply.status.code == code
+    assert (play.vault.directory.entries == {}) == (code == Code.OK)

@@ -1,0 +1,40 @@
+"""A play of random publishers and readers on model hosts."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atoll.cluster.settings import Dispatch
+from tests.controller.outcome import check_nothing_is_left, check_order, play
+from tests.controller.publishing_world import PublishingWorld
+from tests.thoroughness import examples
+
+
+@settings(max_examples=examples(40))
+@given(
+    st.integers(0, 2**32),
+    st.integers(1, 120),
+    st.sampled_from(["1x1x2", "2x1x2", "1x2x2", "3x1x1"]),
+    st.sampled_from([0.0, 0.15]),
+    st.sampled_from([0, 0, 200]),
+    st.sampled_from(list(Dispatch)),
+    st.sampled_from([0.0, 0.05]),
+    st.sampled_from([0, 2]),
+)
+def test_versions_are_published_and_read_as_wholes_and_leave_nothing(
+    seed, steps, topology, doom, memory, dispatch, loss, relays
+):
+    world = PublishingWorld(
+        random.Random(seed), topology, doom, device_memory=memory, dispatch=dispatch, relay_group=relays
+    )
+    play(world, world.rng, steps, loss)
+    world.end_publishing()
+    for client in world.clients.values():
+        for handle in sorted(client.unreleased):
+            client.release(handle)
+    world.settle()
+    check_order(world)
+    check_nothing_is_left(world)

@@ -1,0 +1,170 @@
+"""Named arrays between scripts: tenants, shardings, donations, killed publishers, lost islands, a lost controller."""
+
+from __future__ import annotations
+
+import signal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import atoll
+from atoll.cluster.tenant_settings import TenantSettings, token_hash
+from atoll.operate.operator_requests import request_check
+from atoll.wire.address import parse_address
+from tests.end_to_end.remote_python import RemoteError, RemotePython, StartPython
+from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
+from tests.thoroughness import TIMES
+
+TOKENS = {name: f"the token of {name}" for name in ("trainer", "rollouts", "eve", "cluster")}
+SECONDS = 300.0
+
+
+@pytest.fixture(scope="module")
+def shared(start_cluster: StartCluster) -> StandingCluster:
+    tenants = (
+        TenantSettings("trainer", token_hash(TOKENS["trainer"]), publish=("policy*",)),
+        TenantSettings("rollouts", token_hash(TOKENS["rollouts"]), subscribe=("trainer/policy*",)),
+        TenantSettings("eve", token_hash(TOKENS["eve"])),
+    )
+    return start_cluster(islands="2x1x2", token=TOKENS["cluster"], tenants=tenants)
+
+
+# ---- what runs in scripts
+
+
+def publish(step: int, name: str = "policy", keep: int = 2) -> int:
+    """Publish arrays that all consist of the number of the step, and donate them to the next step."""
+    mesh = Mesh(np.array(jax.devices()[:2]), "x")
+    place = NamedSharding(mesh, PartitionSpec("x"))
+    params = {"w": jax.device_put(jnp.full((64, 8), step, jnp.float32), place), "b": [jnp.full(3, step)]}
+    version = atoll.publish(name, params, keep=keep)
+    update = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
+    assert float(update(params)["w"].sum()) == (step + 1) * 64 * 8
+    return version
+
+
+def publish_for_ever(first: int) -> None:
+    step = first
+    while True:
+        publish(step)
+        step += 1
+
+
+def read(
+    name: str = "trainer/policy", newer_than: int | None = None, version: int | None = None, wait: float = 60.0
+) -> tuple[int, list[float], list[int]]:
+    """A version: its number, the distinct values in it, and the devices that it is on."""
+    mesh = Mesh(np.array(jax.devices()[2:4]), "y")
+    place = {"w": NamedSharding(mesh, PartitionSpec(None, "y")), "b": NamedSharding(mesh, PartitionSpec())}
+    found = atoll.subscribe(name, place, newer_than=newer_than, version=version, wait=wait)
+    leaves = jax.tree.leaves(found.tree)
+    values = sorted({float(value) for leaf in leaves for value in np.asarray(leaf, np.float32).ravel()})
+    return found.number, values, sorted({device.id for leaf in leaves for device in leaf.sharding.device_set})
+
+
+def read_many(count: int, newer_than: int) -> list[tuple[int, list[float]]]:
+    found = []
+    for _ in range(count):
+        newer_than, values, _ = read("trainer/policy", newer_than)
+        found.append((newer_than, values))
+    return found
+
+
+def convert() -> tuple[str, str]:
+    tree = atoll.subscribe("trainer/policy", dtype=jnp.bfloat16).tree
+    return str(tree["w"].dtype), str(tree["b"][0].dtype)
+
+
+def python_of(start_python: StartPython, cluster: StandingCluster, name: str) -> RemotePython:
+    return start_python(ATOLL_ADDRESS=cluster.address, ATOLL_TOKEN=TOKENS[name])
+
+
+def check(cluster: StandingCluster, token: str = TOKENS["cluster"]) -> list[str]:
+    """The contradictions that `atoll check` finds."""
+    reply = request_check(parse_address(cluster.address), token)
+    return [*reply.contradictions, *reply.differences]
+
+
+# ---- the tests
+
+
+def test_another_tenant_reads_a_version_on_another_island_with_other_shardings(
+    shared: StandingCluster, start_python: StartPython
+) -> None:
+    trainer, rollouts = (python_of(start_python, shared, name) for name in ("trainer", "rollouts"))
+    number = trainer.call(publish, 7)
+    assert rollouts.call(read) == (number, [7.0], [2, 3])
+    assert rollouts.call(convert) == ("bfloat16", "int64")
+    trainer.close()
+    assert rollouts.call(read) == (number, [7.0], [2, 3])  # the script has ended
+    rollouts.close()
+    assert check(shared) == []
+
+
+def test_a_tenant_without_the_permission_reads_and_publishes_nothing(
+    shared: StandingCluster, start_python: StartPython
+) -> None:
+    eve, trainer = (python_of(start_python, shared, name) for name in ("eve", "trainer"))
+    trainer.call(publish, 7)
+    with pytest.raises(RemoteError, match=r"PERMISSION_DENIED: tenant eve may not read trainer/policy"):
+        eve.call(read)
+    with pytest.raises(RemoteError, match=r"PERMISSION_DENIED: tenant trainer may not publish secret"):
+        trainer.call(publish, 7, "secret")
+    with pytest.raises(RemoteError, match=r"DEADLINE_EXCEEDED: eve/policy does not have a version yet"):
+        eve.call(read, "policy", None, None, 0.1)
+    trainer.close()
+    eve.close()
+
+
+def test_a_publisher_that_is_killed_at_any_moment_leaves_whole_versions(
+    shared: StandingCluster, start_python: StartPython
+) -> None:
+    rollouts = python_of(start_python, shared, "rollouts")
+    newest = 0
+    for round_ in range(2 * TIMES):
+        trainer = python_of(start_python, shared, "trainer")
+        newest = trainer.call(publish, 1000 * round_)
+        trainer.begin(publish_for_ever, 1000 * round_ + 1)
+        for number, values in rollouts.call(read_many, 5, newest):
+            assert len(values) == 1, f"version {number} is a mixture of {values}"
+        trainer.process.kill()
+        trainer.close()
+        number, values, _ = rollouts.call(read)
+        assert number > newest
+        assert len(values) == 1
+    rollouts.close()
+    assert check(shared) == []
+
+
+def test_the_loss_of_an_island_is_named(shared: StandingCluster, start_python: StartPython) -> None:
+    trainer, rollouts = (python_of(start_python, shared, name) for name in ("trainer", "rollouts"))
+    number = trainer.call(publish, 7)
+    restarts = shared.report()["islands"][0]["restarts"]
+    shared.worker(0).send_signal(signal.SIGKILL)
+    shared.until(lambda report: report["islands"][0]["restarts"] > restarts, SECONDS)
+    with pytest.raises(RemoteError, match=rf"version {number} of trainer/policy was on island 0, which failed"):
+        rollouts.call(read, "trainer/policy", None, number)
+    trainer.close()
+    trainer = python_of(start_python, shared, "trainer")
+    following = trainer.call(publish, 8)
+    assert rollouts.call(read) == (following, [8.0], [2, 3])
+    trainer.close()
+    rollouts.close()
+    assert check(shared) == []
+
+
+def test_versions_survive_the_loss_of_the_controller(
+    journaled_cluster: StandingCluster, start_python: StartPython
+) -> None:
+    one, other = (start_python(ATOLL_ADDRESS=journaled_cluster.address) for _ in range(2))
+    number = one.call(publish, 7)
+    controller = next(each for name, each in journaled_cluster.processes().items() if "controller_main" in name)
+    controller.kill()
+    assert other.call(read, "policy") == (number, [7.0], [2, 3])
+    assert one.call(publish, 8) == number + 1
+    assert other.call(read, "policy", number) == (number + 1, [8.0], [2, 3])
+    one.close()
+    other.close()

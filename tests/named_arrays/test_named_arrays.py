@@ -1,0 +1,276 @@
+"""Named arrays as a state machine."""
+
+from __future__ import annotations
+
+import random
+from contextlib import suppress
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atoll.errors import Code, Status, StatusError
+from atoll.named_arrays import named_arrays
+from atoll.named_arrays.named_arrays import Action, Free, NamedArrays, Opened, Refused, Version, Wait
+from atoll.named_arrays.version_states import TRANSITIONS, VersionState
+from tests.thoroughness import examples
+
+LOST = Status(Code.DATA_LOSS, "island 1 failed")
+
+
+def publish(names: NamedArrays, keep: int = 2, session: int = 1, name: str = "policy", tenant: str = "ana") -> Version:
+    return names.publish(0.0, tenant, name, session, keep, (1, 2), ("w", "b"))
+
+
+def complete(names: NamedArrays, keep: int = 2, session: int = 1, name: str = "policy") -> Version:
+    version = publish(names, keep, session, name)
+    version.held = [1, 2]
+    names.complete(0.0, version)
+    return version
+
+
+def wait(number: int = -1, newer_than: int = 0, until: float = 0.0, session: int = 2, request: int = 1) -> Wait:
+    return Wait(session, request, "ana", "policy", number, newer_than, until)
+
+
+def opened(names: NamedArrays, asked: Wait) -> Opened:
+    (answer,) = names.open(0.0, asked)
+    assert isinstance(answer, Opened)
+    return answer
+
+
+def refused(names: NamedArrays, asked: Wait) -> str:
+    (answer,) = names.open(0.0, asked)
+    assert isinstance(answer, Refused)
+    return answer.status.message
+
+
+def test_versions_are_numbered_in_the_order_of_their_publication() -> None:
+    names = NamedArrays()
+    assert [publish(names).number for _ in range(3)] == [1, 2, 3]
+    assert publish(names, name="other").number == 1
+
+
+def test_a_version_is_given_to_readers_when_it_is_complete() -> None:
+    names = NamedArrays()
+    version = publish(names)
+    assert names.open(0.0, wait(until=9.0)) == []
+    version.held = [1, 2]
+    (answer,) = names.complete(1.0, version)
+    assert isinstance(answer, Opened)
+    assert (answer.session, answer.request, answer.version) == (2, 1, version)
+
+
+def test_the_newest_complete_version_is_read_while_a_newer_one_is_pending() -> None:
+    names = NamedArrays()
+    first = complete(names)
+    publish(names)
+    assert opened(names, wait()).version is first
+
+
+def test_a_version_beyond_the_kept_ones_is_freed_when_its_last_reader_leaves() -> None:
+    names = NamedArrays()
+    first = complete(names, keep=1)
+    one, other = opened(names, wait()), opened(names, wait(request=2))
+    complete(names, keep=1)
+    assert first.state is VersionState.RETIRED
+    assert names.close_reader(2, one.reader) == []
+    assert names.close_reader(2, other.reader) == [Free(first)]
+    assert first.state is VersionState.FREED
+
+
+def test_readers_of_other_sessions_cannot_be_closed() -> None:
+    names = NamedArrays()
+    first = complete(names, keep=1)
+    reader = opened(names, wait()).reader
+    complete(names, keep=1)
+    assert names.close_reader(3, reader) == []
+    assert first.readers == {reader}
+
+
+def test_an_older_version_that_completes_late_is_freed_at_once_if_it_is_not_kept() -> None:
+    names = NamedArrays()
+    late = publish(names, keep=1)
+    complete(names, keep=1)
+    assert names.complete(0.0, late) == [Free(late)]
+
+
+def test_the_end_of_a_session_fails_what_it_has_not_completed_and_nothing_else() -> None:
+    names = NamedArrays()
+    kept, pending, others = complete(names, session=1), publish(names, session=1), publish(names, session=3)
+    assert names.session_closed(1) == [Free(pending)]
+    assert [kept.state, pending.state, others.state] == [
+        VersionState.COMPLETE,
+        VersionState.FAILED,
+        VersionState.PENDING,
+    ]
+
+
+def test_the_error_of_a_request_names_what_is_missing() -> None:
+    names = NamedArrays()
+    assert refused(names, wait()) == "ana/policy does not have a version yet: nothing was published under this name"
+    version = publish(names, session=7)
+    version.held = [1]
+    text = "version 1 has 1 of 2 arrays complete, and session 7 computes it"
+    assert refused(names, wait()) == f"ana/policy does not have a version yet: no version exists; {text}"
+    names.fail(version, Status(Code.INTERNAL, "division by zero"))
+    assert refused(names, wait(number=1)).startswith("version 1 of ana/policy failed: division by zero")
+    complete(names)
+    assert refused(names, wait(newer_than=2)) == "ana/policy does not have a version newer than 2 yet: version 2 exists"
+    assert refused(names, wait(number=5)) == "ana/policy does not have version 5 yet: version 2 exists"
+
+
+def test_a_freed_version_is_named_with_those_that_exist() -> None:
+    names = NamedArrays()
+    for _ in range(3):
+        complete(names)
+    text = refused(names, wait(number=1))
+    assert text == "version 1 of ana/policy does not exist any more; versions 2, 3 exist"
+
+
+def test_a_request_ends_at_its_deadline() -> None:
+    names = NamedArrays()
+    assert names.open(0.0, wait(until=5.0)) == []
+    assert names.tick(4.0) == []
+    (answer,) = names.tick(5.0)
+    assert isinstance(answer, Refused)
+    assert names.waits == {}
+
+
+def test_a_lost_version_fails_requests_for_it_and_newer_ones_replace_it() -> None:
+    names = NamedArrays()
+    version = complete(names)
+    assert names.lose(version, LOST) == []
+    assert "island 1 failed" in refused(names, wait(number=1))
+    assert "version 1 is lost: island 1 failed" in refused(names, wait())
+    following = publish(names)
+    following.held = [1, 2]
+    assert names.complete(0.0, following) == [Free(version)]
+
+
+def test_a_removed_version_lives_while_it_is_read() -> None:
+    names = NamedArrays()
+    version = complete(names)
+    reader = opened(names, wait()).reader
+    assert names.remove("ana", "policy") == []
+    assert "no version exists" in refused(names, wait())
+    assert names.close_reader(2, reader) == [Free(version)]
+    with pytest.raises(StatusError, match="ana/policy does not exist"):
+        names.remove("ana", "policy")
+
+
+def test_versions_of_a_name_are_never_numbered_twice() -> None:
+    names = NamedArrays()
+    complete(names)
+    names.remove("ana", "policy")
+    assert complete(names).number == 2
+
+
+def test_a_tenant_has_a_limited_number_of_names() -> None:
+    names = NamedArrays()
+    for number in range(named_arrays.MOST_NAMES):
+        complete(names, name=f"name {number}")
+    with pytest.raises(StatusError, match="tenant ana has 1024 names"):
+        publish(names, name="c")
+    assert publish(names, name="c", tenant="ben").number == 1
+    names.remove("ana", "name 0")
+    assert publish(names, name="c").number == 1  # in place of the name that has no versions
+
+
+def test_a_session_has_a_limited_number_of_pending_versions() -> None:
+    names = NamedArrays()
+    for _ in range(named_arrays.MOST_PENDING):
+        publish(names)
+    with pytest.raises(StatusError, match="versions of session 1 are not complete"):
+        publish(names)
+    publish(names, session=2)
+
+
+def test_each_state_is_reached_and_has_its_row() -> None:
+    assert set(TRANSITIONS) == set(VersionState)
+    reached = {VersionState.PENDING}.union(*TRANSITIONS.values())
+    assert reached == set(VersionState)
+
+
+class Player:
+    """Random events, and a model of what may be read: each opened version exists until its reader leaves."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.names = NamedArrays()
+        self.now = 0.0
+        self.requests = 0
+        self.readers: dict[int, tuple[int, Version]] = {}
+        self.freed: set[tuple[str, str, int]] = set()
+        self.answered: set[int] = set()
+
+    def perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Free):
+                version = action.version
+                key = (version.tenant, version.name, version.number)
+                assert key not in self.freed, "a version is freed once"
+                assert version not in [each for _, each in self.readers.values()], "a version that is read is not freed"
+                self.freed.add(key)
+                continue
+            assert action.request not in self.answered, "a request is answered once"
+            self.answered.add(action.request)
+            if isinstance(action, Opened):
+                assert action.version.state is VersionState.COMPLETE, "only complete versions are read"
+                assert len(action.version.held) == len(action.version.handles)
+                self.readers[action.reader] = (action.session, action.version)
+
+    def act(self) -> None:
+        rng, names = self.rng, self.names
+        session, tenant, name = rng.randint(1, 3), rng.choice(("ana", "ben")), rng.choice("ab")
+        versions = list(names.versions())
+        pending = list(names.pending.values())
+        match rng.randrange(9):
+            case 0 | 1:
+                with suppress(StatusError):  # there are too many pending ones
+                    names.publish(self.now, tenant, name, session, rng.randint(1, 3), (1, 2), ("w", "b"))
+            case 2 | 3 if pending:
+                version = rng.choice(pending)
+                version.held.append(len(version.held))
+                if len(version.held) == len(version.handles):
+                    self.perform(names.complete(self.now, version))
+            case 4:
+                self.requests += 1
+                number, newer = rng.choice((-1, -1, rng.randint(1, 5))), rng.randint(0, 4)
+                until = self.now + rng.choice((0, 3))
+                asked = Wait(session, self.requests, tenant, name, number, newer, until)
+                self.perform(names.open(self.now, asked))
+            case 5 if self.readers:
+                reader = rng.choice(sorted(self.readers))
+                owner, _ = self.readers.pop(reader)
+                self.perform(names.close_reader(owner, reader))
+            case 6 if versions and rng.random() < 0.4:
+                self.perform(names.lose(rng.choice(versions), LOST))
+            case 7 if versions and rng.random() < 0.4:
+                version = rng.choice(versions)
+                self.perform(names.remove(version.tenant, version.name, rng.choice((-1, version.number))))
+            case 8:
+                if rng.random() < 0.3:
+                    self.readers = {key: each for key, each in self.readers.items() if each[0] != session}
+                    self.perform(names.session_closed(session))
+                self.now += 1
+                self.perform(names.tick(self.now))
+
+
+@settings(max_examples=examples(100))
+@given(st.integers(0, 2**32), st.integers(1, 150))
+def test_any_sequence_of_events_reads_whole_versions_and_frees_each_once(seed: int, steps: int) -> None:
+    player = Player(seed)
+    for _ in range(steps):
+        player.act()
+        player.names.validate()
+    player.readers.clear()
+    for session in (1, 2, 3):
+        player.perform(player.names.session_closed(session))
+    for tenant, name in list(player.names.names):
+        if player.names.names[tenant, name].versions:
+            player.perform(player.names.remove(tenant, name))
+    player.names.validate()
+    assert list(player.names.versions()) == []
+    assert player.names.waits == {}
+    assert player.names.readers == {}
