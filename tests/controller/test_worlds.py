@@ -193,6 +193,51 @@ def test_a_run_that_failed_on_one_island_ends_on_the_others_and_its_functions_mo
     assert len(runs(play.say(m.Launch(1, (), (12,), ())))) == 2, "hosts run it when the function has moved"
 
 
+def test_a_run_that_failed_on_one_device_ends_on_the_others_with_its_error():
+    play = Play("2x1x1")
+    with_function(play)
+    first, second = runs(play.say(m.Launch(1, (), (11,), ())))
+    play.report(1, m.DeviceFailed(second.sequence, Status(Code.INVALID_ARGUMENT, "the kernel failed")))
+    sent: list[Any] = []
+    for now in range(1, 10):
+        play.tick(float(now))
+        sent += play.sent()
+    assert [name for name, message in sent if type(message) is m.CloseWorld] == [("host", 0), ("host", 1)]
+    for host, each in enumerate((first, second)):
+        play.report(host, m.Failed(each.sequence, Status(Code.UNKNOWN, "Connection closed by peer")))
+    for now in range(10, 13):
+        play.tick(float(now))
+    error = play.controller.sessions[play.session].directory.entries[11].error
+    assert error is not None
+    assert "the kernel failed" in error.message
+
+
+def test_a_failure_on_a_device_of_a_gang_that_has_ended_is_ignored():
+    play = Play("2x1x1")
+    with_function(play)
+    first, second = runs(play.say(m.Launch(1, (), (11,), ())))
+    play.done(first.sequence)
+    play.report(1, m.Done(((second.sequence, 0, 1),)))
+    assert play.report(1, m.DeviceFailed(second.sequence, Status(Code.INVALID_ARGUMENT, "late"))) == []
+    assert play.report(1, m.DeviceFailed(12345, Status(Code.INVALID_ARGUMENT, "unknown"))) == []
+
+
+def test_a_host_that_failed_in_a_collective_starts_others_when_it_has_ended_on_all_islands():
+    play = Play("2x1x1")
+    with_function(play)
+    broken = Status(Code.INVALID_ARGUMENT, "broken")
+    first, second = runs(play.say(m.Launch(1, (), (11,), ())))
+    assert of(play.report(0, m.Failed(first.sequence, broken)), m.CollectiveEnded) == []
+    assert of(play.report(1, m.Failed(second.sequence, broken)), m.CollectiveEnded) == [
+        m.CollectiveEnded(first.sequence),
+        m.CollectiveEnded(second.sequence),
+    ]
+    first, second = runs(play.say(m.Launch(1, (), (12,), ())))
+    assert of(play.report(0, m.Failed(first.sequence, broken)), m.CollectiveEnded) == []
+    ended = play.report(1, m.Done(((second.sequence, 0, 1),)))
+    assert of(ended, m.CollectiveEnded) == [m.CollectiveEnded(first.sequence)]
+
+
 def test_a_source_that_arrives_when_its_world_is_closed_is_compiled_in_the_next_one():
     play = Play("2x1x1")
     (serve,) = of(play.say(m.RegisterFunction(1, "content 1", 901, ((0, 1),))), m.JoinWorld)

@@ -67,6 +67,15 @@ static ffi::Error CrashImpl(ffi::Buffer<ffi::F32> x, ffi::ResultBuffer<ffi::F32>
 XLA_FFI_DEFINE_HANDLER_SYMBOL(Crash, CrashImpl,
                               ffi::Ffi::Bind().Arg<ffi::Buffer<ffi::F32>>().Ret<ffi::Buffer<ffi::F32>>());
 
+// A copy, or an error if the first element is negative.
+static ffi::Error CheckImpl(ffi::Buffer<ffi::F32> x, ffi::ResultBuffer<ffi::F32> y) {
+  if (x.typed_data()[0] < 0) return ffi::Error::InvalidArgument("the first element is negative");
+  for (size_t at = 0; at < x.element_count(); ++at) y->typed_data()[at] = x.typed_data()[at];
+  return ffi::Error::Success();
+}
+XLA_FFI_DEFINE_HANDLER_SYMBOL(Check, CheckImpl,
+                              ffi::Ffi::Bind().Arg<ffi::Buffer<ffi::F32>>().Ret<ffi::Buffer<ffi::F32>>());
+
 #ifdef CRASH_WHEN_LOADED
 // Not in the process of the script, which sets this variable.
 __attribute__((constructor)) static void crash_when_loaded() {

@@ -128,7 +128,7 @@ def test_a_unit_is_watched_although_its_function_has_been_dropped() -> None:
     def get(name: str) -> Any:
         raise not_found(f"compiled function {name} is not on this host")
 
-    unused: Any = SimpleNamespace(release_memory=None, inbox=None)
+    unused: Any = SimpleNamespace(release_memory=None, inbox=None, shards=None)
     functions: Any = SimpleNamespace(get=get, python=None)
     steps = StepRunner(unused, functions, unused, unused, unused, unused, unused)
     assert steps.device_of(p.Segment(0, (p.Execute("f", (), 0, (), (), False),))) == 0

@@ -75,7 +75,8 @@ class LoadedFunction(Protocol):
     `ordinals` are the ordinals of these devices on the host, in the order of the function's shards. `scratch_bytes` is
     the memory that a run needs on each device. The outputs overwrite the memory of the parameters at `donated`. With
     `waits_inside`, the worker calls `run` instead of `execute`: enqueueing would run the client's Python. `world` is
-    the number of the world that it runs in, or 0.
+    the number of the world that it runs in, or 0. With `is_joint`, it computes together with other hosts, in
+    collectives that do not tell one run from another.
     """
 
     ordinals: tuple[int, ...]
@@ -87,6 +88,7 @@ class LoadedFunction(Protocol):
     scratch_bytes: int
     waits_inside: bool
     world: int
+    is_joint: bool
 
     def execute(self, arguments: list[Any], sequence: int, stream: int = 0) -> tuple[Sequence[Any], RunToken]:
         """Enqueue one run; return its outputs, which are not ready yet, and its completion.

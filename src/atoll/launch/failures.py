@@ -93,10 +93,8 @@ class Failures:
         for launch in survivors.waiting:
             self._launcher.await_again(launch, hosts)
         for launch, reason in survivors.lost:
-            # If an argument was to be made by another launch that failed, the error of that launch is the cause.
-            failed = (each.error for each in launch.entries[: launch.program.arguments] if each.error is not None)
             why = status.reworded(f"{status.message}{survivors.described_run(launch)} ({reason})")
-            self._launcher.fail(launch, next(failed, None) or why.within(launch.program.name))
+            self._launcher.fail(launch, self._cause(launch) or why.within(launch.program.name))
         for gang in [g for g in self._launcher.in_flight.values() if g.island == island]:
             self._launcher.fail(gang.run.launch, status.within(gang.run.launch.program.name))
             self._launcher.end_gang(gang)
@@ -194,9 +192,23 @@ class Failures:
         for sequence, seconds in self._failed_for.update(now, failed).items():
             gang = failed[sequence]
             if seconds >= LOSS_KNOWN_SECONDS and gang.run.failure is not None:
-                self._launcher.fail(gang.run.launch, gang.run.failure)
+                self._launcher.fail(gang.run.launch, self._cause(gang.run.launch) or gang.run.failure)
                 if not gang.run.hosts_left:
                     self._launcher.end_gang(gang)
+
+    def _cause(self, launch: Launch) -> Status | None:
+        """Return the error of the launch that was to make an argument of this one, if it failed or is failing."""
+        arguments = launch.entries[: launch.program.arguments]
+        error = next((each.error for each in arguments if each.error is not None), None)
+        if error is not None:
+            return error
+        unready = {id(each) for each in arguments if not each.ready}
+        for gang in self._launcher.in_flight.values():
+            other = gang.run.launch
+            made = map(id, other.entries[other.program.arguments :])
+            if gang.run.failure is not None and other is not launch and not unready.isdisjoint(made):
+                return gang.run.failure
+        return None
 
     def _has_hosts_away(self, gang: Gang[GangRun]) -> bool:
         """Return whether a host of the gang's islands has lost its connection, and may still connect again."""

@@ -499,17 +499,36 @@ class Launcher:
         if not gang.run.hosts_left:
             self._all_parts_ended(gang)
 
+    def device_failed(self, host: int, sequence: int, failure: Status) -> None:
+        """Handle that a collective gang failed on a device of a host, and may not end on others.
+
+        This failure is the cause of those that the other devices will report.
+        """
+        gang = self.in_flight.get(sequence)
+        if gang is not None and gang.run.spec.collective and host in gang.run.hosts_left:
+            for each in gang.node.gangs:
+                each.run.failure = each.run.failure or failure
+
     def _all_parts_ended(self, gang: Gang[GangRun]) -> None:
         run = gang.run
-        for host in run.left_out:
-            self._outbox.to_host(host, m.CollectiveEnded(gang.sequence))
-        run.left_out = ()
+        if run.spec.collective:
+            self._collective_ended(gang.node)
         if run.failure is not None and run.launch.error is None:
             return
         if run.launch.error is None and gang.exclusive:
             for name in run.spec.functions:
                 self._quarantine.ended_well(name)
         self.end_gang(gang)
+
+    def _collective_ended(self, node: QueuedNode[GangRun]) -> None:
+        """If a collective is over on all hosts, let those hosts start others that failed in it or left it out."""
+        if any(gang.run.left_out for gang in node.gangs) and all(
+            gang.state >= GangState.DONE or not gang.run.hosts_left for gang in node.gangs
+        ):
+            for gang in node.gangs:
+                for host in gang.run.left_out:
+                    self._outbox.to_host(host, m.CollectiveEnded(gang.sequence))
+                gang.run.left_out = ()
 
     def _may_be_of_another_host(self, gang: Gang[GangRun], failure: Status) -> bool:
         """Return whether the loss of another host may have failed a gang on this one."""
@@ -518,6 +537,10 @@ class Launcher:
         launch = gang.run.launch
         # Its inputs may be made together with other hosts, and fail before the failure of the host is known.
         reads_unready = any(not entry.ready for entry in launch.entries[: len(launch.arguments)])
+        if reads_unready and any(
+            other.run.spec.collective and other.node.session == launch.session for other in self.in_flight.values()
+        ):
+            return True
         return len(self._resources.hosts_of(gang.island)) > 1 and (reads_unready or len(launch.nodes) > 1)
 
     def end_gang(self, gang: Gang[GangRun]) -> None:
@@ -529,6 +552,8 @@ class Launcher:
         launch, dependency = run.launch, node.dependency
         gang.enter(GangState.DONE if launch.error is None else GangState.FAILED)
         self.in_flight.pop(gang.sequence, None)
+        if run.spec.collective:
+            self._collective_ended(node)
         if self._sequential is not None:
             self._sequential.ended(gang)
         self.charges.ended(gang)
@@ -657,6 +682,7 @@ class Launcher:
             self.memory.dropped(dropped)
             unstarted += dropped.gangs
         for node in launch.nodes:
+            self._collective_ended(node)
             for gang in node.gangs:
                 self._fail_incoming(gang, status)
         for host in {host for gang in unstarted for host in gang.run.spec.hosts}:
@@ -699,6 +725,7 @@ class Launcher:
     def _end_dropped(self, dropped: Dropped[GangRun]) -> None:
         """End the gangs of a closed session's node that were dropped."""
         node = dropped.node
+        self._collective_ended(node)
         for gang in node.gangs:
             if gang.state is not GangState.DROPPED:
                 self._fail_incoming(gang, _ended(node.session))  # from the parts that will not start

@@ -17,6 +17,7 @@ from atoll.transfers.inbox import Inbox
 from atoll.worker.completion_reporter import CompletionReporter, Occupancy
 from atoll.worker.completions import CompletionWatcher
 from atoll.worker.delegated_run_dispatcher import DelegatedRunDispatcher, DelegatedUnits
+from atoll.worker.joint_runs import JointRuns
 from atoll.worker.plan_executor import PlanExecutor
 from atoll.worker.spill_store import SpillStore
 from atoll.worker.step_runner import StepRunner
@@ -54,7 +55,7 @@ class ExecutorThread:
         self.plan_executor = PlanExecutor(
             steps, inbox, occupancy, watcher, readers, lambda: messages.put(_Wake()), spill_store
         )
-        self.units = Units(self.plan_executor.reporter, occupancy, delegated)
+        self.units = Units(self.plan_executor.reporter, occupancy, delegated, steps.joint_runs)
         self._delegated_runs = DelegatedRunDispatcher(delegated, self.plan_executor.handle, inbox.await_all)
         threading.Thread(target=self._work, name="atoll-executor", daemon=True).start()
 
@@ -78,10 +79,17 @@ class ExecutorThread:
 class Units:
     """The units of a host. Safe to use from any thread, even while the executor's thread is inside a long unit."""
 
-    def __init__(self, reporter: CompletionReporter, occupancy: Occupancy, delegated: DelegatedUnits) -> None:
+    def __init__(
+        self,
+        reporter: CompletionReporter,
+        occupancy: Occupancy,
+        delegated: DelegatedUnits,
+        joint_runs: JointRuns,
+    ) -> None:
         self._occupancy = occupancy
         self._delegated = delegated
         self.report_completed = reporter.report_completed
+        self.failed_on_devices = joint_runs.failed_on_devices
 
     def running(self) -> tuple[int, ...]:
         """Return the gangs that keep this host's devices busy."""

@@ -103,7 +103,7 @@ class Functions:
         self._compiling: dict[str, list[Compile]] = {}  # with further requests for the same function
         self._apart: dict[str, Compilation] = {}  # functions in `_compiling` that `compilers` compile
         self.programs = Programs()
-        self.have_worlds = False
+        self.may_wait = False  # whether some run in worlds, or together with other hosts
         # Functions of worlds, with what they were compiled from, and those that move to another world.
         self._world_sources: dict[str, tuple[Compile, FunctionSource]] = {}
         self._moving: dict[str, list[Callable[[], None]]] = {}  # with what waits for them
@@ -135,7 +135,7 @@ class Functions:
     def _start_when_joined(self, message: Compile) -> None:
         """Start the compilation when this host has joined the function's world, if it has one."""
         if message.world and self._worlds is not None:
-            self.have_worlds = True
+            self.may_wait = True
             self._worlds.when_joined(message.world, lambda status: start_in(self._pool, self._start, message, status))
         else:
             start_in(self._pool, self._start, message)
@@ -306,6 +306,7 @@ class Functions:
                 for each in (message, *others):
                     self.programs.compiled(message.function, info.name, each.session)
                 self._functions[message.function] = function
+                self.may_wait = self.may_wait or function.loaded.is_joint
                 self.with_callbacks += bool(function.callbacks)
                 self._info[message.function] = encoded, info.name
             if message.function in self._dropped:
@@ -479,6 +480,11 @@ class Functions:
             start_in(self._pool, self._compile_source, message, source)
         else:
             self._end(message, None, joined)
+
+    def closing_of(self, world: int) -> Status:
+        """Return why a world was closed; OK if it is open."""
+        closing = None if self._worlds is None else self._worlds.closing_of(world)
+        return OK if closing is None else closing.status
 
     def awaits(self, name: str, wake: Callable[[], None]) -> bool:
         """Return whether the function moves to another world. If so, call `wake` on any thread afterwards."""

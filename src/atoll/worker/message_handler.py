@@ -104,6 +104,8 @@ class MessageHandler:
             case m.Ping(lease=lease, seconds=seconds):
                 self._renew(lease)
                 self._units.report_completed()
+                for failed in self._units.failed_on_devices():
+                    self._report(m.DeviceFailed(*failed))
                 self._report(m.Pong(seconds, self._now(), self._units.running()))
             case m.DropFeed(session=session, feed=feed):
                 self._data_port.inbox.drop(session, feed)

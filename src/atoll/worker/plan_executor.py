@@ -103,7 +103,8 @@ class PlanExecutor:
         elif type(message) is Outcome:
             self._end_futures(message)
         elif type(message) is m.CollectiveEnded:
-            if self._collectives.ended(message.sequence):
+            was_skipped = self._collectives.ended(message.sequence)
+            if self._steps.joint_runs.ended(message.sequence) or was_skipped:
                 self.resume_blocked()
         elif type(message) is m.ShareBuffers:
             self._share(message)
@@ -245,12 +246,12 @@ class PlanExecutor:
                     value: store.get(handle) for value, handle in zip(plan.arguments, run.arguments, strict=True)
                 }
             unit.callbacks = self._steps.callbacks_of(plan.segments[unit.segment : unit.stop])
-            has_worlds = self._steps.has_worlds
+            may_wait = self._steps.may_wait
             while unit.segment < unit.stop:
                 segment = plan.segments[unit.segment]
                 while unit.position < len(segment.steps):
                     step = segment.steps[unit.position]
-                    if has_worlds and self._steps.awaits_inputs(step, unit, self._wake):
+                    if may_wait and self._steps.awaits(step, unit, self._wake):
                         unit.started = 0
                         return False
                     if isinstance(step, _RECEIVES) and not self._is_here(step, unit):

@@ -31,9 +31,10 @@ from atoll.worker.dispatch_unit import DispatchUnit, Read
 from atoll.worker.future_arrays import ClientRunThreads, FutureArray, Outcome, has_thread, raise_failure, stream_of
 from atoll.worker.host_functions import Function, Functions
 from atoll.worker.host_network import SMALL_BYTES, HostNetwork, is_small_and_ready, wait_for_shards
+from atoll.worker.joint_runs import JointRun, JointRuns
 from atoll.worker.store import COMPUTED, NO_ARRAY, Buffer, Readers, TypeKeys, share
 
-# Sessions that wait at the same time for arrays that belong to another world.
+# Sessions that wait at the same time for arrays that belong to another world, or for joint runs.
 _WAITS = 8
 
 
@@ -63,7 +64,8 @@ class StepRunner:
         self._on_outcome = on_outcome
         self.deletions = DeletionGuard()
         self.release_memory = backend.release_memory
-        self._waits = ThreadPoolExecutor(_WAITS, "atoll-wait-to-bring")
+        self._waits = ThreadPoolExecutor(_WAITS, "atoll-wait-for-arrays")
+        self.joint_runs = JointRuns(self._waits, backend.shards, self.deletions)
         self.readers = Readers()
         self._client_runs = ClientRunThreads()
 
@@ -100,26 +102,32 @@ class StepRunner:
             self._receive_rows(step, unit, values)
 
     @property
-    def has_worlds(self) -> bool:
-        """Return whether functions of this host have run in worlds, so that arrays may belong to these."""
-        return self._functions.have_worlds
+    def may_wait(self) -> bool:
+        """Return whether steps may have to wait: whether this host has had functions in worlds, or joint ones."""
+        return self._functions.may_wait
 
-    def awaits_inputs(self, step: p.Step, unit: DispatchUnit, wake: Callable[[], None]) -> bool:
-        """Return whether the step waits for its function, or for inputs that belong to another world.
+    def awaits(self, step: p.Step, unit: DispatchUnit, wake: Callable[[], None]) -> bool:
+        """Return whether the step waits for its function, for a joint run, or for inputs that belong to another world.
 
         A function waits while it moves to another world, and inputs until they can be brought over. Then call `wake` on
         any thread. If the step does not wait, bring over the inputs of its function.
         """
         values, worlds = unit.plan_run.values, self._backend.worlds
         assert values is not None
-        assert worlds is not None
         if isinstance(step, p.Execute):
             if self._functions.awaits(step.function, wake):
                 return True
-            inputs, world = step.inputs, self._functions.get(step.function).loaded.world
+            function = self._functions.get(step.function)
+            inputs, world = step.inputs, function.loaded.world
+            if function.loaded.is_joint and self.joint_runs.awaits(
+                world, function.ordinals, [values[value] for value in inputs], wake
+            ):
+                return True
         elif isinstance(step, p.Move | p.Select):
             inputs, world = step.inputs, 0
         else:
+            return False
+        if worlds is None:
             return False
         # Other hosts have the inputs of a selection that this host has not.
         buffers = dict.fromkeys(values[value] for value in inputs if value in values)
@@ -205,9 +213,16 @@ class StepRunner:
                 buffer.give_up()
         else:
             outputs, token = function.loaded.execute(arguments, unit.sequence, stream)
+        run = None
+        if function.loaded.is_joint:
+            world = function.loaded.world
+            closing = partial(self._functions.closing_of, world)
+            run = JointRun(world, unit.sequence, function.ordinals, token, outputs, closing)
+            self.joint_runs.started(run)
+            token = run
         value = step.first_output
         for array, key in zip(outputs, function.output_keys, strict=True):
-            values[value] = Buffer(array, key, COMPUTED)
+            values[value] = Buffer(array, key, COMPUTED, None, run)
             value += 1
         if step.completion:
             values[value] = Buffer(NO_ARRAY, -1, None)
@@ -360,6 +375,9 @@ class StepRunner:
             raise invalid("shards of different layouts cannot be one array")
         buffer = self._buffer(array, step.array, layouts.pop())
         share(buffer, sources)
+        joint_runs = {source.run for source, _, _ in sources}
+        if len(joint_runs) == 1:
+            buffer.run = joint_runs.pop()
         return buffer
 
     def view(self, buffer: Buffer) -> Buffer:
@@ -405,6 +423,10 @@ class StepRunner:
                     size, lambda target: host_data.fill(target, dtype, step.shape, step.strides, step.boxes, arrays)
                 )
                 channel.send_contents(run.session, feed, filled)
+            except Exception:
+                if isinstance(buffer.run, JointRun):
+                    buffer.run.raise_cause()
+                raise
             finally:
                 release()
 

@@ -73,6 +73,7 @@ class Buffer:
     key: int  # of its type; a function takes all buffers with the same key
     spec: LocalArray | None  # None for the completion of a call, which has no memory
     shards: tuple[ShardMemory, ...] | None = None  # None until the buffer is read or shared; most never are
+    run: object = None  # the joint run that computes it, if any
 
     def shard_memory(self, count: int) -> tuple[ShardMemory, ...]:
         """Return the memory of the buffer's `count` shards, in order."""

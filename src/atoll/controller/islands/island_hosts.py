@@ -44,6 +44,7 @@ class Hosts:
         self._handlers: Mapping[type[Any], Callable[[int, Any], None]] = {
             m.Done: self._done,
             m.Failed: self._failed,
+            m.DeviceFailed: self._device_failed,
             m.Pong: self._pong,
             m.Enqueued: self._enqueued,
             m.ValueReported: self._reported,
@@ -54,6 +55,9 @@ class Hosts:
     def _pong(self, host: int, message: m.Pong) -> None:
         self._tracing.host_answered(host, message, self._outbox.seconds)
         self._overruns.host_answered(host, message)
+
+    def _device_failed(self, host: int, message: m.DeviceFailed) -> None:
+        self._launcher.device_failed(host, message.sequence, message.status)
 
     def _enqueued(self, host: int, message: m.Enqueued) -> None:
         self._launcher.enqueued(message.sequence)

@@ -277,10 +277,10 @@ class Recovery:
 
         Return whether the gang runs in a world. The runs of this world among the `hanging` gangs end as well.
         """
+        text = f"{gang.run.launch.program.name} failed on one device, and others waited for it: {error.message}"
         for function in gang.run.spec.functions if len(gang.node.gangs) > 1 else ():
-            moved = self._worlds.replace(function, error)
+            moved = self._worlds.replace(function, error.reworded(text))
             if moved:
-                text = f"{gang.run.launch.program.name} failed on one island, and others waited for it: {error.message}"
                 self._history.record("hangs", text, gang.island, gang.node.session, gang.node.tenant.name)
                 self._replaced.update(
                     each for each, other in hanging.items() if not moved.isdisjoint(other.run.spec.functions)

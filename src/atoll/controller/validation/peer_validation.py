@@ -135,6 +135,7 @@ HOSTS: Mapping[type[Any], _Validator] = {
     m.Compiled: compiled,
     m.Done: done,
     m.Failed: _field(check_status, "status", is_error=True),
+    m.DeviceFailed: _field(check_status, "status", is_error=True),
     m.WorkerAnswer: _field(check_status, "status"),
     m.WorldServed: world_served,
     m.WorkerFails: _field(check_text, "text", most=MAX_TEXT),

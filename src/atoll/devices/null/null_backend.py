@@ -241,6 +241,7 @@ class NullFunction:
         self.scratch_bytes = program.scratch_bytes
         self.waits_inside = False
         self.world = 0
+        self.is_joint = False  # its hosts meet by the run's sequence number
         self._shapes = [(dtype, (shape,) * len(ordinals)) for dtype, shape in program.outputs]
 
     def execute(self, arguments: list[NullArray], sequence: int, stream: int = 0) -> tuple[list[NullArray], NullToken]:

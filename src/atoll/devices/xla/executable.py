@@ -40,6 +40,7 @@ class Executable:
         world: int = 0,
     ) -> None:
         self.world = world
+        self.is_joint = spans_hosts
         self._held = held
         self._loaded = loaded
         self._gates = gates

@@ -156,7 +156,7 @@ class NullHost:
             self.port,
             self._dispatcher.handle,
             renew,
-            Units(self._reporter, occupancy, delegated),
+            Units(self._reporter, occupancy, delegated, steps.joint_runs),
             report,
             recorder,
             spill_store,

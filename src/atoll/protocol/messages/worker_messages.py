@@ -56,6 +56,13 @@ class Failed(Message, frozen=True, tag=13):
     status: Status
 
 
+class DeviceFailed(Message, frozen=True, tag=190):
+    """Report that a collective failed on a device, while it may not end on other devices of the same host."""
+
+    sequence: int
+    status: Status
+
+
 class FeedsArrived(Message, frozen=True, tag=14):
     """Report feeds of a client that are complete at this worker's data port."""
 
@@ -570,6 +577,7 @@ FromWorker = (
     | Compiled
     | Done
     | Failed
+    | DeviceFailed
     | FeedsArrived
     | WorkerAnswer
     | Enqueued

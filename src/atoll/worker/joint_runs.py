@@ -1,0 +1,166 @@
+"""Joint runs: runs of functions that compute together with other hosts. One starts only after the former has succeeded.
+
+XLA does not number its collectives. If a run ends with an error on one host, other hosts may still wait for it in a
+collective. In such a collective, they would meet the next run that this host starts: XLA would end the process, or
+compute a wrong value. So this host starts a joint run only if the former one in the same world has succeeded here, or
+if the new run needs a result of the former one, since XLA then fails it as well. After a failure, this host waits
+until the failed run has ended on all hosts.
+
+If a run fails on one device, other devices of the same host may wait for that device forever. XLA reports only the end
+of the run on all of them. So if a run takes long, this host looks at each shard of its first output.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor as Pool
+from contextlib import suppress
+from enum import Enum
+from typing import Any
+
+from atoll.cluster.processes.bugs import start_in
+from atoll.devices.device import DeviceArray, RunToken
+from atoll.errors import OK, Status
+from atoll.host_services.calls.client_calls import status_of
+from atoll.worker.completions import DeletionGuard
+from atoll.worker.store import Buffer
+
+
+class RunState(Enum):
+    """The state of a joint run on this host."""
+
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+
+
+class JointRun:
+    """The token of a joint run, which records the outcome when a thread waits for it.
+
+    `closing` returns why the run's world was closed; OK if it is open. If the world was closed, that is the cause of
+    the run's error, which otherwise only says that a connection was closed.
+    """
+
+    def __init__(
+        self,
+        world: int,
+        sequence: int,
+        ordinals: tuple[int, ...],
+        token: RunToken,
+        outputs: Sequence[DeviceArray],
+        closing: Callable[[], Status] = lambda: OK,
+    ) -> None:
+        self._closing = closing
+        self.world = world
+        self.sequence = sequence
+        self.ordinals = ordinals
+        self.state = RunState.RUNNING
+        self.is_awaited = False  # a later run waits for it
+        self.output = outputs[0] if outputs else None  # until the run has ended
+        self._token = token
+
+    def block_until_ready(self) -> None:
+        """Wait for the run on all devices of this host. Raise its error. Any thread."""
+        try:
+            self._token.block_until_ready()
+        except BaseException:
+            self.state = RunState.FAILED
+            self.raise_cause()
+            raise
+        else:
+            self.state = RunState.SUCCEEDED
+        finally:
+            self.output = None
+
+    def raise_cause(self) -> None:
+        """Raise the error for which the run's world was closed, if it was. Call this if a result has an error."""
+        self._closing().raise_if_error()
+
+
+class JointRuns:
+    """The joint runs of this host. Used on the executor's thread, except if a method says otherwise.
+
+    Args:
+        threads: Wait for runs.
+        shards: Returns the shards of an array.
+        guard: Protects arrays from being deleted while they are examined.
+    """
+
+    def __init__(self, threads: Pool, shards: Callable[[Any], Sequence[DeviceArray]], guard: DeletionGuard) -> None:
+        self._threads = threads
+        self._shards = shards
+        self._guard = guard
+        self._last: dict[int, JointRun] = {}  # by world; 0 is the island
+        self._lock = threading.Lock()
+        self._running: list[JointRun] = []  # not known to have ended, in order
+        self._seen: set[JointRun] = set()  # those at the last call of `failed_on_devices`
+
+    def started(self, run: JointRun) -> None:
+        """Record a run."""
+        if run.world not in self._last:  # worlds come and go
+            self._last = {world: last for world, last in self._last.items() if last.state is not RunState.SUCCEEDED}
+        self._last[run.world] = run
+        if len(run.ordinals) > 1 and run.output is not None:
+            with self._lock:
+                self._running.append(run)
+
+    def awaits(self, world: int, ordinals: tuple[int, ...], inputs: Iterable[Buffer], wake: Callable[[], None]) -> bool:
+        """Return whether a run with these inputs has to wait for the former one. If so, call `wake` when that ends.
+
+        `wake` is called on any thread. After a failure, `ended` reports that the wait is over.
+        """
+        last = self._last.get(world)
+        if last is None or last.state is RunState.SUCCEEDED:
+            return False
+        if ordinals == last.ordinals and any(each.run is last for each in inputs):
+            return False
+        if last.state is RunState.RUNNING and not last.is_awaited:
+            last.is_awaited = True
+            start_in(self._threads, _wait, last, wake)
+        return True
+
+    def ended(self, sequence: int) -> bool:
+        """Record that a run has ended on all hosts. Return whether a later run may have waited for that."""
+        for world, run in self._last.items():
+            if run.sequence == sequence:
+                del self._last[world]
+                return True
+        return False
+
+    def failed_on_devices(self) -> list[tuple[int, Status]]:
+        """Return the runs that have failed on a device and may never end on others, with their errors.
+
+        Call this once a second, on any one thread. A run is examined from the second call on, and reported once.
+        """
+        with self._lock:
+            # Runs of a world end in their order.
+            ended = {run.world: at for at, run in enumerate(self._running) if run.state is not RunState.RUNNING}
+            self._running = [run for at, run in enumerate(self._running) if at > ended.get(run.world, -1)]
+            long = [run for run in self._running if run in self._seen]
+            self._seen = set(self._running)
+        failed = {run: error for run in long if (error := self._error_of(run)) is not None}
+        if failed:
+            with self._lock:
+                self._running = [run for run in self._running if run not in failed]
+        return [(run.sequence, error) for run, error in failed.items()]
+
+    def _error_of(self, run: JointRun) -> Status | None:
+        """Return the error of a run on one of its devices, if it has failed there."""
+        with self._guard.lock:
+            output = run.output
+            if output is None or output.is_deleted():
+                return None
+            for shard in self._shards(output):
+                if shard.is_ready():
+                    try:
+                        shard.block_until_ready()  # does not wait
+                    except Exception as error:
+                        return status_of(error)
+        return None
+
+
+def _wait(run: JointRun, wake: Callable[[], None]) -> None:
+    with suppress(Exception):  # the watcher of its unit reports it
+        run.block_until_ready()
+    wake()
