@@ -80,6 +80,10 @@ class ReadTable:
         self._arriving: dict[int, ArrivingContents] = {}
         self._lock = threading.Lock()
 
+    def __len__(self) -> int:
+        """Return the number of reads that have not ended."""
+        return len(self._arriving)
+
     def start(self, array: Any, devices: Sequence[Any], nbytes: int) -> ArrivingContents:
         """Request the contents of an array on these devices. Raise JaxRuntimeError or ValueError if JAX refuses it."""
         contents = ArrivingContents(nbytes)

@@ -1,0 +1,39 @@
+"""Threads read, write, donate and delete arrays while workers are killed: right values, no hang, nothing left.
+
+A few seconds in the suite; `make thorough` has ten minutes (ATOLL_TEST_READ_SECONDS).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from tests.end_to_end.reads_under_faults import stress
+from tests.end_to_end.remote_python import StartPython
+from tests.end_to_end.standing_cluster import StartCluster
+
+SECONDS = float(os.environ.get("ATOLL_TEST_READ_SECONDS", "6"))
+PAUSE_SECONDS = max(3.0, min(20.0, SECONDS / 10))  # between two kills
+CLIENTS, THREADS = 2, 4
+GROWTH_MIB = 128  # what allocators and pools of blocks keep
+
+
+def test_reads_and_writes_survive_killed_workers(start_cluster: StartCluster, start_python: StartPython) -> None:
+    cluster = start_cluster(islands="2x1x1")
+    clients = [start_python(ATOLL_ADDRESS=cluster.address) for _ in range(CLIENTS)]
+    for number, each in enumerate(clients):
+        each.begin(stress, THREADS, SECONDS, number * THREADS)
+    end, kills = time.monotonic() + SECONDS, 0
+    while time.monotonic() < end:
+        time.sleep(PAUSE_SECONDS)
+        cluster.worker(kills % 2).kill()
+        kills += 1
+    for each in clients:
+        found = each.finish(SECONDS + 200)
+        print(kills, "kills:", found)
+        assert not found["wrong"]
+        assert found["done"] > 100
+        assert found["arriving"] == 0
+        for before, after in zip(found["before"][:2], found["after"][:2], strict=True):
+            assert after <= before + 16, "descriptors or segments were left"
+        assert found["after"][2] <= found["before"][2] + GROWTH_MIB
