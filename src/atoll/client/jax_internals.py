@@ -342,6 +342,12 @@ def device_to_host_guard() -> str | None:
     return guard
 
 
+def host_to_device_guard() -> str | None:
+    """Return the guard of transfers to devices that applies to this thread, as `jax.transfer_guard` takes it."""
+    guard: str | None = _config.transfer_guard_host_to_device.value
+    return guard
+
+
 def plain(aval: Any) -> Any:
     """Return the type without its mesh if all axes are automatic, so that equal shapes and dtypes give equal types."""
     mesh = getattr(getattr(aval, "sharding", None), "mesh", None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import msgspec
@@ -13,10 +14,10 @@ from atoll.executables.loaded_executable import MPMD_ERROR, NO_LAYOUTS, LoadedEx
 from atoll.executables.program_checks import Arguments, ProgramChecker
 from atoll.executables.session_arrays import ArrayRecord
 from atoll.ir.program import Call, Node, Program, consumes, output_count, preserving
-from atoll.ir.types import ArraySpec
+from atoll.ir.types import DTYPE_BITS, ArraySpec, Sharding, nbytes
 from atoll.ir.validation import MAX_VALUES
 from atoll.protocol.ifrt import executables_pb2
-from atoll.protocol.submission import RUNS_OF_A_READING, Reading, Staging, Submission, decode, first_feed
+from atoll.protocol.submission import RUNS_OF_A_READING, Putting, Reading, Staging, Submission, decode, first_feed
 from atoll.protocol.translation import codec
 from atoll.protocol.translation.shardings import sharding_to
 from atoll.session.cluster_session import ClusterSession
@@ -35,6 +36,8 @@ def read(data: bytes, loaded: Iterable[LoadedExecutable], cluster: ClusterSessio
         return StagingExecutable("staging", submission.devices, cluster)
     if isinstance(submission, Reading):
         return ReadingExecutable(submission, cluster)
+    if isinstance(submission, Putting):
+        return PuttingExecutable(submission, cluster)
     return ProgramExecutable(submission.program, _functions(submission, loaded), cluster)
 
 
@@ -180,6 +183,29 @@ class ReadingExecutable(_WithoutProgram):
         if feed is None:
             raise invalid(f"an executable can be run {RUNS_OF_A_READING} times to read arrays")
         return feed
+
+
+class PuttingExecutable(_WithoutProgram):
+    """Makes arrays of contents that it holds: see `atoll.protocol.submission`. Raise INVALID_ARGUMENT."""
+
+    def __init__(self, putting: Putting, cluster: ClusterSession) -> None:
+        super().__init__("putting", (putting.device,), cluster)
+        for each in putting.arrays:
+            if DTYPE_BITS.get(each.dtype, 0) < 8:
+                raise invalid(f"arrays of dtype {each.dtype} cannot be made together with others")
+        self.outputs = tuple(ArraySpec(each.dtype, each.shape, Sharding(self.devices)) for each in putting.arrays)
+        stops = list(accumulate(map(nbytes, self.outputs), initial=0))
+        if stops[-1] != len(putting.contents):
+            raise invalid(f"these arrays need {stops[-1]} bytes, but {len(putting.contents)} were sent")
+        view = memoryview(putting.contents)
+        self.contents = tuple(view[start:stop] for start, stop in pairwise(stops))
+
+    def check(self, arguments: Sequence[ArrayRecord]) -> None:
+        if arguments:
+            raise invalid(f"an executable that makes arrays takes no arguments, but {len(arguments)} were passed")
+
+    def metadata_reply(self) -> Any:
+        return metadata_reply([""] * len(self.outputs), ())
 
 
 def metadata_reply(memory_kinds: Sequence[str], donated: Sequence[int]) -> Any:

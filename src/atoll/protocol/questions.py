@@ -18,7 +18,7 @@ MAGIC = b"atoll.question\0"
 # A custom call of CPU workers that returns the address of its single argument as uint32[2].
 ADDRESS_CALL = "atoll_address"
 
-# Of a `ContentsQuestion`: arrays, and bytes of all their contents.
+# Of a `ContentsQuestion` and of `submission.Putting`: arrays, and bytes of all their contents.
 MOST_ARRAYS = 1024
 MOST_CONTENTS = 1 << 20
 

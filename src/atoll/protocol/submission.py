@@ -1,7 +1,7 @@
 """The payload of the IFRT plugin program with which a client sends a traced program to its proxy.
 
-The payload is `MAGIC` and a `Submission`, `Staging` or `Reading` in msgpack. Other runtimes also use plugin programs
-(Google's are JSON), so a receiver must check for `MAGIC` first.
+The payload is `MAGIC` and a `Submission`, `Staging`, `Reading` or `Putting` in msgpack. Other runtimes also use plugin
+programs (Google's are JSON), so a receiver must check for `MAGIC` first.
 
 jaxlib's client requires that all arguments of an executable have the same number of shards as the executable has
 devices, but arguments of a program can have different numbers. Arguments with as many shards as the last one are passed
@@ -16,7 +16,9 @@ import msgspec
 
 from atoll.errors import invalid
 from atoll.ir.program import Program
+from atoll.ir.validation import MAX_RANK
 from atoll.protocol.number_ranges import SCRIPT_FEEDS
+from atoll.protocol.questions import MOST_ARRAYS, MOST_CONTENTS
 
 MAGIC = b"atoll.program\n"
 VERSION = 1
@@ -57,22 +59,41 @@ class Reading(msgspec.Struct, frozen=True, array_like=True, tag="reading"):
     version: int = VERSION
 
 
+class PutArray(msgspec.Struct, frozen=True, array_like=True):
+    """The type of an array that a `Putting` makes."""
+
+    dtype: str
+    shape: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0)], ...], msgspec.Meta(max_length=MAX_RANK)]
+
+
+class Putting(msgspec.Struct, frozen=True, array_like=True, tag="putting"):
+    """A program that makes arrays on one device, in its default memory. Its results are the arrays.
+
+    `contents` are the contents of all arrays in row-major order, one array after the other.
+    """
+
+    device: int
+    arrays: Annotated[tuple[PutArray, ...], msgspec.Meta(min_length=1, max_length=MOST_ARRAYS)]
+    contents: Annotated[bytes, msgspec.Meta(max_length=MOST_CONTENTS)]
+    version: int = VERSION
+
+
 def first_feed(number: int) -> int:
     """Return the feed of the first run of the `Reading` with this number."""
     return SCRIPT_FEEDS.start + number * RUNS_OF_A_READING
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Submission | Staging | Reading] = msgspec.msgpack.Decoder(
-    Submission | Staging | Reading
-)
+AnySubmission = Submission | Staging | Reading | Putting
+
+_decoder: msgspec.msgpack.Decoder[AnySubmission] = msgspec.msgpack.Decoder(AnySubmission)
 
 
-def encode(submission: Submission | Staging | Reading) -> bytes:
+def encode(submission: AnySubmission) -> bytes:
     return MAGIC + _encoder.encode(submission)
 
 
-def decode(data: bytes) -> Submission | Staging | Reading:
+def decode(data: bytes) -> AnySubmission:
     """Decode the result of `encode`. Raise INVALID_ARGUMENT if that fails. The caller must validate the program."""
     try:
         submission = _decoder.decode(data[len(MAGIC) :])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import inspect
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -252,6 +253,22 @@ def direct_reads(calls: Calls) -> None:
     y = jnp.arange(2) + 1
     y._npy_value = np.arange(5, 7, dtype=y.dtype)
     assert y.tolist() == [5, 6], "JAX takes the value that is set"
+
+
+def writes_of_trees(calls: Calls) -> None:
+    device = jax.devices()[0]
+    values = [np.float32(1), np.float32(2)]
+    original, handlers = inspect.unwrap(pxla._shard_np_array), pxla.shard_arg_handlers
+    kinds = [kind for kind, handler in handlers.items() if handler is original]  # the function object is redirected
+    handlers.update(dict.fromkeys(kinds, pxla._shard_np_array))
+    try:
+        assert [float(x) for x in jax.device_put(values, device)] == [1, 2]
+    finally:
+        handlers.update(dict.fromkeys(kinds, original))
+    ((arguments, named, made),) = calls.of["jax._src.interpreters.pxla._shard_np_array"]
+    xs, shardings, layouts, semantics = arguments
+    assert (list(xs), list(layouts), len(semantics), len(made), named) == (values, [None, None], 2, 2, {})
+    assert [each._device_assignment for each in shardings] == [(device,), (device,)]
 
 
 def many_threads(calls: Calls) -> None:
@@ -621,6 +638,7 @@ PROBES: dict[str, Callable[[Calls], None]] = {
     "many threads": many_threads,
     "reads of trees": reads_of_trees,
     "direct reads": direct_reads,
+    "writes of trees": writes_of_trees,
     "hosts of devices": hosts_of_devices,
     "devices by platform": devices_by_platform,
 }

@@ -27,6 +27,7 @@ from atoll.client.jax_patches import (
     strided_arrays,
     transfer_server,
     tree_reads,
+    tree_writes,
 )
 from atoll.client.jax_patches.patch import Patch
 
@@ -36,6 +37,7 @@ PATCHES: tuple[Patch, ...] = (
     device_put_resharding.PATCH,
     tree_reads.PATCH,
     direct_reads.PATCH,
+    tree_writes.PATCH,
     dlpack.PATCH,
     introspection.ADDRESS_PATCH,
     introspection.MEMORY_PATCH,

@@ -1,4 +1,4 @@
-"""Contents of arrays for Atoll's plug-in: many small arrays in one answer, and single arrays in parts.
+"""Contents of arrays for Atoll's plug-in: many small arrays in one request, and reads of single arrays in parts.
 
 IFRT needs several requests for each array.
 """
@@ -10,8 +10,9 @@ from typing import Any
 
 from atoll.errors import Code, Status, StatusError, invalid
 from atoll.executables.loaded_executable import ImmediateReply
+from atoll.executables.program_executables import PuttingExecutable
 from atoll.ifrt.ifrt_session import IfrtSession
-from atoll.ir.program import DeviceToHost, Program
+from atoll.ir.program import DeviceToHost, HostBuffer, HostToDevice, Program
 from atoll.ir.types import ArraySpec, nbytes
 from atoll.protocol.questions import MOST_CONTENTS
 from atoll.session.downloads import Download
@@ -81,6 +82,23 @@ def send_contents(session: IfrtSession, feed: int, arguments: Sequence[int]) -> 
     session.launch(program, arguments, (completion,), (feed,))
     cluster.wait((completion,), on_sent)
     cluster.release((completion,))
+
+
+def put_contents(session: IfrtSession, executable: PuttingExecutable, handles: Sequence[int], context: int) -> None:
+    """Launch the program that makes the executable's arrays, and send their contents to the host."""
+    cluster, specs = session.cluster, executable.outputs
+    program = cluster.programs.number(("put all", specs), lambda: _put_program(specs))
+    hosts = cluster.hosts_of(executable.devices)
+    feeds = tuple(cluster.feed() for _ in specs)
+    for feed, contents in zip(feeds, executable.contents, strict=True):
+        cluster.upload(hosts, feed, [contents], feeds[0])
+    session.launch(program, (), handles, feeds, context)
+    session.define(handles, specs, context)
+
+
+def _put_program(specs: tuple[ArraySpec, ...]) -> Program:
+    nodes = tuple(HostToDevice((HostBuffer(i, spec.shape, None, None),), (spec,)) for i, spec in enumerate(specs))
+    return Program("device_put", (), nodes, tuple(range(len(specs))), len(specs))
 
 
 async def _answer(downloads: Sequence[Download], devices: tuple[int, ...]) -> ImmediateReply:
