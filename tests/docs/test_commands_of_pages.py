@@ -1,0 +1,63 @@
+"""The shell commands of pages for new users, run as they stand."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cluster_process import free_port
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def blocks(page: str, language: str) -> list[str]:
+    text = (ROOT / "docs" / page).read_text()
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def run(commands: str, directory: Path, runtime: Path) -> str:
+    """Return what the commands print to standard output."""
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("ATOLL_", "JAX_"))},
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join(path for path in (str(ROOT / "src"), os.environ.get("PYTHONPATH")) if path),
+        "HOME": str(directory),
+        "XDG_RUNTIME_DIR": str(runtime),
+    }
+    ran = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", commands],
+        cwd=directory,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def shows(printed: str, expected: list[str]) -> bool:
+    """Whether blocks of output appear in this order; "..." stands for any text."""
+    patterns = (re.escape(block).replace(re.escape("..."), ".*") for block in expected)
+    return re.fullmatch(f".*{'.*'.join(patterns)}.*", printed, re.DOTALL) is not None
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # a dozen processes that import JAX, one after the other
+def test_the_quickstart_runs_from_its_first_command_to_its_last(tmp_path: Path, short_directory: Path) -> None:
+    page = "start/quickstart.md"
+    printed = run("\n".join(blocks(page, "sh")), tmp_path, short_directory)
+    assert shows(printed, blocks(page, "text")), printed
+    assert (tmp_path / "trace.json").stat().st_size > 0
+
+
+@pytest.mark.slow
+def test_pathways_mode_in_ci_needs_only_the_commands_of_the_guide(tmp_path: Path, short_directory: Path) -> None:
+    page = "guides/pathwaysutils.md"
+    commands = blocks(page, "sh")[-1].replace("29000", str(free_port()))
+    printed = run(f"{commands}wait || true\n", tmp_path, short_directory)
+    assert shows(printed, blocks(page, "text")), printed
