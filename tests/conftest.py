@@ -251,7 +251,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Files with slow tests come first, then those with many: else few processes would be busy at the end.
+    """Run slow files first, then those that start clusters, then others, each by their number of tests.
+
+    Otherwise few processes would be busy at the end.
 
     Thorough ones are left out of the suite, whose time is bounded.
     """
@@ -260,8 +262,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not item.get_closest_marker("thorough")]
         config.hook.pytest_deselected(items=left_out)
     slow = {item.path for item in items if item.get_closest_marker("slow")}
+    clusters = {item.path for item in items if item.get_closest_marker("cluster")}
     count = Counter(item.path for item in items)
-    items.sort(key=lambda item: (item.path not in slow, -count[item.path], item.path))
+    items.sort(key=lambda item: (item.path not in slow, item.path not in clusters, -count[item.path], item.path))
 
 
 def pytest_collection_finish() -> None:
