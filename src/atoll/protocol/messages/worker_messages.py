@@ -56,7 +56,7 @@ class Failed(Message, frozen=True, tag=13):
     status: Status
 
 
-class DeviceFailed(Message, frozen=True, tag=190):
+class DeviceFailed(Message, frozen=True, tag=191):
     """Report that a collective failed on a device, while it may not end on other devices of the same host."""
 
     sequence: int
