@@ -38,9 +38,30 @@ def containers(document: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
+def volume_of(document: dict[str, Any], name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The mount and the source of a volume."""
+    pod = document["spec"]["template"]["spec"]
+    (mount,) = [each for each in pod["containers"][0]["volumeMounts"] if each["name"] == name]
+    (volume,) = [each for each in pod["volumes"] if each["name"] == name]
+    return mount, volume
+
+
+def pods(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The template of each pod."""
+    return [each["spec"]["template"] for each in (*of_kind(documents, "Deployment"), *jobs(documents))]
+
+
+ALL_OPTIONS = (
+    "--web --toleration google.com/tpu:NoSchedule --toleration a=b:NoExecute --label team=red --storage-class ssd "
+    "--controller-resource memory=8Gi --controller-node-selector pool=system --seccomp profiles/atoll.json"
+)
+
+
 @pytest.mark.parametrize(
     "options",
     [
+        ("--islands", "1x2x2", *ALL_OPTIONS.split()),
+        ("--islands", "1x2x2", "--storage", "none"),
         ("--islands", "2x4x8", "--platform", "tpu", "--node-selector", "cloud.google.com/gke-tpu-topology=2x4"),
         ("--islands", "1x1x1", "--namespace", "team", "--name", "small", "--resource", "cpu=4", "--existing-secrets"),
     ],
@@ -49,6 +70,75 @@ def test_the_schemas_of_kubernetes_take_the_manifests(user: User, options: tuple
     documents = manifests(user, *options)
     for each in [*(each for each in documents if each["kind"] != "JobSet"), *jobs(documents)]:
         kubernetes_validate.validate(each, VERSION, strict=True)
+
+
+def test_all_pods_meet_the_pod_security_standard_restricted(user: User) -> None:
+    """The controls of the level "restricted", which includes "baseline", as far as they concern these pods."""
+    found = pods(manifests(user, "--islands", "2x2x4", "--platform", "tpu", "--web"))
+    assert len(found) == 3
+    for spec in (pod["spec"] for pod in found):
+        assert spec["automountServiceAccountToken"] is False
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["runAsUser"] > 0
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
+        allowed = {"configMap", "emptyDir", "persistentVolumeClaim", "secret"}
+        assert all(allowed & volume.keys() for volume in spec["volumes"])
+        for container in spec["containers"]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "capabilities": {"drop": ["ALL"]},
+                "readOnlyRootFilesystem": True,
+            }
+
+
+def test_the_journal_and_the_log_outlive_the_pod_of_the_controller(user: User) -> None:
+    documents = manifests(user, "--islands", "1x1x1", "--storage", "20Gi")
+    (claim,) = of_kind(documents, "PersistentVolumeClaim")
+    (controller,) = of_kind(documents, "Deployment")
+    mount, volume = volume_of(controller, "state")
+    assert claim["spec"]["resources"]["requests"] == {"storage": "20Gi"}
+    assert volume["persistentVolumeClaim"] == {"claimName": claim["metadata"]["name"]}
+    (container,) = containers(controller)
+    command = container["command"]
+    assert Path(command[command.index("--journal") + 1]).is_relative_to(mount["mountPath"])
+    assert {"name": "ATOLL_STATE_DIR", "value": mount["mountPath"]} in container["env"]
+    without = manifests(user, "--islands", "1x1x1", "--storage", "none")
+    assert of_kind(without, "PersistentVolumeClaim") == []
+    assert "--journal" not in str(without)
+
+
+def test_only_pods_of_the_cluster_and_its_clients_reach_it(user: User) -> None:
+    documents = manifests(user, "--islands", "1x2x1", "--name", "lab")
+    policies = {each["metadata"]["name"]: each["spec"] for each in of_kind(documents, "NetworkPolicy")}
+    assert set(policies) == {"lab-controller", "lab-hosts"}
+    labels = [pod["metadata"]["labels"] for pod in pods(documents)]
+    for policy in policies.values():
+        selected = [each for each in labels if policy["podSelector"]["matchLabels"].items() <= each.items()]
+        assert len(selected) == 1, "of the controller, or of the one template of hosts"
+        (rule,) = policy["ingress"]
+        own, clients = rule["from"]
+        assert all(own["podSelector"]["matchLabels"].items() <= each.items() for each in labels)
+        assert clients == {"namespaceSelector": {}, "podSelector": {"matchLabels": {"atoll-client": "lab"}}}
+
+
+def test_one_host_at_a_time_and_never_the_controller_is_evicted(user: User) -> None:
+    documents = manifests(user, "--islands", "2x2x1")
+    budgets = {each["metadata"]["name"]: each["spec"] for each in of_kind(documents, "PodDisruptionBudget")}
+    assert budgets["atoll-controller"]["maxUnavailable"] == 0
+    assert budgets["atoll-hosts"]["minAvailable"] == 3
+    selector = budgets["atoll-hosts"]["selector"]["matchLabels"].items()
+    assert sum(selector <= pod["metadata"]["labels"].items() for pod in pods(documents)) == 2
+    one = of_kind(manifests(user, "--islands", "1x1x1"), "PodDisruptionBudget")
+    assert [each["metadata"]["name"] for each in one] == ["atoll-controller"]
+
+
+def test_slices_of_tpus_do_not_share_a_node_pool(user: User) -> None:
+    key = "alpha.jobset.sigs.k8s.io/exclusive-topology"
+    for platform, expected in (("tpu", "cloud.google.com/gke-nodepool"), ("cuda", None)):
+        documents = manifests(user, "--islands", "2x1x4", "--platform", platform)
+        found = [each["metadata"].get("annotations", {}).get(key) for each in of_kind(documents, "JobSet")]
+        assert found == [expected, expected]
 
 
 def test_an_island_is_an_indexed_job_of_its_hosts_each_with_its_devices(user: User) -> None:
@@ -86,7 +176,7 @@ def test_islands_that_differ_are_in_a_file_that_the_controller_reads(user: User,
     (file,) = of_kind(documents, "ConfigMap")
     (controller,) = of_kind(documents, "Deployment")
     (container,) = containers(controller)
-    (mount,), (volume,) = container["volumeMounts"], controller["spec"]["template"]["spec"]["volumes"]
+    mount, volume = volume_of(controller, "cluster")
     assert volume["configMap"]["name"] == file["metadata"]["name"]
     command = container["command"]
     assert command[command.index("--cluster") + 1] == f"{mount['mountPath']}/cluster.toml"
@@ -128,7 +218,7 @@ def test_tenants_are_in_a_secret_that_the_controller_reads_with_a_file_for_each_
         kubernetes_validate.validate(each, VERSION, strict=True)
     (controller,) = of_kind(documents, "Deployment")
     (container,) = containers(controller)
-    (mount,), (volume,) = container["volumeMounts"], controller["spec"]["template"]["spec"]["volumes"]
+    mount, volume = volume_of(controller, "tenants")
     assert volume["secret"]["secretName"] == "atoll-tenants"
     command = container["command"]
     assert command[command.index("--tenants") + 1] == f"{mount['mountPath']}/tenants.toml"
@@ -165,6 +255,9 @@ def test_no_host_and_no_client_gets_the_authoritys_key(user: User) -> None:
     [
         (("--name", "Under_score"), "beginning with a letter"),
         (("--resource", "cpu"), "expected KEY=VALUE"),
+        (("--platform", "gpu"), "give cuda or rocm"),
+        (("--platform", "cuda", "--resource", "nvidia.com/gpu=2"), "requests the devices of its island already"),
+        (("--toleration", "a=b"), "expected KEY:EFFECT or KEY=VALUE:EFFECT"),
         (("--islands", "2x2"), "invalid topology"),
         (("--engine", "local"), "--engine hosts"),
         (("--tenants", "tenants.toml"), "invalid name 'An.other' for a Secret"),
@@ -190,7 +283,7 @@ def test_the_commands_and_secrets_of_the_manifests_make_a_cluster(user: User, te
     def here(text: str) -> str:
         for there in ("atoll:7000", "0.0.0.0:7000"):
             text = text.replace(there, address)
-        return text.replace("/etc/atoll-tenants", str(mounted))
+        return text.replace("/etc/atoll-tenants", str(mounted)).replace("/var/lib/atoll", str(tmp_path / "state"))
 
     def command(container: dict[str, Any]) -> list[str]:
         return [here(each).replace("$(POD_IP)", "127.0.0.1") for each in container["command"][1:]]
@@ -206,6 +299,9 @@ def test_the_commands_and_secrets_of_the_manifests_make_a_cluster(user: User, te
         for index in "10"
     ]
     assert first_line(up) == f"tls://{address}"
+    for probe in ("startupProbe", "livenessProbe"):
+        asked = user.atoll(*controller[probe]["exec"]["command"][1:], **environment("controller"))
+        assert json.loads(asked.check().stdout)["topology"] == "1x2x1"
     script = "import jax, jax.numpy as jnp; print(len(jax.devices()), jnp.arange(4).sum())"
     assert user.script(script, JAX_PLATFORMS="atoll", **environment("client-red")).check().stdout == "2 6\n"
     seen = json.loads(user.atoll("tenants", "--json", **environment("client-red")).check().stdout)

@@ -2,23 +2,33 @@
 
 Each island is a JobSet (jobset.x-k8s.io/v1alpha2) with one indexed Job that has one pod per host. Kubernetes restarts
 a pod that ends, on another node if necessary, and the pod rejoins as the same host. The controller is a Deployment of
-one pod behind a Service. If it ends, the hosts wait for the next one. Each kind of process has a Secret with its
-credentials, and one more Secret holds the tenants.
+one pod behind a Service, with a volume for its journal and its logs. If the pod ends, the hosts wait for the next one.
+Each kind of process has a Secret with its credentials, and one more Secret holds the tenants.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from atoll.cluster.topology import Topology
 from atoll.errors import SettingsError
 from atoll.manifests.credentials import TENANTS_FILE
+from atoll.manifests.kubernetes_policies import (
+    container_security,
+    disruption_budgets,
+    network_policies,
+    pod_security,
+    service_account,
+)
 
 Manifest = dict[str, Any]
+Volumes = Mapping[str, tuple[str, Manifest]]  # by name: the directory and the source
 
 PORT = 7000
+WEB_PORT = 8473
 # Seconds for a terminating host to move its arrays to other hosts (`atoll host --grace`), and to exit afterwards.
 GRACE_SECONDS = 25
 _END_SECONDS = 10
@@ -31,12 +41,37 @@ _DIRECTORY, _FILE, _CLUSTER = "/etc/atoll", "cluster.toml", "-cluster"
 _TENANTS_DIRECTORY, _TENANTS = "/etc/atoll-tenants", "-tenants"
 
 # Resource that a pod requests to get devices of a platform.
-DEVICE_RESOURCES = {"cuda": "nvidia.com/gpu", "gpu": "nvidia.com/gpu", "rocm": "amd.com/gpu", "tpu": "google.com/tpu"}
+DEVICE_RESOURCES = {"cuda": "nvidia.com/gpu", "rocm": "amd.com/gpu", "tpu": "google.com/tpu"}
+# The annotation of a JobSet whose pods occupy domains of a topology exclusively, and such a domain of GKE: a TPU slice.
+_EXCLUSIVE, _GKE_NODE_POOL = "alpha.jobset.sigs.k8s.io/exclusive-topology", "cloud.google.com/gke-nodepool"
+
+# Directories in the pods. STATE outlives the controller's pod, the others end with their pod.
+STATE, RUN, CACHE = "/var/lib/atoll", "/run/atoll", "/var/cache/atoll"
+_TEMPORARY = "/tmp"
+_SHARED_MEMORY = "/dev/shm"
+# Of probes, in seconds. The command `atoll status` takes most of a second of CPU time.
+_PROBE_PERIOD, _PROBE_TIMEOUT, _PROBE_FAILURES, _START_FAILURES = 20, 10, 3, 60
 
 
 @dataclass(frozen=True)
 class KubernetesCluster:
-    """The cluster to describe. `settings` are more flags for `atoll up`, `resources` belong to each host's pod."""
+    """The cluster to describe.
+
+    Attributes:
+      settings: More flags for `atoll up`.
+      resources: The resources of each host's pod.
+      node_selector: The labels of the nodes of hosts.
+      file: The content of a cluster file, which replaces `--islands`.
+      storage: The size of the volume for journal, logs and usage; "" for none.
+      storage_class: The class of the volume; "" for the default of Kubernetes.
+      controller_resources: The resources of the controller's container.
+      controller_node_selector: The labels of the nodes of the controller.
+      tolerations: The tolerations of all pods.
+      labels: More labels of all objects and pods.
+      shared_memory: The size of /dev/shm on the hosts.
+      seccomp: The seccomp profile of hosts: RuntimeDefault, Unconfined, or the path of a profile on the nodes.
+      has_web: Whether the controller's pod also serves the page.
+    """
 
     name: str
     topology: Topology
@@ -46,8 +81,17 @@ class KubernetesCluster:
     settings: Sequence[str] = ()
     resources: Mapping[str, str] = field(default_factory=dict)
     node_selector: Mapping[str, str] = field(default_factory=dict)
-    file: str = ""  # content of a cluster file, which replaces `--islands`
+    file: str = ""
     has_tenants: bool = False
+    storage: str = "10Gi"
+    storage_class: str = ""
+    controller_resources: Mapping[str, str] = field(default_factory=lambda: {"cpu": "1", "memory": "2Gi"})
+    controller_node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: Sequence[Mapping[str, str]] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    shared_memory: str = "8Gi"
+    seccomp: str = "RuntimeDefault"
+    has_web: bool = False
 
     @property
     def address(self) -> str:
@@ -73,7 +117,16 @@ def manifests(
     ]
     islands = [_island(cluster, number) for number in range(cluster.topology.islands)]
     files = [_object(cluster, "v1", "ConfigMap", _CLUSTER) | {"data": {_FILE: cluster.file}}] if cluster.file else []
-    return [*secrets, *files, _service(cluster), _controller(cluster), *islands]
+    make = partial(_object, cluster)
+    controller, hosts = _labels(cluster, "controller"), _instance(cluster) | {_ROLE: "host"}
+    ports = {"web": WEB_PORT} if cluster.has_web else {}
+    policies = [
+        service_account(make),
+        *disruption_budgets(make, controller, hosts, sum(each.hosts for each in cluster.topology.shapes)),
+        *network_policies(make, cluster.name, _instance(cluster), controller, hosts, ports),
+    ]
+    volumes = [_volume_claim(cluster)] if cluster.storage else []
+    return [*secrets, *files, *policies, *volumes, *_services(cluster), _controller(cluster), *islands]
 
 
 def as_yaml(documents: Iterable[dict[str, Any]]) -> str:
@@ -98,13 +151,25 @@ def as_yaml(documents: Iterable[dict[str, Any]]) -> str:
     return written
 
 
-def _service(cluster: KubernetesCluster) -> Manifest:
-    return _object(cluster, "v1", "Service") | {
-        "spec": {
-            "selector": _labels(cluster, "controller"),
-            "ports": [{"name": "control", "port": PORT, "targetPort": "control"}],
+def _services(cluster: KubernetesCluster) -> list[Manifest]:
+    ports = {"control": ("", PORT)} | ({"web": ("-web", WEB_PORT)} if cluster.has_web else {})
+    return [
+        _object(cluster, "v1", "Service", suffix)
+        | {
+            "spec": {
+                "selector": _labels(cluster, "controller"),
+                "ports": [{"name": name, "port": port, "targetPort": name}],
+            }
         }
-    }
+        for name, (suffix, port) in ports.items()
+    ]
+
+
+def _volume_claim(cluster: KubernetesCluster) -> Manifest:
+    spec: Manifest = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": cluster.storage}}}
+    if cluster.storage_class:
+        spec["storageClassName"] = cluster.storage_class
+    return _object(cluster, "v1", "PersistentVolumeClaim", "-state") | {"spec": spec}
 
 
 def _controller(cluster: KubernetesCluster) -> Manifest:
@@ -113,32 +178,46 @@ def _controller(cluster: KubernetesCluster) -> Manifest:
     command += ["--listen", f"0.0.0.0:{PORT}", "--advertise", cluster.address]
     if cluster.platform:
         command += ["--platform", cluster.platform]
-    container = _container(cluster, "controller", [*command, *cluster.settings]) | {
-        "ports": [{"name": "control", "containerPort": PORT}],
-        "readinessProbe": {"tcpSocket": {"port": "control"}, "periodSeconds": 5},
-    }
-    volumes = {}
+    if cluster.storage:
+        command += ["--journal", f"{STATE}/journal"]
+    state: Manifest = {"persistentVolumeClaim": {"claimName": f"{cluster.name}-state"}}
+    volumes = {"state": (STATE, state if cluster.storage else {"emptyDir": {}}), **_writable()}
     if cluster.file:
         volumes["cluster"] = (_DIRECTORY, {"configMap": {"name": cluster.name + _CLUSTER}})
     if cluster.has_tenants:
-        container["command"] += ["--tenants", f"{_TENANTS_DIRECTORY}/{TENANTS_FILE}"]
+        command += ["--tenants", f"{_TENANTS_DIRECTORY}/{TENANTS_FILE}"]
         volumes["tenants"] = (_TENANTS_DIRECTORY, {"secret": {"secretName": cluster.name + _TENANTS}})
-    pod = _pod([container])
-    if volumes:
-        container["volumeMounts"] = [
-            {"name": name, "mountPath": directory, "readOnly": True} for name, (directory, _) in volumes.items()
-        ]
-        pod["volumes"] = [{"name": name, **source} for name, (_, source) in volumes.items()]
+    answers = {"exec": {"command": ["atoll", "status", "--json"]}, "timeoutSeconds": _PROBE_TIMEOUT}
+    container = _container(cluster, "controller", [*command, *cluster.settings], volumes) | {
+        "ports": [{"name": "control", "containerPort": PORT}],
+        # The command asks the controller's process, which may hang while its port accepts connections.
+        "startupProbe": answers | {"periodSeconds": 5, "failureThreshold": _START_FAILURES},
+        "readinessProbe": {"tcpSocket": {"port": "control"}, "periodSeconds": 5},
+        "livenessProbe": answers | {"periodSeconds": _PROBE_PERIOD, "failureThreshold": _PROBE_FAILURES},
+        "resources": _resources(cluster.controller_resources),
+    }
+    containers = [container]
+    if cluster.has_web:
+        page = ["atoll", "web", "--listen", f"0.0.0.0:{WEB_PORT}", "--key-file", f"{STATE}/web-key"]
+        web = _container(cluster, "controller", page, volumes) | {"name": "web"}
+        web["ports"] = [{"name": "web", "containerPort": WEB_PORT}]
+        web["resources"] = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
+        containers.append(web)
+    pod = _pod(cluster, containers, volumes) | {
+        "securityContext": pod_security("RuntimeDefault"),
+        "terminationGracePeriodSeconds": _END_SECONDS + GRACE_SECONDS,
+    }
+    if cluster.has_web:
+        pod["shareProcessNamespace"] = True  # the page finds the cluster by the processes of its record
+    if cluster.controller_node_selector:
+        pod["nodeSelector"] = dict(cluster.controller_node_selector)
     labels = _labels(cluster, "controller")
     return _object(cluster, "apps/v1", "Deployment") | {
         "spec": {
             "replicas": 1,
             "strategy": {"type": "Recreate"},  # never run two controllers at a time
             "selector": {"matchLabels": labels},
-            "template": {
-                "metadata": {"labels": labels},
-                "spec": pod,
-            },
+            "template": {"metadata": {"labels": labels | dict(cluster.labels)}, "spec": pod},
         }
     }
 
@@ -146,7 +225,11 @@ def _controller(cluster: KubernetesCluster) -> Manifest:
 def _island(cluster: KubernetesCluster, number: int) -> Manifest:
     hosts = cluster.topology.shapes[number].hosts
     labels = _labels(cluster, f"island-{number}")
-    return _object(cluster, "jobset.x-k8s.io/v1alpha2", "JobSet", f"-island-{number}") | {
+    pod_labels = labels | {_ROLE: "host"} | dict(cluster.labels)
+    jobset = _object(cluster, "jobset.x-k8s.io/v1alpha2", "JobSet", f"-island-{number}")
+    if cluster.topology.shapes[number].platform == "tpu":
+        jobset["metadata"]["annotations"] = {_EXCLUSIVE: _GKE_NODE_POOL}
+    return jobset | {
         "spec": {
             "failurePolicy": {"maxRestarts": _RESTARTS},
             "replicatedJobs": [
@@ -159,7 +242,7 @@ def _island(cluster: KubernetesCluster, number: int) -> Manifest:
                             "completions": hosts,
                             "completionMode": "Indexed",
                             "backoffLimit": _RESTARTS,
-                            "template": {"metadata": {"labels": labels}, "spec": _host(cluster, number, labels)},
+                            "template": {"metadata": {"labels": pod_labels}, "spec": _host(cluster, number, labels)},
                         }
                     },
                 }
@@ -172,8 +255,9 @@ def _host(cluster: KubernetesCluster, island: int, labels: Mapping[str, str]) ->
     """Return the pod of one host. Kubernetes sets JOB_COMPLETION_INDEX to the host's rank in the island."""
     command = ["atoll", "host", "--address", cluster.address, "--advertise", "$(POD_IP)"]
     command += ["--grace", str(GRACE_SECONDS), "--stay"]
-    container = _container(cluster, "host", command)
-    container["env"] = [
+    volumes = _writable() | {"shared-memory": (_SHARED_MEMORY, _memory(cluster.shared_memory))}
+    container = _container(cluster, "host", command, volumes)
+    container["env"] += [
         {"name": "JOB_INDEX", "value": str(island)},
         {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
     ]
@@ -183,9 +267,10 @@ def _host(cluster: KubernetesCluster, island: int, labels: Mapping[str, str]) ->
     if device is not None:
         amounts.setdefault(device, str(shape.devices))
     if amounts:
-        container["resources"] = {"requests": amounts, "limits": amounts}
-    spec = _pod([container]) | {
+        container["resources"] = _resources(amounts)
+    spec = _pod(cluster, [container], volumes) | {
         "restartPolicy": "OnFailure",
+        "securityContext": pod_security(cluster.seccomp),
         "terminationGracePeriodSeconds": GRACE_SECONDS + _END_SECONDS,
         # Prefer one node per host: hosts on the same node fail together and share its devices.
         "affinity": {
@@ -207,31 +292,69 @@ def _host(cluster: KubernetesCluster, island: int, labels: Mapping[str, str]) ->
     return spec
 
 
-def _pod(containers: list[Manifest]) -> Manifest:
-    # Service links would add variables that begin with the Service's name, and Atoll reads variables named ATOLL_*.
-    return {"automountServiceAccountToken": False, "enableServiceLinks": False, "containers": containers}
+def _pod(cluster: KubernetesCluster, containers: list[Manifest], volumes: Volumes) -> Manifest:
+    pod: Manifest = {
+        "serviceAccountName": cluster.name,
+        "automountServiceAccountToken": False,
+        # Service links would add variables that begin with the Service's name, and Atoll reads variables named ATOLL_*.
+        "enableServiceLinks": False,
+        "containers": containers,
+        "volumes": [{"name": name, **source} for name, (_, source) in volumes.items()],
+    }
+    if cluster.tolerations:
+        pod["tolerations"] = [dict(each) for each in cluster.tolerations]
+    return pod
 
 
-def _container(cluster: KubernetesCluster, name: str, command: Sequence[str]) -> Manifest:
+def _container(cluster: KubernetesCluster, name: str, command: Sequence[str], volumes: Volumes) -> Manifest:
+    home = {"HOME": _TEMPORARY, "ATOLL_STATE_DIR": STATE, "ATOLL_CACHE_DIR": CACHE, "XDG_RUNTIME_DIR": RUN}
     return {
         "name": name,
         "image": cluster.image,
         "command": list(command),
         "envFrom": [{"secretRef": {"name": f"{cluster.name}-{name}"}}],
-        "securityContext": {"allowPrivilegeEscalation": False},
+        "env": [{"name": variable, "value": value} for variable, value in home.items()],
+        "securityContext": container_security(),
+        "volumeMounts": [
+            {"name": name, "mountPath": path} | ({} if _is_writable(source) else {"readOnly": True})
+            for name, (path, source) in volumes.items()
+        ],
     }
 
 
+def _is_writable(source: Manifest) -> bool:
+    return "configMap" not in source and "secret" not in source
+
+
+def _writable() -> dict[str, tuple[str, Manifest]]:
+    """Return the volumes for files that end with the pod, since the image is read-only. Sockets need a private one."""
+    paths = {"run": RUN, "cache": CACHE, "temporary": _TEMPORARY}
+    return {name: (path, {"emptyDir": {}}) for name, path in paths.items()}
+
+
+def _memory(size: str) -> Manifest:
+    return {"emptyDir": {"medium": "Memory", "sizeLimit": size}}
+
+
+def _resources(amounts: Mapping[str, str]) -> Manifest:
+    """Return requests and limits. CPU time has no limit: a limit would slow a process down while its node is idle."""
+    return {"requests": dict(amounts), "limits": {name: amount for name, amount in amounts.items() if name != "cpu"}}
+
+
 def _object(cluster: KubernetesCluster, version: str, kind: str, suffix: str = "") -> Manifest:
-    metadata: Manifest = {"name": cluster.name + suffix, "labels": {"app.kubernetes.io/name": "atoll"}}
+    labels = _instance(cluster) | dict(cluster.labels)
+    metadata: Manifest = {"name": cluster.name + suffix, "labels": labels}
     if cluster.namespace:
         metadata["namespace"] = cluster.namespace
     return {"apiVersion": version, "kind": kind, "metadata": metadata}
 
 
+_ROLE = "atoll-role"  # label of the pods of all islands
+
+
+def _instance(cluster: KubernetesCluster) -> dict[str, str]:
+    return {"app.kubernetes.io/name": "atoll", "app.kubernetes.io/instance": cluster.name}
+
+
 def _labels(cluster: KubernetesCluster, component: str) -> dict[str, str]:
-    return {
-        "app.kubernetes.io/name": "atoll",
-        "app.kubernetes.io/instance": cluster.name,
-        "app.kubernetes.io/component": component,
-    }
+    return _instance(cluster) | {"app.kubernetes.io/component": component}

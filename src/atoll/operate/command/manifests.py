@@ -36,6 +36,20 @@ def _pairs(texts: list[str] | None, option: str) -> dict[str, str]:
     return found
 
 
+def _toleration(text: str) -> dict[str, str]:
+    """Parse KEY:EFFECT or KEY=VALUE:EFFECT."""
+    pair, _, effect = text.rpartition(":")
+    key, equals, value = pair.partition("=")
+    if not key or effect not in ("NoSchedule", "PreferNoSchedule", "NoExecute"):
+        raise typer.BadParameter(
+            f"--toleration {text!r}: expected KEY:EFFECT or KEY=VALUE:EFFECT with the effect NoSchedule, "
+            "PreferNoSchedule or NoExecute"
+        )
+    if not equals:
+        return {"key": key, "operator": "Exists", "effect": effect}
+    return {"key": key, "operator": "Equal", "value": value, "effect": effect}
+
+
 @with_option_groups
 def kubernetes(
     *,
@@ -60,6 +74,58 @@ def kubernetes(
             metavar="KEY=VALUE",
         ),
     ] = None,
+    storage: Annotated[
+        str,
+        typer.Option(
+            help="Size of the volume for the controller's journal, logs and usage. Without one (--storage none), they "
+            "end with its pod.",
+            metavar="AMOUNT",
+        ),
+    ] = "10Gi",
+    storage_class: Annotated[str, typer.Option(help="Class of this volume. Defaults to that of Kubernetes.")] = "",
+    controller_resource: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Resource of the controller. Repeat the option for several. Defaults to cpu=1 and memory=2Gi.",
+            metavar="KEY=AMOUNT",
+        ),
+    ] = None,
+    controller_node_selector: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Label of the controller's node, which should not be preemptible. Repeat the option for several.",
+            metavar="KEY=VALUE",
+        ),
+    ] = None,
+    toleration: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Taint that all pods tolerate: KEY:EFFECT or KEY=VALUE:EFFECT. Repeat the option for several.",
+            metavar="TAINT",
+        ),
+    ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Label of all objects and pods, such as kueue.x-k8s.io/queue-name=team. Repeat the option for "
+            "several.",
+            metavar="KEY=VALUE",
+        ),
+    ] = None,
+    shared_memory: Annotated[
+        str, typer.Option(help="Size of /dev/shm on the hosts, which counts as memory of the pod.", metavar="AMOUNT")
+    ] = "8Gi",
+    seccomp: Annotated[
+        str,
+        typer.Option(
+            help="Seccomp profile of hosts: RuntimeDefault, Unconfined, or the path of a profile on the nodes. The "
+            "sandbox of users' Python needs a profile that allows user namespaces.",
+            metavar="PROFILE",
+        ),
+    ] = "RuntimeDefault",
+    web: Annotated[
+        bool, typer.Option("--web", help="Also serve the web page and the metrics, on NAME-web:8473.")
+    ] = False,
     existing_secrets: Annotated[
         bool,
         typer.Option(
@@ -75,11 +141,18 @@ def kubernetes(
     NAME-client-TENANT, and `JAX_PLATFORMS=atoll`.
     """
     from atoll.manifests.credentials import make_credentials, tenants_directory
-    from atoll.manifests.kubernetes import KubernetesCluster, as_yaml, manifests
+    from atoll.manifests.kubernetes import DEVICE_RESOURCES, KubernetesCluster, as_yaml, manifests
 
     if not _NAME.fullmatch(name):
         raise typer.BadParameter(f"--name {name!r}: expected up to 40 of a-z, 0-9 and -, beginning with a letter")
     settings, tokens = _settings(islands, cluster), tenant_tokens(cluster)
+    resources = _pairs(resource, "--resource")
+    for platform in settings.topology.platforms:
+        if platform == "gpu":
+            raise typer.BadParameter("--platform gpu: give cuda or rocm, so that pods request the right devices")
+        device = DEVICE_RESOURCES.get(platform)
+        if device in resources:
+            raise typer.BadParameter(f"--resource {device}: each pod requests the devices of its island already")
     for tenant in tokens:
         if not _OBJECT.fullmatch(tenant):
             raise typer.BadParameter(f"--tenants: invalid name {tenant!r} for a Secret: use only a-z, 0-9 and -")
@@ -90,10 +163,19 @@ def kubernetes(
         _platform(settings),
         namespace,
         _flags(cluster),
-        _pairs(resource, "--resource"),
+        resources,
         _pairs(node_selector, "--node-selector"),
         _content(cluster),
         bool(settings.tenants),
+        "" if storage == "none" else storage,
+        storage_class,
+        {"cpu": "1", "memory": "2Gi"} | _pairs(controller_resource, "--controller-resource"),
+        _pairs(controller_node_selector, "--controller-node-selector"),
+        [_toleration(each) for each in toleration or ()],
+        _pairs(label, "--label"),
+        shared_memory,
+        seccomp,
+        web,
     )
     credentials = {} if existing_secrets else make_credentials(wanted.address, tokens)
     tenants = None if existing_secrets or not settings.tenants else tenants_directory(settings.tenants, tokens)
