@@ -150,6 +150,7 @@ class Service:
 
         def on_lost(status: Status) -> None:
             receive_with(_refusals(session, status, lambda: end(status)))
+            self._callbacks.close_relay(number)  # the client then waits for no contents: see `ReadTable`
             call.resume()
             asyncio.get_running_loop().call_later(_LOST_SECONDS, lambda: end(status) if session.is_working else None)
 
