@@ -50,6 +50,8 @@ _HELD_BYTES = 128 << 20
 _SMALL_BYTES = 64 * 1024
 # Timeout for the proxy's greeting on a new channel. Before the greeting, the proxy may answer calls itself.
 _GREETING_SECONDS = 10.0
+# The same for a channel that only reads need, since jaxlib's client can also read arrays.
+_READ_SECONDS = 3.0
 # Directory of files whose frames are not the user's.
 _OURS = str(Path(__file__).parents[2])  # all of atoll
 
@@ -96,7 +98,7 @@ class CallbackTable:
                 return False
             if self._channel is None or self._channel.is_closed:
                 try:
-                    self._connect(client)
+                    self._connect(client, _READ_SECONDS)
                 except (RuntimeError, ConnectError, OSError):  # JaxRuntimeError is a RuntimeError
                     self._refused = True
             return self._receives(client)
@@ -113,19 +115,19 @@ class CallbackTable:
         for number in numbers:
             self._callbacks.pop(number, None)
 
-    def _connect(self, client: Any) -> None:
+    def _connect(self, client: Any, seconds: float = _GREETING_SECONDS) -> None:
         self._loaded = self._submit(client, CALLBACKS_REQUEST)
         where = msgspec.json.decode(self._loaded.fingerprint, type=CallbackAddress)
         address = parse_address(where.address)
         if self.proxy.host:  # the proxy does not know the name by which this process reaches it
             address = replace(address, host=self.proxy.host)
-        channel = DataChannel.connect(address, where.session, where.secret)
+        channel = DataChannel.connect(address, where.session, where.secret, timeout=seconds)
         heard = threading.Event()
         threading.Thread(target=self._receive, args=(channel, heard), name="atoll-callbacks", daemon=True).start()
-        if not heard.wait(_GREETING_SECONDS) or channel.is_closed:
+        if not heard.wait(seconds) or channel.is_closed:
             channel.close()
             raise ConnectError(
-                f"the proxy at {address} did not answer on a connection for callbacks within {_GREETING_SECONDS:.0f} s"
+                f"the proxy at {address} did not answer on a connection for callbacks within {seconds:.0f} s"
             )
         self._channel, self._client = channel, client
 
