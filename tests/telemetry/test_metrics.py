@@ -63,6 +63,25 @@ def test_metrics_say_what_the_report_says():
     assert found["atoll_controller_loop_lag_seconds_sum"][()] == 0.004
 
 
+def test_the_journal_the_standby_and_the_certificate_have_metrics_if_there_are_such():
+    play = Play("1x1x1")
+    absent = samples(play)
+    assert not {"atoll_journal_complete", "atoll_certificate_expiry_seconds"} & absent.keys()
+    journal = e.JournalLoad(False, 3, 12.5, 4096, True)
+    play.event(e.Tick(2.0, e.Load(journal=journal, certificate_seconds=3600.0)))
+    found = samples(play)
+    names = ("journal_complete", "journal_snapshots_total", "journal_snapshot_age_seconds", "journal_bytes")
+    assert [found[f"atoll_{name}"][()] for name in names] == [0, 3, 12.5, 4096]
+    assert found["atoll_standby_follows"][()] == 1
+    assert found["atoll_certificate_expiry_seconds"][()] == 3600
+
+
+def test_quotas_have_metrics_for_those_that_are_set():
+    text, _ = exposition(read_snapshot(msgspec.json.encode({"tenants": [{"name": "ana", "sessions": 3}]})))
+    (family,) = [each for each in text_string_to_metric_families(text.decode()) if each.name == "atoll_tenant_quota"]
+    assert [(each.labels, each.value) for each in family.samples] == [({"tenant": "ana", "quota": "sessions"}, 3.0)]
+
+
 def test_buckets_add_up():
     found = samples(played())
     counts = [

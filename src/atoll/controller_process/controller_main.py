@@ -29,7 +29,7 @@ from atoll.controller_process.journal_recovery import JournalRecovery
 from atoll.controller_process.killed_clusters import end_killed_cluster
 from atoll.controller_process.shell import ControllerShell
 from atoll.controller_process.standby import Standby
-from atoll.errors import AtollError, IncompatibleJournalError
+from atoll.errors import AtollError, IncompatibleJournalError, JournalError
 from atoll.wire.address import check_may_listen, parse_address
 from atoll.wire.endpoints import listen
 from atoll.wire.unauthenticated import UnauthenticatedConnections
@@ -62,7 +62,10 @@ async def serve(options: ControllerOptions, stop: asyncio.Event) -> None:
         if options.journal:
             before = JournalRecovery(options.journal, options.restarts)
             shell = start(term=before.term + 1, controller=before.controller, state=before.state)
-            before.hand_over(shell)
+            try:
+                before.hand_over(shell)
+            except OSError as error:
+                raise JournalError(f"cannot write the journal in {options.journal}: {error.strerror}") from None
         else:
             shell = start()
             shell.start()

@@ -312,12 +312,18 @@ class ControllerShell:
 
     def _tick(self) -> None:
         self._loop.call_later(self._times.ping, self._tick)  # first, so that workers are pinged again after an error
-        self._handle(e.Tick(self._clock(), self._load.measure(self._times.ping)))
+        self._handle(e.Tick(self._clock(), self._measure_load()))
         self._to_acknowledge = self.resumable.all()
         if self.journal is not None:
             self.journal.tick()
         if not self.controller.sessions:
             self.collector.collect_all()
+
+    def _measure_load(self) -> e.Load:
+        journal = self.journal.load(self.replication.is_followed) if self.journal is not None else None
+        seconds = self.joiners.identity.certificate.ends - time.time() if self.joiners is not None else -1.0
+        load = self._load.measure(self._times.ping)
+        return msgspec.structs.replace(load, journal=journal, certificate_seconds=seconds)
 
     def _handle(self, event: e.AnyEvent) -> None:
         if self.superseded_by or self.failure:

@@ -138,6 +138,11 @@ class StandbyReplication:
     # ---- messages to the standby
 
     @property
+    def is_followed(self) -> bool:
+        """Whether a standby has all events and takes over if this process ends."""
+        return self._is_followed
+
+    @property
     def wants_snapshot(self) -> bool:
         """Whether to begin a snapshot between two turns."""
         journal = self._journal()

@@ -24,7 +24,7 @@ from atoll.journal.persisted_state import NAME
 from atoll.journal.records import decode_events, encode_turn, join_records, read_turns
 from atoll.journal.segment import Segment
 from atoll.journal.snapshots import start_snapshot, wait_for_snapshot
-from atoll.protocol.events import AnyEvent
+from atoll.protocol.events import AnyEvent, JournalLoad
 
 _log = logging.getLogger(__name__)
 
@@ -67,6 +67,7 @@ class Journal:
         self._child = 0  # pid of the process that writes a snapshot
         self._retry = 0.0  # monotonic time of the next attempt after a failure
         self._is_broken = False
+        self._written_at = time.monotonic()  # when the last snapshot was complete
 
     @property
     def wants_snapshot(self) -> bool:
@@ -88,6 +89,11 @@ class Journal:
     def number(self) -> int:
         """The number of the last snapshot that was begun."""
         return self._number
+
+    def load(self, has_standby: bool) -> JournalLoad:
+        """Return the state of the journal for reports."""
+        age = time.monotonic() - self._written_at
+        return JournalLoad(not self._is_broken, self.snapshots, age, self._bytes, has_standby)
 
     def payload(self, number: int) -> Iterator[tuple[bytes, bool]]:
         """Yield the parts of a snapshot, and whether each is the last.
@@ -205,6 +211,7 @@ class Journal:
                 self._retry = time.monotonic() + _RETRY_SECONDS
         else:
             self.snapshots += 1
+            self._written_at = time.monotonic()
             self._directory.forget_before(self._number)
 
     def _fail(self, error: OSError) -> None:

@@ -68,8 +68,21 @@ class TimerEnded(Event, frozen=True, tag=6):
     timer: int
 
 
+class JournalLoad(msgspec.Struct, frozen=True):
+    """The state of a journal. If it is not `complete`, no controller can continue from it."""
+
+    complete: bool
+    snapshots: int  # that this process has written
+    snapshot_age: float  # seconds since the last one
+    bytes: int  # of events since then
+    has_standby: bool  # whether a standby has all events and takes over if the controller ends
+
+
 class Load(msgspec.Struct, frozen=True):
-    """The load of the controller's process. Counts are since its start."""
+    """The load of the controller's process. Counts are since its start.
+
+    `certificate_seconds` is the validity that remains of the controller's certificate; -1 without TLS.
+    """
 
     lag: float = 0.0  # maximal delay of the event loop since the previous measurement, in seconds
     cpu_seconds: float = 0.0
@@ -79,6 +92,8 @@ class Load(msgspec.Struct, frozen=True):
     bytes_in: int = 0
     bytes_out: int = 0
     unsent_bytes: int = 0
+    journal: JournalLoad | None = None
+    certificate_seconds: float = -1.0
 
 
 class Tick(Event, frozen=True, tag=7):

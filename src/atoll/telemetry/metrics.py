@@ -20,7 +20,9 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from atoll.cluster.lifecycle import IslandState
+from atoll.protocol.events import JournalLoad
 from atoll.state.tallies import BOUNDS
+from atoll.telemetry.history import KINDS
 from atoll.telemetry.snapshot import HistogramView, IslandSnapshot, Snapshot, TenantSnapshot
 
 
@@ -54,6 +56,7 @@ def metrics_of(snapshot: Snapshot) -> Iterator[Metric]:
     yield from _gangs(snapshot)
     yield from _events(snapshot)
     yield from _controller(snapshot)
+    yield from _journal(snapshot)
 
 
 def _gauge(name: str, text: str, labels: tuple[str, ...] = (), rows: Iterable[tuple[object, ...]] = ()) -> Metric:
@@ -131,6 +134,11 @@ def _tenants(snapshot: Snapshot) -> Iterator[Metric]:
     used = ((each.name, each.device_seconds) for each in tenants)
     yield _counter("tenant_device_seconds", "Device time that a tenant used.", ("tenant",), used)
     reserved = ((each.name, device, nbytes) for each in tenants for device, nbytes in each.device_bytes)
+    quotas = ((each.name, name, limit) for each in tenants for name in _QUOTAS if (limit := getattr(each, name)))
+    yield _gauge("tenant_quota", "Quota of a tenant, if there is one.", ("tenant", "quota"), quotas)
+    suspended = Counter(each.tenant for each in snapshot.sessions if each.state)
+    rows = ((each.name, suspended[each.name]) for each in tenants)
+    yield _gauge("sessions_suspended", "Sessions that are suspended, or become so.", ("tenant",), rows)
     text = "Memory of a device reserved for a tenant."
     yield _gauge("tenant_device_memory_bytes", text, ("tenant", "device"), reserved)
 
@@ -144,6 +152,8 @@ _TENANT_GAUGES: tuple[tuple[str, str, Callable[[TenantSnapshot], float]], ...] =
     ("published_versions", "Versions of published arrays of a tenant.", lambda each: each.versions),
     ("published_bytes", "Size of the published arrays of a tenant, on all devices.", lambda each: each.published_bytes),
 )
+_COUNTED = ("devices", "sessions", "launches", "uploads", "compiles", "launch_rate", "upload_rate")
+_QUOTAS = ("memory", "total_memory", *_COUNTED)
 
 
 def _gangs(snapshot: Snapshot) -> Iterator[Metric]:
@@ -179,7 +189,7 @@ def _events(snapshot: Snapshot) -> Iterator[Metric]:
         by_island = {each.island: each.count for each in counts if each.kind == kind}
         rows = ((each.id, by_island.get(each.id, 0)) for each in snapshot.islands)
         yield _counter(name, text, ("island",), rows)
-    sums = Counter[str]()
+    sums = Counter(dict.fromkeys(KINDS, 0))  # Prometheus sees no increase from no sample to 1
     for count in counts:
         sums[count.kind] += count.count
     yield _counter("events", "Events per kind.", ("kind",), sums.items())
@@ -203,6 +213,32 @@ def _controller(snapshot: Snapshot) -> Iterator[Metric]:
     text = "Functions that workers compiled or found in their cache."
     yield _counter("functions_compiled", text, ("cached",), compiled)
     yield _counter("compile_seconds", "Time that compilation took.", rows=[(functions.seconds,)])
+
+
+def _journal(snapshot: Snapshot) -> Iterator[Metric]:
+    journal, seconds = snapshot.load.journal, snapshot.load.certificate_seconds
+    rows = [] if journal is None else [journal]
+    for name, text, value in _JOURNAL_GAUGES:
+        yield _gauge(name, text, rows=[(value(each),) for each in rows])
+    text = "Snapshots that the controller's process has written."
+    yield _counter("journal_snapshots", text, rows=[(each.snapshots,) for each in rows])
+    yield _gauge(
+        "certificate_expiry_seconds",
+        "Remaining validity of the controller's certificate, which is renewed after two thirds of it.",
+        rows=[(seconds,)] if seconds >= 0 else [],
+    )
+
+
+_JOURNAL_GAUGES: tuple[tuple[str, str, Callable[[JournalLoad], float]], ...] = (
+    (
+        "journal_complete",
+        "1 if another controller can continue from the journal, 0 if events are missing.",
+        lambda each: each.complete,
+    ),
+    ("journal_snapshot_age_seconds", "Time since the last snapshot of the journal.", lambda each: each.snapshot_age),
+    ("journal_bytes", "Events in the journal since its last snapshot.", lambda each: each.bytes),
+    ("standby_follows", "1 if a standby takes over when the controller ends.", lambda each: each.has_standby),
+)
 
 
 def _observe(family: HistogramMetricFamily, labels: list[str], view: HistogramView) -> None:
