@@ -75,6 +75,7 @@ def owner(program_cache: Path) -> Iterator[tuple[User, str]]:
 def test_status_as_json_has_islands_hosts_devices_and_sessions(owner: tuple[User, str]) -> None:
     report = json.loads(owner[0].atoll("status", "--json").check().stdout)
     assert report["sessions"] == []
+    assert (report["name"], report["address"]) == ("default", owner[1])
     assert [(island["id"], island["state"]) for island in report["islands"]] == [(0, "ready"), (1, "ready")]
     hosts = [host for island in report["islands"] for host in island["hosts"]]
     assert [(host["id"], host["state"]) for host in hosts] == [(0, "ready"), (1, "ready")]

@@ -56,7 +56,7 @@ def test_it_shows_what_the_model_has():
     text = text_of(watch)
     for each in ("cluster mine", "1x1x2", "[bold]train.py", "2.0 KiB", "1.0 GiB on device 0", "host 0 is gone"):
         assert each in text
-    watch.fail("nobody is there")
+    watch.fail("nobody is there", 20.0)
     assert "nobody is there" in text_of(watch)
 
 

@@ -64,8 +64,8 @@ def test_a_controller_that_started_anew_is_not_compared_with_the_one_before():
 def test_a_cluster_that_does_not_answer_is_shown_as_it_was_with_the_reason():
     watch = Watch()
     watch.update(body(seconds=1.0, topology="1x1x1"), now=1.0)
-    watch.fail("no reply")
-    assert (watch.snapshot.topology, watch.problem) == ("1x1x1", "no reply")
+    watch.fail("no reply", now=91.0)
+    assert (watch.snapshot.topology, watch.problem) == ("1x1x1", "no reply (this is the report of 2 min ago)")
     watch.update(body(seconds=2.0), now=2.0)
     assert watch.problem == ""
 
@@ -73,8 +73,10 @@ def test_a_cluster_that_does_not_answer_is_shown_as_it_was_with_the_reason():
 def test_events_have_the_time_of_the_wall_newest_first():
     watch = Watch()
     events = [{"number": n, "seconds": 10.0 * n, "kind": "failed", "text": "why", "island": n} for n in (1, 2)]
+    events[1]["actor"] = "tenant ana, process 7"
     watch.update(body(seconds=50.0, events=events), now=1000.0)
     rows = event_rows(watch, now=1003.0, wall=80_000.0)
+    assert [row.text for row in rows] == ["why (by tenant ana, process 7)", "why"]
     assert [(row.number, row.wall, row.where) for row in rows] == [
         (2, 79_967.0, "island 2"),
         (1, 79_957.0, "island 1"),

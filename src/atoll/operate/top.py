@@ -59,7 +59,7 @@ async def _ask(source: ClusterSource, watch: Watch) -> None:
         spans, position = await source.spans(watch.position, _MOST_SPANS)
         watch.add_spans(spans, position, time.monotonic())
     except (AtollError, msgspec.MsgspecError) as error:
-        watch.fail(str(error))
+        watch.fail(str(error), time.monotonic())
 
 
 def view(watch: Watch, name: str, now: float, wall: float) -> RenderableType:

@@ -325,7 +325,7 @@ def event_rows(watch: Watch, now: float, wall: float) -> list[EventRow]:
             watch.wall_time(event.seconds, now, wall),
             event.kind,
             f"island {event.island}" if event.island >= 0 else f"session {event.session}" if event.session else "",
-            event.text,
+            f"{event.text} (by {event.actor})" if event.actor else event.text,
         )
         for event in reversed(watch.snapshot.events)
     ]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from atoll.protocol.spans import Span
+from atoll.quantities import human_seconds
 from atoll.state.tallies import BOUNDS
 from atoll.telemetry.snapshot import HistogramView, Snapshot, read_snapshot
 from atoll.telemetry.timeline import TimeLine
@@ -73,9 +74,10 @@ class Watch:
         self.problem = ""
         self._at = now
 
-    def fail(self, problem: str) -> None:
-        """Note why the cluster does not answer."""
-        self.problem, self.rates = problem, Rates()
+    def fail(self, problem: str, now: float) -> None:
+        """Note why the cluster does not answer. Displays continue to show the last report, with its age."""
+        age = f" (this is the report of {human_seconds(now - self._at)} ago)" if self.updates else ""
+        self.problem, self.rates = problem + age, Rates()
 
     def add_spans(self, spans: list[Span], position: int, now: float) -> None:
         self.position = position

@@ -219,7 +219,7 @@ class Pages:
                 ui.button("Cancel", on_click=lambda: dialog.submit(None)).props("flat no-caps")
                 ui.button("Set", on_click=lambda: dialog.submit(number.value)).props("no-caps color=negative")
         share = await dialog
-        dialog.delete()
+        _delete(dialog)
         if share is not None:
             await _operate(f"setting the share of {name}", self._source.set_share(name, float(share)))
 
@@ -410,7 +410,7 @@ async def _confirmed(question: str, word: str) -> bool:
             ui.button("Cancel", on_click=lambda: dialog.submit(False)).props("flat no-caps")
             ui.button(word, on_click=lambda: dialog.submit(True)).props("no-caps color=negative")
     answer = bool(await dialog)
-    dialog.delete()
+    _delete(dialog)
     return answer
 
 
@@ -423,3 +423,9 @@ async def _operate(what: str, operation: Awaitable[str]) -> None:
         text, kind = str(error), "negative"
     notification.dismiss()
     ui.notify(text, type=kind, multi_line=True, timeout=8000, close_button="Close")
+
+
+def _delete(dialog: ui.dialog) -> None:
+    """Delete a dialog, unless it was deleted with its page when its browser closed the page."""
+    if not dialog.is_deleted:
+        dialog.delete()

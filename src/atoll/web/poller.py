@@ -35,7 +35,7 @@ class Poller:
                 report = await self.source.report()
                 self.watch.update(report, time.monotonic())
             except (AtollError, msgspec.MsgspecError) as error:
-                self.watch.fail(str(error))
+                self.watch.fail(str(error), time.monotonic())
             self._reported = time.monotonic()
 
     async def refresh_time_line(self) -> None:
@@ -47,5 +47,5 @@ class Poller:
                 spans, position = await self.source.spans(self.watch.position, MOST_SPANS)
                 self.watch.add_spans(spans, position, time.monotonic())
             except (AtollError, msgspec.MsgspecError) as error:
-                self.watch.fail(str(error))
+                self.watch.fail(str(error), time.monotonic())
             self._traced = time.monotonic()

@@ -282,8 +282,8 @@ def status(
     ATOLL_JOIN, the embedded one of the script that runs the command, the one named "default", or the only running one.
     The embedded cluster of process 123 has the name embedded-123.
 
-    The JSON is `{"islands": [{"id", "state", "hosts": [{"id", "pid", "state", "devices": [...]}]}], "sessions": [...]}`
-    and more. States are "starting", "ready", "restarting", "draining", "drained" and "removed".
+    The JSON is `{"name", "address", "islands": [{"id", "state", "hosts": [{"id", "pid", "state", "devices": [...]}]}],
+    "sessions": [...]}` and more. States are "starting", "ready", "restarting", "draining", "drained" and "removed".
     """
     from atoll.operate.cluster_queries import other_clusters, report_of
     from atoll.operate.status_tables import security_tables, status_tables
@@ -292,7 +292,8 @@ def status(
     target = cluster.find()
     report = report_of(target, token())
     if as_json:
-        print(json.dumps(report, indent=1))
+        name = target.record.name if target.record else ""
+        print(json.dumps({"name": name, "address": str(target.address), **report}, indent=1))
     else:
         snapshot = msgspec.convert(report, Snapshot)
         width = None if sys.stdout.isatty() else _TABLE_WIDTH
