@@ -32,10 +32,10 @@ def register(path: str) -> None:
     jax.ffi.register_ffi_target("check", jax.ffi.pycapsule(ctypes.CDLL(path).Check))
 
 
-def fail_and_continue(signs: list[int]) -> tuple[str, list[float | str]]:
+def fail_and_continue(signs: list[int], are_connected: bool = True) -> tuple[str, list[float | str]]:
     """Run a sum that fails on the devices with a negative sign. Return its error, and sums that were queued behind.
 
-    In place of a sum that failed, return its error.
+    In place of a sum that failed, return its error. Without `are_connected`, it is the first collective of the devices.
     """
     mesh = Mesh(np.array(jax.devices()), ("x",))
     sharding = NamedSharding(mesh, P("x"))
@@ -51,8 +51,9 @@ def fail_and_continue(signs: list[int]) -> tuple[str, list[float | str]]:
     good = jax.device_put(np.ones(4, np.float32), sharding)
     bad = jax.device_put(np.array(signs, np.float32), sharding)
     later = [jax.device_put(np.full(4, value, np.float32), sharding) for value in range(LATER)]
-    assert np.asarray(failing(good)).tolist() == [4.0] * 4
-    assert np.asarray(adding(good)).tolist() == [4.0] * 4
+    if are_connected:
+        assert np.asarray(failing(good)).tolist() == [4.0] * 4
+        assert np.asarray(adding(good)).tolist() == [4.0] * 4
     failed = failing(bad)
     sums = [adding(each) for each in later]
     return str(value_or_error(failed)), [value_or_error(each) for each in sums]
@@ -78,6 +79,16 @@ def test_collectives_of_islands_behind_one_that_failed_do_not_meet_it(
         error, sums = script.call(fail_and_continue, each, seconds=SECONDS)
         assert "the first element is negative" in error, error
         assert sums == [4.0 * value for value in range(LATER)]
+
+
+def test_a_first_collective_ends_that_waits_for_the_addresses_of_devices_that_failed(
+    library: str, start_python: StartPython
+) -> None:
+    script = start_python("2x1x2")
+    script.call(register, library)
+    error, sums = script.call(fail_and_continue, [1, 1, -1, -1], False, seconds=SECONDS)
+    assert "the first element is negative" in error
+    assert sums == [4.0 * value for value in range(LATER)]
 
 
 def test_collectives_of_an_island_behind_one_that_failed_do_not_meet_it(

@@ -14,6 +14,7 @@ Worlds exist only on CPU devices. On other platforms, a second client could not 
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import socket
 import threading
@@ -26,6 +27,7 @@ import numpy as np
 from jax._src.lib import _jax
 from jax._src.lib import xla_client as xc
 
+from atoll.devices.xla.world_relay import WorldRelay
 from atoll.devices.xla.xla_arrays import Uneven, shards_of, stacked_type
 from atoll.devices.xla.xla_island import (
     HEARTBEAT_SECONDS,
@@ -35,14 +37,16 @@ from atoll.devices.xla.xla_island import (
     sched_batch_threads,
 )
 from atoll.errors import Code, StatusError
-from atoll.wire.address import parse_address
-from atoll.wire.sockets import dial
 
 # For all hosts of a world to join it.
 JOIN_SECONDS = 60
 # A service lives for this time after its world was closed.
 _SERVICE_SECONDS = 30.0
 _EPOLL = "anon_inode:[eventpoll]"
+# A line about a descriptor in the set of an epoll descriptor, in /proc/self/fdinfo.
+_FIELDS = re.compile(r"tfd:\s*(\d+) .*\bino:([0-9a-f]+)")
+# How often and how long apart connections of a closed world are closed: for 10 s.
+_SHUTS, _SHUT_SECONDS = 100, 0.1
 # For the thread of gloo to wait for messages, after it has started.
 _LOOP_SECONDS = 10.0
 
@@ -62,7 +66,7 @@ class XlaWorld:
 
     def __init__(self, address: str, rank: int, ranks: int, hostname: str, devices: int) -> None:
         await_service(address, JOIN_SECONDS)
-        self._relay = _Relay(address)
+        self._relay = WorldRelay(address, JOIN_SECONDS)
         self._coordination = _jax.get_distributed_runtime_client(
             self._relay.address,
             rank,
@@ -75,7 +79,8 @@ class XlaWorld:
         with sched_batch_threads():
             with _named_threads() as names:
                 collectives = _jax.make_gloo_tcp_collectives(distributed_client=self._coordination, hostname=hostname)
-                self._epolls = _epolls_of(names)
+                # Copies keep their sets, while the numbers of gloo's own may be in use again after its end.
+                self._epolls = frozenset(map(os.dup, _epolls_of(names)))
             self.client = xc.make_cpu_client(
                 asynchronous=True,
                 distributed_client=self._coordination,
@@ -92,52 +97,27 @@ class XlaWorld:
         """Break the connections to the other hosts, so that collectives in flight fail. Any thread.
 
         Gloo reports the end of a host only to the devices that are connected to it, and the others wait for those.
+        Devices may be about to connect, so this is repeated for a while.
         """
         self._relay.close()
+        self._shut()
+        threading.Thread(target=self._keep_shut, name="atoll-world-close", daemon=True).start()
+
+    def _keep_shut(self) -> None:
+        for _ in range(_SHUTS):
+            time.sleep(_SHUT_SECONDS)
+            self._shut()
         for epoll in self._epolls:
-            for descriptor in _watched(epoll):
+            os.close(epoll)
+        self._epolls = frozenset()
+
+    def _shut(self) -> None:
+        for epoll in self._epolls:
+            for descriptor, inode in _watched(epoll):
                 with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as each:
-                    if not each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    is_same = os.fstat(each.fileno()).st_ino == inode  # gloo may have closed it meanwhile
+                    if is_same and not each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                         each.shutdown(socket.SHUT_RDWR)
-
-
-class _Relay:
-    """Relays the connection of XLA's client to the coordination service of a world, and outlives the service.
-
-    XLA ends a process whose connection to the service ends or whose service reports an error, although a closed world
-    needs no service. So the client's end of the relay stays open and silent from then on.
-    """
-
-    def __init__(self, service: str) -> None:
-        self._listener = socket.socket(socket.AF_UNIX)
-        name = f"atoll-world-{os.getpid()}-{secrets.token_hex(8)}"
-        self._listener.bind(f"\0{name}")
-        self._listener.listen(1)
-        self.address = f"unix-abstract:{name}"
-        self._there = dial(parse_address(service), what="the first host of the world", timeout=JOIN_SECONDS)
-        self._there.settimeout(None)
-        threading.Thread(target=self._run, name="atoll-world", daemon=True).start()
-
-    def close(self) -> None:
-        """Stop relaying."""
-        with suppress(OSError):
-            self._there.shutdown(socket.SHUT_RDWR)
-
-    def _run(self) -> None:
-        """Relay the first connection until XLA's client ends it."""
-        with self._listener:
-            here, _ = self._listener.accept()
-        threading.Thread(target=_copy, args=(self._there, here), name="atoll-world", daemon=True).start()
-        with here, self._there:
-            _copy(here, self._there)
-
-
-def _copy(source: socket.socket, target: socket.socket) -> None:
-    """Copy bytes until the source ends. Drop them when the target has ended."""
-    with suppress(OSError):
-        while content := source.recv(1 << 16):
-            with suppress(OSError):
-                target.sendall(content)
 
 
 @contextmanager
@@ -185,13 +165,14 @@ def _read(path: str) -> str:
         return ""
 
 
-def _watched(epoll: int) -> list[int]:
-    """Return the descriptors in the set of an epoll descriptor."""
-    try:
-        with open(f"/proc/self/fdinfo/{epoll}") as lines:
-            return [int(line.split()[1]) for line in lines if line.startswith("tfd:")]
-    except OSError:
-        return []
+def _watched(epoll: int) -> list[tuple[int, int]]:
+    """Return the descriptors in the set of an epoll descriptor, with their inodes."""
+    found = []
+    for line in _read(f"/proc/self/fdinfo/{epoll}").splitlines():
+        fields = _FIELDS.match(line)
+        if fields is not None:
+            found.append((int(fields[1]), int(fields[2], 16)))
+    return found
 
 
 class XlaWorlds:
