@@ -10,7 +10,7 @@ from atoll.cluster.topology import MOST
 from atoll.controller.validation.proxy_validation import MAX_FUNCTIONS, MAX_PROGRAMS
 from atoll.ir import control_flow_split, validation
 from atoll.launch.launch_checks import LAUNCH_WINDOW
-from atoll.named_arrays.named_arrays import MOST_KEPT, MOST_NAMES
+from atoll.named_arrays import named_arrays
 from atoll.protocol.messages import MOST_PUBLISHED
 from atoll.protocol.questions import MOST_ARRAYS
 
@@ -39,8 +39,9 @@ _SIZES = (
     ("shards of a program's arrays", validation.MAX_SHARDS, "an error"),
     ("rank of an array", validation.MAX_RANK, "an error"),
     ("arrays of a published version", MOST_PUBLISHED, "an error; stack arrays"),
-    ("versions that a name of published arrays keeps", MOST_KEPT, "an error"),
-    ("names of published arrays of a tenant", MOST_NAMES, "an error; remove some with `atoll arrays rm`"),
+    ("versions that a name of published arrays keeps", named_arrays.MOST_KEPT, "an error"),
+    ("names of published arrays of a tenant", named_arrays.MOST_NAMES, "an error; remove some with `atoll arrays rm`"),
+    ("arrays in all versions of a tenant", named_arrays.MOST_ARRAYS, "an error; keep fewer versions"),
     ("launches of a session in flight", LAUNCH_WINDOW, "the script waits"),
     ("small arrays that `jax.device_get` reads with one request", MOST_ARRAYS, "more requests"),
 )

@@ -186,6 +186,42 @@ def test_a_session_has_a_limited_number_of_pending_versions() -> None:
     publish(names, session=2)
 
 
+def test_a_tenant_has_a_limited_number_of_arrays_in_all_versions() -> None:
+    names = NamedArrays()
+    half = tuple(range(named_arrays.MOST_ARRAYS // 2))
+    paths = ("",) * len(half)
+    first = names.publish(0.0, "ana", "a", 1, 1, half, paths)
+    names.publish(0.0, "ana", "b", 1, 1, half, paths)
+    with pytest.raises(StatusError, match="the versions of tenant ana have 262144 arrays"):
+        publish(names, name="c")
+    publish(names, tenant="ben")
+    names.fail(first, LOST)
+    publish(names, name="c")
+    names.validate()
+
+
+def test_the_controller_keeps_limited_text_about_the_trees_of_a_tenant() -> None:
+    names = NamedArrays()
+    structure = bytes(named_arrays.MOST_DESCRIBED - 2)
+    large = names.publish(0.0, "ana", "a", 1, 1, (1, 2), ("w", "b"), structure)
+    with pytest.raises(StatusError, match="paths and tree structures of the versions of tenant ana exceed 32 MiB"):
+        publish(names)
+    assert names.names.keys() == {("ana", "a")}, "a refused publication leaves no name"
+    publish(names, tenant="ben")
+    large.held = [1, 2]
+    names.complete(0.0, large)
+    names.remove("ana", "a")
+    publish(names)
+    names.validate()
+
+
+def test_the_removal_of_a_tenant_ends_its_limits() -> None:
+    names = NamedArrays()
+    complete(names)
+    names.tenant_removed("ana")
+    names.validate()
+
+
 def test_each_state_is_reached_and_has_its_row() -> None:
     assert set(TRANSITIONS) == set(VersionState)
     reached = {VersionState.PENDING}.union(*TRANSITIONS.values())

@@ -159,6 +159,8 @@ class NamedArraysDump(Dump):
     pending: dict[tuple[str, str, int], Ref[Version]] = {}
     _waits_of: dict[int, int] = {}
     _readers_of: dict[int, set[int]] = {}
+    _arrays_of: dict[str, int] = {}
+    _described_of: dict[str, int] = {}
     _next_reader: int = 1
 
 

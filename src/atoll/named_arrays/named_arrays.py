@@ -24,6 +24,8 @@ from atoll.named_arrays.version_states import TRANSITIONS, VersionState
 
 MOST_NAMES = 1024  # per tenant
 MOST_KEPT = 64  # versions that a name keeps
+MOST_ARRAYS = 1 << 18  # per tenant, in all versions that are not freed
+MOST_DESCRIBED = 32 << 20  # characters of the paths and bytes of the structures of these versions, per tenant
 MOST_PENDING = 16  # versions of a session that are not complete
 MOST_READERS = 4096  # per session
 MOST_WAITS = 256  # per session
@@ -72,6 +74,11 @@ class Version(StateMachine[VersionState]):
     def nbytes(self) -> int:
         """Return the size of the arrays that are held, without copies of replicated arrays."""
         return sum(each.nbytes for each in self.arrays)
+
+    @property
+    def described(self) -> int:
+        """Return the size of what the controller keeps about the tree: characters of paths, and bytes."""
+        return _described(self.paths, self.structure)
 
 
 @dataclass(eq=False)
@@ -140,6 +147,8 @@ class NamedArrays:
         self._waits_of: dict[int, int] = {}  # number of the waits of each session
         self._readers_of: dict[int, set[int]] = {}  # by session
         self.pending: dict[tuple[str, str, int], Version] = {}
+        self._arrays_of: dict[str, int] = {}  # number of the arrays in the versions of each tenant
+        self._described_of: dict[str, int] = {}  # what the controller keeps about these, as in `Version.described`
         self._next_reader = 1
 
     # ---- publishing
@@ -156,6 +165,7 @@ class NamedArrays:
         structure: bytes = b"",
     ) -> Version:
         """Begin a version. Raise RESOURCE_EXHAUSTED if the tenant or the session has too many."""
+        self._check_space(tenant, len(handles), _described(paths, structure))
         found = self.names.get((tenant, name))
         if found is None and sum(owner == tenant for owner, _ in self.names) >= MOST_NAMES:
             self._forget_unused_name(tenant)
@@ -168,7 +178,34 @@ class NamedArrays:
         found.next_number += 1
         found.versions[version.number] = version
         self.pending[tenant, name, version.number] = version
+        self._arrays_of[tenant] = self._arrays_of.get(tenant, 0) + len(handles)
+        self._described_of[tenant] = self._described_of.get(tenant, 0) + version.described
         return version
+
+    def _check_space(self, tenant: str, arrays: int, described: int) -> None:
+        """Raise RESOURCE_EXHAUSTED if the controller would have to keep too much about the tenant's versions."""
+        known = self._arrays_of.get(tenant, 0)
+        advice = "keep fewer versions, or remove some with `atoll arrays rm`"
+        if known + arrays > MOST_ARRAYS:
+            text = (
+                f"the versions of tenant {tenant} have {known} arrays, and {arrays} more exceed {MOST_ARRAYS}: {advice}"
+            )
+            raise StatusError(Code.RESOURCE_EXHAUSTED, text)
+        if self._described_of.get(tenant, 0) + described > MOST_DESCRIBED:
+            text = (
+                f"the paths and tree structures of the versions of tenant {tenant} exceed {MOST_DESCRIBED >> 20} MiB: "
+                f"{advice}"
+            )
+            raise StatusError(Code.RESOURCE_EXHAUSTED, text)
+
+    def _forget(self, version: Version) -> None:
+        """Forget a version that has failed, was freed, or whose tenant was removed."""
+        del self._name_of(version).versions[version.number]
+        tenant = version.tenant
+        self._arrays_of[tenant] -= len(version.handles)
+        self._described_of[tenant] -= version.described
+        if not self._arrays_of[tenant]:
+            del self._arrays_of[tenant], self._described_of[tenant]
 
     def _forget_unused_name(self, tenant: str) -> None:
         for key, name in self.names.items():
@@ -193,8 +230,8 @@ class NamedArrays:
         self._end_pending(version)
         version.error = status
         version.enter(_S.FAILED)
+        self._forget(version)
         name = self._name_of(version)
-        del name.versions[version.number]
         name.failure = (version.number, status)
         return [Free(version), *self._answer_waits(name)]
 
@@ -221,7 +258,7 @@ class NamedArrays:
         if version.readers:
             return []
         version.enter(_S.FREED)
-        del self._name_of(version).versions[version.number]
+        self._forget(version)
         return [Free(version)]
 
     # ---- losses and removals
@@ -264,6 +301,7 @@ class NamedArrays:
                     for reader in list(version.readers):
                         self._forget_reader(reader)
                     version.error = gone
+                    self._forget(version)
             del self.names[key]
         return actions
 
@@ -400,6 +438,11 @@ class NamedArrays:
         assert all(reader in version.readers for reader, version in readers.items())
         assert {reader for own in self._readers_of.values() for reader in own} == set(readers)
         assert sum(self._waits_of.values()) == len(self.waits)
+        for counts, size in ((self._arrays_of, _arrays), (self._described_of, _size)):
+            found: dict[str, int] = {}
+            for version in self.versions():
+                found[version.tenant] = found.get(version.tenant, 0) + size(version)
+            assert counts == found, f"{counts} are counted, and there are {found}"
         assert all(self._answer_is_due(wait) is None for wait in self.waits.values())
 
     def _answer_is_due(self, wait: Wait) -> Version | None:
@@ -413,6 +456,18 @@ class NamedArrays:
 
 def _number(version: Version) -> int:
     return version.number
+
+
+def _arrays(version: Version) -> int:
+    return len(version.handles)
+
+
+def _size(version: Version) -> int:
+    return version.described
+
+
+def _described(paths: tuple[str, ...], structure: bytes) -> int:
+    return sum(map(len, paths)) + len(structure)
 
 
 def _contents(name: Name) -> str:
