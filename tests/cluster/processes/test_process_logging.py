@@ -6,6 +6,8 @@ import json
 import logging
 import sys
 
+import pytest
+
 from atoll.cluster.processes.process_logging import (
     FIELDS,
     MOST_LINES,
@@ -57,6 +59,25 @@ def test_lines_of_both_forms_are_read_back():
         assert (found.seconds, found.process) == (1_700_000_000.25, "null island")
     for other in ("Traceback (most recent call last):", "", "{broken", '{"a": 1}'):
         assert parse_line(other) is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"time": "2026-01-01T00:00:00.xZ", "process": "worker"}',
+        '{"time": "2026-01-01T00:00:00.' + "9" * 400 + 'Z", "process": "worker"}',
+        "2026-99-99 00:00:00,000 atoll worker[1] INFO printed by a user",
+        "0000-01-01 00:00:00,000 atoll worker[1] INFO printed by a user",
+    ],
+)
+def test_a_line_with_an_impossible_time_is_not_a_record(line: str):
+    assert parse_line(line) is None
+
+
+def test_no_line_of_a_message_looks_like_a_record():
+    forged = TextFormatter("controller").format(record("session 3 ended"))
+    lines = TextFormatter("worker").format(record(f"a message of a user\n{forged}")).splitlines()
+    assert [parse_line(line) is not None for line in lines] == [True, False]
 
 
 def test_a_line_that_repeats_is_logged_once_and_then_with_its_count():

@@ -51,13 +51,16 @@ def logging_environment() -> dict[str, str]:
 
 
 class TextFormatter(logging.Formatter):
-    """Formats lines for people. Escapes unprintable characters, which users may have put into a message."""
+    """Formats lines for people. Escapes unprintable characters, which users may have put into a message.
+
+    Indents the further lines of a message, so that no message contains a line that looks like another record.
+    """
 
     def __init__(self, process: str) -> None:
         super().__init__(f"%(asctime)s atoll {process}[%(process)d] %(levelname)s %(name)s: %(message)s")
 
     def format(self, record: logging.LogRecord) -> str:
-        return printable_text(super().format(record))
+        return printable_text(super().format(record)).replace("\n", "\n  ")
 
 
 class JsonFormatter(logging.Formatter):
@@ -125,12 +128,15 @@ def parse_line(line: str) -> LogLine | None:
         try:
             found = msgspec.json.decode(line, type=_JsonLine)
             whole, _, millis = found.time.rstrip("Z").partition(".")
-            seconds = float(calendar.timegm(time.strptime(whole, "%Y-%m-%dT%H:%M:%S")))
-        except (msgspec.MsgspecError, ValueError):
+            seconds = calendar.timegm(time.strptime(whole, "%Y-%m-%dT%H:%M:%S")) + int(millis or 0) / 1000
+        except (msgspec.MsgspecError, ValueError, OverflowError):
             return None
-        return LogLine(seconds + int(millis or 0) / 1000, found.process)
+        return LogLine(seconds, found.process)
     match = _TEXT_LINE.match(line)
     if match is None:
         return None
-    local = time.mktime(time.strptime(match["time"], "%Y-%m-%d %H:%M:%S"))
+    try:
+        local = time.mktime(time.strptime(match["time"], "%Y-%m-%d %H:%M:%S"))
+    except (ValueError, OverflowError):  # a line that a program of a user printed
+        return None
     return LogLine(local + int(match["millis"]) / 1000, match["process"])
