@@ -7,7 +7,6 @@ compared after each transfer.
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from typing import Annotated, Any
@@ -30,13 +29,15 @@ def named_arrays(
     rounds: Annotated[int, typer.Option(min=1)] = 5,
 ) -> None:
     """Publish trees and subscribe to them on another island, beside device_put between the islands."""
-    os.environ |= {"JAX_PLATFORMS": "atoll,cpu", "ATOLL_ISLANDS": "2x1x2"}
-    bench = _Bench(mib * _MIB, small)
-    bench.round()  # compiles
+    import atoll
+
     samples: dict[str, list[float]] = {}
-    for _ in range(rounds):
-        for name, value in bench.round().items():
-            samples.setdefault(name, []).append(value)
+    with atoll.connect(islands="2x1x2"):
+        bench = _Bench(mib * _MIB, small)
+        bench.round()  # compiles
+        for _ in range(rounds):
+            for name, value in bench.round().items():
+                samples.setdefault(name, []).append(value)
     machine = describe()
     print(f"{machine.cpu}, {machine.cores} cores, commit {machine.commit}; {rounds} rounds, medians and quartiles")
     for name, values in samples.items():
@@ -59,13 +60,15 @@ class _Bench:
         self._tree = {f"w{i}": make(i) for i in range(_ARRAYS)}
         self._small = [jax.device_put(np.full(256, i, np.float32), self._source) for i in range(small)]
         self._mib = nbytes / _MIB
-        self._update = jax.jit(lambda tree: {k: x + 1 for k, x in tree.items()}, donate_argnums=0)
+        self._update = jax.jit(lambda tree: {k: x + 1 for k, x in tree.items()})
+        self._donating = jax.jit(lambda tree: {k: x + 1 for k, x in tree.items()}, donate_argnums=0)
         self._version = 0
         jax.block_until_ready([self._tree, self._small])
 
     def round(self) -> dict[str, float]:
         import jax
 
+        _settle()
         started = time.perf_counter()
         moved = jax.block_until_ready(jax.device_put(self._tree, self._target))
         put = time.perf_counter() - started
@@ -78,15 +81,26 @@ class _Bench:
             "publish and subscribe, MiB/s": self._mib / through,
             "publish and subscribe over device_put": put / through,
             "call of publish, ms": called * 1e3,
+            f"{len(self._small)} arrays of 1 kB: device_put, ms": self._put_small() * 1e3,
             f"{len(self._small)} arrays of 1 kB: both, ms": small * 1e3,
             f"{len(self._small)} arrays of 1 kB: call of publish, ms": small_called * 1e3,
-            "steps of 100 ms: with publish over without": self._stall(),
+            "steps of 100 ms that donate: with publish over without": self._stall(self._donating),
+            "steps of 100 ms: with publish over without": self._stall(self._update),
         }
+
+    def _put_small(self) -> float:
+        import jax
+
+        _settle()
+        started = time.perf_counter()
+        jax.block_until_ready(jax.device_put(self._small, self._target))
+        return time.perf_counter() - started
 
     def _through(self, tree: Any) -> tuple[float, float]:
         """Return the seconds of a publication with its subscription, and those of the call of publish."""
         import atoll
 
+        _settle()
         started = time.perf_counter()
         number = atoll.publish("bench", tree, keep=1)
         called = time.perf_counter() - started
@@ -100,11 +114,11 @@ class _Bench:
         for i in range(_ARRAYS):
             assert float(tree[f"w{i}"][-1]) == i, "the arrays are not what they were"
 
-    def _stall(self) -> float:
-        """Return the time of steps that publish their donated parameters, over that of steps that do not."""
-        return self._steps(publishes=True) / self._steps(publishes=False)
+    def _stall(self, update: Any) -> float:
+        """Return the time of steps that publish their parameters, over that of steps that do not."""
+        return self._steps(update, publishes=True) / self._steps(update, publishes=False)
 
-    def _steps(self, publishes: bool) -> float:
+    def _steps(self, update: Any, publishes: bool) -> float:
         import jax
 
         import atoll
@@ -114,8 +128,13 @@ class _Bench:
         for _ in range(_STEPS):
             started = time.perf_counter()
             time.sleep(_STEP_SECONDS)  # other work of the step, which does not use the devices
-            params = jax.block_until_ready(self._update(params))
+            params = jax.block_until_ready(update(params))
             if publishes:
                 atoll.publish("steps", params, keep=1)
             seconds.append(time.perf_counter() - started)
         return statistics.median(seconds)
+
+
+def _settle() -> None:
+    """Wait until freed memory can be used again, so that no measurement pays for fresh memory."""
+    time.sleep(0.3)

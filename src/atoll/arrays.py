@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from atoll.cluster.array_names import SEPARATOR, check_array_name
-from atoll.errors import BackendError, Code, StatusError
+from atoll.errors import BackendError, Code, StatusError, status_of
 from atoll.protocol.messages import MOST_PATH, MOST_PUBLISHED, MOST_STRUCTURE
 from atoll.protocol.submission import Staging, encode
 from atoll.protocol.version_requests import (
@@ -167,9 +167,13 @@ def subscribe(
     avals = [jax.core.ShapedArray(each.shape, jax.numpy.dtype(each.dtype)) for each in opened.arrays]
     targets = tuple(array_spec(aval, sharding) for aval, sharding in zip(avals, chosen, strict=True))
     handlers = [internals.result_handler(aval, sharding, True) for aval, sharding in zip(avals, chosen, strict=True)]
-    execute = submit(client, write_request(ReadArrays(opened.reader, targets))).execute_sharded
-    arrays = execute([]).consume_with_handlers(handlers)
-    jax.block_until_ready(arrays)
+    try:
+        execute = submit(client, write_request(ReadArrays(opened.reader, targets))).execute_sharded
+        arrays = execute([]).consume_with_handlers(handlers)
+        jax.block_until_ready(arrays)
+    except jax.errors.JaxRuntimeError as error:
+        status = status_of(error)
+        raise StatusError(Code(status.code), status.message, status.payloads) from error
     del reply  # which closes the version
     if dtype is not None:
         arrays = _converted(arrays, jax.numpy.dtype(dtype))

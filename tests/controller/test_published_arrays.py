@@ -192,6 +192,21 @@ def test_a_read_is_a_transfer_from_the_publishers_devices_in_the_readers_session
     assert {handle: entry.ready for handle, entry in entries.items()} == {7: True}
 
 
+def test_further_versions_of_the_same_types_are_read_by_the_same_program() -> None:
+    play = Trainer()
+    reader = play.open(token="reader").number
+    programs = []
+    for handle, device in ((7, 2), (8, 2), (9, 3)):
+        play.complete()
+        opened = play.opened(reader)
+        play.proxy(reader, m.ReadVersion(opened.reader, 0, (on(device),), (handle,)))
+        programs.append({each.plan for to, each in play.sent() if isinstance(each, m.Run) and to == ("host", 1)})
+    assert programs[0] == programs[1] != programs[2]
+    play.close(reader)
+    play.flush()
+    assert play.controller.published.read_programs == {}
+
+
 def test_a_version_that_is_read_is_freed_when_its_reader_leaves() -> None:
     play = Trainer()
     play.complete(keep=1)
@@ -356,7 +371,7 @@ def test_a_handle_that_the_session_uses_cannot_be_published_twice() -> None:
         m.OpenVersion(1, "policy", seconds=-1.0),
         m.OpenVersion(1, "policy", 1 << 63),
         m.OpenVersion(1, "policy", -2),
-        m.ReadVersion(1, 0, (on(0),) * 100, tuple(range(200, 300))),
+        m.ReadVersion(1, 0, (on(0),) * 200, tuple(range(200, 400))),
         m.ReadVersion(1, 0, (on(0),), (10,)),
         m.ReadVersion(1, 0, (on(0),), (1 << 61,)),
         m.ReadVersion(1, 0, (on(0),), (50, 51)),

@@ -26,6 +26,7 @@ NOT_RUN = {
     "needs a checkout of Shardy": "tests/end_to_end/test_mpmd.py",
     "needs TensorFlow": "tests/tensorflow",
     "a fragment of a model": "tests/end_to_end/pipelines",
+    "needs several scripts": "tests/examples/test_grpo.py",
 }
 
 

@@ -28,7 +28,7 @@ from atoll.controller.operators.requests import Operators, _Start
 from atoll.controller.operators.service import WaitingRequests
 from atoll.controller.sessions.inboxes import Inboxes
 from atoll.controller.sessions.proxy_requests import SliceRequests
-from atoll.controller.sessions.published_arrays import PublishedArrays
+from atoll.controller.sessions.published_arrays import PublishedArrays, ReadProgram
 from atoll.controller.sessions.queries import Queries
 from atoll.controller.sessions.session_persistence import SessionPersistence
 from atoll.controller.sessions.sessions import Sessions
@@ -170,6 +170,7 @@ class PublishedArraysDump(Dump):
     _next_shared: int
     vaults: dict[str, int] = {}
     more: dict[tuple[str, str, int], None] = {}
+    read_programs: dict[int, list[ReadProgram]] = {}
 
 
 @dump_of(SliceRequests, "slice requests")

@@ -13,10 +13,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+import msgspec
 from msgspec.structs import replace
 
 from atoll.cluster.array_names import SEPARATOR, check_array_name, matches, split_name
 from atoll.cluster.lifecycle import IslandDrained, IslandFailed
+from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.tenant_settings import may_read
 from atoll.controller.sessions.sessions import Sessions
 from atoll.controller.state import ClusterState
@@ -49,6 +51,17 @@ from atoll.state.tenants import Tenant
 # Arrays that the vault takes over in one flush. The controller needs about a millisecond for them.
 _MOST_ADOPTED = 128
 _UNPUBLISHABLE = ("token", "opaque")
+# Programs that a session keeps to read further versions of the same types.
+MOST_READ_PROGRAMS = 128
+
+
+class ReadProgram(msgspec.Struct, frozen=True):
+    """A program of a session that reads arrays of these types, at these places. `number` is internal."""
+
+    sources: tuple[ArraySpec, ...]
+    targets: tuple[ArraySpec, ...]
+    places: tuple[tuple[int, DeviceLocation], ...]
+    number: int
 
 
 class PublishedArrays:
@@ -65,6 +78,7 @@ class PublishedArrays:
         self.names = NamedArrays()
         self.vaults: dict[str, int] = {}  # sessions, by the name of their tenant
         self.more: dict[tuple[str, str, int], None] = {}  # pending versions with more arrays to take over
+        self.read_programs: dict[int, list[ReadProgram]] = {}  # by session, the last used one at the end
         self._next_handle = 1  # in vaults
         self._next_shared = SHARED_HANDLES.start
         self._open = state.sessions
@@ -263,20 +277,39 @@ class PublishedArrays:
             raise invalid(f"{version.title} has {len(version.arrays)} arrays, not {stop}")
         targets = tuple(_target(session, array, target) for array, target in zip(arrays, message.targets, strict=True))
         sources = tuple(each.spec for each in arrays)
-        count = len(arrays)
-        node = ir.Transfer(tuple(range(count)), targets, reshard=True)
-        definition = ir.Program("subscribe", sources, (node,), tuple(range(count, 2 * count)))
-        places = {**session.devices.locations, **version.places}
-        check = DefinitionCheck(definition.name, 0, places)
-        check.arguments(sources)
-        check.node(node)
-        session.devices.use(definition.name, [each.sharding.devices for each in targets])
-        program = self._internal.make(session, definition, places)
+        program = self._program(session, version, sources, targets)
         handles = self._lend(session, version, range(message.first, stop))
         self._internal.take_credit(session)
         self._launcher.launch(session, m.Launch(program, handles, message.results, ()))
         self._launcher.buffers.release(session, handles, delete=False)
-        self._internal.drop(session, program)
+
+    def _program(
+        self, session: Session, version: Version, sources: tuple[ArraySpec, ...], targets: tuple[ArraySpec, ...]
+    ) -> int:
+        """Return the number of the program that reads arrays of these types. Raise StatusError if that is impossible.
+
+        Scripts usually read many versions of the same types, so the last programs are kept.
+        """
+        used = sorted({device for target in targets for device in target.sharding.devices})
+        locations = session.devices.locations
+        places = (*version.places.items(), *((device, locations[device]) for device in used))
+        kept = self.read_programs.setdefault(session.number, [])
+        for position, each in enumerate(kept):
+            if each.places == places and each.sources == sources and each.targets == targets:
+                kept.append(kept.pop(position))
+                return each.number
+        count = len(sources)
+        node = ir.Transfer(tuple(range(count)), targets, reshard=True)
+        definition = ir.Program("subscribe", sources, (node,), tuple(range(count, 2 * count)))
+        check = DefinitionCheck(definition.name, 0, dict(places))
+        check.arguments(sources)
+        check.node(node)
+        session.devices.use(definition.name, [each.sharding.devices for each in targets])
+        number = self._internal.make(session, definition, dict(places))
+        kept.append(ReadProgram(sources, targets, places, number))
+        if len(kept) > MOST_READ_PROGRAMS:
+            self._internal.drop(session, kept.pop(0).number)
+        return number
 
     def _lend(self, session: Session, version: Version, positions: Iterable[int]) -> tuple[int, ...]:
         """Share arrays of a version with the session. Return their handles there."""
@@ -312,6 +345,7 @@ class PublishedArrays:
 
     def session_closed(self, session: Session) -> None:
         """End the session's readers and pending versions, or forget everything in a vault."""
+        self.read_programs.pop(session.number, None)
         if session.is_vault:
             del self.vaults[session.tenant.name]
             self._perform(self.names.tenant_removed(session.tenant.name))

@@ -26,8 +26,8 @@ MAX_RELEASED = 1 << 10
 MOST_PUBLISHED = 1 << 14
 MOST_PATH = 1 << 10
 MOST_STRUCTURE = 4 << 20
-# Arrays that one `ReadVersion` makes. The controller needs about a millisecond for them.
-MOST_READ = 32
+# Arrays that one `ReadVersion` makes. The controller needs some milliseconds for the first ones of the same types.
+MOST_READ = 128
 # Bytes of recorded calls per message.
 MOST_CALL_BYTES = 4 << 20
 

@@ -1,0 +1,246 @@
+"""Train a policy with GRPO: one script trains, others generate, and they exchange named arrays on one cluster.
+
+    python examples/grpo.py                                        # starts a cluster and all scripts
+    JAX_PLATFORMS=atoll ATOLL_ADDRESS=... python examples/grpo.py trainer
+    JAX_PLATFORMS=atoll ATOLL_ADDRESS=... python examples/grpo.py worker --number 0
+
+The policy is a small transformer that has to answer a + b modulo 10. A worker reads the newest version of the policy,
+answers each problem several times, and publishes its rollouts. The trainer reads the rollouts of all workers, makes one
+step, and publishes the next version of the policy. No array goes through a script.
+
+Workers may come and go. If the trainer ends, the same command resumes from the last state that it has published.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import atoll as pw
+
+DIGITS, SYMBOLS, LENGTH = 10, 12, 4  # a problem consists of the symbols a + b =
+WIDTH, HIDDEN = 64, 256
+SAMPLES = 32  # answers to each problem
+CLIP = 0.2
+ENTROPY = 0.1  # of the answers, so that the policy keeps trying others
+PROBLEMS = np.array([[a, 10, b, 11] for a in range(DIGITS) for b in range(DIGITS)], np.int32)
+ANSWERS = (PROBLEMS[:, 0] + PROBLEMS[:, 2]) % DIGITS
+
+# With larger first steps, the policy would give the same answer to all problems, and learn nothing from then on.
+optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(optax.linear_schedule(0.0, 3e-3, 50)))
+Tree = dict[str, Any]
+
+
+# ---- the policy
+
+
+def first_params() -> Tree:
+    keys = jax.random.split(jax.random.key(0), 7)
+    shapes = {
+        "embed": (SYMBOLS, WIDTH),
+        "place": (LENGTH, WIDTH),
+        "attend": (WIDTH, 3 * WIDTH),
+        "join": (WIDTH, WIDTH),
+        "up": (WIDTH, HIDDEN),
+        "down": (HIDDEN, WIDTH),
+        "answer": (WIDTH, DIGITS),
+    }
+    scales = {"embed": 1.0, "place": 1.0, "answer": 0.02}
+    return {
+        name: scales.get(name, shape[0] ** -0.5) * jax.random.normal(key, shape, jnp.float32)
+        for key, (name, shape) in zip(keys, shapes.items(), strict=True)
+    }
+
+
+def normalize(x: jax.Array) -> jax.Array:
+    return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6)
+
+
+def logits_of(params: Tree, problems: jax.Array) -> jax.Array:
+    """Return the logits of the answers to problems of shape (problems, LENGTH)."""
+    x = params["embed"][problems] + params["place"]
+    query, key, value = jnp.split(normalize(x) @ params["attend"], 3, axis=-1)
+    weights = jax.nn.softmax(jnp.einsum("pqd,pkd->pqk", query, key) / WIDTH**0.5)
+    x = x + jnp.einsum("pqk,pkd->pqd", weights, value) @ params["join"]
+    x = x + jax.nn.gelu(normalize(x) @ params["up"]) @ params["down"]
+    return normalize(x[:, -1]) @ params["answer"]
+
+
+# ---- rollouts
+
+
+@jax.jit
+def generate(params: Tree, key: jax.Array) -> Tree:
+    """Answer each problem `SAMPLES` times. Return the answers, their log-probabilities and their rewards."""
+    log_probabilities = jax.nn.log_softmax(logits_of(params, PROBLEMS))
+    answers = jax.random.categorical(key, log_probabilities[:, None, :], shape=(len(PROBLEMS), SAMPLES))
+    chosen = jnp.take_along_axis(log_probabilities, answers, axis=1)
+    return {"answers": answers, "log": chosen, "rewards": (answers == ANSWERS[:, None]).astype(jnp.float32)}
+
+
+def work(number: int) -> None:
+    """Generate rollouts with the newest policy, until the script is ended."""
+    devices = [device for device in jax.devices() if device.slice_index == 1]
+    device = jax.sharding.SingleDeviceSharding(devices[number % len(devices)])
+    key = jax.device_put(jax.random.key_data(jax.random.key(int(time.time()) + number)), device)
+    version = 0
+    while True:
+        try:
+            policy = pw.subscribe("policy", device, newer_than=version, wait=60.0)
+        except pw.StatusError as error:
+            print(f"worker {number}: {error}", flush=True)
+            continue
+        version = policy.number
+        key, now = jax.random.split(jax.random.wrap_key_data(key))
+        rollouts = generate(policy.tree, now)
+        pw.publish(f"rollouts-{number}", rollouts | {"version": jnp.int32(version)}, keep=1)
+        key = jax.random.key_data(key)
+
+
+# ---- training
+
+
+def loss_of(params: Tree, rollouts: Tree) -> jax.Array:
+    """Return the clipped loss of GRPO, in which a reward counts relative to other answers to the same problem."""
+    log_probabilities = jax.nn.log_softmax(logits_of(params, PROBLEMS))
+    ratio = jnp.exp(jnp.take_along_axis(log_probabilities, rollouts["answers"], axis=1) - rollouts["log"])
+    rewards = rollouts["rewards"]
+    advantage = (rewards - rewards.mean(1, keepdims=True)) / (rewards.std(1, keepdims=True) + 1e-4)
+    gain = jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - CLIP, 1 + CLIP) * advantage).mean()
+    entropy = -(jnp.exp(log_probabilities) * log_probabilities).sum(1).mean()
+    return -gain - ENTROPY * entropy
+
+
+@jax.jit
+def learn(state: Tree, rollouts: list[Tree]) -> Tree:
+    """Make one step with the rollouts of all workers."""
+    together = {
+        name: jnp.concatenate([each[name] for each in rollouts], axis=1) for name in ("answers", "log", "rewards")
+    }
+    gradient = jax.grad(loss_of)(state["params"], together)
+    updates, moments = optimizer.update(gradient, state["moments"], state["params"])
+    params = optax.apply_updates(state["params"], updates)
+    return {"params": params, "moments": moments, "step": state["step"] + 1, "reward": together["rewards"].mean()}
+
+
+def first_state() -> Tree:
+    params = first_params()
+    return {"params": params, "moments": optimizer.init(params), "step": jnp.int32(0), "reward": jnp.float32(0)}
+
+
+def train(steps: int, workers: int, behind: int, curve: Path | None) -> None:
+    """Train until `steps`. Use rollouts of policies that are at most `behind` versions old."""
+    mesh = Mesh(np.array([device for device in jax.devices() if device.slice_index == 0]), "d")
+    place = NamedSharding(mesh, PartitionSpec())
+    state = jax.device_put(first_state(), place)
+    try:
+        state = pw.subscribe("trainer", place, wait=0.0, like=state).tree
+        print(f"resumed at step {int(state['step'])}", flush=True)
+    except pw.StatusError:
+        print("started", flush=True)
+    version = pw.publish("policy", state["params"])
+    seen = dict.fromkeys(range(workers), 0)
+    rewards: list[tuple[int, float]] = []
+    while (step := int(state["step"])) < steps:
+        rollouts = new_rollouts(place, seen, version - behind)
+        state = learn(state, rollouts)
+        version = pw.publish("policy", state["params"])
+        pw.publish("trainer", state, keep=1)
+        rewards.append((step, float(state["reward"])))
+        if step % 20 == 0:
+            print(f"step {step}: reward {rewards[-1][1]:.3f} of {len(rollouts)} workers", flush=True)
+        if curve is not None:
+            curve.write_text(json.dumps(rewards))
+    print(f"reward {rewards[-1][1]:.3f} after {steps} steps", flush=True)
+
+
+def new_rollouts(place: NamedSharding, seen: dict[int, int], oldest: int) -> list[Tree]:
+    """Return the next rollouts of all workers that have some, at least of one worker.
+
+    `seen` are the versions of rollouts that were used, by worker. Rollouts of policies before `oldest` are dropped.
+    """
+    found: list[Tree] = []
+    until = time.monotonic() + 120.0
+    while not found:
+        for number, last in seen.items():
+            try:
+                rollouts = pw.subscribe(f"rollouts-{number}", place, newer_than=last, wait=0.0 if found else 0.5)
+            except pw.StatusError:  # the worker is slower, or does not run
+                if time.monotonic() > until:
+                    raise
+                continue
+            seen[number] = rollouts.number
+            if int(rollouts.tree["version"]) >= oldest:
+                found.append(rollouts.tree)
+    return found
+
+
+# ---- one script
+
+
+def train_colocated(steps: int) -> list[float]:
+    """Train and generate in turn, in this script, and return the rewards. The islands exchange arrays by device_put."""
+    islands = [[device for device in jax.devices() if device.slice_index == number] for number in (0, 1)]
+    place = NamedSharding(Mesh(np.array(islands[0]), "d"), PartitionSpec())
+    worker = jax.sharding.SingleDeviceSharding(islands[1][0])
+    state, key, rewards = jax.device_put(first_state(), place), jax.random.key(0), []
+    for _ in range(steps):
+        key, now = jax.random.split(key)
+        rollouts = generate(jax.device_put(state["params"], worker), jax.device_put(now, worker))
+        state = learn(state, [jax.device_put(rollouts, place)])
+        rewards.append(float(state["reward"]))
+    return rewards
+
+
+def start_all(options: argparse.Namespace) -> None:
+    """Start a cluster of two islands, and all scripts on it. End when the trainer ends."""
+    cluster = pw.connect(islands="2x1x4")
+    with cluster:
+        environment = os.environ | {"JAX_PLATFORMS": "atoll", "ATOLL_ADDRESS": cluster.address}
+        script = [sys.executable, __file__]
+        trainer = [*script, "trainer", "--steps", str(options.steps), "--workers", str(options.workers)]
+        trainer += ["--behind", str(options.behind)] + (["--curve", str(options.curve)] if options.curve else [])
+        workers = [
+            subprocess.Popen([*script, "worker", "--number", str(number)], env=environment)
+            for number in range(options.workers)
+        ]
+        try:
+            subprocess.run(trainer, env=environment, check=True)
+        finally:
+            for each in workers:
+                each.terminate()
+                each.wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Train a policy with GRPO.")
+    parser.add_argument("part", nargs="?", default="all", choices=["all", "trainer", "worker", "colocated"])
+    parser.add_argument("--steps", type=int, default=400, help="of training (default: 400)")
+    parser.add_argument("--workers", type=int, default=2, help="that the trainer reads from (default: 2)")
+    parser.add_argument("--number", type=int, default=0, help="of this worker (default: 0)")
+    parser.add_argument("--behind", type=int, default=1, help="versions that rollouts may be behind (default: 1)")
+    parser.add_argument("--curve", type=Path, help="where to write the rewards, as JSON")
+    options = parser.parse_args()
+    if options.part == "all":
+        start_all(options)
+    elif options.part == "worker":
+        work(options.number)
+    elif options.part == "trainer":
+        train(options.steps, options.workers, options.behind, options.curve)
+    else:
+        with pw.connect(islands="2x1x4"):
+            print(f"reward {train_colocated(options.steps)[-1]:.3f} after {options.steps} steps")
+
+
+if __name__ == "__main__":
+    main()
