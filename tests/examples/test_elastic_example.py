@@ -46,7 +46,10 @@ def script(program_cache: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
 
 def worker(process: subprocess.Popen[str], island: int) -> psutil.Process:
     for child in children(process.pid, recursive=True):
-        command = " ".join(child.cmdline())
+        try:
+            command = " ".join(child.cmdline())
+        except psutil.NoSuchProcess:  # such as one that a compilation has ended
+            continue
         if "atoll.worker.worker_main" in command and f'"island":{island},' in command:
             return child
     raise AssertionError(f"island {island} has no worker")

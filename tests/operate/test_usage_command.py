@@ -261,4 +261,4 @@ def test_an_embedded_cluster_has_usage_too_which_goes_with_it(user: User):
 def test_a_time_that_is_none_is_refused(user: User, text: str):
     said = user.atoll("usage", f"--since={text}")
     assert said.returncode == 2
-    assert "invalid duration" in said.stderr
+    assert "is not a time span" in said.stderr

@@ -18,7 +18,7 @@ from atoll.worker.completions import DeletionGuard, RunCompletion
 from atoll.worker.dispatch_unit import DispatchUnit, PlanRun, Read
 from atoll.worker.step_runner import StepRunner
 
-SECONDS = 10.0
+SECONDS = 120.0
 
 
 class Pending:

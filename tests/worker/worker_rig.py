@@ -30,7 +30,7 @@ from atoll.transfers.channel import DataChannel
 from atoll.transfers.transfer_engine import Piece
 from atoll.wire.address import Address
 
-SECONDS = 10.0
+SECONDS = 120.0
 LARGE = 100_000  # elements: too many to be read at once on the executor's own thread
 
 
