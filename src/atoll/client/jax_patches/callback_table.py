@@ -50,7 +50,7 @@ _HELD_BYTES = 128 << 20
 _SMALL_BYTES = 64 * 1024
 # Timeout for the proxy's greeting on a new channel. Before the greeting, the proxy may answer calls itself.
 _GREETING_SECONDS = 10.0
-# The same for a channel that only reads need, since jaxlib's client can also read arrays.
+# Timeout for the greeting on a channel that only reads need. jaxlib's client can also read arrays.
 _READ_SECONDS = 3.0
 # Directory of files whose frames are not the user's.
 _OURS = str(Path(__file__).parents[2])  # all of atoll
@@ -73,6 +73,7 @@ class CallbackTable:
         self.proxy = Address()  # address at which the client reached the proxy, if it is in another process
         self._loaded: Any = None  # the proxy's answer, which reserves the data channel while it is referenced
         self.reads = ReadTable(submit)
+        self.channels_ended = 0  # changes before the reads end whose contents may have been lost with a channel
         self._client: Any = None  # the client of the channel
         self._process = os.getpid()
         self._refused = False  # whether the channel could not be opened for reads
@@ -174,6 +175,7 @@ class CallbackTable:
             channel.close()
             heard.set()
             self._direct.discard(channel)
+            self.channels_ended += 1
             self.reads.fail(())  # contents may have been lost with the channel
 
     def _take_direct(self, sock: socket.socket) -> None:

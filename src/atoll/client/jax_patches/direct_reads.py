@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from atoll.client.jax_patches.host_callbacks import TABLE
@@ -23,23 +24,24 @@ def request_contents(array: Any) -> ArrivingContents | None:
     """Request an array's contents, unless they were requested before. Return None if JAX itself has to read them."""
     from atoll.client import jax_internals as internals
 
+    if not is_atoll(client_of(array)) or internals.device_to_host_guard() not in (None, "allow"):
+        return None
     requested: ArrivingContents | None = getattr(array, _REQUESTED, None)
     if requested is not None:
         return requested
-    if not is_atoll(client_of(array)) or array.is_deleted() or not array.nbytes:
-        return None
-    if not internals.has_numpy_contents(array.dtype) or internals.device_to_host_guard() not in (None, "allow"):
+    if array.is_deleted() or not array.nbytes or not internals.has_numpy_contents(array.dtype):
         return None
     devices = array.sharding._device_assignment
     if _is_on_several_hosts(array):
         return None  # each host sends only its own shards
+    channels_ended = TABLE.channels_ended
     if not TABLE.receives_from(devices[0].client):
         return None
     try:
         requested = TABLE.reads.start(array, devices, array.nbytes)
     except (RuntimeError, ValueError):  # JaxRuntimeError is a RuntimeError
         return None
-    if not TABLE.receives_from(devices[0].client):  # the channel may have ended before the table had this read
+    if TABLE.channels_ended != channels_ended:  # possibly before the table had this read
         requested.end()
     setattr(array, _REQUESTED, requested)
     return requested
@@ -49,7 +51,8 @@ def value_of(array: Any, contents: ArrivingContents) -> Any:
     """Return an array's value once its contents have arrived, or None if they do not arrive."""
     found = contents.wait()
     if getattr(array, _REQUESTED, None) is contents:
-        delattr(array, _REQUESTED)
+        with suppress(AttributeError):  # another thread that waited for the same contents was faster
+            delattr(array, _REQUESTED)
     if found is None:
         return None
     value = found.view(array.dtype)[: math.prod(array.shape)].reshape(array.shape)
