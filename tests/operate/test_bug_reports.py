@@ -80,6 +80,24 @@ def test_a_part_that_cannot_be_had_is_named_with_the_reason(tmp_path: Path):
     assert "events.jsonl" in contents(path)
 
 
+def test_a_report_that_this_version_cannot_read_is_kept_without_its_explanation(tmp_path: Path):
+    play = played()
+    path = tmp_path / "bundle.tar.gz"
+    later = Sources(lambda: b'{"sessions": 3}', play.controller.log.dump, sources(play).check)
+    (missing, _) = write_bundle(path, later, None, {})
+    assert missing.startswith("without why.txt: ")
+    assert contents(path)["status.json"] == '{"sessions": 3}'
+
+
+@pytest.mark.parametrize("size", [40, 300])
+def test_a_part_of_a_bundle_is_an_error(tmp_path: Path, size: int):
+    path = tmp_path / "bundle.tar.gz"
+    write_bundle(path, sources(played()), None, {})
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(ClusterError, match="cannot read"):
+        replay_bundle(path)
+
+
 def test_a_bundle_and_a_dump_are_replayed_to_the_same_messages(tmp_path: Path):
     play = played()
     bundle, dump = tmp_path / "bundle.tar.gz", tmp_path / "dump"
@@ -96,9 +114,10 @@ def test_what_cannot_be_replayed_is_an_error_that_says_why(tmp_path: Path):
     write_bundle(path, None, None, {})
     with pytest.raises(ClusterError, match="no cluster was up when the bundle was written"):
         replay_bundle(path)
-    path.write_bytes(b"no events")
-    with pytest.raises(ClusterError, match="has no event log"):
-        replay_bundle(path)
+    for content in (b"no events", b'{"version": "\xff"}'):
+        path.write_bytes(content)
+        with pytest.raises(ClusterError, match="has no event log"):
+            replay_bundle(path)
     play = played()
     header, *rest = play.controller.log.dump().splitlines()
     path.write_bytes(b"\n".join([msgspec.json.encode(json.loads(header) | {"missing": 3}), *rest]))

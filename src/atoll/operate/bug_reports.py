@@ -21,6 +21,7 @@ import re
 import sys
 import tarfile
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -108,7 +109,7 @@ def _parts(sources: Sources | None, run: ClusterRun | None) -> tuple[dict[str, b
         for name, make in makers.items():
             try:
                 parts[name] = make()
-            except AtollError as error:
+            except (AtollError, msgspec.MsgspecError) as error:  # another version may report what this one cannot read
                 missing[name] = str(error)
     if run is None:
         missing["log"] = "this user has no log of the cluster on this machine"
@@ -183,7 +184,7 @@ def replay_bundle(path: Path) -> Replayed:
     lines = _events_of(path).splitlines()
     try:
         header = msgspec.json.decode(lines[0], type=Header)
-    except (IndexError, msgspec.MsgspecError) as error:
+    except (IndexError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ClusterError(f"{path} has no event log: {error}") from None
     events = 0
     messages: Counter[str] = Counter()
@@ -210,5 +211,5 @@ def _events_of(path: Path) -> bytes:
             return file.read() if file is not None else b""
     except KeyError:
         raise ClusterError(f"{path} has no event log: no cluster was up when the bundle was written") from None
-    except (OSError, tarfile.TarError) as error:
+    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
         raise ClusterError(f"cannot read {path}: {error}") from None

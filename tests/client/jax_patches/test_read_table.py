@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from atoll.client.jax_patches import read_table as module
+from atoll.client.jax_patches.direct_reads import value_of
 from atoll.client.jax_patches.read_table import ArrivingContents, ReadTable
 from atoll.protocol.submission import Reading, decode, first_feed
 
@@ -143,3 +144,21 @@ def test_contents_are_not_shared_with_the_channel(table: ReadTable) -> None:
     found = contents.wait()
     assert found is not None
     np.testing.assert_array_equal(found, [97, 98])
+
+
+class ReadByAnotherThread:
+    """An array whose mark is removed by another thread after this thread has seen it."""
+
+    dtype, shape = np.dtype(np.uint8), (2,)
+
+    def __init__(self, contents: ArrivingContents) -> None:
+        self._contents = contents
+
+    def __getattr__(self, name: str) -> Any:
+        return self._contents
+
+
+def test_threads_can_read_an_array_at_the_same_time() -> None:
+    contents = ArrivingContents(2)
+    contents.take(b"ab", more=False)
+    assert value_of(ReadByAnotherThread(contents), contents).tobytes() == b"ab"
