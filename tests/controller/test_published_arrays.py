@@ -11,6 +11,8 @@ from atoll.cluster.tenant_settings import TenantSettings, token_hash
 from atoll.errors import Code, Status
 from atoll.ir.program import Mapping, Rearrange, single
 from atoll.named_arrays.version_states import VersionState
+from atoll.protocol import actions as a
+from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from tests.controller.play import BROKEN, Play, on, runs
 
@@ -326,6 +328,32 @@ def test_a_request_waits_for_a_version_and_ends_at_its_deadline() -> None:
     play.tick(6.0)
     (second,) = [each for each in play.outbox() if isinstance(each, m.VersionOpened)]
     assert (second.request, second.status.code) == (2, Code.DEADLINE_EXCEEDED)
+
+
+def test_many_requests_for_versions_are_answered_in_several_flushes() -> None:
+    play = Trainer()
+    play.complete()
+    reader = play.open(token="reader").number
+    play.flush()
+    for request in range(100):
+        play.proxy(reader, m.OpenVersion(request, "trainer/policy"))
+    first = [each for each in play.event(e.Flush(play.now)) if isinstance(each, a.Send)]
+    assert 0 < len(first) < 100
+    assert play.controller.has_work
+    rest = [each for _, each in play.sent() if isinstance(each, m.VersionOpened)]
+    assert len(first) + len(rest) == 100
+    assert len({each.reader for each in rest}) == len(rest)
+
+
+def test_a_request_whose_version_is_removed_before_its_answer_gets_an_error() -> None:
+    play = Trainer()
+    play.complete()
+    reader = play.open(token="reader").number
+    play.flush()
+    play.proxy(reader, m.OpenVersion(1, "trainer/policy"))
+    play.operator(m.RemoveTenant("trainer"))
+    (reply,) = [each for each in play.outbox() if isinstance(each, m.VersionOpened)]
+    assert reply.status.code == Code.NOT_FOUND
 
 
 def test_published_memory_counts_against_the_quota_of_its_tenant() -> None:

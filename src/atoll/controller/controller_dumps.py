@@ -46,6 +46,7 @@ from atoll.state.object_dumps import (
     As,
     Callback,
     Counts,
+    Deque,
     Dump,
     Ref,
     callback,
@@ -171,6 +172,7 @@ class PublishedArraysDump(Dump):
     vaults: dict[str, int] = {}
     more: dict[tuple[str, str, int], None] = {}
     read_programs: dict[int, list[ReadProgram]] = {}
+    replies: Deque[tuple[int, int, int]] = []
 
 
 @dump_of(SliceRequests, "slice requests")

@@ -393,7 +393,8 @@ class Controller:
         """Return the containers of work that flushes do in steps. All are empty if there is no such work."""
         programs, large = self.programs, self.launcher.large_launches
         waiting = programs.lowerings.waiting, programs.discards.waiting, self._inboxes.waiting, self._requests.waiting
-        return *waiting, self.published.more, large.beginning, large.ended, self._state.remains.waiting
+        published = self.published.more, self.published.replies
+        return *waiting, *published, large.beginning, large.ended, self._state.remains.waiting
 
     def parts(self) -> dict[str, Any]:
         """Return the parts that have state, by the names that dumps use: see `controller_dumps`."""

@@ -10,7 +10,7 @@ launch transfers them to the session's devices. So the session's tenant pays for
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -50,6 +50,10 @@ from atoll.state.tenants import Tenant
 
 # Arrays that the vault takes over in one flush. The controller needs about a millisecond for them.
 _MOST_ADOPTED = 128
+# Cost of the answers to `OpenVersion` in one flush, in the cost of one array of a version (about 70 ns).
+_MOST_REPLIED = 1 << 14
+_COST_OF_REPLY = 256
+_BYTES_AS_AN_ARRAY = 256  # of the paths and the structure of a tree
 _UNPUBLISHABLE = ("token", "opaque")
 # Programs that a session keeps to read further versions of the same types.
 MOST_READ_PROGRAMS = 128
@@ -79,6 +83,7 @@ class PublishedArrays:
         self.vaults: dict[str, int] = {}  # sessions, by the name of their tenant
         self.more: dict[tuple[str, str, int], None] = {}  # pending versions with more arrays to take over
         self.read_programs: dict[int, list[ReadProgram]] = {}  # by session, the last used one at the end
+        self.replies: deque[tuple[int, int, int]] = deque()  # to send: session, request and reader
         self._next_handle = 1  # in vaults
         self._next_shared = SHARED_HANDLES.start
         self._open = state.sessions
@@ -137,7 +142,13 @@ class PublishedArrays:
         )
 
     def proceed(self) -> None:
-        """Take over the arrays of pending versions that are complete, and complete the versions."""
+        """Take over arrays of pending versions that are complete, complete the versions, and answer requests."""
+        self._take_over_complete_arrays()
+        left = _MOST_REPLIED
+        while self.replies and left > 0:
+            left -= self._reply(*self.replies.popleft())
+
+    def _take_over_complete_arrays(self) -> None:
         self.more.clear()
         left = _MOST_ADOPTED
         for version in list(self.names.pending.values()):
@@ -377,17 +388,23 @@ class PublishedArrays:
                     self._free(version)
                 case Refused(session=session, request=request, status=status):
                     self._outbox.to_session(session, m.VersionOpened(request, status))
-                case Opened():
-                    self._opened(action)
+                case Opened(session=session, request=request, reader=reader):
+                    self.replies.append((session, request, reader))
 
-    def _opened(self, opened: Opened) -> None:
-        version = opened.version
+    def _reply(self, session: int, request: int, reader: int) -> int:
+        """Answer a request with the version that it has opened. Return the cost of the answer."""
+        _, version = self.names.readers.get(reader, (-1, None))
+        if version is None:  # its tenant was removed, or the session has ended
+            gone = not_found("the version was removed").status
+            self._outbox.to_session(session, m.VersionOpened(request, gone))
+            return _COST_OF_REPLY
         arrays = tuple(
             m.VersionArray(path, each.spec.dtype, each.spec.shape)
             for path, each in zip(version.paths, version.arrays, strict=True)
         )
-        reply = m.VersionOpened(opened.request, OK, opened.reader, version.number, arrays, version.structure)
-        self._outbox.to_session(opened.session, reply)
+        reply = m.VersionOpened(request, OK, reader, version.number, arrays, version.structure)
+        self._outbox.to_session(session, reply)
+        return _COST_OF_REPLY + len(arrays) + version.described // _BYTES_AS_AN_ARRAY
 
     def _free(self, version: Version) -> None:
         session = self._open.get(version.session)
