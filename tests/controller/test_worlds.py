@@ -212,6 +212,21 @@ def test_a_run_that_failed_on_one_device_ends_on_the_others_with_its_error():
     assert "the kernel failed" in error.message
 
 
+def test_the_world_of_a_run_is_replaced_although_its_function_was_released():
+    play = Play("2x1x1")
+    with_function(play)
+    first, _ = runs(play.say(m.Launch(1, (), (11,), ())))
+    play.say(m.ReleaseProgram(1))
+    play.say(m.ReleaseFunction(1))
+    play.report(0, m.Failed(first.sequence, Status(Code.INVALID_ARGUMENT, "an argument has been deleted")))
+    sent: list[Any] = []
+    for now in range(1, 10):
+        play.tick(float(now))
+        sent += play.sent()
+    assert [name for name, message in sent if type(message) is m.CloseWorld] == [("host", 0), ("host", 1)]
+    assert not of([message for _, message in sent], m.RestartIsland)
+
+
 def test_a_failure_on_a_device_of_a_gang_that_has_ended_is_ignored():
     play = Play("2x1x1")
     with_function(play)
@@ -289,6 +304,21 @@ def test_a_tenants_worlds_are_limited_and_idle_ones_are_closed():
         play.say(m.ReleaseFunction(number))
     closed = of(registered(play, 99, pairs[MOST_WORLDS]), m.CloseWorld)
     assert len({each.world for each in closed}) == MOST_WORLDS - IDLE_WORLDS
+
+
+def test_an_idle_world_with_a_run_in_flight_is_not_closed():
+    play = Play("6x1x1")
+    serve = with_function(play)
+    runs(play.say(m.Launch(1, (), (11,), ())))
+    play.say(m.ReleaseProgram(1))
+    play.say(m.ReleaseFunction(1))
+    others = [(0, 2), (0, 3), (0, 4), (0, 5), (1, 2)]
+    for number, devices in enumerate(others, 10):
+        registered(play, number, devices)
+        play.say(m.ReleaseFunction(number))
+    closed = {each.world for each in of(registered(play, 99, (1, 3)), m.CloseWorld)}
+    assert closed
+    assert serve.world not in closed
 
 
 @pytest.mark.parametrize("bad", [m.WorldServed(-1, "unix:/a"), m.WorldServed(1, "x" * 5000)])

@@ -181,7 +181,7 @@ class Controller:
         self.memory = self.launcher.memory.ledger
         self._tracing = Tracing(self.trace, self.sessions, self._outbox, self._ping_hosts)
         self._failures = Failures(self.launcher, self.resources, self.sessions, self.connections)
-        self._worlds = Worlds(self.resources, self._outbox)
+        self._worlds = Worlds(self.resources, self._outbox, lambda: self.launcher.in_flight.values())
         self._compilation = Compilation(
             self.resources,
             self.sessions,

@@ -7,7 +7,7 @@ share no worlds, because a failure of a function may close its world.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -17,6 +17,8 @@ from atoll.cluster.state_machine import StateMachine
 from atoll.errors import Code, Status, StatusError
 from atoll.launch.outbox import Outbox
 from atoll.protocol import messages as m
+from atoll.state.queued_nodes import Gang, QueuedNode
+from atoll.state.session import GangRun
 
 # Limits for the worlds of a tenant: those with functions, and all.
 MOST_WORLDS = 16
@@ -51,13 +53,27 @@ class World(StateMachine[WorldState]):
     functions: set[str] = field(default_factory=set)  # that run in it
 
 
-class Worlds:
-    """The worlds of all tenants."""
+# The tenant and the islands of a world.
+WorldKey = tuple[str, tuple[int, ...]]
 
-    def __init__(self, resources: ResourceManager, outbox: Outbox) -> None:
+
+def world_of(node: QueuedNode[GangRun]) -> WorldKey | None:
+    """Return the world that a node's function runs in, if it runs together on several islands."""
+    if len(node.gangs) < 2 or not node.gangs[0].run.spec.collective:
+        return None
+    return node.tenant.name, tuple(sorted(gang.island for gang in node.gangs))
+
+
+class Worlds:
+    """The worlds of all tenants. `in_flight` returns the gangs in flight."""
+
+    def __init__(
+        self, resources: ResourceManager, outbox: Outbox, in_flight: Callable[[], Iterable[Gang[GangRun]]]
+    ) -> None:
+        self._in_flight = in_flight
         self._resources = resources
         self._outbox = outbox
-        self._worlds: dict[tuple[str, tuple[int, ...]], World] = {}  # the least recently used first
+        self._worlds: dict[WorldKey, World] = {}  # the least recently used first
         self._next = 1
 
     def check(self, tenant: str, islands: tuple[int, ...]) -> None:
@@ -103,20 +119,21 @@ class Worlds:
         for world in [each for each in self._worlds.values() if failed.island in each.islands]:
             self._close(world, failed.status)
 
-    def replace(self, function: str, status: Status) -> frozenset[str]:
-        """Close the world of a function whose runs wait for each other, and have its functions continue in a new one.
+    def replace(self, node: QueuedNode[GangRun], status: Status) -> bool:
+        """Close the world of a run whose hosts wait for each other, and have its functions continue in a new one.
 
-        Return the functions of the world, or none if the function runs in no world.
+        The client may have released the run's function. Return False if the run has no world.
         """
-        for world in list(self._worlds.values()):
-            if function in world.functions:
-                new = self._new(world.tenant, world.islands)
-                new.functions |= world.functions
-                self._close(world, status, new.number)
-                self._worlds[world.tenant, world.islands] = new
-                self._start(new)
-                return frozenset(new.functions)
-        return frozenset()
+        key = world_of(node)
+        world = None if key is None else self._worlds.get(key)
+        if key is None or world is None:
+            return False
+        new = self._new(world.tenant, world.islands)
+        new.functions |= world.functions
+        self._close(world, status, new.number)
+        self._worlds[key] = new
+        self._start(new)
+        return True
 
     def _new(self, tenant: str, islands: tuple[int, ...]) -> World:
         hosts = tuple(host for island in islands for host in self._resources.topology.hosts_of(island))
@@ -137,5 +154,9 @@ class Worlds:
     def _close_idle(self, tenant: str) -> None:
         """Close worlds of the tenant that no function uses, except those that were used last."""
         idle = [each for each in self._worlds.values() if each.tenant == tenant and not each.functions]
+        if len(idle) <= IDLE_WORLDS:
+            return
+        used = {world_of(gang.node) for gang in self._in_flight()}  # by runs of functions that were released
+        idle = [each for each in idle if (each.tenant, each.islands) not in used]
         for each in idle[: max(0, len(idle) - IDLE_WORLDS)]:
             self._close(each, Status(Code.CANCELLED, "no function used this world"))

@@ -16,7 +16,7 @@ from atoll.errors import OK, Code, Details, Status, failure
 from atoll.launch.compilation import Compilation
 from atoll.launch.failures import Failures, Survivors
 from atoll.launch.launcher import Launcher
-from atoll.launch.worlds import Worlds
+from atoll.launch.worlds import Worlds, world_of
 from atoll.protocol import messages as m
 from atoll.state.durations import Durations
 from atoll.state.offenses import Running
@@ -278,15 +278,12 @@ class Recovery:
         Return whether the gang runs in a world. The runs of this world among the `hanging` gangs end as well.
         """
         text = f"{gang.run.launch.program.name} failed on one device, and others waited for it: {error.message}"
-        for function in gang.run.spec.functions if len(gang.node.gangs) > 1 else ():
-            moved = self._worlds.replace(function, error.reworded(text))
-            if moved:
-                self._history.record("hangs", text, gang.island, gang.node.session, gang.node.tenant.name)
-                self._replaced.update(
-                    each for each, other in hanging.items() if not moved.isdisjoint(other.run.spec.functions)
-                )
-                return True
-        return False
+        if not self._worlds.replace(gang.node, error.reworded(text)):
+            return False
+        self._history.record("hangs", text, gang.island, gang.node.session, gang.node.tenant.name)
+        world = world_of(gang.node)
+        self._replaced.update(each for each, other in hanging.items() if world_of(other.node) == world)
+        return True
 
     # ---- islands
 

@@ -17,7 +17,7 @@ from atoll.errors import Code, Status
 from atoll.launch.launcher import Launcher
 from atoll.protocol import messages as m
 from atoll.state.durations import Durations
-from atoll.state.queued_nodes import Gang
+from atoll.state.queued_nodes import Gang, QueuedNode
 from atoll.state.session import GangRun, Session
 
 # For the runs of a closed session, whose results nobody can read, to end normally. All of them share this time. If each
@@ -47,7 +47,7 @@ class Overruns:
         launcher: Launcher,
         restart: Callable[[Gang[GangRun], str, str], None],
         charge: Callable[[Gang[GangRun]], None],
-        replace_world: Callable[[str, Status], frozenset[str]],
+        replace_world: Callable[[QueuedNode[GangRun], Status], bool],
     ) -> None:
         self._abandoned_seconds = state.settings.abandoned_seconds
         self._sessions = state.sessions
@@ -153,9 +153,9 @@ class Overruns:
         """
         text = f"the run of {gang.run.launch.program.name} was stopped: {why}"
         running = [each for each in gang.node.gangs if each.sequence in self._launcher.in_flight]
-        if len(gang.node.gangs) > 1 and gang.run.failure is None:
+        if gang.run.failure is None:
             status = Status(int(Code.CANCELLED), text)
-            if any([self._replace_world(function, status) for function in gang.run.spec.functions]):
+            if self._replace_world(gang.node, status):
                 for each in running:
                     each.run.failure = each.run.failure or status
                 return
