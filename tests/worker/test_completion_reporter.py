@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +15,7 @@ from atoll.protocol import messages as m
 from atoll.worker.completion_reporter import CompletionReporter, Occupancy
 from atoll.worker.completions import DeletionGuard, RunCompletion
 from atoll.worker.dispatch_unit import DispatchUnit, PlanRun, Read
+from atoll.worker.read_threads import ReadThreads
 from atoll.worker.step_runner import StepRunner
 
 SECONDS = 120.0
@@ -43,7 +43,7 @@ class Watching:
         self.reports: list[Any] = []
         self.watched: list[Sequence[Any]] = []
         self.ticks = iter(range(1, 1000))
-        self.readers = ThreadPoolExecutor(4)
+        self.readers = ReadThreads()
         steps: Any = SimpleNamespace(device_of=lambda segment: 0)
         occupancy = Occupancy(self.report, lambda unit: ())
         self.reporter = CompletionReporter(steps, occupancy, self, self.readers, lambda: next(self.ticks))
@@ -57,7 +57,7 @@ class Watching:
         self.watched.append(completions)
 
     def end(self) -> list[Any]:
-        self.readers.shutdown(wait=True)
+        self.readers.shutdown()
         self.reporter.report_completed()
         return self.reports
 
@@ -118,7 +118,7 @@ def test_rows_that_are_read_beside_what_is_watched_are_reported_by_who_reads_the
     case.reporter.watch(unit)
     assert case.reports == [m.RowsMoved(7, 0, 1)]
     first.set()
-    case.readers.shutdown(wait=True)
+    case.readers.shutdown()
     assert case.reports[1:] == [m.RowsMoved(7, 2, 0)]
     ((_, beside),) = case.watched
     assert beside.is_ready()

@@ -18,6 +18,7 @@ from atoll.transfers.inbox import Inbox
 from atoll.transfers.transfer_engine import Contents
 from atoll.virtual.simulated_costs import Costs
 from atoll.virtual.virtual_time import VirtualClock
+from atoll.worker.read_threads import ReadThreads
 
 
 class VirtualDataPort:
@@ -90,7 +91,7 @@ class HostProcess:
             report,
             lambda lease: None,
             lambda call: self._do(costs.message, call),
-            AtOnce(),
+            ReadThreads(AtOnce()),
             lambda host, content, in_pieces=False: None,  # no relay groups in virtual time
             lambda call: self._do(costs.host_gang, call),
         )

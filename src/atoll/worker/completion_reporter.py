@@ -7,7 +7,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor as Pool
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -18,6 +17,7 @@ from atoll.host_services.calls.client_calls import status_of
 from atoll.protocol import messages as m
 from atoll.worker.completions import Completion, ReadCompletion, RunCompletion, Watcher, are_complete, wait_for
 from atoll.worker.dispatch_unit import DispatchUnit, Read
+from atoll.worker.read_threads import ReadThreads
 from atoll.worker.step_runner import StepRunner
 
 # The controller limits the runs of a host that wait for their clients in XLA's threads to this number
@@ -87,7 +87,7 @@ class CompletionReporter:
         steps: StepRunner,
         occupancy: Occupancy,
         watcher: Watcher,
-        readers: Pool,
+        readers: ReadThreads,
         now: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._occupancy = occupancy
@@ -141,8 +141,9 @@ class CompletionReporter:
             if len(reads) == 1 and reads[0].at_once():
                 self._read(unit, reads[0], left, self._complete)
             else:
+                threads = self._readers.of(unit.plan_run.run.session)
                 for each in reads:
-                    start_in(self._readers, self._read, unit, each, left, self._report_end)
+                    start_in(threads, self._read, unit, each, left, self._report_end)
             return
         self.start_reads(unit)
         if not are_complete(unit.completions):
@@ -192,8 +193,9 @@ class CompletionReporter:
 
     def start_reads(self, unit: DispatchUnit) -> None:
         """Start the unit's reads on other threads, and add them to its completions."""
+        session = unit.plan_run.run.session
         for each in unit.reads:
-            unit.completions.append(ReadCompletion(self._readers.submit(self._read_beside, unit, each)))
+            unit.completions.append(ReadCompletion(self._readers.submit(session, self._read_beside, unit, each)))
         unit.reads.clear()
 
     def _read_beside(self, unit: DispatchUnit, each: Read) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from atoll.transfers.inbox import Inbox
@@ -19,10 +18,10 @@ from atoll.worker.completions import CompletionWatcher
 from atoll.worker.delegated_run_dispatcher import DelegatedRunDispatcher, DelegatedUnits
 from atoll.worker.joint_runs import JointRuns
 from atoll.worker.plan_executor import PlanExecutor
+from atoll.worker.read_threads import ReadThreads
 from atoll.worker.spill_store import SpillStore
 from atoll.worker.step_runner import StepRunner
 
-READ_THREADS = 64  # each may wait for a client that does not read
 # The executor's thread reports units that complete at once when it is idle, or after this many, so that the
 # controller's window does not run empty.
 _COMPLETED_AT_A_TIME = 6
@@ -48,12 +47,11 @@ class ExecutorThread:
         messages: queue.SimpleQueue[Any],
     ) -> None:
         self._queue = messages
-        readers = ThreadPoolExecutor(READ_THREADS, "atoll-read")
         delegated = DelegatedUnits(report, messages.put)
         occupancy = Occupancy(delegated.report, steps.devices_of)
         watcher = CompletionWatcher(occupancy.report)
         self.plan_executor = PlanExecutor(
-            steps, inbox, occupancy, watcher, readers, lambda: messages.put(_Wake()), spill_store
+            steps, inbox, occupancy, watcher, ReadThreads(), lambda: messages.put(_Wake()), spill_store
         )
         self.units = Units(self.plan_executor.reporter, occupancy, delegated, steps.joint_runs)
         self._delegated_runs = DelegatedRunDispatcher(delegated, self.plan_executor.handle, inbox.await_all)

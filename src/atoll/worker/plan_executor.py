@@ -17,7 +17,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Executor as Pool
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain
@@ -32,6 +31,7 @@ from atoll.worker.completion_reporter import CompletionReporter, Occupancy
 from atoll.worker.completions import ArrayCompletion, Watcher
 from atoll.worker.dispatch_unit import DispatchUnit, PlanRun
 from atoll.worker.future_arrays import Outcome
+from atoll.worker.read_threads import ReadThreads
 from atoll.worker.spill_store import SpillStore
 from atoll.worker.step_runner import StepRunner
 from atoll.worker.store import Store
@@ -64,7 +64,7 @@ class PlanExecutor:
         inbox: Inbox,
         occupancy: Occupancy,
         watcher: Watcher,
-        readers: Pool,
+        readers: ReadThreads,
         wake: Callable[[], None],
         spill_store: SpillStore,
         now: Callable[[], int] = time.monotonic_ns,

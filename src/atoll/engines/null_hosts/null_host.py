@@ -32,6 +32,7 @@ from atoll.worker.host_group import HostGroup, SendToHost
 from atoll.worker.host_network import SendPort, send_to_host
 from atoll.worker.message_handler import MessageHandler
 from atoll.worker.plan_executor import PlanExecutor
+from atoll.worker.read_threads import ReadThreads
 from atoll.worker.spill_store import SpillStore
 from atoll.worker.step_runner import StepRunner
 from atoll.worker.store import TypeKeys
@@ -116,7 +117,7 @@ class NullHost:
         report: Callable[..., None],
         renew: Callable[[float], None],
         call_soon: Callable[[Callable[[], None]], None],
-        readers: Pool,
+        readers: ReadThreads,
         send: SendToHost,
         dispatch_soon: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
@@ -135,7 +136,7 @@ class NullHost:
         delegated = DelegatedUnits(report, lambda ended: soon(partial(self._units_ended, ended)))
         network = NullNetwork(self.backend, self.port, host, neighbors)
         steps = StepRunner(self.backend, functions, self.port, network, keys, report, lambda outcome: None)
-        spill_store = SpillStore(self.backend, inbox, self.port, host, steps.readers, report, readers)
+        spill_store = SpillStore(self.backend, inbox, self.port, host, steps.readers, report, readers.of(0))
         occupancy = Occupancy(delegated.report, steps.devices_of)
         self._executor = PlanExecutor(
             steps,

@@ -8,7 +8,6 @@ import os
 import resource
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -32,8 +31,8 @@ from atoll.transfers.inbox import Inbox
 from atoll.wire.address import check_may_listen, parse_address
 from atoll.wire.resumption.dialed_connection import DialedConnection, dial
 from atoll.wire.tls.identity import Identity
-from atoll.worker.executor_thread import READ_THREADS
 from atoll.worker.host_group import decoded
+from atoll.worker.read_threads import ReadThreads
 from atoll.worker.worker_main import CONNECT_SECONDS, RETRY_SECONDS, advertised, introduction
 from atoll.worker.worker_options import IslandOptions
 
@@ -58,7 +57,7 @@ class NullIsland:
         self._neighbors: dict[int, Inbox] = {}
         self._hosts: dict[int, NullHost] = {}
         self._connections: list[DialedConnection] = []
-        self._readers = ThreadPoolExecutor(READ_THREADS, "atoll-read")
+        self._readers = ReadThreads()
         self._lease = Lease(self._lapsed)
         self._model = chosen_model()
         self._name = f"hosts {options.first} to {options.first + options.hosts - 1}"

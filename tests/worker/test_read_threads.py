@@ -1,0 +1,40 @@
+"""A session whose client does not read occupies only its share of the threads that read results."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from atoll.worker.read_threads import ReadThreads
+
+SECONDS = 30.0
+
+
+def test_a_session_that_waits_does_not_delay_others() -> None:
+    threads, ends = ReadThreads(ThreadPoolExecutor(4), most=2), threading.Event()
+    blocked = [threads.submit(1, ends.wait, SECONDS) for _ in range(8)]
+    assert [threads.submit(2, lambda: 7).result(SECONDS) for _ in range(4)] == [7] * 4
+    assert not any(each.done() for each in blocked)
+    assert threads.statistics()[1:] == (2, 6)
+    ends.set()
+    assert all(each.result(SECONDS) for each in blocked)
+    threads.shutdown()
+
+
+def test_an_error_is_that_of_its_future_and_further_work_runs() -> None:
+    threads = ReadThreads(ThreadPoolExecutor(1), most=1)
+    failed, later = threads.submit(1, lambda: 1 // 0), threads.of(1).submit(lambda: 7)
+    with pytest.raises(ZeroDivisionError):
+        failed.result(SECONDS)
+    assert later.result(SECONDS) == 7
+    threads.shutdown()
+
+
+def test_nothing_is_kept_of_sessions_without_work() -> None:
+    threads = ReadThreads(ThreadPoolExecutor(2), most=1)
+    for future in [threads.submit(session, lambda: None) for session in (1, 1, 2, 2)]:
+        future.result(SECONDS)
+    threads.shutdown()
+    assert threads.statistics() == (0, 0, 0)
