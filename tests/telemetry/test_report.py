@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from atoll.errors import Code, Status
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
+from atoll.state.session import MOST_ERROR
 from atoll.state.tallies import BOUNDS
 from tests.controller.play import BROKEN, Play, runs
 from tests.telemetry.reports import snapshot_of
@@ -43,6 +45,16 @@ def test_a_gang_that_fails_has_not_run():
     play.report(0, m.Failed(run.sequence, BROKEN))
     (gangs,) = snapshot_of(play).gangs
     assert (gangs.failed, gangs.running, gangs.ran.count) == (1, 0, 1)
+
+
+def test_the_last_error_of_a_session_is_told_and_shortened():
+    play = playing()
+    assert snapshot_of(play).sessions[0].last_error == ""
+    (run,) = play.say(m.Launch(1, (10,), (11,), ()))
+    play.report(0, m.Failed(run.sequence, Status(Code.INTERNAL, "the kernel faulted " * 100)))
+    (session,) = snapshot_of(play).sessions
+    assert session.last_error.startswith("the kernel faulted")
+    assert len(session.last_error) == MOST_ERROR
 
 
 def test_transfers_are_counted_with_their_bytes():

@@ -7,8 +7,18 @@ from typing import Any
 import msgspec
 
 from atoll.state.tallies import BOUNDS
+from atoll.telemetry.samples import Sample
 from atoll.telemetry.snapshot import HistogramView
-from atoll.telemetry.tables import event_rows, headline, session_rows, tenant_rows, time_text, transfer_rows, wait_rows
+from atoll.telemetry.tables import (
+    event_rows,
+    headline,
+    matching,
+    session_rows,
+    tenant_rows,
+    time_text,
+    transfer_rows,
+    wait_rows,
+)
 from atoll.telemetry.watch import Watch, quantile
 
 
@@ -51,6 +61,27 @@ def test_shares_are_of_the_device_time_between_two_looks():
     watch.update(body(seconds=2.0, tenants=tenants(a=10.3, b=0.1)), now=2.0)
     assert {name: round(share, 3) for name, share in watch.shares.items()} == {"a": 0.75, "b": 0.25}
     assert [(row.name, row.got) for row in tenant_rows(watch)] == [("a", 0.75), ("b", 0.25)]
+
+
+def test_a_sample_is_of_the_time_between_two_looks():
+    watch = Watch()
+    hosts = [{"id": 0, "devices": [{"id": each, "memory_bytes": 100, "used_bytes": 25} for each in (0, 1)]}]
+    islands = [{"id": 0, "state": "ready", "waiting": 3, "hosts": hosts}]
+    for seconds, used in ((10.0, 1.0), (12.0, 4.0)):
+        watch.update(body(seconds=seconds, islands=islands, tenants=tenants(a=used)), now=seconds + 100)
+    assert list(watch.samples) == [Sample(110.0, 112.0, 0.75, 50, 200, 3)]
+    watch.update(body(seconds=1.0, islands=islands), now=120.0)
+    assert len(watch.samples) == 1, "another controller is not compared"
+
+
+def test_a_filter_finds_rows_by_any_name_in_them():
+    watch = Watch()
+    sessions = [{"id": 3, "label": "train.py", "tenant": "Ana"}, {"id": 4, "label": "eval.py", "tenant": "ben"}]
+    waits = [{"session": number, "island": 0, "reason": "order"} for number in (3, 4)]
+    watch.update(body(sessions=sessions, waits=waits), now=0.0)
+    for text, found in (("ana", [3]), ("EVAL", [4]), (".py", [3, 4]), (" ", [3, 4]), ("nobody", [])):
+        assert [row.id for row in matching(session_rows(watch.snapshot), text)] == found
+        assert [row.session for row in matching(wait_rows(watch.snapshot), text)] == found
 
 
 def test_a_controller_that_started_anew_is_not_compared_with_the_one_before():

@@ -126,10 +126,13 @@ class Page:
         )
         await self.until(f"{found}.value === {said}")
 
-    async def screenshot(self, file: Path, width: int, height: int) -> None:
+    async def resize(self, width: int, height: int) -> None:
         await self.ask(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
         )
+
+    async def screenshot(self, file: Path, width: int, height: int) -> None:
+        await self.resize(width, height)
         await asyncio.sleep(0.5)
         found = await self.ask("Page.captureScreenshot", format="png")
         file.write_bytes(base64.b64decode(found["data"]))

@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections import deque
 from xml.etree import ElementTree
 
+from atoll.telemetry.samples import Sample
 from atoll.telemetry.timeline import Bar, Row
-from atoll.web.drawing import COLOURS, MOST_ROWS, PIXELS, colour_of, legend_html, time_line_svg
+from atoll.web.drawing import (
+    COLOURS,
+    MOST_ROWS,
+    PIXELS,
+    colour_of,
+    legend_html,
+    sparkline_svg,
+    tile_html,
+    time_line_svg,
+)
 
 
 def drawn(rows: list[Row], names: dict[int, str]) -> list[ElementTree.Element]:
@@ -41,3 +51,17 @@ def test_more_devices_than_a_picture_takes_are_left_out():
 
 def test_sessions_beyond_the_colours_share_them():
     assert colour_of(1) == colour_of(1 + len(COLOURS)) != colour_of(2)
+
+
+def test_a_sparkline_has_the_height_of_its_values_and_leaves_gaps_open():
+    samples = [Sample(0, 10, busy=0.5), Sample(10, 20, busy=1.0), Sample(60, 100, busy=0.0)]
+    root = ElementTree.fromstring(sparkline_svg(samples, lambda sample: sample.busy, 1.0, "<busy>"))
+    (area,) = [each.get("d") for each in root.iter() if each.get("class") == "area"]
+    assert area == "M0.0 40V20.0H30.0V0.0H60.0V40ZM180.0 40V40.0H300.0V40Z"
+    assert root[0].text == "<busy>"
+
+
+def test_a_tile_without_samples_is_empty_and_its_texts_are_text():
+    tile = tile_html("<b>", "1", "<i>", sparkline_svg([], lambda sample: 1.0, 0.0, ""))
+    assert '<path d="" class="area"/>' in tile
+    assert "<i>" not in tile

@@ -104,6 +104,34 @@ def test_all_pages_load_and_ask_nobody_else(up: tuple[User, str], url: str):
     visit(url, use)
 
 
+def test_a_phone_scrolls_tables_and_not_the_page(up: tuple[User, str], url: str):
+    async def use(page: Page, base: str) -> None:
+        await page.resize(390, 844)
+        for path in ("/", "/sessions", "/timeline", "/events"):
+            await page.open(base + path)
+            await page.until("document.querySelector('.q-table thead tr, svg.time-line')")
+            await page.until("document.documentElement.scrollWidth <= 390")
+        await page.open(base)
+        await page.until("document.querySelectorAll('[data-tile]').length === 3")
+        inside, table = "[data-table=Islands] .q-table__middle", "[data-table=Islands] tbody button"
+        await page.until(f"(e => e.scrollWidth > e.clientWidth)(document.querySelector('{inside}'))")
+        assert await page.value(f"document.querySelector('{table}').getBoundingClientRect().right <= 390")
+        assert await page.value(f"document.querySelector('{table}').getBoundingClientRect().height < 40")
+
+    visit(url, use)
+
+
+def test_a_filter_leaves_the_events_that_contain_its_text(up: tuple[User, str], url: str):
+    async def use(page: Page, base: str) -> None:
+        await page.open(base + "/events")
+        await page.until("document.querySelectorAll('[data-table=Events] tbody tr').length >= 2")
+        await page.fill("input[data-filter]", "Island 1")
+        await page.until("document.querySelectorAll('[data-table=Events] tbody tr').length === 1")
+        assert [row["where"] for row in await page.rows("Events")] == ["island 1"]
+
+    visit(url, use)
+
+
 def test_numbers_are_those_of_atoll_status(up: tuple[User, str], url: str):
     user, address = up
     process = holder(user, address)

@@ -211,7 +211,7 @@ class ControlFlowRuns:
 
     def _fail(self, session: Session, whole: ControlFlowRun, status: Status) -> None:
         self._over(whole)
-        session.has_errors = True
+        session.note_error(status)
         session.directory.fail(whole.results, status)
         for handle in whole.results:
             self._buffers.settle(session, handle, status)

@@ -160,7 +160,7 @@ class Launcher:
         else:
             problem = launch_problem(session, program, message, self._quarantine, self._resources)
         if problem is not None:
-            session.has_errors = True
+            session.note_error(problem)
             for handle in message.results:
                 session.directory.add(handle, Entry((), 0, BufferState.FAILED, problem))
             if isinstance(program, RegisteredProgram):
@@ -674,7 +674,7 @@ class Launcher:
         launch.enter(LaunchState.FAILING)
         session = self._sessions.get(launch.session)
         if session is not None:
-            session.has_errors = True
+            session.note_error(status)
             session.directory.fail(launch.results, status)
         unstarted = []
         for node in launch.nodes:

@@ -339,7 +339,7 @@ class ArraySpiller:
                 if entry.spilled is not None and not hosts.isdisjoint(entry.spilled.memory_hosts):
                     self.drop(session, entry.spilled)
                     entry.lose(status.within(entry.producer))
-                    session.has_errors = True
+                    session.note_error(status)
         for request, spill in list(self._spills.items()):
             if spill.left & hosts:
                 spill.failure = spill.failure or status

@@ -669,6 +669,7 @@ class SessionDump(Dump):
     waits_for_islands: bool = True
     leaves_islands: bool = False
     has_errors: bool = False
+    last_error: str = ""
     has_spilled: bool = False
     state: SessionState = SessionState.RUNNING
     is_on_disk: bool = False

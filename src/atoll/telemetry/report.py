@@ -218,6 +218,7 @@ def _session(session: Session, resources: ResourceManager) -> SessionSnapshot:
         functions=len(session.functions),
         launches=session.launches,
         in_flight=session.in_flight,
+        last_error=session.last_error,
         slices=tuple(
             SliceSnapshot(
                 id=each.number,

@@ -91,6 +91,7 @@ class SessionSnapshot(SnapshotStruct, frozen=True):
     functions: int = 0
     launches: int = 0
     in_flight: int = 0
+    last_error: str = ""  # message of the last failed launch or lost array, shortened
     slices: tuple[SliceSnapshot, ...] = ()
     # The physical devices of the virtual devices that belong to no slice and have moved since the session began.
     moved: dict[str, int] = {}

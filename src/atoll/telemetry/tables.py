@@ -6,14 +6,22 @@ its text in another field.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any, TypeVar
 
 from atoll.quantities import human_bytes
-from atoll.telemetry.snapshot import HistogramView, HostSnapshot, IslandSnapshot, Snapshot
+from atoll.telemetry.snapshot import DeviceSnapshot, HistogramView, HostSnapshot, IslandSnapshot, Snapshot
 from atoll.telemetry.watch import Watch, quantile
 
 _BUSY_SECONDS = 5.0
+_Row = TypeVar("_Row", bound=Any)
+
+
+def matching(rows: Sequence[_Row], text: str) -> list[_Row]:
+    """Return the rows of which some field contains `text`, without regard to case."""
+    wanted = text.strip().casefold()
+    return [row for row in rows if any(wanted in str(each).casefold() for each in astuple(row))]
 
 
 @dataclass(frozen=True)
@@ -29,6 +37,7 @@ class IslandRow:
     started: int
     restarts: int
     note: str
+    full: float  # fraction of the memory in use on the fullest device; 0 if unknown
 
 
 def island_rows(snapshot: Snapshot) -> list[IslandRow]:
@@ -45,6 +54,7 @@ def island_rows(snapshot: Snapshot) -> list[IslandRow]:
             island.started,
             island.restarts,
             _note(island),
+            _fullness(island.hosts),
         )
         for island in snapshot.islands
     ]
@@ -52,11 +62,22 @@ def island_rows(snapshot: Snapshot) -> list[IslandRow]:
 
 def _fullest(hosts: Iterable[HostSnapshot]) -> str:
     """Return the memory of the device that has the most in use."""
-    devices = [device for host in hosts for device in host.devices]
-    if not devices:
-        return ""
-    fullest = max(devices, key=lambda device: device.used_bytes)
-    return memory_text(fullest.used_bytes, fullest.memory_bytes)
+    fullest = _fullest_device(hosts)
+    return memory_text(fullest.used_bytes, fullest.memory_bytes) if fullest else ""
+
+
+def _fullness(hosts: Iterable[HostSnapshot]) -> float:
+    fullest = _fullest_device(hosts)
+    return _fraction(fullest.used_bytes, fullest.memory_bytes) if fullest else 0.0
+
+
+def _fullest_device(hosts: Iterable[HostSnapshot]) -> DeviceSnapshot | None:
+    devices = (device for host in hosts for device in host.devices)
+    return max(devices, key=lambda device: device.used_bytes, default=None)
+
+
+def _fraction(used: int, limit: int) -> float:
+    return round(min(1.0, used / limit), 3) if limit else 0.0
 
 
 def memory_text(used: int, limit: int) -> str:
@@ -83,6 +104,7 @@ class DeviceRow:
     peak: str
     busy: float  # fraction of the last `_BUSY_SECONDS`
     busy_text: str
+    full: float  # fraction of the memory in use; 0 if unknown
 
 
 def device_rows(watch: Watch, now: float) -> list[DeviceRow]:
@@ -104,6 +126,7 @@ def device_rows(watch: Watch, now: float) -> list[DeviceRow]:
                         human_bytes(device.peak_bytes),
                         busy,
                         percent(busy),
+                        _fraction(device.used_bytes, device.memory_bytes),
                     )
                 )
     return rows
@@ -186,6 +209,7 @@ class SessionRow:
     devices: str
     waits_for: str
     state: str
+    last_error: str
 
 
 def session_rows(snapshot: Snapshot) -> list[SessionRow]:
@@ -208,6 +232,7 @@ def session_rows(snapshot: Snapshot) -> list[SessionRow]:
             "; ".join(f"slice {each.id} on {', '.join(map(str, each.physical))}" for each in session.slices),
             "; ".join(waits.get(session.id, ())),
             session.state or "runs",
+            session.last_error,
         )
         for session in snapshot.sessions
     ]
@@ -258,9 +283,12 @@ class WaitRow:
     seconds: float
     reason: str
     text: str
+    tenant: str
+    client: str  # label of the session
 
 
 def wait_rows(snapshot: Snapshot) -> list[WaitRow]:
+    sessions = {session.id: session for session in snapshot.sessions}
     return [
         WaitRow(
             f"{wait.session} {wait.island}",
@@ -271,6 +299,8 @@ def wait_rows(snapshot: Snapshot) -> list[WaitRow]:
             round(max(0.0, snapshot.seconds - wait.since), 3),
             wait.reason,
             wait.text,
+            sessions[wait.session].tenant if wait.session in sessions else "",
+            sessions[wait.session].label if wait.session in sessions else "",
         )
         for wait in snapshot.waits
     ]
@@ -315,6 +345,7 @@ class EventRow:
     kind: str
     where: str
     text: str
+    tenant: str
 
 
 def event_rows(watch: Watch, now: float, wall: float) -> list[EventRow]:
@@ -326,6 +357,7 @@ def event_rows(watch: Watch, now: float, wall: float) -> list[EventRow]:
             event.kind,
             f"island {event.island}" if event.island >= 0 else f"session {event.session}" if event.session else "",
             f"{event.text} (by {event.actor})" if event.actor else event.text,
+            event.tenant,
         )
         for event in reversed(watch.snapshot.events)
     ]

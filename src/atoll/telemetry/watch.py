@@ -1,4 +1,4 @@
-"""A cluster over time: the last snapshot, the rates since the one before, and the time line. Pure.
+"""A cluster over time: the last snapshot, the rates since the one before, samples and the time line. Pure.
 
 `Source` is the interface to a cluster. Each display (`atoll web`, `atoll top`, `atoll metrics`) has one source with one
 identity, and sees what that identity may see.
@@ -12,6 +12,7 @@ from typing import Protocol
 from atoll.protocol.spans import Span
 from atoll.quantities import human_seconds
 from atoll.state.tallies import BOUNDS
+from atoll.telemetry.samples import Sample, Samples
 from atoll.telemetry.snapshot import HistogramView, Snapshot, read_snapshot
 from atoll.telemetry.timeline import TimeLine
 
@@ -54,6 +55,7 @@ class Watch:
     def __init__(self) -> None:
         self.snapshot = Snapshot()
         self.time_line = TimeLine()
+        self.samples = Samples()
         self.rates = Rates()
         self.shares: dict[str, float] = {}  # of the last interval's device time, per tenant
         self.position = 0  # after the last spans
@@ -66,7 +68,7 @@ class Watch:
         before, after = self.snapshot, read_snapshot(report)
         seconds = after.seconds - before.seconds
         if self.updates and seconds > 0:
-            self._compare(before, after, seconds)
+            self._compare(before, after, seconds, now)
         elif seconds < 0:  # another controller
             self.rates, self.shares, self.position = Rates(), {}, 0
         self.snapshot = after
@@ -87,7 +89,7 @@ class Watch:
         """Return the wall-clock time of `seconds` of the controller's clock. The wall clock shows `wall` at `now`."""
         return wall - (now - self._at) - max(0.0, self.snapshot.seconds - seconds)
 
-    def _compare(self, before: Snapshot, after: Snapshot, seconds: float) -> None:
+    def _compare(self, before: Snapshot, after: Snapshot, seconds: float, now: float) -> None:
         self.rates = Rates(
             seconds,
             _rate(sum(each.started for each in before.islands), sum(each.started for each in after.islands), seconds),
@@ -101,6 +103,16 @@ class Watch:
         }
         total = sum(took.values())
         self.shares = {name: part / total for name, part in took.items()} if total else {}
+        devices = [device for island in after.islands for host in island.hosts for device in host.devices]
+        sample = Sample(
+            self._at,
+            now,
+            min(1.0, total / (seconds * len(devices))) if devices else 0.0,
+            sum(device.used_bytes for device in devices),
+            sum(device.memory_bytes for device in devices),
+            sum(island.waiting for island in after.islands),
+        )
+        self.samples.add(sample)
 
 
 def _rate(before: float, after: float, seconds: float) -> float:

@@ -1,10 +1,11 @@
-"""Draw the time line as SVG text: one row per device, one color per session. Pure."""
+"""Draw SVG text: the time line, with one row per device and one color per session, and sparklines. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from html import escape
 
+from atoll.telemetry.samples import Sample
 from atoll.telemetry.timeline import Row, stripes
 
 PIXELS = 1000  # per row
@@ -60,4 +61,39 @@ def legend_html(names: dict[int, str]) -> str:
     return "".join(
         f'<span class="legend"><i style="background:{colour_of(session)}"></i>{escape(name)}</span>'
         for session, name in sorted(names.items())
+    )
+
+
+_SPARK_WIDTH = 300
+_SPARK_HEIGHT = 40
+
+
+def sparkline_svg(samples: Iterable[Sample], value: Callable[[Sample], float], highest: float, title: str) -> str:
+    """Draw `value` of each sample as an area over time. The picture's height is that of the value `highest`."""
+    shown = list(samples)
+    area = ""
+    if shown:
+        first = shown[0].first
+        scale = _SPARK_WIDTH / max(shown[-1].last - first, 1e-9)
+        previous = None
+        for sample in shown:
+            left, right = (round((at - first) * scale, 1) for at in (sample.first, sample.last))
+            top = round(_SPARK_HEIGHT * (1 - min(1.0, value(sample) / highest if highest else 0.0)), 1)
+            if previous is None or not previous.is_before(sample):
+                area += f"{f'V{_SPARK_HEIGHT}Z' if previous else ''}M{left} {_SPARK_HEIGHT}"
+            area += f"V{top}H{right}"
+            previous = sample
+        area += f"V{_SPARK_HEIGHT}Z"
+    return (
+        f'<svg class="sparkline" viewBox="0 0 {_SPARK_WIDTH} {_SPARK_HEIGHT}" preserveAspectRatio="none" '
+        f'xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{escape(title)}"><title>{escape(title)}</title>'
+        f'<path d="M0 {_SPARK_HEIGHT}H{_SPARK_WIDTH}" class="grid"/><path d="{area}" class="area"/></svg>'
+    )
+
+
+def tile_html(name: str, value: str, note: str, picture: str) -> str:
+    """Return a tile with the current value of a quantity, and its sparkline `picture`."""
+    return (
+        f'<div class="tile" data-tile="{escape(name)}"><div>{escape(name)}</div><b>{escape(value)}</b> '
+        f"<small>{escape(note)}</small>{picture}</div>"
     )

@@ -14,15 +14,35 @@ from typing import Any
 from nicegui import ui
 
 from atoll.errors import AtollError
+from atoll.quantities import human_bytes, human_seconds
 from atoll.telemetry import tables as t
 from atoll.telemetry.timeline import Row
-from atoll.web.drawing import MOST_ROWS, legend_html, time_line_svg
+from atoll.telemetry.watch import Watch
+from atoll.web.drawing import MOST_ROWS, legend_html, sparkline_svg, tile_html, time_line_svg
 from atoll.web.poller import Poller
 
 _CSS = """
 .nicegui-content { padding: 0 16px 16px; gap: 8px; }
+.nicegui-content > * { max-width: 100%; } .nicegui-content .full { width: 100%; }
 .q-table th { font-weight: 600; }
-.q-table td { white-space: normal; max-width: 36em; overflow-wrap: anywhere; }
+.q-table td { white-space: normal; max-width: 36em; overflow-wrap: break-word; }
+.q-table td.text { overflow-wrap: anywhere; } .q-table td.text:not(:empty) { min-width: 14em; }
+.q-btn { white-space: nowrap; }
+.bar { height: 4px; margin-top: 2px; background: #8883; } .bar i { display: block; height: 4px; background: #0072b2; }
+.tiles { display: flex; flex-wrap: wrap; gap: 12px; }
+.tile { flex: 1 1 220px; max-width: 420px; border: 1px solid #8884; border-radius: 4px; padding: 6px 10px; }
+.tile b { font-size: 1.2rem; } .tile small { opacity: 0.8; }
+.sparkline { display: block; width: 100%; height: 40px; }
+.sparkline .grid { stroke: #8886; } .sparkline .area { fill: #0072b2; }
+.scroll { overflow-x: auto; }
+@media (max-width: 600px) {
+  .nicegui-content { padding: 0 8px 8px; }
+  .head { gap: 6px 16px; } .head > :first-child { flex-basis: 100%; }
+  .time-line { min-width: 900px; }
+  .q-table td { white-space: nowrap; } .q-table td.text { white-space: normal; }
+  .q-table :is(th, td):is(:first-child, .act) { position: sticky; left: 0; right: 0; z-index: 1; background: #fff; }
+  .body--dark .q-table :is(th, td):is(:first-child, .act) { background: #1d1d1d; }
+}
 .head { width: 100%; display: flex; gap: 20px; align-items: baseline; padding: 8px 0; flex-wrap: wrap; }
 .head a { color: inherit; text-decoration: none; } .head a.here { border-bottom: 2px solid currentColor; }
 .line { opacity: 0.8; } .problem { color: #b00020; font-weight: 600; }
@@ -33,6 +53,10 @@ h2.title { font-size: 1.1rem; font-weight: 600; margin: 12px 0 0; line-height: 1
 .legend i { display: inline-block; width: 12px; height: 12px; margin-right: 5px; }
 """
 _SECONDS = 1.0
+_LINE_HELP = (
+    "gangs/s: computations and transfers that started. late: the longest time in the last second that the controller's "
+    "event loop was late for a timer, because it was busy."
+)
 _PAGES = (("/", "Cluster"), ("/sessions", "Sessions"), ("/timeline", "Time line"), ("/events", "Events"))
 
 
@@ -42,6 +66,7 @@ class _ShownEvent:
     time: str
     kind: str
     where: str
+    tenant: str
     text: str
 
 
@@ -86,7 +111,7 @@ class Pages:
             ui.label(f"Atoll: {self._source.name}").style("font-weight: 700; font-size: 1.2rem")
             for target, name in _PAGES:
                 ui.link(name, target).classes("here" if target == path else "")
-        line = ui.label().classes("line").props('data-line="headline"')
+        line = ui.label().classes("line").props(f'data-line="headline" title="{_LINE_HELP}"')
         problem = ui.label().classes("problem").props('data-line="problem"')
         ui.timer(_SECONDS, update)
 
@@ -99,6 +124,7 @@ class Pages:
     async def _cluster_page(self) -> None:
         def show() -> None:
             found = self._watch.snapshot
+            load.set_content(_load_html(self._watch))
             islands.show(t.island_rows(found))
             tenants.show(t.tenant_rows(self._watch))
             devices.show(t.device_rows(self._watch, time.monotonic()))
@@ -110,6 +136,8 @@ class Pages:
             add.set_visibility(self._is_operator)
 
         await self._layout("/", show, with_spans=True)
+        # `tile_html` and `sparkline_svg` escape their texts.
+        load = ui.html(sanitize=False).classes("full")
         islands = _LiveTable(
             "Islands",
             [
@@ -118,12 +146,12 @@ class Pages:
                 _Column("hosts", "hosts"),
                 _Column("devices", "devices", True),
                 _Column("kind", "kind"),
-                _Column("memory", "memory (fullest device)", True),
+                _Column("memory", "memory (fullest device)", True, bar="full"),
                 _Column("running", "in flight", True),
                 _Column("waiting", "waiting", True),
                 _Column("started", "gangs started", True),
                 _Column("restarts", "restarts", True),
-                _Column("note", ""),
+                _Column("note", "note", is_text=True),
             ],
             "id",
             "Drain",
@@ -159,9 +187,9 @@ class Pages:
                 _Column("host", "host"),
                 _Column("state", "state"),
                 _Column("kind", "kind"),
-                _Column("memory", "memory", True),
+                _Column("memory", "memory", True, bar="full"),
                 _Column("peak", "peak", True),
-                _Column("busy_text", "busy (5 s)", True),
+                _Column("busy_text", "busy (5 s)", True, bar="busy"),
             ],
             "id",
         )
@@ -227,10 +255,11 @@ class Pages:
 
     async def _sessions_page(self) -> None:
         def show() -> None:
-            sessions.show(t.session_rows(self._watch.snapshot))
-            waits.show(t.wait_rows(self._watch.snapshot))
+            sessions.show(t.matching(t.session_rows(self._watch.snapshot), wanted.value or ""))
+            waits.show(t.matching(t.wait_rows(self._watch.snapshot), wanted.value or ""))
 
         await self._layout("/sessions", show)
+        wanted = _filter("tenant, program or session", show)
         sessions = _LiveTable(
             "Sessions",
             [
@@ -244,8 +273,9 @@ class Pages:
                 _Column("functions", "functions", True),
                 _Column("launches", "launches", True),
                 _Column("in_flight", "in flight", True),
-                _Column("devices", "slices"),
-                _Column("waits_for", "waits for"),
+                _Column("devices", "slices", is_text=True),
+                _Column("waits_for", "waits for", is_text=True),
+                _Column("last_error", "last error", is_text=True),
             ],
             "id",
             "End",
@@ -255,12 +285,14 @@ class Pages:
             "Waiting gangs",
             [
                 _Column("session", "session", True),
+                _Column("client", "program"),
+                _Column("tenant", "tenant"),
                 _Column("program", "first in line"),
                 _Column("island", "island", True),
                 _Column("gangs", "gangs", True),
                 _Column("seconds", "for (s)", True),
                 _Column("reason", "reason"),
-                _Column("text", "waits for"),
+                _Column("text", "waits for", is_text=True),
             ],
             "key",
         )
@@ -295,7 +327,7 @@ class Pages:
         _heading("Gangs by device")
         # `legend_html` and `time_line_svg` escape names.
         legend = ui.html(sanitize=False)
-        picture = ui.html(sanitize=False).classes("w-full").style("width: 100%")
+        picture = ui.html(sanitize=False).classes("full scroll")
         more = ui.label()
 
     # ---- Events
@@ -303,27 +335,56 @@ class Pages:
     async def _events_page(self) -> None:
         def show() -> None:
             rows = t.event_rows(self._watch, time.monotonic(), time.time())
-            events.show([_shown(row) for row in rows])
+            events.show(t.matching([_shown(row) for row in rows], wanted.value or ""))
 
         await self._layout("/events", show)
+        wanted = _filter("tenant, session, kind or text", show)
         events = _LiveTable(
             "Events",
             [
-                _Column("number", "", True),
+                _Column("number", "event", True),
                 _Column("time", "when"),
                 _Column("kind", "what"),
                 _Column("where", "where"),
-                _Column("text", ""),
+                _Column("tenant", "tenant"),
+                _Column("text", "details", is_text=True),
             ],
             "number",
             most=100,
         )
 
 
+def _load_html(watch: Watch) -> str:
+    """Return tiles for the load of the cluster since somebody views it."""
+    last, samples = watch.samples.last, list(watch.samples)
+    if last is None:
+        return ""
+    whose = "" if watch.snapshot.viewer.role == "operator" else "own work, "
+    span = f"last {human_seconds(round(watch.samples.seconds))}"
+    waiting = max(sample.waiting for sample in samples)
+    busy = sparkline_svg(samples, lambda sample: sample.busy, 1.0, f"busy, {whose}{span}")
+    memory = sparkline_svg(samples, lambda sample: sample.memory, 1.0, f"memory, {span}")
+    gangs = sparkline_svg(samples, lambda sample: sample.waiting, max(waiting, 1), f"waiting, {span}")
+    limit = f" of {human_bytes(last.memory_bytes)}" if last.memory_bytes else ""
+    return (
+        '<div class="tiles">'
+        + tile_html("busy", t.percent(last.busy), f"{whose}{span}", busy)
+        + tile_html("memory", f"{human_bytes(last.used_bytes)}{limit}", span, memory)
+        + tile_html("waiting gangs", str(last.waiting), f"highest {waiting}, {span}", gangs)
+        + "</div>"
+    )
+
+
+def _filter(fields: str, show: Callable[[], None]) -> ui.input:
+    """Return an input for a text; `show` is called when it changes."""
+    found = ui.input(placeholder=f"Filter: {fields}", on_change=show)
+    return found.props("dense outlined clearable data-filter debounce=200").style("width: min(100%, 24em)")
+
+
 def _shown(row: t.EventRow) -> _ShownEvent:
     # Rounded to seconds, so that an event keeps the same row between updates.
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(round(row.wall)))
-    return _ShownEvent(row.number, when, row.kind, row.where, row.text)
+    return _ShownEvent(row.number, when, row.kind, row.where, row.tenant, row.text)
 
 
 def _free(page: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
@@ -337,11 +398,23 @@ def _free(page: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
 
 @dataclass(frozen=True)
 class _Column:
-    """A column that shows `field` of each row; `right` aligns numbers to the right."""
+    """A column that shows `field` of each row; `right` aligns numbers to the right.
+
+    A column with `is_text` has sentences, which may take several lines. `bar` is a field with a fraction, which a bar
+    below the text shows.
+    """
 
     field: str
     heading: str
     right: bool = False
+    is_text: bool = False
+    bar: str = ""
+
+
+_BAR_CELL = (
+    '<q-td :props="props">{{ props.value }}'
+    '<div v-if="FRACTION" class="bar"><i :style="{width: 100 * FRACTION + \'%\'}"/></div></q-td>'
+)
 
 
 class _LiveTable:
@@ -369,20 +442,33 @@ class _LiveTable:
                 "field": each.field,
                 "align": "right" if each.right else "left",
                 "sortable": True,
+                "classes": "text" if each.is_text else "",
             }
             for each in columns
         ]
         if act is not None:
-            listed.append({"name": "act", "label": "", "field": "may", "align": "right", "sortable": False})
-        self.all = ui.element("div").classes("w-full")
+            acts: dict[str, bool | str] = {
+                "name": "act",
+                "label": "",
+                "field": "may",
+                "align": "right",
+                "sortable": False,
+                "classes": "act",
+            }
+            listed.append(acts | {"headerClasses": "act"})
+        self.all = ui.element("div").classes("full")
         with self.all:
             _heading(title)
-            self.table = ui.table(rows=[], columns=listed, row_key=key, pagination=most).classes("w-full")
-        self.table.props(f'dense flat bordered hide-pagination data-table="{title}" no-data-label="none"')
+            self.table = ui.table(rows=[], columns=listed, row_key=key, pagination=most).classes("full")
+        self.table.props(f'dense flat bordered hide-pagination data-table="{title}"')
+        self.table.add_slot("no-data", "none")
+        for each in columns:
+            if each.bar:
+                self.table.add_slot(f"body-cell-{each.field}", _BAR_CELL.replace("FRACTION", f"props.row.{each.bar}"))
         if act is not None:
             self.table.add_slot(
                 "body-cell-act",
-                '<q-td :props="props"><q-btn v-if="props.row.may" flat dense no-caps color="primary" '
+                '<q-td :props="props"><q-btn v-if="props.row.may" flat dense no-caps no-wrap color="primary" '
                 f'label="{word}" @click="() => $parent.$emit(\'act\', props.row)"/></q-td>',
             )
             self.table.on("act", lambda event: act(event.args))

@@ -372,7 +372,7 @@ class Recovery:
         """Have the session's arrays on these hosts stand for an error, unless a surviving launch makes them again."""
         for handle, entry in list(session.directory.entries.items()):
             if hosts.intersection(entry.hosts) and not survivors.will_make(entry):
-                session.has_errors = True
+                session.note_error(status)
                 self._launcher.memory.release(entry)
                 if not entry.ready:
                     self._launcher.buffers.settle(session, handle, status.within(entry.producer))

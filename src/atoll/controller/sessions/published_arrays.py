@@ -271,7 +271,7 @@ class PublishedArrays:
         try:
             self._read(session, message)
         except StatusError as error:
-            session.has_errors = True
+            session.note_error(error.status)
             for handle in message.results:
                 if handle not in session.directory.entries:
                     session.directory.add(handle, Entry((), 0, BufferState.FAILED, error.status))
