@@ -195,7 +195,7 @@ RunningForm = Annotated[tuple[Ref[Tenant], bool], As(Running, True)]
 AtLossForm = Annotated[tuple[dict[str, RunningForm], dict[str, int]], As(_AtLoss, True)]
 
 
-@dump_of(Recovery, "recovery", version=2)
+@dump_of(Recovery, "recovery", version=3)
 class RecoveryDump(Dump):
     _broken_for: DurationsOf[int]
     _hanging: DurationsOf[int]
@@ -203,7 +203,6 @@ class RecoveryDump(Dump):
     _divided: dict[tuple[str, str], float] = {}
     _silent_pairs: dict[Key, float] = {}
     _at_loss: dict[int, AtLossForm] = {}
-    _replaced: set[int] = set()
 
 
 @dump_of(Overruns, "overruns")

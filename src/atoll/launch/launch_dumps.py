@@ -181,10 +181,11 @@ def _stored_world(world: World) -> StoredWorld:
 WorldForm = Annotated[StoredWorld, As(_world, read=_stored_world)]
 
 
-@dump_of(Worlds, "worlds", version=2)
+@dump_of(Worlds, "worlds", version=3)
 class WorldsDump(Dump):
     _next: int
     _worlds: dict[tuple[str, tuple[int, ...]], WorldForm] = {}
+    _left: set[int] = set()
 
 
 @dump_of(LaunchBuilder, "launch builder")

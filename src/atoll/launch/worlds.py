@@ -74,6 +74,7 @@ class Worlds:
         self._resources = resources
         self._outbox = outbox
         self._worlds: dict[WorldKey, World] = {}  # the least recently used first
+        self._left: set[int] = set()  # numbers of nodes in flight: see `has_left`
         self._next = 1
 
     def check(self, tenant: str, islands: tuple[int, ...]) -> None:
@@ -119,15 +120,22 @@ class Worlds:
         for world in [each for each in self._worlds.values() if failed.island in each.islands]:
             self._close(world, failed.status)
 
-    def replace(self, node: QueuedNode[GangRun], status: Status) -> bool:
+    def has_left(self, node: QueuedNode[GangRun]) -> bool:
+        """Return whether the world of a run in flight was replaced because of this run or of another one."""
+        return node.number in self._left
+
+    def replace(self, node: QueuedNode[GangRun], status: Status, others: Iterable[QueuedNode[GangRun]] = ()) -> bool:
         """Close the world of a run whose hosts wait for each other, and have its functions continue in a new one.
 
-        The client may have released the run's function. Return False if the run has no world.
+        The runs of this world among the `others` hang as well. The client may have released the run's function. Return
+        False if the run has no world, or has left it.
         """
         key = world_of(node)
         world = None if key is None else self._worlds.get(key)
-        if key is None or world is None:
+        if key is None or world is None or self.has_left(node):
             return False
+        self._left &= {gang.node.number for gang in self._in_flight()}
+        self._left.update(each.number for each in (node, *others) if world_of(each) == key)
         new = self._new(world.tenant, world.islands)
         new.functions |= world.functions
         self._close(world, status, new.number)

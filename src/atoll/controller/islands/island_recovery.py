@@ -16,7 +16,7 @@ from atoll.errors import OK, Code, Details, Status, failure
 from atoll.launch.compilation import Compilation
 from atoll.launch.failures import Failures, Survivors
 from atoll.launch.launcher import Launcher
-from atoll.launch.worlds import Worlds, world_of
+from atoll.launch.worlds import Worlds
 from atoll.protocol import messages as m
 from atoll.state.durations import Durations
 from atoll.state.offenses import Running
@@ -85,7 +85,6 @@ class Recovery:
         self._broken = broken
         self._broken_for: Durations[int] = Durations()  # islands
         self._hanging: Durations[int] = Durations()  # gangs, by sequence
-        self._replaced: set[int] = set()  # of these, those whose world was replaced
         self._restarting: Durations[int] = Durations()  # islands
         self._silent_pairs: dict[tuple[int, int], float] = {}  # hosts that lost each other, and for how many seconds
         self._at_loss: dict[int, _AtLoss] = {}  # by island, until the engine reports how its worker ended
@@ -259,14 +258,13 @@ class Recovery:
 
     def _restart_half_failed(self, now: float) -> None:
         hanging = {gang.sequence: gang for gang in self._failures.half_failed()}
-        self._replaced &= hanging.keys()
         for sequence, seconds in self._hanging.update(now, hanging).items():
             gang = hanging[sequence]
             if seconds > HALF_FAILED_SECONDS:
                 error = gang.run.failure or gang.run.launch.error or OK
-                if sequence not in self._replaced and self._replace_world(gang, error, hanging):
+                if self._replace_world(gang, error, hanging):
                     continue
-                if sequence in self._replaced and seconds <= 2 * HALF_FAILED_SECONDS:
+                if self._worlds.has_left(gang.node) and seconds <= 2 * HALF_FAILED_SECONDS:
                     continue
                 waits = f"hosts {sorted(gang.run.hosts_left)} of island {gang.island} wait for another host, where"
                 named = f"{waits} {gang.run.launch.program.name} failed: {error.message}"
@@ -275,14 +273,12 @@ class Recovery:
     def _replace_world(self, gang: Gang[GangRun], error: Status, hanging: Mapping[int, Gang[GangRun]]) -> bool:
         """End a gang that waits for another island, where it failed. Other work of the islands is not concerned.
 
-        Return whether the gang runs in a world. The runs of this world among the `hanging` gangs end as well.
+        Return False if the gang has no world. The runs of this world among the `hanging` gangs end as well.
         """
         text = f"{gang.run.launch.program.name} failed on one device, and others waited for it: {error.message}"
-        if not self._worlds.replace(gang.node, error.reworded(text)):
+        if not self._worlds.replace(gang.node, error.reworded(text), [each.node for each in hanging.values()]):
             return False
         self._history.record("hangs", text, gang.island, gang.node.session, gang.node.tenant.name)
-        world = world_of(gang.node)
-        self._replaced.update(each for each, other in hanging.items() if world_of(other.node) == world)
         return True
 
     # ---- islands

@@ -153,12 +153,11 @@ class Overruns:
         """
         text = f"the run of {gang.run.launch.program.name} was stopped: {why}"
         running = [each for each in gang.node.gangs if each.sequence in self._launcher.in_flight]
-        if gang.run.failure is None:
-            status = Status(int(Code.CANCELLED), text)
-            if self._replace_world(gang.node, status):
-                for each in running:
-                    each.run.failure = each.run.failure or status
-                return
+        status = Status(int(Code.CANCELLED), text)
+        if self._replace_world(gang.node, status):
+            for each in running:
+                each.run.failure = each.run.failure or status
+            return
         for each in running:
             for host in each.run.hosts_left:
                 self._outbox.to_host(host, m.StopRun(each.sequence, text))
