@@ -97,7 +97,8 @@ class XlaWorld:
         """Break the connections to the other hosts, so that collectives in flight fail. Any thread.
 
         Gloo reports the end of a host only to the devices that are connected to it, and the others wait for those.
-        Devices may be about to connect, so this is repeated for a while.
+        Devices may be about to connect, so this is repeated for a while. Connections are closed for reading only: if
+        gloo's thread cannot write a message, gloo forgets to report the error to the device that waits for its sending.
         """
         self._relay.close()
         self._shut()
@@ -117,7 +118,7 @@ class XlaWorld:
                 with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as each:
                     is_same = os.fstat(each.fileno()).st_ino == inode  # gloo may have closed it meanwhile
                     if is_same and not each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                        each.shutdown(socket.SHUT_RDWR)
+                        each.shutdown(socket.SHUT_RD)
 
 
 @contextmanager
