@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.cluster_process import COMMAND, User, finish
+from tests.cluster_process import COMMAND, User, finish, first_line
 
 # Runs as many tasks as it is told, with the number that Slurm gives to each.
 SRUN = """#!/bin/bash
@@ -26,6 +29,88 @@ wait
 def executable(path: Path, text: str) -> None:
     path.write_text(text)
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+# Notes its arguments. `atoll up` ends if its port is taken, and otherwise writes its files; both run until SIGTERM.
+ATOLL = """#!/bin/bash
+echo "$*" >>"$NOTES"
+if [ "$1" = up ]; then
+  while [ $# -gt 1 ]; do
+    case $1 in --listen) port=${2##*:} ;; --join-file) clients=$2 ;; --host-join-file) hosts=$2 ;; esac
+    shift
+  done
+  [ "$port" != "$TAKEN" ] || exit 1
+  echo client >"$clients"
+  echo host >"$hosts"
+fi
+exec sleep 300
+"""
+SCONTROL = """#!/bin/bash
+echo "scontrol $*" >>"$NOTES"
+"""
+JOB = 123456
+
+
+def start_job(
+    user: User, directory: Path, *command: str, options: tuple[str, ...] = (), taken: int = 0
+) -> subprocess.Popen[str]:
+    """Start the script with stand-ins for atoll, srun and scontrol, which write to the file `notes`."""
+    script = user.atoll("slurm", "--islands", "1x2x1", *options, "--", *command).check().stdout
+    (directory / "bin").mkdir()
+    for name, text in (
+        ("srun", SRUN),
+        ("atoll", ATOLL),
+        ("scontrol", SCONTROL),
+        ("hostname", "#!/bin/bash\necho 127.0.0.1\n"),
+    ):
+        executable(directory / "bin" / name, text)
+    executable(directory / "job", script)
+    path = f"{directory / 'bin'}:{os.environ['PATH']}"
+    notes = str(directory / "notes")
+    return user.start(str(directory / "job"), PATH=path, SLURM_JOB_ID=str(JOB), NOTES=notes, TAKEN=str(taken))
+
+
+def test_a_port_that_is_taken_is_replaced_by_another(user: User, tmp_path: Path) -> None:
+    taken = 20000 + JOB % 10000
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(("127.0.0.1", taken))
+        sock.listen()
+        done = finish(start_job(user, tmp_path, "echo", "ran", taken=taken))
+    assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
+    ups = [line for line in (tmp_path / "notes").read_text().splitlines() if line.startswith("up ")]
+    assert [f"0.0.0.0:{taken} " in line for line in ups] == [True, False]
+
+
+def test_a_controller_that_fails_for_another_reason_is_started_once(user: User, tmp_path: Path) -> None:
+    done = finish(start_job(user, tmp_path, "echo", "ran", taken=20000 + JOB % 10000))  # nobody listens there
+    assert (done.returncode, done.stdout) == (1, "")
+    assert (tmp_path / "notes").read_text().count("up ") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize(("status", "requeues"), [(3, True), (0, False)])
+def test_a_notice_of_slurm_reaches_the_command_and_requeues_what_is_not_over(
+    user: User, tmp_path: Path, number: signal.Signals, status: int, requeues: bool
+) -> None:
+    saves = f"trap 'echo saved; exit {status}' TERM; echo runs; while :; do sleep 0.05; done"
+    job = start_job(user, tmp_path, "bash", "-c", saves, options=("--requeue", "--notice", "90"))
+    assert {"#SBATCH --requeue", "#SBATCH --signal=B:TERM@90"} <= set((tmp_path / "job").read_text().splitlines())
+    assert first_line(job) == "runs"
+    job.send_signal(number)
+    done = finish(job)
+    assert (done.returncode, done.stdout) == (status, "saved\n"), done.stderr
+    assert (f"scontrol requeue {JOB}" in (tmp_path / "notes").read_text()) == requeues
+    assert user.leftovers() == []
+
+
+def test_each_job_has_its_own_journal_and_removes_it(user: User, tmp_path: Path) -> None:
+    journals = tmp_path / "it's shared"
+    (journals / f"slurm-{JOB}").mkdir(parents=True)
+    (journals / "slurm-1").mkdir()
+    finish(start_job(user, tmp_path, "true", options=("--journal", str(journals)))).check()
+    assert f"--journal {journals}/slurm-{JOB} " in (tmp_path / "notes").read_text()
+    assert [each.name for each in journals.iterdir()] == ["slurm-1"]
 
 
 def run_job(user: User, directory: Path, *command: str, options: tuple[str, ...] = ()) -> tuple[int, str, str]:
@@ -77,7 +162,7 @@ def test_a_job_has_nodes_of_one_kind(user: User, tmp_path: Path) -> None:
     assert "#SBATCH --nodes=3\n" in script
     directory = tmp_path / "job"
     directory.mkdir()
-    line = script.partition("trap finish EXIT\n")[2].partition("port=")[0]
+    line = script.partition("trap notice TERM USR1\n")[2].partition("for ((try")[0]
     finish(user.start("bash", "-c", line, directory=str(directory))).check()
     assert (directory / "cluster.toml").read_text() == file.read_text()
     file.write_text("platform = 'cuda'\n[[island]]\ndevices = 4\n[[island]]\ndevices = 8\n")
@@ -99,4 +184,4 @@ def test_directives_and_devices_are_those_that_were_asked_for(user: User) -> Non
     lines = user.atoll("slurm", *asked).check().stdout.splitlines()
     assert lines[0] == "#!/bin/bash"
     assert {"#SBATCH --nodes=8", "#SBATCH --gpus-per-node=8", "#SBATCH --time=1:00:00"} <= set(lines)
-    assert lines[-1] == "python 'a b.py'"
+    assert "python 'a b.py' &" in lines

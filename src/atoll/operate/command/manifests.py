@@ -204,6 +204,24 @@ def slurm(
             "makes one file per tenant.",
         ),
     ] = None,
+    journal: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory for the controller's journal, such as one that the nodes share: a controller that exits is "
+            "restarted without loss. Each job has its own subdirectory, and removes it at its end."
+        ),
+    ] = None,
+    notice: Annotated[
+        int, typer.Option(min=1, help="Seconds before the job's time limit at which the command gets SIGTERM.")
+    ] = 60,
+    requeue: Annotated[
+        bool,
+        typer.Option(
+            "--requeue",
+            help="Run the job again if the command ends with a status other than 0 after that SIGTERM, or if a node "
+            "fails.",
+        ),
+    ] = False,
 ) -> None:
     """Print a batch script: `atoll slurm --islands 2x4x8 -- python train.py | sbatch`.
 
@@ -234,6 +252,9 @@ def slurm(
         _content(cluster),
         str(join_file.absolute()) if join_file is not None else "",
         list(tenant_tokens(cluster)),
+        notice,
+        requeue,
+        str(journal.absolute()) if journal is not None else "",
     )
     print(batch_script(job), end="")
 
