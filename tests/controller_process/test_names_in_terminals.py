@@ -79,4 +79,4 @@ def test_a_log_has_no_escape_sequences() -> None:
         f"logging.getLogger('atoll').warning('the session of %s\\nends', {EVIL!r})"
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200)
-    assert f"the session of {SHOWN}\nends\n" in ended.stderr
+    assert f"the session of {SHOWN}\n  ends\n" in ended.stderr

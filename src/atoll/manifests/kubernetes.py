@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from atoll.cluster.environment_variables import CACHE_DIRECTORY, RUNTIME_DIRECTORY, STATE_DIRECTORY
 from atoll.cluster.topology import Topology
 from atoll.errors import SettingsError
 from atoll.manifests.credentials import TENANTS_FILE
@@ -307,7 +308,12 @@ def _pod(cluster: KubernetesCluster, containers: list[Manifest], volumes: Volume
 
 
 def _container(cluster: KubernetesCluster, name: str, command: Sequence[str], volumes: Volumes) -> Manifest:
-    home = {"HOME": _TEMPORARY, "ATOLL_STATE_DIR": STATE, "ATOLL_CACHE_DIR": CACHE, "XDG_RUNTIME_DIR": RUN}
+    home = {
+        "HOME": _TEMPORARY,
+        STATE_DIRECTORY.variable: STATE,
+        CACHE_DIRECTORY.variable: CACHE,
+        RUNTIME_DIRECTORY.variable: RUN,
+    }
     return {
         "name": name,
         "image": cluster.image,

@@ -16,7 +16,7 @@ from atoll.cluster.cluster_runs import ClusterRun, RunRecord, open_log
 from atoll.cluster.directories import default_cache_directory, sockets_base, usage_file
 from atoll.cluster.processes.child import wait_for_any
 from atoll.cluster.processes.client_directories import sweep
-from atoll.cluster.processes.process_logging import logging_environment
+from atoll.cluster.processes.process_logging import logging_environment, parse_line
 from atoll.cluster.settings import GRACE_SECONDS, ClusterSettings
 from atoll.engines.engine_options import EngineOptions
 from atoll.engines.ray.actors import EngineStart
@@ -152,16 +152,22 @@ class StandingCluster:
         self.record.kill()
 
     def last_messages(self) -> str:
-        """Return the last lines of the log, or "" if the processes wrote to standard error."""
+        """Return the last lines of the log that are not events, or "" if the processes wrote to standard error."""
         if self._log is None:
             return ""
         self._log.seek(0)
-        return "\n".join(self._log.read().decode(errors="replace").splitlines()[-_LOG_LINES:])
+        lines = self._log.read().decode(errors="replace").splitlines()
+        return "\n".join([line for line in lines if not _is_event(line)][-_LOG_LINES:])
 
     @property
     def directory(self) -> Path:
         """The cluster's directory, which has its join tokens if it uses TLS."""
         return self._directory
+
+
+def _is_event(line: str) -> bool:
+    found = parse_line(line)
+    return found is not None and found.level == "info"
 
 
 class StandingOnRay:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,6 +29,7 @@ class Server:
         self.readings: list[Reading] = []
         self.runs: list[tuple[int, Any]] = []
         self.fails = False
+        self.on_run: Callable[[], object] = lambda: None
 
     def submit(self, client: Any, payload: bytes) -> Any:
         reading = decode(payload)
@@ -36,6 +38,7 @@ class Server:
         return SimpleNamespace(execute_sharded=lambda arguments: self._run(reading.number, arguments))
 
     def _run(self, number: int, arguments: list[Any]) -> None:
+        self.on_run()
         if self.fails:
             raise RuntimeError("no connection")
         self.runs.append((number, *arguments))
@@ -128,6 +131,13 @@ def test_a_run_that_fails_is_the_last_of_its_reader(server: Server, table: ReadT
     contents = table.start("z", devices(0), 1)
     give(table, first_feed(1), b"z")
     assert read(contents) == b"z"
+
+
+def test_a_run_fails_with_its_error_although_all_reads_end_meanwhile(server: Server, table: ReadTable) -> None:
+    server.on_run, server.fails = lambda: table.fail(()), True
+    with pytest.raises(RuntimeError, match="no connection"):
+        table.start(None, devices(0), 4)
+    assert len(table) == 0
 
 
 def test_a_forked_child_does_not_wait(monkeypatch: pytest.MonkeyPatch, table: ReadTable) -> None:

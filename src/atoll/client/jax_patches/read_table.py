@@ -100,7 +100,7 @@ class ReadTable:
             try:
                 reader.run([array])
             except BaseException:  # the server may have received the run or not
-                self._arriving.pop(feed)
+                self._arriving.pop(feed, None)  # the channel's thread may have ended all reads meanwhile
                 self._readers.pop(key, None)
                 raise
         return contents

@@ -21,7 +21,8 @@ MOST_LINES = 256  # that are remembered
 FIELDS = "fields"  # attribute of a log record: a mapping of further fields, such as session, tenant and event
 
 _TEXT_LINE = re.compile(
-    r"(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(?P<millis>\d{3}) atoll (?P<process>[^\[]+)\[\d+\] [A-Z]+ "
+    r"(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(?P<millis>\d{3}) "
+    r"atoll (?P<process>[^\[]+)\[\d+\] (?P<level>[A-Z]+) "
 )
 
 
@@ -111,15 +112,17 @@ class Repetitions(logging.Filter):
 
 
 class LogLine(msgspec.Struct, frozen=True):
-    """What is known about a line of a log: the time in seconds since 1970, and the kind of process."""
+    """What is known about a line of a log: the time in seconds since 1970, the kind of process, and the level."""
 
     seconds: float
     process: str
+    level: str  # in lower case
 
 
 class _JsonLine(msgspec.Struct):
     time: str
     process: str
+    level: str
 
 
 def parse_line(line: str) -> LogLine | None:
@@ -131,7 +134,7 @@ def parse_line(line: str) -> LogLine | None:
             seconds = calendar.timegm(time.strptime(whole, "%Y-%m-%dT%H:%M:%S")) + int(millis or 0) / 1000
         except (msgspec.MsgspecError, ValueError, OverflowError):
             return None
-        return LogLine(seconds, found.process)
+        return LogLine(seconds, found.process, found.level)
     match = _TEXT_LINE.match(line)
     if match is None:
         return None
@@ -139,4 +142,4 @@ def parse_line(line: str) -> LogLine | None:
         local = time.mktime(time.strptime(match["time"], "%Y-%m-%d %H:%M:%S"))
     except (ValueError, OverflowError):  # a line that a program of a user printed
         return None
-    return LogLine(local + int(match["millis"]) / 1000, match["process"])
+    return LogLine(local + int(match["millis"]) / 1000, match["process"], match["level"].lower())
