@@ -15,7 +15,7 @@ from benchmarks.harness.statistics import Ratio
 from benchmarks.micro.report import number, quiet
 
 # Results that have a page of their own: the table of all micro-benchmarks leaves them out, so a figure is on one page.
-OWNERS = ("machines", "routing", "journaled", "static-runs")
+OWNERS = ("machines", "routing", "journaled", "static-runs", "waits")
 BEGIN, END = "<!-- bench: begin (written by benchmarks.micro.markdown) -->", "<!-- bench: end -->"
 
 
