@@ -134,3 +134,15 @@ def test_unknown_handles_are_ignored():
     assert d.used(5) is None
     assert d.release(5) is None
     assert d.settle(5, None) == []
+
+
+def test_buffers_that_stand_for_errors_count_no_bytes():
+    d = directory(h1=pending(), h2=pending(), h3=pending())
+    d.settle(1, BROKEN)
+    d.settle(2, None)
+    d.lose(d.entries[2], LOST)
+    d.lose(d.entries[2], LOST)
+    assert d.nbytes == 8
+    d.release(1)
+    d.release(2)
+    assert d.nbytes == 8

@@ -226,7 +226,7 @@ class ArraySpiller:
                     if len(specs) < len({source for source, _ in spilled.views}):  # a faulty proxy released a source
                         message = "the array that contained it was released"
                         status = failure(Code.DATA_LOSS, message, Details(Kind.CONTENTS))
-                        entry.lose(status)
+                        session.directory.lose(entry, status)
                         if then is not None:
                             then(handle, status)
                         continue
@@ -301,7 +301,7 @@ class ArraySpiller:
             if all(self.losses[host] == losses.get(host, 0) for host in spilled.memory_hosts):
                 entry.spill(spilled)
             else:
-                entry.lose(status)
+                session.directory.lose(entry, status)
                 self.drop(session, spilled)
         self._out.flush_frees()
 
@@ -338,7 +338,7 @@ class ArraySpiller:
             for entry in session.directory.entries.values() if session.has_spilled else ():
                 if entry.spilled is not None and not hosts.isdisjoint(entry.spilled.memory_hosts):
                     self.drop(session, entry.spilled)
-                    entry.lose(status.within(entry.producer))
+                    session.directory.lose(entry, status.within(entry.producer))
                     session.note_error(status)
         for request, spill in list(self._spills.items()):
             if spill.left & hosts:

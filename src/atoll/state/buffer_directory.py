@@ -149,7 +149,7 @@ class Directory:
 
     entries: dict[int, Entry] = field(default_factory=dict)
     waits: dict[int, _Wait] = field(default_factory=dict)
-    nbytes: int = 0
+    nbytes: int = 0  # of the buffers that do not stand for errors
 
     def add(self, handle: int, entry: Entry) -> None:
         self.entries[handle] = entry
@@ -180,12 +180,23 @@ class Directory:
         if entry is None or entry.ready:
             return []
         entry.settle(error)
+        if entry.state is BufferState.FAILED:
+            self._discount(entry)
         if entry.waits is None:
             return []
         waits, entry.waits = entry.waits, None
         if entry.released and entry.uses <= 0:
             self._forget(handle, entry)
         return self._settle_waits(waits, entry.error)
+
+    def lose(self, entry: Entry, error: Status) -> None:
+        """Mark the contents of a buffer as lost: see `Entry.lose`."""
+        entry.lose(error)
+        self._discount(entry)
+
+    def _discount(self, entry: Entry) -> None:
+        self.nbytes -= entry.nbytes
+        entry.nbytes = 0
 
     def _settle_waits(self, waits: list[int], error: Status | None) -> list[tuple[int, Status]]:
         ended = []

@@ -373,7 +373,7 @@ class Recovery:
                 if not entry.ready:
                     self._launcher.buffers.settle(session, handle, status.within(entry.producer))
                 else:
-                    entry.lose(status.within(entry.producer))
+                    session.directory.lose(entry, status.within(entry.producer))
 
     def island_restarted(self, back: IslandRestarted) -> None:
         """Let all sessions continue on the island."""
