@@ -20,8 +20,15 @@ for argument; do
   shift
   case $argument in --ntasks=*) tasks=${argument#*=} ;; --*) ;; *) set -- "$argument" "$@"; break ;; esac
 done
-trap 'kill $(jobs -p) 2>/dev/null; wait' TERM
-for ((i = 0; i < tasks; i++)); do SLURM_PROCID=$i "$@" & done
+# Tasks that start after the signal are ended as well.
+stopped=
+trap 'stopped=1; kill $(jobs -p) 2>/dev/null' TERM
+for ((i = 0; i < tasks; i++)); do
+  [ -z "$stopped" ] || break
+  SLURM_PROCID=$i "$@" &
+done
+[ -z "$stopped" ] || kill $(jobs -p) 2>/dev/null
+wait
 wait
 """
 

@@ -227,8 +227,10 @@ def devices_by_platform(calls: Calls) -> None:
             ((), {"backend": "cpu"}),
         ]
     # `local_devices` passes its argument on to `devices`, which recognizes it by its name and file.
+    before = len(calls.of["jax._src.xla_bridge.devices"])
     assert jax.devices() == jax.local_devices(backend="cpu")
-    assert calls.arguments("jax._src.xla_bridge.devices")[-1] == ("cpu",)
+    # Threads that other tests have left, such as those of libraries, may look for devices as well.
+    assert ("cpu",) in calls.arguments("jax._src.xla_bridge.devices")[before:]
     assert jax.local_devices.__wrapped__.__name__ == "local_devices"  # type: ignore[attr-defined]
 
 
