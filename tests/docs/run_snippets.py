@@ -1,4 +1,4 @@
-"""Executes the Python blocks of pages, each page in a namespace of its own: `python run_snippets.py PAGE...`.
+"""Executes the Python blocks of pages, each page in a separate namespace: `python run_snippets.py PAGE...`.
 
 All pages use one embedded cluster, except that a page may connect to another. Prints JSON: by page, a list of what each
 block printed; a string in its place is the traceback of an exception.

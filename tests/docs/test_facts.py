@@ -19,7 +19,7 @@ DOCS = ROOT / "docs"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 RESULTS = ROOT / "benchmarks" / "results"
 README = (ROOT / "README.md").read_text()
-# What a user of Atoll never installs.
+# Extras that users of Atoll never install.
 FOR_CONTRIBUTORS = {"test", "bench", "docs", "dev", "release"}
 # Pages that show measurements, or that describe how they were made.
 HISTORIES = ("project/", "design/", "guides/gpus.md")

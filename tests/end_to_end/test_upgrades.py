@@ -1,4 +1,4 @@
-"""Another version of Atoll is installed where a cluster runs, and its controller is killed."""
+"""Another version of Atoll is installed where a cluster runs, and the controller of that cluster is killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `atoll logs` shows of a log, without a cluster."""
+"""`atoll logs` shows the log of a run, without a cluster."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ FOLLOWED, ALONE, FOLLOWS = b"followed\n", b"alone\n", b"follows\n"
 FAILED = b"failed "
 # The bug is charged to a tenant, which is suspended if there are more. The restart does not count.
 CHARGED = b"charged\n"
-# What prevents this controller from running. The rest of the line says it.
+# The rest of the line says why this controller cannot run.
 CANNOT = b"cannot "
 # Exit statuses: another controller has taken over; no other start of this version can continue from the journal.
 SUPERSEDED, CANNOT_RESTART = 3, 4

@@ -14,7 +14,7 @@ from atoll.errors import ClusterError
 def run_of(name: str, back: int = 0) -> ClusterRun:
     """Return the latest run of the cluster with this name, or the one that is `back` runs older.
 
-    Raises ClusterError that names the clusters with logs if there is none.
+    Raises ClusterError, which names the clusters with logs, if this cluster has no such run.
     """
     found = runs_of(name)
     if back < len(found):

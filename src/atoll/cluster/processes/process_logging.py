@@ -112,7 +112,7 @@ class Repetitions(logging.Filter):
 
 
 class LogLine(msgspec.Struct, frozen=True):
-    """What is known about a line of a log: the time in seconds since 1970, the kind of process, and the level."""
+    """The properties of a line of a log: the time in seconds since 1970, the kind of process, and the level."""
 
     seconds: float
     process: str
