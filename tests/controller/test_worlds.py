@@ -38,6 +38,15 @@ def with_function(play: Play, devices: tuple[int, ...] = (0, 1)) -> m.JoinWorld:
     return serve
 
 
+def sent_until(play: Play, end: int) -> list[tuple[Any, Any]]:
+    """Let the seconds before `end` pass. Return the messages with their receivers."""
+    sent: list[tuple[Any, Any]] = []
+    for now in range(1, end):
+        play.tick(float(now))
+        sent += play.sent()
+    return sent
+
+
 def test_the_first_host_serves_a_world_and_the_others_join_it():
     play = Play("3x1x1")
     sent = registered(play, devices=(0, 2))
@@ -173,10 +182,7 @@ def test_a_run_that_failed_on_one_island_ends_on_the_others_and_its_functions_mo
     serve = with_function(play)
     first, second = runs(play.say(m.Launch(1, (), (11,), ())))
     play.report(0, m.Failed(first.sequence, Status(Code.INVALID_ARGUMENT, "an argument has been deleted")))
-    sent: list[Any] = []
-    for now in range(1, 10):
-        play.tick(float(now))
-        sent += play.sent()
+    sent = sent_until(play, 10)
     closed = [(name, message) for name, message in sent if type(message) is m.CloseWorld]
     assert [name for name, _ in closed] == [("host", 0), ("host", 1)], "once"
     successor = closed[0][1].successor
@@ -198,10 +204,7 @@ def test_a_run_that_failed_on_one_device_ends_on_the_others_with_its_error():
     with_function(play)
     first, second = runs(play.say(m.Launch(1, (), (11,), ())))
     play.report(1, m.DeviceFailed(second.sequence, Status(Code.INVALID_ARGUMENT, "the kernel failed")))
-    sent: list[Any] = []
-    for now in range(1, 10):
-        play.tick(float(now))
-        sent += play.sent()
+    sent = sent_until(play, 10)
     assert [name for name, message in sent if type(message) is m.CloseWorld] == [("host", 0), ("host", 1)]
     for host, each in enumerate((first, second)):
         play.report(host, m.Failed(each.sequence, Status(Code.UNKNOWN, "Connection closed by peer")))
@@ -219,10 +222,7 @@ def test_the_world_of_a_run_is_replaced_although_its_function_was_released():
     play.say(m.ReleaseProgram(1))
     play.say(m.ReleaseFunction(1))
     play.report(0, m.Failed(first.sequence, Status(Code.INVALID_ARGUMENT, "an argument has been deleted")))
-    sent: list[Any] = []
-    for now in range(1, 10):
-        play.tick(float(now))
-        sent += play.sent()
+    sent = sent_until(play, 10)
     assert [name for name, message in sent if type(message) is m.CloseWorld] == [("host", 0), ("host", 1)]
     assert not of([message for _, message in sent], m.RestartIsland)
 
@@ -270,10 +270,7 @@ def test_a_run_that_does_not_end_in_a_replaced_world_has_its_island_restarted():
     first, second = (runs(play.say(m.Launch(1, (), (handle,), ()))) for handle in (11, 12))
     for each in (first, second):
         play.report(0, m.Failed(each[0].sequence, Status(Code.INVALID_ARGUMENT, "an argument has been deleted")))
-    sent: list[Any] = []
-    for now in range(1, 20):
-        play.tick(float(now))
-        sent += play.sent()
+    sent = sent_until(play, 20)
     closed = [name for name, message in sent if type(message) is m.CloseWorld and message.successor]
     assert closed == [("host", 0), ("host", 1)], "once, for both runs"
     assert [message.island for _, message in sent if type(message) is m.RestartIsland] == [1]

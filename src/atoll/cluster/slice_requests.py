@@ -12,6 +12,7 @@ from typing import Annotated
 import msgspec
 
 from atoll.errors import invalid
+from atoll.wire.framing import NO_MESSAGE
 
 MAGIC = b"atoll.slice\0"
 
@@ -53,7 +54,7 @@ def read_request(payload: bytes) -> SliceRequest:
     """Parse the part of a payload that follows `MAGIC`. Raise INVALID_ARGUMENT if it is invalid."""
     try:
         slice_request = msgspec.msgpack.decode(payload, type=SliceRequest)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except NO_MESSAGE as error:
         raise invalid(f"invalid slice request: {error}") from None
     check(slice_request)
     return slice_request

@@ -12,6 +12,7 @@ import msgspec
 
 from atoll.errors import invalid
 from atoll.protocol import profiles
+from atoll.wire.framing import NO_MESSAGE
 
 MAGIC = b"atoll.question\0"
 
@@ -96,6 +97,6 @@ def read_question(payload: bytes) -> Question:
     """Decode a question. Raise INVALID_ARGUMENT if it is invalid."""
     try:
         question: Question = msgspec.msgpack.decode(payload[len(MAGIC) :], type=Question)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except NO_MESSAGE as error:
         raise invalid(f"invalid question: {error}") from None
     return question

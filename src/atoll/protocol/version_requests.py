@@ -15,6 +15,7 @@ import msgspec
 from atoll.errors import Status, invalid
 from atoll.ir.types import ArraySpec
 from atoll.protocol.messages import MOST_PATH, MOST_PUBLISHED, MOST_STRUCTURE, VersionArray
+from atoll.wire.framing import NO_MESSAGE
 
 MAGIC = b"atoll.arrays\0"
 
@@ -77,6 +78,6 @@ def read_request(payload: bytes) -> ArrayRequest:
     """Decode a request. Raise INVALID_ARGUMENT if it is invalid."""
     try:
         request: ArrayRequest = msgspec.msgpack.decode(payload[len(MAGIC) :], type=ArrayRequest)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except NO_MESSAGE as error:
         raise invalid(f"invalid request for published arrays: {error}") from None
     return request
