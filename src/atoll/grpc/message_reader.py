@@ -13,7 +13,7 @@ import asyncio
 import struct
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -231,7 +231,7 @@ class MessageReader:
             self._body = self._scratch
         else:
             try:
-                self._body = memoryview(np.empty(size, np.uint8))  # type: ignore[arg-type]
+                self._body = memoryview(cast(Any, np.empty(size, np.uint8)))
             except MemoryError as error:
                 raise GrpcError(
                     StatusCode.RESOURCE_EXHAUSTED, f"out of memory for a message of {size} bytes"
