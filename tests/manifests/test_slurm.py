@@ -20,16 +20,16 @@ for argument; do
   shift
   case $argument in --ntasks=*) tasks=${argument#*=} ;; --*) ;; *) set -- "$argument" "$@"; break ;; esac
 done
-# Tasks that start after the signal are ended as well.
 stopped=
-trap 'stopped=1; kill $(jobs -p) 2>/dev/null' TERM
+trap 'stopped=1' TERM
 for ((i = 0; i < tasks; i++)); do
-  [ -z "$stopped" ] || break
   SLURM_PROCID=$i "$@" &
 done
-[ -z "$stopped" ] || kill $(jobs -p) 2>/dev/null
-wait
-wait
+# Bash can lose a signal that reaches a task before its program runs.
+while [ -n "$(jobs -pr)" ]; do
+  [ -z "$stopped" ] || kill $(jobs -pr) 2>/dev/null
+  sleep 0.05
+done
 """
 
 

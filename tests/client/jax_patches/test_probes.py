@@ -226,7 +226,8 @@ def devices_by_platform(calls: Calls) -> None:
             (("cpu",), {}),
             ((), {"backend": "cpu"}),
         ]
-    # `local_devices` passes its argument on to `devices`, which recognizes it by its name and file.
+    # `local_devices` passes its argument on to `devices`, which recognizes it by its name and file. JAX caches results.
+    jax.local_devices.cache_clear()  # type: ignore[attr-defined]
     before = len(calls.of["jax._src.xla_bridge.devices"])
     assert jax.devices() == jax.local_devices(backend="cpu")
     # Threads that other tests have left, such as those of libraries, may look for devices as well.
