@@ -10,6 +10,7 @@ import pytest
 from atoll.cluster.tenant_settings import TenantSettings, token_hash
 from atoll.errors import Code, Status
 from atoll.ir.program import Mapping, Rearrange, single
+from atoll.named_arrays.named_arrays import GUEST_SECONDS
 from atoll.named_arrays.version_states import VersionState
 from atoll.protocol import actions as a
 from atoll.protocol import events as e
@@ -364,6 +365,47 @@ def test_published_memory_counts_against_the_quota_of_its_tenant() -> None:
     memory = play.controller.tenants.by_name["trainer"].memory
     assert memory is not None
     assert memory.total == on(0).shape[0] * 4
+
+
+def test_a_tenant_whose_launch_has_yet_to_read_a_freed_version_is_charged_for_its_memory() -> None:
+    play = Trainer()
+    play.complete(keep=1)
+    play.close(play.session)
+    reader = play.open(token="reader").number
+    opened = play.opened(reader)
+    started: list[tuple[int, int]] = []  # host and sequence number
+    reads = 0
+    while sum(host == 1 for host, _ in started) == reads:  # until the window of an island is full
+        reads += 1
+        play.proxy(reader, m.ReadVersion(opened.reader, 0, (on(2),), (reads,)))
+        started += [(to[1], each.sequence) for to, each in play.sent() if isinstance(each, m.Run)]
+    nbytes = on(0).shape[0] * 4
+    trainer, guest = (play.controller.tenants.by_name[name].memory for name in ("trainer", "reader"))
+    assert trainer is not None
+    assert guest is not None
+    assert (trainer.total, guest.total) == (nbytes, (reads - 1) * nbytes)
+    play.proxy(reader, m.CloseVersion(opened.reader))
+    (reply,) = play.ask(play.connect("operator", token="trainer"), m.RemoveArraysRequest("policy", 1))
+    assert reply.status.ok
+    assert (trainer.total, guest.total) == (0, reads * nbytes)
+    while started:
+        for host, sequence in started:
+            play.worker(host, m.Done(((sequence, 0, 1),)))
+        started = [(to[1], each.sequence) for to, each in play.sent() if isinstance(each, m.Run)]
+    assert (trainer.total, guest.total) == (0, reads * nbytes), "only the results are left"
+
+
+def test_a_session_of_another_tenant_cannot_keep_a_removed_version_open() -> None:
+    play = Trainer()
+    play.complete()
+    reader = play.open(token="reader").number
+    opened = play.opened(reader)
+    play.ask(play.connect("operator", token="trainer"), m.RemoveArraysRequest("policy", 1))
+    play.tick(play.now + GUEST_SECONDS + 1)
+    assert play.vault.directory.entries == {}
+    play.proxy(reader, m.ReadVersion(opened.reader, 0, (on(2),), (7,)))
+    (awaited,) = play.answers(reader, m.Await(1, (7,)))
+    assert "was closed 300 s after another tenant had replaced its version" in awaited.status.message
 
 
 def test_the_removal_of_a_tenant_frees_its_versions() -> None:

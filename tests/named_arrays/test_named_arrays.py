@@ -29,8 +29,15 @@ def complete(names: NamedArrays, keep: int = 2, session: int = 1, name: str = "p
     return version
 
 
-def wait(number: int = -1, newer_than: int = 0, until: float = 0.0, session: int = 2, request: int = 1) -> Wait:
-    return Wait(session, request, "ana", "policy", number, newer_than, until)
+def wait(
+    number: int = -1,
+    newer_than: int = 0,
+    until: float = 0.0,
+    session: int = 2,
+    request: int = 1,
+    is_guest: bool = False,
+) -> Wait:
+    return Wait(session, request, "ana", "policy", number, newer_than, until, is_guest)
 
 
 def opened(names: NamedArrays, asked: Wait) -> Opened:
@@ -152,17 +159,17 @@ def test_a_removed_version_lives_while_it_is_read() -> None:
     names = NamedArrays()
     version = complete(names)
     reader = opened(names, wait()).reader
-    assert names.remove("ana", "policy") == []
+    assert names.remove(0.0, "ana", "policy") == []
     assert "no version exists" in refused(names, wait())
     assert names.close_reader(2, reader) == [Free(version)]
     with pytest.raises(StatusError, match="ana/policy does not exist"):
-        names.remove("ana", "policy")
+        names.remove(0.0, "ana", "policy")
 
 
 def test_versions_of_a_name_are_never_numbered_twice() -> None:
     names = NamedArrays()
     complete(names)
-    names.remove("ana", "policy")
+    names.remove(0.0, "ana", "policy")
     assert complete(names).number == 2
 
 
@@ -173,8 +180,45 @@ def test_a_tenant_has_a_limited_number_of_names() -> None:
     with pytest.raises(StatusError, match="tenant ana has 1024 names"):
         publish(names, name="c")
     assert publish(names, name="c", tenant="ben").number == 1
-    names.remove("ana", "name 0")
-    assert publish(names, name="c").number == 1  # in place of the name that has no versions
+    names.remove(0.0, "ana", "name 0")
+    assert publish(names, name="c").number == 2  # in place of the name that has no versions
+
+
+def test_a_name_that_was_forgotten_does_not_number_versions_again() -> None:
+    names = NamedArrays()
+    for _ in range(3):
+        complete(names, keep=1)
+    names.remove(0.0, "ana", "policy")
+    for number in range(named_arrays.MOST_NAMES):
+        complete(names, name=f"name {number}")
+    assert ("ana", "policy") not in names.names
+    names.remove(0.0, "ana", "name 0")
+    assert publish(names).number == 4
+    names.tenant_removed("ana")
+    assert publish(names).number == 5
+
+
+def test_a_reader_of_another_tenant_leaves_a_replaced_version_after_a_while() -> None:
+    names = NamedArrays()
+    first = complete(names, keep=1)
+    guest = opened(names, wait(is_guest=True)).reader
+    assert names.tick(1e6) == [], "the newest version may be read for any time"
+    names.remove(1e6, "ana", "policy")
+    assert names.tick(1e6 + named_arrays.GUEST_SECONDS - 1) == []
+    assert names.tick(1e6 + named_arrays.GUEST_SECONDS) == [Free(first)]
+    assert names.close_reader(2, guest) == []
+    names.validate()
+
+
+def test_a_reader_of_the_publishing_tenant_keeps_a_replaced_version() -> None:
+    names = NamedArrays()
+    first = complete(names, keep=1)
+    own, guest = opened(names, wait()), opened(names, wait(request=2, is_guest=True))
+    complete(names, keep=1)
+    assert names.tick(1e9) == []
+    assert first.readers == {own.reader}
+    assert guest.reader not in names.readers
+    assert names.close_reader(2, own.reader) == [Free(first)]
 
 
 def test_a_session_has_a_limited_number_of_pending_versions() -> None:
@@ -210,7 +254,7 @@ def test_the_controller_keeps_limited_text_about_the_trees_of_a_tenant() -> None
     publish(names, tenant="ben")
     large.held = [1, 2]
     names.complete(0.0, large)
-    names.remove("ana", "a")
+    names.remove(0.0, "ana", "a")
     publish(names)
     names.validate()
 
@@ -239,6 +283,8 @@ class Player:
         self.readers: dict[int, tuple[int, Version]] = {}
         self.freed: set[tuple[str, str, int]] = set()
         self.answered: set[int] = set()
+        self.asked_as_guest: dict[int, bool] = {}  # by request
+        self.guests: set[int] = set()  # readers
 
     def perform(self, actions: list[Action]) -> None:
         for action in actions:
@@ -246,7 +292,11 @@ class Player:
                 version = action.version
                 key = (version.tenant, version.name, version.number)
                 assert key not in self.freed, "a version is freed once"
-                assert version not in [each for _, each in self.readers.values()], "a version that is read is not freed"
+                for reader, (_, read) in list(self.readers.items()):
+                    if read is version:
+                        assert reader in self.guests, "a version that is read is not freed"
+                        assert self.now >= version.retired + named_arrays.GUEST_SECONDS
+                        del self.readers[reader]
                 self.freed.add(key)
                 continue
             assert action.request not in self.answered, "a request is answered once"
@@ -255,6 +305,8 @@ class Player:
                 assert action.version.state is VersionState.COMPLETE, "only complete versions are read"
                 assert len(action.version.held) == len(action.version.handles)
                 self.readers[action.reader] = (action.session, action.version)
+                if self.asked_as_guest[action.request]:
+                    self.guests.add(action.reader)
 
     def act(self) -> None:
         rng, names = self.rng, self.names
@@ -274,7 +326,8 @@ class Player:
                 self.requests += 1
                 number, newer = rng.choice((-1, -1, rng.randint(1, 5))), rng.randint(0, 4)
                 until = self.now + rng.choice((0, 3))
-                asked = Wait(session, self.requests, tenant, name, number, newer, until)
+                is_guest = self.asked_as_guest[self.requests] = rng.random() < 0.5
+                asked = Wait(session, self.requests, tenant, name, number, newer, until, is_guest)
                 self.perform(names.open(self.now, asked))
             case 5 if self.readers:
                 reader = rng.choice(sorted(self.readers))
@@ -284,12 +337,12 @@ class Player:
                 self.perform(names.lose(rng.choice(versions), LOST))
             case 7 if versions and rng.random() < 0.4:
                 version = rng.choice(versions)
-                self.perform(names.remove(version.tenant, version.name, rng.choice((-1, version.number))))
+                self.perform(names.remove(self.now, version.tenant, version.name, rng.choice((-1, version.number))))
             case 8:
                 if rng.random() < 0.3:
                     self.readers = {key: each for key, each in self.readers.items() if each[0] != session}
                     self.perform(names.session_closed(session))
-                self.now += 1
+                self.now += rng.choice((1, 1, named_arrays.GUEST_SECONDS))
                 self.perform(names.tick(self.now))
 
 
@@ -305,7 +358,7 @@ def test_any_sequence_of_events_reads_whole_versions_and_frees_each_once(seed: i
         player.perform(player.names.session_closed(session))
     for tenant, name in list(player.names.names):
         if player.names.names[tenant, name].versions:
-            player.perform(player.names.remove(tenant, name))
+            player.perform(player.names.remove(player.now, tenant, name))
     player.names.validate()
     assert list(player.names.versions()) == []
     assert player.names.waits == {}

@@ -123,7 +123,7 @@ class SessionPersistenceDump(Dump):
     _operators: list[int] = []
 
 
-@dump_of(Version, "version of arrays")
+@dump_of(Version, "version of arrays", version=2)
 class ArraysVersionDump(Dump):
     tenant: str
     name: str
@@ -140,6 +140,8 @@ class ArraysVersionDump(Dump):
     places: dict[int, DeviceLocation] = {}
     readers: set[int] = set()
     error: Status | None = None
+    retired: float = 0.0
+    lent: list[tuple[int, int]] = []
 
 
 @dump_of(Name, "name of arrays")
@@ -152,7 +154,7 @@ class ArraysNameDump(Dump):
     failure: tuple[int, Status] | None = None
 
 
-@dump_of(NamedArrays, "named arrays")
+@dump_of(NamedArrays, "named arrays", version=2)
 class NamedArraysDump(Dump):
     names: dict[tuple[str, str], Ref[Name]] = {}
     readers: dict[int, tuple[int, Ref[Version]]] = {}
@@ -163,6 +165,8 @@ class NamedArraysDump(Dump):
     _arrays_of: dict[str, int] = {}
     _described_of: dict[str, int] = {}
     _next_reader: int = 1
+    _guests: set[int] = set()
+    _first_number: int = 1
 
 
 @dump_of(PublishedArrays, "published arrays")

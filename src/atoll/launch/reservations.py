@@ -161,6 +161,12 @@ class Reservations:
         for block in source.blocks:
             _share_block(block, view)
 
+    def hand_over(self, entry: Entry, former: Tenant, tenant: Tenant) -> None:
+        """Count the memory of the buffer that is counted for the `former` tenant for another tenant."""
+        for block in entry.blocks:
+            if block.owner is former.memory:
+                self.ledger.hand_over(block, tenant.memory)
+
     # ---- release
 
     def release(self, entry: Entry) -> None:

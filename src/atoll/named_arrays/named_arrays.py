@@ -30,6 +30,7 @@ MOST_PENDING = 16  # versions of a session that are not complete
 MOST_READERS = 4096  # per session
 MOST_WAITS = 256  # per session
 MOST_WAIT_SECONDS = 60.0  # of one request
+GUEST_SECONDS = 300.0  # until readers of other tenants leave a version that was replaced or removed
 
 _S = VersionState
 
@@ -61,6 +62,8 @@ class Version(StateMachine[VersionState]):
     places: dict[int, DeviceLocation] = field(default_factory=dict)  # physical devices, by number in `arrays`
     readers: set[int] = field(default_factory=set)
     error: Status | None = None
+    retired: float = 0.0  # time since which it is RETIRED
+    lent: list[tuple[int, int]] = field(default_factory=list)  # arrays of other tenants' sessions that share its memory
 
     def _described(self) -> str:
         return self.title
@@ -83,7 +86,10 @@ class Version(StateMachine[VersionState]):
 
 @dataclass(eq=False)
 class Name:
-    """A name of a tenant. It outlives its versions, so that the numbers of versions never repeat."""
+    """A name of a tenant. It outlives its versions, so that the numbers of versions never repeat.
+
+    If it is forgotten, a new name starts at a number that no forgotten name has had.
+    """
 
     tenant: str
     name: str
@@ -103,6 +109,7 @@ class Wait(msgspec.Struct, frozen=True):
     number: int
     newer_than: int
     until: float
+    is_guest: bool = False  # the session belongs to another tenant than the name
 
 
 # ---- actions
@@ -150,6 +157,8 @@ class NamedArrays:
         self._arrays_of: dict[str, int] = {}  # number of the arrays in the versions of each tenant
         self._described_of: dict[str, int] = {}  # what the controller keeps about these, as in `Version.described`
         self._next_reader = 1
+        self._guests: set[int] = set()  # readers that belong to other tenants than their versions
+        self._first_number = 1  # of new names
 
     # ---- publishing
 
@@ -173,7 +182,7 @@ class NamedArrays:
             text = f"{MOST_PENDING} versions of session {session} are not complete: publish fewer at once"
             raise StatusError(Code.RESOURCE_EXHAUSTED, text)
         if found is None:
-            found = self.names[tenant, name] = Name(tenant, name)
+            found = self.names[tenant, name] = Name(tenant, name, next_number=self._first_number)
         version = Version(tenant, name, found.next_number, session, handles, paths, structure, keep, now)
         found.next_number += 1
         found.versions[version.number] = version
@@ -210,10 +219,14 @@ class NamedArrays:
     def _forget_unused_name(self, tenant: str) -> None:
         for key, name in self.names.items():
             if key[0] == tenant and not name.versions:
-                del self.names[key]
+                self._forget_name(key)
                 return
         text = f"tenant {tenant} has {MOST_NAMES} names of arrays: remove some with `atoll arrays rm`"
         raise StatusError(Code.RESOURCE_EXHAUSTED, text)
+
+    def _forget_name(self, key: tuple[str, str]) -> None:
+        name = self.names.pop(key)
+        self._first_number = max(self._first_number, name.next_number)
 
     def complete(self, now: float, version: Version) -> list[Action]:
         """Handle that all arrays of the version are complete. It replaces the oldest of the kept versions."""
@@ -222,7 +235,7 @@ class NamedArrays:
         version.seconds = now
         name = self._name_of(version)
         name.keep = version.keep
-        actions = self._retire(name)
+        actions = self._retire(now, name)
         return [*actions, *self._answer_waits(name)]
 
     def fail(self, version: Version, status: Status) -> list[Action]:
@@ -241,16 +254,17 @@ class NamedArrays:
     def _name_of(self, version: Version) -> Name:
         return self.names[version.tenant, version.name]
 
-    def _retire(self, name: Name) -> list[Action]:
+    def _retire(self, now: float, name: Name) -> list[Action]:
         """Retire the versions beyond those that the name keeps, and lost versions that are older than these."""
         complete = sorted((each for each in name.versions.values() if each.state is _S.COMPLETE), key=_number)
         kept = complete[-name.keep :]
         lost = [each for each in name.versions.values() if each.state is _S.LOST]
         replaced = complete[: -name.keep] + [each for each in lost if kept and each.number < kept[-1].number]
-        return [action for version in replaced for action in self._retire_one(version)]
+        return [action for version in replaced for action in self._retire_one(now, version)]
 
-    def _retire_one(self, version: Version) -> list[Action]:
+    def _retire_one(self, now: float, version: Version) -> list[Action]:
         version.enter(_S.RETIRED)
+        version.retired = now
         return self._free_unread(version)
 
     def _free_unread(self, version: Version) -> list[Action]:
@@ -273,7 +287,7 @@ class NamedArrays:
         version.enter(_S.LOST)
         return self._answer_waits(self._name_of(version))
 
-    def remove(self, tenant: str, name: str, number: int = -1) -> list[Action]:
+    def remove(self, now: float, tenant: str, name: str, number: int = -1) -> list[Action]:
         """Remove a version, or all versions of the name. Readers keep what they read. Raise NOT_FOUND."""
         found = self.names.get((tenant, name))
         chosen = [] if found is None else [each for each in found.versions.values() if number in (-1, each.number)]
@@ -286,7 +300,7 @@ class NamedArrays:
                 actions += self.fail(version, Status(Code.CANCELLED, f"{version.title} was removed"))
                 continue
             if version.state is not _S.RETIRED:
-                actions += self._retire_one(version)
+                actions += self._retire_one(now, version)
         return [*actions, *self._answer_waits(found)]
 
     def tenant_removed(self, tenant: str) -> list[Action]:
@@ -302,7 +316,7 @@ class NamedArrays:
                         self._forget_reader(reader)
                     version.error = gone
                     self._forget(version)
-            del self.names[key]
+            self._forget_name(key)
         return actions
 
     # ---- reading
@@ -359,6 +373,8 @@ class NamedArrays:
         self.readers[reader] = (wait.session, version)
         self._readers_of.setdefault(wait.session, set()).add(reader)
         version.readers.add(reader)
+        if wait.is_guest:
+            self._guests.add(reader)
         return Opened(wait.session, wait.request, reader, version)
 
     def _answer_waits(self, name: Name) -> list[Action]:
@@ -371,9 +387,14 @@ class NamedArrays:
         return actions
 
     def tick(self, now: float) -> list[Action]:
-        """Answer the requests whose deadlines have passed."""
+        """Answer the requests whose deadlines have passed, and end readers that hold the memory of other tenants."""
         late = [key for key, wait in self.waits.items() if wait.until <= now]
-        return [self._timed_out(self._end_wait(key)) for key in late]
+        actions: list[Action] = [self._timed_out(self._end_wait(key)) for key in late]
+        for reader in sorted(self._guests):
+            session, version = self.readers[reader]
+            if version.state is _S.RETIRED and version.retired + GUEST_SECONDS <= now:
+                actions += self.close_reader(session, reader)
+        return actions
 
     def _timed_out(self, wait: Wait) -> Refused:
         """Return an error that names what is missing."""
@@ -399,6 +420,7 @@ class NamedArrays:
     def _forget_reader(self, reader: int) -> None:
         session, version = self.readers.pop(reader)
         version.readers.discard(reader)
+        self._guests.discard(reader)
         own = self._readers_of[session]
         own.discard(reader)
         if not own:
@@ -437,6 +459,7 @@ class NamedArrays:
                 assert all(readers.get(reader) is version for reader in version.readers)
         assert all(reader in version.readers for reader, version in readers.items())
         assert {reader for own in self._readers_of.values() for reader in own} == set(readers)
+        assert self._guests <= set(readers)
         assert sum(self._waits_of.values()) == len(self.waits)
         for counts, size in ((self._arrays_of, _arrays), (self._described_of, _size)):
             found: dict[str, int] = {}

@@ -174,6 +174,16 @@ class MemoryLedger:
             block.account.hold(-nbytes)
         return True
 
+    def hand_over(self, block: Block, owner: MemoryLedger | None) -> None:
+        """Count a block in the ledger of another `owner`, since its former owner does not use it any more."""
+        if block.owner is not None:
+            block.owner._uncount(block.requirement)
+        if owner is not None:
+            owner._count(block.requirement)
+        if block.account is not None:
+            block.account.hold(-sum(nbytes for _, nbytes in block.requirement))
+        block.owner, block.account = owner, None
+
     def frees_published(self) -> None:
         """Note that the messages which free the released memory precede all further messages to hosts."""
         self.is_tight, self._unpublished_bytes = False, 0

@@ -30,6 +30,7 @@ from atoll.launch.launcher import Launcher
 from atoll.migration.array_spiller import ArraySpiller
 from atoll.migration.controller import InternalPrograms
 from atoll.named_arrays.named_arrays import (
+    GUEST_SECONDS,
     MOST_KEPT,
     MOST_WAIT_SECONDS,
     Action,
@@ -55,6 +56,8 @@ _MOST_REPLIED = 1 << 14
 _COST_OF_REPLY = 256
 _BYTES_AS_AN_ARRAY = 256  # of the paths and the structure of a tree
 _UNPUBLISHABLE = ("token", "opaque")
+# Arrays that launches of other tenants read from a version, until those that have ended are forgotten.
+_MANY_LENT = 1024
 # Programs that a session keeps to read further versions of the same types.
 MOST_READ_PROGRAMS = 128
 
@@ -257,7 +260,8 @@ class PublishedArrays:
             self._outbox.to_session(session.number, m.VersionOpened(message.request, error.status))
             return
         until = now + min(message.seconds, MOST_WAIT_SECONDS)
-        wait = Wait(session.number, message.request, owner, name, message.number, message.newer_than, until)
+        is_guest = owner != session.tenant.name
+        wait = Wait(session.number, message.request, owner, name, message.number, message.newer_than, until, is_guest)
         self._perform(self.names.open(now, wait))
 
     def _check_may_read(self, tenant: Tenant, owner: str, name: str) -> None:
@@ -279,7 +283,10 @@ class PublishedArrays:
     def _read(self, session: Session, message: m.ReadVersion) -> None:
         owner, version = self.names.readers.get(message.reader, (-1, None))
         if version is None or owner != session.number:
-            raise not_found(f"reader {message.reader} of published arrays does not exist in this session")
+            text = f"reader {message.reader} of published arrays does not exist in this session"
+            raise not_found(
+                f"{text}, or was closed {GUEST_SECONDS:.0f} s after another tenant had replaced its version"
+            )
         if version.error is not None:
             raise StatusError(Code(version.error.code), version.error.message, version.error.payloads)
         stop = message.first + len(message.targets)
@@ -338,7 +345,16 @@ class PublishedArrays:
             shares[entry.hosts].append((held, handle))
             lent.append(handle)
         self._share(vault.number, session.number, shares)
+        if session.tenant is not vault.tenant:
+            if len(version.lent) >= _MANY_LENT:
+                version.lent = [each for each in version.lent if self._lent(each) is not None]
+            version.lent += [(session.number, handle) for handle in lent]
         return tuple(lent)
+
+    def _lent(self, lent: tuple[int, int]) -> Entry | None:
+        """Return an array that shares the memory of a version until a launch has read it, or None if that has ended."""
+        session = self._open.get(lent[0])
+        return None if session is None else session.directory.entries.get(lent[1])
 
     def close_version(self, session: Session, message: m.CloseVersion) -> None:
         self._perform(self.names.close_reader(session.number, message.reader))
@@ -347,7 +363,7 @@ class PublishedArrays:
 
     def remove(self, tenant: str, name: str, number: int = -1) -> str:
         """Remove a version, or all versions of a name. Return a sentence about it. Raise NOT_FOUND."""
-        self._perform(self.names.remove(tenant, name, number))
+        self._perform(self.names.remove(self._outbox.seconds, tenant, name, number))
         whole = f"{tenant}{SEPARATOR}{name}"
         return f"version {number} of {whole} was removed" if number >= 0 else f"all versions of {whole} were removed"
 
@@ -415,11 +431,19 @@ class PublishedArrays:
         self._free_held(version)
 
     def _free_held(self, version: Version) -> None:
-        """Free the arrays of the version in the vault, unless that was closed."""
+        """Free the arrays of the version in the vault, unless that was closed.
+
+        Tenants whose launches still read them are charged for them from now on.
+        """
         number = self.vaults.get(version.tenant)
         vault = None if number is None else self._open.get(number)
         if vault is not None:
             self._launcher.buffers.release(vault, tuple(version.held), delete=False)
+            for each in version.lent:
+                entry = self._lent(each)
+                if entry is not None:
+                    self._launcher.memory.hand_over(entry, vault.tenant, self._open[each[0]].tenant)
+            version.lent = []
 
 
 def _target(session: Session, array: PublishedArray, target: ArraySpec) -> ArraySpec:
