@@ -83,9 +83,9 @@ docs: $(VENV)/.docs  ## Build the documentation site in docs/_build/html; a brok
 bench: $(VENV)/.bench  ## Measure Atoll beside stock JAX: a table, and JSON in benchmarks/results/local
 	$(BIN)/python -m benchmarks micro $(ARGS)
 
-compare: $(VENV)/.bench  ## Measure the code here and that of another commit in turn: make compare BASE=main ARGS="--only a,b,z"
+compare: $(VENV)/.bench  ## Measure the code here and that of other commits in turn: make compare BASE=main ARGS="--only a,b,z"
 	@test -n "$(BASE)" || { echo "name the commit to compare with: make compare BASE=main" >&2; exit 2; }
-	$(BIN)/python -m benchmarks compare --base "$(BASE)" $(ARGS)
+	$(BIN)/python -m benchmarks compare $(addprefix --base ,$(BASE)) $(ARGS)
 
 conformance: $(VENV)/.test $(VENV)/.conformance-requirements  ## Run JAX's own tests: make conformance JAX=<a JAX source checkout> ARGS="--suite more --shard 1/4"
 	@test -n "$(JAX)" || { echo "say where JAX's sources are: make conformance JAX=<checkout at the installed version's tag>" >&2; exit 2; }

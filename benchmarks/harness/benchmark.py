@@ -14,8 +14,8 @@ import msgspec
 # devices are (atoll.devices.xla.threads): `chrt --batch 0 python ...` does the same.
 BATCH_THREADS = " (batch threads)"
 
-# A contestant of this name is the one without the suffix, with the code of another commit.
-BASE = " (base)"
+# A contestant named "x @ abc" is the contestant x with the code of the commit abc.
+AT = " @ "
 
 Round = Callable[[], Mapping[str, float]]
 Prepare = Callable[["Settings"], Round]
@@ -35,11 +35,11 @@ class Settings(msgspec.Struct, frozen=True):
     @property
     def system(self) -> str:
         """The backend, whatever its version and however its threads are scheduled."""
-        return self.backend.removesuffix(BASE).removesuffix(BATCH_THREADS)
+        return self.backend.partition(AT)[0].removesuffix(BATCH_THREADS)
 
     @property
     def has_batch_threads(self) -> bool:
-        return self.backend.endswith(BATCH_THREADS)
+        return self.backend.partition(AT)[0].endswith(BATCH_THREADS)
 
     def size(self, full: int, quick: int) -> int:
         """How much work a round does."""

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
-from benchmarks.harness.benchmark import BASE, Benchmark, Round, RunsIn, Settings
+from benchmarks.harness.benchmark import Benchmark, Round, RunsIn, Settings
 from benchmarks.harness.child import Child, ContestantError
 from benchmarks.harness.record import BenchmarkRecord, record_benchmark
 
@@ -36,14 +36,14 @@ def run_benchmark(
     rounds: int,
     quick: bool,
     report: Callable[[str, int], None],
-    base: str = "",
+    sources: Mapping[str, str] | None = None,
 ) -> BenchmarkRecord:
     """All rounds of a benchmark. Calls report(what happens now, rounds done).
 
-    A contestant that fails is left out of the following rounds, and the others continue. `base` is the directory of the
-    package `atoll` for contestants with the suffix BASE.
+    A contestant that fails is left out of the following rounds, and the others continue. `sources`
+    has the directory of the package `atoll` for contestants with the code of another commit.
     """
-    run = _Run(benchmark, contestants, quick, report, base)
+    run = _Run(benchmark, contestants, quick, report, sources or {})
     for part in _parts(rounds, 1 if quick else benchmark.preparations):
         with ExitStack() as stack:
             run.prepare(part.start, stack)
@@ -62,14 +62,14 @@ class _Run:
         contestants: list[str],
         quick: bool,
         report: Callable[[str, int], None],
-        base: str,
+        sources: Mapping[str, str],
     ) -> None:
         self.samples: dict[str, list[dict[str, float]]] = {name: [] for name in contestants}
         self.failures: dict[str, str] = {}
         self._benchmark = benchmark
         self._quick = quick
         self._report = report
-        self._base = base
+        self._sources = sources
         self._ready: dict[str, Contestant] = {}
 
     def prepare(self, done: int, stack: ExitStack) -> None:
@@ -77,7 +77,7 @@ class _Run:
         self._ready = {}
         for name in [each for each in self.samples if each not in self.failures]:
             self._report(f"preparing {name}", done)
-            source = self._base if name.endswith(BASE) else ""
+            source = self._sources.get(name, "")
             settings = Settings(name, self._quick, dict(self._benchmark.point), source)
             try:
                 self._ready[name] = stack.enter_context(_contestant(self._benchmark, settings))

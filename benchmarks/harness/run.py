@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 
@@ -30,13 +30,14 @@ def run(
     quick: bool,
     console: Console,
     competing: Collection[str] | None = None,
-    base: str = "",
+    sources: Mapping[str, str] | None = None,
 ) -> RunRecord:
-    """All benchmarks; of their contestants only those in `competing`, if it is given. `base` is for `run_benchmark`."""
+    """All benchmarks; of their contestants only those in `competing`, if it is given. `sources` is for
+    `run_benchmark`."""
     busy_cpus = until_quiet(BUSY_CPUS)
     started, load_before, clock = datetime.now(UTC), load_average(), time.monotonic()
     machine = describe()  # before the code can change
-    records = [_run_with_bar(benchmark, competing, rounds, quick, console, base) for benchmark in benchmarks]
+    records = [_run_with_bar(benchmark, competing, rounds, quick, console, sources) for benchmark in benchmarks]
     return RunRecord(
         name=name,
         started=started.isoformat(timespec="seconds"),
@@ -59,7 +60,7 @@ def _run_with_bar(
     rounds: int,
     quick: bool,
     console: Console,
-    base: str,
+    sources: Mapping[str, str] | None,
 ) -> BenchmarkRecord:
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[now]}"))
     with Progress(
@@ -72,7 +73,7 @@ def _run_with_bar(
         task = progress.add_task(f"({benchmark.key}) {benchmark.title}", total=rounds, now="")
         contestants = [name for name in benchmark.contestants if competing is None or name in competing]
         report = partial(_report, progress, task)
-        return run_benchmark(benchmark, contestants, rounds, quick, report, base)
+        return run_benchmark(benchmark, contestants, rounds, quick, report, sources)
 
 
 def _report(progress: Progress, task: object, now: str, done: int) -> None:

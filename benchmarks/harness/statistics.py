@@ -90,3 +90,8 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
     low, _, high = quartiles([our / their for our, their in zip(ours, theirs, strict=True)])
     of_medians = quartiles(ours)[1] / quartiles(theirs)[1]
     return Ratio(of_medians=of_medians, low=low, high=high, count=len(ours))
+
+
+def number(value: float) -> str:
+    """Three significant digits, or all before the point."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.3g}"

@@ -11,8 +11,8 @@ import msgspec
 
 from benchmarks.harness.provenance import age, describe_commit
 from benchmarks.harness.record import MetricRecord, RunRecord, ratio_to
-from benchmarks.harness.statistics import Ratio
-from benchmarks.micro.report import number, quiet
+from benchmarks.harness.statistics import Ratio, number
+from benchmarks.micro.report import quiet
 
 # Results that have a page of their own: the table of all micro-benchmarks leaves them out, so a figure is on one page.
 OWNERS = ("machines", "routing", "journaled", "static-runs", "waits")

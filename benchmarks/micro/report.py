@@ -6,7 +6,7 @@ from rich.text import Text
 
 from benchmarks.harness.provenance import describe_commit
 from benchmarks.harness.record import BenchmarkRecord, MetricRecord, RunRecord, ratio_to
-from benchmarks.harness.statistics import Ratio
+from benchmarks.harness.statistics import Ratio, number
 
 
 def render(run: RunRecord) -> RenderableType:
@@ -37,11 +37,6 @@ def render(run: RunRecord) -> RenderableType:
         for name, error in benchmark.failures.items()
     ]
     return Group(table, describe_machine(run), *failures)
-
-
-def number(value: float) -> str:
-    """Three significant digits, or all before the point."""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.3g}"
 
 
 def _cell(benchmark: BenchmarkRecord, metric: MetricRecord, backend: str) -> RenderableType:

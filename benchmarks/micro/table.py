@@ -1,4 +1,4 @@
-"""The micro-benchmarks (a) to (z), as data: speed that users notice, beside stock JAX and other peers."""
+"""The micro-benchmarks (a) to (ab), as data: speed that users notice, beside stock JAX and other peers."""
 
 from benchmarks.harness.benchmark import BATCH_THREADS, Benchmark, Metric, RunsIn, Target
 
@@ -285,6 +285,35 @@ BENCHMARKS = (
             for metric in (
                 Metric(name, title, "ms", None if target is None else Target(target, at_least=False)),
                 Metric(f"{name}_cpu", f"{title}: CPU time of all processes", "ms"),
+            )
+        ),
+    ),
+    Benchmark(
+        key="aa",
+        title="serving: launch a step, then read the tokens of the previous one",
+        prepare="benchmarks.micro.serving:serving",
+        contestants=_LIKE_FOR_LIKE,
+        metrics=tuple(
+            Metric(f"steps_{length}", f"steps of {length} ms", "steps/s", target)
+            for length, target in ((2, None), *((length, Target(0.9, ratio=True)) for length in (5, 10, 20)))
+        ),
+    ),
+    Benchmark(
+        key="ab",
+        title="operations beside two processes that compute",
+        prepare="benchmarks.micro.loaded:loaded",
+        metrics=tuple(
+            metric
+            for name, title in (
+                ("read", "np.asarray of 4 B, computed before"),
+                ("call_float", "a jitted call and float()"),
+            )
+            for metric in (
+                Metric(name, f"{title}, at rest", "ms"),
+                Metric(f"{name}_loaded", f"{title}, under load", "ms"),
+                Metric(
+                    f"{name}_times", f"{title}, under load compared with at rest", "times", Target(3.0, at_least=False)
+                ),
             )
         ),
     ),

@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from benchmarks.harness.record import BenchmarkRecord, Claim, RunRecord
-from benchmarks.harness.statistics import Summary
-from benchmarks.micro.report import describe_machine, number
+from benchmarks.harness.statistics import Summary, number
+from benchmarks.micro.report import describe_machine
 
 
 def render(run: RunRecord, title: str) -> RenderableType:

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 import typer
 
-from benchmarks.compare import Comparison, Range, Verdict, beside_base, range_of, worktree
+from benchmarks import commit_history
+from benchmarks.compare import Comparison, Verdict, beside_bases, comparisons, run_of, worktree
 from benchmarks.harness.backends import ROOT, environment_of
-from benchmarks.harness.benchmark import BASE, Benchmark, Metric, Round, RunsIn, Settings
+from benchmarks.harness.benchmark import AT, Benchmark, Metric, Round, RunsIn, Settings
 from benchmarks.harness.machine import describe
 from benchmarks.harness.record import RunRecord
 from benchmarks.harness.rounds import run_benchmark
@@ -39,20 +40,28 @@ BENCHMARK = Benchmark(
 )
 
 
-def compared(base: str) -> Range:
-    pair = beside_base(BENCHMARK, preparations=2)
-    found = run_benchmark(pair, list(pair.contestants), 6, False, lambda now, done: None, base)
-    record = RunRecord("compare", "", 0.0, [], 6, False, describe(), 0.0, 0.0, False, [found])
-    return range_of(record, "abc")
+def compared(*sources: str) -> RunRecord:
+    """Compare the code here with commits named after the directories of their packages."""
+    benchmark = beside_bases(BENCHMARK, preparations=2, commits=sources)
+    of_names = {f"atoll{AT}{source}": source for source in sources}
+    found = run_benchmark(benchmark, list(benchmark.contestants), 6, False, lambda now, done: None, of_names)
+    return RunRecord("compare", "", 0.0, [], 6, False, describe(), 0.0, 0.0, False, [found])
 
 
 def test_speed_is_judged_by_the_unit_of_a_metric() -> None:
-    found = {each.name: (each.speed.median, each.verdict) for each in compared("/base").comparisons}
-    assert found == {"time": (2.0, Verdict.FASTER), "rate": (2.0, Verdict.FASTER)}, "and a metric of zero is left out"
+    found = {each.title: (each.speed.median, each.verdict) for each in comparisons(compared("/base"))}
+    twice = (2.0, Verdict.FASTER)
+    assert found == {"a time": twice, "a rate": twice}, "and a metric of zero is left out"
+
+
+def test_a_run_for_the_history_has_the_oldest_commit_first() -> None:
+    commits = [commit_history.Commit(name, "2026-11-27") for name in ("/base", "", "here")]
+    times = run_of(compared("/base", ""), commits).rows[0].summaries
+    assert [each.median for each in times if each is not None] == [2.0, 1.0, 1.0]
 
 
 def test_the_same_code_is_the_same() -> None:
-    assert {each.verdict for each in compared("").comparisons} == {Verdict.SAME}
+    assert {each.verdict for each in comparisons(compared(""))} == {Verdict.SAME}
 
 
 @pytest.mark.parametrize(
@@ -66,14 +75,14 @@ def test_the_same_code_is_the_same() -> None:
 )
 def test_a_metric_is_slower_only_if_most_pairs_of_rounds_agree(speeds: list[float], verdict: Verdict) -> None:
     one = summarize([1.0])
-    assert Comparison("x", "time", "a time", "ms", one, one, summarize(speeds)).verdict is verdict
+    assert Comparison("x", "a time", "ms", [one], one, summarize(speeds)).verdict is verdict
 
 
 def test_processes_of_the_base_import_the_package_of_the_base(tmp_path: Path) -> None:
     (tmp_path / "atoll").mkdir()
     (tmp_path / "atoll" / "__init__.py").write_text("")
     command = [sys.executable, "-c", "import atoll, benchmarks; print(atoll.__file__, benchmarks.__file__)"]
-    settings = Settings("atoll" + BASE, source=str(tmp_path))
+    settings = Settings("atoll" + AT + "abc", source=str(tmp_path))
     ended = subprocess.run(command, env=environment_of(settings), capture_output=True, text=True, check=True)
     assert ended.stdout.split() == [str(tmp_path / "atoll" / "__init__.py"), str(ROOT / "benchmarks" / "__init__.py")]
 
