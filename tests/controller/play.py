@@ -12,6 +12,7 @@ import msgspec
 
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.topology import Topology
+from atoll.controller.admission import ENGINE_SAYS_SECONDS
 from atoll.controller.core import Controller
 from atoll.errors import OK, Code, Status
 from atoll.ir.program import (
@@ -148,7 +149,7 @@ class Cluster:
         """The connection to a host's worker is lost, and the engine has nothing to say of it."""
         self.event(e.ConnectionLost(self.now, self._hosts[host], reason))
         self._kept += self.event(e.Flush(self.now))  # with the timer
-        self.end_timers(0.2)
+        self.end_timers(ENGINE_SAYS_SECONDS)
 
     def end_timers(self, seconds: float) -> None:
         """Those that were set for so long."""

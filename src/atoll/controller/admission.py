@@ -42,7 +42,7 @@ from atoll.state.session import Session
 # For a connection to send its Hello, and for a worker to send its WorkerReady.
 HELLO_SECONDS = 10.0
 # The loss of a host's connection is handled after this time: the engine knows the cause better and usually reports it.
-ENGINE_SAYS_SECONDS = 0.2
+ENGINE_SAYS_SECONDS = 1.0
 
 
 class Admission:
