@@ -125,6 +125,40 @@ def test_an_operator_changes_tenants_while_they_run():
     assert refusal(play, root, m.SetTenant("default", role="user")) == Code.INVALID_ARGUMENT
 
 
+def test_an_operator_changes_what_a_tenant_may_publish_and_read() -> None:
+    play = shared()
+    bob, root = play.open(token="bob"), play.connect("operator", token="root")
+    assert refusal(play, root, m.SetTenant("bob", publish=("policy*", "b"), subscribe=("alice/*",))) == Code.OK
+    settings = bob.tenant.settings
+    assert (settings.publish, settings.subscribe) == (("policy*", "b"), ("alice/*",))
+    event = play.controller.history.events()[-1]
+    assert event.text == "tenant bob: share 1, priority 0, user, publish policy* b, subscribe alice/*"
+    assert refusal(play, root, m.SetTenant("bob", subscribe=())) == Code.OK
+    assert (bob.tenant.settings.publish, bob.tenant.settings.subscribe) == (("policy*", "b"), ())
+
+
+@pytest.mark.parametrize(
+    ("publish", "subscribe"),
+    [
+        (("alice/policy",), None),
+        (("",), None),
+        (("policy\n",), None),
+        (("p" * 129,), None),
+        (("policy",) * 257, None),
+        (None, ("policy",)),
+        (None, ("alice/",)),
+        (None, ("/policy",)),
+        (None, ("alice/[a]",)),
+    ],
+)
+def test_an_invalid_pattern_changes_nothing(publish: Any, subscribe: Any) -> None:
+    play = shared()
+    bob, root = play.open(token="bob"), play.connect("operator", token="root")
+    before = bob.tenant.settings
+    assert refusal(play, root, m.SetTenant("bob", publish=publish, subscribe=subscribe)) == Code.INVALID_ARGUMENT
+    assert bob.tenant.settings == before
+
+
 def tenant(name: str, **grants: Any) -> TenantSettings:
     return TenantSettings(name, token_hash(name), **grants)
 

@@ -51,6 +51,7 @@ SAMPLES: dict[Any, Any] = {
     bool | None: True,
     float | None: 0.5,
     str | None: "operator",
+    tuple[str, ...] | None: ("policy*",),
     dict[str, int]: {"cpu": 4},
     dict[int, bool] | None: {7: False, 1 << 62: True},
     RankSlot: RankSlot(1, 0),

@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
-from atoll.cluster.array_names import split_name
+from atoll.cluster.array_names import check_patterns, split_name
 from atoll.cluster.tenant_settings import MOST_PRIORITY, MOST_RESERVE, MOST_SHARE, TenantSettings
 from atoll.controller.operators.requests import Operators
 from atoll.controller.state import ClusterState
-from atoll.errors import OK, Code, Status, StatusError, invalid, not_found
+from atoll.errors import OK, Code, SettingsError, Status, StatusError, invalid, not_found
 from atoll.journal.event_log import EventLog
 from atoll.launch.connections import Peer
 from atoll.protocol import messages as m
@@ -174,7 +174,12 @@ class OperatorService:
                 f"the reserve of tenant {message.name} cannot be {message.limits['reserve']}: "
                 f"a reserve is a percentage of device time, and at most {MOST_RESERVE}"
             )
-        names = ("share", "priority", "role", "native_code")
+        try:
+            check_patterns("publish", message.publish or (), has_owner=False)
+            check_patterns("subscribe", message.subscribe or (), has_owner=True)
+        except SettingsError as error:
+            raise invalid(f"tenant {message.name}: {error}") from None
+        names = ("share", "priority", "role", "native_code", "publish", "subscribe")
         given = {name: value for name in names if (value := getattr(message, name)) is not None}
         if message.token_hash:
             given["token_hash"] = message.token_hash
@@ -186,6 +191,9 @@ class OperatorService:
         self._tenants.put(settings, message.is_new)
         text = f"tenant {settings.name}: share {settings.share:g}, priority {settings.priority}, {settings.role}"
         text += "".join(f", {limit} {value or 'without limit'}" for limit, value in sorted(message.limits.items()))
+        for name, patterns in (("publish", message.publish), ("subscribe", message.subscribe)):
+            if patterns is not None:
+                text += f", {name} {' '.join(patterns) or 'nothing'}"
         return text if message.priority is None else text + self._meaning(settings)
 
     def _meaning(self, settings: TenantSettings) -> str:

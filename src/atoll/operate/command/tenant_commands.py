@@ -21,6 +21,7 @@ from atoll.operate.command.command_options import (
 )
 
 app = typer.Typer(name="tenants", invoke_without_command=True, rich_markup_mode="markdown")
+_NO_LIMITS = ("share", "priority", "role", "native_code", "publish", "subscribe")  # among the options
 _TENANTS_WIDTH, _USAGE_WIDTH = 120, 140  # without a terminal
 
 
@@ -82,15 +83,27 @@ class TenantOptions:
             help="Let its scripts load shared libraries with FFI handlers into workers, where they can do anything.",
         ),
     ] = None
+    publish: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Pattern of the names under which its scripts may publish arrays, such as 'policy*'. Repeat the "
+            "option for several patterns. '' permits none.",
+            metavar="PATTERN",
+        ),
+    ] = None
+    subscribe: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Pattern of the arrays of other tenants that its scripts may read, such as 'trainer/policy*'. Repeat "
+            "the option for several patterns. '' permits none.",
+            metavar="PATTERN",
+        ),
+    ] = None
 
     @property
     def limits(self) -> dict[str, int]:
         """The given limits, by name."""
-        return {
-            name: value
-            for name, value in asdict(self).items()
-            if value is not None and name not in ("share", "priority", "role", "native_code")
-        }
+        return {name: value for name, value in asdict(self).items() if value is not None and name not in _NO_LIMITS}
 
 
 @app.callback()
@@ -132,7 +145,9 @@ def set_tenant(
 ) -> None:
     """Change a tenant while programs run. New values apply immediately to waiting work."""
     if wanted == TenantOptions():
-        raise typer.BadParameter("nothing to change: give --share, --priority, --role, or a limit")
+        raise typer.BadParameter(
+            "nothing to change: give --share, --priority, --role, --publish, --subscribe, or a limit"
+        )
     _change(cluster, tenant, wanted)
 
 
@@ -176,9 +191,16 @@ def _change(cluster: ClusterChoice, tenant: str, wanted: TenantOptions, **said: 
         role=wanted.role,
         limits=wanted.limits,
         native_code=wanted.native_code,
+        publish=_patterns(wanted.publish),
+        subscribe=_patterns(wanted.subscribe),
         **said,
     )
     print(operate(cluster.find(), token(), message))
+
+
+def _patterns(given: list[str] | None) -> tuple[str, ...] | None:
+    """Return the patterns without empty ones, which only replace the former patterns."""
+    return tuple(filter(None, given)) if given else None
 
 
 @with_option_groups

@@ -154,6 +154,8 @@ class SetTenant(Message, frozen=True, tag=140):
     role: str | None = None
     limits: dict[str, int] = msgspec.field(default_factory=dict)
     native_code: bool | None = None
+    publish: tuple[str, ...] | None = None
+    subscribe: tuple[str, ...] | None = None
 
 
 class RemoveTenant(Message, frozen=True, tag=141):
