@@ -19,6 +19,7 @@ import psutil
 
 from atoll.errors import AtollError
 
+DRAIN_SECONDS = 60.0  # for reads that nobody waits for
 SIZES = (1, 1000, 70_000, 700_000, 3_000_000)
 
 
@@ -28,6 +29,13 @@ def _resources() -> tuple[int, int, int]:
     ctypes.CDLL(None).malloc_trim(0)  # memory that is only kept for later is no leak
     segments = Path("/proc/self/maps").read_text().count("/memfd:")
     return len(os.listdir("/proc/self/fd")), segments, psutil.Process().memory_info().rss >> 20
+
+
+def _arriving() -> int:
+    """Return the number of reads that have not ended."""
+    from atoll.client.jax_patches.host_callbacks import TABLE
+
+    return len(TABLE.reads)
 
 
 class Worker:
@@ -115,13 +123,17 @@ def stress(threads: int, seconds: float, seed: int) -> dict[str, Any]:
     run_all(min(3.0, seconds / 4))
     before = _resources()
     run_all(seconds)
-    from atoll.client.jax_patches.host_callbacks import TABLE
-
+    # A read whose array's island was restarting when the last worker was killed may still be on the way.
+    late = _arriving()
+    until = time.monotonic() + DRAIN_SECONDS
+    while _arriving() and time.monotonic() < until:
+        time.sleep(0.1)
     return {
         "done": sum(each.done for each in workers),
         "lost": sum(each.lost for each in workers),
         "wrong": [text for each in workers for text in each.wrong],
         "before": before,
         "after": _resources(),
-        "arriving": len(TABLE.reads),
+        "late": late,
+        "arriving": _arriving(),
     }

@@ -40,6 +40,7 @@ class FakeCluster:
         self.calls: CallbackHandler | None = None
         self.losses = 0  # of hosts, as reported to the front end
         self.closed = False
+        self.local: set[int] = set()  # hosts on the machine of the session
         self._sent: list[Any] = []
         self.session = ClusterSession(
             welcome(**shape),
@@ -86,6 +87,9 @@ class FakeCluster:
     def upload_file(self, hosts: Sequence[int], feed: int, nbytes: int, descriptor: int, launch: int = 0) -> None:
         with open(descriptor, "rb") as file:
             self.upload(hosts, feed, [file.read(nbytes)])
+
+    def is_local(self, host: int) -> bool:
+        return host in self.local
 
     def answer(self, feed: int, contents: Sequence[Any]) -> None:
         self.answers.append((feed, b"".join(bytes(part) for part in contents)))

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from atoll.errors import Code, Details, Kind, Status, failure
 from atoll.host_services.calls.call_messages import (
     GREETING,
     Call,
@@ -111,13 +112,15 @@ def test_contents_of_arrays_are_forwarded_in_parts(relay: CallbackRelay):
 
 
 def test_the_client_learns_which_contents_do_not_arrive(relay: CallbackRelay):
-    relay.expect_contents()
     relay.cannot_read((3,))
     channel = connected(relay)
     receiver = listening(channel)
-    relay.cannot_read((5,))
-    assert [decode(content)[0] for _, _, content in receiver.wait(1)] == [Unread((5,))]
-    relay.host_lost(1)
+    lost = failure(Code.DATA_LOSS, "host 1 is gone", Details(Kind.LINK, hosts=(1,)))
+    relay.cannot_read((5,), lost)
+    (sent,) = [decode(content)[0] for _, _, content in receiver.wait(1)]
+    assert sent == Unread((5,), error=Status(int(Code.DATA_LOSS), "host 1 is gone [atoll: link, host 1]"))
+    relay.host_lost(1, was_local=False)  # each read learns whether its contents were on the way
+    relay.host_lost(2, was_local=True)
     assert [decode(content)[0] for _, _, content in receiver.wait(2)][1:] == [Unread(())]
     channel.close()
     receiver.join()
@@ -161,7 +164,7 @@ def test_a_client_that_leaves_leaves_no_call_unanswered(cluster: FakeCluster, re
     give(relay, first_call(0) + 1, Call(3, ()))
     give(relay, first_call(1) + 1, Call(3, ()))
     receiver.wait(2)
-    cluster.session._channels.calls.host_lost(1)  # type: ignore[union-attr]
+    cluster.session._channels.calls.host_lost(1, was_local=True)  # type: ignore[union-attr]
     channel.close()
     until(lambda: cluster.answers)
     assert [feed for feed, _ in answers(cluster)] == [first_call(0) + 1]
@@ -197,7 +200,7 @@ def test_callables_are_released_when_the_client_and_the_last_host_have_dropped_t
         give(relay, first_call(host), Retained((4, 5)))
     give(relay, first_call(0), Released((4, 5)))
     relay.unloaded((4, 5))
-    relay.host_lost(2)
+    relay.host_lost(2, was_local=False)
     give(relay, first_call(1) + 1, Call(9, ()))  # shows that nothing came before it
     receiver.wait(1)
     give(relay, first_call(1), Released((4, 5)))

@@ -14,7 +14,7 @@ from atoll.ir.program import NODES_PER_CREDIT, Call, HostBuffer, HostToDevice, P
 from atoll.ir.types import ArraySpec, Sharding
 from atoll.protocol import messages as m
 from atoll.session.cluster_session import DIAL_SECONDS
-from atoll.session.downloads import Download, DownloadState
+from atoll.session.downloads import DirectDownload, Download, DownloadState
 from atoll.session.registered_programs import in_parts
 from tests.session.fake_cluster import WINDOW, FakeCluster
 
@@ -378,6 +378,44 @@ def test_a_lost_session_fails_what_has_been_sent_and_is_not_here():
     cluster.session.downloads.sent(download, [1])
     cluster.session.handle(m.Closing(FAILURE))
     assert download.status.message == FAILURE.message
+
+
+class DirectRead:
+    """A read of an array on device 0 by the client's process, as feed 4, whose host has sent all."""
+
+    def __init__(self, *, local: bool) -> None:
+        self.cluster = FakeCluster()
+        self.cluster.local = {0} if local else set()
+        self.failures: list[str] = []
+        download = DirectDownload(4, (0, 2), lambda status: self.failures.append(status.message), may_bypass=True)
+        self.cluster.session.downloads.expect(download)
+        self.cluster.session.await_sent(download, 77)
+        (waits,) = [each for each in self.cluster.take() if isinstance(each, m.Await)]
+        assert self.cluster.awaits(), "hosts are watched for silence"
+        self.cluster.session.handle(m.Awaited(waits.wait, OK))
+
+
+def test_a_direct_read_whose_contents_were_on_the_way_fails_with_the_name_of_its_host():
+    read = DirectRead(local=False)
+    assert read.cluster.awaits()
+    read.cluster.session.handle(m.HostsFailed((0,)))
+    assert read.failures == ["host 0 is gone, and data that it had sent to the client was still on the way"]
+    assert not read.cluster.awaits()
+
+
+def test_a_direct_read_ends_when_its_contents_were_forwarded():
+    read = DirectRead(local=False)
+    read.cluster.on_feed(4, b"", False, lambda: None)
+    assert not read.cluster.awaits()
+    read.cluster.session.handle(m.HostsFailed((0,)))
+    assert not read.failures
+
+
+def test_a_direct_read_on_one_machine_ends_when_its_host_has_sent_it():
+    read = DirectRead(local=True)
+    assert not read.cluster.awaits()
+    read.cluster.session.handle(m.HostsFailed((0,)))
+    assert not read.failures
 
 
 # ---- the end

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from atoll.errors import AtollError
+from atoll.errors import OK, AtollError, Status
 from atoll.host_services.calls.call_messages import (
     GREETING,
     NO_CLIENT,
@@ -95,7 +95,6 @@ class CallbackRelay:
         # By the first number of a function's callables:
         self._holders: dict[int, set[int]] = {}  # the hosts that may call them
         self._dropped: dict[int, tuple[int, ...]] = {}  # callables whose executable the client has dropped
-        self._reads = False  # whether hosts send contents to the client
         self._lock = threading.Lock()
 
     # ---- calls from the hosts: see `session.session_interfaces.CallbackHandler`
@@ -125,9 +124,11 @@ class CallbackRelay:
             with contextlib.suppress(OSError):
                 channel.pass_socket(sock)
 
-    def expect_contents(self) -> None:
-        """Note that hosts send contents of arrays to the client, which has to learn when these do not arrive."""
-        self._reads = True
+    @property
+    def is_local(self) -> bool:
+        """Whether the client has a channel and is on this machine, so that hosts may send contents directly to it."""
+        channel = self._channel
+        return channel is not None and channel.is_local
 
     def forward(self, feed: int, content: Any, more: bool, done: Callable[[], None]) -> None:
         """Forward contents of an array to the client, or drop them if it has left."""
@@ -141,14 +142,16 @@ class CallbackRelay:
         finally:
             done()
 
-    def cannot_read(self, feeds: tuple[int, ...] = ()) -> None:
+    def cannot_read(self, feeds: tuple[int, ...] = (), error: Status = OK) -> None:
         """Notify the client that contents will not arrive: see `Unread`. Never waits for the client."""
+        if not error.ok:  # jaxlib's exceptions contain the details as text
+            error = Status(error.code, error.details.in_text(error.message))
         with self._lock:
             channel = self._channel
 
         def notify(channel: DataChannel) -> None:
             with contextlib.suppress(AtollError, OSError, ValueError):
-                channel.send(0, first_call(0), encode(Unread(feeds)))
+                channel.send(0, first_call(0), encode(Unread(feeds, error=error)))
 
         if channel is not None:
             threading.Thread(target=notify, args=(channel,), name="atoll-unread", daemon=True).start()
@@ -163,13 +166,13 @@ class CallbackRelay:
             self._holders.get(first, set()).discard(host)
         self._release_unheld()
 
-    def host_lost(self, host: int) -> None:
+    def host_lost(self, host: int, was_local: bool) -> None:
         with self._lock:
             self._unanswered = {feed: each for feed, each in self._unanswered.items() if host_of(feed) != host}
             for holders in self._holders.values():
                 holders.discard(host)
         self._release_unheld()
-        if self._reads:
+        if was_local:  # contents may have been lost that count as arrived: see `DirectDownload`
             self.cannot_read()
 
     # ---- unused callables

@@ -27,7 +27,7 @@ from atoll.session.session_interfaces import CallbackHandler, OnBroken, OnFeed, 
 from atoll.transfers.channel import DataChannel
 from atoll.transfers.liveness import SILENCE_SECONDS
 from atoll.transfers.piece_contents import BufferContents, FileContents, as_views
-from atoll.transfers.transfer_engine import Piece
+from atoll.transfers.transfer_engine import Piece, nothing_to_release
 from atoll.wire.address import Address, parse_address
 from atoll.wire.tls.identity import Identity
 
@@ -161,7 +161,7 @@ class Channels:
             channel = self._open.pop(host, None)
             if channel is not None:
                 channel.close()
-                self._calls_lost(host)
+                self._calls_lost(host, channel)
             uploads = self._absent[host] = self._sent.of_host(host) | self._absent.get(host, {})
             again += [(host, feed) for feed, upload in uploads.items() if upload.contents.launch]
         return again
@@ -222,6 +222,10 @@ class Channels:
         else:
             start_in(self._senders, self._try, host, channel, send)
 
+    def is_local(self, host: int) -> bool:
+        channel = self._open.get(host)
+        return channel is not None and channel.is_local
+
     # ---- methods for any thread
 
     def _try(self, host: int, channel: DataChannel, send: Callable[[DataChannel], None]) -> None:
@@ -250,6 +254,8 @@ class Channels:
                     done()
                 else:
                     self.calls.forward(piece.feed, content, piece.more, done)
+                if not piece.more:  # the session's downloads await it
+                    self._on_loop(self._on_feed, piece.feed, b"", False, nothing_to_release)
                 return
             self._on_loop(self._on_feed, piece.feed, content, piece.more, done)
 
@@ -276,12 +282,12 @@ class Channels:
             return
         del self._open[host]
         channel.close()
-        self._calls_lost(host)
+        self._calls_lost(host, channel)
         self._await_report(host, reason, _REPORT_SECONDS)
 
-    def _calls_lost(self, host: int) -> None:
+    def _calls_lost(self, host: int, channel: DataChannel) -> None:
         if self.calls is not None:
-            self.calls.host_lost(host)
+            self.calls.host_lost(host, channel.is_local)
 
     def _explain(self, host: int) -> None:
         """Forget the broken channel of a host, since its loss or restart is known."""

@@ -24,7 +24,7 @@ from atoll.protocol import messages as m
 from atoll.protocol.questions import DevicesAway
 from atoll.session.call_recorder import CallRecorder
 from atoll.session.controller_lease import ControllerLease
-from atoll.session.downloads import Download, Downloads
+from atoll.session.downloads import DirectDownload, Download, Downloads
 from atoll.session.outgoing_messages import LaunchWindow, Outgoing
 from atoll.session.registered_programs import ProgramCache, RegisteredPrograms
 from atoll.session.session_interfaces import CallbackHandler, OpenChannels, ReplyFuture, Unreached
@@ -359,7 +359,7 @@ class ClusterSession:
         self._unsent.discard(feed)
         self._channels.upload_file(hosts, feed, nbytes, descriptor, launch)
 
-    def await_sent(self, download: Download, completion: int) -> None:
+    def await_sent(self, download: Download | DirectDownload, completion: int) -> None:
         """Fail an expected download with the launch that sends it, whose `completion` is a handle. Release the handle.
 
         If the launch succeeds, the hosts have sent everything.
@@ -367,11 +367,15 @@ class ClusterSession:
         self.wait((completion,), partial(self._sent, download))
         self.release((completion,))
 
-    def _sent(self, download: Download, status: Status) -> None:
-        if status.ok:
-            self.downloads.sent(download, self.hosts_of(download.devices))
-        else:
+    def _sent(self, download: Download | DirectDownload, status: Status) -> None:
+        if not status.ok:
             self.downloads.fail(download, status)
+            return
+        hosts = self.hosts_of(download.devices)
+        if isinstance(download, DirectDownload) and download.may_bypass and all(map(self._channels.is_local, hosts)):
+            self.downloads.arrived(download)
+        else:
+            self.downloads.sent(download, hosts)
 
     # ---- calls into the client's Python
 

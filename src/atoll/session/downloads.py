@@ -118,6 +118,32 @@ class Download:
             on_start(self)
 
 
+class DirectDownload:
+    """Contents that a host sends to the client's process, with the same life as a `Download`.
+
+    `on_fail(status)` is called if they do not arrive. Contents that bypass the proxy (`may_bypass`) count as arrived
+    when the host has sent them, because they are then in memory of this machine.
+    """
+
+    __slots__ = ("_on_fail", "devices", "feed", "may_bypass", "senders")
+
+    def __init__(
+        self, feed: int, devices: Sequence[int], on_fail: Callable[[Status], None], may_bypass: bool = False
+    ) -> None:
+        self.feed = feed
+        self.devices = devices[:1]  # whose host sends the contents
+        self.may_bypass = may_bypass
+        self.senders: Collection[int] = ()
+        self._on_fail = on_fail
+
+    def take(self, content: Any, more: bool, done: Callable[[], None]) -> None:
+        """Note that a part has been forwarded."""
+        done()
+
+    def fail(self, status: Status) -> None:
+        self._on_fail(status)
+
+
 class Downloads:
     """The downloads of a session whose feeds have not arrived. Use it on the session's thread, except for `any`.
 
@@ -128,13 +154,13 @@ class Downloads:
     """
 
     def __init__(self) -> None:
-        self._downloads: dict[int, Download] = {}  # by feed
+        self._downloads: dict[int, Download | DirectDownload] = {}  # by feed
 
     def any(self) -> bool:
         """Return whether contents are expected. Thread-safe."""
         return bool(self._downloads)
 
-    def expect(self, download: Download) -> None:
+    def expect(self, download: Download | DirectDownload) -> None:
         """Pass the parts of the download's feed to it."""
         self._downloads[download.feed] = download
 
@@ -148,11 +174,15 @@ class Downloads:
             del self._downloads[feed]
         download.take(content, more, done)
 
-    def sent(self, download: Download, hosts: Collection[int]) -> None:
+    def sent(self, download: Download | DirectDownload, hosts: Collection[int]) -> None:
         """Note that `hosts` have sent everything. If one of them fails before it has arrived, the download fails."""
         download.senders = hosts
 
-    def fail(self, download: Download, status: Status) -> None:
+    def arrived(self, download: DirectDownload) -> None:
+        """Note that contents have arrived that bypass the proxy."""
+        self._downloads.pop(download.feed, None)
+
+    def fail(self, download: Download | DirectDownload, status: Status) -> None:
         """Fail a download whose feed will not arrive, unless it has arrived."""
         if self._downloads.pop(download.feed, None) is not None:
             download.fail(status)

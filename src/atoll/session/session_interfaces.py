@@ -40,8 +40,8 @@ class CallbackHandler(Protocol):
     def pass_socket(self, sock: socket.socket) -> None:
         """Pass a host's socket on to the client, if that is on this machine. The caller closes its own descriptor."""
 
-    def host_lost(self, host: int) -> None:
-        """Drop the calls of a host, which no longer has a channel."""
+    def host_lost(self, host: int, was_local: bool) -> None:
+        """Drop the calls of a host, which no longer has a channel. `was_local`: the host is on this machine."""
 
 
 class DataChannels(Protocol):
@@ -74,6 +74,9 @@ class DataChannels(Protocol):
 
     def upload_file(self, hosts: Sequence[int], feed: int, nbytes: int, descriptor: int, launch: int = 0) -> None:
         """Send the first `nbytes` of a file as one feed, and close the descriptor."""
+
+    def is_local(self, host: int) -> bool:
+        """Return whether there is a channel to the host on this machine, so that it can also reach local clients."""
 
     def answer(self, feed: int, contents: Sequence[Any]) -> None:
         """Send the answer to a call, or drop it if the host is lost. Thread-safe; may wait for the host to read."""

@@ -168,6 +168,9 @@ class VirtualConnection:
         os.close(descriptor)
         self.upload(hosts, feed, [contents])
 
+    def is_local(self, host: int) -> bool:
+        return False
+
     def answer(self, feed: int, contents: Sequence[Any]) -> None:
         """Do nothing: null programs make no calls to clients."""
 

@@ -73,7 +73,6 @@ class CallbackTable:
         self.proxy = Address()  # address at which the client reached the proxy, if it is in another process
         self._loaded: Any = None  # the proxy's answer, which reserves the data channel while it is referenced
         self.reads = ReadTable(submit)
-        self.channels_ended = 0  # changes before the reads end whose contents may have been lost with a channel
         self._client: Any = None  # the client of the channel
         self._process = os.getpid()
         self._refused = False  # whether the channel could not be opened for reads
@@ -162,7 +161,7 @@ class CallbackTable:
                 self.remove(message.callbacks)
             elif isinstance(message, Unread):
                 done()
-                self.reads.fail(message.feeds)
+                self.reads.fail(message.feeds, message.error)
             elif isinstance(message, Call):
                 self._threads.run(lambda: self._call(channel, piece.feed, message, content, offsets, done))
             else:
@@ -175,7 +174,6 @@ class CallbackTable:
             channel.close()
             heard.set()
             self._direct.discard(channel)
-            self.channels_ended += 1
             self.reads.fail(())  # contents may have been lost with the channel
 
     def _take_direct(self, sock: socket.socket) -> None:

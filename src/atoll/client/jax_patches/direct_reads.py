@@ -34,26 +34,31 @@ def request_contents(array: Any) -> ArrivingContents | None:
     devices = array.sharding._device_assignment
     if _is_on_several_hosts(array):
         return None  # each host sends only its own shards
-    channels_ended = TABLE.channels_ended
+    losses = TABLE.reads.losses
     if not TABLE.receives_from(devices[0].client):
         return None
     try:
-        requested = TABLE.reads.start(array, devices, array.nbytes)
+        requested = TABLE.reads.start(array, devices, array.nbytes, losses)
     except (RuntimeError, ValueError):  # JaxRuntimeError is a RuntimeError
         return None
-    if TABLE.channels_ended != channels_ended:  # possibly before the table had this read
-        requested.end()
     setattr(array, _REQUESTED, requested)
     return requested
 
 
 def value_of(array: Any, contents: ArrivingContents) -> Any:
-    """Return an array's value once its contents have arrived, or None if they do not arrive."""
+    """Return an array's value once its contents have arrived, or None if JAX itself has to read them.
+
+    Raise JaxRuntimeError if the read has failed.
+    """
+    import jax
+
     found = contents.wait()
     if getattr(array, _REQUESTED, None) is contents:
         with suppress(AttributeError):  # another thread that waited for the same contents was faster
             delattr(array, _REQUESTED)
     if found is None:
+        if not contents.error.ok:
+            raise jax.errors.JaxRuntimeError(str(contents.error))
         return None
     value = found.view(array.dtype)[: math.prod(array.shape)].reshape(array.shape)
     value.flags.writeable = False

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from atoll.errors import OK, Status
 from atoll.protocol.submission import MOST_READINGS, RUNS_OF_A_READING, Reading, encode, first_feed
 
 _MOST_READERS = 256
@@ -24,10 +25,11 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 class ArrivingContents:
     """The contents of one array while they arrive. Thread-safe."""
 
-    __slots__ = ("_buffer", "_ended", "_filled", "_process", "is_complete")
+    __slots__ = ("_buffer", "_ended", "_filled", "_process", "error", "is_complete")
 
     def __init__(self, nbytes: int) -> None:
         self.is_complete = False
+        self.error = OK  # why the contents do not arrive, if another way of reading would fail as well
         self._buffer: Bytes = np.empty(nbytes, np.uint8)
         self._filled = 0
         self._process = os.getpid()
@@ -47,8 +49,10 @@ class ArrivingContents:
             self.end()
         return not more
 
-    def end(self) -> None:
+    def end(self, error: Status = OK) -> None:
         """Wake the threads that wait. If the contents are not complete, the rest does not arrive."""
+        if not self._ended.is_set():
+            self.error = error
         self._ended.set()
 
     def wait(self) -> Bytes | None:
@@ -79,13 +83,18 @@ class ReadTable:
         self._readers: dict[tuple[Any, tuple[int, ...]], _Reader] = {}
         self._arriving: dict[int, ArrivingContents] = {}
         self._lock = threading.Lock()
+        self.losses = 0  # how often all reads have ended
 
     def __len__(self) -> int:
         """Return the number of reads that have not ended."""
         return len(self._arriving)
 
-    def start(self, array: Any, devices: Sequence[Any], nbytes: int) -> ArrivingContents:
-        """Request the contents of an array on these devices. Raise JaxRuntimeError or ValueError if JAX refuses it."""
+    def start(self, array: Any, devices: Sequence[Any], nbytes: int, losses: int) -> ArrivingContents:
+        """Request the contents of an array on these devices. Raise JaxRuntimeError or ValueError if JAX refuses it.
+
+        `losses` is the table's count before the caller saw that contents can arrive. If all reads have ended since
+        then, this one ends as well, because its contents may have been lost before the table had it.
+        """
         contents = ArrivingContents(nbytes)
         key = devices[0].client, tuple(device.id for device in devices)
         with self._lock:  # the server counts the runs of a reader in the order in which they are sent
@@ -103,6 +112,8 @@ class ReadTable:
                 self._arriving.pop(feed, None)  # the channel's thread may have ended all reads meanwhile
                 self._readers.pop(key, None)
                 raise
+        if self.losses != losses:
+            self.fail((feed,))
         return contents
 
     def _add(self, client: Any, devices: tuple[int, ...]) -> _Reader:
@@ -124,12 +135,15 @@ class ReadTable:
         finally:
             done()
 
-    def fail(self, feeds: Iterable[int]) -> None:
-        """End the reads of these feeds, whose contents do not arrive. Without any, end all reads."""
-        for feed in tuple(feeds) or tuple(self._arriving):
+    def fail(self, feeds: Iterable[int], error: Status = OK) -> None:
+        """End the reads of these feeds, whose contents do not arrive, with `error`. Without any, end all reads."""
+        chosen = tuple(feeds)
+        if not chosen:
+            self.losses += 1  # before the reads end: see `start`
+        for feed in chosen or tuple(self._arriving):
             contents = self._arriving.pop(feed, None)
             if contents is not None:
-                contents.end()
+                contents.end(error)
 
     def clear(self) -> None:
         """End all reads, and forget the executables, because the client was closed."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from atoll.client.jax_patches.patch import Patch, Replacement
 from atoll.client.plugin_programs import ask, is_atoll, staging, submit
+from atoll.errors import Kind, details_of
 from atoll.protocol.questions import MOST_ARRAYS, MOST_CONTENTS, ContentsQuestion
 from atoll.protocol.submission import Staging, encode
 
@@ -71,7 +72,10 @@ def _batches(arrays: Sequence[Any]) -> Iterator[list[Any]]:
 
 
 def _read(devices: tuple[Any, ...], arrays: Sequence[Any]) -> None:
-    """Set the values of arrays on these devices. After an error they have none, so JAX reads them one by one."""
+    """Set the values of arrays on these devices. After most errors they have none, so JAX reads them one by one.
+
+    Raise JaxRuntimeError if contents were lost, since another read would fail with an error that says less.
+    """
     import jax
     import numpy as np
 
@@ -86,7 +90,9 @@ def _read(devices: tuple[Any, ...], arrays: Sequence[Any]) -> None:
                 with suppress(jax.errors.JaxRuntimeError):
                     ask(client, ContentsQuestion(0))
                 raise
-    except (RuntimeError, ValueError):  # JaxRuntimeError is a RuntimeError
+    except (RuntimeError, ValueError) as error:  # JaxRuntimeError is a RuntimeError
+        if details_of(error).kind is Kind.LINK:
+            raise
         return
     start = 0
     for array in arrays:

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from atoll.errors import FrameError
+from atoll.errors import OK, FrameError, Status
 from atoll.host_services.host_data import bytes_of
 from atoll.transfers.channel import FIRST_INLINE_FEED
 from atoll.transfers.dtypes import dtype_name, numpy_dtype
@@ -78,11 +78,12 @@ class Released(msgspec.Struct, frozen=True, array_like=True, tag="f"):
 class Unread(msgspec.Struct, frozen=True, array_like=True, tag="u"):
     """A notice to a client that the contents of these feeds will not arrive. None stands for all feeds until now.
 
-    Has no answer.
+    `error` is the reason. Without one, the client can read the arrays in another way. Has no answer.
     """
 
     feeds: tuple[int, ...] = ()
     arrays: tuple[ArrayType, ...] = ()
+    error: Status = OK
 
 
 # The first message on a client's channel. From then on, the client gets its calls there.

@@ -15,7 +15,7 @@ from atoll.ifrt.ifrt_session import IfrtSession
 from atoll.ir.program import DeviceToHost, HostBuffer, HostToDevice, Program
 from atoll.ir.types import ArraySpec, nbytes
 from atoll.protocol.questions import MOST_CONTENTS
-from atoll.session.downloads import Download
+from atoll.session.downloads import DirectDownload, Download
 
 
 def read_staged(session: IfrtSession, count: int) -> Coroutine[Any, Any, ImmediateReply]:
@@ -63,12 +63,10 @@ def send_contents(session: IfrtSession, feed: int, arguments: Sequence[int]) -> 
     if len(arguments) != 1:
         raise invalid(f"a reading has one argument, but {len(arguments)} were passed")
     relay = session.client_relay()
-    relay.expect_contents()
     cluster = session.cluster
 
-    def on_sent(status: Status) -> None:
-        if not status.ok:
-            relay.cannot_read((feed,))
+    def on_fail(status: Status) -> None:
+        relay.cannot_read((feed,), status)
 
     try:
         spec = session.arrays.spec(arguments[0])
@@ -76,12 +74,13 @@ def send_contents(session: IfrtSession, feed: int, arguments: Sequence[int]) -> 
             raise invalid("the contents of strings have no fixed size")
         program = cluster.programs.number(("get all", (spec,)), lambda: _program((spec,)))
     except StatusError as error:
-        on_sent(error.status)
+        on_fail(error.status)
         return
     completion = cluster.mint()
+    download = DirectDownload(feed, spec.sharding.devices, on_fail, relay.is_local)
+    cluster.downloads.expect(download)
     session.launch(program, arguments, (completion,), (feed,))
-    cluster.wait((completion,), on_sent)
-    cluster.release((completion,))
+    cluster.await_sent(download, completion)
 
 
 def put_contents(session: IfrtSession, executable: PuttingExecutable, handles: Sequence[int], context: int) -> None:
