@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from atoll.client.client_slices import forget_slices
 from atoll.client.forks import ForkGuard
-from atoll.client.jax_patches import ffi_calls, host_callbacks
+from atoll.client.jax_patches import ffi_calls, host_callbacks, number_operands
 from atoll.client.jax_patches import install as install_patches
 from atoll.client.log_filter import filtered_stderr
 from atoll.client.processes import ClientProcesses, Settings
@@ -78,6 +78,7 @@ def make_client() -> Any:
     install_patches()
     clear_with_client(host_callbacks.TABLE)
     clear_with_client(ffi_calls.SENT)
+    clear_with_client(number_operands.CONSTANTS)
     options = ifrt_proxy.ClientConnectionOptions()
     options.connection_timeout_in_seconds = _CONNECT_SECONDS
     with filtered_stderr(), relaxed(), _fork_guard().connecting() as clients:
@@ -86,6 +87,7 @@ def make_client() -> Any:
     # Never destroy the client: its destructor reports the end of the connection as an error.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
     _client = client
+    number_operands.CONSTANTS.open(client, losses)
     return client
 
 

@@ -70,6 +70,22 @@ def is_transforming() -> bool:
     return isinstance(core.trace_ctx.trace, _WITH_RULES)
 
 
+def is_eager() -> bool:
+    """Return whether operations of this thread run now, rather than being traced or transformed."""
+    return bool(core.trace_ctx.is_top_level())
+
+
+def type_settings() -> tuple[Any, ...]:
+    """Return the settings of this thread on which the types of Python numbers depend."""
+    return _config.enable_x64.value, _config.explicit_x64_dtypes.value
+
+
+def number_on(number: float, device: Any) -> Any:
+    """Return an uncommitted array of a Python number on a device, with the number's weak type."""
+    with jax.default_device(device):
+        return jax.numpy.asarray(number)
+
+
 def make_primitive(
     name: str,
     run: Callable[..., Any],

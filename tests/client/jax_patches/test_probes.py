@@ -274,6 +274,15 @@ def writes_of_trees(calls: Calls) -> None:
     assert [each._device_assignment for each in shardings] == [(device,), (device,)]
 
 
+def numbers_in_eager_operations(calls: Calls) -> None:
+    x = jnp.float32(7)
+    made = [x + 2, 2 + x, x - 2, 2 - x, x * 2, 2 * x, x / 2, 2 / x, x // 2, x % 2]
+    assert [float(each) for each in made] == [9, 9, 5, -5, 14, 14, 3.5, np.float32(2) / np.float32(7), 3, 1]
+    compared = [x == 2, x != 2, x < 2, x <= 2, x > 2, x >= 2]
+    assert [bool(each) for each in compared] == [False, True, False, False, True, True]
+    assert all(found == [(x, 2)] for found in map(calls.arguments, calls.of))
+
+
 def many_threads(calls: Calls) -> None:
     x = jnp.arange(4.0)
     assert x.tolist() == [0, 1, 2, 3]
@@ -642,6 +651,7 @@ PROBES: dict[str, Callable[[Calls], None]] = {
     "reads of trees": reads_of_trees,
     "direct reads": direct_reads,
     "writes of trees": writes_of_trees,
+    "numbers in eager operations": numbers_in_eager_operations,
     "hosts of devices": hosts_of_devices,
     "devices by platform": devices_by_platform,
 }

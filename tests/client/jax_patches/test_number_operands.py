@@ -1,0 +1,103 @@
+"""Constants of eager operations: which numbers get one, and when it is dropped."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from atoll.client import jax_internals
+from atoll.client.jax_patches import number_operands
+from atoll.client.jax_patches.number_operands import MOST_CONSTANTS, Constants
+
+CLIENT = object()
+DEVICE: Any = SimpleNamespace(id=3, client=CLIENT)
+
+
+class Cluster:
+    """Counts losses, and makes constants that are texts."""
+
+    def __init__(self) -> None:
+        self.losses = 0
+        self.settings = "x32"
+        self.constants = Constants(lambda *made: repr(made[0]), lambda: self.settings)
+        self.constants.open(CLIENT, lambda: self.losses)
+
+    def find(self, number: float) -> Any:
+        return self.constants.find(number, DEVICE)
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster()
+
+
+def test_a_number_gets_a_constant_when_it_is_used_again(cluster: Cluster) -> None:
+    assert [cluster.find(2) for _ in range(3)] == [None, "2", "2"]
+
+
+def test_numbers_that_are_equal_but_differ_have_different_constants(cluster: Cluster) -> None:
+    numbers: list[float] = [0, 0.0, -0.0, 1, 1.0]
+    assert [cluster.find(each) for each in numbers * 2] == [None] * 5 + ["0", "0.0", "-0.0", "1", "1.0"]
+
+
+@pytest.mark.parametrize("number", [float("nan"), 1 << 31, -(1 << 40)])
+def test_jax_converts_other_numbers(cluster: Cluster, number: float) -> None:
+    assert [cluster.find(number) for _ in range(3)] == [None] * 3
+
+
+def test_arrays_of_other_clients_have_no_constants(cluster: Cluster) -> None:
+    other: Any = SimpleNamespace(id=3, client=object())
+    assert [cluster.constants.find(2, other) for _ in range(3)] == [None] * 3
+
+
+def test_constants_are_dropped_when_the_cluster_loses_arrays(cluster: Cluster) -> None:
+    assert [cluster.find(2), cluster.find(2)] == [None, "2"]
+    cluster.losses += 1
+    assert [cluster.find(2), cluster.find(2)] == [None, "2"]
+
+
+def test_a_client_that_was_closed_has_no_constants(cluster: Cluster) -> None:
+    assert [cluster.find(2), cluster.find(2)] == [None, "2"]
+    cluster.constants.clear_cache()
+    assert [cluster.find(2), cluster.find(2)] == [None, None]
+
+
+def test_settings_of_types_have_separate_constants(cluster: Cluster) -> None:
+    assert [cluster.find(2), cluster.find(2)] == [None, "2"]
+    cluster.settings = "x64"
+    assert cluster.find(2) is None
+
+
+def test_the_number_of_constants_is_bounded(cluster: Cluster) -> None:
+    for number in range(MOST_CONSTANTS + 10):
+        cluster.find(number), cluster.find(number)
+    assert len(cluster.constants) == MOST_CONSTANTS
+
+
+@pytest.mark.parametrize("number", [2, 2.5, 0, -3])
+def test_a_constant_has_the_type_of_the_number_in_a_trace(number: float) -> None:
+    made = jax_internals.number_on(number, jax.devices()[0])
+    traced = jax.make_jaxpr(lambda x: x)(number).in_avals[0]
+    assert (made.dtype, made.weak_type, made.committed) == (traced.dtype, traced.weak_type, False)
+
+
+def test_numbers_stay_numbers_while_jax_traces() -> None:
+    seen = []
+    jax.jit(lambda x: seen.append(jax_internals.is_eager()) or x)(1)  # type: ignore[func-returns-value]
+    jax.vmap(lambda x: seen.append(jax_internals.is_eager()) or x)(jnp.ones(1))  # type: ignore[func-returns-value]
+    assert seen == [False, False]
+    assert jax_internals.is_eager()
+
+
+def test_an_operation_continues_without_a_constant_that_was_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def operator(self: Any, other: Any) -> Any:
+        if other == "constant":
+            raise RuntimeError("Array has been deleted.")
+        return self, other
+
+    monkeypatch.setattr(number_operands, "_operand", lambda *arguments: "constant")
+    assert number_operands._with_constants(operator)("array", 2) == ("array", 2)

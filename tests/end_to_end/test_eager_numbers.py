@@ -1,0 +1,71 @@
+"""Eager operations with Python numbers: the results of stock JAX, without a transfer for each operation.
+
+Each function named without `test_` runs twice, here on stock JAX and in a child on Atoll.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tests.end_to_end.remote_python import RemotePython
+
+
+def operations() -> Any:
+    """Return the results of all operators with numbers, twice, because the second time uses constants."""
+    device = jax.devices()[1]
+    found = []
+    for x in (jnp.int8(7), jnp.float16(7), jax.device_put(np.arange(4.0), device), jax.device_put(True, device)):
+        for _ in range(2):
+            made = [x + 2, 2 + x, x - 2.5, 2.5 - x, x * 2, 2.0 * x, x / 2, 2 / (x + 1), x // 2, x % 2]
+            made += [x == 7, x != 7, x < 7, x <= 7.0, x > 7, x >= 7, x * -0.0, x + 0]
+            found += [(np.asarray(y), y.weak_type, y.committed, [each.id for each in y.devices()]) for y in made]
+    return found
+
+
+def in_transformations() -> Any:
+    """Return what traces contain of numbers beside arrays that are not traced."""
+    x = jnp.float32(3)
+    x * 5, x * 5
+    return str(jax.make_jaxpr(lambda y: y + x * 5)(x)), float(jax.grad(lambda y: y * (x * 5) * 5)(x))
+
+
+def deleted() -> float:
+    x = jnp.float32(3)
+    before = [*map(id, jax.live_arrays())]
+    x * 7, x * 7
+    for each in jax.live_arrays():
+        if id(each) not in before:
+            each.delete()
+    return float(x * 7)
+
+
+def converted() -> int:
+    """Return how many constants the operations of a loop make."""
+    from atoll.client.jax_patches.number_operands import CONSTANTS
+
+    x = jnp.float32(3)
+    before = len(CONSTANTS)
+    for _ in range(10):
+        x = x / 37
+    return len(CONSTANTS) - before
+
+
+def test_the_results_are_those_of_stock_jax(same_as_stock: Callable[..., None]) -> None:
+    same_as_stock(operations)
+
+
+def test_traces_are_those_of_stock_jax(same_as_stock: Callable[..., None]) -> None:
+    same_as_stock(in_transformations)
+
+
+def test_deleting_all_arrays_does_no_harm(atoll_python: RemotePython) -> None:
+    assert atoll_python.call(deleted) == 21
+
+
+def test_a_loop_makes_one_array_of_its_number(atoll_python: RemotePython) -> None:
+    assert atoll_python.call(converted) == 1
