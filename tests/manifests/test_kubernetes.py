@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -313,3 +315,46 @@ def test_the_commands_and_secrets_of_the_manifests_make_a_cluster(user: User, te
     for each in (*agents, up):
         finish(each)
     assert user.leftovers() == []
+
+
+def test_a_base_for_kustomize_has_the_same_objects_but_not_the_secrets(user: User, tmp_path: Path) -> None:
+    options = ("--islands", "2x2x1", "--web", "--namespace", "team")
+    base = tmp_path / "deploy" / "atoll"
+    user.atoll("kubernetes", "--image", "example.org/a", *options, "--kustomize", str(base)).check()
+    (base / "patch.yaml").write_text("of the user")
+    user.atoll("kubernetes", "--image", "example.org/b", *options, "--kustomize", str(base)).check()
+    assert (base / "patch.yaml").read_text() == "of the user"
+    named = yaml.safe_load((base / "kustomization.yaml").read_text())["resources"]
+    written = [yaml.safe_load((base / name).read_text()) for name in named]
+    printed = manifests(user, *options)
+    assert [(each["kind"], each["metadata"]) for each in written] == [
+        (each["kind"], each["metadata"]) for each in printed if each["kind"] != "Secret"
+    ]
+    assert "example.org/b" in (base / "deployment-atoll.yaml").read_text()
+    assert (base / ".gitignore").read_text() == "secrets.yaml\n"
+    assert (base / "secrets.yaml").stat().st_mode & 0o777 == 0o600
+    secrets = list(yaml.safe_load_all((base / "secrets.yaml").read_text()))
+    assert {each["kind"] for each in secrets} == {"Secret"}
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl, which contains kustomize")
+def test_kustomize_builds_an_overlay_of_the_base(user: User, tmp_path: Path) -> None:
+    user.atoll("kubernetes", "--image", "a", "--islands", "1x2x1", "--kustomize", str(tmp_path / "base")).check()
+    (tmp_path / "kustomization.yaml").write_text("""
+resources: [base]
+namespace: blue
+images: [{name: a, newName: example.org/b, newTag: "2"}]
+patches:
+- target: {kind: Deployment}
+  patch: |-
+    - op: add
+      path: /spec/template/spec/priorityClassName
+      value: high
+""")
+    built = subprocess.run(["kubectl", "kustomize", str(tmp_path)], capture_output=True, text=True, check=True)
+    documents = list(yaml.safe_load_all(built.stdout))
+    assert len(documents) == len([each for each in manifests(user, "--islands", "1x2x1") if each["kind"] != "Secret"])
+    (controller,) = of_kind(documents, "Deployment")
+    assert {each["metadata"]["namespace"] for each in documents} == {"blue"}
+    assert controller["spec"]["template"]["spec"]["priorityClassName"] == "high"
+    assert containers(controller)[0]["image"] == "example.org/b:2"

@@ -10,6 +10,7 @@ import typer
 
 from atoll.cluster.settings import DEFAULT_PLATFORM, SETTINGS, ClusterSettings
 from atoll.cluster.tenant_settings import TENANT_MARK
+from atoll.errors import SettingsError
 from atoll.operate.command.command_options import (
     ClusterOptions,
     Islands,
@@ -132,6 +133,14 @@ def kubernetes(
             "--existing-secrets", help="Print no Secrets, because those of an earlier run of this command exist."
         ),
     ] = False,
+    kustomize: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the manifests to this directory as a base for kustomize, instead of printing them. The Secrets "
+            "are in its secrets.yaml, which is not part of the base.",
+            metavar="DIRECTORY",
+        ),
+    ] = None,
 ) -> None:
     """Print the manifests of a cluster: `atoll kubernetes --islands 2x4x8 --image IMAGE | kubectl apply -f -`.
 
@@ -142,6 +151,7 @@ def kubernetes(
     """
     from atoll.manifests.credentials import make_credentials, tenants_directory
     from atoll.manifests.kubernetes import DEVICE_RESOURCES, KubernetesCluster, as_yaml, manifests
+    from atoll.manifests.kustomize import write_base
 
     if not _NAME.fullmatch(name):
         raise typer.BadParameter(f"--name {name!r}: expected up to 40 of a-z, 0-9 and -, beginning with a letter")
@@ -179,7 +189,14 @@ def kubernetes(
     )
     credentials = {} if existing_secrets else make_credentials(wanted.address, tokens)
     tenants = None if existing_secrets or not settings.tenants else tenants_directory(settings.tenants, tokens)
-    print(as_yaml(manifests(wanted, credentials, tenants)), end="")
+    documents = manifests(wanted, credentials, tenants)
+    if kustomize is None:
+        print(as_yaml(documents), end="")
+        return
+    try:
+        print("\n".join(str(kustomize / each) for each in write_base(kustomize, documents)))
+    except OSError as error:
+        raise SettingsError(f"cannot write {error.filename or kustomize}: {error.strerror}") from None
 
 
 @with_option_groups
