@@ -120,7 +120,8 @@ def environment_of(settings: Settings, inherited: Mapping[str, str] = os.environ
     The process finds `benchmarks` and `examples` wherever it is started, and Atoll in `settings.source`, or else where
     this process has it.
     """
-    foreign = ("JAX_", "XLA_", "ATOLL_", "IFRT_", "TF_", "RAY_", "NPROC")
+    # Without files of bytecode, processes would compile Atoll's sources at each start.
+    foreign = ("JAX_", "XLA_", "ATOLL_", "IFRT_", "TF_", "RAY_", "NPROC", "PYTHONDONTWRITEBYTECODE")
     kept = {name: value for name, value in inherited.items() if not name.startswith(foreign)}
     own = {name: value.format(**settings.point) for name, value in BACKENDS[settings.system].environment.items()}
     inherited_path = inherited.get("PYTHONPATH", "").split(os.pathsep)
