@@ -5,9 +5,15 @@ The pictures are data here, so that a test can check that every file they name e
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import escape
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from docs.pictures import waits_history
+from docs.pictures.waits_history import Chart
 
 HERE = Path(__file__).resolve().parent
 _LINE = 17
@@ -64,7 +70,7 @@ class Arrow:
         return line + f'\n<text x="{x}" y="{y}" font-size="12" fill="#555" {_FONT}>{escape(self.words)}</text>'
 
 
-Picture = tuple[int, int, tuple[Box | Arrow, ...]]
+Picture = tuple[int, int, tuple[Box | Arrow | Chart, ...]]
 
 GREEN, ORANGE, GREY = "#eaf6ec", "#fdf1e0", "#f4f4f4"
 
@@ -244,9 +250,6 @@ LAUNCH: Picture = (
 
 def packages_picture() -> Picture:
     """Draw the packages by layer, from the table in tests/test_layers.py."""
-    import sys
-
-    sys.path.insert(0, str(HERE.parent.parent))
     from tests.test_layers import LAYERS
 
     words = {
@@ -292,7 +295,7 @@ def packages_picture() -> Picture:
         "retries": "backoff",
         "_version": "version",
     }
-    boxes: list[Box | Arrow] = []
+    boxes: list[Box | Arrow | Chart] = []
     y = 20
     for layer in reversed(LAYERS):
         width = (860 - 20 * (len(layer) - 1)) // len(layer)
@@ -307,7 +310,7 @@ def packages_picture() -> Picture:
 def svg(picture: Picture) -> str:
     width, height, parts = picture
     arrows = [part.svg() for part in parts if isinstance(part, Arrow)]
-    boxes = [part.svg() for part in parts if isinstance(part, Box)]
+    boxes = [part.svg() for part in parts if not isinstance(part, Arrow)]
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
@@ -328,6 +331,7 @@ def pictures() -> dict[str, Picture]:
         "processes.svg": PROCESSES,
         "launch.svg": LAUNCH,
         "packages.svg": packages_picture(),
+        "waits-history.svg": waits_history.picture(),
     }
 
 

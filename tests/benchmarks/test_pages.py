@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from benchmarks import commit_history
 from benchmarks.micro import markdown
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -17,3 +18,8 @@ def test_each_micro_benchmark_is_in_the_table_of_one_page() -> None:
             found += re.findall(r"^\| ([a-z]+) \| \*\*", table, re.MULTILINE)
     assert len(found) > 20
     assert sorted(found) == sorted(set(found))
+
+
+def test_the_history_on_its_page_is_that_of_the_file() -> None:
+    shown = commit_history.section(commit_history.PAGE.read_text())
+    assert shown.strip() == commit_history.render(commit_history.read()), "run python -m benchmarks.commit_history"
