@@ -7,13 +7,12 @@ script. A subscriber gets copies on its own devices, with its own shardings.
 from __future__ import annotations
 
 import itertools
-import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -21,6 +20,7 @@ from atoll.cluster.array_names import SEPARATOR, check_array_name
 from atoll.errors import BackendError, Code, StatusError, status_of
 from atoll.protocol.messages import MOST_PATH, MOST_PUBLISHED, MOST_STRUCTURE
 from atoll.protocol.submission import Staging, encode
+from atoll.protocol.tree_forms import Pack, TreeForm
 from atoll.protocol.version_requests import (
     NumberedVersion,
     OpenArrays,
@@ -29,10 +29,13 @@ from atoll.protocol.version_requests import (
     ReadArrays,
     write_request,
 )
+from atoll.wire.framing import NO_MESSAGE
 
 # A request waits at most this long at the controller. `subscribe` repeats it, so that an interrupt ends it.
 _POLL_SECONDS = 2.0
-_LEAF, _NONE, _DICT, _LIST, _TUPLE = "leaf", "none", "dict", "list", "tuple"
+# Names whose arrays this script donates after it has published them.
+_donated: set[str] = set()
+_DICT, _LIST, _TUPLE = "dict", "list", "tuple"
 
 
 @dataclass(frozen=True)
@@ -59,8 +62,9 @@ def publish(name: str, tree: Any, *, keep: int = 2) -> int:
     The call returns when the controller has numbered the version. It does not wait for the arrays. The version becomes
     visible at once, when all of its arrays are computed. If one of them fails, no part of the version is visible.
 
-    The arrays are shared and not copied. The script may donate or delete them afterwards. If it donates an array while
-    the version exists, the devices copy the array first.
+    The script may donate or delete the arrays afterwards. The version shares their memory. If the script donates them
+    while the version exists, the devices copy them first. Once a script has donated arrays of a name, `publish` copies
+    the arrays of later versions at once, while the script continues, so that the next donation does not wait.
 
     A version outlives the script. It exists while it is one of the newest `keep` versions of its name, or while a
     script has opened it.
@@ -84,23 +88,22 @@ def publish(name: str, tree: Any, *, keep: int = 2) -> int:
     paths_and_leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     if not paths_and_leaves:
         raise StatusError(Code.INVALID_ARGUMENT, f"the tree to publish as {name} has no arrays")
-    if len(paths_and_leaves) > MOST_PUBLISHED:
-        text = f"{name} has {len(paths_and_leaves)} arrays: a version can have at most {MOST_PUBLISHED}"
-        raise StatusError(Code.INVALID_ARGUMENT, text)
     paths = [jax.tree_util.keystr(path) or "." for path, _ in paths_and_leaves]
     for path in paths:
-        if len(path) > MOST_PATH:
+        if len(path) > MOST_PATH // 2:
             raise StatusError(Code.INVALID_ARGUMENT, f"the path {path[:100]}... of an array is too long")
-    leaves = [_as_array(leaf, path, client) for path, (_, leaf) in zip(paths, paths_and_leaves, strict=True)]
-    devices = [tuple(device.id for device in leaf.sharding._device_assignment) for leaf in leaves]
-    order = sorted(range(len(leaves)), key=lambda position: devices[position])
-    structure = _encode_structure(tree, order)
-    request = PublishArrays(name, keep, tuple(paths[position] for position in order), structure)
-    stages = {each: _stage(client, each) for each in dict.fromkeys(devices)}
+    known: set[Any] = set()
+    leaves = [_as_array(leaf, path, client, known) for path, (_, leaf) in zip(paths, paths_and_leaves, strict=True)]
+    arrays, structure = _arrays_to_publish(tree, leaves, paths, copies=name in _donated)
+    if len(arrays) > MOST_PUBLISHED:
+        text = f"{name} has {len(arrays)} arrays that are not small: a version can have at most {MOST_PUBLISHED}"
+        raise StatusError(Code.INVALID_ARGUMENT, text)
+    request = PublishArrays(name, keep, tuple(each.path for each in arrays), structure)
+    stages = {each: _stage(client, each) for each in dict.fromkeys(array.devices for array in arrays)}
     with staging:
         try:
-            for each, positions in itertools.groupby(order, key=lambda position: devices[position]):
-                stages[each]([leaves[position] for position in positions])
+            for each, some in itertools.groupby(arrays, key=lambda array: array.devices):
+                stages[each]([array.value for array in some])
             reply = submit(client, write_request(request))
         except BaseException:  # an interrupt, too
             with suppress(jax.errors.JaxRuntimeError):
@@ -108,6 +111,8 @@ def publish(name: str, tree: Any, *, keep: int = 2) -> int:
             raise
     numbered = msgspec.msgpack.decode(bytes(reply.fingerprint), type=NumberedVersion)
     numbered.status.raise_if_error()
+    if numbered.donates:
+        _donated.add(name)
     return numbered.version
 
 
@@ -149,6 +154,7 @@ def subscribe(
     """
     import jax
 
+    from atoll.client import array_packing
     from atoll.client import jax_internals as internals
     from atoll.client.plugin_programs import submit
     from atoll.programs.values import array_spec
@@ -159,14 +165,22 @@ def subscribe(
     if separator:
         check_array_name(owner)
     reply, opened = _open(client, name, -1 if version is None else version, newer_than or 0, wait)
-    tree = _decode_structure(name, opened, like)
+    form = _form(name, opened)
+    packs = _packs_of(name, opened, form)
+    tree = _numbered_tree(name, opened, form, packs, like)
     if shardings is None:
         shardings = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    chosen: list[Any] = [None] * len(opened.arrays)
+    chosen: list[Any] = [None] * sum(map(_leaves, packs))
     _fill(tree, shardings, chosen)
+    wanted = iter(chosen)
+    parts = [list(itertools.islice(wanted, _leaves(pack))) for pack in packs]
+    places = [
+        part[0] if pack is None else array_packing.target(pack, part[0])
+        for pack, part in zip(packs, parts, strict=True)
+    ]
     avals = [jax.core.ShapedArray(each.shape, jax.numpy.dtype(each.dtype)) for each in opened.arrays]
-    targets = tuple(array_spec(aval, sharding) for aval, sharding in zip(avals, chosen, strict=True))
-    handlers = [internals.result_handler(aval, sharding, True) for aval, sharding in zip(avals, chosen, strict=True)]
+    targets = tuple(array_spec(aval, place) for aval, place in zip(avals, places, strict=True))
+    handlers = [internals.result_handler(aval, place, True) for aval, place in zip(avals, places, strict=True)]
     try:
         execute = submit(client, write_request(ReadArrays(opened.reader, targets))).execute_sharded
         arrays = execute([]).consume_with_handlers(handlers)
@@ -175,6 +189,11 @@ def subscribe(
         status = status_of(error)
         raise StatusError(Code(status.code), status.message, status.payloads) from error
     del reply  # which closes the version
+    unpacked = [
+        [array] if pack is None else array_packing.unpack(pack, array, part)
+        for array, pack, part in zip(arrays, packs, parts, strict=True)
+    ]
+    arrays = list(itertools.chain.from_iterable(unpacked))
     if dtype is not None:
         arrays = _converted(arrays, jax.numpy.dtype(dtype))
     return Version(opened.version, jax.tree.map(lambda position: arrays[position], tree))
@@ -194,20 +213,23 @@ def _client() -> Any:
     return client
 
 
-def _as_array(leaf: Any, path: str, client: Any) -> Any:
-    """Return the leaf as an array on the cluster."""
+def _as_array(leaf: Any, path: str, client: Any, known: set[Any]) -> Any:
+    """Return the leaf as an array on the cluster. `known` collects the shardings and dtypes that are valid."""
     import jax
 
     if isinstance(leaf, jax.core.Tracer):
         raise TypeError(f"{path} is traced: call atoll.publish outside jit")
     if not isinstance(leaf, jax.Array):
         leaf = jax.device_put(leaf)
-    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
-        raise TypeError(f"{path} has the dtype {leaf.dtype}: publish the numbers, such as jax.random.key_data(key)")
+    kind = leaf.sharding, leaf.dtype
+    if kind not in known:
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
+            raise TypeError(f"{path} has the dtype {leaf.dtype}: publish the numbers, such as jax.random.key_data(key)")
+        if next(iter(leaf.sharding.device_set)).client is not client:
+            raise TypeError(f"{path} is on devices of another backend: put it onto a device of the cluster")
+        known.add(kind)
     if leaf.is_deleted():
         raise TypeError(f"{path} has been deleted or donated")
-    if next(iter(leaf.sharding.device_set)).client is not client:
-        raise TypeError(f"{path} is on devices of another backend: put it onto a device of the cluster")
     return leaf
 
 
@@ -236,67 +258,138 @@ def _open(client: Any, name: str, version: int, newer_than: int, wait: float) ->
 # ---- trees
 
 
-def _encode_structure(tree: Any, order: Sequence[int]) -> bytes:
-    """Return the tree in JSON, with the number of each leaf in the order of the request; b"" if it has other nodes."""
+class _Published(NamedTuple):
+    """An array of a request: a leaf of the tree, or a pack of several."""
+
+    devices: tuple[int, ...]
+    value: Any
+    path: str
+    pack: Pack | None
+    positions: list[int]  # of the leaves in the tree
+
+
+def _arrays_to_publish(
+    tree: Any, leaves: Sequence[Any], paths: Sequence[str], copies: bool
+) -> tuple[list[_Published], bytes]:
+    """Return the arrays of the request, sorted by devices, and the encoded form of the tree.
+
+    With `copies`, the arrays are copies. Otherwise they are the leaves of the tree, and packs of small leaves.
+    """
+    from atoll.client import array_packing
+
+    groups = array_packing.groups(leaves)
+    arrays = []
+    for positions, count in groups:
+        value, pack = array_packing.pack(
+            [leaves[each] for each in positions], [paths[each] for each in positions], count
+        )
+        path = f"{paths[positions[0]]} and {len(positions) - 1} more"
+        arrays.append(_Published(_devices(value), value, path, pack, positions))
+    packed = set(itertools.chain.from_iterable(positions for positions, _ in groups))
+    alone = [position for position in range(len(leaves)) if position not in packed]
+    values = [leaves[position] for position in alone]
+    for position, leaf in zip(alone, array_packing.copied(values) if copies else values, strict=True):
+        arrays.append(_Published(_devices(leaf), leaf, paths[position], None, [position]))
+    arrays.sort(key=lambda array: array.devices)
+    return arrays, _encode_structure(tree, arrays)
+
+
+def _devices(array: Any) -> tuple[int, ...]:
+    return tuple(device.id for device in array.sharding._device_assignment)
+
+
+def _encode_structure(tree: Any, arrays: Sequence[_Published]) -> bytes:
+    """Return the form of the tree; b"" if it is too large and not needed."""
     import jax
 
+    order = list(itertools.chain.from_iterable(each.positions for each in arrays))
     numbers = [0] * len(order)
     for number, position in enumerate(order):
         numbers[position] = number
-    numbered = jax.tree.unflatten(jax.tree.structure(tree), numbers)
+    packs = {number: each.pack for number, each in enumerate(arrays) if each.pack is not None}
     try:
-        content = json.dumps(_plain(numbered)).encode()
+        plain = _plain(jax.tree.unflatten(jax.tree.structure(tree), numbers))
     except TypeError:
-        return b""
-    return content if len(content) <= MOST_STRUCTURE else b""
+        plain = None
+    for form in (TreeForm(plain, packs), TreeForm(None, packs)):
+        content = msgspec.msgpack.encode(form)
+        if len(content) <= MOST_STRUCTURE:
+            return content
+    text = f"the paths of {len(order)} arrays have more than {MOST_STRUCTURE >> 20} MiB: publish fewer arrays at once"
+    raise StatusError(Code.INVALID_ARGUMENT, text)
 
 
 def _plain(node: Any) -> Any:
-    """Return a node as lists. Raise TypeError for nodes of other types."""
-    if node is None:
-        return [_NONE]
-    if type(node) is int:
-        return [_LEAF, node]
-    if type(node) is dict and all(type(key) is str for key in node):
+    """Return a node as lists, in which numbers are leaves. Raise TypeError for nodes of other types."""
+    kind = type(node)
+    if kind is int or node is None:
+        return node
+    if kind is dict and all(type(key) is str for key in node):
         return [_DICT, {key: _plain(each) for key, each in node.items()}]
-    if type(node) in (list, tuple):
-        return [_LIST if type(node) is list else _TUPLE, [_plain(each) for each in node]]
+    if kind is list or kind is tuple:
+        return [_LIST if kind is list else _TUPLE, [_plain(each) for each in node]]
     raise TypeError
 
 
-def _decode_structure(name: str, opened: OpenedVersion, like: Any) -> Any:
-    """Return the published tree with the numbers of arrays as leaves. Raise ValueError if the form is unknown."""
+def _form(name: str, opened: OpenedVersion) -> TreeForm:
+    """Return the form of the published tree. Raise ValueError if it is not valid, since any script may publish."""
+    try:
+        form = msgspec.msgpack.decode(opened.structure, type=TreeForm)
+    except NO_MESSAGE as error:
+        raise ValueError(f"the form of the tree {name} cannot be read: {error}") from None
+    return form
+
+
+def _packs_of(name: str, opened: OpenedVersion, form: TreeForm) -> list[Pack | None]:
+    """Return the pack that each array of the version is, or None. Raise ValueError if one cannot be a pack."""
+    packs = [form.packs.get(number) for number in range(len(opened.arrays))]
+    for array, pack in zip(opened.arrays, packs, strict=True):
+        if pack is not None:
+            try:
+                pack.check(array.shape)
+            except ValueError as error:
+                raise ValueError(f"{name} has an invalid form: {error}") from None
+    return packs
+
+
+def _leaves(pack: Pack | None) -> int:
+    return 1 if pack is None else len(pack.paths)
+
+
+def _numbered_tree(name: str, opened: OpenedVersion, form: TreeForm, packs: list[Pack | None], like: Any) -> Any:
+    """Return the published tree with the numbers of leaves. Raise ValueError if the form is unknown."""
     import jax
 
     if like is not None:
-        numbers = {each.path: number for number, each in enumerate(opened.arrays)}
+        leaves = itertools.chain.from_iterable(
+            [array.path] if pack is None else pack.paths for array, pack in zip(opened.arrays, packs, strict=True)
+        )
+        numbers = {path: number for number, path in enumerate(leaves)}
         paths, definition = jax.tree_util.tree_flatten_with_path(like)
         names = [jax.tree_util.keystr(path) or "." for path, _ in paths]
         if set(names) != set(numbers):
             missing, more = sorted(set(numbers) - set(names))[:5], sorted(set(names) - set(numbers))[:5]
             raise ValueError(f"`like` does not fit {name}: it lacks {missing} and has {more} besides")
         return jax.tree.unflatten(definition, [numbers[each] for each in names])
-    if not opened.structure:
+    if form.tree is None:
         raise ValueError(f"{name} has nodes that are not dicts, lists or tuples: pass a tree of its form as `like`")
     try:
-        tree = _unplain(json.loads(opened.structure))
-        leaves = jax.tree.leaves(tree)
+        tree = _unplain(form.tree)
+        found = jax.tree.leaves(tree)
     except (ValueError, TypeError, KeyError, RecursionError):
-        leaves = []
-    if sorted(leaves) != list(range(len(opened.arrays))):
+        found = []
+    if sorted(found) != list(range(sum(map(_leaves, packs)))):
         raise ValueError(f"the form of the tree {name} cannot be read: pass a tree of its form as `like`")
     return tree
 
 
 def _unplain(node: Any) -> Any:
-    kind, *content = node
-    if kind == _NONE:
-        return None
-    if kind == _LEAF:
-        return int(content[0])
+    if type(node) is int or node is None:
+        return node
+    kind, content = node
     if kind == _DICT:
-        return {key: _unplain(each) for key, each in content[0].items()}
-    each = [_unplain(each) for each in content[0]]
+        return {key: _unplain(each) for key, each in content.items()}
+    each = [_unplain(each) for each in content]
     return tuple(each) if kind == _TUPLE else each
 
 

@@ -11,6 +11,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import atoll
+from atoll.client import array_packing
 from atoll.cluster.tenant_settings import TenantSettings, token_hash
 from atoll.operate.operator_requests import request_check
 from atoll.wire.address import parse_address
@@ -78,6 +79,51 @@ def convert() -> tuple[str, str]:
     return str(tree["w"].dtype), str(tree["b"][0].dtype)
 
 
+def publish_small(step: int) -> int:
+    """Publish many small arrays of two shapes, and a large one. The tree has a node that is no dict, list or tuple."""
+    place = NamedSharding(Mesh(np.array(jax.devices()[:2]), "x"), PartitionSpec(None, "x"))
+    cut = [jax.device_put(np.arange(8, dtype=np.int32).reshape(2, 4) + step + i, place) for i in range(35)]
+    whole = [jnp.full((), step + i, jnp.float32) for i in range(33)]
+    large = jax.device_put(jnp.full((64, 128), step, jnp.float32), place)
+    return atoll.publish("policy-small", {"cut": cut, "whole": tuple(whole), "large": large})
+
+
+def read_small(step: int, first: int, cut: tuple[str | None, ...]) -> tuple[int, bool, list[str]]:
+    """Read these arrays, `cut` in this way. Return the version, whether the values are right, and the shardings."""
+    mesh = Mesh(np.array(jax.devices()[first : first + 2]), "y")
+    place = NamedSharding(mesh, PartitionSpec(*cut))
+    one = jax.sharding.SingleDeviceSharding(jax.devices()[first])
+    shardings = {"cut": [place] * 34 + [one], "whole": one, "large": place}
+    found = atoll.subscribe("trainer/policy-small", shardings)
+    like = {"cut": [0] * 35, "whole": (0,) * 33, "large": 0}
+    again = atoll.subscribe("trainer/policy-small", shardings, like=like)
+    assert jax.tree.structure(again.tree) == jax.tree.structure(found.tree)
+    is_right = True
+    for tree in (found.tree, again.tree):
+        for i, each in enumerate(tree["cut"]):
+            is_right &= np.array_equal(each, np.arange(8).reshape(2, 4) + step + i)
+        is_right &= [float(each) for each in tree["whole"]] == [step + i for i in range(33)]
+        is_right &= bool((np.asarray(tree["large"]) == step).all())
+    leaves = jax.tree.leaves(found.tree)
+    return found.number, is_right, sorted({str(each.sharding.spec) for each in leaves if len(each.devices()) > 1})
+
+
+def count_arrays() -> list[tuple[str, int]]:
+    """Publish arrays and donate them in each step; the numbers of arrays that the devices have copied at once."""
+    copies: list[tuple[str, int]] = []
+    params = [jnp.full((64, 128), 7.0)]
+    update = jax.jit(lambda tree: [x + 1 for x in tree], donate_argnums=0)
+    before = array_packing.copied
+    array_packing.copied = lambda arrays: copies.append(("copied", len(arrays))) or before(arrays)
+    for _ in range(4):
+        atoll.publish("policy-donated", params)
+        params = update(params)
+        copies.append(("step", int(params[0][0, 0])))
+    newest = atoll.subscribe("policy-donated").tree[0]
+    copies.append(("newest", int(newest[5, 7])))
+    return copies
+
+
 def python_of(start_python: StartPython, cluster: StandingCluster, name: str) -> RemotePython:
     return start_python(ATOLL_ADDRESS=cluster.address, ATOLL_TOKEN=TOKENS[name])
 
@@ -101,6 +147,36 @@ def test_another_tenant_reads_a_version_on_another_island_with_other_shardings(
     trainer.close()
     assert rollouts.call(read) == (number, [7.0], [2, 3])  # the script has ended
     rollouts.close()
+    assert check(shared) == []
+
+
+def test_small_arrays_are_read_with_any_shardings(shared: StandingCluster, start_python: StartPython) -> None:
+    trainer, rollouts = (python_of(start_python, shared, name) for name in ("trainer", "rollouts"))
+    number = trainer.call(publish_small, 100)
+    held = [each["arrays"] for each in shared.report()["versions"] if each["name"] == "policy-small"]
+    assert held == [3 + 3 + 1], "packs of 16 arrays, and a large one"
+    for first, cut in ((2, (None, "y")), (0, ("y", None)), (2, ())):
+        wanted = (number, True, [str(PartitionSpec(*cut))])
+        assert rollouts.call(read_small, 100, first, cut) == wanted
+    trainer.close()
+    rollouts.close()
+    assert check(shared) == []
+
+
+def test_arrays_that_a_script_donates_after_it_has_published_them_are_copied_at_once(
+    shared: StandingCluster, start_python: StartPython
+) -> None:
+    trainer = python_of(start_python, shared, "trainer")
+    assert trainer.call(count_arrays) == [
+        ("step", 8),
+        ("step", 9),
+        ("copied", 1),
+        ("step", 10),
+        ("copied", 1),
+        ("step", 11),
+        ("newest", 10),
+    ]
+    trainer.close()
     assert check(shared) == []
 
 

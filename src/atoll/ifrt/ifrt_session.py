@@ -29,6 +29,7 @@ from atoll.session.cluster_session import ClusterSession
 FIRST_MINTED_HANDLE = PROXY_HANDLES.start
 OUT_OF_SEQUENCE = 1 << 62
 _MOST_REMEMBERED = 512  # of `IfrtSession.compiled`
+_MOST_PUBLISHED = 64  # names, and arrays of each, of `IfrtSession.published`
 
 
 class ResponseStream:
@@ -113,6 +114,7 @@ class IfrtSession:
         self.libraries = SessionLibraries(cluster)
         self.staged: list[int] = []  # handles of the next program's arguments
         self.layouts: dict[Any, bytes] = {}
+        self._published: dict[str, list[Memory]] = {}  # by name: memory of the arrays that were published last
         self._open_relay = open_relay
         self._relay: CallbackRelay | None = None
         self.deletions: dict[int, Status] = {}  # by future, about which the client asks once
@@ -205,6 +207,14 @@ class IfrtSession:
         origin = Origin(context, len(handles)) if context and handles else None
         for i, handle in enumerate(handles):
             self.arrays.records[handle] = ArrayRecord(specs[i], memories[i] if memories else Memory(), origin)
+
+    def note_published(self, name: str, handles: Sequence[int]) -> bool:
+        """Note that these arrays are published. Return whether the former ones of the name were donated or deleted."""
+        former = self._published.pop(name, ())
+        self._published[name] = [self.arrays.get(handle).memory for handle in handles[:_MOST_PUBLISHED]]
+        if len(self._published) > _MOST_PUBLISHED:
+            del self._published[next(iter(self._published))]
+        return any(memory.is_deleted for memory in former)
 
     # ---- executables
 

@@ -44,10 +44,14 @@ class OpenArrays(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="o
 
 
 class NumberedVersion(msgspec.Struct, frozen=True):
-    """The reply to `PublishArrays`."""
+    """The reply to `PublishArrays`.
+
+    `donates` is set if the script has donated or deleted arrays of the former version.
+    """
 
     status: Status
     version: int = 0
+    donates: bool = False
 
 
 class OpenedVersion(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from atoll.errors import OK, Status, StatusError, invalid
+from atoll.errors import OK, StatusError, invalid
 from atoll.executables.loaded_executable import ImmediateReply
 from atoll.executables.published_executables import ReadExecutable
 from atoll.ifrt.ifrt_session import IfrtSession
@@ -45,8 +45,9 @@ def _publish(session: IfrtSession, request: PublishArrays) -> Coroutine[Any, Any
     if request.paths and len(handles) != len(request.paths):
         raise invalid(f"a request publishes {len(request.paths)} arrays, but {len(handles)} are staged")
     if not request.paths:
-        return _reply(OK, 0)
+        return _reply(NumberedVersion(OK))
     cluster = session.cluster
+    donates = session.note_published(request.name, handles)
     views = []
     for first in range(0, len(handles), m.MOST_READ):
         part = handles[first : first + m.MOST_READ]
@@ -58,18 +59,19 @@ def _publish(session: IfrtSession, request: PublishArrays) -> Coroutine[Any, Any
         made = [cluster.mint() for _ in part]
         session.launch(program, part, made)
         views += made
-    return _published(cluster.publish(request.name, request.keep, views, request.paths, request.structure))
+    published = cluster.publish(request.name, request.keep, views, request.paths, request.structure)
+    return _published(published, donates)
 
 
-async def _reply(status: Status, version: int) -> ImmediateReply:
-    return ImmediateReply(f"version {version}", (0,), msgspec.msgpack.encode(NumberedVersion(status, version)))
+async def _reply(numbered: NumberedVersion) -> ImmediateReply:
+    return ImmediateReply(f"version {numbered.version}", (0,), msgspec.msgpack.encode(numbered))
 
 
-async def _published(version: Coroutine[Any, Any, int]) -> ImmediateReply:
+async def _published(version: Coroutine[Any, Any, int], donates: bool) -> ImmediateReply:
     try:
-        return await _reply(OK, await version)
+        return await _reply(NumberedVersion(OK, await version, donates))
     except StatusError as error:
-        return await _reply(error.status, 0)
+        return await _reply(NumberedVersion(error.status))
 
 
 class OpenVersionReply(ImmediateReply):

@@ -1,0 +1,215 @@
+"""Packs small arrays of a tree on their devices, and unpacks them there: see `protocol.tree_forms`.
+
+XLA compiles one kernel per array that is unpacked, and needs about 10 ms for each on a CPU. So a pack has arrays of one
+shape, all packs of the same shape have the same size, and that is an eighth of the arrays or less.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import msgspec
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from atoll.protocol.tree_forms import MOST_PACKED, Pack
+
+# Arrays with at most this many bytes per shard are packed.
+SMALL_BYTES = 16 << 10
+# Fewer arrays of one shape are not packed, because the devices would have to compile functions for them.
+FEWEST = 32
+_LEAST_PACKED = 16  # arrays per pack
+_PACKS = 8  # of one shape, if they have fewer than `MOST_PACKED` arrays
+
+# ---- packing
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """The common properties of the arrays of a pack. `mesh` is None for arrays on one device.
+
+    `sharding` is that of their pack, which is cut over the `axes` of the mesh.
+    """
+
+    mesh: Mesh | None
+    axes: tuple[str, ...]
+    cuts: tuple[int, ...]
+    spec: Any
+    sharding: Any
+    dtype: Any
+    shape: tuple[int, ...]
+
+
+def groups(leaves: Sequence[Any]) -> list[tuple[list[int], int]]:
+    """Return the arrays that are worth a pack: for each pack, their positions and its size."""
+    kinds: dict[Any, _Kind | None] = {}
+    found: dict[_Kind, list[int]] = defaultdict(list)
+    for position, leaf in enumerate(leaves):
+        key = leaf.sharding, leaf.dtype, leaf.shape
+        if key not in kinds:
+            kinds[key] = _kind(*key)
+        kind = kinds[key]
+        if kind is not None:
+            found[kind].append(position)
+    return [
+        (positions[first : first + count], count)
+        for positions in found.values()
+        if len(positions) >= FEWEST
+        for count in (_count(len(positions)),)
+        for first in range(0, len(positions), count)
+    ]
+
+
+def _count(arrays: int) -> int:
+    """Return how many arrays a pack has if there are this many of its kind."""
+    count = _LEAST_PACKED
+    while count < MOST_PACKED and 2 * count * _PACKS <= arrays:
+        count *= 2
+    return count
+
+
+def _kind(sharding: Any, dtype: Any, shape: tuple[int, ...]) -> _Kind | None:
+    """Return the kind of arrays of this type, or None if they are not packed."""
+    if not _is_in_default_memory(sharding):
+        return None
+    nbytes = math.prod(sharding.shard_shape(shape)) * dtype.itemsize
+    if not 0 < nbytes <= SMALL_BYTES:
+        return None
+    if isinstance(sharding, SingleDeviceSharding):
+        return _Kind(None, (), (0,) * len(shape), PartitionSpec(), sharding, dtype, shape)
+    if not isinstance(sharding, NamedSharding) or not isinstance(sharding.mesh, Mesh):
+        return None
+    names = _names(sharding.spec, len(shape))
+    axes = tuple(itertools.chain.from_iterable(names))
+    packed = NamedSharding(sharding.mesh, PartitionSpec(axes or None))
+    return _Kind(sharding.mesh, axes, tuple(map(len, names)), sharding.spec, packed, dtype, shape)
+
+
+def _is_in_default_memory(sharding: Any) -> bool:
+    return sharding.memory_kind in (None, sharding._device_assignment[0].default_memory().kind)
+
+
+def _names(spec: Any, rank: int) -> list[tuple[str, ...]]:
+    """Return the axes over which each dimension is cut."""
+    names: list[tuple[str, ...]] = [
+        () if each is None else (each,) if isinstance(each, str) else tuple(each) for each in spec
+    ]
+    return names + [()] * (rank - len(names))
+
+
+def pack(leaves: Sequence[Any], paths: Sequence[str], count: int) -> tuple[Any, Pack]:
+    """Return a pack of `count` arrays, which begins with these arrays of one kind, and its description."""
+    kind = _kind(leaves[0].sharding, leaves[0].dtype, leaves[0].shape)
+    assert kind is not None
+    padding = [leaves[0]] * (count - len(leaves))
+    packed = _packing(kind, count)(*leaves, *padding)
+    mesh, axes = (), ()
+    if kind.mesh is not None:
+        mesh = tuple(kind.mesh.devices.shape)
+        axes = tuple(map(kind.mesh.axis_names.index, kind.axes))
+    return packed, Pack(tuple(paths), count, kind.shape, kind.cuts, mesh, axes)
+
+
+@lru_cache(maxsize=256)
+def _packing(kind: _Kind, count: int) -> Any:
+    def atoll_pack(*shards: Any) -> Any:
+        return jnp.concatenate([shard.ravel() for shard in shards])
+
+    if kind.mesh is None or not kind.axes:
+        return jax.jit(atoll_pack, out_shardings=kind.sharding)
+    specs = (kind.spec,) * count
+    mapped = jax.shard_map(atoll_pack, mesh=kind.mesh, in_specs=specs, out_specs=kind.sharding.spec, check_vma=False)
+    return jax.jit(mapped)
+
+
+def copied(arrays: Sequence[Any]) -> list[Any]:
+    """Return copies of the arrays on their devices."""
+    copies: list[Any] = list(arrays)
+    found: dict[Any, list[int]] = defaultdict(list)
+    for position, each in enumerate(arrays):
+        found[tuple(each.sharding._device_assignment)].append(position)
+    for positions in found.values():
+        some = [arrays[position] for position in positions]
+        made = _copying(tuple(each.sharding for each in some))(*some)
+        for position, each in zip(positions, made, strict=True):
+            copies[position] = each
+    return copies
+
+
+@lru_cache(maxsize=256)
+def _copying(shardings: tuple[Any, ...]) -> Any:
+    def atoll_copy(*xs: Any) -> list[Any]:
+        return [jnp.copy(x) for x in xs]
+
+    return jax.jit(atoll_copy, out_shardings=list(shardings))
+
+
+# ---- unpacking
+
+
+def target(pack: Pack, sharding: Any) -> Any:
+    """Return the sharding with which a pack is read, so that its arrays can be made with `sharding`."""
+    same = _same_cut(pack, sharding)
+    if same is not None:
+        return same
+    devices = sharding._device_assignment
+    if len(devices) == 1:
+        return SingleDeviceSharding(devices[0])
+    return NamedSharding(Mesh(np.array(devices), "all"), PartitionSpec())
+
+
+def _same_cut(pack: Pack, sharding: Any) -> Any:
+    """Return the sharding of the pack if its arrays are to be cut as they are in the pack, or None."""
+    mesh = getattr(sharding, "mesh", None)
+    if not pack.axes or not isinstance(mesh, Mesh) or mesh.devices.shape != pack.mesh:
+        return None
+    axes = tuple(mesh.axis_names[axis] for axis in pack.axes)
+    names = iter(axes)
+    cut = [tuple(itertools.islice(names, cuts)) for cuts in pack.cuts]
+    if _names(sharding.spec, len(pack.shape)) != cut or not _is_in_default_memory(sharding):
+        return None
+    return NamedSharding(mesh, PartitionSpec(axes))
+
+
+def unpack(pack: Pack, packed: Any, shardings: Sequence[Any]) -> list[Any]:
+    """Return the arrays of the pack with these shardings. The pack was read with the `target` of the first one."""
+    first = shardings[0] if _is_in_default_memory(shardings[0]) else packed.sharding
+    made = _unpacking(msgspec.structs.replace(pack, paths=("",)), first)(packed)[: len(pack.paths)]
+    return [
+        each if sharding == first else jax.device_put(each, sharding)
+        for each, sharding in zip(made, shardings, strict=True)
+    ]
+
+
+@lru_cache(maxsize=256)
+def _unpacking(pack: Pack, sharding: Any) -> Any:
+    """Return the compiled function that returns all arrays of a pack. It does not depend on their paths."""
+    same = _same_cut(pack, sharding)
+
+    def atoll_unpack_shards(shard: Any) -> list[Any]:
+        shards = shard.reshape(pack.count, *pack.shard_shape)
+        return [jax.lax.index_in_dim(shards, i, keepdims=False) for i in range(pack.count)]
+
+    def atoll_unpack(packed: Any) -> list[Any]:
+        parts = packed.reshape(*pack.parts, pack.count, *pack.shard_shape)
+        axes = iter(range(len(pack.axes)))
+        order = [len(pack.axes)]
+        for dimension, cuts in enumerate(pack.cuts):
+            order += [*itertools.islice(axes, cuts), len(pack.axes) + 1 + dimension]
+        arrays = parts.transpose(order).reshape(pack.count, *pack.shape)
+        return [jax.lax.index_in_dim(arrays, i, keepdims=False) for i in range(pack.count)]
+
+    if same is None:
+        return jax.jit(atoll_unpack, out_shardings=[sharding] * pack.count)
+    specs = [sharding.spec] * pack.count
+    return jax.jit(
+        jax.shard_map(atoll_unpack_shards, mesh=same.mesh, in_specs=(same.spec,), out_specs=specs, check_vma=False)
+    )
