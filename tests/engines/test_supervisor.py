@@ -14,7 +14,8 @@ from atoll.engines import supervisor
 from atoll.engines.controller_child import ControllerChild
 from atoll.engines.engine_options import EngineOptions
 from atoll.engines.hosts.hosts_engine import HostsEngine
-from atoll.engines.supervisor import StandbySupervisor, Supervisor
+from atoll.engines.standby_supervisor import StandbySupervisor
+from atoll.engines.supervisor import Supervisor
 from atoll.errors import ClusterError
 from tests.cluster_process import free_port
 

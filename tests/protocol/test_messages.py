@@ -7,8 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from atoll.cluster.lifecycle import IslandState
 from atoll.cluster.sandbox.grants import PythonRules
 from atoll.cluster.sandbox.mechanisms import Mechanisms, Namespaces
+from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.slice_requests import SliceRequest
 from atoll.cluster.topology import IslandShape, RankSlot
 from atoll.cluster.usage.usage_records import By
@@ -77,6 +79,8 @@ SAMPLES: dict[Any, Any] = {
 SAMPLES[m.GroupEnds] = m.GroupEnds(7, (0, 1), (1, 2, 3, 4))
 SAMPLES[m.Free] = m.Free(1, (2, 3), True)
 SAMPLES[ArraySpec] = SPEC
+SAMPLES[ClusterSettings] = ClusterSettings("2x2x4", "cuda", lease_seconds=4.0)
+SAMPLES[m.KnownIsland] = m.KnownIsland(1, IslandShape(2, 4, "cuda"), IslandState.DRAINED, 7, ("m1", "m2"), True)
 SAMPLES[m.VersionArray] = m.VersionArray("['w'][0]", "float32", (4,))
 SAMPLES[m.VirtualDevice] = m.VirtualDevice(0, 0, 0, SAMPLES[m.DeviceInfo])
 

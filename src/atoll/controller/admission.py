@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from msgspec import structs
+
 from atoll.cluster.lifecycle import HostState, IslandFailed
 from atoll.cluster.sandbox.mechanisms import why_not_confined
 from atoll.cluster.tenant_settings import DEFAULT_NAME
@@ -37,12 +39,15 @@ from atoll.protocol.permissions import Peer as Kind
 from atoll.protocol.permissions import check as check_permission
 from atoll.security.roles import is_of_the_cluster, may_say
 from atoll.security.tokens import TOO_MANY, Guesses, Tokens
+from atoll.state.durations import Durations
 from atoll.state.session import Session
 
 # For a connection to send its Hello, and for a worker to send its WorkerReady.
 HELLO_SECONDS = 10.0
 # The loss of a host's connection is handled after this time: the engine knows the cause better and usually reports it.
 ENGINE_SAYS_SECONDS = 1.0
+# For the engine to reconnect before the spare engine takes its role.
+ENGINE_AWAY_SECONDS = 5.0
 
 
 class Admission:
@@ -88,8 +93,10 @@ class Admission:
         self._waiting: list[Peer] = []  # proxies that connected before the cluster was complete
         self._timers: dict[int, Callable[[], None]] = {}
         self._next_timer = 1
+        self._engine_lost: Durations[str] = Durations()  # of the one engine, as the key ""
         self._stranger = PeerHandlers("", self._hello, self._refuse_with)
         self._engine = PeerHandlers("engine", from_engine, self._expel)
+        self._spare_engine = PeerHandlers("spare engine", lambda peer, event: None, self._expel)
         self._operator = PeerHandlers("operator", from_operator, self._answer_refused)
         self._agent = PeerHandlers("agent", agents.received, self._expel, agents.lost)
         self._joining_worker = PeerHandlers("joining worker", self._worker_ready, self._refuse_with)
@@ -101,6 +108,7 @@ class Admission:
             for each in (
                 self._stranger,
                 self._engine,
+                self._spare_engine,
                 self._operator,
                 self._agent,
                 self._joining_worker,
@@ -113,6 +121,7 @@ class Admission:
             "worker": self._hello_of_worker,
             "proxy": self._hello_of_proxy,
             "engine": self._hello_of_engine,
+            "spare engine": self._hello_of_spare_engine,
             "operator": self._hello_of_operator,
             "agent": self._hello_of_agent,
         }
@@ -253,10 +262,43 @@ class Admission:
         if self._connections.engine is not None:
             self._refuse(peer, Code.ALREADY_EXISTS, "this cluster has its engine")
             return
+        self._make_engine(peer)
+
+    def _make_engine(self, peer: Peer) -> None:
         peer.handlers = self._engine
         self._connections.engine = peer.connection
         self._name(peer, "the engine")
+        self._agents.reconnect()
         self._recovery.engine_joined()
+
+    def _hello_of_spare_engine(self, peer: Peer, hello: m.Hello) -> None:
+        former = self._connections.spare_engine
+        if former is not None and former not in self._connections.away:
+            self._refuse(peer, Code.ALREADY_EXISTS, "this cluster has a spare engine")
+            return
+        if former is not None:
+            self._outbox.close(former, "another spare engine replaces it")
+        peer.handlers = self._spare_engine
+        self._connections.spare_engine = peer.connection
+        self._name(peer, "the spare engine")
+
+    def tick(self, now: float) -> None:
+        """Give the spare engine, if there is one, the role of an engine that is lost. Called once per second."""
+        lost = () if self._connections.has_engine else ("",)
+        if any(seconds > ENGINE_AWAY_SECONDS for seconds in self._engine_lost.update(now, lost).values()):
+            self._replace_engine()
+
+    def _replace_engine(self) -> None:
+        spare, engine = self._connections.spare_engine, self._connections.engine
+        if spare is None or spare in self._connections.away:
+            return
+        if engine is not None:
+            self._outbox.close(engine, "the engine is lost: the spare engine takes its role")
+        self._connections.spare_engine = None
+        settings = structs.replace(self._settings, tenants=())
+        self._outbox.send(spare, m.BecomeEngine(settings, self._recovery.known_islands()))
+        self._make_engine(self._peers[spare])
+        self._history.record("engine replaced", "the engine was lost, and the spare engine has its role")
 
     def _hello_of_operator(self, peer: Peer, hello: m.Hello) -> None:
         peer.handlers = self._operator

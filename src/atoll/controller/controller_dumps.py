@@ -76,10 +76,11 @@ def _restore_handlers(admission: Admission) -> None:
     admission.restore_handlers({peer: str(peer.handlers) for peer in admission._peers.values()})
 
 
-@dump_of(Admission, "admission", rebuild=_restore_handlers)
+@dump_of(Admission, "admission", version=2, rebuild=_restore_handlers)
 class AdmissionDump(Dump):
     _guesses: Ref[Guesses]
     _next_timer: int
+    _engine_lost: DurationsOf[str]
     _waiting: list[Ref[Peer]] = []
     _timers: dict[int, Callback] = {}
 

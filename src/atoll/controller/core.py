@@ -488,6 +488,7 @@ class Controller:
         now = event.seconds
         self._sessions.tick(now)
         self._recovery.tick(now)
+        self._admission.tick(now)
         self._overruns.tick(now)
         self._compilation.tick(now)
         self.migrations.tick(now)

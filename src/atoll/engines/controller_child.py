@@ -36,8 +36,8 @@ _MOST_FAILURES = 3  # consecutive starts that failed, after which the controller
 class ControllerChild:
     """Runs the controller, and restarts it if it ends unexpectedly after it has begun its journal.
 
-    `on_ready()` is called when all hosts have joined, `on_end(text)` when the controller has ended, and
-    `on_replaced(text)` when it has ended because another controller has taken over.
+    `on_ready()` is called when all hosts have joined, `on_end(text)` when the controller has ended, `on_replaced(text)`
+    when it has ended because another controller has taken over, and `on_runs()` when it serves the cluster.
     """
 
     def __init__(
@@ -46,11 +46,13 @@ class ControllerChild:
         on_ready: Callable[[], None],
         on_end: Callable[[str], None],
         on_replaced: Callable[[str], None] = lambda text: None,
+        on_runs: Callable[[], None] = lambda: None,
     ) -> None:
         self._options = options
         self._on_ready = on_ready
         self._on_end = on_end
         self._on_replaced = on_replaced
+        self._on_runs = on_runs
         self._process: LocalProcess | None = None
         self._readable = -1
         self._failures = 0  # failed starts since a controller has run
@@ -105,6 +107,7 @@ class ControllerChild:
         if RUNS in said:
             self._failures = 0
             self._options = replace(self._options, restarts=bool(self._options.journal))
+            self._on_runs()
         if READY in said or FOLLOWS in said:
             self._on_ready()
 

@@ -121,6 +121,12 @@ class AgentHandler(Protocol):
     def cut_off(self, is_cut_off: bool) -> None:
         """Handle the loss of the connection to the controller, or its return. Meanwhile, silent agents are not lost."""
 
+    def adopt(self, start: HostStart, on_end: Callable[[HostEnd], None]) -> HostProcess:
+        """Return the worker process that an engine started which is lost. Its agent introduces itself later.
+
+        `on_end(end)` is also called if no agent with this worker connects within a lease.
+        """
+
     def avoid(self, host: int) -> None:
         """Prefer a spare, if there is one, to the machine of this host when its island restarts."""
 

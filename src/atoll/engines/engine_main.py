@@ -24,7 +24,8 @@ from atoll.cluster.settings import DEFAULT_ENGINE, settings_text
 from atoll.cluster.tenant_settings import persisted_tenants
 from atoll.engines.engine_interface import make_engine
 from atoll.engines.engine_options import EngineOptions, Started
-from atoll.engines.supervisor import StandbySupervisor, Supervisor
+from atoll.engines.standby_supervisor import StandbySupervisor
+from atoll.engines.supervisor import Supervisor
 from atoll.errors import AtollError, ClusterError
 from atoll.security.start_security import start_security
 from atoll.wire.address import parse_address

@@ -19,6 +19,9 @@ from atoll.engines.engine_interface import Engine, HostEnd, HostProcess, HostSta
 _log = logging.getLogger(__name__)
 
 
+Adopt = Callable[[HostStart, Callable[[HostEnd], None]], HostProcess]
+
+
 class ProcessesState(enum.IntEnum):
     """The state of an island's processes. It is no copy of `IslandState`, which says what the controller knows.
 
@@ -85,6 +88,15 @@ class IslandProcesses(StateMachine[ProcessesState]):
         """
         self.enter(ProcessesState.WAITING)
         self._engine.place(self.number, self._starts(self._incarnation), self._placed)
+
+    def adopt(self, incarnation: int, machines: Sequence[str], adopt: Adopt) -> None:
+        """Continue with the processes of an engine that is lost. `adopt` is `AgentHandler.adopt`."""
+        self.enter(ProcessesState.WAITING)
+        self.enter(ProcessesState.RUNNING)
+        self._incarnation, self._machines = incarnation, machines
+        self._nothing_runs.clear()
+        for start in self._starts(incarnation):
+            self._processes[start.host] = adopt(start, partial(self._process_ended, start.host))
 
     def _placed(self, machines: Sequence[str]) -> None:
         self.enter(ProcessesState.RUNNING)

@@ -1,4 +1,4 @@
-"""The supervisors of engine processes: of a cluster, with its controller and islands, or of a standby controller.
+"""The supervisor of a cluster's engine process, which runs its controller and its islands.
 
 The controller decides to restart, add or end islands. The supervisor does that, and reports the ends of workers.
 """
@@ -11,13 +11,13 @@ import logging
 import math
 import os
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
 from atoll._version import __version__
 from atoll.cluster.environment_variables import TOKEN
-from atoll.cluster.topology import IslandShape
+from atoll.cluster.topology import IslandShape, Topology
 from atoll.controller_process.controller_options import ControllerOptions
 from atoll.devices.device_kinds import check_platform, kind_of
 from atoll.engines.controller_child import ControllerChild
@@ -37,6 +37,7 @@ from atoll.protocol.messages import (
     IslandEnded,
     IslandRemoved,
     IslandStarts,
+    KnownIsland,
     OperationReply,
     Refused,
     RestartExcused,
@@ -50,7 +51,7 @@ from atoll.protocol.messages import (
 from atoll.retries import Retry
 from atoll.security.access import token_for
 from atoll.security.roles import Role
-from atoll.security.start_security import advertised, load_certificate_authority
+from atoll.security.start_security import load_certificate_authority
 from atoll.wire.address import Address, check_may_listen, parse_address
 from atoll.wire.resumption.dialed_connection import DialedConnection, dial
 from atoll.wire.tls.identity import Identity
@@ -58,7 +59,7 @@ from atoll.wire.tls.identity import Identity
 _log = logging.getLogger(__name__)
 
 _END_SECONDS = 1.0
-_RETRY_SECONDS = 0.02
+RETRY_SECONDS = 0.02
 _LISTEN_SECONDS = 20.0  # less than `start_engine.START_GRACE_SECONDS`
 
 
@@ -67,9 +68,13 @@ class Supervisor:
 
     Call `start`, wait until `stop` is set, then call `end`. The supervisor sets `stop` itself when the controller or
     the connection to it ends. The constructor raises ClusterError for invalid settings.
+
+    If a `controller` is given, which runs already, call `take_over` in place of `start`.
     """
 
-    def __init__(self, options: EngineOptions, engine: Engine, stop: asyncio.Event) -> None:
+    def __init__(
+        self, options: EngineOptions, engine: Engine, stop: asyncio.Event, controller: ControllerChild | None = None
+    ) -> None:
         self._options = options
         self._engine = engine
         self._stop = stop
@@ -78,8 +83,11 @@ class Supervisor:
         self._topology = options.settings.topology
         self._address = parse_address(options.controller_address)
         self._islands = [self._island(number) for number in range(self._topology.islands)]
-        self._controller = ControllerChild(self._controller_options(), self._ready, self._controller_ended)
+        self._controller = controller or ControllerChild(
+            self._controller_options(), self._ready, self._controller_ended
+        )
         self._link: DialedConnection | None = None
+        self._refusal = ""  # why the controller at another address has refused this engine
         self._is_up = False
         self._reason = ""
         self._up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -116,6 +124,21 @@ class Supervisor:
         for island in self._islands:
             island.restarts = not self._stop.is_set()
 
+    def take_over(self, link: DialedConnection, islands: Sequence[KnownIsland]) -> None:
+        """Take the role of an engine that is lost, with the connection of a spare engine. Adopt what still runs."""
+        agents = self._engine.agents
+        assert agents is not None
+        self._link = link
+        agents.begin(link.send)
+        self._topology = Topology(tuple(each.shape for each in islands))
+        self._islands = [self._island(each.island, restarts=not each.is_over) for each in islands]
+        for island, known in zip(self._islands, islands, strict=True):
+            if known.runs:
+                island.adopt(known.incarnation, known.machines, agents.adopt)
+            elif not known.is_over or known.returns:
+                island.start()
+        self._is_up = True
+
     async def _connect(self) -> None:
         await self._dial(self._address, math.inf)
         if self._engine.agents is not None:
@@ -127,38 +150,30 @@ class Supervisor:
 
         Raise AccessError, or ConnectError after that time.
         """
-        reach = partial(
-            dial,
-            address,
-            ToEngine,
-            self._handle,
-            self._link_lost,
-            name="the controller",
-            identity=self._identity(),
-            on_away=partial(self._cut_off, True),
-            on_back=partial(self._cut_off, False),
-            on_silence=self._cut_off,  # messages of agents pass through the controller
+        options = self._options
+        retry = Retry(RETRY_SECONDS, patience=seconds)
+        self._link = link = await dial_as(
+            "engine", options, address, retry, self.handle, self.link_lost, self.cut_off, self._address
         )
-        retry = Retry(_RETRY_SECONDS, patience=seconds)
-        link = await retry.call_async(reach, ConnectError, unless=AccessError)
-        self._link = link
-        token = token_for(self._address, Role.ENGINE)
-        engine = self._options.settings.engine
-        link.send(Hello(PROTOCOL, "engine", token, os.getpid(), __version__, engine, resumes=True))
         if self._engine.agents is not None:
             self._engine.agents.begin(link.send)
 
-    def _cut_off(self, is_cut_off: bool) -> None:
+    def cut_off(self, is_cut_off: bool) -> None:
         """Handle the loss of the controller's connection, or its return, which may be to another controller."""
         if self._link is not None and not is_cut_off and self._link.address != self._address:
             self._engine.controller_at(self._link.address)
         if self._engine.agents is not None:
             self._engine.agents.cut_off(is_cut_off)
 
-    def _link_lost(self, reason: str) -> None:
+    def link_lost(self, reason: str) -> None:
+        """Handle the end of the connection to the controller, which cannot be resumed."""
         if not self._is_up:  # `_controller_ended` handles the end of the controller
             return
         where = self._link.refused_at if self._link is not None else None
+        if self._refusal:
+            self._reason = f"the controller at {self._link and self._link.address} refuses it: {self._refusal}"
+            self._stop.set()
+            return
         if self._engine.agents is None or where in (None, self._address) or self._stop.is_set():
             for island in self._islands:
                 island.expect_end()
@@ -187,12 +202,6 @@ class Supervisor:
         for island in self._islands:
             island.report()
 
-    def _identity(self) -> Identity | None:
-        """Return an identity that the cluster's own CA issues. There is no join token for engines."""
-        if not self._address.tls:
-            return None
-        return Identity(load_certificate_authority(self._options.directory).certificate_for(Role.ENGINE, "the engine"))
-
     async def end(self) -> None:
         """End all processes, the controller first, so that no worker looks lost."""
         if self._link is not None:
@@ -203,7 +212,13 @@ class Supervisor:
         if self._engine.agents is None:  # otherwise the agents end their workers
             await asyncio.gather(*(island.end(_END_SECONDS) for island in self._islands))
         await self._engine.close()
-        if self._is_up and self._reason and not self.was_asked and self._options.settings.grace_seconds:
+        is_replaced = bool(self._refusal)  # so the cluster has not ended
+        if (
+            self._is_up
+            and self._reason
+            and not (self.was_asked or is_replaced)
+            and self._options.settings.grace_seconds
+        ):
             with contextlib.suppress(OSError, AtollError):  # the address is not free, and peers get no answer
                 await serve_end_notice(self._address, self._options.directory, self._reason)
 
@@ -295,10 +310,12 @@ class Supervisor:
 
     # ---- messages of the controller
 
-    def _handle(self, message: Any) -> None:
+    def handle(self, message: Any) -> None:
+        """Handle a message of the controller."""
         match message:
             case Refused(status=status):  # the connection ends next
                 _log.error("the controller refuses this engine: %s", status.message)
+                self._refusal = status.message
             case RestartIsland(island=island, reason=reason, avoid=avoid):
                 _log.warning("restarting island %d: %s", island, reason)
                 if avoid >= 0 and self._engine.agents is not None:
@@ -364,70 +381,38 @@ class Supervisor:
             self._link.send(IslandEnded(island.number))
 
 
-class StandbySupervisor:
-    """Runs a standby controller, and restarts it after it has taken over.
+async def dial_as(
+    role: str,
+    options: EngineOptions,
+    address: Address,
+    retry: Retry,
+    on_message: Callable[[Any], None],
+    on_lost: Callable[[str], None],
+    on_cut_off: Callable[[bool], None],
+    own: Address,
+) -> DialedConnection:
+    """Connect to the controller at `address` with this role, "engine" or "spare engine".
 
-    Call `start`, wait until `stop` is set, then call `end`. It sets `stop` itself when the controller ends, or when
-    another controller takes over. The hosts remain those of the cluster's own engine, which follows the standby.
+    The identity is one that the cluster's own CA issues for the cluster at `own`: there is no join token for engines.
+    Raise AccessError, or ConnectError if `retry` ends.
     """
-
-    def __init__(self, options: EngineOptions, stop: asyncio.Event) -> None:
-        self._standby = options.standby
-        self._stop = stop
-        self._reason = ""
-        self._seconds = options.settings.start_seconds
-        self._up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        listen = parse_address(options.controller_address)
-        self._controller = ControllerChild(
-            ControllerOptions(
-                str(listen),
-                options.settings,
-                os.getpid(),
-                directory=options.directory,
-                usage_file=options.usage_file,
-                cache_directory=options.cache_directory,
-                journal=options.journal,
-                standby=options.standby,
-                advertise=str(advertised(listen, options.advertise)),
-            ),
-            self._follows,
-            self._ended,
-            self._ended,
-        )
-
-    @property
-    def reason(self) -> str:
-        """The reason for which this supervisor has set `stop`, or ""."""
-        return self._reason
-
-    @property
-    def was_asked(self) -> bool:
-        """Whether it has set `stop` because an operator has ended the cluster."""
-        return self._controller.was_asked
-
-    async def start(self) -> None:
-        """Return when the standby has a copy of the controller's state. Raise ClusterError if that fails."""
-        try:
-            self._controller.start()
-        except OSError as error:
-            raise ClusterError(f"the standby did not start: {error}") from None
-        try:
-            async with asyncio.timeout(self._seconds):
-                await self._up
-        except TimeoutError:
-            text = f"the controller at {self._standby} sent no snapshot within {self._seconds:.0f} s"
-            raise ClusterError(f"the standby did not start: {text}") from None
-
-    async def end(self) -> None:
-        await self._controller.end()
-
-    def _follows(self) -> None:
-        if not self._up.done():
-            self._up.set_result(None)
-
-    def _ended(self, text: str) -> None:
-        if not self._up.done():
-            self._up.set_exception(ClusterError(f"the standby did not start: {text}; its messages are above"))
-        if not self._stop.is_set():
-            self._reason = text
-        self._stop.set()
+    identity = None
+    if own.tls:
+        identity = Identity(load_certificate_authority(options.directory).certificate_for(Role.ENGINE, f"the {role}"))
+    reach = partial(
+        dial,
+        address,
+        ToEngine,
+        on_message,
+        on_lost,
+        name="the controller",
+        identity=identity,
+        on_away=partial(on_cut_off, True),
+        on_back=partial(on_cut_off, False),
+        on_silence=on_cut_off,  # messages of agents pass through the controller
+    )
+    link = await retry.call_async(reach, ConnectError, unless=AccessError)
+    engine = options.settings.engine
+    token = token_for(own, Role.ENGINE)
+    link.send(Hello(PROTOCOL, role, token, os.getpid(), __version__, engine, resumes=True))
+    return link

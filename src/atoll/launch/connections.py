@@ -69,6 +69,7 @@ class Connections:
         self.hosts: dict[int, int] = {}  # connections, by host
         self.sessions: dict[int, int] = {}  # connections, by session
         self.engine: int | None = None
+        self.spare_engine: int | None = None  # takes the role of the engine if that is lost
         self.away: set[int] = set()  # connections without a socket now
 
     @property
@@ -81,6 +82,11 @@ class Connections:
     def trusted(self) -> Collection[int]:
         """The connections of the hosts and of the engine."""
         return {*self.hosts.values()} if self.engine is None else {*self.hosts.values(), self.engine}
+
+    @property
+    def has_engine(self) -> bool:
+        """Return whether there is an engine whose connection has a socket."""
+        return self.engine is not None and self.engine not in self.away
 
     def is_away(self, host: int) -> bool:
         """Return whether the host's connection has no socket now: the host may be lost, or connect again."""
@@ -103,4 +109,6 @@ class Connections:
             del self.sessions[peer.number]
         if self.engine == connection:
             self.engine = None
+        if self.spare_engine == connection:
+            self.spare_engine = None
         return peer

@@ -352,13 +352,14 @@ class PeerDump(Dump):
     leases: Ref[Leases] | None = None
 
 
-@dump_of(Connections, "connections")
+@dump_of(Connections, "connections", version=2)
 class ConnectionsDump(Dump):
     peers: dict[int, Ref[Peer]] = {}
     hosts: dict[int, int] = {}
     sessions: dict[int, int] = {}
     engine: int | None = None
     away: set[int] = set()
+    spare_engine: int | None = None
 
 
 def _relays(relays: dict[int, int]) -> RelayTable:

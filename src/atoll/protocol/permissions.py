@@ -79,14 +79,16 @@ ROLES: dict[str, frozenset[type[Any]]] = {
     "joining worker": frozenset((m.WorkerReady,)),
     "agent": frozenset((m.AgentSays,)),
     "engine": frozenset(get_args(m.FromEngine)),
+    "spare engine": frozenset(),
     "operator": frozenset(get_args(m.FromOperator)),
 }
-_NAMES = {"agent": "a host agent", "engine": "an engine", "operator": "an operator"}
+_NAMES = {"agent": "a host agent", "engine": "an engine", "spare engine": "a spare engine", "operator": "an operator"}
 _PEERS = {
     "worker": (Peer.HOST,),
     "joining worker": (Peer.HOST,),
     "agent": (Peer.HOST,),
     "engine": (Peer.ENGINE,),
+    "spare engine": (Peer.ENGINE,),
 }  # peers with other roles are tenants
 
 # The request of each command, for the table in the documentation.

@@ -21,7 +21,7 @@ JOINING = (Role.HOST, Role.CLIENT)  # each of these roles has a token
 # The values of `protocol.messages.Hello.role` that the certificate of each role allows.
 _SAYS = {
     Role.CONTROLLER: frozenset[str](),
-    Role.ENGINE: frozenset({"engine", "standby"}),
+    Role.ENGINE: frozenset({"engine", "spare engine", "standby"}),
     Role.HOST: frozenset({"worker", "agent"}),
     Role.CLIENT: frozenset({"proxy", "operator"}),
 }

@@ -532,3 +532,67 @@ def test_answers_come_in_the_order_of_what_was_asked_and_an_island_is_asked_for_
     assert [drains.ask(island) for island in (1, 0, 1)] == [True, True, False]
     assert drains.answered(OK, 1.0) == (1, "")
     assert drains.answered(NO_ROOM, 1.0)[0] == 0
+
+
+# ---- workers of an engine that is lost
+
+
+class Adopting(Scene):
+    """An engine that adopts the workers of island 0, of incarnation 7."""
+
+    def adopt(self) -> None:
+        for rank in range(2):
+            start = HostStart(0, rank, rank, 2, 4, 7, "cpu")
+            self.processes[rank] = self.engine.adopt(start, lambda end, n=rank: self.ends.append((n, end)))  # type: ignore[misc]
+
+
+def test_a_worker_of_a_lost_engine_is_adopted_when_its_agent_connects() -> None:
+    def scene() -> None:
+        play = Adopting()
+        play.adopt()
+        play.come(1, running=7, serves=(0, 0))
+        play.come(2, running=7, serves=(0, 1))
+        assert [each.state for each in play.report.machines] == ["host 0 of island 0", "host 1 of island 0"]
+        assert play.heard() == []
+        play.processes[1].kill()
+        assert play.heard() == [(2, m.EndWorker(7, force=True))]
+        play.say(2, m.AgentWorkerEnded(7, -9, "m2:9001"))
+        assert play.ends == [(1, HostEnd(-9, "killed by SIGKILL"))]
+
+    played(scene)
+
+
+def test_an_adopted_worker_that_was_killed_before_its_agent_connected_is_ended_then() -> None:
+    def scene() -> None:
+        play = Adopting()
+        play.adopt()
+        play.processes[0].kill()
+        play.come(1, running=7, serves=(0, 0))
+        assert play.heard() == [(1, m.EndWorker(7, force=True))]
+
+    played(scene)
+
+
+def test_an_adopted_worker_has_ended_if_its_agent_says_so_or_does_not_connect_within_a_lease() -> None:
+    async def scene() -> None:
+        play = Adopting(lease_seconds=0.01)
+        play.adopt()
+        play.come(1, serves=(0, 0), ended=(7, 1))
+        assert play.ends == [(0, HostEnd(1, "exit status 1"))]
+        await until_async(lambda: len(play.ends) == 2)
+        number, end = play.ends[1]
+        assert (number, end.status) == (1, None)
+        assert "did not connect after the loss of the engine" in end.text
+
+    played(scene)
+
+
+def test_the_worker_of_another_incarnation_is_not_adopted() -> None:
+    def scene() -> None:
+        play = Adopting()
+        play.adopt()
+        play.come(1, running=6, serves=(0, 0))
+        assert play.heard() == [(1, m.EndWorker(6, force=True))]
+        assert play.report.machines[0].state == "ends a worker that is over"
+
+    played(scene)

@@ -56,6 +56,12 @@ class Agents:
             raise StatusError(Code.UNAVAILABLE, "the cluster is starting")
         self._agents.add(peer.connection)
 
+    def reconnect(self) -> None:
+        """Have all agents connect again, since a new engine does not know them."""
+        for agent in sorted(self._agents):
+            self._outbox.close(agent)
+        self._agents.clear()
+
     def dismiss(self) -> None:
         """Dismiss all agents because the cluster ends."""
         content = m.agent_content(m.Dismiss("the cluster has ended"))

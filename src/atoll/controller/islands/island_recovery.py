@@ -201,6 +201,14 @@ class Recovery:
             if island.state is IslandState.RESTARTING and island.last_failure is not None:
                 self._outbox.to_engine(m.RestartIsland(island.number, island.last_failure.message))
 
+    def known_islands(self) -> tuple[m.KnownIsland, ...]:
+        """Return what a spare engine needs to continue in the place of the engine."""
+        shapes = self._resources.topology.shapes
+        return tuple(
+            m.KnownIsland(each.number, shapes[each.number], each.state, each.incarnation, each.machines, each.returns)
+            for each in self._resources.islands.values()
+        )
+
     def island_starts(self, message: m.IslandStarts) -> None:
         """Handle the start of a new incarnation. Known workers of an earlier incarnation have ended.
 

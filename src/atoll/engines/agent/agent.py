@@ -71,6 +71,7 @@ class HostAgent:
         self._on_joined = on_joined
         self._on_event = on_event
         self._host = ""  # the host that its worker serves, for messages
+        self._serves = (-1, -1)  # island and rank of that host
         self._loop = asyncio.get_running_loop()
         self._id = os.urandom(16).hex()
         self._link: Connection | None = None
@@ -223,6 +224,7 @@ class HostAgent:
                 self._coordinator_address(),
                 self._worker.incarnation,
                 self._worker.last_end,
+                self._serves,
             )
         )
 
@@ -323,7 +325,7 @@ class HostAgent:
             self._collectives,
             sandbox=self._options.sandbox,
         )
-        self._host = f"host {start.host} of island {start.island}"
+        self._host, self._serves = f"host {start.host} of island {start.island}", (start.island, start.rank)
         self._on_event(f"this machine is {self._host} (rank {start.rank} of {start.hosts}): its worker starts")
         self._worker.start(start, place, (self._dialed, self._controller, *elsewhere))
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from atoll.cluster.processes.child import describe_exit
-from atoll.engines.engine_interface import HostEnd
+from atoll.engines.engine_interface import HostEnd, HostStart
 from atoll.engines.hosts.rank_assignment import Candidate
 from atoll.protocol import messages as m
 
@@ -34,6 +34,37 @@ class AgentWorker:
     def kill(self) -> None:
         self.is_killed = True  # a disconnected agent gets the message when it reconnects
         self.agent.tell(m.EndWorker(self.incarnation, force=True))
+
+
+class AdoptedWorker:
+    """The worker that a lost engine started for `start`, as a `HostProcess`. Its agent may connect at any time."""
+
+    def __init__(self, start: HostStart, on_end: Callable[[HostEnd], None]) -> None:
+        self.start = start
+        self._on_end = on_end
+        self._worker: AgentWorker | None = None
+        self._is_killed = False  # before its agent has connected
+
+    def terminate(self) -> None:
+        if self._worker is None:
+            self._is_killed = True
+        else:
+            self._worker.terminate()
+
+    def kill(self) -> None:
+        if self._worker is None:
+            self._is_killed = True
+        else:
+            self._worker.kill()
+
+    def held_by(self, agent: Agent) -> None:
+        """Record that this agent holds the worker. `Agent.came`, which is called next, kills a killed worker."""
+        self._worker = AgentWorker(agent, self.start.incarnation, self._on_end, self._is_killed)
+        agent.adopt(self._worker, self.start)
+
+    def ended(self, end: HostEnd) -> None:
+        """Report the end of a worker that no agent holds."""
+        self._on_end(end)
 
 
 @dataclass(eq=False)
@@ -103,11 +134,16 @@ class Agent:
     # ---- its worker
 
     def start(self, message: m.StartWorker, on_end: Callable[[HostEnd], None]) -> AgentWorker:
-        self.worker = AgentWorker(self, message.incarnation, on_end)
-        self.served, self.host = (message.island, message.rank), message.host
-        self.doing = f"host {message.host} of island {message.island}"
+        worker = AgentWorker(self, message.incarnation, on_end)
+        self.adopt(worker, message)
         self.tell(message)
-        return self.worker
+        return worker
+
+    def adopt(self, worker: AgentWorker, start: HostStart | m.StartWorker) -> None:
+        """Record that the agent holds a worker, which serves the host of `start`."""
+        self.worker = worker
+        self.served, self.host = (start.island, start.rank), start.host
+        self.doing = f"host {start.host} of island {start.island}"
 
     def ended(self, incarnation: int, end: HostEnd) -> None:
         """Record the end of the worker of this incarnation. Do nothing if the end is known."""

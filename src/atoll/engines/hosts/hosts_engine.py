@@ -21,7 +21,7 @@ from atoll.cluster.settings import OnOff
 from atoll.cluster.topology import RankSlot
 from atoll.engines.engine_interface import AgentHandler, HostEnd, HostProcess, HostStart
 from atoll.engines.engine_options import EngineOptions
-from atoll.engines.hosts.host_agents import Agent
+from atoll.engines.hosts.host_agents import AdoptedWorker, Agent
 from atoll.engines.hosts.rank_assignment import Candidate, assign_ranks, pending_reason
 from atoll.engines.worker_command import check_kinds
 from atoll.errors import ClusterError, Status
@@ -56,6 +56,7 @@ class HostsEngine:
         self._placed: dict[int, list[Agent]] = {}  # by island, by rank
         self._starts: dict[int, Sequence[HostStart]] = {}  # by island, if it was placed
         self._avoided: dict[int, Agent] = {}  # by island: the agent that its next placement prefers least
+        self._adopted: dict[tuple[int, int], AdoptedWorker] = {}  # by island and rank, until the agent connects
         self._drains = MachineDrains()
         self._is_cut_off = False  # from the controller, and so from all agents
         self._left: set[int] = set()  # islands drained because a machine leaves: other islands are placed first
@@ -103,6 +104,36 @@ class HostsEngine:
             self._settings.lease_seconds,
         )
         return agent.start(message, on_end)
+
+    def adopt(self, start: HostStart, on_end: Callable[[HostEnd], None]) -> HostProcess:
+        adopted = self._adopted[start.island, start.rank] = AdoptedWorker(start, on_end)
+        self._starts[start.island] = (*self._starts.get(start.island, ()), start)
+        self._placed.setdefault(start.island, [])
+        asyncio.get_running_loop().call_later(self._leases.seconds, self._expect_adopted, adopted)
+        return adopted
+
+    def _expect_adopted(self, adopted: AdoptedWorker) -> None:
+        place = adopted.start.island, adopted.start.rank
+        if self._adopted.get(place) is not adopted:
+            return
+        if self._is_cut_off:
+            asyncio.get_running_loop().call_later(self._leases.seconds, self._expect_adopted, adopted)
+            return
+        del self._adopted[place]
+        adopted.ended(HostEnd(None, "its host agent did not connect after the loss of the engine"))
+
+    def _adopt_worker_of(self, agent: Agent, hello: m.AgentHello) -> None:
+        """Adopt the worker of an agent that has connected for the first time, if a lost engine started it."""
+        adopted = self._adopted.get(hello.serves)
+        ended, status = hello.ended
+        if adopted is None or adopted.start.incarnation not in (hello.running, ended):
+            return
+        del self._adopted[hello.serves]
+        if hello.running:
+            self._placed[adopted.start.island].append(agent)
+            adopted.held_by(agent)
+        else:
+            adopted.ended(HostEnd(status, describe_exit(status)))
 
     def _form(self) -> None:
         """Start the islands that have a machine for each host."""
@@ -240,6 +271,7 @@ class HostsEngine:
             agent = self._agents[hello.agent] = Agent(
                 next(self._numbers), hello, connection, lambda message: self._send(message)
             )
+            self._adopt_worker_of(agent, hello)
         elif agent.connection is not None:
             self._connections.pop(agent.connection, None)
         self._connections[connection] = agent

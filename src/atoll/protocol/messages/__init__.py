@@ -11,6 +11,8 @@ namespace of numbers: a worker and the controller identify a buffer by (session,
     operator  Hello, then FromOperator                ToOperator
     standby   Hello                                   ToStandby
 
+A spare engine sends a Hello, and receives BecomeEngine. From then on it is the engine.
+
 The workers of a group of hosts exchange InGroup.
 """
 

@@ -5,13 +5,17 @@ controller forwards the messages between agents and the engine without decoding 
 
     agent -> engine   AgentHello first, then FromAgent
     engine -> agent   ToAgent
+
+On the machine of a standby controller, a spare engine waits for the loss of the engine, and then takes its role.
 """
 
 from __future__ import annotations
 
 import msgspec
 
+from atoll.cluster.lifecycle import WORKING, IslandState
 from atoll.cluster.processes.leases import LEASE_SECONDS
+from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.topology import IslandShape, RankSlot
 from atoll.protocol.messages.opening_messages import Message, Refused
 from atoll.protocol.messages.operator_messages import DrainRequest, OperationReply
@@ -77,6 +81,33 @@ class RestartExcused(Message, frozen=True, tag=115):
     island: int
 
 
+class KnownIsland(msgspec.Struct, frozen=True, array_like=True):
+    """The state of an island, for a new engine. `incarnation` is the last one, 0 if it has not started yet."""
+
+    island: int
+    shape: IslandShape
+    state: IslandState
+    incarnation: int
+    machines: tuple[str, ...] = ()
+    returns: bool = False  # drained, and starts again when there are machines for it
+
+    @property
+    def runs(self) -> bool:
+        """Return whether all of its workers had joined."""
+        return self.state in WORKING
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in (IslandState.REMOVED, IslandState.DRAINED)
+
+
+class BecomeEngine(Message, frozen=True, tag=116):
+    """Make a spare engine the engine, because the former one is lost. The workers of working islands still run."""
+
+    settings: ClusterSettings
+    islands: tuple[KnownIsland, ...]
+
+
 # ---- forwarded messages of agents, and reports about machines
 
 
@@ -139,8 +170,9 @@ class IslandStarts(Message, frozen=True, tag=114):
 class AgentHello(Message, frozen=True, tag=120):
     """Introduce an agent that has connected, for the first time or again.
 
-    `agent` is a random identifier of the agent's process. `running` is the incarnation of its worker. `ended` is the
-    (incarnation, exit status) of the last worker that has ended, because that report may have been lost.
+    `agent` is a random identifier of the agent's process. `running` is the incarnation of its worker, and `serves` the
+    (island, rank) of that. `ended` is the (incarnation, exit status) of the last worker that has ended, because that
+    report may have been lost.
     """
 
     agent: str
@@ -154,6 +186,7 @@ class AgentHello(Message, frozen=True, tag=120):
     coordinator_address: str = ""  # a free HOST:PORT at which the coordination service of an island can listen
     running: int = 0
     ended: tuple[int, int] = (0, 0)
+    serves: tuple[int, int] = (-1, -1)
 
 
 class AgentWorkerEnded(Message, frozen=True, tag=121):
@@ -230,7 +263,17 @@ class Dismiss(Message, frozen=True, tag=133):
 
 
 FromEngine = WorkerEnded | IslandRemoved | IslandEnded | IslandStarts | EngineReport | TellAgent | DrainRequest
-ToEngine = Refused | RestartIsland | RestartExcused | StartIsland | EndIsland | AgentSays | AgentLost | OperationReply
+ToEngine = (
+    Refused
+    | RestartIsland
+    | RestartExcused
+    | StartIsland
+    | EndIsland
+    | AgentSays
+    | AgentLost
+    | OperationReply
+    | BecomeEngine
+)
 FromAgent = AgentHello | AgentWorkerEnded | AgentAlive | AgentLeaves
 ToAgent = StartWorker | EndWorker | Renew | Dismiss
 # Messages that an agent receives on its connection.

@@ -21,7 +21,7 @@ class Hello(Message, frozen=True, tag=1):
     """The first message on any connection to the controller."""
 
     protocol: int
-    role: str  # "proxy", "worker", "engine", "agent", "operator" or "standby"
+    role: str  # "proxy", "worker", "engine", "spare engine", "agent", "operator" or "standby"
     token: str
     pid: int
     version: str

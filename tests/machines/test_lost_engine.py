@@ -1,0 +1,118 @@
+"""The machine with the controller and the engine is lost: a standby on another machine takes both roles."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.machines.bed import Machines
+from tests.machines.clusters import ATOLL, PORT, MachineCluster, Process
+from tests.machines.plugin import long, make_machines  # noqa: F401
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+LEASE = 4.0
+KEPT = ("--authority", "/tmp/authority")
+
+# Works on the devices of the islands on m2 and m3, with an array that only they have.
+LOOP = """
+    import time
+    import jax, jax.numpy as jnp
+
+    devices = [device for device in jax.devices() if device.slice_index in (1, 2)]
+    add = jax.jit(lambda x: x + 1)
+    arrays = [jax.device_put(jnp.zeros(4), device) for device in devices]
+    step, last = 0, time.monotonic()
+    while True:
+        arrays = [add(x) for x in arrays]
+        step += 1
+        assert all(float(x.sum()) == 4 * step for x in arrays), step
+        print("step", step, round(time.monotonic() - last, 2))
+        last = time.monotonic()
+        time.sleep(0.05)
+"""
+
+
+@pytest.fixture
+def cluster(make_machines: Callable[..., Machines]) -> Iterator[MachineCluster]:  # noqa: F811
+    """Three islands of one host: on m0 beside the controller and the engine, on m2 and on m3; m1 is a spare."""
+    bed = make_machines(4)
+    with MachineCluster(bed, "3x1x2", None, "--lease", str(LEASE), *KEPT, "--journal", "/tmp/journal") as cluster:
+        for island, machine in enumerate(("m0", "m2", "m3")):
+            cluster.host(machine, "--island", str(island))
+        cluster.is_up()
+        yield cluster
+        print(cluster.log())
+
+
+def standby(cluster: MachineCluster, machine: str, of: str, directory: str = "/tmp/state") -> Process:
+    """A standby there, with the authority of the cluster, which it gets as an operator would copy it."""
+    shown = cluster.start("m0", ["cat", "/tmp/authority"])
+    shown.wait()
+    copy = ["sh", "-c", 'umask 077; printf %s "$KEPT" > /tmp/authority']
+    assert cluster.start(machine, copy, KEPT=shown.said).wait() == 0
+    listen = ("--listen", f"{cluster.bed.address(machine)}:{PORT}", "--journal", "/tmp/journal")
+    follows = ("--standby", f"{cluster.bed.address(of)}:{PORT}")
+    process = cluster.start(machine, [*ATOLL, "up", "--foreground", *follows, *listen, *KEPT])
+    process.line(lambda line: "follows the controller at" in line)
+    return process
+
+
+def wait_until(cluster: MachineCluster, holds: Callable[[dict[str, Any]], bool], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while True:
+        said = cluster.atoll("status", "--json", machine="m1").said
+        report = json.loads(said) if said.startswith("{") else {}
+        if report and holds(report):
+            return
+        assert time.monotonic() < deadline, said
+        time.sleep(0.3)
+
+
+def workers(report: dict[str, Any]) -> list[int]:
+    """The process of the worker of each island."""
+    return [island["hosts"][0]["pid"] for island in report["islands"]]
+
+
+def states(report: dict[str, Any]) -> list[str]:
+    return [island["state"] for island in report["islands"]]
+
+
+@long
+def test_a_standby_takes_the_role_of_the_engine_and_running_work_goes_on(cluster: MachineCluster) -> None:
+    bed = cluster.bed
+    spare = cluster.host("m1")
+    spare.line(lambda line: "has joined" in line)
+    follower = standby(cluster, "m1", "m0")
+    script = cluster.script("m3", LOOP)
+    script.line(lambda line: line.startswith("step 20 "))
+    before = workers(cluster.status())
+
+    lost = time.monotonic()
+    bed.reboot("m0")
+    follower.line(lambda line: "takes over in term" in line)
+    at, _ = script.line(lambda line: line.startswith("step "), since=lost + 1.5)
+    print(f"the script's next step after {at - lost:.1f} s")
+    taken, _ = follower.line(lambda line: "this process takes its role" in line)
+    print(f"the spare engine after {taken - lost:.1f} s")
+    cluster.address, cluster.known_as = f"{bed.address('m1')}:{PORT}", f"m1:{PORT}"
+    wait_until(cluster, lambda report: states(report) == ["ready", "ready", "ready"])
+    print(f"all islands after {time.monotonic() - lost:.1f} s")
+
+    report = json.loads(cluster.atoll("status", "--json", machine="m1").said)
+    after = workers(report)
+    assert after[1:] == before[1:], "these workers were adopted"
+    script.line(lambda line: line.startswith("step "), since=time.monotonic())
+    assert script.process.poll() is None
+
+    # The engine starts what ends from now on.
+    cluster.start("m2", ["kill", "-9", str(after[1])]).wait()
+    wait_until(cluster, lambda report: states(report)[1] != "ready" or report["islands"][1]["restarts"] > 0)
+    wait_until(cluster, lambda report: states(report) == ["ready", "ready", "ready"])
+    said = cluster.script("m2", "import jax; print(len(jax.devices()))")
+    assert said.wait() == 0, said.said
+    assert said.said.splitlines()[-1] == "6"
