@@ -145,7 +145,7 @@ def section(page: str) -> str:
 
 def main() -> None:
     text = PAGE.read_text()
-    PAGE.write_text(text.replace(section(text), f"\n\n{render(read())}\n\n"))
+    PAGE.write_text(text.replace(f"{BEGIN}{section(text)}{END}", f"{BEGIN}\n\n{render(read())}\n\n{END}"))
 
 
 if __name__ == "__main__":

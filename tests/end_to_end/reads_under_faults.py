@@ -19,7 +19,7 @@ import psutil
 
 from atoll.errors import AtollError
 
-DRAIN_SECONDS = 60.0  # for reads that nobody waits for
+DRAIN_SECONDS = 60.0  # for reads that nobody waits for, and for unused memory
 SIZES = (1, 1000, 70_000, 700_000, 3_000_000)
 
 
@@ -32,10 +32,10 @@ def _resources() -> tuple[int, int, int]:
 
 
 def _arriving() -> int:
-    """Return the number of reads that have not ended."""
+    """Return the number of reads and writes that have not ended."""
     from atoll.client.jax_patches.host_callbacks import TABLE
 
-    return len(TABLE.reads)
+    return len(TABLE.reads) + len(TABLE.writes)
 
 
 class Worker:
@@ -101,12 +101,19 @@ class Worker:
     operations: tuple[Callable[[Worker], None], ...] = (put, compute, compute, donate, start, read, read, delete)
 
 
-def stress(threads: int, seconds: float, seed: int) -> dict[str, Any]:
-    """Run random work. Return counts, the wrong results, and the resources before and after."""
+def prepare() -> None:
+    """Connect and compile, before any worker is killed. Compiled functions do not count as growth."""
     first = Worker(0)
-    for size in SIZES:  # what is compiled once is not counted
+    for size in SIZES:
         array = jnp.zeros(size, np.int32)
         np.asarray(first.add(array)), np.asarray(first.add_in_place(array))
+
+
+def stress(threads: int, seconds: float, seed: int, growth: tuple[int, int, int]) -> dict[str, Any]:
+    """Run random work. Return counts, the wrong results, and the resources before and after.
+
+    Resources may exceed those before by `growth` at first: pools free their blocks when they are not used.
+    """
     workers = [Worker(seed + 1 + i) for i in range(threads)]
 
     def run_all(seconds: float) -> None:
@@ -126,14 +133,17 @@ def stress(threads: int, seconds: float, seed: int) -> dict[str, Any]:
     # A read whose array's island was restarting when the last worker was killed may still be on the way.
     late = _arriving()
     until = time.monotonic() + DRAIN_SECONDS
-    while _arriving() and time.monotonic() < until:
-        time.sleep(0.1)
+    most = tuple(map(sum, zip(before, growth, strict=True)))
+    while (after := _resources()) and time.monotonic() < until:
+        if not _arriving() and all(here <= limit for here, limit in zip(after, most, strict=True)):
+            break
+        time.sleep(0.5)
     return {
         "done": sum(each.done for each in workers),
         "lost": sum(each.lost for each in workers),
         "wrong": [text for each in workers for text in each.wrong],
         "before": before,
-        "after": _resources(),
+        "after": after,
         "late": late,
         "arriving": _arriving(),
     }

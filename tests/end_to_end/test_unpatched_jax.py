@@ -197,6 +197,7 @@ UNTESTED = {
     "reads of trees": "it is a matter of time",
     "direct reads": "it is a matter of time",
     "writes of trees": "it is a matter of time",
+    "large writes": "it is a matter of time",
     "numbers in eager operations": "it is a matter of time",
 }
 

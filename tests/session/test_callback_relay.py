@@ -16,15 +16,20 @@ from atoll.errors import Code, Details, Kind, Status, failure
 from atoll.host_services.calls.call_messages import (
     GREETING,
     Call,
+    DirectWanted,
+    Landed,
     Raised,
     Released,
     Retained,
     Returned,
     Unread,
+    Wanted,
+    Written,
     decode,
     encode,
     first_call,
 )
+from atoll.protocol import messages as m
 from atoll.protocol.number_ranges import SCRIPT_FEEDS
 from atoll.session.callback_relay import CallbackPort, CallbackRelay
 from atoll.transfers.channel import DataChannel
@@ -47,7 +52,7 @@ def cluster() -> Iterator[FakeCluster]:
 @pytest.fixture
 def relay(cluster: FakeCluster, short_directory: Path) -> Iterator[CallbackRelay]:
     port = CallbackPort(lambda: Address(path=str(short_directory / "calls")))
-    yield port.relay(SESSION, cluster.session)
+    yield port.relay(SESSION, cluster.session, lambda call, *arguments: call(*arguments))
     port.close_relay(SESSION)
     port.close()
 
@@ -126,14 +131,75 @@ def test_the_client_learns_which_contents_do_not_arrive(relay: CallbackRelay):
     receiver.join()
 
 
+def test_the_client_is_asked_for_contents_until_they_have_landed(cluster: FakeCluster, relay: CallbackRelay):
+    write, feed = SCRIPT_FEEDS.start + 1, cluster.session.feed()
+    relay.writes.start(write, feed, 1, 4)  # nobody is connected yet
+    channel = connected(relay)
+    receiver = listening(channel)
+    assert [decode(content)[0] for _, _, content in receiver.wait(1)] == [Wanted(write, feed, 1)]
+    channel.send(0, first_call(0), encode(Landed(write)))
+    assert [decode(content)[0] for _, _, content in receiver.wait(2)][1:] == [Written(write)]
+    cluster.session.handle(m.HostsFailed((1,)))
+    assert cluster.take()[-1] == m.FailureAcknowledged((1,), (), ()), "the host had the feed"
+    channel.close()
+    receiver.join()
+
+
+def test_contents_that_the_client_sends_here_are_uploaded(cluster: FakeCluster, relay: CallbackRelay):
+    channel = connected(relay)
+    receiver = listening(channel)
+    write, feed = SCRIPT_FEEDS.start + 1, cluster.session.feed()
+    relay.writes.start(write, feed, 1, 4)
+    channel.send(0, write, [b"ab"], more=True)
+    channel.send(0, write + 5, [b"for nobody"])
+    channel.send(0, write, [b"cdef"])  # more than was announced
+    messages = [decode(content)[0] for _, _, content in receiver.wait(2)]
+    assert messages == [Wanted(write, feed, 1), Written(write)]
+    assert cluster.uploads == [((1,), feed, b"abcd")]
+    channel.close()
+    receiver.join()
+
+
+def test_local_hosts_are_asked_for_direct_channels_once_the_client_sends_contents(
+    cluster: FakeCluster, relay: CallbackRelay
+):
+    cluster.local = {1}
+    channel = connected(relay)
+    receiver = listening(channel)
+    for _ in range(2):
+        channel.send(0, first_call(0), encode(DirectWanted()))
+    until(lambda: cluster.answers)
+    relay.host_opened(0, is_local=False)
+    relay.host_opened(1, is_local=True)
+    assert answers(cluster) == [(first_call(1), DirectWanted())] * 2
+    channel.close()
+    receiver.join()
+
+
+def test_a_client_that_leaves_while_hosts_await_its_contents_ends_its_session(
+    cluster: FakeCluster, relay: CallbackRelay
+):
+    channel = connected(relay)
+    receiver = listening(channel)
+    relay.writes.start(SCRIPT_FEEDS.start, cluster.session.feed(), 1, 4)
+    receiver.wait(1)
+    channel.close()
+    receiver.join()
+    until(lambda: cluster.session.lost is not None)
+    assert cluster.session.lost is not None
+    assert "the connection on which the client sends contents of arrays has ended" in cluster.session.lost.message
+
+
 def test_a_hosts_own_way_to_the_client_is_passed_on(relay: CallbackRelay):
     channel = connected(relay)
     passed: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
-    receiving = threading.Thread(target=channel.receive, args=(lambda *_: None,), kwargs={"on_socket": passed.put})
+    receiving = threading.Thread(
+        target=channel.receive, args=(lambda *_: None,), kwargs={"on_socket": lambda sock, host: passed.put(sock)}
+    )
     receiving.start()
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        relay.pass_socket(theirs)
+        relay.pass_socket(theirs, 1)
         with passed.get(timeout=SECONDS) as arrived:
             ours.sendall(b"straight")
             assert arrived.recv(8) == b"straight"
@@ -145,7 +211,7 @@ def test_a_hosts_own_way_ends_where_there_is_no_client(relay: CallbackRelay):
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
-            relay.pass_socket(theirs)
+            relay.pass_socket(theirs, 1)
         ours.settimeout(SECONDS)
         assert ours.recv(1) == b""
 

@@ -364,6 +364,16 @@ def host_to_device_guard() -> str | None:
     return guard
 
 
+def of_shards(aval: Any, sharding: Any, shards: Sequence[Any], committed: bool) -> Any:
+    """Return an array of arrays on single devices, in the sharding's order."""
+    return Array(aval, sharding, list(shards), committed=committed, _skip_checks=True)
+
+
+def shard_handler(shape: Sequence[int], dtype: Any, device: Any) -> Any:
+    """Return a `result_handler` for an array on one device."""
+    return result_handler(core.ShapedArray(tuple(shape), dtype), jax.sharding.SingleDeviceSharding(device), True)
+
+
 def plain(aval: Any) -> Any:
     """Return the type without its mesh if all axes are automatic, so that equal shapes and dtypes give equal types."""
     mesh = getattr(getattr(aval, "sharding", None), "mesh", None)

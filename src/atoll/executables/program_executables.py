@@ -17,7 +17,16 @@ from atoll.ir.program import Call, Node, Program, consumes, output_count, preser
 from atoll.ir.types import DTYPE_BITS, ArraySpec, Sharding, nbytes
 from atoll.ir.validation import MAX_VALUES
 from atoll.protocol.ifrt import executables_pb2
-from atoll.protocol.submission import RUNS_OF_A_READING, Putting, Reading, Staging, Submission, decode, first_feed
+from atoll.protocol.submission import (
+    RUNS_OF_A_READING,
+    Putting,
+    Reading,
+    Staging,
+    Submission,
+    Writing,
+    decode,
+    first_feed,
+)
 from atoll.protocol.translation import codec
 from atoll.protocol.translation.shardings import sharding_to
 from atoll.session.cluster_session import ClusterSession
@@ -38,6 +47,8 @@ def read(data: bytes, loaded: Iterable[LoadedExecutable], cluster: ClusterSessio
         return ReadingExecutable(submission, cluster)
     if isinstance(submission, Putting):
         return PuttingExecutable(submission, cluster)
+    if isinstance(submission, Writing):
+        return WritingExecutable(submission, cluster)
     return ProgramExecutable(submission.program, _functions(submission, loaded), cluster)
 
 
@@ -169,20 +180,47 @@ class StagingExecutable(_WithoutProgram):
         staged.extend(arguments)
 
 
-class ReadingExecutable(_WithoutProgram):
+class _Numbered(_WithoutProgram):
+    """An executable whose runs have consecutive numbers."""
+
+    def __init__(self, name: str, devices: tuple[int, ...], number: int, cluster: ClusterSession) -> None:
+        super().__init__(name, devices, cluster)
+        first = first_feed(number)
+        self._numbers = iter(range(first, first + RUNS_OF_A_READING))
+
+    def next_number(self) -> int:
+        """Return the number of the next run. Raise INVALID_ARGUMENT if there were too many runs."""
+        number = next(self._numbers, None)
+        if number is None:
+            raise invalid(f"a {self.name} executable can be run {RUNS_OF_A_READING} times")
+        return number
+
+
+class ReadingExecutable(_Numbered):
     """Sends the contents of its argument to the client's process: see `atoll.protocol.submission`."""
 
     def __init__(self, reading: Reading, cluster: ClusterSession) -> None:
-        super().__init__("reading", reading.devices, cluster)
-        first = first_feed(reading.number)
-        self._feeds = iter(range(first, first + RUNS_OF_A_READING))
+        super().__init__("reading", reading.devices, reading.number, cluster)
 
-    def next_feed(self) -> int:
-        """Return the feed of the next run. Raise INVALID_ARGUMENT if there were too many runs."""
-        feed = next(self._feeds, None)
-        if feed is None:
-            raise invalid(f"an executable can be run {RUNS_OF_A_READING} times to read arrays")
-        return feed
+
+class WritingExecutable(_Numbered):
+    """Makes an array of contents that the client's process sends: see `atoll.protocol.submission`.
+
+    The constructor raises INVALID_ARGUMENT.
+    """
+
+    def __init__(self, writing: Writing, cluster: ClusterSession) -> None:
+        super().__init__("writing", (writing.device,), writing.number, cluster)
+        if DTYPE_BITS.get(writing.array.dtype, 0) < 8:
+            raise invalid(f"arrays of dtype {writing.array.dtype} cannot be made of contents that a client sends")
+        self.outputs = (ArraySpec(writing.array.dtype, writing.array.shape, Sharding(self.devices)),)
+
+    def check(self, arguments: Sequence[ArrayRecord]) -> None:
+        if arguments:
+            raise invalid(f"an executable that makes an array takes no arguments, but {len(arguments)} were passed")
+
+    def metadata_reply(self) -> Any:
+        return metadata_reply([""], ())
 
 
 class PuttingExecutable(_WithoutProgram):

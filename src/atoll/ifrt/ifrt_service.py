@@ -154,6 +154,12 @@ class Service:
             call.resume()
             asyncio.get_running_loop().call_later(_LOST_SECONDS, lambda: end(status) if session.is_working else None)
 
+        loop = asyncio.get_running_loop()
+
+        def on_loop(call: Callable[..., None], *arguments: Any) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(call, *arguments)
+
         session = IfrtSession(
             cluster,
             number,
@@ -162,7 +168,7 @@ class Service:
             call.resume,
             on_lost,
             on_recording,
-            open_relay=lambda: self._callbacks.relay(number, cluster),
+            open_relay=lambda: self._callbacks.relay(number, cluster, on_loop),
         )
         receive_with(on_message)
         self._sessions[session.number] = session

@@ -168,20 +168,11 @@ class DataPort:
                 self._set_channel(session, channel)
             self._name(opening, channel)
 
-            def on_piece(piece: Piece, content: Any, done: Callable[[], None]) -> None:
-                if piece.feed == CONTROL and not session:
-                    self._on_control(content)
-                    done()
-                elif self.takes_call(session, piece.feed):
-                    assert self.answers is not None
-                    self.answers.answered(session, piece.feed, content, done)
-                else:
-                    self.inbox.put(session or piece.session, piece.feed, content, done)
+            def on_answer(feed: int, content: Any, done: Callable[[], None]) -> None:
+                assert self.answers is not None
+                self.answers.answered(session, feed, content, done)
 
-            def on_failure(piece: Piece, status: Status) -> None:
-                self.inbox.put_failed(session or piece.session, piece.feed, status)
-
-            channel.receive(on_piece, on_failure, budget=_InboxBudget(self, session))
+            self.receive(session, channel, on_answer)
         except (AtollError, EOFError, OSError, MemoryError) as error:
             if not has_opened:
                 raise  # the listener logs it
@@ -196,6 +187,28 @@ class DataPort:
             channel.shut_down()  # before calls fail, so that a call that is just being sent fails as well
             if is_last:
                 self._fail_calls(session)
+
+    def receive(
+        self, session: int, channel: DataChannel, on_answer: Callable[[int, Any, Callable[[], None]], None]
+    ) -> None:
+        """Receive the feeds of a session's channel, or of another host's (0), until it ends.
+
+        Answers of calls are passed to `on_answer(feed, content, done)`. Raise what `DataChannel.receive` raises.
+        """
+
+        def on_piece(piece: Piece, content: Any, done: Callable[[], None]) -> None:
+            if piece.feed == CONTROL and not session:
+                self._on_control(content)
+                done()
+            elif self.takes_call(session, piece.feed):
+                on_answer(piece.feed, content, done)
+            else:
+                self.inbox.put(session or piece.session, piece.feed, content, done)
+
+        def on_failure(piece: Piece, status: Status) -> None:
+            self.inbox.put_failed(session or piece.session, piece.feed, status)
+
+        channel.receive(on_piece, on_failure, budget=_InboxBudget(self, session))
 
     def _name(self, opening: Open, channel: DataChannel) -> None:
         """Let the channel's streams find the channel by its name."""

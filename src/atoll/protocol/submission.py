@@ -1,7 +1,7 @@
 """The payload of the IFRT plugin program with which a client sends a traced program to its proxy.
 
-The payload is `MAGIC` and a `Submission`, `Staging`, `Reading` or `Putting` in msgpack. Other runtimes also use plugin
-programs (Google's are JSON), so a receiver must check for `MAGIC` first.
+The payload is `MAGIC` and a `Submission`, `Staging`, `Reading`, `Putting` or `Writing` in msgpack. Other runtimes also
+use plugin programs (Google's are JSON), so a receiver must check for `MAGIC` first.
 
 jaxlib's client requires that all arguments of an executable have the same number of shards as the executable has
 devices, but arguments of a program can have different numbers. Arguments with as many shards as the last one are passed
@@ -60,10 +60,24 @@ class Reading(msgspec.Struct, frozen=True, array_like=True, tag="reading"):
 
 
 class PutArray(msgspec.Struct, frozen=True, array_like=True):
-    """The type of an array that a `Putting` makes."""
+    """The type of an array that a `Putting` or `Writing` makes."""
 
     dtype: str
     shape: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0)], ...], msgspec.Meta(max_length=MAX_RANK)]
+
+
+class Writing(msgspec.Struct, frozen=True, array_like=True, tag="writing"):
+    """A program whose runs make an array of contents that the client's process sends.
+
+    The array is on one device, in its default memory. The contents, in row-major order, are write number
+    `first_feed(number)` for the first run, and the next number for each further run: see
+    `host_services.calls.call_messages.Wanted`.
+    """
+
+    device: int
+    number: Annotated[int, msgspec.Meta(ge=0, lt=MOST_READINGS)]
+    array: PutArray
+    version: int = VERSION
 
 
 class Putting(msgspec.Struct, frozen=True, array_like=True, tag="putting"):
@@ -79,12 +93,12 @@ class Putting(msgspec.Struct, frozen=True, array_like=True, tag="putting"):
 
 
 def first_feed(number: int) -> int:
-    """Return the feed of the first run of the `Reading` with this number."""
+    """Return the feed of the first run of the `Reading` or `Writing` with this number."""
     return SCRIPT_FEEDS.start + number * RUNS_OF_A_READING
 
 
 _encoder = msgspec.msgpack.Encoder()
-AnySubmission = Submission | Staging | Reading | Putting
+AnySubmission = Submission | Staging | Reading | Putting | Writing
 
 _decoder: msgspec.msgpack.Decoder[AnySubmission] = msgspec.msgpack.Decoder(AnySubmission)
 

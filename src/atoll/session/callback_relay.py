@@ -15,13 +15,18 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from atoll.errors import OK, AtollError, Status
+from atoll.errors import OK, AtollError, Code, Details, Kind, Status, failure
 from atoll.host_services.calls.call_messages import (
     GREETING,
     NO_CLIENT,
+    CallMessage,
+    DirectWanted,
+    Landed,
     Released,
     Retained,
     Unread,
+    Wanted,
+    Written,
     decode,
     encode,
     first_call,
@@ -31,12 +36,21 @@ from atoll.host_services.calls.call_messages import (
 )
 from atoll.peers.listener import Listener
 from atoll.protocol.callbacks import CallbackAddress
+from atoll.protocol.number_ranges import SCRIPT_FEEDS
 from atoll.session.cluster_session import ClusterSession
+from atoll.session.script_writes import ScriptWrites
 from atoll.transfers.channel import DataChannel
 from atoll.transfers.transfer_engine import Piece
 from atoll.wire.address import Address
 
 _log = logging.getLogger(__name__)
+
+_NOTICE_BYTES = 4096  # of a notice that the loop's thread writes to the socket
+_MOST_ARRIVING = 1024  # writes of which only a part has arrived
+
+
+# Calls a function with arguments on the session's thread, soon. Called on any thread.
+OnLoop = Callable[..., None]
 
 
 class CallbackPort:
@@ -47,7 +61,7 @@ class CallbackPort:
         self._listener: Listener | None = None
         self._relays: dict[int, CallbackRelay] = {}
 
-    def relay(self, number: int, cluster: ClusterSession) -> CallbackRelay:
+    def relay(self, number: int, cluster: ClusterSession, on_loop: OnLoop) -> CallbackRelay:
         """Relay the calls of a session to the client that opens a channel for `number`.
 
         Raise OSError if the port cannot listen.
@@ -56,7 +70,8 @@ class CallbackPort:
             return self._relays[number]
         if self._listener is None:
             self._listener = Listener(self._address(), self._serve, lambda: None)
-        relay = CallbackRelay(cluster, CallbackAddress(str(self._listener.address), number, secrets.token_hex(16)))
+        where = CallbackAddress(str(self._listener.address), number, secrets.token_hex(16))
+        relay = CallbackRelay(cluster, where, on_loop)
         self._relays[number] = relay
         cluster.set_callback_handler(relay)
         return relay
@@ -85,10 +100,14 @@ class CallbackPort:
 
 
 class CallbackRelay:
-    """Relays calls between a session's workers and its client. Thread-safe."""
+    """Relays calls between a session's workers and its client. Thread-safe, except for `writes`."""
 
-    def __init__(self, cluster: ClusterSession, where: CallbackAddress) -> None:
+    def __init__(self, cluster: ClusterSession, where: CallbackAddress, on_loop: OnLoop) -> None:
         self.where = where
+        self._on_loop = on_loop
+        self.writes = ScriptWrites(self._ask, self._forget, cluster.sent_by_client, self._upload)
+        self._arriving: dict[int, tuple[list[bytes], int]] = {}  # parts of writes and their bytes, by write
+        self._sends_contents = False  # whether the client wants direct channels
         self._cluster = cluster
         self._channel: DataChannel | None = None
         self._unanswered: dict[int, DataChannel | None] = {}  # the channel that took the call, by feed
@@ -116,13 +135,17 @@ class CallbackRelay:
         finally:
             done()
 
-    def pass_socket(self, sock: socket.socket) -> None:
+    def pass_socket(self, sock: socket.socket, host: int) -> None:
         """Pass a host's direct connection to the client, if the client is on this machine."""
         with self._lock:
             channel = self._channel
         if channel is not None and channel.is_local:
             with contextlib.suppress(OSError):
-                channel.pass_socket(sock)
+                channel.pass_socket(sock, host)
+
+    def host_opened(self, host: int, is_local: bool) -> None:
+        if self._sends_contents and is_local:
+            self._cluster.answer(first_call(host), encode(DirectWanted()))
 
     @property
     def is_local(self) -> bool:
@@ -143,18 +166,63 @@ class CallbackRelay:
             done()
 
     def cannot_read(self, feeds: tuple[int, ...] = (), error: Status = OK) -> None:
-        """Notify the client that contents will not arrive: see `Unread`. Never waits for the client."""
+        """Notify the client that contents will not arrive: see `Unread`."""
         if not error.ok:  # jaxlib's exceptions contain the details as text
             error = Status(error.code, error.details.in_text(error.message))
+        self._notify(Unread(feeds, error=error))
+
+    def _notify(self, message: CallMessage) -> None:
+        """Send a notice to the client without waiting for it."""
         with self._lock:
             channel = self._channel
+        contents = encode(message)
 
         def notify(channel: DataChannel) -> None:
             with contextlib.suppress(AtollError, OSError, ValueError):
-                channel.send(0, first_call(0), encode(Unread(feeds, error=error)))
+                channel.send(0, first_call(0), contents)
 
-        if channel is not None:
-            threading.Thread(target=notify, args=(channel,), name="atoll-unread", daemon=True).start()
+        if channel is None:
+            return
+        if channel.can_send_nowait(_NOTICE_BYTES) and len(contents[0]) <= _NOTICE_BYTES:
+            notify(channel)
+        else:
+            threading.Thread(target=notify, args=(channel,), name="atoll-notice", daemon=True).start()
+
+    # ---- contents that the client sends
+
+    def _ask(self, write: int, feed: int, host: int) -> None:
+        self._notify(Wanted(write, feed, host))
+
+    def _forget(self, write: int) -> None:
+        self._notify(Written(write))
+
+    def _upload(self, feed: int, host: int, contents: Sequence[Any]) -> None:
+        self._cluster.upload([host], feed, contents, feed)
+
+    def _take_part(self, write: int, content: Any, more: bool) -> None:
+        """Take a part of contents that the client sends here. Drop what is more than was announced."""
+        parts, held = self._arriving.pop(write, ([], 0))
+        part = memoryview(content).cast("B")[: max(0, self.writes.nbytes(write) - held)]
+        if part.nbytes:
+            parts.append(bytes(part))
+        if more:
+            if len(self._arriving) < _MOST_ARRIVING:
+                self._arriving[write] = parts, held + part.nbytes
+            return
+        self._on_loop(self.writes.arrived, write, parts)
+
+    def _take_notice_of_client(self, content: Any) -> None:
+        notice, _ = decode(content)
+        if isinstance(notice, Landed):
+            self._on_loop(self.writes.landed, notice.write)
+        elif isinstance(notice, DirectWanted):
+            self._on_loop(self._open_direct_channels)
+
+    def _open_direct_channels(self) -> None:
+        if not self._sends_contents and self.is_local:
+            self._sends_contents = True
+            for host in self._cluster.local_hosts:
+                self.host_opened(host, True)
 
     def _take_notice(self, host: int, content: Any) -> None:
         notice, _ = decode(content)
@@ -171,6 +239,7 @@ class CallbackRelay:
             self._unanswered = {feed: each for feed, each in self._unanswered.items() if host_of(feed) != host}
             for holders in self._holders.values():
                 holders.discard(host)
+        self.writes.hosts_failed((host,))
         self._release_unheld()
         if was_local:  # contents may have been lost that count as arrived: see `DirectDownload`
             self.cannot_read()
@@ -216,10 +285,15 @@ class CallbackRelay:
         if before is not None:
             before.close()
         channel.send(0, first_call(0), encode(GREETING))
+        self._on_loop(self.writes.ask_again)
 
         def on_piece(piece: Piece, content: Any, done: Callable[[], None]) -> None:
             try:
-                if is_call(piece.feed):
+                if piece.feed in SCRIPT_FEEDS:
+                    self._take_part(piece.feed, content, piece.more)
+                elif is_notice(piece.feed):
+                    self._take_notice_of_client(content)
+                elif is_call(piece.feed):
                     self._answer(piece.feed, [content])
             finally:
                 done()
@@ -230,9 +304,16 @@ class CallbackRelay:
             with self._lock:
                 if self._channel is channel:
                     self._channel = None
+                    self._on_loop(self._client_left)
                 unanswered = [feed for feed, each in self._unanswered.items() if each is channel]
             for feed in unanswered:
                 self._answer(feed, NO_CLIENT)
+
+    def _client_left(self) -> None:
+        """End the session if hosts await contents that the client cannot send any more."""
+        if len(self.writes) and self._channel is None:
+            text = "the connection on which the client sends contents of arrays has ended"
+            self._cluster.fail(failure(Code.UNAVAILABLE, text, Details(Kind.LINK)))
 
     def close(self) -> None:
         with self._lock:

@@ -152,6 +152,8 @@ class Channels:
         threading.Thread(target=self._receive, args=(host, channel), name="atoll-download", daemon=True).start()
         for feed, upload in self._absent.pop(host, {}).items():
             self._send(host, channel, feed, upload)
+        if self.calls is not None:
+            self.calls.host_opened(host, channel.is_local)
 
     def disconnect(self, hosts: Iterable[int]) -> list[tuple[int, int]]:
         again = []
@@ -259,10 +261,10 @@ class Channels:
                 return
             self._on_loop(self._on_feed, piece.feed, content, piece.more, done)
 
-        def on_socket(sock: socket.socket) -> None:
+        def on_socket(sock: socket.socket, _: int) -> None:
             with sock:
                 if self.calls is not None:
-                    self.calls.pass_socket(sock)
+                    self.calls.pass_socket(sock, host)
 
         try:
             channel.receive(on_piece, on_socket=on_socket)

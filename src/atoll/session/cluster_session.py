@@ -116,6 +116,10 @@ class ClusterSession:
         """End the session, because its control connection has ended."""
         self._lose(Status(Code.UNAVAILABLE, f"the Atoll controller is gone: {reason}"))
 
+    def fail(self, status: Status) -> None:
+        """End the session with an error, for which its client is not to blame."""
+        self._lose(status)
+
     def _lose(self, status: Status) -> None:
         if self._closed:
             return
@@ -382,6 +386,15 @@ class ClusterSession:
     def set_callback_handler(self, calls: CallbackHandler) -> None:
         """Pass the hosts' calls to `calls`, which answers each by `answer`."""
         self._channels.calls = calls
+
+    @property
+    def local_hosts(self) -> list[int]:
+        """The hosts that are on this machine and have a channel."""
+        return [host for host in sorted(set(self._hosts.values())) if self._channels.is_local(host)]
+
+    def sent_by_client(self, feed: int) -> None:
+        """Note that the client itself has sent a feed of `feed()` to its host."""
+        self._unsent.discard(feed)
 
     def answer(self, feed: int, contents: Sequence[Any]) -> None:
         """Send the answer to a call. Thread-safe. Waits while the host does not read."""

@@ -37,8 +37,11 @@ class CallbackHandler(Protocol):
     def forward(self, feed: int, content: Any, more: bool, done: Callable[[], None]) -> None:
         """Forward a piece of SCRIPT_FEEDS to the client, and call `done` once it has been read."""
 
-    def pass_socket(self, sock: socket.socket) -> None:
+    def pass_socket(self, sock: socket.socket, host: int) -> None:
         """Pass a host's socket on to the client, if that is on this machine. The caller closes its own descriptor."""
+
+    def host_opened(self, host: int, is_local: bool) -> None:
+        """Note that there is a channel to the host."""
 
     def host_lost(self, host: int, was_local: bool) -> None:
         """Drop the calls of a host, which no longer has a channel. `was_local`: the host is on this machine."""

@@ -62,15 +62,17 @@ class Open(msgspec.Struct, frozen=True, array_like=True, tag="o"):
 
 
 class Passed(msgspec.Struct, frozen=True, array_like=True, tag="c"):
-    """A connected socket accompanies this frame, for the receiver's `on_socket`."""
+    """A connected socket accompanies this frame, for the receiver's `on_socket`. `host` has its other end, if known."""
+
+    host: int = -1
 
 
 # Receives a piece, its bytes, and a function to call once the bytes have been read.
 OnPiece = Callable[[Piece, Any, Callable[[], None]], None]
 # Receives a piece that failed, and the reason. The channel continues.
 OnFailure = Callable[[Piece, Status], None]
-# Receives a socket that the peer has passed, and owns it.
-OnSocket = Callable[[socket.socket], None]
+# Receives a socket that the peer has passed, and owns it; and the host that has the other end, or -1.
+OnSocket = Callable[[socket.socket, int], None]
 
 
 class ReceiveBudget(Protocol):
@@ -135,6 +137,7 @@ class DataChannel:
             Union[Open, Passed, Probe, Alive, *(frame for kind in kinds for frame in kind.frames)]
         )
         self._streams = next((engine for engine in self._engines if type(engine) is StreamEngine), None)
+        self._chunks = next((engine for engine in self._engines if type(engine) is SharedChunksEngine), None)
         self.is_closed = False
         self.carries_control = False  # messages that are not sent again if they are lost
         self.is_local = self._socket.is_unix  # whether it can pass sockets
@@ -257,6 +260,14 @@ class DataChannel:
         self._send(session, feed, contents, False)
         on_end(None)
 
+    def start_in_chunks(self, session: int, feed: int, contents: Contents, on_end: OnEnd) -> None:
+        """Start to send one piece of at least 256 KiB to a local peer through few blocks. Otherwise like `start`.
+
+        The receiver copies each chunk to its destination at once.
+        """
+        assert self._chunks is not None
+        self._chunks.start(session, feed, contents, False, on_end)
+
     def send_in_parts(self, session: int, feed: int, content: Any) -> None:
         """Send one buffer, split into pieces if it is large. The receiver uses one piece while the next is copied."""
         view = memoryview(content).cast("B") if memoryview(content).nbytes else memoryview(b"")
@@ -271,9 +282,9 @@ class DataChannel:
         """Send one piece. Contents that are only now computed or read are written to the memory that carries them."""
         self._send(session, feed, contents, more)
 
-    def pass_socket(self, sock: socket.socket) -> None:
+    def pass_socket(self, sock: socket.socket, host: int = -1) -> None:
         """Pass a socket to a local peer, which closes it if it has no use for it. The caller's socket stays open."""
-        self._socket.send(Passed(), descriptor=sock.fileno())
+        self._socket.send(Passed(host), descriptor=sock.fileno())
 
     def _send(self, session: int, feed: int, contents: Contents, more: bool) -> None:
         if feed < _FIRST_HOST_FEED:
@@ -339,7 +350,7 @@ class DataChannel:
             try:
                 if isinstance(frame, Passed):
                     if on_socket is not None and descriptor is not None:
-                        on_socket(_socket_of(descriptor))
+                        on_socket(_socket_of(descriptor), frame.host)
                 else:
                     self._handle(frame, descriptor, arrivals)
             except EOFError:

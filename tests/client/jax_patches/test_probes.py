@@ -274,6 +274,19 @@ def writes_of_trees(calls: Calls) -> None:
     assert [each._device_assignment for each in shardings] == [(device,), (device,)]
 
 
+def large_writes(calls: Calls) -> None:
+    x, sharding = np.arange(8.0, dtype=np.float32), sharded("x")
+    made = jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
+    assert made.tolist() == x.tolist()
+    ((arguments, named, _),) = calls.of["jax._src.interpreters.pxla.batched_device_put"]
+    aval, given, shards, devices = arguments
+    assert (aval.shape, given, [each.shape for each in shards], named) == ((8,), sharding, [(2,)] * len(shards), {})
+    assert tuple(devices) == tuple(sharding._device_assignment)
+    parts = [each.data for each in made.addressable_shards]
+    whole = type(made)(made.aval, sharding, parts, committed=True, _skip_checks=True)
+    assert whole.tolist() == x.tolist()
+
+
 def numbers_in_eager_operations(calls: Calls) -> None:
     x = jnp.float32(7)
     made = [x + 2, 2 + x, x - 2, 2 - x, x * 2, 2 * x, x / 2, 2 / x, x // 2, x % 2]
@@ -651,6 +664,7 @@ PROBES: dict[str, Callable[[Calls], None]] = {
     "reads of trees": reads_of_trees,
     "direct reads": direct_reads,
     "writes of trees": writes_of_trees,
+    "large writes": large_writes,
     "numbers in eager operations": numbers_in_eager_operations,
     "hosts of devices": hosts_of_devices,
     "devices by platform": devices_by_platform,

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import queue
 import socket
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from atoll.errors import StatusError
-from atoll.host_services.calls.call_messages import GREETING, Returned, encode, first_call, is_notice
+from atoll.host_services.calls.call_messages import (
+    GREETING,
+    DirectWanted,
+    Returned,
+    encode,
+    first_call,
+    is_notice,
+)
 from atoll.host_services.calls.client_calls import Calls
+from atoll.peers.data_port import DataPort
 from atoll.transfers.channel import DataChannel
+from atoll.transfers.inbox import Inbox
+from atoll.transfers.piece_contents import BufferContents
 from atoll.transfers.transfer_engine import Piece
+from atoll.wire.address import Address
 from tests.transfers.ends import SECONDS, Ends, tcp_pair
+from tests.waiting import until
 
 SESSION = 7
 
@@ -47,7 +62,7 @@ class Client:
 
         threading.Thread(target=receive, daemon=True).start()
 
-    def offered(self, sock: socket.socket) -> None:
+    def offered(self, sock: socket.socket, host: int) -> None:
         if not self.takes:
             sock.close()
             return
@@ -91,6 +106,34 @@ def test_a_client_that_takes_no_channel_is_called_by_its_proxy(unix_ends: Ends):
     for _ in range(5):
         calls.call(SESSION, 4, (), [])
     assert client.ways == ["proxy"] * 5
+
+
+def test_a_client_that_sends_contents_asks_for_a_channel(unix_ends: Ends):
+    client = Client(unix_ends[1])
+    calls = calls_over(unix_ends)
+    unix_ends[1].send(SESSION, first_call(0), encode(DirectWanted()))
+    until(lambda: client.direct is not None)
+    calls.fail(SESSION)
+
+
+def test_contents_on_a_direct_channel_are_feeds_of_its_session(unix_ends: Ends, short_directory: Path):
+    arrived: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
+    port = DataPort(Address(path=str(short_directory / "data")), Inbox(lambda *feed: arrived.put(feed)))
+    calls = port.answers = Calls(lambda session: unix_ends[0], 0, port.receive)
+    client = Client(unix_ends[1])
+    calls.channel(SESSION, unix_ends[0])
+    until(lambda: client.direct is not None)
+    assert client.direct is not None
+    content = np.arange(5 << 20, dtype=np.uint8)
+    landed: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    client.direct.start_in_chunks(SESSION + 1, 9, BufferContents((memoryview(content),), 9), landed.put)
+    assert landed.get(timeout=SECONDS) is None
+    assert arrived.get(timeout=SECONDS) == (SESSION, 9), "the session is not what the client says"
+    found, done = port.inbox.take(SESSION, 9)
+    np.testing.assert_array_equal(found, content)
+    done()
+    calls.fail(SESSION)
+    port.close()
 
 
 def test_a_client_on_another_machine_is_offered_none():

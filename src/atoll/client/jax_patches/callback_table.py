@@ -22,14 +22,18 @@ import msgspec
 import numpy as np
 
 from atoll.client.jax_patches.read_table import ReadTable
+from atoll.client.jax_patches.write_table import WriteTable
 from atoll.errors import AtollError, ConnectError, traceback_of
 from atoll.host_services.calls.call_messages import (
     GREETING,
     Call,
+    DirectWanted,
     Raised,
     Released,
     Returned,
     Unread,
+    Wanted,
+    Written,
     decode,
     encode,
     first_call,
@@ -69,10 +73,12 @@ class CallbackTable:
         self._lock = threading.Lock()
         self._threads = Threads()
         self._channel: DataChannel | None = None
-        self._direct: set[DataChannel] = set()  # channels from hosts on this machine
+        self._direct: dict[DataChannel, int] = {}  # channels from hosts on this machine, with the host
         self.proxy = Address()  # address at which the client reached the proxy, if it is in another process
         self._loaded: Any = None  # the proxy's answer, which reserves the data channel while it is referenced
         self.reads = ReadTable(submit)
+        self.writes = WriteTable(submit, self._threads.run)
+        self._wants_direct = False  # whether hosts were asked for direct channels
         self._client: Any = None  # the client of the channel
         self._process = os.getpid()
         self._refused = False  # whether the channel could not be opened for reads
@@ -102,6 +108,18 @@ class CallbackTable:
                 except (RuntimeError, ConnectError, OSError):  # JaxRuntimeError is a RuntimeError
                     self._refused = True
             return self._receives(client)
+
+    def sends_to(self, device: Any) -> bool:
+        """Return whether there is a direct channel to the device's host. The first call asks hosts to open them."""
+        if device.host in self._direct.values():
+            return self.receives_from(device.client)
+        if not self._wants_direct and self.receives_from(device.client):
+            self._wants_direct = True
+            channel = self._channel
+            if channel is not None and channel.is_local:
+                with contextlib.suppress(AtollError, OSError):
+                    channel.send(0, first_call(0), encode(DirectWanted()))
+        return False
 
     def _receives(self, client: Any) -> bool:
         channel = self._channel
@@ -136,8 +154,9 @@ class CallbackTable:
         with self._lock:
             channel, self._channel, self._loaded = self._channel, None, None
             self._callbacks.clear()
-            self._client, self._refused = None, False
+            self._client, self._refused, self._wants_direct = None, False, False
         self.reads.clear()
+        self.writes.clear()
         for each in list(self._direct):
             each.shut_down()
         if channel is not None:
@@ -162,6 +181,12 @@ class CallbackTable:
             elif isinstance(message, Unread):
                 done()
                 self.reads.fail(message.feeds, message.error)
+            elif isinstance(message, Wanted):
+                done()
+                self.writes.send(message, self._direct_to(message.host), channel)
+            elif isinstance(message, Written):
+                done()
+                self.writes.written(message.write)
             elif isinstance(message, Call):
                 self._threads.run(lambda: self._call(channel, piece.feed, message, content, offsets, done))
             else:
@@ -173,13 +198,18 @@ class CallbackTable:
         finally:
             channel.close()
             heard.set()
-            self._direct.discard(channel)
+            self._direct.pop(channel, None)
             self.reads.fail(())  # contents may have been lost with the channel
 
-    def _take_direct(self, sock: socket.socket) -> None:
+    def _direct_to(self, host: int) -> DataChannel | None:
+        """Return the latest direct channel to a host, or None."""
+        found = [channel for channel, its in list(self._direct.items()) if its == host and not channel.is_closed]
+        return found[-1] if found else None
+
+    def _take_direct(self, sock: socket.socket, host: int) -> None:
         """Accept a channel from a host on this machine that bypasses the proxy."""
         channel = DataChannel(sock)
-        self._direct.add(channel)
+        self._direct[channel] = host
         threading.Thread(
             target=self._receive, args=(channel, threading.Event()), name="atoll-callbacks", daemon=True
         ).start()

@@ -1,4 +1,4 @@
-"""Makes the small arrays of a tree with one request in `jax.device_put`.
+"""Makes the small arrays of a tree with one request in `jax.device_put`, and passes large arrays to `large_writes`.
 
 jaxlib's client sends the contents of each array in a separate call, and then a request that makes the array.
 """
@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from atoll.client.jax_patches.large_writes import made_of
 from atoll.client.jax_patches.patch import Patch, Replacement
 from atoll.client.plugin_programs import is_atoll, submit
 from atoll.protocol.questions import MOST_ARRAYS, MOST_CONTENTS
@@ -27,11 +28,15 @@ def _together(one_by_one: Callable[..., Any]) -> Callable[..., Any]:
         xs: Sequence[Any], shardings: Sequence[Any], layouts: Sequence[Any], copy_semantics: Sequence[Any]
     ) -> list[Any]:
         groups: dict[Any, list[int]] = defaultdict(list)
-        if len(xs) >= LEAST_ARRAYS and internals.host_to_device_guard() in (None, "allow"):
-            for i, (x, sharding, layout) in enumerate(zip(xs, shardings, layouts, strict=True)):
-                if layout is None and (device := _device(x, sharding)) is not None:
-                    groups[device].append(i)
         made: dict[int, Any] = {}
+        if internals.host_to_device_guard() in (None, "allow"):
+            for i, (x, sharding, layout, copies) in enumerate(zip(xs, shardings, layouts, copy_semantics, strict=True)):
+                if layout is not None:
+                    continue
+                if len(xs) >= LEAST_ARRAYS and (device := _device(x, sharding)) is not None:
+                    groups[device].append(i)
+                elif copies != internals.CopySemantics.ALWAYS_COPY and (array := made_of(x, sharding)) is not None:
+                    made[i] = array
         for device, positions in groups.items():
             for batch in _batches(xs, positions):
                 if len(batch) >= LEAST_ARRAYS:

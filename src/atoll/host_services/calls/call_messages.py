@@ -86,12 +86,45 @@ class Unread(msgspec.Struct, frozen=True, array_like=True, tag="u"):
     error: Status = OK
 
 
+class DirectWanted(msgspec.Struct, frozen=True, array_like=True, tag="d"):
+    """A client's notice that it sends contents. Hosts on its machine open direct channels to it. Has no answer."""
+
+    arrays: tuple[ArrayType, ...] = ()
+
+
+class Wanted(msgspec.Struct, frozen=True, array_like=True, tag="w"):
+    """Asks a client for the contents of its write number `write`.
+
+    The client sends them to `host` as `feed`, on the host's direct channel, and reports `Landed`. Without such a
+    channel, it sends them on this one, as feed `write`. It keeps them until `Written`.
+    """
+
+    write: int
+    feed: int
+    host: int
+    arrays: tuple[ArrayType, ...] = ()
+
+
+class Landed(msgspec.Struct, frozen=True, array_like=True, tag="l"):
+    """A client's notice that its contents have arrived, or failed, at the host. Has no answer."""
+
+    write: int
+    arrays: tuple[ArrayType, ...] = ()
+
+
+class Written(msgspec.Struct, frozen=True, array_like=True, tag="p"):
+    """A notice to a client that the contents of this write are not needed any more. Has no answer."""
+
+    write: int
+    arrays: tuple[ArrayType, ...] = ()
+
+
 # The first message on a client's channel. From then on, the client gets its calls there.
 GREETING = Released(())
 
 _TOKEN = ArrayType("", (), 0)
 
-CallMessage = Call | Returned | Raised | Retained | Released | Unread
+CallMessage = Call | Returned | Raised | Retained | Released | Unread | DirectWanted | Wanted | Landed | Written
 
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(CallMessage)
 

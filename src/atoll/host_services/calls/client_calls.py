@@ -29,9 +29,10 @@ from atoll.host_services.calls.call_messages import (
     encode,
     first_call,
     is_call,
+    is_notice,
 )
 from atoll.host_services.calls.call_threads import SessionThreads
-from atoll.host_services.calls.direct_channels import DirectChannels
+from atoll.host_services.calls.direct_channels import DirectChannels, Receive, receive_answers
 from atoll.transfers.channel import DataChannel
 
 # Marks around the text of an error that a worker raises into XLA, and at the beginning of the text of a StatusError.
@@ -62,13 +63,13 @@ class Calls:
     """The calls of one host. Thread-safe.
 
     `channel_of(session)` returns the channel to the session's proxy, or raises StatusError. The data port passes the
-    answers to `answered` (see `peers.data_port.Answers`).
+    answers to `answered` (see `peers.data_port.Answers`). `receive` is as in `DirectChannels`.
     """
 
-    def __init__(self, channel_of: Callable[[int], DataChannel], host: int) -> None:
+    def __init__(self, channel_of: Callable[[int], DataChannel], host: int, receive: Receive = receive_answers) -> None:
         self._channel_of = channel_of
         self._host = host
-        self._direct = DirectChannels(self.answered, self._fail)
+        self._direct = DirectChannels(self.answered, self._fail, receive)
         # The queue for the answer and the channel of each call, by session and feed.
         self._waiting: dict[int, dict[int, tuple[queue.SimpleQueue[Any], DataChannel]]] = {}
         self._lock = threading.Lock()
@@ -153,6 +154,8 @@ class Calls:
         slot = self._forget(session, feed)
         if slot is None:
             done()
+            if is_notice(feed):  # the client wants a direct channel: see `DirectWanted`
+                self._direct.of(session, self._channel_of(session))
             return
         try:
             message, offsets = decode(content)

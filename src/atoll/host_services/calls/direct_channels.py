@@ -16,20 +16,32 @@ from typing import Any
 
 from atoll.errors import AtollError
 from atoll.transfers.channel import DataChannel
-from atoll.transfers.transfer_engine import Piece
 
 _log = logging.getLogger(__name__)
 
 Answered = Callable[[int, int, Any, Callable[[], None]], None]
+# Receives a client's pieces on its direct channel until it ends, and passes calls' answers to `on_answer(feed, content,
+# done)`. Raise what `DataChannel.receive` raises.
+OnAnswer = Callable[[int, Any, Callable[[], None]], None]
+Receive = Callable[[int, DataChannel, OnAnswer], None]
+
+
+def receive_answers(session: int, channel: DataChannel, on_answer: OnAnswer) -> None:
+    """Receive only answers of calls."""
+    channel.receive(lambda piece, content, done: on_answer(piece.feed, content, done))
 
 
 class DirectChannels:
     """The direct channels of a host. Thread-safe.
 
     `answered` is `Calls.answered`. `ended(session, channel)` is called when no more answers will arrive on a channel.
+    `receive` takes the other pieces of a client, the contents of its arrays.
     """
 
-    def __init__(self, answered: Answered, ended: Callable[[int, DataChannel], None]) -> None:
+    def __init__(
+        self, answered: Answered, ended: Callable[[int, DataChannel], None], receive: Receive = receive_answers
+    ) -> None:
+        self._receive_on = receive
         self._answered = answered
         self._ended = ended
         self._offered: dict[int, DataChannel | None] = {}
@@ -61,9 +73,9 @@ class DirectChannels:
                 channel.shut_down()
 
     def _receive(self, session: int, channel: DataChannel) -> None:
-        def on_piece(piece: Piece, content: Any, done: Callable[[], None]) -> None:
+        def on_answer(feed: int, content: Any, done: Callable[[], None]) -> None:
             if session in self._greeted:
-                self._answered(session, piece.feed, content, done)
+                self._answered(session, feed, content, done)
                 return
             done()
             with self._lock:
@@ -72,7 +84,7 @@ class DirectChannels:
 
         try:
             with contextlib.suppress(AtollError, OSError, MemoryError):
-                channel.receive(on_piece)
+                self._receive_on(session, channel, on_answer)
         except Exception:  # a bug that this client's data has triggered: end only its connection
             _log.exception("closing the direct connection of session %d: cannot handle its data", session)
             channel.shut_down()

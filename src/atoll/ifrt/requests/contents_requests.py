@@ -10,7 +10,7 @@ from typing import Any
 
 from atoll.errors import Code, Status, StatusError, invalid
 from atoll.executables.loaded_executable import ImmediateReply
-from atoll.executables.program_executables import PuttingExecutable
+from atoll.executables.program_executables import PuttingExecutable, WritingExecutable
 from atoll.ifrt.ifrt_session import IfrtSession
 from atoll.ir.program import DeviceToHost, HostBuffer, HostToDevice, Program
 from atoll.ir.types import ArraySpec, nbytes
@@ -92,6 +92,22 @@ def put_contents(session: IfrtSession, executable: PuttingExecutable, handles: S
     for feed, contents in zip(feeds, executable.contents, strict=True):
         cluster.upload(hosts, feed, [contents], feeds[0])
     session.launch(program, (), handles, feeds, context)
+    session.define(handles, specs, context)
+
+
+def write_contents(session: IfrtSession, executable: WritingExecutable, handles: Sequence[int], context: int) -> None:
+    """Launch the program that makes the executable's array, and ask the client's process for the contents.
+
+    Raise INVALID_ARGUMENT if the client cannot be asked.
+    """
+    relay = session.client_relay()
+    write = executable.next_number()
+    cluster, specs = session.cluster, executable.outputs
+    program = cluster.programs.number(("put all", specs), lambda: _put_program(specs))
+    (host,) = cluster.hosts_of(executable.devices)
+    feed = cluster.feed()
+    relay.writes.start(write, feed, host, nbytes(specs[0]))
+    session.launch(program, (), handles, (feed,), context)
     session.define(handles, specs, context)
 
 

@@ -13,10 +13,10 @@ from atoll.executables.compiled_executables import Executable, LostExecutable
 from atoll.executables.loaded_executable import LoadedExecutable
 from atoll.executables.mpmd_executables import compile_mpmd
 from atoll.executables.mpmd_requests import IFRT_IR_PROGRAM, mpmd_request
-from atoll.executables.program_executables import PuttingExecutable, ReadingExecutable
+from atoll.executables.program_executables import PuttingExecutable, ReadingExecutable, WritingExecutable
 from atoll.executables.python_functions import CUSTOM_CALL_PROGRAM, python_function
 from atoll.ifrt.pending_request import Handler, PendingRequest
-from atoll.ifrt.requests.contents_requests import put_contents, send_contents
+from atoll.ifrt.requests.contents_requests import put_contents, send_contents, write_contents
 from atoll.ifrt.requests.plugin_requests import handle_plugin_program, load_python
 from atoll.protocol.callbacks import CALLBACK_ADVICE
 from atoll.protocol.ifrt import compile_pb2
@@ -160,7 +160,7 @@ def _run(pending: PendingRequest, request: Any, given: list[int]) -> tuple[list[
     executable = session.executable(request.executable)
     arguments = executable.gather(session.staged, list(request.arguments))
     if arguments is not None and isinstance(executable, ReadingExecutable):
-        send_contents(session, executable.next_feed(), arguments)
+        send_contents(session, executable.next_number(), arguments)
         arguments = None
     if arguments is None:
         return session.handles(given, 0), 0, executable
@@ -172,6 +172,9 @@ def _run(pending: PendingRequest, request: Any, given: list[int]) -> tuple[list[
     handles = session.handles(given, len(executable.outputs))
     if isinstance(executable, PuttingExecutable):
         put_contents(session, executable, handles, pending.context)
+        return handles, session.add_future(OK, request.status_handle) if options.fill_status else 0, executable
+    if isinstance(executable, WritingExecutable):
+        write_contents(session, executable, handles, pending.context)
         return handles, session.add_future(OK, request.status_handle) if options.fill_status else 0, executable
     if not executable.loss.ok:
         pending.define_failed(handles, executable.loss)

@@ -1,0 +1,100 @@
+"""Makes large arrays of contents that this process sends to hosts on this machine through few shared blocks.
+
+jaxlib's client writes large contents to a new file in shared memory, whose fresh pages cost more than the copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from atoll.client.jax_patches.host_callbacks import TABLE
+from atoll.client.jax_patches.patch import Patch, Replacement
+from atoll.client.plugin_programs import is_atoll
+
+LEAST_BYTES = 1 << 20  # of a shard
+
+
+def _is_large(x: Any) -> bool:
+    """Return whether the contents of `x` can be sent from its memory, and are large enough."""
+    return isinstance(x, np.ndarray) and x.nbytes >= LEAST_BYTES and bool(x.flags.c_contiguous)
+
+
+def made_of(x: Any, sharding: Any) -> Any:
+    """Return an array with the contents of `x`, or None if JAX itself has to make it."""
+    from atoll.client import jax_internals as internals
+
+    if not _is_large(x):
+        return None
+    devices = internals.devices_of(sharding)
+    if devices is None or not is_atoll(devices[0].client):
+        return None
+    shards = [x]
+    if len(devices) > 1:
+        indices = list(sharding.addressable_devices_indices_map(x.shape).values())
+        if len(set(map(str, indices))) < len(devices):  # jaxlib's client sends equal contents once
+            return None
+        shards = [x[index] for index in indices]
+        if not all(map(_is_large, shards)):
+            return None
+    return _make(internals.abstractify(x), sharding, shards, devices, committed=True)
+
+
+def _make(aval: Any, sharding: Any, xs: Sequence[Any], devices: Sequence[Any], committed: bool) -> Any:
+    """Return an array of these shards, or None if JAX itself has to make it."""
+    from atoll.client import jax_internals as internals
+
+    if not is_atoll(devices[0].client) or internals.host_to_device_guard() not in (None, "allow"):
+        return None
+    if sharding.memory_kind not in (None, devices[0].default_memory().kind):
+        return None
+    if aval.dtype != xs[0].dtype or not internals.has_numpy_contents(aval.dtype):
+        return None
+    if not all([TABLE.sends_to(device) for device in devices]):
+        return None
+    handlers = [internals.shard_handler(x.shape, x.dtype, device) for x, device in zip(xs, devices, strict=True)]
+    if len(devices) == 1:
+        handlers = [internals.result_handler(aval, sharding, committed)]
+    try:
+        made = [
+            TABLE.writes.start(x, device).consume_with_handlers([handler])[0]
+            for x, device, handler in zip(xs, devices, handlers, strict=True)
+        ]
+    except (RuntimeError, ValueError):  # JaxRuntimeError is a RuntimeError
+        return None
+    return made[0] if len(made) == 1 else internals.of_shards(aval, sharding, made, committed)
+
+
+def _putting(send: Callable[..., Any]) -> Callable[..., Any]:
+    def batched_device_put(
+        aval: Any,
+        sharding: Any,
+        xs: Sequence[Any],
+        devices: Sequence[Any],
+        committed: bool = True,
+        *others: Any,
+        **options: Any,
+    ) -> Any:
+        if len(devices) and all(map(_is_large, xs)) and len({id(x) for x in xs}) == len(xs):
+            array = _make(aval, sharding, xs, list(devices), committed)
+            if array is not None:
+                return array
+        return send(aval, sharding, xs, devices, committed, *others, **options)
+
+    return batched_device_put
+
+
+PATCH = Patch(
+    name="large writes",
+    enables="`jax.device_put` and `jax.make_array_from_callback` of large arrays at memory speed, on one machine",
+    changes=(
+        Replacement(
+            "jax._src.interpreters.pxla",
+            "batched_device_put",
+            _putting,
+            ("aval", "sharding", "xs", "devices", "committed"),
+        ),
+    ),
+)
