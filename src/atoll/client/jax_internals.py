@@ -81,9 +81,13 @@ def type_settings() -> tuple[Any, ...]:
 
 
 def number_on(number: float, device: Any) -> Any:
-    """Return an uncommitted array of a Python number on a device, with the number's weak type."""
+    """Return an uncommitted array of a Python number on a device, with the number's weak type.
+
+    Return None if JAX does not make such an array now, for example on the devices of `jax.set_mesh` instead.
+    """
     with jax.default_device(device):
-        return jax.numpy.asarray(number)
+        array = jax.numpy.asarray(number)
+    return array if array.devices() == {device} and not array.committed else None
 
 
 def make_primitive(

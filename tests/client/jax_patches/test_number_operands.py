@@ -85,6 +85,12 @@ def test_a_constant_has_the_type_of_the_number_in_a_trace(number: float) -> None
     assert (made.dtype, made.weak_type, made.committed) == (traced.dtype, traced.weak_type, False)
 
 
+def test_a_number_has_no_constant_where_jax_places_it_on_a_mesh() -> None:
+    mesh = jax.make_mesh((2,), ("x",), devices=jax.devices()[:2])
+    with jax.set_mesh(mesh):
+        assert jax_internals.number_on(2, jax.devices()[0]) is None
+
+
 def test_numbers_stay_numbers_while_jax_traces() -> None:
     seen = []
     jax.jit(lambda x: seen.append(jax_internals.is_eager()) or x)(1)  # type: ignore[func-returns-value]

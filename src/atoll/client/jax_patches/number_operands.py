@@ -37,8 +37,8 @@ def _type_settings() -> Any:
 class Constants:
     """The arrays of numbers by device, for the client of `open`. Thread-safe.
 
-    A number gets an array when it is used for the second time. `make(number, device)` returns an uncommitted array with
-    the type that JAX gives the number, which `type_settings()` may change.
+    A number gets an array when it is used for the second time, if `make` returns one. `make(number, device)` returns an
+    uncommitted array with the type that JAX gives the number, which `type_settings()` may change.
     """
 
     def __init__(
@@ -86,6 +86,8 @@ class Constants:
                     del self._seen[next(iter(self._seen))]
                 return None
         array = self._make(number, device)
+        if array is None:
+            return None
         with self._lock:
             self._arrays[key] = array
             if len(self._arrays) > MOST_CONSTANTS:
