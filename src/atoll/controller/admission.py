@@ -39,7 +39,6 @@ from atoll.protocol.permissions import Peer as Kind
 from atoll.protocol.permissions import check as check_permission
 from atoll.security.roles import is_of_the_cluster, may_say
 from atoll.security.tokens import TOO_MANY, Guesses, Tokens
-from atoll.state.durations import Durations
 from atoll.state.session import Session
 
 # For a connection to send its Hello, and for a worker to send its WorkerReady.
@@ -93,7 +92,7 @@ class Admission:
         self._waiting: list[Peer] = []  # proxies that connected before the cluster was complete
         self._timers: dict[int, Callable[[], None]] = {}
         self._next_timer = 1
-        self._engine_lost: Durations[str] = Durations()  # of the one engine, as the key ""
+        self._engine_lost_at: float | None = None  # None while there is an engine
         self._stranger = PeerHandlers("", self._hello, self._refuse_with)
         self._engine = PeerHandlers("engine", from_engine, self._expel)
         self._spare_engine = PeerHandlers("spare engine", lambda peer, event: None, self._expel)
@@ -284,8 +283,11 @@ class Admission:
 
     def tick(self, now: float) -> None:
         """Give the spare engine, if there is one, the role of an engine that is lost. Called once per second."""
-        lost = () if self._connections.has_engine else ("",)
-        if any(seconds > ENGINE_AWAY_SECONDS for seconds in self._engine_lost.update(now, lost).values()):
+        if self._connections.has_engine:
+            self._engine_lost_at = None
+        elif self._engine_lost_at is None:
+            self._engine_lost_at = now
+        elif now - self._engine_lost_at > ENGINE_AWAY_SECONDS:
             self._replace_engine()
 
     def _replace_engine(self) -> None:

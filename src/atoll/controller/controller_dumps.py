@@ -80,9 +80,9 @@ def _restore_handlers(admission: Admission) -> None:
 class AdmissionDump(Dump):
     _guesses: Ref[Guesses]
     _next_timer: int
-    _engine_lost: DurationsOf[str]
     _waiting: list[Ref[Peer]] = []
     _timers: dict[int, Callback] = {}
+    _engine_lost_at: float | None = None
 
 
 callback("admission: expect introduction", Admission, Admission._expect_introduction, int)
