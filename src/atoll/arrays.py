@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from atoll.cluster.array_names import SEPARATOR, check_array_name
 from atoll.errors import BackendError, Code, StatusError, status_of
@@ -71,7 +72,8 @@ def publish(name: str, tree: Any, *, keep: int = 2) -> int:
 
     Args:
       name: at most 128 letters, digits, `_`, `-` and `.`. It belongs to the tenant of the script.
-      tree: arrays in dicts, lists and tuples. For other types of nodes, subscribers need the argument `like`.
+      tree: arrays in dicts, lists and tuples. For other types of nodes, subscribers need the argument `like`. Bytes,
+        such as the state of an iterator of `atoll.data`, become an array of uint8.
       keep: number of versions to keep, at most 64.
 
     Raises:
@@ -220,7 +222,7 @@ def _as_array(leaf: Any, path: str, client: Any, known: set[Any]) -> Any:
     if isinstance(leaf, jax.core.Tracer):
         raise TypeError(f"{path} is traced: call atoll.publish outside jit")
     if not isinstance(leaf, jax.Array):
-        leaf = jax.device_put(leaf)
+        leaf = jax.device_put(np.frombuffer(leaf, np.uint8) if isinstance(leaf, bytes) else leaf)
     kind = leaf.sharding, leaf.dtype
     if kind not in known:
         if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):

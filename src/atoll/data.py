@@ -196,10 +196,13 @@ class BatchIterator(Iterator[Any]):
                     )
             return json.dumps({"format": _FORMAT, "batches": self._batches, "shards": self._shards}).encode()
 
-    def set_state(self, state: bytes) -> None:
-        """Continue with the batch that follows the position at which `get_state` returned `state`."""
+    def set_state(self, state: Any) -> None:
+        """Continue with the batch that follows the position at which `get_state` returned `state`.
+
+        `state` may also be an array of these bytes, as `atoll.subscribe` returns it.
+        """
         try:
-            found = json.loads(state)
+            found = json.loads(state if isinstance(state, bytes) else np.asarray(state, np.uint8).tobytes())
             if found["format"] != _FORMAT:
                 raise ValueError(f"the format is {found['format']!r}, expected {_FORMAT!r}")
             batches, shards = int(found["batches"]), found["shards"]

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from atoll.cluster.named_runs import UNNAMED, NamedRun
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.topology import Topology
 from atoll.controller.admission import ENGINE_SAYS_SECONDS
@@ -85,7 +86,15 @@ class Cluster:
         self._timers.extend(action for action in actions if isinstance(action, a.SetTimer))
         return actions
 
-    def connect(self, role: str, pid: int = 1, label: str = "", host: int = -1, token: str | None = None) -> int:
+    def connect(
+        self,
+        role: str,
+        pid: int = 1,
+        label: str = "",
+        host: int = -1,
+        token: str | None = None,
+        run: NamedRun = UNNAMED,
+    ) -> int:
         """A connection that has said Hello, with the cluster's own token unless told otherwise."""
         number = self._next
         self._next += 1
@@ -101,6 +110,7 @@ class Cluster:
                 label,
                 host,
                 incarnation=pid,
+                run=run,
             ),
         )
         return number
@@ -116,10 +126,12 @@ class Cluster:
         hello = ready(self.controller.resources.topology, host, address or f"unix:/data-{host}")
         self.receive(connection, msgspec.structs.replace(hello, max_in_flight=max_in_flight))
 
-    def open(self, pid: int = 42, label: str = "script.py", token: str | None = None) -> Session:
+    def open(
+        self, pid: int = 42, label: str = "script.py", token: str | None = None, run: NamedRun = UNNAMED
+    ) -> Session:
         """A session opens."""
         before = set(self.controller.sessions)
-        connection = self.connect("proxy", pid, label, token=token)
+        connection = self.connect("proxy", pid, label, token=token, run=run)
         (number,) = set(self.controller.sessions) - before
         self.session_opened(connection, number)
         return self.controller.sessions[number]

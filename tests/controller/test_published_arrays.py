@@ -30,7 +30,8 @@ class Trainer(Play):
         self.session = self.open(token="trainer").number
         self.array(10)
         view = Rearrange((0,), (on(0),), (Mapping(0, 0, (0, 1, 1), (0, 1, 1)),))
-        self.say(m.RegisterProgram(5, single("publish", (on(0),), view)))
+        self.view_program = single("publish", (on(0),), view)
+        self.say(m.RegisterProgram(5, self.view_program))
         self.views = 100
         self.requests = 0
 

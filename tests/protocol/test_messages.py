@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from atoll.cluster.lifecycle import IslandState
+from atoll.cluster.named_runs import NamedRun
 from atoll.cluster.sandbox.grants import PythonRules
 from atoll.cluster.sandbox.mechanisms import Mechanisms, Namespaces
 from atoll.cluster.settings import ClusterSettings
@@ -81,6 +82,7 @@ SAMPLES[m.Free] = m.Free(1, (2, 3), True)
 SAMPLES[ArraySpec] = SPEC
 SAMPLES[ClusterSettings] = ClusterSettings("2x2x4", "cuda", lease_seconds=4.0)
 SAMPLES[m.KnownIsland] = m.KnownIsland(1, IslandShape(2, 4, "cuda"), IslandState.DRAINED, 7, ("m1", "m2"), True)
+SAMPLES[NamedRun] = NamedRun("run-7", 600.0, 5.0)
 SAMPLES[m.VersionArray] = m.VersionArray("['w'][0]", "float32", (4,))
 SAMPLES[m.VirtualDevice] = m.VirtualDevice(0, 0, 0, SAMPLES[m.DeviceInfo])
 

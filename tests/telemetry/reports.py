@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from atoll.cluster.locations import DeviceLocation
+from atoll.cluster.named_runs import NamedRun
 from atoll.cluster.sandbox.mechanisms import Mechanisms, Namespaces
 from atoll.cluster.slice_requests import SliceRequest
 from atoll.cluster.tenant_settings import TenantSettings, token_hash
@@ -58,7 +59,7 @@ def eventful_snapshot() -> Snapshot:
     elsewhere = next(each for each in range(len(devices.virtual)) if each not in add_slice.devices)
     devices.relocate({elsewhere: DeviceLocation(0, 0, 0)})
 
-    default, play.session = play.session, play.open(43, "notebook.py", "alice").number
+    default, play.session = play.session, play.open(43, "notebook.py", "alice", NamedRun("notebook")).number
     play.with_call()
     play.array(10)
     (failing,) = play.say(m.Launch(1, (10,), (11,), ()))

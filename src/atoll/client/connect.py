@@ -6,11 +6,12 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from atoll.client import backend
 from atoll.client.plugin import PLATFORM
 from atoll.client.processes import Settings
+from atoll.cluster.named_runs import DEFAULT_ATTACH_SECONDS, DEFAULT_DETACHED_SECONDS
 from atoll.cluster.settings import DEFAULT_ISLANDS, read_topology
 from atoll.errors import AtollError
 
@@ -52,7 +53,14 @@ class ConnectedCluster:
 
 
 def connect(
-    address: str | None = None, islands: str = DEFAULT_ISLANDS, token: str | None = None, join: str | None = None
+    address: str | None = None,
+    islands: str = DEFAULT_ISLANDS,
+    token: str | None = None,
+    join: str | None = None,
+    *,
+    name: str | None = None,
+    detach: bool | float | None = None,
+    wait: float = DEFAULT_ATTACH_SECONDS,
 ) -> ConnectedCluster:
     """Make JAX in this process run on Atoll until the cluster is closed.
 
@@ -75,6 +83,11 @@ def connect(
       token: Token of a cluster without a join token. If None, the value of ATOLL_TOKEN.
       join: Join token of a cluster on TCP, or a file with it (written by `atoll up --join-file FILE`). It includes the
         cluster's address. If None, the value of ATOLL_JOIN. Not needed for this user's own cluster on this machine.
+      name: Name of this run, at most 128 letters, digits, `_`, `-` and `.`. If None, the value of ATOLL_RUN. At most
+        one session of a tenant has the name, so a script attaches to a run with the name of the script that ended.
+      detach: Whether the submitted work continues if this process ends or loses its network, and for how many seconds
+        at most; True for 600. Needs a name. If None, the value of ATOLL_DETACH.
+      wait: Seconds to wait for the end of the former session of this name, with its submitted work.
 
     Returns a `ConnectedCluster`, whose `devices` is the list of `jax.Device`. A process has one connection at a time:
     a new connection closes the previous one, for instance when a cell of a notebook runs again.
@@ -85,10 +98,11 @@ def connect(
 
     Raises:
       atoll.AddressError: `address` cannot be parsed.
-      atoll.ConnectError: No process answers at `address`, or the cluster refuses the connection; its subclass
-        AccessError if one side does not trust the other.
+      atoll.ConnectError: No process answers at `address`, or the cluster refuses the connection, for example because
+        another session has the name; its subclass AccessError if one side does not trust the other.
       atoll.ClusterError: The embedded cluster does not start.
       atoll.SettingsError: `islands` or a setting in the environment is invalid.
+      atoll.StatusError: `name`, `detach` or `wait` is invalid.
     """
     global _open
     import jax
@@ -96,11 +110,17 @@ def connect(
 
     read_topology(islands)
     environment = Settings.from_environment()
+    run = environment.run
+    if detach is not None:
+        run = replace(run, detach=DEFAULT_DETACHED_SECONDS if detach is True else float(detach))
+    run = replace(run, name=run.name if name is None else name, wait=wait)
+    run.check()
     settings = Settings(
         address if address is not None else "" if join else environment.address,
         environment.token if token is None else token,
-        msgspec.structs.replace(environment.cluster, islands=islands, shapes=()),
+        replace(environment.cluster, islands=islands, shapes=()),
         environment.join if join is None else join,
+        run,
     )
     if _open is not None:
         _open.close()

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from atoll.cluster.cluster_file import settings_from_environment
 from atoll.cluster.directories import default_cache_directory, make_directory
-from atoll.cluster.environment_variables import ADDRESS, JOIN, PYTHON_ENVIRONMENT, TOKEN
+from atoll.cluster.environment_variables import ADDRESS, DETACH, JOIN, PYTHON_ENVIRONMENT, RUN, TOKEN
+from atoll.cluster.named_runs import UNNAMED, NamedRun
 from atoll.cluster.processes.child import Child, describe_exit
 from atoll.cluster.processes.client_directories import (
     claim,
@@ -47,15 +48,17 @@ class Settings:
     token: str
     cluster: ClusterSettings
     join: str = ""  # the join token, or a file with it
+    run: NamedRun = UNNAMED
 
     @classmethod
     def from_environment(cls) -> Settings:
-        """Read ATOLL_ADDRESS, ATOLL_TOKEN, ATOLL_JOIN and the cluster's settings. Raise ClusterError if invalid."""
+        """Read the environment's values. Raise ClusterError if one is invalid."""
         return cls(
             ADDRESS.text(),
             TOKEN.text(),
             settings_from_environment(),
             JOIN.text(),
+            NamedRun(RUN.text(), DETACH.get() or 0.0),
         )
 
 
@@ -83,6 +86,7 @@ class ClientProcesses:
         self._proxy: Child | None = None  # None again after this object has seen its exit status
         self.token = settings.token
         self.join = reached.join if reached is not None else None
+        self._run = settings.run
         self._environment = {TOKEN.variable: self.token, JOIN.variable: str(self.join or "")}
         try:
             engine = None
@@ -136,6 +140,7 @@ class ClientProcesses:
             directory=str(self._directory),
             transfer_directory=str(self.transfer_directory),
             losses=str(self._losses),
+            run=self._run,
             patience=patience,
         )
         proxy = start_proxy(options, self._environment)

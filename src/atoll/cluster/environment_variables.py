@@ -95,6 +95,20 @@ SESSION_PLATFORM = SCRIPTS.add(
     "Platform whose devices a script sees, if the cluster has several platforms.",
     default="that of the first island",
 )
+RUN = SCRIPTS.add(
+    "ATOLL_RUN",
+    TEXT,
+    "Name of the script's run. Only one session of a tenant has the name at a time: a new script waits for the former "
+    "one to end.",
+    default="none",
+    more="See [detached runs](guides/detached-runs.md).",
+)
+DETACH = SCRIPTS.add(
+    "ATOLL_DETACH",
+    seconds(),
+    "Time for which the submitted work of a named run continues after the end of its script.",
+    default="0",
+)
 INSECURE = SCRIPTS.add(
     "ATOLL_INSECURE",
     Form(_flag, ""),

@@ -20,6 +20,7 @@ from atoll.controller.faults import NothingChangedError
 from atoll.controller.islands.engine_requests import Agents
 from atoll.controller.islands.island_hosts import Hosts, Relays
 from atoll.controller.islands.island_recovery import Recovery
+from atoll.controller.sessions.detached_sessions import DetachedSessions, held_text
 from atoll.controller.sessions.sessions import Sessions
 from atoll.controller.state import ClusterState
 from atoll.controller.validation import ALLOWED, validate
@@ -62,6 +63,7 @@ class Admission:
         tokens: Tokens,
         version: str,
         sessions: Sessions,
+        detached: DetachedSessions,
         from_proxy: Callable[[int, Any], None],
         hosts: Hosts,
         recovery: Recovery,
@@ -84,12 +86,14 @@ class Admission:
         self._guesses = Guesses()
         self._version = version
         self._sessions = sessions
+        self._detached = detached
         self._handle_of_session = from_proxy
         self._hosts = hosts
         self._recovery = recovery
         self._relays = relays
         self._agents = agents
         self._waiting: list[Peer] = []  # proxies that connected before the cluster was complete
+        self._attaching: dict[int, float] = {}  # connections of proxies that wait for a name, until this time
         self._timers: dict[int, Callable[[], None]] = {}
         self._next_timer = 1
         self._engine_lost_at: float | None = None  # None while there is an engine
@@ -180,6 +184,7 @@ class Admission:
 
     def lost(self, event: ConnectionLost) -> None:
         peer = self._connections.remove(event.connection)
+        self._attaching.pop(event.connection, None)
         if peer is None:
             return
         if peer in self._waiting:
@@ -318,18 +323,23 @@ class Admission:
 
     def _hello_of_proxy(self, peer: Peer, hello: m.Hello) -> None:
         self._name(peer, f"the proxy of {hello.label or hello.pid}")
-        if len(self._connections.sessions) + len(self._waiting) >= self._max_sessions:
+        if len(self._connections.sessions) + len(self._waiting) + len(self._attaching) >= self._max_sessions:
             text = f"the cluster is full: {self._max_sessions} sessions are open (atoll status lists them)"
             self._refuse_session(peer, Status(Code.RESOURCE_EXHAUSTED, text))
             return
         assert peer.tenant is not None
+        try:
+            hello.run.check()
+        except StatusError as error:
+            self._refuse_session(peer, error.status)
+            return
         exceeded = peer.tenant.admit()
         if exceeded is not None:
             self._refuse_session(peer, Status(Code.RESOURCE_EXHAUSTED, exceeded.message))
             return
         peer.handlers = self._waiting_proxy
         if self._resources.is_complete:
-            self._open_session(peer)
+            self._open_or_attach(peer)
         else:
             self._waiting.append(peer)
 
@@ -343,6 +353,7 @@ class Admission:
         is_stranger = peer.hello is None
         if peer in self._waiting:
             self._waiting.remove(peer)
+        self._attaching.pop(peer.connection, None)
         if peer.handlers is self._waiting_proxy:
             self._proxy_gone(peer)
         self._outbox.close(peer.connection, text if is_stranger else "")
@@ -376,12 +387,50 @@ class Admission:
 
     # ---- sessions
 
+    def _open_or_attach(self, peer: Peer) -> None:
+        """Open a session, or wait until no other session has the name of its run."""
+        assert peer.hello is not None
+        assert peer.tenant is not None
+        if self._detached.holder(peer.tenant, peer.hello.run.name) is None:
+            self._open_session(peer)
+        else:
+            self._attaching[peer.connection] = self._outbox.seconds + peer.hello.run.wait
+
+    def attach(self) -> None:
+        """Open sessions whose names have become free, in the order of their requests."""
+        for connection in list(self._attaching):
+            peer = self._peers[connection]
+            assert peer.hello is not None
+            assert peer.tenant is not None
+            if self._detached.holder(peer.tenant, peer.hello.run.name) is None:
+                del self._attaching[connection]
+                self._open_session(peer)
+
+    def refuse_late(self, now: float) -> None:
+        """Refuse the proxies that have waited for a name for too long. Called once per second."""
+        for connection, until in list(self._attaching.items()):
+            if now < until:
+                continue
+            peer = self._peers[connection]
+            assert peer.hello is not None
+            assert peer.tenant is not None
+            name = peer.hello.run.name
+            holder = self._detached.holder(peer.tenant, name)
+            if holder is not None:
+                self._refuse_session(peer, Status(Code.ALREADY_EXISTS, held_text(holder, name)))
+
     def _open_session(self, peer: Peer) -> None:
         assert peer.hello is not None
         assert peer.tenant is not None
         try:
             session = self._sessions.open(
-                peer.connection, peer.secret, peer.hello.pid, peer.hello.label, peer.tenant, peer.hello.platform
+                peer.connection,
+                peer.secret,
+                peer.hello.pid,
+                peer.hello.label,
+                peer.tenant,
+                peer.hello.platform,
+                peer.hello.run,
             )
         except StatusError as error:
             self._refuse_session(peer, error.status)
@@ -391,7 +440,9 @@ class Admission:
 
     def admit_again(self, session: Session, connection: int) -> None:
         """Admit the proxy of a persisted session, which has yet to reconnect."""
-        hello = m.Hello(m.PROTOCOL, "proxy", "", session.pid, self._version, session.label, resumes=True)
+        hello = m.Hello(
+            m.PROTOCOL, "proxy", "", session.pid, self._version, session.label, resumes=True, run=session.run
+        )
         peer = Peer(
             connection,
             session.secret,
@@ -412,7 +463,7 @@ class Admission:
         self._sessions.end(peer.number, status)
 
     def _proxy_disconnected(self, peer: Peer, reason: str) -> None:
-        self._sessions.close(peer.number)
+        self._detached.client_left(peer.number)
 
     # ---- hosts
 
@@ -436,7 +487,7 @@ class Admission:
         if resources.is_complete and not was_complete:
             waiting, self._waiting = self._waiting, []
             for proxy in waiting:
-                self._open_session(proxy)
+                self._open_or_attach(proxy)
             self._outbox.add(ReportReady(self._outbox.cause))
 
     def introduce_remaining_hosts(self, lost: IslandFailed) -> None:

@@ -26,6 +26,7 @@ from atoll.controller.operators import drains
 from atoll.controller.operators.drains import Drains, _Drain
 from atoll.controller.operators.requests import Operators, _Start
 from atoll.controller.operators.service import WaitingRequests
+from atoll.controller.sessions.detached_sessions import DetachedSessions
 from atoll.controller.sessions.inboxes import Inboxes
 from atoll.controller.sessions.proxy_requests import SliceRequests
 from atoll.controller.sessions.published_arrays import PublishedArrays, ReadProgram
@@ -76,11 +77,12 @@ def _restore_handlers(admission: Admission) -> None:
     admission.restore_handlers({peer: str(peer.handlers) for peer in admission._peers.values()})
 
 
-@dump_of(Admission, "admission", version=2, rebuild=_restore_handlers)
+@dump_of(Admission, "admission", version=3, rebuild=_restore_handlers)
 class AdmissionDump(Dump):
     _guesses: Ref[Guesses]
     _next_timer: int
     _waiting: list[Ref[Peer]] = []
+    _attaching: dict[int, float] = {}
     _timers: dict[int, Callback] = {}
     _engine_lost_at: float | None = None
 
@@ -101,6 +103,11 @@ class AgentsDump(Dump):
 @dump_of(Sessions, "sessions")
 class SessionsDump(Dump):
     next_number: int
+
+
+@dump_of(DetachedSessions, "detached sessions")
+class DetachedSessionsDump(Dump):
+    until: dict[int, float] = {}
 
 
 @dump_of(Inboxes, "inboxes")

@@ -30,6 +30,7 @@ from atoll.controller.islands.island_recovery import Recovery
 from atoll.controller.islands.overruns import Overruns
 from atoll.controller.operators.requests import Operators
 from atoll.controller.operators.service import OperatorService
+from atoll.controller.sessions.detached_sessions import DetachedSessions
 from atoll.controller.sessions.inboxes import Inboxes
 from atoll.controller.sessions.proxy_requests import Proxies, SliceRequests
 from atoll.controller.sessions.published_arrays import PublishedArrays
@@ -127,6 +128,7 @@ class Controller:
             self.tokens,
             version,
             self._sessions,
+            self.detached,
             self._inboxes.received,
             self._hosts,
             self._recovery,
@@ -257,6 +259,7 @@ class Controller:
             self._worlds.replace,
         )
         self._sessions = Sessions(state)
+        self.detached = DetachedSessions(state, self._sessions, self._failures)
         self.published = PublishedArrays(state, self._sessions, self.launcher, own, spiller)
         self._proxies = Proxies(
             state,
@@ -324,6 +327,7 @@ class Controller:
         subscribe(IslandReady, self._persistence.island_ready)
         subscribe(IslandFailed, self._recovery.fail_work_of_island)
         subscribe(IslandFailed, self.published.island_failed)
+        subscribe(IslandFailed, self.detached.island_failed)
         subscribe(IslandFailed, self.migrations.give_up_on_island)
         subscribe(IslandFailed, self.suspensions.lose_spilled_arrays)
         subscribe(IslandFailed, self._relays.forget_groups)
@@ -340,6 +344,7 @@ class Controller:
         subscribe(IslandDrained, self.published.island_drained)
         subscribe(IslandDrained, self._operators.drains.island_drained)
         self._sessions.subscribe(
+            self.detached.session_closed,
             self.published.session_closed,
             self.migrations.session_closed,
             self.suspensions.session_closed,
@@ -442,6 +447,7 @@ class Controller:
             "overruns": self._overruns,
             "sessions": self._sessions,
             "session leases": self._sessions.leases,
+            "detached sessions": self.detached,
             "operators": self._operators,
             "drains": self._operators.drains,
             "requests": self._requests,
@@ -469,6 +475,8 @@ class Controller:
         launcher = self.launcher
         self._inboxes.turn_ended()
         self.published.proceed()
+        self.detached.proceed(self._inboxes.waiting)
+        self._admission.attach()
         self.suspensions.proceed()
         self.migrations.proceed()
         launcher.release_delayed()
@@ -486,7 +494,11 @@ class Controller:
         if not self.resources.is_complete:
             return
         now = event.seconds
+        for number, status in self._sessions.silent(now):
+            self.detached.client_silent(number, status)
         self._sessions.tick(now)
+        self.detached.tick(now)
+        self._admission.refuse_late(now)
         self._recovery.tick(now)
         self._admission.tick(now)
         self._overruns.tick(now)

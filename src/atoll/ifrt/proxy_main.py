@@ -36,6 +36,7 @@ async def serve(options: ProxyOptions, stop: asyncio.Event) -> None:
         FIRST_MINTED_HANDLE,
         SESSION_PLATFORM.text(),
         on_hosts_lost=lambda: _note(options.losses) if options.losses else None,
+        run=options.run,
     )
 
     async def open_one() -> ClusterSession:

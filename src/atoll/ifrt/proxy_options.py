@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from atoll.cluster.named_runs import UNNAMED, NamedRun
 from atoll.cluster.processes.child import Child
 
 
@@ -24,6 +25,7 @@ class ProxyOptions(msgspec.Struct, frozen=True):
     directory: str = ""  # the client's directory with this proxy's socket; removed at the end
     transfer_directory: str = ""  # shared with the client for large arrays; removed at the end
     fail_on_loss: bool = False  # whether launches on a failed island fail, instead of waiting for its restart
+    run: NamedRun = UNNAMED
     losses: str = ""  # path of a file that grows by a byte whenever hosts fail, so that the client notices
     ready_fd: int = -1
     patience: float = 60.0  # seconds for which to retry a controller that is still starting

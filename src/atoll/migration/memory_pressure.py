@@ -162,7 +162,7 @@ class MemoryPressure:
             for session in self._sessions.values()
             if session.tenant.settings.priority < priority
             and not session.is_suspended
-            and not session.is_vault
+            and session.has_client
             and session.number not in self._refused
         ]
 

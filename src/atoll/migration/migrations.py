@@ -33,6 +33,7 @@ from atoll.state.compiled_functions import DeviceAssignment, function_name, host
 from atoll.state.durations import Durations
 from atoll.state.programs import device_groups
 from atoll.state.session import Session
+from atoll.state.session_states import SessionState
 
 # For a proxy to hold its client back.
 QUIESCE_SECONDS = 10.0
@@ -146,9 +147,12 @@ class Migrations:
         return self._next_number - 1
 
     def check_free(self, session: Session) -> None:
-        """Raise FAILED_PRECONDITION if the session is being moved."""
+        """Raise FAILED_PRECONDITION if the session is being moved, or has no client."""
         if session.number in self.under_way:
             raise StatusError(Code.FAILED_PRECONDITION, f"session {session.number} is being moved already")
+        if session.state is SessionState.DETACHED:
+            text = f"{session.name} is detached: its work cannot be moved without its script, and soon ends"
+            raise StatusError(Code.FAILED_PRECONDITION, text)
 
     def begin_resume(self, session: Session, plan: Callable[[], Changes], then: Callable[[Status], None]) -> None:
         """Begin to resume a suspended session, whose proxy is quiesced. If this fails, the session stays suspended."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import msgspec
 
 from atoll.cluster.locations import DeviceLocation
+from atoll.cluster.named_runs import UNNAMED, NamedRun
 from atoll.cluster.virtual_devices import SessionDevices, Slice, VirtualDevice
 from atoll.errors import Code, Details, Kind, Status, failure
 from atoll.ir.program import Program
@@ -62,6 +63,7 @@ class PersistedSession(msgspec.Struct, frozen=True):
     control_flow: dict[int, m.RegisterSwitch | m.RegisterLoop]
     waits_for_islands: bool
     leaves_islands: bool
+    run: NamedRun = UNNAMED
 
 
 class PersistedSessions(msgspec.Struct, frozen=True):
@@ -73,7 +75,7 @@ class PersistedSessions(msgspec.Struct, frozen=True):
 
 
 # Increase the first number if you change one of these structs: see CONTRIBUTING.md.
-_TAG, _VERSION = "persisted sessions", (1, 1)
+_TAG, _VERSION = "persisted sessions", (2, 1)
 
 
 def encode(persisted: PersistedSessions) -> bytes:
@@ -114,6 +116,7 @@ def persisted_session(session: Session, connection: int, by_system: bool) -> Per
         dict(session.control_flow),
         session.waits_for_islands,
         session.leaves_islands,
+        session.run,
     )
 
 
@@ -142,7 +145,16 @@ def restored_session(persisted: PersistedSession, secret: str, tenant: Tenant, d
     devices.next_slice = persisted.next_slice
     devices.used = set(persisted.used)
     devices.are_free = True
-    session = Session(persisted.number, persisted.pid, persisted.label, secret, devices, persisted.platform, tenant)
+    session = Session(
+        persisted.number,
+        persisted.pid,
+        persisted.label,
+        secret,
+        devices,
+        persisted.platform,
+        tenant,
+        run=persisted.run,
+    )
     for handle, each in persisted.buffers.items():
         entry = Entry((), each.nbytes, _state(each), each.error, producer=each.producer)
         if each.consumed:

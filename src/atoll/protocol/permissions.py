@@ -98,6 +98,7 @@ COMMANDS: dict[str, type[Any]] = {
     "atoll web": m.StatusRequest,
     "atoll metrics": m.StatusRequest,
     "atoll arrays": m.StatusRequest,
+    "atoll ps": m.StatusRequest,
     "atoll arrays rm": m.RemoveArraysRequest,
     "atoll tenants": m.StatusRequest,
     "atoll trace": m.TraceRequest,

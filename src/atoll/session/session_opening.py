@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from atoll._version import __version__
+from atoll.cluster.named_runs import UNNAMED, NamedRun
 from atoll.cluster.processes.leases import CLIENT_LEASES
 from atoll.errors import AccessError, ConnectError, refusal
 from atoll.protocol import messages as m
@@ -50,8 +51,10 @@ class SessionOpener:
         first_handle: int = 1,
         platform: str = "",
         on_hosts_lost: Callable[[], None] = lambda: None,
+        run: NamedRun = UNNAMED,
     ) -> None:
         self._controller = controller
+        self._run = run
         self._label = label
         self._pid = pid
         self._patience = patience
@@ -77,6 +80,7 @@ class SessionOpener:
             self._identity,
             self._platform,
             self._on_hosts_lost,
+            self._run,
         )
 
 
@@ -98,15 +102,17 @@ async def open_session(
     identity: Identity | None = None,
     platform: str = "",
     on_hosts_lost: Callable[[], None] = lambda: None,
+    run: NamedRun = UNNAMED,
 ) -> ClusterSession:
     """Open a session with a controller that may still be starting. Try for `patience` seconds.
 
     `identity` is for controllers and hosts that use TLS. `platform` selects the platform of the session's devices; ""
-    stands for that of the cluster's first island.
+    stands for that of the cluster's first island. `run` has the name of the session, which waits
+    until the name is free.
 
     Raise AccessError, VersionError or ConnectError; messages say what the user can do.
     """
-    hello = m.Hello(m.PROTOCOL, "proxy", token, pid, __version__, label, platform=platform, resumes=True)
+    hello = m.Hello(m.PROTOCOL, "proxy", token, pid, __version__, label, platform=platform, resumes=True, run=run)
     try:
         return await Retry(_RETRY_SECONDS, patience=patience).call_async(
             lambda: _Opening(controller, first_handle, identity, on_hosts_lost).run(hello), _StillStartingError
@@ -151,20 +157,20 @@ class _Opening:
         session: ClusterSession | None = None
         try:
             connection.send(hello)
-            session = await self._welcomed()
+            session = await self._welcomed(_WELCOME_SECONDS + (hello.run.wait if hello.run.name else 0.0))
             await self._connect_hosts(session)
         except BaseException:
             (session or connection).close()
             raise
         return session
 
-    async def _welcomed(self) -> ClusterSession:
+    async def _welcomed(self, seconds: float) -> ClusterSession:
         try:
-            async with asyncio.timeout(_WELCOME_SECONDS):
+            async with asyncio.timeout(seconds):
                 return await self._session
         except TimeoutError:
             raise ConnectError(
-                f"the controller at {self._controller} opened no session within {_WELCOME_SECONDS:.0f} s: "
+                f"the controller at {self._controller} opened no session within {seconds:.0f} s: "
                 "not all of its workers have started (atoll status shows which)"
             ) from None
 

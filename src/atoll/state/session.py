@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from atoll.cluster.named_runs import UNNAMED, NamedRun
 from atoll.cluster.state_machine import StateMachine
 from atoll.cluster.virtual_devices import SessionDevices
 from atoll.errors import Status
@@ -244,6 +245,7 @@ class Session(StateMachine[SessionState]):
     waits_for: str = ""  # space that it lacks, if it is WAITING
     is_vault: bool = False  # it has no client, and holds the published arrays of its tenant
     publishing: int = 0  # number of versions of arrays that it has published and that are not complete
+    run: NamedRun = UNNAMED
 
     def _described(self) -> str:
         return f"session {self.number}"
@@ -251,7 +253,17 @@ class Session(StateMachine[SessionState]):
     @property
     def is_suspended(self) -> bool:
         """Return whether the session is suspended, is being suspended, or is being resumed."""
-        return self.state not in (SessionState.RUNNING, SessionState.CLOSED)
+        return self.state not in (SessionState.RUNNING, SessionState.DETACHED, SessionState.CLOSED)
+
+    @property
+    def has_client(self) -> bool:
+        """Return whether the session belongs to a script that runs, as far as the controller knows."""
+        return not self.is_vault and self.state is not SessionState.DETACHED
+
+    @property
+    def state_text(self) -> str:
+        """Return the state in a few words, or "" if the session runs as usual."""
+        return "detached" if self.state is SessionState.DETACHED else self.suspension_text
 
     @property
     def suspension_text(self) -> str:

@@ -8,6 +8,8 @@
 Until its arrays are spilled, a session that is being suspended can continue. If the resumption fails, the session is
 SUSPENDED again. A session that an earlier cluster suspended on disk is SUSPENDED from the start. A session may be
 CLOSED in each state.
+
+A RUNNING session may become DETACHED: its script has ended, and its launches continue. It is then CLOSED.
 """
 
 from __future__ import annotations
@@ -24,14 +26,15 @@ class SessionState(enum.IntEnum):
     WAITING = 5  # is suspended, and is resumed as soon as there is space
     RESUMING = 6  # its arrays are being restored
     CLOSED = 7  # its client has left, or it was ended
+    DETACHED = 8  # its client has left, and its submitted work continues
 
 
 _S = SessionState
 
 # The states that may follow each state. The comments name the methods of `Suspensions` that cause the transitions.
 TRANSITIONS: dict[SessionState, frozenset[SessionState]] = {
-    # `suspend`, `add_persisted`
-    _S.RUNNING: frozenset({_S.QUIESCING, _S.SUSPENDED, _S.CLOSED}),
+    # `suspend`, `add_persisted`; `DetachedSessions.client_left`
+    _S.RUNNING: frozenset({_S.QUIESCING, _S.SUSPENDED, _S.DETACHED, _S.CLOSED}),
     # `quiesced`; `_give_up` for this state and the next two
     _S.QUIESCING: frozenset({_S.DRAINING, _S.RUNNING, _S.CLOSED}),
     # `proceed`
@@ -44,5 +47,6 @@ TRANSITIONS: dict[SessionState, frozenset[SessionState]] = {
     _S.WAITING: frozenset({_S.SUSPENDED, _S.RESUMING, _S.CLOSED}),
     # `_resumed`
     _S.RESUMING: frozenset({_S.RUNNING, _S.SUSPENDED, _S.CLOSED}),
+    _S.DETACHED: frozenset({_S.CLOSED}),
     _S.CLOSED: frozenset(),
 }

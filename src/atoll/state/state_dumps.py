@@ -15,6 +15,7 @@ import msgspec
 
 from atoll.cluster.lifecycle import Island, IslandState
 from atoll.cluster.locations import DeviceLocation, MemoryRequirement
+from atoll.cluster.named_runs import UNNAMED, NamedRun
 from atoll.cluster.processes.leases import Leases
 from atoll.cluster.resources import Host, ResourceManager
 from atoll.cluster.slice_placement import Slices
@@ -636,7 +637,7 @@ def _restore_checks(session: Session) -> None:
         parts.check._devices = session.devices.locations
 
 
-@dump_of(Session, "session", rebuild=_restore_checks)
+@dump_of(Session, "session", version=2, rebuild=_restore_checks)
 class SessionDump(Dump):
     number: int
     pid: int
@@ -676,6 +677,7 @@ class SessionDump(Dump):
     waits_for: str = ""
     is_vault: bool = False
     publishing: int = 0
+    run: NamedRun = UNNAMED
 
 
 # ---- remains of closed sessions

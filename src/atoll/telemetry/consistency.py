@@ -71,7 +71,7 @@ def _waiting(controller: ReportSource) -> list[Gang[GangRun]]:
 
 
 def _sessions(controller: ReportSource) -> Iterator[str]:
-    open_ones = Counter(session.tenant.name for session in controller.sessions.values() if not session.is_vault)
+    open_ones = Counter(session.tenant.name for session in controller.sessions.values() if session.has_client)
     for name, tenant in controller.tenants.by_name.items():
         if tenant.sessions < open_ones[name]:  # more may wait until the cluster is complete
             yield f"tenant {name} counts {tenant.sessions} sessions, but has {open_ones[name]}"

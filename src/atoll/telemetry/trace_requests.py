@@ -167,7 +167,7 @@ class Tracing:
         """Start recording in proxies that do not record yet, each until its recording ends."""
         for recording in self._recordings.values():
             for number, session in self._sessions.items():
-                is_new = number not in recording.sessions and not session.is_vault
+                is_new = number not in recording.sessions and session.has_client
                 if is_new and recording.viewer in (None, session.tenant):
                     recording.sessions.add(number)
                     self._outbox.to_session(number, m.RecordCalls(round(recording.ends - now, 3)))

@@ -363,7 +363,7 @@ class Recovery:
             session.feeds.forget_unawaited(hosts)
         survivors = self._failures.fail_launches_of_island(island, status)
         for session in self._sessions.values():
-            if not session.is_vault:
+            if session.has_client:
                 session.unacknowledged_failures.setdefault(island, []).append(status)
             self._outbox.to_session(session.number, m.HostsFailed(tuple(sorted(hosts))))
             self._lose_arrays(session, hosts, survivors, status)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from atoll.cluster.named_runs import UNNAMED, NamedRun
 from atoll.cluster.processes.leases import CLIENT_LEASES, Leases
 from atoll.controller.state import ClusterState
 from atoll.errors import OK, Code, Details, Kind, Status, StatusError, failure
@@ -37,7 +38,16 @@ class Sessions:
         """Add functions that are called with each session that has ended, in this order, to free what it owned."""
         self._at_end += at_end
 
-    def open(self, connection: int, secret: str, pid: int, label: str, tenant: Tenant, platform: str = "") -> Session:
+    def open(
+        self,
+        connection: int,
+        secret: str,
+        pid: int,
+        label: str,
+        tenant: Tenant,
+        platform: str = "",
+        run: NamedRun = UNNAMED,
+    ) -> Session:
         """Open a session of the tenant on this connection, whose place the tenant has already reserved.
 
         All devices of a session have the same platform, because JAX lowers a program for its client's platform.
@@ -58,7 +68,7 @@ class Sessions:
             raise StatusError(Code.UNAVAILABLE, "all devices of the cluster are in exclusive slices of other sessions")
         virtual, locations = open_ones, {each.id: locations[each.id] for each in open_ones}
         devices = self._slices.open(self.next_number, virtual, locations)
-        session = Session(self.next_number, pid, label, secret, devices, platform, tenant)
+        session = Session(self.next_number, pid, label, secret, devices, platform, tenant, run=run)
         self.next_number += 1
         number = session.number
         self._history.record("session opened", session.label or f"process {pid}", -1, number, tenant.name)
@@ -106,7 +116,7 @@ class Sessions:
         session = self._sessions.pop(number, None)
         if session is None:
             return
-        if not session.is_vault:
+        if session.has_client:
             session.tenant.left()
         kind = "session closed" if status.ok else "session ended"
         self._history.record(kind, status.message or session.label, -1, number, session.tenant.name)
@@ -126,13 +136,15 @@ class Sessions:
         if connection is not None:
             self._outbox.close(connection, f"session {number} ends: {status}")
 
+    def silent(self, now: float) -> tuple[tuple[int, Status], ...]:
+        """Return the sessions whose proxies have been silent for too long, with the errors that end them."""
+        status = Status(Code.UNAVAILABLE, f"this session's proxy was silent for {self.leases.seconds:.0f} s")
+        return tuple((number, status) for number in self.leases.expired(now))
+
     def tick(self, now: float) -> None:
-        """Send heartbeats to proxies, and end the sessions of silent ones. Called once per second."""
-        for number in self.leases.expired(now):
-            text = f"this session's proxy was silent for {self.leases.seconds:.0f} s"
-            self.end(number, Status(Code.UNAVAILABLE, text))
+        """Send heartbeats to proxies. Called once per second."""
         for number, session in self._sessions.items():
-            if session.is_vault:
+            if not session.has_client:
                 continue
             if self._connections.sessions.get(number) in self._connections.away:
                 continue

@@ -28,6 +28,7 @@ from atoll.operate.command import (
     log_commands,
     manifests,
     operator_commands,
+    run_commands,
     scripts,
     tenant_commands,
     watch_commands,
@@ -81,6 +82,8 @@ def atoll(
 
 
 app.command(context_settings={"allow_interspersed_args": False}, no_args_is_help=True)(scripts.run)
+app.command()(run_commands.attach)
+app.command()(run_commands.ps)
 app.command()(cluster_commands.up)
 app.command()(host_command.host)
 app.command()(manifests.kubernetes)

@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-from atoll.cluster.environment_variables import ADDRESS, CLUSTER_FILE, JAX_PLATFORMS, JOIN
+from atoll.cluster.array_names import check_array_name
+from atoll.cluster.environment_variables import ADDRESS, CLUSTER_FILE, DETACH, JAX_PLATFORMS, JOIN, RUN
+from atoll.cluster.named_runs import DEFAULT_DETACHED_SECONDS
 from atoll.cluster.settings import environment_of
 from atoll.operate.command.command_options import (
     ClusterAddress,
@@ -34,6 +36,18 @@ def run(
     cluster: ClusterOptions,
     address: Annotated[str, typer.Option(help="Address of a running cluster to use instead.")] = "",
     join: ClusterJoin = "",
+    name: Annotated[
+        str,
+        typer.Option(help="Name of the run. A script with the name of a former one continues where that one ended."),
+    ] = "",
+    detach: Annotated[
+        bool,
+        typer.Option(
+            "--detach",
+            help="Run the command without this terminal. `atoll attach` follows its output. If the script ends, its "
+            "submitted work continues for at most 10 minutes. Needs --name.",
+        ),
+    ] = False,
 ) -> None:
     """Run a command with JAX on Atoll.
 
@@ -47,7 +61,11 @@ def run(
     Sets JAX_PLATFORMS to "atoll", unless it already contains atoll ("atoll,cpu").
     """
     check_one_of(islands, address, join)
+    if detach and not name:
+        raise typer.BadParameter("--detach needs the name of the run: give --name")
     env = dict(os.environ)
+    if name:
+        env[RUN.variable] = check_array_name(name)
     if "atoll" not in env.get(JAX_PLATFORMS.variable, "").split(","):
         env[JAX_PLATFORMS.variable] = "atoll"
     if islands is not None:
@@ -64,6 +82,14 @@ def run(
         settings_of(islands, cluster)  # raises if the file is invalid
         env[CLUSTER_FILE.variable] = os.path.abspath(cluster.cluster_file)
     env.update(environment_of(said))
+    if detach:
+        from atoll.operate.detached_scripts import start
+
+        env.setdefault(DETACH.variable, f"{DEFAULT_DETACHED_SECONDS:.0f}")
+        start(name, command, env)
+        print(name)
+        say(f"  output:  atoll attach {name}\n  state:   atoll ps")
+        return
     try:
         os.execvpe(command[0], command, env)
     except FileNotFoundError:

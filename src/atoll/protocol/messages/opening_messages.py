@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from atoll.cluster.named_runs import UNNAMED, NamedRun
 from atoll.cluster.virtual_devices import DeviceInfo as DeviceInfo
 from atoll.cluster.virtual_devices import VirtualDevice as VirtualDevice
 from atoll.errors import Status
@@ -31,6 +32,7 @@ class Hello(Message, frozen=True, tag=1):
     incarnation: int = 0  # of a worker's island; increases with each start
     platform: str = ""  # of the devices for a proxy's session; "": the platform of the first island
     resumes: bool = False  # whether the peer can resume the connection on another socket: see `wire.resumption`
+    run: NamedRun = UNNAMED  # of a proxy's session
 
 
 class Refused(Message, frozen=True, tag=2):
