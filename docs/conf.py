@@ -15,7 +15,8 @@ myst_enable_extensions = ["deflist", "fieldlist"]
 myst_heading_anchors = 4
 
 autodoc_member_order = "bysource"
-autodoc_mock_imports = ["keras", "tensorflow"]  # the API of atoll.tensorflow is shown without gigabytes of its extra
+# The API of atoll.tensorflow and atoll.tunix is shown without gigabytes of other packages.
+autodoc_mock_imports = ["keras", "tensorflow", "tunix"]
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 napoleon_google_docstring = True

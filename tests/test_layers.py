@@ -33,7 +33,7 @@ LAYERS = (
     ("client", "data", "tensorflow", "testing"),
     ("ffi", "programs"),
     ("arrays", "pipelines"),
-    ("elastic",),
+    ("elastic", "tunix"),
 )
 LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}
 

@@ -254,6 +254,7 @@ def packages_picture() -> Picture:
 
     words = {
         "elastic": "trainings that continue after islands fail",
+        "tunix": "weight sync of Tunix",
         "pipelines": "models divided between meshes: schedules, steps",
         "ffi": "kernels of the script",
         "programs": "functions that become one launch",

@@ -27,6 +27,7 @@ NOT_RUN = {
     "needs TensorFlow": "tests/tensorflow",
     "a fragment of a model": "tests/end_to_end/pipelines",
     "needs several scripts": "tests/examples/test_grpo.py",
+    "needs Tunix": "tests/examples/test_tunix_weight_sync.py",
 }
 
 
