@@ -246,6 +246,6 @@ def defines(step: p.Step) -> tuple[int, ...]:
             return outputs
         case p.Put(output=output) | p.Receive(output=output) | p.Select(output=output):
             return (output,)
-        case p.Get(completion=completion):
+        case p.Get(completion=completion) | p.GetAll(completion=completion):
             return (completion,)
     return ()

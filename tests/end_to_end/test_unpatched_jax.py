@@ -196,6 +196,7 @@ UNTESTED = {
     "many threads": "it is a matter of time",
     "reads of trees": "it is a matter of time",
     "direct reads": "it is a matter of time",
+    "direct reads of several arrays": "it is a matter of time",
     "writes of trees": "it is a matter of time",
     "large writes": "it is a matter of time",
     "numbers in eager operations": "it is a matter of time",

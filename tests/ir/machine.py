@@ -125,6 +125,10 @@ class Machine:
                     whole[slices(box)] = values[step.input][shard]
                 self.to_client[step.feed] = whole
                 values[step.completion] = []
+            case p.GetAll():
+                found = [values[value][shard] for value, shard in zip(step.inputs, step.shards, strict=True)]
+                self.to_client[step.feed] = np.concatenate([each.reshape(-1) for each in found])
+                values[step.completion] = []
             case p.Move():
                 for source, output in zip(step.inputs, step.outputs, strict=True):
                     values[output] = [shard.copy() for shard in values[source]]

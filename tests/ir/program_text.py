@@ -91,9 +91,9 @@ class _Parser:
         return HostToDevice(tuple(each for some in buffers for each in some), ())  # type: ignore[arg-type]
 
     def _get(self) -> DeviceToHost:
-        value = self.value()
+        values = self.items(self.value)
         self.expect("feed")
-        return DeviceToHost((value,), self.integer(), self.strides())
+        return DeviceToHost(values, self.integer(), self.strides())
 
     def _report(self) -> Report:
         return Report((self.value(),))

@@ -240,6 +240,31 @@ def test_bytes_from_the_client_reach_every_shard_and_come_back_whole(data, place
     np.testing.assert_array_equal(machine.to_client[0], whole)
 
 
+def on_devices(*devices: int, tiling: Any = None) -> ArraySpec:
+    return ArraySpec("int64", (4,), Sharding(devices, tiling or Replicated()))
+
+
+def test_whole_arrays_of_one_host_are_read_by_one_step():
+    specs = (on_devices(1), on_devices(0, 1), on_devices(1))
+    program = Program("get", specs, (DeviceToHost((0, 1, 2), 0, None),), (3,), 1)
+    lowered = lower(program, cluster(1, 1, 2), {})
+    (plan,) = lowered.plans.values()
+    assert plan.segments[0].steps == (p.GetAll((0, 1, 2), 3, 0, (0, 0, 0)),)
+
+
+@pytest.mark.parametrize(
+    ("specs", "error"),
+    [
+        ((on_devices(0), on_devices(2)), "must be on one host, but these are on 2 hosts"),
+        ((on_devices(0), on_devices(0, 1, tiling=Tiled((2,), (0, 1)))), "must be whole on one device"),
+    ],
+)
+def test_other_arrays_cannot_be_read_together(specs: tuple[ArraySpec, ...], error: str):
+    program = Program("get", specs, (DeviceToHost((0, 1), 0, None),), (2,), 1)
+    with pytest.raises(StatusError, match=error):
+        lower(program, cluster(1, 2, 2), {})
+
+
 @pytest.mark.parametrize(
     "buffers",
     [

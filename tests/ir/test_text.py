@@ -143,6 +143,7 @@ def every_node() -> Program:
         Rearrange((9, 10), (ONE,), (Mapping(0, 0, (0, 4, 4), (0, 1, 1)),), True, True),
         DeviceToHost((0,), 4, (-4,)),
         DeviceToHost((0,), 5, None),
+        DeviceToHost((0, 1), 3, None),
     )
     return Program("every node", tuple(SPECS), nodes, (12, 13, 0, 12), 6)
 

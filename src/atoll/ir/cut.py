@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from atoll.errors import StatusError
+from atoll.errors import StatusError, invalid
 from atoll.ir import plan as p
 from atoll.ir.exchange import Exchange
 from atoll.ir.geometry import Located, stays
@@ -197,9 +197,15 @@ class _Cut:
             made.on(host).add(step, (), (output,), [piece.feed for piece in here])
 
     def _get(self, node: DeviceToHost, outputs: range, made: _Node) -> None:
-        (located,), (value,), (completion,) = self.placed.arrays(node.inputs), self._numbers(node.inputs), outputs
+        (completion,) = outputs
         hosts = self.placed.values[completion]
         assert not isinstance(hosts, Located)
+        if len(node.inputs) > 1:
+            inputs = self._numbers(node.inputs)
+            shards = tuple(map(_whole_shard, self.placed.arrays(node.inputs)))
+            made.on(hosts[0]).add(p.GetAll(inputs, completion, node.feed, shards), inputs, (completion,))
+            return
+        (located,), (value,) = self.placed.arrays(node.inputs), self._numbers(node.inputs)
         if isinstance(located.spec.sharding.tiling, Replicated):
             boxes: dict[Box, int] = {tuple((0, size) for size in located.spec.shape): 0}
         else:
@@ -368,3 +374,10 @@ def _send_rows(node: _Node, exchange: RowExchange, rows: Located, numbers: Locat
             exchanges = [*last.exchanges, exchange]
             del work.steps[-1]
         work.add(p.SendRows(uses, here, first_groups, tuple(exchanges)), uses, ())
+
+
+def _whole_shard(located: Located) -> int:
+    """Return the local shard that is the whole array, on the host that sends it to the client."""
+    if not isinstance(located.spec.sharding.tiling, Replicated) and len(located.spec.sharding.devices) > 1:
+        raise invalid("arrays that are read together must be whole on one device")
+    return located.shard_of[0]

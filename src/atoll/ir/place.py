@@ -48,7 +48,7 @@ def place(program: Program, placement: Placement) -> Steps[PlacedProgram]:
                 if node.completion:
                     values.append(tuple(sorted(hosts)))
             case DeviceToHost():
-                values.append((_fetched_from(*placed.arrays(node.inputs)),))
+                values.append((_fetched_together(placed.arrays(node.inputs)),))
             case Rearrange():
                 _check_rearrangement(node, placed.arrays(node.inputs), outputs)
         yield
@@ -87,6 +87,14 @@ class _Placing:
             locations = [self.location(device) for device in devices]
             found = self.hosts_of[devices] = tuple(dict.fromkeys(location.host for location in locations))
         return found
+
+
+def _fetched_together(arrays: Sequence[Located]) -> int:
+    """Return the host that sends all arrays to the client."""
+    hosts = {_fetched_from(array) for array in arrays}
+    if len(hosts) > 1:
+        raise invalid(f"arrays that are read together must be on one host, but these are on {len(hosts)} hosts")
+    return hosts.pop()
 
 
 def _fetched_from(array: Located) -> int:

@@ -91,6 +91,18 @@ class Get(msgspec.Struct, frozen=True, array_like=True, tag="get", gc=False):
     boxes: tuple[Box, ...]
 
 
+class GetAll(msgspec.Struct, frozen=True, array_like=True, tag="get all", gc=False):
+    """Sends several arrays to the client's proxy, one after the other: local shard `shards[i]` is array `inputs[i]`.
+
+    Value `completion` is ready when everything is sent.
+    """
+
+    inputs: tuple[int, ...]
+    completion: int
+    feed: int
+    shards: tuple[int, ...]
+
+
 class Report(msgspec.Struct, frozen=True, array_like=True, tag="report", gc=False):
     """Reports the value of a replicated array with one element to the controller, when it is ready."""
 
@@ -212,7 +224,7 @@ class Select(msgspec.Struct, frozen=True, array_like=True, tag="select", gc=Fals
     bitcast: bool
 
 
-Step = Execute | Python | Put | Get | Report | Move | Send | Receive | SendRows | ReceiveRows | Select
+Step = Execute | Python | Put | Get | GetAll | Report | Move | Send | Receive | SendRows | ReceiveRows | Select
 
 # The names of steps in traces.
 STEP_KINDS: dict[type[Step], str] = {
@@ -220,6 +232,7 @@ STEP_KINDS: dict[type[Step], str] = {
     Python: "python",
     Put: "put",
     Get: "get",
+    GetAll: "get",
     Report: "report",
     Move: "move",
     Send: "send",

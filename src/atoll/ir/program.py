@@ -59,10 +59,11 @@ class HostToDevice(msgspec.Struct, frozen=True, array_like=True, tag="put"):
 class DeviceToHost(msgspec.Struct, frozen=True, array_like=True, tag="get"):
     """Sends the contents of an array to the client, in `strides` (None for row-major order without gaps).
 
-    Its only output is its completion.
+    With several inputs, it sends their contents one after the other, without `strides`. All of them must be whole on
+    devices of one host. The only output is the completion.
     """
 
-    inputs: tuple[int]
+    inputs: tuple[int, ...]
     feed: int
     strides: tuple[int, ...] | None
     outputs: tuple[ArraySpec, ...] = ()

@@ -132,6 +132,8 @@ def _step(step: p.Step) -> str:
             return f"%{step.output} = put on {_on(step.array)}, feeds {_feeds(step.pieces)}"
         case p.Get():
             return f"%{step.completion} = get %{step.input} shards {_ranges(step.shards)}, feed {step.feed}"
+        case p.GetAll():
+            return f"%{step.completion} = get {_values(step.inputs)} shards {_ranges(step.shards)}, feed {step.feed}"
         case p.Report():
             return f"report %{step.input}"
         case p.Move():

@@ -110,6 +110,10 @@ class DefinitionCheck:
                         if not 0 <= position < count:
                             raise invalid(f"{where}.positions has {position}: the array has {count} shards")
             case DeviceToHost():
+                if not node.inputs:
+                    raise invalid(f"{path}.inputs is empty")
+                if node.strides is not None and len(node.inputs) > 1:
+                    raise invalid(f"{path}.strides is set for {len(node.inputs)} arrays: expected one array")
                 if node.strides is not None and len(node.strides) > MAX_RANK:
                     raise invalid(f"{path}.strides has {len(node.strides)} entries: at most {MAX_RANK} are allowed")
                 if any(abs(stride) > _MAX_STRIDE for stride in node.strides or ()):

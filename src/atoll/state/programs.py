@@ -393,6 +393,9 @@ def bytes_moved(step: p.Step, arguments: Sequence[ArraySpec]) -> int:
             return sum(map(_of_array, arrays))
         case p.Get(input=value, boxes=boxes) if value < len(arguments):
             return _of_boxes(arguments[value].dtype, boxes)
+        case p.GetAll(inputs=values):
+            read = [arguments[value] for value in values if value < len(arguments)]
+            return sum(_of_boxes(each.dtype, [tuple((0, size) for size in each.shape)]) for each in read)
     return 0
 
 

@@ -82,6 +82,8 @@ class StepRunner:
             unit.completions.append(ArrayCompletion(buffer.array, self.deletions))
         elif type(step) is p.Get:
             unit.reads.append(self._get(step, run, values))
+        elif type(step) is p.GetAll:
+            unit.reads.append(self._get_all(step, run, values))
         elif type(step) is p.Report:
             unit.reads.append(self._read_value(step, unit, values))
         elif type(step) is p.Move:
@@ -431,12 +433,56 @@ class StepRunner:
                 release()
 
         def at_once() -> bool:
-            can_send = self._data_port.can_send_nowait
-            if feed in SCRIPT_FEEDS:
-                can_send = self._data_port.can_send_to_client_nowait
-            return is_small_and_ready(array) and can_send(run.session, SMALL_BYTES)
+            return is_small_and_ready(array) and self._can_send_nowait(run.session, feed)
 
         return Read(partial(wait_for_shards, [shards[i] for i in step.shards]), read, at_once)
+
+    def _get_all(self, step: p.GetAll, run: m.Run, values: dict[int, Buffer]) -> Read:
+        buffers = [values[value] for value in step.inputs]
+        arrays = [live_array(buffer) for buffer in buffers]
+        shards = [self._backend.shards(array)[i] for array, i in zip(arrays, step.shards, strict=True)]
+        releases: list[Callable[[], None]] = []
+
+        def release() -> None:
+            for each in releases:
+                each()
+
+        try:
+            for buffer in buffers:
+                releases.append(self._hold_all(buffer))
+        except BaseException:
+            release()
+            raise
+        values[step.completion] = Buffer(NO_ARRAY, -1, None)
+        feed = run.feeds[step.feed]
+
+        def read() -> None:
+            try:
+                contents = [np.asarray(shard) for shard in shards]
+                if any(each.dtype.kind == "T" for each in contents):
+                    raise invalid("strings cannot be read together with other arrays")
+                whole = b"".join([each.tobytes() for each in contents])
+                self._receiver(run.session, feed).send_in_parts(run.session, feed, whole)
+            except Exception:
+                for buffer in buffers:
+                    if isinstance(buffer.run, JointRun):
+                        buffer.run.raise_cause()
+                raise
+            finally:
+                release()
+
+        def at_once() -> bool:
+            if sum([array.nbytes for array in arrays]) > SMALL_BYTES or not all([each.is_ready() for each in arrays]):
+                return False
+            return self._can_send_nowait(run.session, feed)
+
+        return Read(partial(wait_for_shards, shards), read, at_once)
+
+    def _can_send_nowait(self, session: int, feed: int) -> bool:
+        can_send = self._data_port.can_send_nowait
+        if feed in SCRIPT_FEEDS:
+            can_send = self._data_port.can_send_to_client_nowait
+        return can_send(session, SMALL_BYTES)
 
     def _receiver(self, session: int, feed: int) -> DataChannel:
         """Return the channel to the session's proxy or, if the feed is for the client's process, the shortest one."""

@@ -258,6 +258,13 @@ def direct_reads(calls: Calls) -> None:
     assert y.tolist() == [5, 6], "JAX takes the value that is set"
 
 
+def direct_reads_of_several_arrays(calls: Calls) -> None:
+    arrays = [jnp.arange(2.0) + i for i in range(3)]
+    assert [each.tolist() for each in jax.device_get(arrays)] == [[0, 1], [1, 2], [2, 3]]
+    ((given,),) = calls.arguments("jaxlib._jax.batched_copy_to_host_async")
+    assert list(given) == arrays
+
+
 def writes_of_trees(calls: Calls) -> None:
     device = jax.devices()[0]
     values = [np.float32(1), np.float32(2)]
@@ -663,6 +670,7 @@ PROBES: dict[str, Callable[[Calls], None]] = {
     "many threads": many_threads,
     "reads of trees": reads_of_trees,
     "direct reads": direct_reads,
+    "direct reads of several arrays": direct_reads_of_several_arrays,
     "writes of trees": writes_of_trees,
     "large writes": large_writes,
     "numbers in eager operations": numbers_in_eager_operations,

@@ -39,6 +39,7 @@ PATCHES: tuple[Patch, ...] = (
     device_put_resharding.PATCH,
     tree_reads.PATCH,
     direct_reads.PATCH,
+    direct_reads.BATCH_PATCH,
     tree_writes.PATCH,
     large_writes.PATCH,
     number_operands.PATCH,

@@ -6,6 +6,7 @@ IFRT needs several requests for each array.
 from __future__ import annotations
 
 from collections.abc import Coroutine, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 from atoll.errors import Code, Status, StatusError, invalid
@@ -13,7 +14,7 @@ from atoll.executables.loaded_executable import ImmediateReply
 from atoll.executables.program_executables import PuttingExecutable, WritingExecutable
 from atoll.ifrt.ifrt_session import IfrtSession
 from atoll.ir.program import DeviceToHost, HostBuffer, HostToDevice, Program
-from atoll.ir.types import ArraySpec, nbytes
+from atoll.ir.types import ArraySpec, Replicated, nbytes
 from atoll.protocol.questions import MOST_CONTENTS
 from atoll.session.downloads import DirectDownload, Download
 
@@ -37,10 +38,14 @@ def read_staged(session: IfrtSession, count: int) -> Coroutine[Any, Any, Immedia
             Code.RESOURCE_EXHAUSTED, f"{total} bytes are too many for one answer: the limit is {MOST_CONTENTS} bytes"
         )
     cluster = session.cluster
-    downloads = [Download(cluster.number(), spec.sharding.devices, nbytes(spec), cluster.make_future) for spec in specs]
+    groups = _read_together(session, specs)
+    downloads = [
+        Download(cluster.number(), group[0].sharding.devices, sum(map(nbytes, group)), cluster.make_future)
+        for group in groups
+    ]
     if handles:
-        program = cluster.programs.number(("get all", specs), lambda: _program(specs))
-        completions = tuple(cluster.mint() for _ in handles)
+        program = cluster.programs.number(("get all", groups), lambda: _program(groups))
+        completions = tuple(cluster.mint() for _ in groups)
         for download in downloads:
             cluster.downloads.expect(download)
         session.launch(program, handles, completions, tuple(download.feed for download in downloads))
@@ -49,9 +54,19 @@ def read_staged(session: IfrtSession, count: int) -> Coroutine[Any, Any, Immedia
     return _answer(downloads, specs[0].sharding.devices[:1] if specs else (0,))
 
 
-def _program(specs: tuple[ArraySpec, ...]) -> Program:
-    nodes = tuple(DeviceToHost((i,), i, None) for i in range(len(specs)))
-    return Program("copy to host", specs, nodes, tuple(range(len(specs), 2 * len(specs))), len(specs))
+def _read_together(session: IfrtSession, specs: tuple[ArraySpec, ...]) -> tuple[tuple[ArraySpec, ...], ...]:
+    """Divide arrays into groups, each of which one node can read."""
+    hosts = {session.cluster.hosts_of(spec.sharding.devices[:1])[0] for spec in specs}
+    are_whole = all(isinstance(each.sharding.tiling, Replicated) or len(each.sharding.devices) == 1 for each in specs)
+    return (specs,) if len(hosts) == 1 and are_whole else tuple((spec,) for spec in specs)
+
+
+def _program(groups: tuple[tuple[ArraySpec, ...], ...]) -> Program:
+    """Return a program that reads arrays, each group as one feed."""
+    specs = tuple(spec for group in groups for spec in group)
+    starts = [0, *accumulate(map(len, groups))]
+    nodes = tuple(DeviceToHost(tuple(range(*each)), feed, None) for feed, each in enumerate(pairwise(starts)))
+    return Program("copy to host", specs, nodes, tuple(range(len(specs), len(specs) + len(groups))), len(groups))
 
 
 def send_contents(session: IfrtSession, feed: int, arguments: Sequence[int]) -> None:
@@ -72,7 +87,7 @@ def send_contents(session: IfrtSession, feed: int, arguments: Sequence[int]) -> 
         spec = session.arrays.spec(arguments[0])
         if spec.dtype == "string":
             raise invalid("the contents of strings have no fixed size")
-        program = cluster.programs.number(("get all", (spec,)), lambda: _program((spec,)))
+        program = cluster.programs.number(("get all", ((spec,),)), lambda: _program(((spec,),)))
     except StatusError as error:
         on_fail(error.status)
         return
