@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from atoll import errors as errors
     from atoll import ffi as ffi
     from atoll._version import __version__ as __version__
+    from atoll.arrays import Pin as Pin
     from atoll.arrays import Version as Version
+    from atoll.arrays import pin as pin
     from atoll.arrays import publish as publish
     from atoll.arrays import subscribe as subscribe
     from atoll.client.client_slices import Slice as Slice
@@ -68,7 +70,7 @@ if TYPE_CHECKING:
 # Public names by module. A module is imported at the first use of a name: JAX imports this package in every script.
 _NAMES = {
     "atoll._version": ("__version__",),
-    "atoll.arrays": ("publish", "subscribe", "Version"),
+    "atoll.arrays": ("Pin", "pin", "publish", "subscribe", "Version"),
     "atoll.client.connect": ("connect", "ConnectedCluster"),
     "atoll.programs.traced_program": ("program", "Program"),
     "atoll.programs.choices": ("cond", "switch", "while_loop"),
@@ -116,6 +118,7 @@ __all__ = [
     "HandshakeCutError",
     "IncompatibleJournalError",
     "JournalError",
+    "Pin",
     "Pipeline",
     "PipelineError",
     "PipelineState",
@@ -141,6 +144,7 @@ __all__ = [
     "errors",
     "ffi",
     "make_virtual_device_set",
+    "pin",
     "pipeline",
     "program",
     "publish",

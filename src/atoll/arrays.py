@@ -1,4 +1,4 @@
-"""Named, versioned arrays: `publish` and `subscribe` exchange trees of arrays between scripts on one cluster.
+"""Named, versioned arrays: `publish`, `subscribe` and `pin` exchange trees of arrays between scripts on one cluster.
 
 A published version consists of arrays on the devices of the script that published it. Its bytes do not go through the
 script. A subscriber gets copies on its own devices, with its own shardings.
@@ -154,51 +154,110 @@ def subscribe(
       ValueError: the tree of shardings or `like` does not fit the published tree.
       BackendError: JAX does not run on Atoll in this process.
     """
-    import jax
+    with pin(name, version=version, newer_than=newer_than, wait=wait) as pinned:
+        return pinned.read(shardings, dtype=dtype, like=like)
 
-    from atoll.client import array_packing
-    from atoll.client import jax_internals as internals
-    from atoll.client.plugin_programs import submit
-    from atoll.programs.values import array_spec
 
+def pin(name: str, *, version: int | None = None, newer_than: int | None = None, wait: float = 60.0) -> Pin:
+    """Open a version of published arrays, so that it exists until the pin is released.
+
+    For example, an evaluation compares each version with the best one::
+
+        best = atoll.pin("policy")
+        ...
+        score(best.read(sharding).tree)
+        best.release()
+
+    A version that newer ones have replaced, or that was removed, remains as long as a script has pinned it. If the
+    version belongs to another tenant, the pin is released 300 seconds after that.
+
+    Args:
+      name: the name, or `tenant/name` for arrays of another tenant.
+      version: the number of the version. By default, it is the newest one.
+      newer_than: wait for a version with a larger number than this.
+      wait: seconds to wait for the version.
+
+    Raises:
+      StatusError: there is no such version within `wait` seconds, a part of it is lost, or access is not permitted. The
+        message names what is missing.
+      BackendError: JAX does not run on Atoll in this process.
+    """
     client = _client()
     owner, separator, last = name.rpartition(SEPARATOR)
     check_array_name(last)
     if separator:
         check_array_name(owner)
     reply, opened = _open(client, name, -1 if version is None else version, newer_than or 0, wait)
-    form = _form(name, opened)
-    packs = _packs_of(name, opened, form)
-    tree = _numbered_tree(name, opened, form, packs, like)
-    if shardings is None:
-        shardings = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    chosen: list[Any] = [None] * sum(map(_leaves, packs))
-    _fill(tree, shardings, chosen)
-    wanted = iter(chosen)
-    parts = [list(itertools.islice(wanted, _leaves(pack))) for pack in packs]
-    places = [
-        part[0] if pack is None else array_packing.target(pack, part[0])
-        for pack, part in zip(packs, parts, strict=True)
-    ]
-    avals = [jax.core.ShapedArray(each.shape, jax.numpy.dtype(each.dtype)) for each in opened.arrays]
-    targets = tuple(array_spec(aval, place) for aval, place in zip(avals, places, strict=True))
-    handlers = [internals.result_handler(aval, place, True) for aval, place in zip(avals, places, strict=True)]
-    try:
-        execute = submit(client, write_request(ReadArrays(opened.reader, targets))).execute_sharded
-        arrays = execute([]).consume_with_handlers(handlers)
-        jax.block_until_ready(arrays)
-    except jax.errors.JaxRuntimeError as error:
-        status = status_of(error)
-        raise StatusError(Code(status.code), status.message, status.payloads) from error
-    del reply  # which closes the version
-    unpacked = [
-        [array] if pack is None else array_packing.unpack(pack, array, part)
-        for array, pack, part in zip(arrays, packs, parts, strict=True)
-    ]
-    arrays = list(itertools.chain.from_iterable(unpacked))
-    if dtype is not None:
-        arrays = _converted(arrays, jax.numpy.dtype(dtype))
-    return Version(opened.version, jax.tree.map(lambda position: arrays[position], tree))
+    return Pin(client, name, opened, reply)
+
+
+class Pin:
+    """A version of published arrays that exists until the pin is released: see `pin`. Also a context manager.
+
+    Attributes:
+      number: the number of the version.
+    """
+
+    def __init__(self, client: Any, name: str, opened: OpenedVersion, reply: Any) -> None:
+        self.number = opened.version
+        self._client = client
+        self._name = name
+        self._opened = opened
+        self._reply = reply  # the version is closed when this is destructed
+
+    def release(self) -> None:
+        """Let the version end if nothing else needs it. Further calls have no effect."""
+        self._reply = None
+
+    def __enter__(self) -> Pin:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
+    def read(self, shardings: Any = None, *, dtype: Any = None, like: Any = None) -> Version:
+        """Return the version on the devices of this script. The arguments and the errors are those of `subscribe`."""
+        import jax
+
+        from atoll.client import array_packing
+        from atoll.client import jax_internals as internals
+        from atoll.client.plugin_programs import submit
+        from atoll.programs.values import array_spec
+
+        name, opened = self._name, self._opened
+        if self._reply is None:
+            raise StatusError(Code.FAILED_PRECONDITION, f"the pin of version {self.number} of {name} was released")
+        form = _form(name, opened)
+        packs = _packs_of(name, opened, form)
+        tree = _numbered_tree(name, opened, form, packs, like)
+        if shardings is None:
+            shardings = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        chosen: list[Any] = [None] * sum(map(_leaves, packs))
+        _fill(tree, shardings, chosen)
+        wanted = iter(chosen)
+        parts = [list(itertools.islice(wanted, _leaves(pack))) for pack in packs]
+        places = [
+            part[0] if pack is None else array_packing.target(pack, part[0])
+            for pack, part in zip(packs, parts, strict=True)
+        ]
+        avals = [jax.core.ShapedArray(each.shape, jax.numpy.dtype(each.dtype)) for each in opened.arrays]
+        targets = tuple(array_spec(aval, place) for aval, place in zip(avals, places, strict=True))
+        handlers = [internals.result_handler(aval, place, True) for aval, place in zip(avals, places, strict=True)]
+        try:
+            request = write_request(ReadArrays(opened.reader, targets))
+            arrays = submit(self._client, request).execute_sharded([]).consume_with_handlers(handlers)
+            jax.block_until_ready(arrays)
+        except jax.errors.JaxRuntimeError as error:
+            status = status_of(error)
+            raise StatusError(Code(status.code), status.message, status.payloads) from error
+        unpacked = [
+            [array] if pack is None else array_packing.unpack(pack, array, part)
+            for array, pack, part in zip(arrays, packs, parts, strict=True)
+        ]
+        arrays = list(itertools.chain.from_iterable(unpacked))
+        if dtype is not None:
+            arrays = _converted(arrays, jax.numpy.dtype(dtype))
+        return Version(opened.version, jax.tree.map(lambda position: arrays[position], tree))
 
 
 def _client() -> Any:

@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import atoll
 from atoll.client import array_packing
 from atoll.cluster.tenant_settings import TenantSettings, token_hash
+from atoll.errors import StatusError
 from atoll.operate.operator_requests import request_check
 from atoll.wire.address import parse_address
 from tests.end_to_end.remote_python import RemoteError, RemotePython, StartPython
@@ -108,6 +109,23 @@ def read_small(step: int, first: int, cut: tuple[str | None, ...]) -> tuple[int,
     return found.number, is_right, sorted({str(each.sharding.spec) for each in leaves if len(each.devices()) > 1})
 
 
+def pin_first() -> list[str]:
+    """Pin a version, replace it, and read it before and after it is released."""
+    found = []
+    first = publish(1, "policy-pinned", keep=1)
+    pinned = atoll.pin("policy-pinned")
+    newest = publish(2, "policy-pinned", keep=1)
+    assert pinned.number == first < newest == atoll.subscribe("policy-pinned", newer_than=first).number
+    for _ in range(2):
+        try:
+            tree = pinned.read().tree
+            found.append(f"values {sorted({float(each) for leaf in jax.tree.leaves(tree) for each in leaf.ravel()})}")
+        except StatusError as error:
+            found.append(error.status.message)
+        pinned.release()
+    return found
+
+
 def count_arrays() -> list[tuple[str, int]]:
     """Publish arrays and donate them in each step; the numbers of arrays that the devices have copied at once."""
     copies: list[tuple[str, int]] = []
@@ -160,6 +178,21 @@ def test_small_arrays_are_read_with_any_shardings(shared: StandingCluster, start
         assert rollouts.call(read_small, 100, first, cut) == wanted
     trainer.close()
     rollouts.close()
+    assert check(shared) == []
+
+
+def test_a_pinned_version_exists_until_it_is_released(shared: StandingCluster, start_python: StartPython) -> None:
+    trainer = python_of(start_python, shared, "trainer")
+    values, refused = trainer.call(pin_first)
+    assert values == "values [1.0]"
+    assert refused.endswith("of policy-pinned was released")
+    shared.until(
+        lambda report: (
+            [each["state"] for each in report["versions"] if each["name"] == "policy-pinned"] == ["complete"]
+        ),
+        SECONDS,
+    )
+    trainer.close()
     assert check(shared) == []
 
 
