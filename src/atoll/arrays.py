@@ -437,7 +437,7 @@ def _numbered_tree(name: str, opened: OpenedVersion, form: TreeForm, packs: list
     try:
         tree = _unplain(form.tree)
         found = jax.tree.leaves(tree)
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         found = []
     if sorted(found) != list(range(sum(map(_leaves, packs)))):
         raise ValueError(f"the form of the tree {name} cannot be read: pass a tree of its form as `like`")

@@ -1,0 +1,79 @@
+"""Forms of trees that publishers of other tenants send: subscribers get an error that names the arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from atoll import arrays
+from atoll.errors import OK
+from atoll.protocol.messages import VersionArray
+from atoll.protocol.tree_forms import Pack
+from atoll.protocol.version_requests import OpenedVersion
+
+PACK = Pack(("['w'][0]", "['w'][1]"), 2, (3,), (0,), (), ())
+
+
+def opened(structure: bytes) -> OpenedVersion:
+    """Two arrays, of which the second one is a pack of two in a correct form."""
+    held = (VersionArray("['b']", "float32", (4,)), VersionArray("['w'][0] and 1 more", "float32", (6,)))
+    return OpenedVersion(OK, 1, 1, held, structure)
+
+
+def tree_of(structure: bytes, like: Any = None) -> Any:
+    version = opened(structure)
+    form = arrays._form("eve/policy", version)
+    return arrays._numbered_tree("eve/policy", version, form, arrays._packs_of("eve/policy", version, form), like)
+
+
+def encoded(tree: Any, packs: Any = None) -> bytes:
+    return msgspec.msgpack.encode([tree, {1: PACK} if packs is None else packs])
+
+
+def test_a_correct_form_has_the_numbers_of_all_leaves() -> None:
+    form = encoded(["dict", {"b": 0, "w": ["list", [1, 2]], "none": None}])
+    assert tree_of(form) == {"b": 0, "w": [1, 2], "none": None}
+    assert tree_of(form, like={"b": 0.0, "w": (0.0, 0.0)}) == {"b": 0, "w": (1, 2)}
+
+
+def nested(depth: int) -> bytes:
+    return b"\x92" + b"\x92\xa4list\x91" * depth + b"\x00" + b"\x80"
+
+
+@pytest.mark.parametrize(
+    "structure",
+    [
+        b"",
+        b"no msgpack",
+        b"\xc1",
+        encoded(None),
+        encoded(7),
+        encoded(["dict", 5]),
+        encoded(["dict", {"b": 0}]),
+        encoded(["dict", {"b": 0, 7: 1, "c": 2}]),
+        encoded(["list", [0, 1, 1]]),
+        encoded(["list", [0, 1, 3]]),
+        encoded(["list", [0, 1, -1]]),
+        encoded(["list", [0, 1, True]]),
+        encoded(["list", [0, 1, "ab"]]),
+        encoded(["list", [0, 1, b"ab"]]),
+        encoded(["list", [0, 1, 1 << 63]]),
+        encoded(["list", [0, 1, 2], 3]),
+        encoded(["list", [0, 1, 2]], {}),
+        encoded(["list", [0, 1, 2]], {0: PACK, 1: PACK}),
+        encoded(["list", [0, 1, 2]], {1: msgspec.structs.replace(PACK, shape=(1 << 31,))}),
+        encoded(["list", [0, 1, 2]], {"1": PACK}),
+        nested(100_000),
+        nested(400),
+    ],
+)
+def test_a_wrong_form_is_an_error_that_names_the_arrays(structure: bytes) -> None:
+    with pytest.raises(ValueError, match="eve/policy"):
+        tree_of(structure)
+
+
+def test_the_form_of_a_tree_is_read_back() -> None:
+    tree = {"a": (0, [1, None]), "b": {}}
+    assert arrays._unplain(arrays._plain(tree)) == tree
