@@ -172,7 +172,7 @@ def test_small_arrays_are_read_with_any_shardings(shared: StandingCluster, start
     trainer, rollouts = (python_of(start_python, shared, name) for name in ("trainer", "rollouts"))
     number = trainer.call(publish_small, 100)
     held = [each["arrays"] for each in shared.report()["versions"] if each["name"] == "policy-small"]
-    assert held == [3 + 3 + 1], "packs of 16 arrays, and a large one"
+    assert held == [2 + 2 + 1], "packs of 32 arrays, and a large one"
     for first, cut in ((2, (None, "y")), (0, ("y", None)), (2, ())):
         wanted = (number, True, [str(PartitionSpec(*cut))])
         assert rollouts.call(read_small, 100, first, cut) == wanted

@@ -1,7 +1,7 @@
 """Packs small arrays of a tree on their devices, and unpacks them there: see `protocol.tree_forms`.
 
-XLA compiles one kernel per array that is unpacked, and needs about 10 ms for each on a CPU. So a pack has arrays of one
-shape, all packs of the same shape have the same size, and that is an eighth of the arrays or less.
+A pack has arrays of one shape, and all packs of the same shape have the same size, so that devices compile few
+functions.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ from atoll.protocol.tree_forms import MOST_PACKED, Pack
 SMALL_BYTES = 16 << 10
 # Fewer arrays of one shape are not packed, because the devices would have to compile functions for them.
 FEWEST = 32
-_LEAST_PACKED = 16  # arrays per pack
-_PACKS = 8  # of one shape, if they have fewer than `MOST_PACKED` arrays
 
 # ---- packing
 
@@ -63,17 +61,9 @@ def groups(leaves: Sequence[Any]) -> list[tuple[list[int], int]]:
         (positions[first : first + count], count)
         for positions in found.values()
         if len(positions) >= FEWEST
-        for count in (_count(len(positions)),)
+        for count in (MOST_PACKED if len(positions) >= MOST_PACKED else FEWEST,)
         for first in range(0, len(positions), count)
     ]
-
-
-def _count(arrays: int) -> int:
-    """Return how many arrays a pack has if there are this many of its kind."""
-    count = _LEAST_PACKED
-    while count < MOST_PACKED and 2 * count * _PACKS <= arrays:
-        count *= 2
-    return count
 
 
 def _kind(sharding: Any, dtype: Any, shape: tuple[int, ...]) -> _Kind | None:
@@ -195,8 +185,7 @@ def _unpacking(pack: Pack, sharding: Any) -> Any:
     same = _same_cut(pack, sharding)
 
     def atoll_unpack_shards(shard: Any) -> list[Any]:
-        shards = shard.reshape(pack.count, *pack.shard_shape)
-        return [jax.lax.index_in_dim(shards, i, keepdims=False) for i in range(pack.count)]
+        return _rows(shard.reshape(pack.count, *pack.shard_shape))
 
     def atoll_unpack(packed: Any) -> list[Any]:
         parts = packed.reshape(*pack.parts, pack.count, *pack.shard_shape)
@@ -204,8 +193,7 @@ def _unpacking(pack: Pack, sharding: Any) -> Any:
         order = [len(pack.axes)]
         for dimension, cuts in enumerate(pack.cuts):
             order += [*itertools.islice(axes, cuts), len(pack.axes) + 1 + dimension]
-        arrays = parts.transpose(order).reshape(pack.count, *pack.shape)
-        return [jax.lax.index_in_dim(arrays, i, keepdims=False) for i in range(pack.count)]
+        return _rows(parts.transpose(order).reshape(pack.count, *pack.shape))
 
     if same is None:
         return jax.jit(atoll_unpack, out_shardings=[sharding] * pack.count)
@@ -213,3 +201,13 @@ def _unpacking(pack: Pack, sharding: Any) -> Any:
     return jax.jit(
         jax.shard_map(atoll_unpack_shards, mesh=same.mesh, in_specs=(same.spec,), out_specs=specs, check_vma=False)
     )
+
+
+def _rows(stack: Any) -> list[Any]:
+    """Return the rows of an array.
+
+    The barrier hides from XLA that the numbers of the rows are constants. So it compiles one kernel for all rows. The
+    XLA of JAX 0.10 compiles one for each all the same, which takes about 10 ms on a CPU.
+    """
+    numbers = jax.lax.optimization_barrier(tuple(jnp.int32(i) for i in range(stack.shape[0])))
+    return [jax.lax.dynamic_index_in_dim(stack, number, keepdims=False) for number in numbers]
