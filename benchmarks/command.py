@@ -7,6 +7,7 @@ import typer
 from benchmarks.compare import compare
 from benchmarks.elastic.command import elastic
 from benchmarks.gpu import gpu
+from benchmarks.grpo import grpo
 from benchmarks.micro.command import micro
 from benchmarks.named_arrays import named_arrays
 from benchmarks.paper.command import add_to
@@ -25,4 +26,5 @@ bench.command(help="This code beside that of another commit.")(compare)
 bench.command("named-arrays")(named_arrays)
 bench.command()(suspension)
 bench.command()(gpu)
+bench.command()(grpo)
 add_to(bench)

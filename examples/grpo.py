@@ -151,6 +151,10 @@ def train(steps: int, workers: int, behind: int, curve: Path | None) -> None:
     version = pw.publish("policy", state["params"])
     seen = dict.fromkeys(range(workers), 0)
     rewards: list[tuple[int, float]] = []
+    first = int(state["step"])
+    if curve is not None and first and curve.exists():  # continue the curve of the trainer that was killed
+        rewards = [(step, reward) for step, reward in json.loads(curve.read_text()) if step < first - 1]
+        rewards.append((first - 1, float(state["reward"])))
     while (step := int(state["step"])) < steps:
         rollouts = new_rollouts(place, seen, version - behind)
         state = learn(state, rollouts)
@@ -160,8 +164,15 @@ def train(steps: int, workers: int, behind: int, curve: Path | None) -> None:
         if step % 20 == 0:
             print(f"step {step}: reward {rewards[-1][1]:.3f} of {len(rollouts)} workers", flush=True)
         if curve is not None:
-            curve.write_text(json.dumps(rewards))
+            write(curve, rewards)
     print(f"reward {rewards[-1][1]:.3f} after {steps} steps", flush=True)
+
+
+def write(curve: Path, rewards: list[tuple[int, float]]) -> None:
+    """Write the rewards in one piece, since the trainer may be killed at any time."""
+    file = curve.with_suffix(".new")
+    file.write_text(json.dumps(rewards))
+    file.replace(curve)
 
 
 def new_rollouts(place: NamedSharding, seen: dict[int, int], oldest: int) -> list[Tree]:
@@ -239,7 +250,10 @@ def main() -> None:
         train(options.steps, options.workers, options.behind, options.curve)
     else:
         with pw.connect(islands="2x1x4"):
-            print(f"reward {train_colocated(options.steps)[-1]:.3f} after {options.steps} steps")
+            rewards = train_colocated(options.steps)
+        print(f"reward {rewards[-1]:.3f} after {options.steps} steps")
+        if options.curve is not None:
+            write(options.curve, list(enumerate(rewards)))
 
 
 if __name__ == "__main__":

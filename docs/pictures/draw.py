@@ -12,7 +12,8 @@ from xml.sax.saxutils import escape
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from docs.pictures import waits_history
+from docs.pictures import rewards, waits_history
+from docs.pictures.rewards import RewardChart
 from docs.pictures.waits_history import Chart
 
 HERE = Path(__file__).resolve().parent
@@ -70,7 +71,7 @@ class Arrow:
         return line + f'\n<text x="{x}" y="{y}" font-size="12" fill="#555" {_FONT}>{escape(self.words)}</text>'
 
 
-Picture = tuple[int, int, tuple[Box | Arrow | Chart, ...]]
+Picture = tuple[int, int, tuple[Box | Arrow | Chart | RewardChart, ...]]
 
 GREEN, ORANGE, GREY = "#eaf6ec", "#fdf1e0", "#f4f4f4"
 
@@ -296,7 +297,7 @@ def packages_picture() -> Picture:
         "retries": "backoff",
         "_version": "version",
     }
-    boxes: list[Box | Arrow | Chart] = []
+    boxes: list[Box | Arrow | Chart | RewardChart] = []
     y = 20
     for layer in reversed(LAYERS):
         width = (860 - 20 * (len(layer) - 1)) // len(layer)
@@ -333,6 +334,7 @@ def pictures() -> dict[str, Picture]:
         "launch.svg": LAUNCH,
         "packages.svg": packages_picture(),
         "waits-history.svg": waits_history.picture(),
+        "rewards.svg": rewards.picture(),
     }
 
 
