@@ -84,6 +84,20 @@ def test_requests_that_wait_fail_when_the_relay_is_closed(
     polls.cancel()
 
 
+def test_requests_that_wait_for_long_are_reset_while_others_are_answered(
+    service: Service, relay: WorldRelay, channel: grpc.Channel
+) -> None:
+    waiting = ask(channel, "GetKeyValue")
+    assert service.waits.acquire(timeout=SECONDS)
+    relay.reset_late(SECONDS)
+    assert relay.has_requests
+    assert not waiting.done()
+    relay.reset_late(0)
+    assert waiting.exception().code() is grpc.StatusCode.CANCELLED
+    assert not relay.has_requests
+    assert ask(channel, "InsertKeyValue", b"one").result() == b"one"
+
+
 def test_the_clients_connection_remains_when_that_of_the_service_ends(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
         listener.bind(f"{tmp_path}/service")

@@ -148,8 +148,8 @@ class Overruns:
         """Stop a gang, and the gangs of the same computation on other islands, which may run independently.
 
         Hosts stop at different points of the computation. Its world is closed before, so that no collective of a later
-        run on one host can meet a collective of this run on another one. That ends runs with collectives. All other
-        runs are stopped at the next call, since devices of a host wait for one another before they stop.
+        run on one host can meet a collective of this run on another one. That also ends collectives that wait for a
+        host that has stopped. Runs of other functions in this world end as well.
         """
         text = f"the run of {gang.run.launch.program.name} was stopped: {why}"
         running = [each for each in gang.node.gangs if each.sequence in self._launcher.in_flight]
@@ -157,7 +157,6 @@ class Overruns:
         if self._replace_world(gang.node, status):
             for each in running:
                 each.run.failure = each.run.failure or status
-            return
         for each in running:
             for host in each.run.hosts_left:
                 self._outbox.to_host(host, m.StopRun(each.sequence, text))

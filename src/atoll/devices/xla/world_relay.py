@@ -14,6 +14,7 @@ import os
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import BinaryIO
@@ -47,10 +48,25 @@ class WorldRelay:
         self._there = dial(parse_address(service), what="the first host of the world", timeout=timeout)
         self._there.settimeout(None)
         self._lock = threading.Lock()  # for writing to the client, and for the two fields below
-        self._waiting: set[int] = set()  # streams of requests that may be reset
+        self._waiting: dict[int, float] = {}  # streams of requests that may be reset, and since when they wait
         self._is_closed = False
+        self._is_cut = False  # the service has ended
         self._here: socket.socket | None = None
         threading.Thread(target=self._run, name="atoll-world", daemon=True).start()
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether requests wait for an answer."""
+        return bool(self._waiting)
+
+    def reset_late(self, seconds: float) -> None:
+        """Reset the requests that have waited for longer, or cannot be answered because the service has ended."""
+        with self._lock:
+            now = time.monotonic()
+            late = [stream for stream, since in self._waiting.items() if self._is_cut or now - since > seconds]
+            for stream in late:
+                del self._waiting[stream]
+                self._reset(stream)
 
     def close(self) -> None:
         """Stop relaying, and reset the requests that wait for an answer, and all later ones. Any thread."""
@@ -91,14 +107,14 @@ class WorldRelay:
                     self._note(stream)
                 elif kind == frames.RST_STREAM:
                     with self._lock:
-                        self._waiting.discard(stream)
+                        self._waiting.pop(stream, None)
 
     def _note(self, stream: int) -> None:
         with self._lock:
             if self._is_closed:
                 self._reset(stream)
             else:
-                self._waiting.add(stream)
+                self._waiting[stream] = time.monotonic()
 
     def _reset(self, stream: int) -> None:
         if self._here is not None:
@@ -107,6 +123,10 @@ class WorldRelay:
 
     def _relay_answers(self, here: socket.socket) -> None:
         """Relay what the service sends, frame by frame, until the relay is closed or the service ends."""
+        self._relay_frames(here)
+        self._is_cut = True
+
+    def _relay_frames(self, here: socket.socket) -> None:
         with suppress(OSError), self._there.makefile("rb") as source:
             for frame, kind, flags, stream in _frames(source):
                 with self._lock:
@@ -114,7 +134,7 @@ class WorldRelay:
                         return
                     here.sendall(frame)
                     if kind == frames.RST_STREAM or (kind == frames.HEADERS and flags & frames.END_STREAM):
-                        self._waiting.discard(stream)
+                        self._waiting.pop(stream, None)
 
 
 def _frames(source: BinaryIO) -> Iterator[tuple[bytes, int, int, int]]:

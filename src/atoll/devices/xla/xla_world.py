@@ -14,9 +14,7 @@ Worlds exist only on CPU devices. On other platforms, a second client could not 
 from __future__ import annotations
 
 import os
-import re
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -27,6 +25,7 @@ import numpy as np
 from jax._src.lib import _jax
 from jax._src.lib import xla_client as xc
 
+from atoll.devices.xla.gloo_connections import GlooConnections
 from atoll.devices.xla.world_relay import WorldRelay
 from atoll.devices.xla.xla_arrays import Uneven, shards_of, stacked_type
 from atoll.devices.xla.xla_island import (
@@ -42,11 +41,17 @@ from atoll.errors import Code, StatusError
 JOIN_SECONDS = 60
 # A service lives for this time after its world was closed.
 _SERVICE_SECONDS = 30.0
+# After a world was closed, its connections are examined for this time, since devices may connect late.
+_CLOSE_SECONDS = 10.0
+# The time from one look to the next, at first and later.
+_PATIENT_SECONDS, _STEP_SECONDS = 0.01, 0.1
+# For devices that are connecting to finish that, and for the absence of such devices to be certain.
+_CONNECT_SECONDS, _QUIET_SECONDS = 3.0, 0.2
+# For an answer of the coordination service. If it takes longer, the request concerns a device that does not connect.
+_ANSWER_SECONDS = 1.0
+# For messages that are being sent or received.
+_MESSAGE_SECONDS = 0.5
 _EPOLL = "anon_inode:[eventpoll]"
-# A line about a descriptor in the set of an epoll descriptor, in /proc/self/fdinfo.
-_FIELDS = re.compile(r"tfd:\s*(\d+) .*\bino:([0-9a-f]+)")
-# How often and how long apart connections of a closed world are closed: for 10 s.
-_SHUTS, _SHUT_SECONDS = 100, 0.1
 # For the thread of gloo to wait for messages, after it has started.
 _LOOP_SECONDS = 10.0
 
@@ -79,8 +84,7 @@ class XlaWorld:
         with sched_batch_threads():
             with _named_threads() as names:
                 collectives = _jax.make_gloo_tcp_collectives(distributed_client=self._coordination, hostname=hostname)
-                # Copies keep their sets, while the numbers of gloo's own may be in use again after its end.
-                self._epolls = frozenset(map(os.dup, _epolls_of(names)))
+                epolls = _epolls_of(names)
             self.client = xc.make_cpu_client(
                 asynchronous=True,
                 distributed_client=self._coordination,
@@ -92,33 +96,32 @@ class XlaWorld:
         self.key_values = KeyValues(self._coordination)
         self.hosts = devices_by_host(self.client.devices())
         self.devices: tuple[Any, ...] = self.hosts[rank]
+        self._connections = GlooConnections(epolls)
 
     def close(self) -> None:
-        """Break the connections to the other hosts, so that collectives in flight fail. Any thread.
+        """End the collectives in flight, on another thread. They fail. Any thread."""
+        threading.Thread(target=self._close, name="atoll-world-close", daemon=True).start()
 
-        Gloo reports the end of a host only to the devices that are connected to it, and the others wait for those.
-        Devices may be about to connect, so this is repeated for a while. Connections are closed for reading only: if
-        gloo's thread cannot write a message, gloo forgets to report the error to the device that waits for its sending.
+    def _close(self) -> None:
+        """Break the connections to the other hosts, when no device is about to connect.
+
+        Gloo reports the end of a host only to the devices that are connected to it, and the others wait for those. So
+        all connections are closed, also those that are made later.
         """
+        began = connecting = time.monotonic()  # `connecting`: when devices were connecting
+        shut: float | None = None  # since when connections are closed
+        while (now := time.monotonic()) - began < _CLOSE_SECONDS:
+            self._relay.reset_late(_ANSWER_SECONDS)
+            if self._connections.examine() or self._relay.has_requests:
+                connecting = now
+            if shut is None and (now - connecting > _QUIET_SECONDS or now - began > _CONNECT_SECONDS):
+                shut = now
+            is_patient = shut is None or now - shut < _MESSAGE_SECONDS
+            if shut is not None:
+                self._connections.shut(is_patient)
+            time.sleep(_PATIENT_SECONDS if is_patient else _STEP_SECONDS)
         self._relay.close()
-        self._shut()
-        threading.Thread(target=self._keep_shut, name="atoll-world-close", daemon=True).start()
-
-    def _keep_shut(self) -> None:
-        for _ in range(_SHUTS):
-            time.sleep(_SHUT_SECONDS)
-            self._shut()
-        for epoll in self._epolls:
-            os.close(epoll)
-        self._epolls = frozenset()
-
-    def _shut(self) -> None:
-        for epoll in self._epolls:
-            for descriptor, inode in _watched(epoll):
-                with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as each:
-                    is_same = os.fstat(each.fileno()).st_ino == inode  # gloo may have closed it meanwhile
-                    if is_same and not each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                        each.shutdown(socket.SHUT_RD)
+        self._connections.release()
 
 
 @contextmanager
@@ -164,16 +167,6 @@ def _read(path: str) -> str:
             return file.read()
     except OSError:
         return ""
-
-
-def _watched(epoll: int) -> list[tuple[int, int]]:
-    """Return the descriptors in the set of an epoll descriptor, with their inodes."""
-    found = []
-    for line in _read(f"/proc/self/fdinfo/{epoll}").splitlines():
-        fields = _FIELDS.match(line)
-        if fields is not None:
-            found.append((int(fields[1]), int(fields[2], 16)))
-    return found
 
 
 class XlaWorlds:
