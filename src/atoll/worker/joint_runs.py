@@ -56,7 +56,7 @@ class JointRun:
         self.sequence = sequence
         self.ordinals = ordinals
         self.state = RunState.RUNNING
-        self.is_awaited = False  # a later run waits for it
+        self.wake: Callable[[], None] | None = None  # for a later run that waits for it
         self.output = outputs[0] if outputs else None  # until the run has ended
         self._token = token
 
@@ -81,6 +81,9 @@ class JointRun:
 class JointRuns:
     """The joint runs of this host. Used on the executor's thread, except if a method says otherwise.
 
+    Short runs follow one another fastest if the executor's thread looks for their ends while it is idle (`has_ended`).
+    For others, `wait_on_threads` starts threads.
+
     Args:
         threads: Wait for runs.
         shards: Returns the shards of an array.
@@ -92,6 +95,7 @@ class JointRuns:
         self._shards = shards
         self._guard = guard
         self._last: dict[int, JointRun] = {}  # by world; 0 is the island
+        self._awaited: list[JointRun] = []  # without a thread that waits for them
         self._lock = threading.Lock()
         self._running: list[JointRun] = []  # not known to have ended, in order
         self._seen: set[JointRun] = set()  # those at the last call of `failed_on_devices`
@@ -115,10 +119,41 @@ class JointRuns:
             return False
         if ordinals == last.ordinals and any(each.run is last for each in inputs):
             return False
-        if last.state is RunState.RUNNING and not last.is_awaited:
-            last.is_awaited = True
-            start_in(self._threads, _wait, last, wake)
+        if last.state is RunState.RUNNING and last.wake is None:
+            if self._is_over(last):
+                return last.state is RunState.FAILED
+            last.wake = wake
+            self._awaited.append(last)
         return True
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether runs wait for a run that only `has_ended` watches."""
+        return bool(self._awaited)
+
+    def has_ended(self) -> bool:
+        """Return whether one of these runs has ended since the last call, so that blocked units may continue."""
+        over = [run for run in self._awaited if self._is_over(run)]
+        if over:
+            self._awaited = [run for run in self._awaited if run not in over]
+        return bool(over)
+
+    def wait_on_threads(self) -> None:
+        """Let threads wait for these runs. They call `wake`."""
+        for run in self._awaited:
+            assert run.wake is not None
+            start_in(self._threads, _wait, run, run.wake)
+        self._awaited = []
+
+    def _is_over(self, run: JointRun) -> bool:
+        """Return whether a run is known to have ended, and record that. Does not wait."""
+        output = run.output
+        if output is not None and not output.is_deleted():
+            shards = self._shards(output)
+            if len(shards) == len(run.ordinals) and all(each.is_ready() for each in shards):
+                with suppress(Exception):  # the watcher of its unit reports it
+                    run.block_until_ready()
+        return run.state is not RunState.RUNNING
 
     def ended(self, sequence: int) -> bool:
         """Record that a run has ended on all hosts. Return whether a later run may have waited for that."""
