@@ -48,6 +48,8 @@ BACKENDS = {
         Backend("atoll, 2 hosts", {"JAX_PLATFORMS": "atoll", "ATOLL_ISLANDS": "1x2x2"}),
         Backend("multi-controller JAX", {"JAX_PLATFORMS": "cpu"}),
         Backend("atoll, 2 islands", {"JAX_PLATFORMS": "atoll", "ATOLL_ISLANDS": "2x1x1"}),
+        Backend("atoll, 2 islands of 4 devices", {"JAX_PLATFORMS": "atoll", "ATOLL_ISLANDS": "2x1x4"}),
+        Backend("atoll, 2 hosts of 4 devices", {"JAX_PLATFORMS": "atoll", "ATOLL_ISLANDS": "1x2x4"}),
         Backend("blocking socket", {"JAX_PLATFORMS": "cpu"}),
         Backend("atoll, 2 machines", {"JAX_PLATFORMS": "atoll"}),
         Backend("blocking socket, 2 machines", {"JAX_PLATFORMS": "cpu"}),

@@ -30,15 +30,18 @@ def allreduce_op_by_op(settings: Settings) -> Round:
     return counting_rounds(jax.jit(add_one), zero, calls=settings.size(full=5000, quick=1000))
 
 
-def allreduce_and_add(devices: Sequence[jax.Device]) -> tuple[Callable[[jax.Array], jax.Array], jax.Array]:
-    """The computation over these devices, and what to begin with; each call adds one."""
+def allreduce_and_add(
+    devices: Sequence[jax.Device], elements: int = 1
+) -> tuple[Callable[[jax.Array], jax.Array], jax.Array]:
+    """The computation over these devices, with so many elements on each, and what to begin with; each call adds one."""
     mesh = Mesh(np.array(devices), ("d",))
 
     def body(x: jax.Array) -> jax.Array:
         return jax.lax.psum(x, "d") / mesh.size + 1.0
 
     sharding = NamedSharding(mesh, P("d"))
-    zero = jax.make_array_from_callback((mesh.size,), sharding, lambda index: np.zeros(mesh.size, np.float32)[index])
+    zeros = np.zeros(mesh.size * elements, np.float32)
+    zero = jax.make_array_from_callback(zeros.shape, sharding, lambda index: zeros[index])
     return jax.shard_map(body, mesh=mesh, in_specs=P("d"), out_specs=P("d")), zero
 
 

@@ -1,7 +1,8 @@
-"""(f): the rate of AllReduce + add over two hosts with two devices each, against JAX's own multi-controller.
+"""(f), (ac), (ad), (ae): the rate of AllReduce + add over two hosts, against JAX's own multi-controller.
 
-The peer is two processes joined by jax.distributed, each with two devices and the same compiled function, with gloo
-between them as Atoll's workers have it.
+The peer is two processes joined by jax.distributed, with as many devices and the same compiled function, and with gloo
+between them as Atoll's workers have it. In (f), Atoll's hosts are of one island. In the other rows, they are two
+islands, and each device has as many bytes as the row says.
 """
 
 import jax
@@ -11,6 +12,7 @@ from benchmarks.micro.dispatch import allreduce_and_add, counting_rounds
 from benchmarks.paper.peers.multi_controller import Work, over_hosts
 
 HOSTS, DEVICES_PER_HOST = 2, 2
+DEVICES_PER_ISLAND = 4
 MULTI_CONTROLLER = "multi-controller JAX"
 
 
@@ -20,4 +22,14 @@ def allreduce_over_hosts(settings: Settings) -> Round:
         return over_hosts(Work(HOSTS, DEVICES_PER_HOST, calls))
     assert len(jax.devices()) == HOSTS * DEVICES_PER_HOST
     add_one, zero = allreduce_and_add(jax.devices())
+    return counting_rounds(jax.jit(add_one), zero, calls)
+
+
+def allreduce_over_islands(settings: Settings) -> Round:
+    nbytes, calls = int(settings.point["bytes"]), int(settings.point["calls"])
+    calls, elements = settings.size(full=calls, quick=max(2, calls // 10)), nbytes // 4
+    if settings.system == MULTI_CONTROLLER:
+        return over_hosts(Work(HOSTS, DEVICES_PER_ISLAND, calls, elements=elements))
+    assert len(jax.devices()) == HOSTS * DEVICES_PER_ISLAND
+    add_one, zero = allreduce_and_add(jax.devices(), elements)
     return counting_rounds(jax.jit(add_one), zero, calls)

@@ -1,4 +1,4 @@
-"""The micro-benchmarks (a) to (ab), as data: speed that users notice, beside stock JAX and other peers."""
+"""The micro-benchmarks (a) to (ae), as data: speed that users notice, beside stock JAX and other peers."""
 
 from benchmarks.harness.benchmark import BATCH_THREADS, Benchmark, Metric, RunsIn, Target
 
@@ -21,6 +21,9 @@ _WAITS: tuple[tuple[str, str, float | None], ...] = (
     ("get_tree", "device_get of 100 arrays of 4 B", 3.0),
     ("put_tree", "device_put of 100 arrays of 4 B", None),
 )
+
+# Key, size, bytes and calls per round of AllReduce over islands.
+_ALL_REDUCES = (("ac", "4 B", 4, 600), ("ad", "1 MB", 1 << 20, 40), ("ae", "64 MB", 64 << 20, 2))
 
 BENCHMARKS = (
     Benchmark(
@@ -316,5 +319,21 @@ BENCHMARKS = (
                 ),
             )
         ),
+    ),
+    *(
+        Benchmark(
+            key=key,
+            title=f"AllReduce + add of {size} per device over 2 islands of 4 devices",
+            prepare="benchmarks.micro.hosts:allreduce_over_islands",
+            contestants=(
+                "atoll, 2 islands of 4 devices",
+                f"multi-controller JAX{BATCH_THREADS}",
+                "atoll, 2 hosts of 4 devices",
+                "multi-controller JAX",
+            ),
+            point={"bytes": nbytes, "calls": calls},
+            metrics=(Metric("rate", "x = f(x), pipelined", "calls/s", Target(0.9, ratio=True)),),
+        )
+        for key, size, nbytes, calls in _ALL_REDUCES
     ),
 )

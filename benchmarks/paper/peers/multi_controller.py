@@ -32,7 +32,7 @@ PATIENCE = 60.0  # seconds that a host may be behind host 0 at the end of a roun
 class Work(msgspec.Struct, frozen=True):
     """What each of `hosts` processes with `devices` devices does in a round: `calls` calls of `nodes` computations.
 
-    With `milliseconds`, computations are those of `workload`, and about so long.
+    With `milliseconds`, computations are those of `workload`, and about so long. Otherwise a device has `elements`.
     """
 
     hosts: int
@@ -40,6 +40,7 @@ class Work(msgspec.Struct, frozen=True):
     calls: int
     nodes: int = 1
     milliseconds: float = 0.0
+    elements: int = 1
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -108,7 +109,7 @@ def free_port() -> int:
 def _rounds(work: Work) -> Round:
     if work.milliseconds:
         return Loop(work.milliseconds).rounds(work.calls)
-    add_one, zero = allreduce_and_add(jax.devices())
+    add_one, zero = allreduce_and_add(jax.devices(), work.elements)
     return counting_rounds(jax.jit(repeated(add_one, work.nodes)), zero, work.calls, each=work.nodes)
 
 
