@@ -60,6 +60,11 @@ class JointRun:
         self.output = outputs[0] if outputs else None  # until the run has ended
         self._token = token
 
+    @property
+    def has_succeeded(self) -> bool:
+        """Whether the run is known to have succeeded on this host."""
+        return self.state is RunState.SUCCEEDED
+
     def block_until_ready(self) -> None:
         """Wait for the run on all devices of this host. Raise its error. Any thread."""
         try:
@@ -115,16 +120,14 @@ class JointRuns:
         `wake` is called on any thread. After a failure, `ended` reports that the wait is over.
         """
         last = self._last.get(world)
-        if last is None or last.state is RunState.SUCCEEDED:
+        if last is None or last.has_succeeded:
             return False
         if ordinals == last.ordinals and any(each.run is last for each in inputs):
             return False
-        if last.state is RunState.RUNNING and last.wake is None:
-            if self._is_over(last):
-                return last.state is RunState.FAILED
+        if last.wake is None and not self._is_over(last):
             last.wake = wake
             self._awaited.append(last)
-        return True
+        return not last.has_succeeded
 
     @property
     def is_awaited(self) -> bool:
