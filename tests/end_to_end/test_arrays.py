@@ -326,7 +326,10 @@ def memory_kinds() -> Any:
         ]
     host = NamedSharding(mesh, P("x"), memory_kind="pinned_host")
     offloaded = jax.jit(lambda x: x * 3, out_shardings=host)(jax.device_put(sent, NamedSharding(mesh, P("x"))))
-    return [*out, fetched(offloaded), offloaded.sharding.memory_kind]
+    small = jax.device_put(sent, NamedSharding(Mesh(mesh.devices[:1], ("x",)), P(), memory_kind="pinned_host"))
+    copied = jax.device_put(small, NamedSharding(mesh, P(), memory_kind="pinned_host"))  # to more devices
+    kinds = [shard.data.sharding.memory_kind for shard in copied.addressable_shards]
+    return [*out, fetched(offloaded), offloaded.sharding.memory_kind, fetched(copied), kinds]
 
 
 def test_arrays_live_in_each_kind_of_memory(same_as_stock: Any) -> None:

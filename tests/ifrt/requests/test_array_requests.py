@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+
 import msgspec
 import pytest
 
 from atoll.errors import Code
 from atoll.ifrt.ifrt_session import OUT_OF_SEQUENCE
+from atoll.ifrt.requests.array_requests import omitted_kind
 from atoll.ir.program import Mapping, Rearrange, Transfer
 from atoll.ir.types import ArraySpec, Sharding
 from atoll.protocol import messages as m
@@ -272,10 +275,19 @@ def test_an_error_travels_with_the_array_that_has_it(rig: Rig):
     assert payload == b"11"  # the stack of the request that failed first
 
 
-def test_a_copy_without_a_kind_goes_to_the_default_memory(rig: Rig):
+@pytest.mark.parametrize(
+    ("jaxlib", "kind"), [("0.10.2", ""), ("0.11.2", ""), ("0.12.0.1", "pinned_host"), ("1.0", "pinned_host")]
+)
+def test_a_copy_without_a_kind_goes_to_the_memory_that_the_client_means(jaxlib: str, kind: str):
+    assert omitted_kind("pinned_host", jaxlib) == kind
+
+
+@pytest.mark.parametrize("fields", [{}, {"memory_kind": "device"}, {"memory_kind": ""}])
+def test_a_copy_goes_to_the_kind_of_memory_in_the_request(rig: Rig, fields: dict[str, str]):
     rig.make(1, moved(0, 1, memory="pinned_host"))
-    rig.ask("copy_arrays", arrays=[1], device_ids=[0, 1], results=[5])
-    assert rig.session.arrays.spec(5) == moved(0, 1)
+    rig.ask("copy_arrays", arrays=[1], device_ids=[2, 3], results=[5], **fields)
+    kind = fields.get("memory_kind", omitted_kind("pinned_host", version("jaxlib")))
+    assert rig.session.arrays.spec(5) == moved(2, 3, memory=kind)
 
 
 # ---- deleting and destructing arrays

@@ -8,6 +8,7 @@ out of sequence (see `ResponseStream`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Any
 
 import msgspec
@@ -21,6 +22,8 @@ from atoll.protocol.ifrt import arrays_pb2
 from atoll.protocol.translation import codec
 from atoll.protocol.translation.array_specs import spec_from
 from atoll.protocol.translation.shardings import sharding_from
+
+_JAXLIB = version("jaxlib")
 
 
 def _rearrange(
@@ -203,11 +206,21 @@ def _copy_arrays(pending: PendingRequest, request: Any) -> None:
                 raise invalid(f"an array on {len(source.sharding.devices)} devices cannot be copied to {len(devices)}")
             if len(set(devices)) != len(devices):
                 raise invalid("an array can be copied to a device only once")
-            # Since jaxlib 0.11.2, the client omits the kind of the devices' default memory.
-            sharding = Sharding(devices, source.sharding.tiling, request.memory_kind)
+            kind = source.sharding.memory_kind
+            kind = request.memory_kind if request.HasField("memory_kind") else omitted_kind(kind, _JAXLIB)
+            sharding = Sharding(devices, source.sharding.tiling, kind)
             targets.append(msgspec.structs.replace(source, sharding=sharding))
         _transfer(pending, "device_put", list(request.arrays), targets, handles, request.copy_semantics, False)
     pending.reply_arrays("copy_arrays", handles)
+
+
+def omitted_kind(source: str, jaxlib: str) -> str:
+    """Return the kind of memory of a copy whose request has none, for an array in memory of the kind `source`.
+
+    The client of jaxlib 0.11 omits the kind of the default memory, and that of later versions a kind that remains the
+    same. The client of 0.10 does not omit it. All processes of a cluster have the same version.
+    """
+    return "" if tuple(map(int, jaxlib.split(".")[:2])) < (0, 12) else source
 
 
 def _reshard(pending: PendingRequest, request: Any) -> None:
