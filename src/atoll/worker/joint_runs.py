@@ -56,7 +56,7 @@ class JointRun:
         self.sequence = sequence
         self.ordinals = ordinals
         self.state = RunState.RUNNING
-        self.wake: Callable[[], None] | None = None  # for a later run that waits for it
+        self.is_awaited = False  # a later run waits for it
         self.output = outputs[0] if outputs else None  # until the run has ended
         self._token = token
 
@@ -100,7 +100,8 @@ class JointRuns:
         self._shards = shards
         self._guard = guard
         self._last: dict[int, JointRun] = {}  # by world; 0 is the island
-        self._awaited: list[JointRun] = []  # without a thread that waits for them
+        # Runs without a thread that waits for them, and how to wake the units that wait.
+        self._awaited: list[tuple[JointRun, Callable[[], None]]] = []
         self._lock = threading.Lock()
         self._running: list[JointRun] = []  # not known to have ended, in order
         self._seen: set[JointRun] = set()  # those at the last call of `failed_on_devices`
@@ -124,9 +125,9 @@ class JointRuns:
             return False
         if ordinals == last.ordinals and any(each.run is last for each in inputs):
             return False
-        if last.wake is None and not self._is_over(last):
-            last.wake = wake
-            self._awaited.append(last)
+        if not last.is_awaited and not self._is_over(last):
+            last.is_awaited = True
+            self._awaited.append((last, wake))
         return not last.has_succeeded
 
     @property
@@ -136,16 +137,14 @@ class JointRuns:
 
     def has_ended(self) -> bool:
         """Return whether one of these runs has ended since the last call, so that blocked units may continue."""
-        over = [run for run in self._awaited if self._is_over(run)]
-        if over:
-            self._awaited = [run for run in self._awaited if run not in over]
-        return bool(over)
+        before = len(self._awaited)
+        self._awaited = [(run, wake) for run, wake in self._awaited if not self._is_over(run)]
+        return len(self._awaited) < before
 
     def wait_on_threads(self) -> None:
         """Let threads wait for these runs. They call `wake`."""
-        for run in self._awaited:
-            assert run.wake is not None
-            start_in(self._threads, _wait, run, run.wake)
+        for run, wake in self._awaited:
+            start_in(self._threads, _wait, run, wake)
         self._awaited = []
 
     def _is_over(self, run: JointRun) -> bool:
