@@ -38,7 +38,11 @@ _SIZES = (
     ("results of a program", validation.MAX_RESULTS, "an error; stack arrays"),
     ("shards of a program's arrays", validation.MAX_SHARDS, "an error"),
     ("rank of an array", validation.MAX_RANK, "an error"),
-    ("arrays of a published version", MOST_PUBLISHED, "an error; stack arrays"),
+    (
+        "arrays of a published version, where up to 128 small ones of one shape count once",
+        MOST_PUBLISHED,
+        "an error; stack arrays",
+    ),
     ("versions that a name of published arrays keeps", named_arrays.MOST_KEPT, "an error"),
     ("names of published arrays of a tenant", named_arrays.MOST_NAMES, "an error; remove some with `atoll arrays rm`"),
     ("arrays in all versions of a tenant", named_arrays.MOST_ARRAYS, "an error; keep fewer versions"),

@@ -81,12 +81,13 @@ def convert() -> tuple[str, str]:
 
 
 def publish_small(step: int) -> int:
-    """Publish many small arrays of two shapes, and a large one. The tree has a node that is no dict, list or tuple."""
+    """Publish many small arrays of two shapes, and a large one."""
     place = NamedSharding(Mesh(np.array(jax.devices()[:2]), "x"), PartitionSpec(None, "x"))
     cut = [jax.device_put(np.arange(8, dtype=np.int32).reshape(2, 4) + step + i, place) for i in range(35)]
     whole = [jnp.full((), step + i, jnp.float32) for i in range(33)]
     large = jax.device_put(jnp.full((64, 128), step, jnp.float32), place)
-    return atoll.publish("policy-small", {"cut": cut, "whole": tuple(whole), "large": large})
+    with jax.set_mesh(Mesh(np.array(jax.devices()[2:4]), "z")):  # the mesh of the script's own computations
+        return atoll.publish("policy-small", {"cut": cut, "whole": tuple(whole), "large": large})
 
 
 def read_small(step: int, first: int, cut: tuple[str | None, ...]) -> tuple[int, bool, list[str]]:
@@ -95,7 +96,8 @@ def read_small(step: int, first: int, cut: tuple[str | None, ...]) -> tuple[int,
     place = NamedSharding(mesh, PartitionSpec(*cut))
     one = jax.sharding.SingleDeviceSharding(jax.devices()[first])
     shardings = {"cut": [place] * 34 + [one], "whole": one, "large": place}
-    found = atoll.subscribe("trainer/policy-small", shardings)
+    with jax.set_mesh(Mesh(np.array(jax.devices()[:2]), "z")):
+        found = atoll.subscribe("trainer/policy-small", shardings)
     like = {"cut": [0] * 35, "whole": (0,) * 33, "large": 0}
     again = atoll.subscribe("trainer/policy-small", shardings, like=like)
     assert jax.tree.structure(again.tree) == jax.tree.structure(found.tree)

@@ -10,6 +10,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -83,6 +84,15 @@ def _kind(sharding: Any, dtype: Any, shape: tuple[int, ...]) -> _Kind | None:
     return _Kind(sharding.mesh, axes, tuple(map(len, names)), sharding.spec, packed, dtype, shape)
 
 
+def _mesh_of(sharding: Any) -> AbstractContextManager[Any]:
+    """Use the mesh of the sharding in place of the one that the script may have set, which shard_map would refuse."""
+    mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
+    if not isinstance(mesh, Mesh):
+        mesh = Mesh(np.array(sharding._device_assignment), "all")
+    manager: AbstractContextManager[Any] = jax.set_mesh(mesh)
+    return manager
+
+
 def _is_in_default_memory(sharding: Any) -> bool:
     return sharding.memory_kind in (None, sharding._device_assignment[0].default_memory().kind)
 
@@ -100,7 +110,8 @@ def pack(leaves: Sequence[Any], paths: Sequence[str], count: int) -> tuple[Any, 
     kind = _kind(leaves[0].sharding, leaves[0].dtype, leaves[0].shape)
     assert kind is not None
     padding = [leaves[0]] * (count - len(leaves))
-    packed = _packing(kind, count)(*leaves, *padding)
+    with _mesh_of(leaves[0].sharding):
+        packed = _packing(kind, count)(*leaves, *padding)
     mesh, axes = (), ()
     if kind.mesh is not None:
         mesh = tuple(kind.mesh.devices.shape)
@@ -128,7 +139,8 @@ def copied(arrays: Sequence[Any]) -> list[Any]:
         found[tuple(each.sharding._device_assignment)].append(position)
     for positions in found.values():
         some = [arrays[position] for position in positions]
-        made = _copying(tuple(each.sharding for each in some))(*some)
+        with _mesh_of(some[0].sharding):
+            made = _copying(tuple(each.sharding for each in some))(*some)
         for position, each in zip(positions, made, strict=True):
             copies[position] = each
     return copies
@@ -172,7 +184,8 @@ def _same_cut(pack: Pack, sharding: Any) -> Any:
 def unpack(pack: Pack, packed: Any, shardings: Sequence[Any]) -> list[Any]:
     """Return the arrays of the pack with these shardings. The pack was read with the `target` of the first one."""
     first = shardings[0] if _is_in_default_memory(shardings[0]) else packed.sharding
-    made = _unpacking(msgspec.structs.replace(pack, paths=("",)), first)(packed)[: len(pack.paths)]
+    with _mesh_of(packed.sharding):
+        made = _unpacking(msgspec.structs.replace(pack, paths=("",)), first)(packed)[: len(pack.paths)]
     return [
         each if sharding == first else jax.device_put(each, sharding)
         for each, sharding in zip(made, shardings, strict=True)
