@@ -6,6 +6,7 @@ import typer
 
 from benchmarks.compare import compare
 from benchmarks.elastic.command import elastic
+from benchmarks.exchange import exchange
 from benchmarks.gpu import gpu
 from benchmarks.grpo import grpo
 from benchmarks.micro.command import micro
@@ -25,6 +26,7 @@ bench.command(help="A training that loses islands and gets them back, beside sto
 bench.command(help="This code beside that of another commit.")(compare)
 bench.command("named-arrays")(named_arrays)
 bench.command()(suspension)
+bench.command()(exchange)
 bench.command()(gpu)
 bench.command()(grpo)
 add_to(bench)

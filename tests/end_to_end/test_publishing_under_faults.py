@@ -1,0 +1,153 @@
+"""Publishers, the controller and the islands of subscribers are killed: no mixtures, no long waits, nothing left.
+
+`make thorough` kills the trainer 200 times, and the controller and an island of subscribers 20 times each.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import time
+import zlib
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import atoll
+from atoll.cluster.settings import GRACE_SECONDS
+from atoll.errors import AtollError
+from atoll.operate.operator_requests import request_check
+from atoll.wire.address import parse_address
+from tests.cluster_process import eventually
+from tests.end_to_end.remote_python import StartPython
+from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
+from tests.thoroughness import TIMES
+
+KILLS = 10 * TIMES
+EVERY = 10  # kills of the trainer per kill of the controller, and per kill of an island
+SHAPES = ((), (64,), (256, 256), (1024, 512))
+WAIT = 5.0  # deadline of each request of a subscriber
+LATE = 60.0  # what a loaded machine and a restart of the controller or an island may add
+END_SECONDS = 300.0
+
+# ---- what runs in scripts
+
+
+def _sharding(first: int) -> NamedSharding:
+    return NamedSharding(Mesh(np.array(jax.devices()[first : first + 2]), "x"), PartitionSpec())
+
+
+def _made(seed: int) -> list[np.ndarray]:
+    """Arrays that differ from each other and from those of other seeds."""
+    return [np.arange(np.prod(shape), dtype=np.uint32).reshape(shape) * (seed + i) for i, shape in enumerate(SHAPES)]
+
+
+def _checksums(arrays: list[Any]) -> list[int]:
+    return [zlib.crc32(np.ascontiguousarray(each)) for each in arrays]
+
+
+def publish_for_ever(seed: int) -> None:
+    place = _sharding(0)
+    donate = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
+    while True:
+        seed += 1
+        tree = jax.device_put({"seed": np.uint32(seed), "w": _made(seed)}, place)
+        atoll.publish("policy", tree, keep=2)
+        donate(tree)
+
+
+def publish_one(seed: int) -> int:
+    """Publish one version, and wait until it is complete."""
+    number = atoll.publish("policy", jax.device_put({"seed": np.uint32(seed), "w": _made(seed)}, _sharding(0)))
+    atoll.subscribe("policy", _sharding(0), version=number)
+    return number
+
+
+def watch(first: int, stop: str) -> dict[str, Any]:
+    """Read new versions until the file `stop` exists, and compare each with what its seed makes."""
+    place, newest = _sharding(first), 0
+    found: dict[str, Any] = {"versions": 0, "mixtures": [], "slowest": 0.0, "errors": {}}
+    while not Path(stop).exists():
+        started = time.monotonic()
+        try:
+            version = atoll.subscribe("policy", place, newer_than=newest, wait=WAIT)
+            arrays = [np.asarray(each) for each in version.tree["w"]]
+            seed = int(version.tree["seed"])
+        except (atoll.StatusError, jax.errors.JaxRuntimeError) as error:
+            kind = re.sub(r"\d+", "N", str(error))[:120]
+            found["errors"][kind] = found["errors"].get(kind, 0) + 1
+            time.sleep(0.05)
+        else:
+            if version.number <= newest or _checksums(arrays) != _checksums(_made(seed)):
+                found["mixtures"].append((version.number, seed))
+            newest = version.number
+            found["versions"] += 1
+        found["slowest"] = max(found["slowest"], round(time.monotonic() - started, 3))
+    return found
+
+
+# ---- the test
+
+
+def _answers(cluster: StandingCluster) -> bool:
+    """Return whether the controller answers. It may be restarting."""
+    with suppress(AtollError, OSError):
+        cluster.report()
+        return True
+    return False
+
+
+def _differences(cluster: StandingCluster) -> list[str]:
+    reply = request_check(parse_address(cluster.address), "")
+    return [*reply.contradictions, *reply.differences]
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.timeout(3600)
+def test_subscribers_see_whole_versions_while_everything_else_is_killed(
+    start_cluster: StartCluster, start_python: StartPython, module_directory: Path, tmp_path: Path
+) -> None:
+    rng = random.Random(43)
+    cluster = start_cluster(
+        islands="3x1x2", journal=str(module_directory / "journal of faults"), grace_seconds=GRACE_SECONDS
+    )
+    stop = tmp_path / "stop"
+    subscribers = [start_python(ATOLL_ADDRESS=cluster.address) for _ in range(3)]
+    for each, first in zip(subscribers, (2, 2, 4), strict=True):
+        each.begin(watch, first, str(stop))
+    controllers = islands = 0
+    for kill in range(1, KILLS + 1):
+        assert eventually(lambda: _answers(cluster), END_SECONDS)  # a new script tries to connect for 5 s only
+        trainer = start_python(ATOLL_ADDRESS=cluster.address)
+        trainer.call(publish_one, kill << 16)
+        trainer.begin(publish_for_ever, kill << 16)
+        time.sleep(rng.uniform(0.0, 0.4))
+        if kill % EVERY == 0:
+            next(each for name, each in cluster.processes().items() if "controller_main" in name).kill()
+            controllers += 1
+        if kill % EVERY == EVERY // 2:
+            cluster.worker(2).kill()
+            islands += 1
+        trainer.process.kill()
+        trainer.close()
+        if kill % EVERY == 0:
+            print(f"{kill} kills of {KILLS}", flush=True)
+    stop.touch()
+    found = [each.finish(END_SECONDS) for each in subscribers]
+    print(json.dumps({"kills": [KILLS, controllers, islands], "subscribers": found}))
+    for each in found:
+        assert each["mixtures"] == []
+        assert each["versions"] >= KILLS // 2
+        assert each["slowest"] <= WAIT + LATE
+    for each in subscribers:
+        each.close()
+    report = cluster.until(lambda report: not report["sessions"], END_SECONDS)
+    assert len(report["versions"]) <= 2
+    assert _differences(cluster) == []
