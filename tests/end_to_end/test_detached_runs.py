@@ -75,6 +75,8 @@ def attach(steps: int, name: str = NAME) -> tuple[int, int, bytes]:
     return int(version.tree["step"]), int(last.tree["step"]), np.asarray(last.tree["weights"]).tobytes()
 
 
+@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_run_continues_bit_for_bit_after_its_script_was_killed(
     cluster: StandingCluster, start_python: StartPython
 ) -> None:
@@ -99,6 +101,7 @@ def connect(name: str, wait: float) -> None:
     atoll.connect(name=name, detach=True, wait=wait)
 
 
+@pytest.mark.slow
 def test_a_name_has_one_script_at_a_time(cluster: StandingCluster, start_python: StartPython) -> None:
     first, second = (start_python(ATOLL_ADDRESS=cluster.address) for _ in range(2))
     first.call(connect, "run-8", 0.0)
