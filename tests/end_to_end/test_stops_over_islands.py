@@ -18,8 +18,8 @@ from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
 
 SECONDS = 120.0
 
-# On a busy machine, a stopped run sometimes does not end on one host, whose island then restarts: see the limits in
-# docs/design/computations-over-islands.md. `tests/controller/test_overruns.py` has the decisions.
+# A cluster and several clients take more CPU time than the suite has for this. `tests/controller/test_overruns.py` has
+# the decisions, and `tests/devices/xla/test_gloo_connections.py` how connections of collectives are closed.
 pytestmark = pytest.mark.thorough
 
 
