@@ -57,11 +57,16 @@ def tenant(name: str, share: float = 1.0, priority: int = 0) -> Tenant:
     return Tenant(TenantSettings(name, share=share, priority=priority))
 
 
-def play(clients: list[Client], until: int, islands: int = 1, most: int = 64) -> None:
-    """Run the clients. Each of them keeps `most` nodes in line while it is active."""
+def play(clients: list[Client], until: int, islands: int = 1, most: int = 64, launch_ns: int = 0) -> None:
+    """Run the clients. Each of them keeps `most` nodes in line while it is active.
+
+    A launch takes `launch_ns` of an island in addition to its gang.
+    """
     rng = random.Random(0)
     scheduler = Scheduler[Client](islands, 24)
     places = [Island() for _ in range(islands)]
+    for island in range(islands):
+        scheduler.set_limits(island, 24, launch_ns)
     ends: list[tuple[int, int, Gang[Client], int]] = []
     now = number = 0
     while now < until:
@@ -79,7 +84,7 @@ def play(clients: list[Client], until: int, islands: int = 1, most: int = 64) ->
         for island, place in enumerate(places):
             while (gang := scheduler.next(island)) is not None:
                 took = int(gang.run.takes * rng.uniform(0.9, 1.1))
-                place.free_at = max(place.free_at, now) + took
+                place.free_at = max(place.free_at, now) + took + launch_ns
                 heapq.heappush(ends, (place.free_at, gang.sequence, gang, took))
         events = [ends[0][0]] if ends else []
         events += [at for client in clients for at in (client.begins, client.idle_until) if at > now]
@@ -96,6 +101,13 @@ def play(clients: list[Client], until: int, islands: int = 1, most: int = 64) ->
 def shares(clients: list[Client], start: int, end: int) -> list[float]:
     times = [client.device_time(start, end) for client in clients]
     return [time / sum(times) for time in times]
+
+
+def test_a_tenant_with_tiny_launches_leaves_others_their_share_of_the_time_that_launches_take():
+    long, tiny = Client(1, tenant("long"), 8 * MS), Client(2, tenant("tiny"), 20 * US)
+    play([long, tiny], 10 * SECOND, launch_ns=MS // 2)
+    # Without charges for launches, `long` has a twentieth of the time.
+    assert long.device_time(0, 10 * SECOND) == pytest.approx(5 * SECOND * 8 / 8.5, rel=0.05)
 
 
 @pytest.mark.parametrize("weights", [(1, 1, 1, 1), (1, 2, 4, 8)])

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from atoll.controller.islands.island_hosts import LAUNCH_NS
 from atoll.errors import SettingsError
 from atoll.ir.program import Call, HostBuffer, HostToDevice, Transfer, single
 from atoll.ir.types import ArraySpec, Sharding, Tiled
@@ -158,9 +159,12 @@ def test_each_island_charges_the_session_for_its_gang(made: list[LastComeFirstSe
     play.say(m.RegisterProgram(5, single("copy", (on(0),), Transfer((0,), (on(1),)))))
     send, receive = runs(play.say(m.Launch(5, (10,), (11,), ())))
     play.report(0, m.Done(((send.sequence, 1_000, 4_000),)))
-    assert [policy.charged for policy in made[:2]] == [[(0, play.session, 3_000)], []]
+    assert [policy.charged for policy in made[:2]] == [[(0, play.session, 3_000 + LAUNCH_NS)], []]
     play.report(1, m.Done(((receive.sequence, 2_000, 9_000),)))
-    assert [policy.charged for policy in made[:2]] == [[(0, play.session, 3_000)], [(1, play.session, 7_000)]]
+    assert [policy.charged for policy in made[:2]] == [
+        [(0, play.session, 3_000 + LAUNCH_NS)],
+        [(1, play.session, 7_000 + LAUNCH_NS)],
+    ]
 
 
 def test_a_gang_of_several_hosts_is_charged_once_for_all_of_its_devices(made: list[LastComeFirstServed]) -> None:
@@ -172,7 +176,7 @@ def test_a_gang_of_several_hosts_is_charged_once_for_all_of_its_devices(made: li
     play.report(0, m.Done(((sequence, 1_000, 4_000),)))
     assert made[0].charged == []
     play.report(1, m.Done(((sequence, 70_000, 78_000),)))
-    assert made[0].charged == [(0, play.session, 3_000 + 8_000)]
+    assert made[0].charged == [(0, play.session, 3_000 + 8_000 + 2 * LAUNCH_NS)]
 
 
 def test_a_session_that_has_ended_is_forgotten(made: list[LastComeFirstServed]) -> None:

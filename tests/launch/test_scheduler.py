@@ -148,7 +148,7 @@ def test_the_window_bounds_the_gangs_in_flight():
 def test_each_island_has_its_own_window():
     nodes = [launch(i, session=i, islands=(i % 2,)) for i in range(20)]
     scheduler = scheduler_with(*nodes, islands=2, window=4)
-    scheduler.set_window(1, 2)
+    scheduler.set_limits(1, 2)
     assert [len(started(scheduler, island)) for island in (0, 1)] == [4, 2]
     assert [scheduler.statistics(island).window for island in (0, 1)] == [4, 2]
 

@@ -49,6 +49,11 @@ class Host(StateMachine[HostState]):
         """Return the name of its worker, for messages."""
         return f"worker {self.pid}" + (f" on {self.machine}" if self.machine else "")
 
+    @property
+    def has_cpu_devices(self) -> bool:
+        """Return whether its devices are its CPUs, which also run its worker."""
+        return bool(self.devices) and self.devices[0].platform == "cpu"
+
 
 @dataclass
 class ResourceManager:

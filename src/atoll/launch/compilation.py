@@ -355,7 +355,7 @@ class Compilation:
         if rates is not None and locations is not None and host == min(hosts_of(locations)):
             rates.compiles.take(message.seconds, self._outbox.seconds)
         record = self._resources.hosts.get(host)
-        if record is not None and record.devices and record.devices[0].platform == "cpu":
+        if record is not None and record.has_cpu_devices:
             self._scheduler.compiled(record.island, session.number, session.tenant, round(message.seconds * 1e9))
 
     def _charge(self, host: int, message: m.Compiled) -> None:

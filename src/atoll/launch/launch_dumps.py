@@ -46,7 +46,7 @@ from atoll.state.tenants import Tenant
 # ---- lines
 
 
-@dump_of(IslandLines, "island lines", rebuilt={"known_loads": dict, "loads_version": int})
+@dump_of(IslandLines, "island lines", version=2, rebuilt={"known_loads": dict, "loads_version": int})
 class IslandLinesDump(Dump):
     record: Ref[Island]
     policy: AnyRef
@@ -65,6 +65,7 @@ class IslandLinesDump(Dump):
     delegated: dict[int, int] = {}
     newest: int = 0
     exclusive_since: float = float("-inf")
+    launch_ns: int = 0
 
 
 @dump_of(Scheduler, "scheduler")

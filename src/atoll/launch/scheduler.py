@@ -55,6 +55,7 @@ class IslandLines(Generic[Payload]):
     window: int
     most_busy_ns: int
     hosts: int = 1  # number of its hosts
+    launch_ns: int = 0  # time that a launch costs a host, summed over its devices
     loads: GroupedCounts[int, HostWindow] = field(default_factory=_no_loads)  # of hosts that have had work
     known_loads: dict[tuple[int, ...], list[CountGroup[int, HostWindow]]] = field(default_factory=dict)  # by hosts
     loads_version: int = 0  # of `loads`, for which `known_loads` is valid
@@ -189,9 +190,16 @@ class Scheduler(Generic[Payload]):
         """Add the island with the next number."""
         self._islands.append(IslandLines(record, self._policy(), self.window, self._busy_ns, hosts))
 
-    def set_window(self, island: int, window: int) -> None:
-        """Set the limit of gangs in flight on each host of the island, which depends on its devices."""
-        self._islands[island].window = window
+    def set_limits(self, island: int, window: int, launch_ns: int = 0) -> None:
+        """Set what depends on the devices of the island.
+
+        Args:
+          island: the island.
+          window: the limit of gangs in flight on each host.
+          launch_ns: the time that the policy charges for each launch, for each host of its gang.
+        """
+        lines = self._islands[island]
+        lines.window, lines.launch_ns = window, launch_ns
 
     def enqueue(self, node: QueuedNode[Payload]) -> None:
         """Add a node to its session's lines, which are ordered by age."""
@@ -280,9 +288,12 @@ class Scheduler(Generic[Payload]):
         return None
 
     def finished(self, gang: Gang[Payload], nanoseconds: int = 0) -> None:
-        """Note that a started gang has left its island. Charge its session the device time, summed over devices."""
+        """Note that a started gang has left its island. Charge its session the device time, summed over devices.
+
+        The session is also charged for the launch if that costs time of devices.
+        """
         state = self._islands[gang.island]
-        state.policy.charge(gang, nanoseconds)
+        state.policy.charge(gang, nanoseconds + state.launch_ns * len(gang.hosts))
         state.in_flight -= gang.weight
         state.busy_ns -= gang.estimate
         for group in state.loads_of(gang.hosts):

@@ -16,6 +16,10 @@ from atoll.state.memory_ledger import MemoryLedger
 from atoll.state.session import Session
 from atoll.telemetry.trace_requests import Tracing
 
+# CPU time of the worker and the controller for one launch. If the host's devices are its CPUs, all of them are slower
+# meanwhile, and the policy charges the launch for this time on each of them.
+LAUNCH_NS = 250_000
+
 
 class Hosts:
     """Handles messages of workers. `others` are the handlers of messages for only one part of the controller."""
@@ -83,7 +87,9 @@ class Hosts:
             ready.sandbox,
         )
         self._resources.join(host)
-        self._launcher.scheduler.set_window(ready.island, self._resources.max_in_flight(ready.island))
+        launch_ns = LAUNCH_NS * len(host.devices) if host.has_cpu_devices else 0
+        window = self._resources.max_in_flight(ready.island)
+        self._launcher.scheduler.set_limits(ready.island, window, launch_ns)
         for info in ready.devices:
             self._memory.declare((host.number, info.ordinal), self._device_memory or info.memory_bytes)
         for session in self._sessions.values():
