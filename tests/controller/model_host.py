@@ -242,7 +242,7 @@ def defines(step: p.Step) -> tuple[int, ...]:
     match step:
         case p.Execute(first_output=first):
             return tuple(range(first, first + 3))
-        case p.Move(outputs=outputs):
+        case p.Move(outputs=outputs) | p.PutAll(outputs=outputs):
             return outputs
         case p.Put(output=output) | p.Receive(output=output) | p.Select(output=output):
             return (output,)

@@ -119,6 +119,13 @@ class Machine:
                     assert piece.feed in available
                     shards[piece.shard] = content if piece.box is None else content[slices(piece.box)]
                 values[step.output] = shards
+            case p.PutAll():
+                content, start = self.feeds[host, step.feed], 0
+                assert step.feed in available
+                for output, array in zip(step.outputs, step.arrays, strict=True):
+                    stop = start + math.prod(array.shape)
+                    values[output] = [content[start:stop].reshape(array.shape)]
+                    start = stop
             case p.Get():
                 whole = np.full(step.shape, -1)
                 for shard, box in zip(step.shards, step.boxes, strict=True):

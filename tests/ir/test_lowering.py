@@ -244,6 +244,35 @@ def on_devices(*devices: int, tiling: Any = None) -> ArraySpec:
     return ArraySpec("int64", (4,), Sharding(devices, tiling or Replicated()))
 
 
+def put_of(*specs: ArraySpec, size: int) -> Program:
+    node = HostToDevice((HostBuffer(0, (size,), None, None),), specs)
+    return Program("put", (), (node,), tuple(range(len(specs))), 1)
+
+
+def test_arrays_of_one_host_are_made_of_one_buffer_by_one_step():
+    machine = Machine(cluster(1, 1, 2))
+    machine.feeds[0, 0] = np.arange(8)
+    specs = on_devices(1), on_devices(0)
+    lowered = lower(put_of(*specs, size=64), cluster(1, 1, 2), {})
+    (plan,) = lowered.plans.values()
+    assert [type(step) for step in plan.segments[0].steps] == [p.PutAll]
+    machine.run(lowered)
+    assert [machine.shards(value, specs[value])[0].tolist() for value in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+@pytest.mark.parametrize(
+    ("program", "error"),
+    [
+        (put_of(on_devices(0), on_devices(2), size=64), "must be on one host, but these are on 2 hosts"),
+        (put_of(on_devices(0), on_devices(0, 1), size=64), "must be on one device"),
+        (put_of(on_devices(0), on_devices(1), size=60), "must have the shape of their bytes"),
+    ],
+)
+def test_other_arrays_cannot_be_made_of_one_buffer(program: Program, error: str):
+    with pytest.raises(StatusError, match=error):
+        lower(program, cluster(1, 2, 2), {})
+
+
 def test_whole_arrays_of_one_host_are_read_by_one_step():
     specs = (on_devices(1), on_devices(0, 1), on_devices(1))
     program = Program("get", specs, (DeviceToHost((0, 1, 2), 0, None),), (3,), 1)

@@ -116,6 +116,7 @@ def test_moved_bytes_are_those_that_a_step_writes():
     half = ((0, 4),)
     steps = {
         p.Put(1, LOCAL, ()): 32,
+        p.PutAll((1, 2), (LOCAL, LOCAL), 0): 64,
         p.Move((0,), (1,), (LOCAL, LOCAL), False): 64,
         p.Send(0, (0, 1), EXCHANGE): 0,
         p.Receive(1, LOCAL, EXCHANGE): 32,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, pairwise
 from typing import Any
 
 import msgspec
@@ -232,11 +231,10 @@ class PuttingExecutable(_WithoutProgram):
             if DTYPE_BITS.get(each.dtype, 0) < 8:
                 raise invalid(f"arrays of dtype {each.dtype} cannot be made together with others")
         self.outputs = tuple(ArraySpec(each.dtype, each.shape, Sharding(self.devices)) for each in putting.arrays)
-        stops = list(accumulate(map(nbytes, self.outputs), initial=0))
-        if stops[-1] != len(putting.contents):
-            raise invalid(f"these arrays need {stops[-1]} bytes, but {len(putting.contents)} were sent")
-        view = memoryview(putting.contents)
-        self.contents = tuple(view[start:stop] for start, stop in pairwise(stops))
+        needed = sum(map(nbytes, self.outputs))
+        if needed != len(putting.contents):
+            raise invalid(f"these arrays need {needed} bytes, but {len(putting.contents)} were sent")
+        self.contents = putting.contents
 
     def check(self, arguments: Sequence[ArrayRecord]) -> None:
         if arguments:

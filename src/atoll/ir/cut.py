@@ -177,6 +177,15 @@ class _Cut:
         return step, [value for _, value in arguments], defines
 
     def _put(self, node: HostToDevice, outputs: range, made: _Node) -> None:
+        if len(outputs) > 1:
+            placed = self.placed.arrays(outputs)
+            hosts = {located.hosts[0] for located in placed}
+            if len(hosts) > 1:
+                raise invalid(f"arrays of one host buffer must be on one host, but these are on {len(hosts)} hosts")
+            (host,), feed = hosts, node.buffers[0].feed
+            arrays = tuple(located.on(host) for located in placed)
+            made.on(host).add(p.PutAll(tuple(outputs), arrays, feed), (), outputs, [feed])
+            return
         (located,), (output,) = self.placed.arrays(outputs), outputs
         pieces: dict[int, list[p.HostPiece]] = {host: [] for host in located.hosts}
         for buffer in node.buffers:

@@ -22,7 +22,7 @@ from atoll.ir.program import (
 )
 from atoll.ir.row_exchange import check_route
 from atoll.ir.steps import Steps
-from atoll.ir.types import NUMBERS, ArraySpec, Replicated
+from atoll.ir.types import DTYPE_BITS, NUMBERS, ArraySpec, Replicated, nbytes
 
 
 def check_types_in_steps(program: Program) -> Steps[None]:
@@ -92,7 +92,18 @@ def _check_transfer(source: ArraySpec, target: ArraySpec, reshard: bool) -> None
         raise invalid(f"an array on {before} devices cannot be copied shard by shard to {after}")
 
 
+def _check_shared_buffer(node: HostToDevice) -> None:
+    (buffer,) = node.buffers
+    if any(len(spec.sharding.devices) != 1 or DTYPE_BITS[spec.dtype] % 8 for spec in node.outputs):
+        raise invalid("arrays that are made of one host buffer must be on one device and consist of whole bytes")
+    if buffer.strides is not None or buffer.positions is not None or buffer.shape != (sum(map(nbytes, node.outputs)),):
+        raise invalid("a host buffer for several arrays must have the shape of their bytes")
+
+
 def _check_host_buffers(node: HostToDevice) -> None:
+    if len(node.outputs) > 1:
+        _check_shared_buffer(node)
+        return
     count = len(node.outputs[0].sharding.devices)
     times = [0] * count
     for buffer in node.buffers:

@@ -76,6 +76,14 @@ class Put(msgspec.Struct, frozen=True, array_like=True, tag="put", gc=False):
     pieces: tuple[HostPiece, ...]
 
 
+class PutAll(msgspec.Struct, frozen=True, array_like=True, tag="put all", gc=False):
+    """Makes arrays, each on one device, from one feed that has their contents one after the other."""
+
+    outputs: tuple[int, ...]
+    arrays: tuple[LocalArray, ...]
+    feed: int
+
+
 class Get(msgspec.Struct, frozen=True, array_like=True, tag="get", gc=False):
     """Sends an array to the client's proxy: local shard `shards[i]` is `boxes[i]` of the array of shape `shape`.
 
@@ -224,13 +232,14 @@ class Select(msgspec.Struct, frozen=True, array_like=True, tag="select", gc=Fals
     bitcast: bool
 
 
-Step = Execute | Python | Put | Get | GetAll | Report | Move | Send | Receive | SendRows | ReceiveRows | Select
+Step = Execute | Python | Put | PutAll | Get | GetAll | Report | Move | Send | Receive | SendRows | ReceiveRows | Select
 
 # The names of steps in traces.
 STEP_KINDS: dict[type[Step], str] = {
     Execute: "call",
     Python: "python",
     Put: "put",
+    PutAll: "put",
     Get: "get",
     GetAll: "get",
     Report: "report",

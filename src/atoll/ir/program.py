@@ -48,10 +48,14 @@ class HostBuffer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HostToDevice(msgspec.Struct, frozen=True, array_like=True, tag="put"):
-    """Makes one array from host buffers."""
+    """Makes one array from host buffers.
+
+    With several outputs, it makes them from one buffer, which has their contents one after the other, in row-major
+    order. All outputs are on one device each, of the same host. The shape of the buffer is its size in bytes.
+    """
 
     buffers: tuple[HostBuffer, ...]
-    outputs: tuple[ArraySpec]
+    outputs: tuple[ArraySpec, ...]
 
     inputs: tuple[int, ...] = ()
 

@@ -130,6 +130,8 @@ def _step(step: p.Step) -> str:
             return f"{given} = python @{step.function}({_values(v for _, v in step.arguments)}) stream {step.stream}"
         case p.Put():
             return f"%{step.output} = put on {_on(step.array)}, feeds {_feeds(step.pieces)}"
+        case p.PutAll():
+            return f"{_values(step.outputs)} = put on {', '.join(map(_on, step.arrays))}, feed {step.feed}"
         case p.Get():
             return f"%{step.completion} = get %{step.input} shards {_ranges(step.shards)}, feed {step.feed}"
         case p.GetAll():

@@ -99,8 +99,10 @@ class DefinitionCheck:
                     if len(set(positions)) != len(positions):
                         raise invalid(f"{path}.{field} names an input twice")
             case HostToDevice():
-                if len(node.outputs) != 1 or node.inputs:
-                    raise invalid(f"{path} makes {len(node.outputs)} arrays of host buffers: expected 1")
+                if not node.outputs or node.inputs:
+                    raise invalid(f"{path} makes {len(node.outputs)} arrays of host buffers: expected 1 or more")
+                if len(node.outputs) > 1 and len(node.buffers) != 1:
+                    raise invalid(f"{path} makes several arrays of {len(node.buffers)} host buffers: expected 1")
                 count = len(node.outputs[0].sharding.devices)
                 for i, buffer in enumerate(node.buffers):
                     where = f"{path}.buffers[{i}]"

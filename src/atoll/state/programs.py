@@ -389,7 +389,7 @@ def bytes_moved(step: p.Step, arguments: Sequence[ArraySpec]) -> int:
     match step:
         case p.Put(array=array) | p.Receive(array=array):
             return _of_array(array)
-        case p.Move(arrays=arrays):
+        case p.Move(arrays=arrays) | p.PutAll(arrays=arrays):
             return sum(map(_of_array, arrays))
         case p.Get(input=value, boxes=boxes) if value < len(arguments):
             return _of_boxes(arguments[value].dtype, boxes)

@@ -5,6 +5,7 @@ All arguments are checked before they are passed to XLA, which ends the process 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
@@ -25,6 +26,8 @@ from atoll.peers.data_port import DataPort
 from atoll.protocol import messages as m
 from atoll.protocol.number_ranges import SCRIPT_FEEDS
 from atoll.transfers.channel import DataChannel
+from atoll.transfers.dtypes import numpy_dtype
+from atoll.transfers.host_memory import aligned
 from atoll.transfers.piece_contents import Filled
 from atoll.worker.completions import ArrayCompletion, DeletionGuard, RunCompletion
 from atoll.worker.dispatch_unit import DispatchUnit, Read
@@ -80,6 +83,10 @@ class StepRunner:
         elif type(step) is p.Put:
             buffer = values[step.output] = self._put(step, run)
             unit.completions.append(ArrayCompletion(buffer.array, self.deletions))
+        elif type(step) is p.PutAll:
+            for output, buffer in zip(step.outputs, self._put_all(step, run), strict=True):
+                values[output] = buffer
+                unit.completions.append(ArrayCompletion(buffer.array, self.deletions))
         elif type(step) is p.Get:
             unit.reads.append(self._get(step, run, values))
         elif type(step) is p.GetAll:
@@ -173,7 +180,7 @@ class StepRunner:
             with suppress(StatusError):
                 return self._functions.get(step.function).ordinals[0]
             return 0
-        if type(step) is p.Move:
+        if isinstance(step, p.Move | p.PutAll):
             return step.arrays[0].devices[0]
         return step.array.devices[0] if isinstance(step, p.Put | p.Receive | p.ReceiveRows | p.Select) else 0
 
@@ -330,6 +337,25 @@ class StepRunner:
             for _, done in taken.values():
                 done()
         return self._made(array, step.array)
+
+    def _put_all(self, step: p.PutAll, run: m.Run) -> list[Buffer]:
+        content, done = self._inbox.take(run.session, run.feeds[step.feed])
+        try:
+            whole = np.frombuffer(content, np.uint8) if memoryview(content).nbytes else np.empty(0, np.uint8)
+            made, start = [], 0
+            for array in step.arrays:
+                stop = start + math.prod(array.shape) * numpy_dtype(array.dtype).itemsize
+                # A copy, because the sender may reuse its memory, and a device uses aligned memory itself.
+                if stop > whole.nbytes:
+                    raise invalid(f"arrays need more than the {whole.nbytes} bytes of their host buffer")
+                part = aligned(stop - start)
+                part[:] = whole[start:stop]
+                shard = host_data.view(part, array.dtype, array.shape, None)
+                made.append(self._made(self._backend.put(array, [shard]), array))
+                start = stop
+        finally:
+            done()
+        return made
 
     def _host_shards(self, step: p.Put, contents: list[Any]) -> list[np.ndarray[Any, Any]]:
         """Cut the contents of the pieces into local shards. Raise INVALID_ARGUMENT if they do not fit."""

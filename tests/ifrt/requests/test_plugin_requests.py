@@ -57,17 +57,28 @@ def test_a_worker_that_is_lost_fails_the_question(rig: Rig):
     check_refused(rig.answer(op), Code.DATA_LOSS, "host 0 is gone")
 
 
-def test_one_launch_reads_all_staged_arrays(rig: Rig) -> None:
-    arrays = [rig.make(1, on(0)), rig.make(2, on(0, dtype="int8"))]
+TOGETHER = (DeviceToHost((0, 1), 0, None),)
+APART = (DeviceToHost((0,), 0, None), DeviceToHost((1,), 1, None))
+
+
+@pytest.mark.parametrize(
+    ("second", "nodes", "parts"),
+    [(on(0, dtype="int8"), TOGETHER, [b"a" * 16 + b"b" * 4]), (on(2, dtype="int8"), APART, [b"a" * 16, b"b" * 4])],
+    ids=["on one host", "on two hosts"],
+)
+def test_one_launch_reads_all_staged_arrays(
+    rig: Rig, second: ArraySpec, nodes: tuple[DeviceToHost, ...], parts: list[bytes]
+) -> None:
+    arrays = [rig.make(1, on(0)), rig.make(2, second)]
     rig.take()
     rig.session.staged.extend(arrays)
     op = ask(rig, ContentsQuestion(2))
     sent = rig.take()
     program = next(program_of(each)[1] for each in sent if isinstance(each, m.RegisterProgram))
     (launch,) = [each for each in sent if isinstance(each, m.Launch)]
-    assert [type(node) for node in program.nodes] == [DeviceToHost, DeviceToHost]
+    assert program.nodes == nodes
     assert (launch.arguments, rig.session.staged) == ((1, 2), [])
-    for feed, contents in zip(launch.feeds, (b"a" * 16, b"b" * 4), strict=True):
+    for feed, contents in zip(launch.feeds, parts, strict=True):
         assert rig.answer(op) is None
         rig.session.cluster.downloads.take(feed, contents, False, lambda: None)
     rig.settle()

@@ -103,10 +103,9 @@ def put_contents(session: IfrtSession, executable: PuttingExecutable, handles: S
     cluster, specs = session.cluster, executable.outputs
     program = cluster.programs.number(("put all", specs), lambda: _put_program(specs))
     hosts = cluster.hosts_of(executable.devices)
-    feeds = tuple(cluster.feed() for _ in specs)
-    for feed, contents in zip(feeds, executable.contents, strict=True):
-        cluster.upload(hosts, feed, [contents], feeds[0])
-    session.launch(program, (), handles, feeds, context)
+    feed = cluster.feed()
+    cluster.upload(hosts, feed, [executable.contents], feed)
+    session.launch(program, (), handles, (feed,), context)
     session.define(handles, specs, context)
 
 
@@ -127,8 +126,9 @@ def write_contents(session: IfrtSession, executable: WritingExecutable, handles:
 
 
 def _put_program(specs: tuple[ArraySpec, ...]) -> Program:
-    nodes = tuple(HostToDevice((HostBuffer(i, spec.shape, None, None),), (spec,)) for i, spec in enumerate(specs))
-    return Program("device_put", (), nodes, tuple(range(len(specs))), len(specs))
+    shape = specs[0].shape if len(specs) == 1 else (sum(map(nbytes, specs)),)
+    node = HostToDevice((HostBuffer(0, shape, None, None),), specs)
+    return Program("device_put", (), (node,), tuple(range(len(specs))), 1)
 
 
 async def _answer(downloads: Sequence[Download], devices: tuple[int, ...]) -> ImmediateReply:
