@@ -18,7 +18,7 @@ ARGS ?=
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick thorough restarts machines tensorflow pipelines ray matrix check docs bench compare conformance soak hostile release-check protos clean
+.PHONY: help demo test quick thorough restarts machines slurm tensorflow pipelines ray matrix check docs bench compare conformance soak hostile release-check image imagelock protos clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ restarts: $(VENV)/.test  ## Kill the controller a hundred times, have standbys t
 
 machines: $(VENV)/.test  ## Run the tests on several "machines" (as root), which take long
 	ATOLL_TEST_MACHINES=1 $(BIN)/python -m pytest tests/machines tests/end_to_end/test_relays_end_to_end.py tests/operate/test_cluster_file_of_commands.py $(ARGS)
+
+slurm: $(VENV)/.test  ## Run what `atoll slurm` prints by Slurm, on several "machines" (as root, with slurm-wlm and munge)
+	ATOLL_TEST_SLURM=1 $(BIN)/python -m pytest tests/machines/test_slurm_jobs.py $(ARGS)
 
 tensorflow: $(VENV)/.test $(VENV)/.tensorflow  ## Run the tests of the front end for TensorFlow, which is 1.4 GB to install
 	ATOLL_TEST_TENSORFLOW=1 $(BIN)/python -m pytest --processes $(WORKERS) tests/tensorflow tests/examples/test_tensorflow_transformer.py $(ARGS)
@@ -99,6 +102,12 @@ hostile: $(VENV)/.test  ## Train beside a tenant who attacks the cluster, for tw
 
 release-check: $(VENV)/.release  ## Build the wheel and the sdist, and test them in an empty environment
 	$(BIN)/python -m scripts.release_check
+
+image: $(VENV)/.test  ## Build the image and run a cluster in it (as root, with podman and debootstrap)
+	$(BIN)/python -m scripts.image_check $(ARGS)
+
+imagelock:  ## Write the versions of the image's packages, with Python 3.12: docker/requirements.lock
+	scripts/lock-image
 
 protos: $(VENV)/.dev  ## Write the protocol's Python modules anew from the .proto files
 	$(BIN)/python scripts/generate_protos.py

@@ -1,4 +1,4 @@
-"""The image's Dockerfile agrees with the manifests and with pyproject.toml. No test builds the image."""
+"""The image's Dockerfile agrees with the manifests and with pyproject.toml. `make image` builds and runs the image."""
 
 from __future__ import annotations
 
