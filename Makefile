@@ -18,7 +18,7 @@ ARGS ?=
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick thorough restarts machines slurm tensorflow pipelines ray matrix check docs bench compare conformance soak hostile release-check image imagelock protos clean
+.PHONY: help demo test quick thorough restarts machines runbook slurm tensorflow pipelines ray matrix check docs bench compare conformance soak hostile release-check image imagelock protos clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ restarts: $(VENV)/.test  ## Kill the controller a hundred times, have standbys t
 
 machines: $(VENV)/.test  ## Run the tests on several "machines" (as root), which take long
 	ATOLL_TEST_MACHINES=1 $(BIN)/python -m pytest tests/machines tests/end_to_end/test_relays_end_to_end.py tests/operate/test_cluster_file_of_commands.py $(ARGS)
+
+runbook: $(VENV)/.test  ## Inject the fault of each section of the runbook, and follow the section: five minutes
+	ATOLL_TEST_RUNBOOK=1 $(BIN)/python -m pytest tests/operate/test_runbook.py $(ARGS)
 
 slurm: $(VENV)/.test  ## Run what `atoll slurm` prints by Slurm, on several "machines" (as root, with slurm-wlm and munge)
 	ATOLL_TEST_SLURM=1 $(BIN)/python -m pytest tests/machines/test_slurm_jobs.py $(ARGS)

@@ -42,6 +42,18 @@ def raises_if(function: Function, condition: str) -> Function:
     return faulty
 
 
+def fails_while(function: Function, path: str) -> Function:
+    """Raise OSError in each call while the file exists."""
+
+    @functools.wraps(function)
+    def faulty(*arguments: Any, **options: Any) -> Any:
+        if os.path.exists(path):
+            raise OSError("an injected fault")
+        return function(*arguments, **options)
+
+    return faulty
+
+
 def timed(function: Function, path: str) -> Function:
     """Write the milliseconds of CPU time of the longest call to `PATH.NAME.PID`; begin again if the file is removed."""
     longest = 0.0
