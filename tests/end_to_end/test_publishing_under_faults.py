@@ -24,7 +24,6 @@ from atoll.cluster.settings import GRACE_SECONDS
 from atoll.errors import AtollError
 from atoll.operate.operator_requests import request_check
 from atoll.wire.address import parse_address
-from tests.cluster_process import eventually
 from tests.end_to_end.remote_python import StartPython
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
 from tests.thoroughness import TIMES
@@ -95,12 +94,15 @@ def watch(first: int, stop: str) -> dict[str, Any]:
 # ---- the test
 
 
-def _answers(cluster: StandingCluster) -> bool:
-    """Return whether the controller answers. It may be restarting."""
-    with suppress(AtollError, OSError):
-        cluster.report()
-        return True
-    return False
+def _wait_for_controller(cluster: StandingCluster) -> None:
+    """Wait until the controller answers. It may be restarting."""
+    deadline = time.monotonic() + END_SECONDS
+    while time.monotonic() < deadline:
+        with suppress(AtollError, OSError):
+            cluster.report()
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"the controller does not answer within {END_SECONDS:.0f} s")
 
 
 def _differences(cluster: StandingCluster) -> list[str]:
@@ -124,7 +126,7 @@ def test_subscribers_see_whole_versions_while_everything_else_is_killed(
         each.begin(watch, first, str(stop))
     controllers = islands = 0
     for kill in range(1, KILLS + 1):
-        assert eventually(lambda: _answers(cluster), END_SECONDS)  # a new script tries to connect for 5 s only
+        _wait_for_controller(cluster)  # a new script tries to connect for 5 s only
         trainer = start_python(ATOLL_ADDRESS=cluster.address)
         trainer.call(publish_one, kill << 16)
         trainer.begin(publish_for_ever, kill << 16)
