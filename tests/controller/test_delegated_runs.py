@@ -186,7 +186,7 @@ def test_segments_that_end_after_a_revocation_are_charged_to_the_session(play):
     for host, run in enumerate((first, second)):
         play.report(host, m.RunsRevoked(play.session, ((run.sequence, 3),)))
     play.report(0, progress(first, 2, 3, 4, is_over=True))
-    assert charged == [(first.sequence, 30 + LAUNCH_NS)], "but not what it had before it said how far it has come"
+    assert charged == [(first.sequence, 30 + LAUNCH_NS)], "only the segments after the last report"
 
 
 def test_a_launch_beside_others_is_dispatched_node_by_node(play):

@@ -1,4 +1,4 @@
-"""A spare engine: when it takes the role of the engine, and what it is told then."""
+"""Spare engines: when one replaces the engine, and which messages it receives then."""
 
 from __future__ import annotations
 

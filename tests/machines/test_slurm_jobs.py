@@ -1,4 +1,4 @@
-"""What `atoll slurm` prints, run by Slurm: `make slurm`.
+"""Slurm runs the batch scripts of `atoll slurm`: `make slurm`.
 
 slurmctld runs on m0, and slurmd on all machines. All use one munged, since the machines share the file system but for
 /tmp. The packages are slurm-wlm and munge of Debian.
