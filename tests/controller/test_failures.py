@@ -18,6 +18,7 @@ from atoll.ir.program import (
     single,
 )
 from atoll.launch.launcher import GANG_WINDOW
+from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from tests.controller.play import BROKEN, Play, joined, on, runs
 
@@ -284,6 +285,24 @@ def test_a_read_of_what_another_hosts_loss_has_broken_is_reported_as_that_loss()
     play.lose(1, "killed")
     (awaited,) = [x for x in play.outbox() if isinstance(x, m.Awaited)]
     assert awaited.status.code == Code.DATA_LOSS
+
+
+def test_a_read_is_not_reported_while_the_engine_has_to_say_why_another_host_is_lost():
+    play = Play("1x2x1")
+    play.with_function(1, (0, 1))
+    play.say(m.RegisterProgram(1, single("f", (), Call(1, (), (on(0, 1),), (0, 1)))))
+    play.say(m.RegisterProgram(2, single("get", (on(0, 1),), DeviceToHost((0,), 0, None), feeds=1)))
+    play.say(m.Launch(1, (), (11,), ()))
+    (read, *_) = play.say(m.Launch(2, (11,), (12,), (5,)))
+    play.say(m.Await(5, (12,)))
+    play.event(e.ConnectionLost(play.now, play.controller.connections.hosts[1], "it closed the connection"))
+    play.report(0, m.Failed(read.sequence, Status(Code.UNKNOWN, "connection reset by peer")))
+    play.tick(100.0)
+    play.tick(101.0)
+    assert [each for each in play.outbox() if isinstance(each, m.Awaited)] == []
+    play.engine(m.WorkerEnded(1, 1000, -9, "killed by SIGKILL"))
+    (awaited,) = [each for each in play.outbox() if isinstance(each, m.Awaited)]
+    assert "killed by SIGKILL" in awaited.status.message
 
 
 def test_a_failure_over_several_hosts_that_are_all_there_is_reported_a_little_later():

@@ -211,9 +211,15 @@ class Failures:
         return None
 
     def _has_hosts_away(self, gang: Gang[GangRun]) -> bool:
-        """Return whether a host of the gang's islands has lost its connection, and may still connect again."""
+        """Return whether a host of the gang's islands has lost its connection.
+
+        It may still connect again, or the engine has yet to report why it is lost.
+        """
         islands = {other.island for other in gang.node.gangs}
-        return any(self._connections.is_away(host) for each in islands for host in self._resources.hosts_of(each))
+        hosts = [host for each in islands for host in self._resources.hosts_of(each)]
+        return any(self._connections.is_away(each) for each in hosts) or any(
+            each not in self._connections.hosts and not self._resources.has_failed(each) for each in hosts
+        )
 
     def _fail_hopeless(self) -> None:
         """Fail the launches that wait for memory in vain. The errors name the holders of the memory."""
