@@ -94,9 +94,10 @@ class ControllerShell:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._times = times
+        # The offset of the clock, negative if this machine has been up longer than that of the earlier process. Not
+        # relative to the loop's clock, since that of uvloop counts milliseconds.
+        self._later = state.seconds - time.monotonic() if state is not None else 0.0
         state = state or ShellState()
-        # Monotonic also across processes. Not the loop's clock, since that of uvloop counts milliseconds.
-        self._later = max(0.0, state.seconds - time.monotonic())
         settings = msgspec.structs.replace(options.settings, tenants=persisted_tenants(options.directory))
         self.controller = controller or Controller(settings, digest(token), host_token=digest(host_token))
         grace_seconds = self.controller.settings.grace_seconds
@@ -165,7 +166,7 @@ class ControllerShell:
             self._add_away(link)
 
     def _clock(self) -> float:
-        """Return a time that never decreases, even across processes on different machines."""
+        """Return a time that continues that of an earlier process, even one on another machine."""
         return time.monotonic() + self._later
 
     # ---- events
