@@ -22,6 +22,16 @@ def _is_large(x: Any) -> bool:
     return isinstance(x, np.ndarray) and x.nbytes >= LEAST_BYTES and bool(x.flags.c_contiguous)
 
 
+def detached(x: Any, sharding: Any) -> Any:
+    """Return a copy of `x` if its contents are sent from its memory after the call, and otherwise `x`."""
+    from atoll.client import jax_internals as internals
+
+    if not isinstance(x, np.ndarray) or x.nbytes < LEAST_BYTES:
+        return x
+    devices = internals.devices_of(sharding)
+    return x.copy() if devices is not None and is_atoll(devices[0].client) else x
+
+
 def made_of(x: Any, sharding: Any) -> Any:
     """Return an array with the contents of `x`, or None if JAX itself has to make it."""
     from atoll.client import jax_internals as internals

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from atoll.client.jax_patches.large_writes import made_of
+from atoll.client.jax_patches.large_writes import detached, made_of
 from atoll.client.jax_patches.patch import Patch, Replacement
 from atoll.client.plugin_programs import is_atoll, submit
 from atoll.protocol.questions import MOST_ARRAYS, MOST_CONTENTS
@@ -27,15 +27,19 @@ def _together(one_by_one: Callable[..., Any]) -> Callable[..., Any]:
     def _shard_np_array(
         xs: Sequence[Any], shardings: Sequence[Any], layouts: Sequence[Any], copy_semantics: Sequence[Any]
     ) -> list[Any]:
+        xs = [
+            detached(x, sharding) if copies == internals.CopySemantics.ALWAYS_COPY else x
+            for x, sharding, copies in zip(xs, shardings, copy_semantics, strict=True)
+        ]
         groups: dict[Any, list[int]] = defaultdict(list)
         made: dict[int, Any] = {}
         if internals.host_to_device_guard() in (None, "allow"):
-            for i, (x, sharding, layout, copies) in enumerate(zip(xs, shardings, layouts, copy_semantics, strict=True)):
+            for i, (x, sharding, layout) in enumerate(zip(xs, shardings, layouts, strict=True)):
                 if layout is not None:
                     continue
                 if len(xs) >= LEAST_ARRAYS and (device := _device(x, sharding)) is not None:
                     groups[device].append(i)
-                elif copies != internals.CopySemantics.ALWAYS_COPY and (array := made_of(x, sharding)) is not None:
+                elif (array := made_of(x, sharding)) is not None:
                     made[i] = array
         for device, positions in groups.items():
             for batch in _batches(xs, positions):
