@@ -7,16 +7,24 @@ from typing import Any
 import pytest
 
 from atoll.cluster.named_runs import NamedRun
+from atoll.cluster.tenant_settings import TenantSettings, token_hash
+from atoll.controller.admission import MOST_ATTACHING
 from atoll.controller.sessions.detached_sessions import ARRIVAL_SECONDS, MOST_DETACHED
 from atoll.errors import Code, Status
 from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.state.session_states import SessionState
-from tests.controller.play import Play, runs
+from tests.controller.play import Cluster, Play, joined, runs
 from tests.controller.test_published_arrays import EVE, Trainer
 
 RUN = NamedRun("run-7", detach=600.0, wait=60.0)
+
+
+def refusals(play: Cluster) -> list[Status]:
+    """The refusals since the last time."""
+    messages = [each.message for each in play.flush() if isinstance(each, a.Send)]
+    return [each.status for each in messages if isinstance(each, m.Refused)]
 
 
 class Detaching(Play):
@@ -44,8 +52,7 @@ class Detaching(Play):
         return None if session is None else session.state
 
     def refusals(self) -> list[Status]:
-        messages = [each.message for each in self.flush() if isinstance(each, a.Send)]
-        return [each.status for each in messages if isinstance(each, m.Refused)]
+        return refusals(self)
 
 
 def test_the_launches_of_a_script_that_has_ended_continue_and_its_session_closes_after_them() -> None:
@@ -121,6 +128,43 @@ def test_a_script_that_no_longer_waits_for_a_name_does_not_get_it() -> None:
     play.leave()
     play.flush()
     assert len(play.controller.sessions) == sessions - 1
+
+
+def test_a_script_waits_for_a_name_although_the_session_that_has_it_reaches_the_quotas() -> None:
+    trainer = TenantSettings("trainer", token_hash("trainer"), sessions=1)
+    play = joined("1x1x2", max_sessions=1, tenants=(trainer,))
+    holder = play.open(token="trainer", run=RUN)
+    play.connect("proxy", token="trainer", run=RUN)
+    assert refusals(play) == []
+    play.close(holder.number)
+    play.flush()
+    (session,) = [each for each in play.controller.sessions.values() if each.run == RUN]
+    assert session.number != holder.number
+    assert session.tenant.sessions == 1
+
+
+def test_a_limited_number_of_scripts_of_a_tenant_waits_for_names() -> None:
+    play = Detaching()
+    for _ in range(MOST_ATTACHING):
+        play.connect("proxy", run=RUN)
+    assert play.refusals() == []
+    play.connect("proxy", run=RUN)
+    (status,) = play.refusals()
+    assert "wait for the names of their runs" in status.message
+
+
+def test_a_waiting_script_whose_connection_a_bug_has_closed_is_forgotten() -> None:
+    play = Detaching()
+    tenant = play.controller.sessions[play.session].tenant
+    before = tenant.sessions
+    waiting = play.connect("proxy", run=RUN)
+    play.event(e.Skipped(play.now, "Hello: TypeError", (waiting,)))
+    play.flush()
+    assert tenant.sessions == before
+    play.leave()
+    play.tick(RUN.wait + 1)
+    play.flush()
+    assert play.state is None
 
 
 def test_the_names_of_two_tenants_are_apart() -> None:

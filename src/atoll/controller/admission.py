@@ -41,6 +41,7 @@ from atoll.protocol.permissions import check as check_permission
 from atoll.security.roles import is_of_the_cluster, may_say
 from atoll.security.tokens import TOO_MANY, Guesses, Tokens
 from atoll.state.session import Session
+from atoll.state.tenants import Tenant
 
 # For a connection to send its Hello, and for a worker to send its WorkerReady.
 HELLO_SECONDS = 10.0
@@ -48,6 +49,7 @@ HELLO_SECONDS = 10.0
 ENGINE_SAYS_SECONDS = 1.0
 # For the engine to reconnect before the spare engine takes its role.
 ENGINE_AWAY_SECONDS = 5.0
+MOST_ATTACHING = 16  # scripts of a tenant that wait for the names of their runs
 
 
 class Admission:
@@ -184,12 +186,7 @@ class Admission:
 
     def lost(self, event: ConnectionLost) -> None:
         peer = self._connections.remove(event.connection)
-        self._attaching.pop(event.connection, None)
-        if peer is None:
-            return
-        if peer in self._waiting:
-            self._waiting.remove(peer)
-        if peer.handlers.disconnected is not None:
+        if peer is not None and peer.handlers.disconnected is not None:
             peer.handlers.disconnected(peer, event.reason)
 
     def away(self, event: ConnectionAway) -> None:
@@ -323,37 +320,46 @@ class Admission:
 
     def _hello_of_proxy(self, peer: Peer, hello: m.Hello) -> None:
         self._name(peer, f"the proxy of {hello.label or hello.pid}")
-        if len(self._connections.sessions) + len(self._waiting) + len(self._attaching) >= self._max_sessions:
-            text = f"the cluster is full: {self._max_sessions} sessions are open (atoll status lists them)"
-            self._refuse_session(peer, Status(Code.RESOURCE_EXHAUSTED, text))
-            return
         assert peer.tenant is not None
         try:
             hello.run.check()
         except StatusError as error:
             self._refuse_session(peer, error.status)
             return
-        exceeded = peer.tenant.admit()
+        # Before the quotas: the session that has the name is often the one that has reached them.
+        if self._detached.holder(peer.tenant, hello.run.name) is not None:
+            self._wait_for_name(peer)
+            return
+        exceeded = self._exceeded(peer.tenant)
         if exceeded is not None:
-            self._refuse_session(peer, Status(Code.RESOURCE_EXHAUSTED, exceeded.message))
+            self._refuse_session(peer, exceeded)
             return
         peer.handlers = self._waiting_proxy
         if self._resources.is_complete:
-            self._open_or_attach(peer)
+            self._open_session(peer)
         else:
             self._waiting.append(peer)
 
+    def _exceeded(self, tenant: Tenant) -> Status | None:
+        """Count a session of the tenant, or return the reason why it may not open one."""
+        if len(self._connections.sessions) + len(self._waiting) >= self._max_sessions:
+            text = f"the cluster is full: {self._max_sessions} sessions are open (atoll status lists them)"
+            return Status(Code.RESOURCE_EXHAUSTED, text)
+        exceeded = tenant.admit()
+        return None if exceeded is None else Status(Code.RESOURCE_EXHAUSTED, exceeded.message)
+
     def _proxy_gone(self, peer: Peer, reason: str = "") -> None:
         """Handle that a proxy no longer waits for its session."""
+        if self._attaching.pop(peer.connection, None) is not None:
+            return
+        if peer in self._waiting:
+            self._waiting.remove(peer)
         assert peer.tenant is not None
         peer.tenant.left()
 
     def _refuse(self, peer: Peer, code: Code, text: str) -> None:
         self._outbox.send(peer.connection, m.Refused(Status(code, text)))
         is_stranger = peer.hello is None
-        if peer in self._waiting:
-            self._waiting.remove(peer)
-        self._attaching.pop(peer.connection, None)
         if peer.handlers is self._waiting_proxy:
             self._proxy_gone(peer)
         self._outbox.close(peer.connection, text if is_stranger else "")
@@ -387,24 +393,41 @@ class Admission:
 
     # ---- sessions
 
-    def _open_or_attach(self, peer: Peer) -> None:
-        """Open a session, or wait until no other session has the name of its run."""
+    def _wait_for_name(self, peer: Peer) -> None:
+        """Let a proxy wait until no other session has the name of its run. It does not count as a session meanwhile."""
         assert peer.hello is not None
         assert peer.tenant is not None
-        if self._detached.holder(peer.tenant, peer.hello.run.name) is None:
-            self._open_session(peer)
-        else:
-            self._attaching[peer.connection] = self._outbox.seconds + peer.hello.run.wait
+        if len(self._attaching) >= self._max_sessions:
+            text = f"{self._max_sessions} scripts wait for the names of their runs"
+            self._refuse_session(peer, Status(Code.RESOURCE_EXHAUSTED, text))
+            return
+        waiting = sum(self._peers[connection].tenant is peer.tenant for connection in self._attaching)
+        if waiting >= MOST_ATTACHING:
+            text = f"{waiting} scripts of tenant {peer.tenant.name} wait for the names of their runs"
+            self._refuse_session(peer, Status(Code.RESOURCE_EXHAUSTED, text))
+            return
+        peer.handlers = self._waiting_proxy
+        self._attaching[peer.connection] = self._outbox.seconds + peer.hello.run.wait
 
     def attach(self) -> None:
         """Open sessions whose names have become free, in the order of their requests."""
+        if not (self._attaching and self._resources.is_complete):
+            return
+        held = self._detached.held()
         for connection in list(self._attaching):
             peer = self._peers[connection]
             assert peer.hello is not None
             assert peer.tenant is not None
-            if self._detached.holder(peer.tenant, peer.hello.run.name) is None:
-                del self._attaching[connection]
-                self._open_session(peer)
+            key = (peer.tenant, peer.hello.run.name)
+            if key in held:
+                continue
+            exceeded = self._exceeded(peer.tenant)
+            if exceeded is not None:
+                self._refuse_session(peer, exceeded)
+                continue
+            del self._attaching[connection]
+            self._open_session(peer)
+            held.add(key)
 
     def refuse_late(self, now: float) -> None:
         """Refuse the proxies that have waited for a name for too long. Called once per second."""
@@ -418,6 +441,17 @@ class Admission:
             holder = self._detached.holder(peer.tenant, name)
             if holder is not None:
                 self._refuse_session(peer, Status(Code.ALREADY_EXISTS, held_text(holder, name)))
+
+    def _open_or_wait(self, peer: Peer) -> None:
+        """Open a session now that the cluster is complete, unless one that also waited for this has its name."""
+        assert peer.hello is not None
+        assert peer.tenant is not None
+        if self._detached.holder(peer.tenant, peer.hello.run.name) is None:
+            self._open_session(peer)
+        else:
+            peer.tenant.left()
+            peer.handlers = self._stranger
+            self._wait_for_name(peer)
 
     def _open_session(self, peer: Peer) -> None:
         assert peer.hello is not None
@@ -487,7 +521,7 @@ class Admission:
         if resources.is_complete and not was_complete:
             waiting, self._waiting = self._waiting, []
             for proxy in waiting:
-                self._open_or_attach(proxy)
+                self._open_or_wait(proxy)
             self._outbox.add(ReportReady(self._outbox.cause))
 
     def introduce_remaining_hosts(self, lost: IslandFailed) -> None:

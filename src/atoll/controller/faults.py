@@ -96,3 +96,5 @@ class Faults:
         elif connections.engine != peer.connection:  # a cluster ends without its engine
             self._outbox.send(peer.connection, m.Refused(failure(reason)))
             self._outbox.close(peer.connection)
+            if peer.handlers.disconnected is not None:
+                peer.handlers.disconnected(peer, reason)

@@ -45,6 +45,10 @@ class DetachedSessions:
         own = (each for each in self._open.values() if each.run.name == name and each.tenant is tenant)
         return next(own, None) if name else None
 
+    def held(self) -> set[tuple[Tenant, str]]:
+        """Return the names of runs that sessions have, with their tenants."""
+        return {(each.tenant, each.run.name) for each in self._open.values() if each.run.name}
+
     def client_left(self, number: int) -> None:
         """Detach the session whose client has left, or close it if it cannot be detached."""
         session = self._open.get(number)
