@@ -587,6 +587,19 @@ def test_an_adopted_worker_has_ended_if_its_agent_says_so_or_does_not_connect_wi
     played(scene)
 
 
+def test_an_island_whose_adopted_worker_has_ended_starts_once_on_its_agent() -> None:
+    def scene() -> None:
+        play = Adopting()
+        for rank in range(2):
+            island = HostStart(rank, rank, 0, 1, 4, 7, "cpu")
+            play.engine.adopt(island, lambda end, n=rank: play.place(n, hosts=1, incarnation=8, first=n))  # type: ignore[misc]
+        play.come(1, serves=(0, 0), ended=(7, 1))
+        assert [(agent, each.incarnation, each.island) for agent, each in play.heard()] == [(1, 8, 0)]
+        assert play.ends == []
+
+    played(scene)
+
+
 def test_the_worker_of_another_incarnation_is_not_adopted() -> None:
     def scene() -> None:
         play = Adopting()

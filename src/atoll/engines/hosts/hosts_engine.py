@@ -122,18 +122,20 @@ class HostsEngine:
         del self._adopted[place]
         adopted.ended(HostEnd(None, "its host agent did not connect after the loss of the engine"))
 
-    def _adopt_worker_of(self, agent: Agent, hello: m.AgentHello) -> None:
-        """Adopt the worker of an agent that has connected for the first time, if a lost engine started it."""
+    def _adopt_worker_of(self, agent: Agent, hello: m.AgentHello) -> AdoptedWorker | None:
+        """Adopt the worker of an agent that has connected for the first time, if a lost engine started it.
+
+        Return the worker if it has ended. The caller reports the end.
+        """
         adopted = self._adopted.get(hello.serves)
-        ended, status = hello.ended
-        if adopted is None or adopted.start.incarnation not in (hello.running, ended):
-            return
+        if adopted is None or adopted.start.incarnation not in (hello.running, hello.ended[0]):
+            return None
         del self._adopted[hello.serves]
-        if hello.running:
-            self._placed[adopted.start.island].append(agent)
-            adopted.held_by(agent)
-        else:
-            adopted.ended(HostEnd(status, describe_exit(status)))
+        if not hello.running:
+            return adopted
+        self._placed[adopted.start.island].append(agent)
+        adopted.held_by(agent)
+        return None
 
     def _form(self) -> None:
         """Start the islands that have a machine for each host."""
@@ -267,16 +269,19 @@ class HostsEngine:
             self._refuse(connection, text)
             return
         agent = self._agents.get(hello.agent)
+        ended: AdoptedWorker | None = None
         if agent is None:
             agent = self._agents[hello.agent] = Agent(
                 next(self._numbers), hello, connection, lambda message: self._send(message)
             )
-            self._adopt_worker_of(agent, hello)
+            ended = self._adopt_worker_of(agent, hello)
         elif agent.connection is not None:
             self._connections.pop(agent.connection, None)
         self._connections[connection] = agent
         self._leases.renew(agent.number, asyncio.get_running_loop().time())
         agent.came(hello, connection)
+        if ended is not None:  # last, since the island may start its next worker on this agent at once
+            ended.ended(HostEnd(hello.ended[1], describe_exit(hello.ended[1])))
         self._form()
 
     def agent_lost(self, agent: int, reason: str) -> None:
