@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import select
 import socket
 import time
@@ -116,3 +117,21 @@ def test_devices_that_connect_are_noticed(gloo: Gloo, events: int, is_connecting
     gloo.connect(events)
     assert gloo.connections.examine(), "a new connection"
     assert gloo.connections.examine() == is_connecting
+
+
+def test_a_connection_is_not_read_while_it_is_unknown_whether_gloo_reads_it(
+    gloo: Gloo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = gloo.connect(select.EPOLLIN | select.EPOLLOUT)
+    gloo.connections.examine()
+    there.sendall(b"message")
+    while not select.select([here], [], [], SECONDS)[0]:
+        pass
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(f"{GlooConnections.__module__}.open", refuse, raising=False)
+    assert gloo.connections.examine(), "devices may be connecting"
+    gloo.connections.shut(is_patient=True)
+    assert here.recv(100, socket.MSG_DONTWAIT) == b"message"

@@ -55,9 +55,16 @@ class GlooConnections:
         self._watched: dict[int, int] = {}  # the events that gloo waits for, by inode
 
     def examine(self) -> bool:
-        """Find new connections. Return whether devices are connecting: there are new or unfinished connections."""
+        """Find new connections. Return whether devices are connecting: there are new or unfinished connections.
+
+        If Linux does not show gloo's sets now, nothing changes, and devices may be connecting.
+        """
+        try:
+            registered = list(self._registered())
+        except OSError:
+            return True
         before, self._watched = self._watched, {}
-        for descriptor, inode, events in self._registered():
+        for descriptor, inode, events in registered:
             if inode not in self._connections:
                 copy = _copy(descriptor, inode)
                 if copy is None:
@@ -88,9 +95,9 @@ class GlooConnections:
         self._connections, self._epolls = {}, ()
 
     def _registered(self) -> Iterator[tuple[int, int, int]]:
-        """Yield the descriptors in gloo's sets, with their inodes and the events that gloo waits for."""
+        """Yield the descriptors in gloo's sets, with their inodes and the events that gloo waits for. Raise OSError."""
         for epoll in self._epolls:
-            with suppress(OSError), open(f"/proc/self/fdinfo/{epoll}") as file:
+            with open(f"/proc/self/fdinfo/{epoll}") as file:
                 for fields in map(_FIELDS.match, file):
                     if fields is not None:
                         yield int(fields[1]), int(fields[3], 16), int(fields[2], 16)
