@@ -106,7 +106,6 @@ TABLE: dict[tuple[str, str], Does] = {
             ("client/jax_patches/redirection.py", "_redirect_native.entry"),
             ("client/jax_patches/other_clients.py", "_through_the_host.one"),
             ("worker/joint_runs.py", "_wait"),
-            ("worker/joint_runs.py", "JointRuns._is_over"),
             ("worker/read_threads.py", "ReadThreads._run"),
             ("worker/step_runner.py", "_wait_for"),
         ),

@@ -88,7 +88,6 @@ def test_a_run_waits_until_the_former_one_has_succeeded(rig: Rig) -> None:
     assert not rig.awaits()
     _, token = rig.start(1)
     assert rig.awaits()
-    rig.runs.wait_on_threads()
     token.end()
     assert rig.woken.wait(SECONDS)
     assert not rig.awaits()
@@ -98,51 +97,6 @@ def test_a_run_does_not_wait_if_the_watcher_knows_that_the_former_one_has_succee
     run, token = rig.start(1)
     token.end()
     run.block_until_ready()
-    assert not rig.awaits()
-
-
-def end_on_devices(run: JointRun, *devices: int, error: Exception | None = None) -> None:
-    output: Any = run.output
-    for device in devices:
-        output.shards[device].end(error)
-
-
-def test_a_run_does_not_wait_if_the_former_one_has_ended_on_all_devices(rig: Rig) -> None:
-    run, token = rig.start(1)
-    token.end()
-    end_on_devices(run, 0)
-    assert rig.awaits()
-    end_on_devices(run, 1)
-    assert rig.runs.has_ended()
-    assert not rig.awaits()
-    run, token = rig.start(2)
-    token.end()
-    end_on_devices(run, 0, 1)
-    assert not rig.awaits()
-
-
-def test_the_end_of_an_awaited_run_is_found_without_a_thread(rig: Rig) -> None:
-    run, token = rig.start(1)
-    assert rig.awaits()
-    assert rig.runs.is_awaited
-    assert not rig.runs.has_ended()
-    token.end()
-    end_on_devices(run, 0, 1)
-    assert rig.runs.has_ended()
-    assert not rig.runs.is_awaited
-    assert not rig.woken.is_set()
-    assert not rig.awaits()
-
-
-def test_a_run_that_failed_on_all_devices_has_ended_and_is_awaited_until_it_ends_on_all_hosts(rig: Rig) -> None:
-    run, token = rig.start(1)
-    assert rig.awaits()
-    token.end(RuntimeError("broken"))
-    end_on_devices(run, 0, 1, error=RuntimeError("broken"))
-    assert rig.runs.has_ended()
-    assert rig.awaits()
-    assert not rig.runs.is_awaited
-    assert rig.runs.ended(1)
     assert not rig.awaits()
 
 
@@ -162,7 +116,6 @@ def test_after_a_failure_runs_wait_until_the_failed_one_has_ended_on_all_hosts(r
     run, token = rig.start(1)
     token.end(RuntimeError("broken"))
     assert rig.awaits()
-    rig.runs.wait_on_threads()
     assert rig.woken.wait(SECONDS)
     assert run.state is RunState.FAILED
     assert rig.awaits()

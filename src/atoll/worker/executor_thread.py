@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from atoll.transfers.inbox import Inbox
@@ -27,9 +25,6 @@ from atoll.worker.step_runner import StepRunner
 # The executor's thread reports units that complete at once when it is idle, or after this many, so that the
 # controller's window does not run empty.
 _COMPLETED_AT_A_TIME = 6
-# While a unit waits for a joint run, this thread looks this often whether the run has ended, and for this long. Waking
-# another thread for each run takes longer.
-_LOOK_SECONDS, _LOOKING_SECONDS = 5e-5, 2e-3
 
 
 class _Wake:
@@ -52,7 +47,6 @@ class ExecutorThread:
         messages: queue.SimpleQueue[Any],
     ) -> None:
         self._queue = messages
-        self._joint_runs = steps.joint_runs
         delegated = DelegatedUnits(report, messages.put)
         occupancy = Occupancy(delegated.report, steps.devices_of)
         watcher = CompletionWatcher(occupancy.report)
@@ -72,26 +66,12 @@ class ExecutorThread:
         while True:
             if reporter.completed and (len(reporter.completed) >= _COMPLETED_AT_A_TIME or self._queue.empty()):
                 reporter.report_completed()
-            message = self._next()
+            message = self._queue.get()
             if type(message) is _Wake:
                 executor.resume_blocked()
             else:
                 self._delegated_runs.handle(message)
             del message  # otherwise the last run's arguments would live until the next message
-
-    def _next(self) -> Any:
-        """Wait for the next message. Meanwhile, resume units that wait for joint runs."""
-        runs = self._joint_runs
-        until = time.monotonic() + _LOOKING_SECONDS
-        while runs.is_awaited:
-            with suppress(queue.Empty):
-                return self._queue.get(timeout=_LOOK_SECONDS)
-            if runs.has_ended():
-                self.plan_executor.resume_blocked()
-                until = time.monotonic() + _LOOKING_SECONDS
-            elif time.monotonic() > until:
-                runs.wait_on_threads()
-        return self._queue.get()
 
 
 class Units:

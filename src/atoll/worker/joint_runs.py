@@ -60,11 +60,6 @@ class JointRun:
         self.output = outputs[0] if outputs else None  # until the run has ended
         self._token = token
 
-    @property
-    def has_succeeded(self) -> bool:
-        """Whether the run is known to have succeeded on this host."""
-        return self.state is RunState.SUCCEEDED
-
     def block_until_ready(self) -> None:
         """Wait for the run on all devices of this host. Raise its error. Any thread."""
         try:
@@ -86,9 +81,6 @@ class JointRun:
 class JointRuns:
     """The joint runs of this host. Used on the executor's thread, except if a method says otherwise.
 
-    Short runs follow one another fastest if the executor's thread looks for their ends while it is idle (`has_ended`).
-    For others, `wait_on_threads` starts threads.
-
     Args:
         threads: Wait for runs.
         shards: Returns the shards of an array.
@@ -100,8 +92,6 @@ class JointRuns:
         self._shards = shards
         self._guard = guard
         self._last: dict[int, JointRun] = {}  # by world; 0 is the island
-        # Runs without a thread that waits for them, and how to wake the units that wait.
-        self._awaited: list[tuple[JointRun, Callable[[], None]]] = []
         self._lock = threading.Lock()
         self._running: list[JointRun] = []  # not known to have ended, in order
         self._seen: set[JointRun] = set()  # those at the last call of `failed_on_devices`
@@ -121,41 +111,14 @@ class JointRuns:
         `wake` is called on any thread. After a failure, `ended` reports that the wait is over.
         """
         last = self._last.get(world)
-        if last is None or last.has_succeeded:
+        if last is None or last.state is RunState.SUCCEEDED:
             return False
         if ordinals == last.ordinals and any(each.run is last for each in inputs):
             return False
-        if not last.is_awaited and not self._is_over(last):
+        if last.state is RunState.RUNNING and not last.is_awaited:
             last.is_awaited = True
-            self._awaited.append((last, wake))
-        return not last.has_succeeded
-
-    @property
-    def is_awaited(self) -> bool:
-        """Whether runs wait for a run that only `has_ended` watches."""
-        return bool(self._awaited)
-
-    def has_ended(self) -> bool:
-        """Return whether one of these runs has ended since the last call, so that blocked units may continue."""
-        before = len(self._awaited)
-        self._awaited = [(run, wake) for run, wake in self._awaited if not self._is_over(run)]
-        return len(self._awaited) < before
-
-    def wait_on_threads(self) -> None:
-        """Let threads wait for these runs. They call `wake`."""
-        for run, wake in self._awaited:
-            start_in(self._threads, _wait, run, wake)
-        self._awaited = []
-
-    def _is_over(self, run: JointRun) -> bool:
-        """Return whether a run is known to have ended, and record that. Does not wait."""
-        output = run.output
-        if output is not None and not output.is_deleted():
-            shards = self._shards(output)
-            if len(shards) == len(run.ordinals) and all(each.is_ready() for each in shards):
-                with suppress(Exception):  # the watcher of its unit reports it
-                    run.block_until_ready()
-        return run.state is not RunState.RUNNING
+            start_in(self._threads, _wait, last, wake)
+        return True
 
     def ended(self, sequence: int) -> bool:
         """Record that a run has ended on all hosts. Return whether a later run may have waited for that."""
