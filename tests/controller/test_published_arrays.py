@@ -396,6 +396,25 @@ def test_a_tenant_whose_launch_has_yet_to_read_a_freed_version_is_charged_for_it
     assert (trainer.total, guest.total) == (0, reads * nbytes), "only the results are left"
 
 
+def test_a_tenant_stays_charged_for_a_freed_version_whose_memory_its_own_arrays_share() -> None:
+    play = Trainer()
+    play.complete(keep=1)
+    reader = play.open(token="reader").number
+    opened = play.opened(reader)
+    memory = [play.controller.tenants.by_name[name].memory for name in ("trainer", "reader")]
+    # A read that has not begun: many reads are submitted before, and none has ended.
+    reads = 0
+    started = 0
+    while started == reads:
+        reads += 1
+        play.proxy(reader, m.ReadVersion(opened.reader, 0, (on(2),), (reads,)))
+        started += sum(to == ("host", 1) and isinstance(each, m.Run) for to, each in play.sent())
+    before = [each.total for each in memory if each is not None]
+    play.proxy(reader, m.CloseVersion(opened.reader))
+    play.ask(play.connect("operator", token="trainer"), m.RemoveArraysRequest("policy", 1))
+    assert [each.total for each in memory if each is not None] == before
+
+
 def test_a_session_of_another_tenant_cannot_keep_a_removed_version_open() -> None:
     play = Trainer()
     play.complete()

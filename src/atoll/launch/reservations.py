@@ -49,6 +49,7 @@ class Reservations:
     ) -> None:
         self.ledger = MemoryLedger()
         self.waits = MemoryWaits(self.ledger, sessions, scheduler, reclaim)
+        self._sessions = sessions
         self._scheduler = scheduler
         self._resources = resources
 
@@ -161,11 +162,19 @@ class Reservations:
         for block in source.blocks:
             _share_block(block, view)
 
-    def hand_over(self, entry: Entry, former: Tenant, tenant: Tenant) -> None:
-        """Count the memory of the buffer that is counted for the `former` tenant for another tenant."""
-        for block in entry.blocks:
-            if block.owner is former.memory:
-                self.ledger.hand_over(block, tenant.memory)
+    def hand_over(self, guests: Sequence[tuple[Entry, Tenant]], former: Tenant) -> None:
+        """Count memory that only other tenants use for them instead of the `former` tenant.
+
+        Args:
+          guests: buffers of other tenants, with their tenants. The first one with a block is charged for it.
+          former: the tenant that is charged so far. It stays charged for the blocks of its own sessions' buffers.
+        """
+        own = [session for session in self._sessions.values() if session.tenant is former]
+        used = {block for session in own for entry in session.directory.entries.values() for block in entry.blocks}
+        for entry, tenant in guests:
+            for block in entry.blocks:
+                if block.owner is former.memory and block not in used:
+                    self.ledger.hand_over(block, tenant.memory)
 
     # ---- release
 

@@ -433,17 +433,17 @@ class PublishedArrays:
     def _free_held(self, version: Version) -> None:
         """Free the arrays of the version in the vault, unless that was closed.
 
-        Tenants whose launches still read them are charged for them from now on.
+        Tenants whose launches still read them are charged for them from now on, unless other arrays of the version's
+        tenant share their memory.
         """
         number = self.vaults.get(version.tenant)
         vault = None if number is None else self._open.get(number)
         if vault is not None:
             self._launcher.buffers.release(vault, tuple(version.held), delete=False)
-            for each in version.lent:
-                entry = self._lent(each)
-                if entry is not None:
-                    self._launcher.memory.hand_over(entry, vault.tenant, self._open[each[0]].tenant)
-            version.lent = []
+            lent, version.lent = version.lent, []
+            guests = [(entry, self._open[each[0]].tenant) for each in lent if (entry := self._lent(each)) is not None]
+            if guests:
+                self._launcher.memory.hand_over(guests, vault.tenant)
 
 
 def _target(session: Session, array: PublishedArray, target: ArraySpec) -> ArraySpec:
