@@ -160,6 +160,18 @@ def test_contents_that_the_client_sends_here_are_uploaded(cluster: FakeCluster, 
     receiver.join()
 
 
+def test_a_write_whose_contents_the_client_does_not_have_gets_none(cluster: FakeCluster, relay: CallbackRelay):
+    channel = connected(relay)
+    receiver = listening(channel)
+    write, feed = SCRIPT_FEEDS.start + 1, cluster.session.feed()
+    relay.writes.start(write, feed, 1, 4)
+    channel.send_in_parts(0, write, memoryview(b""))
+    receiver.wait(2)
+    assert cluster.uploads == [((1,), feed, b"")]
+    channel.close()
+    receiver.join()
+
+
 def test_local_hosts_are_asked_for_direct_channels_once_the_client_sends_contents(
     cluster: FakeCluster, relay: CallbackRelay
 ):

@@ -139,6 +139,22 @@ def test_a_run_that_fails_is_the_last_of_its_reader(server: Server, table: ReadT
     assert read(contents) == b"z"
 
 
+def test_after_an_interrupt_before_a_run_another_reader_is_used(server: Server, table: ReadTable) -> None:
+    class Interrupted(dict[int, Any]):
+        def __setitem__(self, key: int, value: Any) -> None:
+            raise KeyboardInterrupt
+
+    start(table, "x", devices(0), 1)
+    table._arriving = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        start(table, "y", devices(0), 1)
+    table._arriving = {}
+    contents = start(table, "z", devices(0), 1)
+    assert server.runs == [(0, "x"), (1, "z")]
+    give(table, first_feed(1), b"z")
+    assert read(contents) == b"z"
+
+
 def test_a_run_fails_with_its_error_although_all_reads_end_meanwhile(server: Server, table: ReadTable) -> None:
     server.on_run, server.fails = lambda: table.fail(()), True
     with pytest.raises(RuntimeError, match="no connection"):

@@ -55,12 +55,30 @@ class Server:
     def __init__(self) -> None:
         self.writings: list[Writing] = []
         self.runs: list[int] = []
+        self.fails = False
 
     def submit(self, client: Any, payload: bytes) -> Any:
         writing = decode(payload)
         assert isinstance(writing, Writing)
         self.writings.append(writing)
-        return SimpleNamespace(execute_sharded=lambda arguments: self.runs.append(writing.number))
+        return SimpleNamespace(execute_sharded=lambda arguments: self._run(writing.number))
+
+    def _run(self, number: int) -> None:
+        if self.fails:
+            raise RuntimeError("no connection")
+        self.runs.append(number)
+
+
+class InterruptedOnce(dict[int, Any]):
+    """Raises KeyboardInterrupt when the first item is stored."""
+
+    is_interrupted = False
+
+    def __setitem__(self, key: int, value: Any) -> None:
+        if not self.is_interrupted:
+            self.is_interrupted = True
+            raise KeyboardInterrupt
+        super().__setitem__(key, value)
 
 
 @pytest.fixture
@@ -126,9 +144,30 @@ def test_a_proxy_that_cannot_receive_contents_is_disconnected(table: WriteTable)
     assert proxy.is_closed
 
 
-def test_contents_that_were_forgotten_are_not_sent(table: WriteTable) -> None:
+def test_contents_that_were_forgotten_are_answered_without_bytes(table: WriteTable) -> None:
     table.start(X, DEVICE)
     table.clear()
-    proxy = Channel()
-    table.send(Wanted(first_feed(0), 9, 0), None, proxy)  # type: ignore[arg-type]
-    assert not proxy.sent
+    direct, proxy = Channel(), Channel()
+    table.send(Wanted(first_feed(0), 9, 0), direct, proxy)  # type: ignore[arg-type]
+    assert proxy.sent == [(first_feed(0), b"")]
+    assert not direct.sent
+
+
+def test_after_an_interrupt_before_a_run_the_counts_of_client_and_server_agree(
+    server: Server, table: WriteTable
+) -> None:
+    table.start(X, DEVICE)
+    table._contents = InterruptedOnce()
+    with pytest.raises(KeyboardInterrupt):
+        table.start(X, DEVICE)
+    assert len(table) == 0
+    table.start(X, DEVICE)
+    assert server.runs == [0, 1]
+    assert list(table._contents) == [first_feed(1)], "the first run of the second executable"
+
+
+def test_contents_of_a_run_that_failed_are_not_kept(server: Server, table: WriteTable) -> None:
+    server.fails = True
+    with pytest.raises(RuntimeError, match="no connection"):
+        table.start(X, DEVICE)
+    assert len(table) == 0

@@ -97,20 +97,22 @@ class ReadTable:
         """
         contents = ArrivingContents(nbytes)
         key = devices[0].client, tuple(device.id for device in devices)
+        feed: int | None = None
         with self._lock:  # the server counts the runs of a reader in the order in which they are sent
-            reader = self._readers.get(key)
-            if reader is None:
-                reader = self._add(*key)
-            feed = next(reader.feeds, None)
-            if feed is None:
-                reader = self._add(*key)
-                feed = next(reader.feeds)
-            self._arriving[feed] = contents
             try:
+                reader = self._readers.get(key)
+                if reader is None:
+                    reader = self._add(*key)
+                feed = next(reader.feeds, None)
+                if feed is None:
+                    reader = self._add(*key)
+                    feed = next(reader.feeds)
+                self._arriving[feed] = contents
                 reader.run([array])
-            except BaseException:  # the server may have received the run or not
-                self._arriving.pop(feed, None)  # the channel's thread may have ended all reads meanwhile
+            except BaseException:  # the server may have received the run or not: its count may differ from now on
                 self._readers.pop(key, None)
+                if feed is not None:
+                    self._arriving.pop(feed, None)  # the channel's thread may have ended all reads meanwhile
                 raise
         if self.losses != losses:
             self.fail((feed,))

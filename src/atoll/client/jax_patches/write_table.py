@@ -60,19 +60,22 @@ class WriteTable:
         Raise JaxRuntimeError or ValueError if the server refuses.
         """
         key = device.client, device.id, array.dtype.name, array.shape
+        write: int | None = None
         with self._lock:  # the server counts the runs of a writer in the order in which they are sent
-            writer = self._writers.get(key)
-            if writer is None:
-                writer = self._add(device, array)
-            write = next(writer.writes, None)
-            if write is None:
-                writer = self._add(device, array)
-                write = next(writer.writes)
-            self._contents[write] = array.view(np.ndarray)
             try:
+                writer = self._writers.get(key)
+                if writer is None:
+                    writer = self._add(device, array)
+                write = next(writer.writes, None)
+                if write is None:
+                    writer = self._add(device, array)
+                    write = next(writer.writes)
+                self._contents[write] = array.view(np.ndarray)
                 return writer.run([])
-            except BaseException:  # the server may have received the run or not
+            except BaseException:  # the server may have received the run or not: its count may differ from now on
                 self._writers.pop(key, None)
+                if write is not None:
+                    self._contents.pop(write, None)
                 raise
 
     def _add(self, device: Any, array: Array) -> _Writer:
@@ -89,9 +92,13 @@ class WriteTable:
     # ---- from the proxy
 
     def send(self, wanted: Wanted, direct: DataChannel | None, proxy: DataChannel) -> None:
-        """Start to send contents to the host on its `direct` channel, or else to the proxy."""
+        """Start to send contents to the host on its `direct` channel, or else to the proxy.
+
+        If this process does not have them, send no bytes, with which the launch fails.
+        """
         array = self._contents.get(wanted.write)
-        if array is None:  # in a process that has forgotten them, whose session ends
+        if array is None:  # after `start` was interrupted, or the client was closed
+            self._run(partial(self._send_to_proxy, wanted.write, memoryview(b""), proxy))
             return
         view = memoryview(array.reshape(-1).view(np.uint8))
         to_proxy = partial(self._run, partial(self._send_to_proxy, wanted.write, view, proxy))

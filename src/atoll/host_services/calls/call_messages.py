@@ -96,7 +96,8 @@ class Wanted(msgspec.Struct, frozen=True, array_like=True, tag="w"):
     """Asks a client for the contents of its write number `write`.
 
     The client sends them to `host` as `feed`, on the host's direct channel, and reports `Landed`. Without such a
-    channel, it sends them on this one, as feed `write`. It keeps them until `Written`.
+    channel, it sends them on this one, as feed `write`. If it does not have them, it sends no bytes there, which are
+    too few for the launch. It keeps contents until `Written`.
     """
 
     write: int
