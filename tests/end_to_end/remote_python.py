@@ -84,7 +84,7 @@ class RemotePython:
         raise RemoteError(*value)
 
     def _answer(self, deadline: float) -> Any:
-        data = b""
+        data = bytearray()
         wanted = 8
         while len(data) < wanted:
             if not select.select([self._answers], [], [], max(0.0, deadline - time.monotonic()))[0]:
@@ -96,7 +96,7 @@ class RemotePython:
             data += part
             if wanted == 8 and len(data) >= 8:
                 wanted = 8 + int.from_bytes(data[:8], "little")
-        return pickle.loads(data[8:])
+        return pickle.loads(memoryview(data)[8:])
 
     def errors(self) -> str:
         """What the child wrote to standard output and error so far."""
