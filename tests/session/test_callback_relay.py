@@ -118,7 +118,9 @@ def test_contents_of_arrays_are_forwarded_in_parts(relay: CallbackRelay):
 
 def test_the_client_learns_which_contents_do_not_arrive(relay: CallbackRelay):
     relay.cannot_read((3,))
+    assert not relay.has_client
     channel = connected(relay)
+    assert relay.has_client
     receiver = listening(channel)
     lost = failure(Code.DATA_LOSS, "host 1 is gone", Details(Kind.LINK, hosts=(1,)))
     relay.cannot_read((5,), lost)

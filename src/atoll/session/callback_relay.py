@@ -148,6 +148,11 @@ class CallbackRelay:
             self._cluster.answer(first_call(host), encode(DirectWanted()))
 
     @property
+    def has_client(self) -> bool:
+        """Whether the client has a channel, on which it can be asked for contents."""
+        return self._channel is not None
+
+    @property
     def is_local(self) -> bool:
         """Whether the client has a channel and is on this machine, so that hosts may send contents directly to it."""
         channel = self._channel

@@ -112,10 +112,12 @@ def put_contents(session: IfrtSession, executable: PuttingExecutable, handles: S
 def write_contents(session: IfrtSession, executable: WritingExecutable, handles: Sequence[int], context: int) -> None:
     """Launch the program that makes the executable's array, and ask the client's process for the contents.
 
-    Raise INVALID_ARGUMENT if the client cannot be asked.
+    Raise INVALID_ARGUMENT if the client has not asked for a channel, and UNAVAILABLE if its channel has ended.
     """
+    write = executable.next_number()  # in any case, because the client counts its runs
     relay = session.client_relay()
-    write = executable.next_number()
+    if not relay.has_client:  # the session ends if the channel ends after this: see `CallbackRelay`
+        raise StatusError(Code.UNAVAILABLE, "the connection on which the client sends contents of arrays has ended")
     cluster, specs = session.cluster, executable.outputs
     program = cluster.programs.number(("put all", specs), lambda: _put_program(specs))
     (host,) = cluster.hosts_of(executable.devices)
