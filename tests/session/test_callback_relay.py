@@ -174,6 +174,27 @@ def test_a_write_whose_contents_the_client_does_not_have_gets_none(cluster: Fake
     receiver.join()
 
 
+def test_parts_from_a_former_channel_are_dropped(cluster: FakeCluster, relay: CallbackRelay):
+    former = connected(relay)
+    receiver = listening(former)
+    write, other = SCRIPT_FEEDS.start + 1, SCRIPT_FEEDS.start + 2
+    feed = cluster.session.feed()
+    relay.writes.start(write, feed, 1, 4)
+    relay.writes.start(other, cluster.session.feed(), 1, 4)
+    former.send(0, write, [b"ab"], more=True)
+    former.send(0, first_call(0), encode(Landed(other)))
+    receiver.wait(3)  # the part has arrived, because its channel keeps the order
+    before = relay._channel
+    channel = connected(relay)
+    until(lambda: relay._channel is not before)
+    channel.send(0, write, [b"abcd"])
+    until(lambda: cluster.uploads)
+    assert cluster.uploads == [((1,), feed, b"abcd")]
+    former.close()
+    channel.close()
+    receiver.join()
+
+
 def test_local_hosts_are_asked_for_direct_channels_once_the_client_sends_contents(
     cluster: FakeCluster, relay: CallbackRelay
 ):

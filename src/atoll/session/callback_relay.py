@@ -49,6 +49,9 @@ _NOTICE_BYTES = 4096  # of a notice that the loop's thread writes to the socket
 _MOST_ARRIVING = 1024  # writes of which only a part has arrived
 
 
+# Parts of writes that have arrived and their bytes, by write.
+Arriving = dict[int, tuple[list[bytes], int]]
+
 # Calls a function with arguments on the session's thread, soon. Called on any thread.
 OnLoop = Callable[..., None]
 
@@ -106,7 +109,6 @@ class CallbackRelay:
         self.where = where
         self._on_loop = on_loop
         self.writes = ScriptWrites(self._ask, self._forget, cluster.sent_by_client, self._upload)
-        self._arriving: dict[int, tuple[list[bytes], int]] = {}  # parts of writes and their bytes, by write
         self._sends_contents = False  # whether the client wants direct channels
         self._cluster = cluster
         self._channel: DataChannel | None = None
@@ -204,15 +206,15 @@ class CallbackRelay:
     def _upload(self, feed: int, host: int, contents: Sequence[Any]) -> None:
         self._cluster.upload([host], feed, contents, feed)
 
-    def _take_part(self, write: int, content: Any, more: bool) -> None:
+    def _take_part(self, arriving: Arriving, write: int, content: Any, more: bool) -> None:
         """Take a part of contents that the client sends here. Drop what is more than was announced."""
-        parts, held = self._arriving.pop(write, ([], 0))
+        parts, held = arriving.pop(write, ([], 0))
         part = memoryview(content).cast("B")[: max(0, self.writes.nbytes(write) - held)]
         if part.nbytes:
             parts.append(bytes(part))
         if more:
-            if len(self._arriving) < _MOST_ARRIVING:
-                self._arriving[write] = parts, held + part.nbytes
+            if len(arriving) < _MOST_ARRIVING:
+                arriving[write] = parts, held + part.nbytes
             return
         self._on_loop(self.writes.arrived, write, parts)
 
@@ -292,10 +294,12 @@ class CallbackRelay:
         channel.send(0, first_call(0), encode(GREETING))
         self._on_loop(self.writes.ask_again)
 
+        arriving: Arriving = {}  # of this channel: on the next one, the client sends all contents from the start
+
         def on_piece(piece: Piece, content: Any, done: Callable[[], None]) -> None:
             try:
                 if piece.feed in SCRIPT_FEEDS:
-                    self._take_part(piece.feed, content, piece.more)
+                    self._take_part(arriving, piece.feed, content, piece.more)
                 elif is_notice(piece.feed):
                     self._take_notice_of_client(content)
                 elif is_call(piece.feed):
