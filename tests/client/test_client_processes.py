@@ -1,12 +1,15 @@
-"""Where a client puts large arrays for its proxy."""
+"""Where a client puts large arrays for its proxy, and the run that it takes from the environment."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from atoll.client.processes import place_with_room
+from atoll.client import processes
+from atoll.client.processes import Settings, place_with_room
+from atoll.cluster.named_runs import UNNAMED, NamedRun
 
 SHM, TMP = Path("/dev/shm"), Path("/tmp")
 
@@ -18,3 +21,16 @@ SHM, TMP = Path("/dev/shm"), Path("/tmp")
 def test_shared_memory_is_used_if_it_has_room(free: dict[Path, int], chosen: Path) -> None:
     """A container has 64 MiB of it by default, and jaxlib's client aborts its process when it cannot write there."""
     assert place_with_room([SHM, TMP], free) == chosen
+
+
+def test_processes_that_a_script_starts_do_not_have_its_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_taken", (0, UNNAMED))
+    monkeypatch.setenv("ATOLL_RUN", "run-7")
+    monkeypatch.setenv("ATOLL_DETACH", "60")
+    run = NamedRun("run-7", 60.0)
+    assert Settings.from_environment().run == run
+    assert not {"ATOLL_RUN", "ATOLL_DETACH"} & set(os.environ)
+    assert Settings.from_environment().run == run, "the next client of the script has the run"
+    parent = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: parent + 1)
+    assert Settings.from_environment().run == UNNAMED, "a fork is another process"

@@ -37,6 +37,8 @@ from atoll.ifrt.proxy_options import ProxyOptions, Ready, start_proxy
 from atoll.operate.cluster_registry import register_embedded
 from atoll.operate.joining import reach
 
+_taken: tuple[int, NamedRun] = (0, UNNAMED)  # this process, and its run
+
 _ROOM_BYTES = 1 << 30  # space for large arrays on their way to the proxy
 
 
@@ -58,8 +60,22 @@ class Settings:
             TOKEN.text(),
             settings_from_environment(),
             JOIN.text(),
-            NamedRun(RUN.text(), DETACH.get() or 0.0),
+            _own_run(),
         )
+
+
+def _own_run() -> NamedRun:
+    """Return the run that the environment names, and remove it from there. Later calls return the same one.
+
+    Otherwise a process that this one starts would wait for the end of this one's session if it uses JAX.
+    """
+    global _taken
+    if RUN.variable in os.environ or DETACH.variable in os.environ:
+        _taken = os.getpid(), NamedRun(RUN.text(), DETACH.get() or 0.0)
+        os.environ.pop(RUN.variable, None)
+        os.environ.pop(DETACH.variable, None)
+    pid, run = _taken
+    return run if pid == os.getpid() else UNNAMED  # a fork has another pid
 
 
 class ClientProcesses:

@@ -167,7 +167,7 @@ class Reservations:
 
         Args:
           guests: buffers of other tenants, with their tenants. The first one with a block is charged for it.
-          former: the tenant that is charged so far. It stays charged for the blocks of its own sessions' buffers.
+          former: the tenant that was charged. It stays charged for the blocks of its own sessions' buffers.
         """
         own = [session for session in self._sessions.values() if session.tenant is former]
         used = {block for session in own for entry in session.directory.entries.values() for block in entry.blocks}
