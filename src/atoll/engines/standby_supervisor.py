@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from atoll.controller_process.controller_options import ControllerOptions
 from atoll.engines.controller_child import ControllerChild
+from atoll.engines.engine_identity import EngineIdentity
 from atoll.engines.engine_interface import make_engine
 from atoll.engines.engine_options import EngineOptions
 from atoll.engines.supervisor import RETRY_SECONDS, Supervisor, dial_as
@@ -41,6 +42,7 @@ class SpareEngine:
         self._stop = stop
         self._controller = controller
         self._address = parse_address(options.controller_address)
+        self._identity = EngineIdentity(options.directory, "the spare engine")
         self._link: DialedConnection | None = None
         self._lost = asyncio.Event()
         self._supervisor: Supervisor | None = None
@@ -49,6 +51,10 @@ class SpareEngine:
     def supervisor(self) -> Supervisor | None:
         """The supervisor of the islands, if this process has the role of the engine."""
         return self._supervisor
+
+    def close(self) -> None:
+        """Stop renewing the certificate, which the supervisor's connection also uses. Call it at the end."""
+        self._identity.close()
 
     async def run(self) -> None:
         while True:
@@ -59,11 +65,11 @@ class SpareEngine:
                     "spare engine",
                     self._options,
                     self._address,
+                    self._identity,
                     retry,
                     self._handle,
                     self._link_lost,
                     self._cut_off,
-                    self._address,
                 )
                 await self._lost.wait()
             except AccessError as error:
@@ -170,6 +176,7 @@ class StandbySupervisor:
     async def end(self) -> None:
         if self._offering is not None:
             self._offering.cancel()
+        self._spare.close()
         if self._spare.supervisor is not None:
             await self._spare.supervisor.end()
         else:

@@ -22,6 +22,7 @@ from atoll.controller_process.controller_options import ControllerOptions
 from atoll.devices.device_kinds import check_platform, kind_of
 from atoll.engines.controller_child import ControllerChild
 from atoll.engines.end_notice import serve_end_notice
+from atoll.engines.engine_identity import EngineIdentity
 from atoll.engines.engine_interface import Engine, HostEnd, HostStart
 from atoll.engines.engine_options import EngineOptions
 from atoll.engines.island_processes import IslandProcesses
@@ -51,10 +52,8 @@ from atoll.protocol.messages import (
 from atoll.retries import Retry
 from atoll.security.access import token_for
 from atoll.security.roles import Role
-from atoll.security.start_security import load_certificate_authority
 from atoll.wire.address import Address, check_may_listen, parse_address
 from atoll.wire.resumption.dialed_connection import DialedConnection, dial
-from atoll.wire.tls.identity import Identity
 
 _log = logging.getLogger(__name__)
 
@@ -86,6 +85,7 @@ class Supervisor:
         self._controller = controller or ControllerChild(
             self._controller_options(), self._ready, self._controller_ended
         )
+        self._identity = EngineIdentity(options.directory, "the engine")
         self._link: DialedConnection | None = None
         self._refusal = ""  # why the controller at another address has refused this engine
         self._is_up = False
@@ -153,7 +153,7 @@ class Supervisor:
         options = self._options
         retry = Retry(RETRY_SECONDS, patience=seconds)
         self._link = link = await dial_as(
-            "engine", options, address, retry, self.handle, self.link_lost, self.cut_off, self._address
+            "engine", options, address, self._identity, retry, self.handle, self.link_lost, self.cut_off
         )
         if self._engine.agents is not None:
             self._engine.agents.begin(link.send)
@@ -206,6 +206,7 @@ class Supervisor:
         """End all processes, the controller first, so that no worker looks lost."""
         if self._link is not None:
             self._link.close()
+        self._identity.close()
         for island in self._islands:
             island.expect_end()
         await self._controller.end()
@@ -385,20 +386,18 @@ async def dial_as(
     role: str,
     options: EngineOptions,
     address: Address,
+    identity: EngineIdentity,
     retry: Retry,
     on_message: Callable[[Any], None],
     on_lost: Callable[[str], None],
     on_cut_off: Callable[[bool], None],
-    own: Address,
 ) -> DialedConnection:
     """Connect to the controller at `address` with this role, "engine" or "spare engine".
 
-    The identity is one that the cluster's own CA issues for the cluster at `own`: there is no join token for engines.
-    Raise AccessError, or ConnectError if `retry` ends.
+    The connection uses `identity`, also to reconnect, if the cluster's own controller uses TLS. Raise AccessError, or
+    ConnectError if `retry` ends.
     """
-    identity = None
-    if own.tls:
-        identity = Identity(load_certificate_authority(options.directory).certificate_for(Role.ENGINE, f"the {role}"))
+    own = parse_address(options.controller_address)
     reach = partial(
         dial,
         address,
@@ -406,7 +405,7 @@ async def dial_as(
         on_message,
         on_lost,
         name="the controller",
-        identity=identity,
+        identity=identity.get() if own.tls else None,
         on_away=partial(on_cut_off, True),
         on_back=partial(on_cut_off, False),
         on_silence=on_cut_off,  # messages of agents pass through the controller
