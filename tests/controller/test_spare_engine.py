@@ -27,7 +27,7 @@ def tick(play: Cluster, seconds: float) -> list[Any]:
 
 @pytest.fixture
 def play() -> Cluster:
-    made = joined("2x1x2")
+    made = joined("2x1x2", engine="hosts")
     made.flush()
     return made
 
@@ -104,3 +104,14 @@ def test_it_may_send_nothing(play: Cluster) -> None:
     play.event(e.Flush(play.now))
     assert play.controller.resources.islands[0].state is IslandState.READY
     assert play.controller.connections.spare_engine is None
+
+
+@pytest.mark.parametrize("engine", ["local", "ray"])
+def test_there_is_none_for_an_engine_whose_workers_end_with_it(engine: str) -> None:
+    play = joined("1x1x2", engine=engine)
+    spare = play.connect("spare engine")
+    (refused,) = messages_to(spare, play.event(e.Flush(play.now)))
+    assert f"this cluster's engine is '{engine}'" in refused.status.message
+    play.event(e.ConnectionAway(play.now, play._engine))
+    tick(play, ENGINE_AWAY_SECONDS + 2)
+    assert play.controller.connections.engine == play._engine

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,8 @@ from atoll.engines.engine_options import EngineOptions
 from atoll.engines.hosts.hosts_engine import HostsEngine
 from atoll.engines.standby_supervisor import StandbySupervisor
 from atoll.engines.supervisor import Supervisor
-from atoll.errors import ClusterError
+from atoll.errors import ClusterError, Code, Status
+from atoll.protocol.messages import Refused
 from tests.cluster_process import free_port
 
 
@@ -56,3 +58,40 @@ def test_a_standby_ends_if_another_controller_takes_over_from_its_own(
         starting.cancel()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_an_engine_removes_its_workers_unless_another_one_has_its_role(tmp_path: Path, is_refused: bool) -> None:
+    class Engine(HostsEngine):
+        is_closed = False
+
+        async def close(self) -> None:
+            self.is_closed = True
+
+    async def main() -> None:
+        options = EngineOptions(
+            ClusterSettings(engine="hosts", grace_seconds=0.0), str(tmp_path), listen="127.0.0.1:7000"
+        )
+        engine, stop = Engine(options), asyncio.Event()
+        supervised = Supervisor(options, engine, stop)
+        supervised.take_over(Link(), ())  # type: ignore[arg-type]
+        if is_refused:
+            supervised.handle(Refused(Status(Code.ALREADY_EXISTS, "this cluster has its engine")))
+            supervised.link_lost("closed")
+            assert stop.is_set()
+        await supervised.end()
+        assert engine.is_closed == (not is_refused)
+
+    asyncio.run(main())
+
+
+class Link:
+    """A connection to a controller that does not answer."""
+
+    address = refused_at = None
+
+    def send(self, message: Any) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

@@ -47,6 +47,8 @@ from atoll.state.tenants import Tenant
 HELLO_SECONDS = 10.0
 # The loss of a host's connection is handled after this time: the engine knows the cause better and usually reports it.
 ENGINE_SAYS_SECONDS = 1.0
+# The engine whose workers continue without it, so that a spare engine can take its role.
+SPARED_ENGINE = "hosts"
 # For the engine to reconnect before the spare engine takes its role.
 ENGINE_AWAY_SECONDS = 5.0
 MOST_ATTACHING = 16  # scripts of a tenant that wait for the names of their runs
@@ -273,6 +275,11 @@ class Admission:
         self._recovery.engine_joined()
 
     def _hello_of_spare_engine(self, peer: Peer, hello: m.Hello) -> None:
+        engine = self._settings.engine
+        if engine != SPARED_ENGINE:
+            text = f"this cluster's engine is {engine!r}, whose workers end with it: only {SPARED_ENGINE!r} has spares"
+            self._refuse(peer, Code.FAILED_PRECONDITION, text)
+            return
         former = self._connections.spare_engine
         if former is not None and former not in self._connections.away:
             self._refuse(peer, Code.ALREADY_EXISTS, "this cluster has a spare engine")

@@ -212,8 +212,9 @@ class Supervisor:
         await self._controller.end()
         if self._engine.agents is None:  # otherwise the agents end their workers
             await asyncio.gather(*(island.end(_END_SECONDS) for island in self._islands))
-        await self._engine.close()
-        is_replaced = bool(self._refusal)  # so the cluster has not ended
+        is_replaced = self._is_up and bool(self._refusal)  # so the cluster has not ended
+        if not is_replaced:  # otherwise the workers are those of the other engine
+            await self._engine.close()
         if (
             self._is_up
             and self._reason
