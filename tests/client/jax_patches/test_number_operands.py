@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 from atoll.client import jax_internals
 from atoll.client.jax_patches import number_operands
 from atoll.client.jax_patches.number_operands import MOST_CONSTANTS, Constants
+from atoll.client.jax_patches.read_table import ArrivingContents
+from atoll.errors import Code, Status
 
 CLIENT = object()
 DEVICE: Any = SimpleNamespace(id=3, client=CLIENT)
@@ -23,8 +26,21 @@ class Cluster:
     def __init__(self) -> None:
         self.losses = 0
         self.settings = "x32"
-        self.constants = Constants(lambda *made: repr(made[0]), lambda: self.settings)
+        self.can_read = True
+        self.contents: list[ArrivingContents] = []
+        self.on_make: Callable[[], object] = lambda: None
+        self.constants = Constants(self._make, lambda: self.settings, self._request)
         self.constants.open(CLIENT, lambda: self.losses)
+
+    def _make(self, number: float, device: Any) -> str:
+        self.on_make()
+        return repr(number)
+
+    def _request(self, array: str) -> ArrivingContents | None:
+        if not self.can_read:
+            return None
+        self.contents.append(ArrivingContents(4))
+        return self.contents[-1]
 
     def find(self, number: float) -> Any:
         return self.constants.find(number, DEVICE)
@@ -58,6 +74,28 @@ def test_constants_are_dropped_when_the_cluster_loses_arrays(cluster: Cluster) -
     assert [cluster.find(2), cluster.find(2)] == [None, "2"]
     cluster.losses += 1
     assert [cluster.find(2), cluster.find(2)] == [None, "2"]
+
+
+def test_a_constant_that_its_device_did_not_make_is_made_again(cluster: Cluster) -> None:
+    assert [cluster.find(2), cluster.find(2)] == [None, "2"]
+    cluster.contents[0].end(Status(int(Code.RESOURCE_EXHAUSTED), "no memory"))
+    assert [cluster.find(2), cluster.find(2)] == ["2", "2"]
+    cluster.contents[1].take(b"abcd", more=False)
+    assert cluster.find(2) == "2"
+    assert len(cluster.contents) == 2
+
+
+def test_a_constant_that_cannot_be_read_is_not_kept(cluster: Cluster) -> None:
+    cluster.can_read = False
+    assert [cluster.find(2), cluster.find(2)] == [None, "2"]
+    assert len(cluster.constants) == 0
+
+
+def test_a_constant_that_was_being_made_when_all_were_dropped_is_not_kept(cluster: Cluster) -> None:
+    cluster.find(2)
+    cluster.on_make = cluster.constants.drop
+    assert cluster.find(2) is None
+    assert len(cluster.constants) == 0
 
 
 def test_a_client_that_was_closed_has_no_constants(cluster: Cluster) -> None:

@@ -10,7 +10,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from atoll.client.jax_patches.direct_reads import request_contents
 from atoll.client.jax_patches.patch import Patch, Replacement
+from atoll.client.jax_patches.read_table import ArrivingContents
 from atoll.client.plugin_programs import is_atoll
 
 MOST_CONSTANTS = 256
@@ -39,19 +41,27 @@ class Constants:
 
     A number gets an array when it is used for the second time, if `make` returns one. `make(number, device)` returns an
     uncommitted array with the type that JAX gives the number, which `type_settings()` may change.
+
+    The device may fail to make an array, for example for lack of memory, after operations have used it. So each array
+    is also read: `request(array)` returns the arriving contents, or None if they cannot be requested. An array whose
+    contents fail is dropped, and one without contents is not kept. jaxlib has no cheaper way to learn of a failure
+    without waiting, because each `is_ready` sends a request.
     """
 
     def __init__(
         self,
         make: Callable[[Any, Any], Any] = _number_on,
         type_settings: Callable[[], Any] = _type_settings,
+        request: Callable[[Any], ArrivingContents | None] = request_contents,
     ) -> None:
         self._make = make
+        self._request = request
         self._type_settings = type_settings
         self._client: Any = None
         self._losses: Callable[[], int] = lambda: 0
         self._lost = 0  # what `_losses()` was when the constants were made
-        self._arrays: dict[Any, Any] = {}
+        self._arrays: dict[Any, tuple[Any, ArrivingContents]] = {}
+        self._drops = 0  # how often all constants were dropped
         self._seen: dict[Any, None] = {}
         self._lock = threading.Lock()
 
@@ -75,11 +85,14 @@ class Constants:
             self._lost = lost
         # -0.0 and 0.0 are equal, and so are 1 and 1.0.
         key = (device.id, type(number), number or str(number), self._type_settings())
-        array = self._arrays.get(key)
-        return self._add(key, number, device) if array is None else array
+        array, contents = self._arrays.get(key, (None, None))
+        if contents is None or contents.has_failed:
+            return self._add(key, number, device)
+        return array
 
     def _add(self, key: Any, number: float, device: Any) -> Any:
         with self._lock:
+            drops = self._drops
             if key not in self._seen:
                 self._seen[key] = None
                 if len(self._seen) > MOST_SEEN:
@@ -88,8 +101,14 @@ class Constants:
         array = self._make(number, device)
         if array is None:
             return None
+        contents = self._request(array)
         with self._lock:
-            self._arrays[key] = array
+            if self._drops != drops:  # the array may be one of those that were lost
+                return None
+            self._arrays.pop(key, None)
+            if contents is None:
+                return array
+            self._arrays[key] = array, contents
             if len(self._arrays) > MOST_CONSTANTS:
                 del self._arrays[next(iter(self._arrays))]
         return array
@@ -97,6 +116,7 @@ class Constants:
     def drop(self) -> None:
         """Drop all constants."""
         with self._lock:
+            self._drops += 1
             self._arrays.clear()
             self._seen.clear()
 

@@ -55,6 +55,11 @@ class ArrivingContents:
             self.error = error
         self._ended.set()
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the contents do not arrive. False while they may still arrive."""
+        return self._ended.is_set() and not self.is_complete
+
     def wait(self) -> Bytes | None:
         """Return the contents once all have arrived, or None if they do not arrive, for example in a forked child."""
         if not self.is_complete and self._process == os.getpid():
