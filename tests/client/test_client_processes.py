@@ -1,4 +1,4 @@
-"""Where a client puts large arrays for its proxy, and the run that it takes from the environment."""
+"""A client chooses a directory for large arrays, and takes its run from the environment."""
 
 from __future__ import annotations
 

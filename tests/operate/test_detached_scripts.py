@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
+from atoll.cluster.processes.process_table import began, boot, this_machine
 from atoll.errors import ClusterError, StatusError
 from atoll.operate import detached_scripts
 from atoll.operate.command.run_commands import _rows
@@ -57,6 +61,61 @@ def test_a_script_whose_keeper_was_killed_does_not_count_as_running() -> None:
     assert detached_scripts.follow("run-7", output.append).status is None
     (found,) = detached_scripts.scripts()
     assert found.state_text == "was killed"
+
+
+def test_a_script_counts_as_running_after_its_keeper_was_killed() -> None:
+    record = start("run-7", "__import__('time').sleep(600)")
+    os.kill(record.keeper, signal.SIGKILL)
+    assert eventually(lambda: began(record.keeper) is None)
+    with pytest.raises(ClusterError, match="run-7 runs already"):
+        start("run-7", "pass")
+    os.kill(record.script, signal.SIGKILL)
+    assert followed("run-7") == (b"", None)
+
+
+def test_two_starts_at_one_time_run_one_script() -> None:
+    with ThreadPoolExecutor(2) as pool:
+        starts = [pool.submit(start, "run-7", "__import__('time').sleep(600)") for _ in range(2)]
+    for each in starts:
+        if each.exception() is None:
+            os.kill(each.result().keeper, signal.SIGTERM)
+    (error,) = [each.exception() for each in starts if each.exception() is not None]
+    assert "run-7 runs already" in str(error)
+    assert followed("run-7") == (b"", 128 + signal.SIGTERM)
+
+
+def written(state: Path, **fields: Any) -> detached_scripts.ScriptRecord:
+    """Write a record of this process as a script."""
+    directory = state / "scripts" / "run-7"
+    directory.mkdir(parents=True, exist_ok=True)
+    pid = os.getpid()
+    values = {"machine": this_machine(), "boot": boot(), "started": 0.0, **fields}
+    record = detached_scripts.ScriptRecord("run-7", ("true",), keeper=pid, began=began(pid) or 0, **values)
+    (directory / "script.json").write_bytes(msgspec.json.encode(record))
+    (directory / "output").write_bytes(b"hello")
+    return record
+
+
+def test_a_script_of_another_machine_with_the_same_directory_keeps_its_name(state: Path) -> None:
+    record = written(state, machine="elsewhere")
+    with pytest.raises(ClusterError, match="run-7 was started on the machine elsewhere"):
+        start("run-7", "pass")
+    with pytest.raises(ClusterError, match="run-7 was started on the machine elsewhere"):
+        followed("run-7")
+    assert detached_scripts.scripts() == [record]
+    assert record.state_text == "was started on elsewhere"
+
+
+def test_a_script_does_not_run_after_its_machine_has_started_again(state: Path) -> None:
+    assert written(state).state_text == "runs"
+    assert written(state, boot="an earlier one").state_text == "was killed"
+    assert followed("run-7") == (b"hello", None)
+
+
+def test_the_output_of_a_script_is_not_followed_into_that_of_the_next_one(state: Path) -> None:
+    written(state)
+    with pytest.raises(ClusterError, match="run-7 was started again"):
+        detached_scripts.follow("run-7", lambda part: written(state, started=1.0))
 
 
 def test_a_command_that_does_not_exist_is_named() -> None:

@@ -1,19 +1,21 @@
 """Scripts that run without a terminal: `atoll run --detach` starts them, `atoll attach` follows their output.
 
 Each has a directory with its name in `state_directory`, which has its record and its output. A *keeper* process starts
-the script, waits for its end, and adds its exit status to the record.
+the script, waits for its end, and adds its exit status to the record. Until the keeper has started, the command that
+starts it stands in the record as its keeper. Machines may share the directories, but not the meaning of pids.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -22,7 +24,7 @@ from atoll.atomic_files import write_atomically
 from atoll.cluster.array_names import check_array_name
 from atoll.cluster.directories import OFF, state_directory
 from atoll.cluster.environment_variables import STATE_DIRECTORY
-from atoll.cluster.processes.process_table import began
+from atoll.cluster.processes.process_table import began, boot, this_machine
 from atoll.errors import ClusterError
 
 MOST_ENDED = 20  # records of ended scripts that are kept
@@ -40,6 +42,9 @@ class ScriptRecord(msgspec.Struct, frozen=True):
       started: seconds since 1970.
       keeper: process that waits for the script. `began` is the start time of that process, in ticks of the clock.
       status: exit status, as of a shell, or None while the script runs.
+      script: process of the script; 0 until it has started. `script_began` is the start time of that process.
+      machine: the machine of these processes.
+      boot: the start of that machine at which they run.
     """
 
     name: str
@@ -48,14 +53,28 @@ class ScriptRecord(msgspec.Struct, frozen=True):
     keeper: int
     began: int
     status: int | None = None
+    script: int = 0
+    script_began: int = 0
+    machine: str = ""
+    boot: str = ""
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Return whether the script may run on another machine."""
+        return self.status is None and self.machine != this_machine()
 
     @property
     def runs(self) -> bool:
-        return self.status is None and began(self.keeper) == self.began
+        """Return whether the script runs on this machine, with or without its keeper."""
+        if self.status is not None or self.is_elsewhere or self.boot != boot():
+            return False
+        return began(self.keeper) == self.began or began(self.script) == self.script_began
 
     @property
     def state_text(self) -> str:
         """Return the state in a few words."""
+        if self.is_elsewhere:
+            return f"was started on {self.machine}"
         if self.runs:
             return "runs"
         return "was killed" if self.status is None else f"exited with {self.status}"
@@ -66,16 +85,40 @@ def start(name: str, command: Sequence[str], environment: Mapping[str, str]) -> 
     check_array_name(name)
     if STATE_DIRECTORY.text() == OFF:
         raise ClusterError("the output of a detached script needs a directory: ATOLL_STATE_DIR is off")
-    directory = _directory(name)
-    former = _read(directory)
-    if former is not None and former.runs:
-        raise ClusterError(f"{name} runs already: `atoll attach {name}` follows its output")
-    _remove_ended()
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True, mode=0o700)
+    directory, own = _directory(name), os.getpid()
+    record = ScriptRecord(name, tuple(command), time.time(), own, began(own) or 0, machine=this_machine(), boot=boot())
+    with _locked():
+        _check_free(_read(directory), directory)
+        _remove_ended()
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(mode=0o700)
+        _write(directory, record)
+    try:
+        return _start_keeper(directory, record, environment)
+    except BaseException:
+        if _read(directory) == record:
+            _write(directory, msgspec.structs.replace(record, status=1))
+        raise
+
+
+def _check_free(former: ScriptRecord | None, directory: Path) -> None:
+    """Raise ClusterError if a script with the name runs, or may run on another machine."""
+    if former is None:
+        return
+    if former.is_elsewhere:
+        raise ClusterError(
+            f"{former.name} was started on the machine {former.machine} and may run there: end it there. "
+            f"If that machine does not exist any more, remove {directory}"
+        )
+    if former.runs:
+        raise ClusterError(f"{former.name} runs already: `atoll attach {former.name}` follows its output")
+
+
+def _start_keeper(directory: Path, record: ScriptRecord, environment: Mapping[str, str]) -> ScriptRecord:
+    """Start the keeper. Return the record that it writes when it has started the script."""
     with open(directory / _OUTPUT, "wb") as output:
         subprocess.run(
-            [sys.executable, "-m", "atoll.operate.script_keeper", str(directory), name, *command],
+            [sys.executable, "-m", "atoll.operate.script_keeper", str(directory), record.name, *record.command],
             env=dict(environment),
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -84,9 +127,9 @@ def start(name: str, command: Sequence[str], environment: Mapping[str, str]) -> 
             check=True,
         )
     deadline = time.monotonic() + _START_SECONDS
-    while (found := _read(directory)) is None:
+    while (found := _read(directory)) is None or found == record:
         if time.monotonic() > deadline:
-            raise ClusterError(f"{name} did not start within {_START_SECONDS:.0f} s: see {directory / _OUTPUT}")
+            raise ClusterError(f"{record.name} did not start within {_START_SECONDS:.0f} s: see {directory / _OUTPUT}")
         time.sleep(_POLL_SECONDS)
     return found
 
@@ -98,8 +141,10 @@ def keep(directory: Path, name: str, command: Sequence[str]) -> None:
     """
     if os.fork():
         return
-    pid = os.getpid()
-    record = ScriptRecord(name, tuple(command), time.time(), pid, began(pid) or 0)
+    pid, record = os.getpid(), _read(directory)
+    if record is None or record.status is not None:  # the command that starts it has given up
+        return
+    record = msgspec.structs.replace(record, keeper=pid, began=began(pid) or 0)
     try:
         script = subprocess.Popen(command)
     except OSError as error:
@@ -107,6 +152,7 @@ def keep(directory: Path, name: str, command: Sequence[str]) -> None:
         _write(directory, msgspec.structs.replace(record, status=127))
         return
     signal.signal(signal.SIGTERM, lambda *_: script.terminate())
+    record = msgspec.structs.replace(record, script=script.pid, script_began=began(script.pid) or 0)
     _write(directory, record)
     status = script.wait()
     _write(directory, msgspec.structs.replace(record, status=status if status >= 0 else 128 - status))
@@ -119,12 +165,19 @@ def scripts() -> list[ScriptRecord]:
 
 
 def follow(name: str, write: Callable[[bytes], object]) -> ScriptRecord:
-    """Pass the output of a script to `write` until the script ends. Raise ClusterError if there is no such script."""
+    """Pass the output of a script to `write` until the script ends.
+
+    Raise ClusterError if there is no such script, if it may run on another machine, or if it was started again.
+    """
     directory = _directory(check_array_name(name))
     record = _read(directory)
     if record is None:
         known = ", ".join(each.name for each in scripts()) or "none"
         raise ClusterError(f"no script {name} was started with `atoll run --detach` on this machine; known are {known}")
+    if record.is_elsewhere:
+        raise ClusterError(
+            f"{name} was started on the machine {record.machine}: `atoll attach {name}` follows it there"
+        )
     with open(directory / _OUTPUT, "rb") as output:
         while True:
             is_over = not record.runs  # before the last look at its output
@@ -133,7 +186,10 @@ def follow(name: str, write: Callable[[bytes], object]) -> ScriptRecord:
             if is_over:
                 return record
             time.sleep(_POLL_SECONDS)
-            record = _read(directory) or record
+            found = _read(directory) or record
+            if found.started != record.started:
+                raise ClusterError(f"{name} was started again: `atoll attach {name}` follows the new script")
+            record = found
 
 
 def _base() -> Path:
@@ -154,8 +210,18 @@ def _write(directory: Path, record: ScriptRecord) -> None:
     write_atomically(directory / _RECORD, msgspec.json.encode(record))
 
 
+@contextlib.contextmanager
+def _locked() -> Iterator[None]:
+    """Keep other `atoll` commands of this user from adding or removing records, inside the block."""
+    base = _base()
+    base.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with open(base.with_suffix(".lock"), "wb") as file:  # NFS locks no directories
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def _remove_ended() -> None:
     """Remove the records of all but the last scripts that have ended."""
-    ended = [each for each in scripts() if not each.runs]
+    ended = [each for each in scripts() if not (each.runs or each.is_elsewhere)]
     for each in ended[: max(0, len(ended) + 1 - MOST_ENDED)]:
         shutil.rmtree(_directory(each.name), ignore_errors=True)

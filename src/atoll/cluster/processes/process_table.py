@@ -12,6 +12,11 @@ def this_machine() -> str:
     return os.uname().nodename
 
 
+def boot() -> str:
+    """Return an identifier of the machine's present boot: pids and start times of an earlier one mean nothing."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
 def began(pid: int) -> int | None:
     """Return the start time of a process in clock ticks since boot; None if it has ended, reaped or not.
 
