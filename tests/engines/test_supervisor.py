@@ -11,14 +11,14 @@ import pytest
 
 from atoll.cluster.settings import ClusterSettings
 from atoll.controller_process.controller_options import FOLLOWED, RUNS, SUPERSEDED
-from atoll.engines import supervisor
+from atoll.engines import standby_supervisor, supervisor
 from atoll.engines.controller_child import ControllerChild
 from atoll.engines.engine_options import EngineOptions
 from atoll.engines.hosts.hosts_engine import HostsEngine
 from atoll.engines.standby_supervisor import StandbySupervisor
 from atoll.engines.supervisor import Supervisor
 from atoll.errors import ClusterError, Code, Status
-from atoll.protocol.messages import Refused
+from atoll.protocol.messages import BecomeEngine, Refused
 from tests.cluster_process import free_port
 
 
@@ -83,6 +83,58 @@ def test_an_engine_removes_its_workers_unless_another_one_has_its_role(tmp_path:
         assert engine.is_closed == (not is_refused)
 
     asyncio.run(main())
+
+
+def test_the_offer_of_a_spare_engine_begins_again_after_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts: list[Exception] = [OSError("no file descriptors"), ZeroDivisionError("a bug")]
+
+    async def dial_as(*_: Any) -> None:
+        if attempts:
+            raise attempts.pop(0)
+        offered.set()
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        standby = StandbySupervisor(standby_options(tmp_path), asyncio.Event())
+        standby._took_over()
+        await asyncio.wait_for(offered.wait(), 10.0)
+        await standby.end()
+
+    offered = asyncio.Event()
+    monkeypatch.setattr(standby_supervisor, "dial_as", dial_as)
+    monkeypatch.setattr(standby_supervisor, "_SPARE_RETRY_SECONDS", 0.0)
+    asyncio.run(main())
+
+
+def test_peers_learn_why_the_controller_of_a_spare_engine_that_became_the_engine_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notices: list[str] = []
+
+    async def serve_end_notice(address: Any, directory: str, reason: str) -> None:
+        notices.append(reason)
+
+    async def main() -> None:
+        stop = asyncio.Event()
+        standby = StandbySupervisor(standby_options(tmp_path), stop)
+        standby._spare._link = Link()  # type: ignore[assignment]
+        standby._spare._handle(BecomeEngine(ClusterSettings(engine="hosts", grace_seconds=1.0), ()))
+        standby._ended("the controller failed: a bug")
+        assert stop.is_set()
+        assert standby.reason == "the controller failed: a bug"
+        await standby.end()
+
+    monkeypatch.setattr(supervisor, "serve_end_notice", serve_end_notice)
+    asyncio.run(main())
+    assert notices == ["the controller failed: a bug"]
+
+
+def standby_options(tmp_path: Path) -> EngineOptions:
+    return EngineOptions(
+        ClusterSettings(), str(tmp_path), standby="10.0.0.1:7000", journal=str(tmp_path), listen="127.0.0.1:7000"
+    )
 
 
 class Link:

@@ -19,7 +19,7 @@ from atoll.engines.engine_identity import EngineIdentity
 from atoll.engines.engine_interface import make_engine
 from atoll.engines.engine_options import EngineOptions
 from atoll.engines.supervisor import RETRY_SECONDS, Supervisor, dial_as
-from atoll.errors import AccessError, AtollError, ClusterError
+from atoll.errors import AtollError, ClusterError
 from atoll.protocol.messages import BecomeEngine, Refused
 from atoll.retries import Retry
 from atoll.security.start_security import advertised
@@ -45,6 +45,7 @@ class SpareEngine:
         self._identity = EngineIdentity(options.directory, "the spare engine")
         self._link: DialedConnection | None = None
         self._lost = asyncio.Event()
+        self._problem = ""  # why there is no spare engine, as it was logged last
         self._supervisor: Supervisor | None = None
 
     @property
@@ -72,8 +73,8 @@ class SpareEngine:
                     self._cut_off,
                 )
                 await self._lost.wait()
-            except AccessError as error:
-                _log.error("cannot offer a spare engine: %s", error)
+            except (AtollError, OSError) as error:
+                self._log_problem(f"cannot offer a spare engine: {error}")
             await asyncio.sleep(_SPARE_RETRY_SECONDS)
 
     def _handle(self, message: Any) -> None:
@@ -83,7 +84,13 @@ class SpareEngine:
             case _ if self._supervisor is not None:
                 self._supervisor.handle(message)
             case Refused(status=status):
-                _log.info("the controller takes no spare engine: %s", status.message)
+                self._log_problem(f"the controller accepts no spare engine: {status.message}")
+
+    def _log_problem(self, text: str) -> None:
+        """Log a problem once, although the attempts continue."""
+        if text != self._problem:
+            self._problem = text
+            _log.warning("%s", text)
 
     def _become_engine(self, message: BecomeEngine) -> None:
         assert self._link is not None
@@ -126,6 +133,7 @@ class StandbySupervisor:
         self._standby = options.standby
         self._stop = stop
         self._offering: asyncio.Task[None] | None = None
+        self._retry: asyncio.TimerHandle | None = None  # of an offer that failed
         self._reason = ""
         self._seconds = options.settings.start_seconds
         self._up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -176,6 +184,8 @@ class StandbySupervisor:
     async def end(self) -> None:
         if self._offering is not None:
             self._offering.cancel()
+        if self._retry is not None:
+            self._retry.cancel()
         self._spare.close()
         if self._spare.supervisor is not None:
             await self._spare.supervisor.end()
@@ -185,7 +195,18 @@ class StandbySupervisor:
     def _took_over(self) -> None:
         """Offer a spare engine. Called when the standby has taken over, and when it has restarted later."""
         if self._offering is None:
-            self._offering = asyncio.get_running_loop().create_task(self._spare.run())
+            self._offer()
+
+    def _offer(self) -> None:
+        self._offering = asyncio.get_running_loop().create_task(self._spare.run())
+        self._offering.add_done_callback(self._offering_ended)
+
+    def _offering_ended(self, task: asyncio.Task[None]) -> None:
+        """Offer a spare engine again if a bug ended `SpareEngine.run`. At the end of this process, do nothing."""
+        if task.cancelled():
+            return
+        _log.critical("the offer of a spare engine failed and begins again", exc_info=task.exception())
+        self._retry = asyncio.get_running_loop().call_later(_SPARE_RETRY_SECONDS, self._offer)
 
     def _follows(self) -> None:
         if not self._up.done():
@@ -199,6 +220,9 @@ class StandbySupervisor:
     def _ended(self, text: str) -> None:
         if not self._up.done():
             self._up.set_exception(ClusterError(f"the standby did not start: {text}; its messages are above"))
+        if self._spare.supervisor is not None:  # it gives peers the reason
+            self._spare.supervisor.controller_ended(text)
+            return
         if not self._stop.is_set():
             self._reason = text
         self._stop.set()

@@ -82,9 +82,7 @@ class Supervisor:
         self._topology = options.settings.topology
         self._address = parse_address(options.controller_address)
         self._islands = [self._island(number) for number in range(self._topology.islands)]
-        self._controller = controller or ControllerChild(
-            self._controller_options(), self._ready, self._controller_ended
-        )
+        self._controller = controller or ControllerChild(self._controller_options(), self._ready, self.controller_ended)
         self._identity = EngineIdentity(options.directory, "the engine")
         self._link: DialedConnection | None = None
         self._refusal = ""  # why the controller at another address has refused this engine
@@ -138,6 +136,7 @@ class Supervisor:
             elif not known.is_over or known.returns:
                 island.start()
         self._is_up = True
+        self._ready()
 
     async def _connect(self) -> None:
         await self._dial(self._address, math.inf)
@@ -167,7 +166,7 @@ class Supervisor:
 
     def link_lost(self, reason: str) -> None:
         """Handle the end of the connection to the controller, which cannot be resumed."""
-        if not self._is_up:  # `_controller_ended` handles the end of the controller
+        if not self._is_up:  # `controller_ended` handles the end of the controller
             return
         where = self._link.refused_at if self._link is not None else None
         if self._refusal:
@@ -268,7 +267,8 @@ class Supervisor:
         if not self._up.done():
             self._up.set_exception(ClusterError(f"the cluster did not start: {text}; its messages are above"))
 
-    def _controller_ended(self, text: str) -> None:
+    def controller_ended(self, text: str) -> None:
+        """Set `stop`, with this reason, since the controller has ended and is not restarted."""
         self._fail(text)
         if not self._stop.is_set():
             self._reason = "an operator ended it (`atoll down`)" if self._controller.was_asked else text
