@@ -218,6 +218,34 @@ def test_a_detached_session_is_not_moved() -> None:
     assert "is detached" in reply.status.message
 
 
+@pytest.mark.parametrize("is_quiesced", [False, True])
+def test_a_session_that_is_being_suspended_is_detached_with_its_work(is_quiesced: bool) -> None:
+    play = Detaching()
+    sequence = play.launch(10, 11)
+    play.operator(m.SuspendRequest(play.session, False))
+    if is_quiesced:
+        play.say(m.Quiesced(1))
+    play.outbox()
+    play.close(play.session)
+    (reply,) = [each for each in play.outbox() if isinstance(each, m.OperationReply)]
+    assert "the script of session 2 (script.py) ended" in reply.status.message
+    assert play.state is SessionState.DETACHED
+    play.done(sequence)
+    assert play.state is None
+
+
+def test_a_session_without_work_whose_arrays_are_being_copied_closes_with_its_script() -> None:
+    play = Detaching()
+    play.operator(m.SuspendRequest(play.session, False))
+    (spill,) = [each for each in play.say(m.Quiesced(1)) if isinstance(each, m.SpillRequest)]
+    assert play.state is SessionState.SPILLING
+    play.leave()
+    assert play.state is None, "it has no work left"
+    pieces = tuple(m.SpilledPiece(shard[0], 8) for shard in spill.shards)
+    play.report(0, m.SpillReply(play.session, spill.request, Status(), pieces))
+    assert not any(play.controller.memory.used.values())
+
+
 def test_a_tenant_has_a_limited_number_of_detached_sessions() -> None:
     play = Detaching()
     for number in range(MOST_DETACHED + 1):

@@ -259,7 +259,7 @@ class Controller:
             self._worlds.replace,
         )
         self._sessions = Sessions(state)
-        self.detached = DetachedSessions(state, self._sessions, self._failures)
+        self.detached = DetachedSessions(state, self._sessions, self._failures, self.suspensions)
         self.published = PublishedArrays(state, self._sessions, self.launcher, own, spiller)
         self._proxies = Proxies(
             state,

@@ -143,6 +143,13 @@ class Suspensions:
         on_the_way = (SessionState.QUIESCING, SessionState.DRAINING, SessionState.SPILLING)
         return [each.session for each in self.by_session.values() if each.session.state in on_the_way]
 
+    def client_left(self, session: Session) -> None:
+        """Abort the suspension of a session whose client has left, unless its arrays are spilled: it is RUNNING."""
+        if session.state in _DEADLINES:
+            self._give_up(
+                self.by_session[session.number], Status(Code.CANCELLED, f"the script of {session.name} ended")
+            )
+
     def on_disk(self) -> list[tuple[Session, bool]]:
         """Return the sessions that are suspended on disk, and whether the cluster suspended them by itself."""
         found = [(each.session, each.by_system) for each in self.by_session.values()]

@@ -17,6 +17,7 @@ from atoll.controller.sessions.sessions import Sessions
 from atoll.controller.state import ClusterState
 from atoll.errors import Code, Status
 from atoll.launch.failures import Failures
+from atoll.migration.suspensions import Suspensions
 from atoll.protocol import messages as m
 from atoll.state.session import Session
 from atoll.state.session_states import SessionState
@@ -30,7 +31,7 @@ ARRIVAL_SECONDS = 5.0
 class DetachedSessions:
     """The detached sessions, and the times at which they end at the latest."""
 
-    def __init__(self, state: ClusterState, sessions: Sessions, failures: Failures) -> None:
+    def __init__(self, state: ClusterState, sessions: Sessions, failures: Failures, suspensions: Suspensions) -> None:
         self.until: dict[int, float] = {}  # by session
         self._open = state.sessions
         self._connections = state.connections
@@ -39,6 +40,7 @@ class DetachedSessions:
         self._resources = state.resources
         self._sessions = sessions
         self._failures = failures
+        self._suspensions = suspensions
 
     def holder(self, tenant: Tenant, name: str) -> Session | None:
         """Return the session of the tenant whose run has the name, or None."""
@@ -67,9 +69,12 @@ class DetachedSessions:
 
     def _detach(self, session: Session) -> bool:
         """Detach the session. Return whether that is possible."""
-        if not session.run.detach or session.state is not SessionState.RUNNING:
+        if not session.run.detach:
             return False
         if sum(self._open[number].tenant is session.tenant for number in self.until) >= MOST_DETACHED:
+            return False
+        self._suspensions.client_left(session)
+        if session.state is not SessionState.RUNNING:
             return False
         number = session.number
         session.enter(SessionState.DETACHED)
