@@ -300,7 +300,7 @@ def test_a_read_is_not_reported_while_the_engine_has_to_say_why_another_host_is_
     play.tick(100.0)
     play.tick(101.0)
     assert [each for each in play.outbox() if isinstance(each, m.Awaited)] == []
-    play.engine(m.WorkerEnded(1, 1000, -9, "killed by SIGKILL"))
+    play.engine(m.WorkerEnded(1, 1001, -9, "killed by SIGKILL"))
     (awaited,) = [each for each in play.outbox() if isinstance(each, m.Awaited)]
     assert "killed by SIGKILL" in awaited.status.message
 
