@@ -206,7 +206,9 @@ class Failures:
         for gang in self._launcher.in_flight.values():
             other = gang.run.launch
             made = map(id, other.entries[other.program.arguments :])
-            if gang.run.failure is not None and other is not launch and not unready.isdisjoint(made):
+            # A collective that other hosts still run may have failed because a host is lost.
+            is_own = gang.run.failure is not None and not (gang.run.hosts_left and gang.run.spec.collective)
+            if is_own and other is not launch and not unready.isdisjoint(made):
                 return gang.run.failure
         return None
 
