@@ -273,7 +273,8 @@ def test_a_failure_over_several_hosts_that_was_the_loss_of_one_is_reported_as_th
     assert awaited.status.code == Code.DATA_LOSS
 
 
-def test_a_read_of_what_another_hosts_loss_has_broken_is_reported_as_that_loss():
+def play_that_awaits_a_read() -> tuple[Play, Any]:
+    """Return a play that awaits the read of a collective's result, and the read's run on the first of two hosts."""
     play = Play("1x2x1")
     play.with_function(1, (0, 1))
     play.say(m.RegisterProgram(1, single("f", (), Call(1, (), (on(0, 1),), (0, 1)))))
@@ -281,6 +282,11 @@ def test_a_read_of_what_another_hosts_loss_has_broken_is_reported_as_that_loss()
     play.say(m.Launch(1, (), (11,), ()))
     (read, *_) = play.say(m.Launch(2, (11,), (12,), (5,)))
     play.say(m.Await(5, (12,)))
+    return play, read
+
+
+def test_a_read_of_what_another_hosts_loss_has_broken_is_reported_as_that_loss():
+    play, read = play_that_awaits_a_read()
     assert play.report(0, m.Failed(read.sequence, Status(Code.UNKNOWN, "connection reset by peer"))) == []
     play.lose(1, "killed")
     (awaited,) = [x for x in play.outbox() if isinstance(x, m.Awaited)]
@@ -288,13 +294,7 @@ def test_a_read_of_what_another_hosts_loss_has_broken_is_reported_as_that_loss()
 
 
 def test_a_read_is_not_reported_while_the_engine_has_to_say_why_another_host_is_lost():
-    play = Play("1x2x1")
-    play.with_function(1, (0, 1))
-    play.say(m.RegisterProgram(1, single("f", (), Call(1, (), (on(0, 1),), (0, 1)))))
-    play.say(m.RegisterProgram(2, single("get", (on(0, 1),), DeviceToHost((0,), 0, None), feeds=1)))
-    play.say(m.Launch(1, (), (11,), ()))
-    (read, *_) = play.say(m.Launch(2, (11,), (12,), (5,)))
-    play.say(m.Await(5, (12,)))
+    play, read = play_that_awaits_a_read()
     play.event(e.ConnectionLost(play.now, play.controller.connections.hosts[1], "it closed the connection"))
     play.report(0, m.Failed(read.sequence, Status(Code.UNKNOWN, "connection reset by peer")))
     play.tick(100.0)

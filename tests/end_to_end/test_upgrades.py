@@ -1,4 +1,4 @@
-"""Another version of Atoll is installed where a cluster runs, and the controller of that cluster is killed."""
+"""Upgrades: the controller of a running cluster is killed after another version of Atoll was installed."""
 
 from __future__ import annotations
 

@@ -185,9 +185,7 @@ class Failures:
         failed = {
             gang.sequence: gang
             for gang in self._launcher.in_flight.values()
-            if gang.run.failure is not None
-            and not (gang.run.hosts_left and gang.run.spec.collective)
-            and not self._has_hosts_away(gang)
+            if _has_failed_by_itself(gang) and not self._has_hosts_away(gang)
         }
         for sequence, seconds in self._failed_for.update(now, failed).items():
             gang = failed[sequence]
@@ -206,9 +204,7 @@ class Failures:
         for gang in self._launcher.in_flight.values():
             other = gang.run.launch
             made = map(id, other.entries[other.program.arguments :])
-            # A collective that other hosts still run may have failed because a host is lost.
-            is_own = gang.run.failure is not None and not (gang.run.hosts_left and gang.run.spec.collective)
-            if is_own and other is not launch and not unready.isdisjoint(made):
+            if _has_failed_by_itself(gang) and other is not launch and not unready.isdisjoint(made):
                 return gang.run.failure
         return None
 
@@ -229,6 +225,14 @@ class Failures:
             return
         for gang, status in self._launcher.memory.waits.hopeless():
             self._launcher.fail(gang.run.launch, status)
+
+
+def _has_failed_by_itself(gang: Gang[GangRun]) -> bool:
+    """Return whether the gang has failed, unless it is a collective that may have failed because a host is lost.
+
+    Such a collective has hosts that have not ended it.
+    """
+    return gang.run.failure is not None and not (gang.run.hosts_left and gang.run.spec.collective)
 
 
 def _age(launch: Launch) -> int:

@@ -162,18 +162,18 @@ class Reservations:
         for block in source.blocks:
             _share_block(block, view)
 
-    def hand_over(self, guests: Sequence[tuple[Entry, Tenant]], former: Tenant) -> None:
-        """Count memory that only other tenants use for them instead of the `former` tenant.
+    def hand_over(self, guests: Sequence[tuple[Entry, Tenant]], owner: Tenant) -> None:
+        """Count memory that only other tenants use for them instead of the `owner`.
 
         Args:
           guests: buffers of other tenants, with their tenants. The first one with a block is charged for it.
-          former: the tenant that was charged. It stays charged for the blocks of its own sessions' buffers.
+          owner: the tenant that is charged for the blocks. It stays charged for those that its sessions' buffers use.
         """
-        own = [session for session in self._sessions.values() if session.tenant is former]
+        own = [session for session in self._sessions.values() if session.tenant is owner]
         used = {block for session in own for entry in session.directory.entries.values() for block in entry.blocks}
         for entry, tenant in guests:
             for block in entry.blocks:
-                if block.owner is former.memory and block not in used:
+                if block.owner is owner.memory and block not in used:
                     self.ledger.hand_over(block, tenant.memory)
 
     # ---- release

@@ -452,8 +452,7 @@ class StepRunner:
                 )
                 channel.send_contents(run.session, feed, filled)
             except Exception:
-                if isinstance(buffer.run, JointRun):
-                    buffer.run.raise_cause()
+                _raise_cause_of(buffer)
                 raise
             finally:
                 release()
@@ -491,8 +490,7 @@ class StepRunner:
                 self._receiver(run.session, feed).send_in_parts(run.session, feed, whole)
             except Exception:
                 for buffer in buffers:
-                    if isinstance(buffer.run, JointRun):
-                        buffer.run.raise_cause()
+                    _raise_cause_of(buffer)
                 raise
             finally:
                 release()
@@ -589,6 +587,12 @@ def live_array(buffer: Buffer) -> Any:
         raise_failure(buffer.array)
         raise invalid("the array has been deleted or donated")
     return buffer.array
+
+
+def _raise_cause_of(buffer: Buffer) -> None:
+    """Raise the cause of the failure of the run that made the buffer, if that is a joint run with a known cause."""
+    if isinstance(buffer.run, JointRun):
+        buffer.run.raise_cause()
 
 
 def _wait_for(arrays: Sequence[DeviceArray], wake: Callable[[], None]) -> None:
