@@ -6,7 +6,6 @@ memory, or a connection on which bytes need no further copy.
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -14,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from atoll.client.jax_patches.numbered_runs import NumberedRuns
 from atoll.errors import OK, Status
-from atoll.protocol.submission import MOST_READINGS, RUNS_OF_A_READING, Reading, encode, first_feed
-
-_MOST_READERS = 256
+from atoll.protocol.submission import Reading, encode
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -67,15 +65,6 @@ class ArrivingContents:
         return self._buffer if self.is_complete else None
 
 
-class _Reader:
-    """An executable of the server that sends the contents of its argument. Used under the lock of the table."""
-
-    def __init__(self, run: Callable[[Sequence[Any]], Any], number: int) -> None:
-        self.run = run
-        first = first_feed(number)
-        self.feeds = iter(range(first, first + RUNS_OF_A_READING))
-
-
 class ReadTable:
     """The reads of this process that have not ended, by feed. Thread-safe.
 
@@ -84,10 +73,8 @@ class ReadTable:
 
     def __init__(self, submit: Callable[[Any, bytes], Any]) -> None:
         self._submit = submit
-        self._numbers = itertools.count()
-        self._readers: dict[tuple[Any, tuple[int, ...]], _Reader] = {}
+        self._runs = NumberedRuns()
         self._arriving: dict[int, ArrivingContents] = {}
-        self._lock = threading.Lock()
         self.losses = 0  # how often all reads have ended
 
     def __len__(self) -> int:
@@ -101,37 +88,15 @@ class ReadTable:
         then, this one ends as well, because its contents may have been lost before the table had it.
         """
         contents = ArrivingContents(nbytes)
-        key = devices[0].client, tuple(device.id for device in devices)
-        feed: int | None = None
-        with self._lock:  # the server counts the runs of a reader in the order in which they are sent
-            try:
-                reader = self._readers.get(key)
-                if reader is None:
-                    reader = self._add(*key)
-                feed = next(reader.feeds, None)
-                if feed is None:
-                    reader = self._add(*key)
-                    feed = next(reader.feeds)
-                self._arriving[feed] = contents
-                reader.run([array])
-            except BaseException:  # the server may have received the run or not: its count may differ from now on
-                self._readers.pop(key, None)
-                if feed is not None:
-                    self._arriving.pop(feed, None)  # the channel's thread may have ended all reads meanwhile
-                raise
+        client, ids = devices[0].client, tuple(device.id for device in devices)
+
+        def submit(number: int) -> Any:
+            return self._submit(client, encode(Reading(ids, number))).execute_sharded
+
+        feed, _ = self._runs.run((client, ids), submit, [array], self._arriving, contents)
         if self.losses != losses:
             self.fail((feed,))
         return contents
-
-    def _add(self, client: Any, devices: tuple[int, ...]) -> _Reader:
-        number = next(self._numbers)
-        if number >= MOST_READINGS:
-            raise ValueError(f"this process has used all {MOST_READINGS} numbers of readers")
-        run = self._submit(client, encode(Reading(devices, number))).execute_sharded
-        reader = self._readers[client, devices] = _Reader(run, number)
-        if len(self._readers) > _MOST_READERS:
-            del self._readers[next(iter(self._readers))]
-        return reader
 
     def take(self, feed: int, content: Any, more: bool, done: Callable[[], None]) -> None:
         """Take a part of the contents that hosts have sent. Call `done` once it has been read."""
@@ -154,6 +119,5 @@ class ReadTable:
 
     def clear(self) -> None:
         """End all reads, and forget the executables, because the client was closed."""
-        with self._lock:
-            self._readers.clear()
+        self._runs.forget_executables()
         self.fail(())

@@ -6,33 +6,21 @@ array's host and the order of the uploads, which decides which one a full host r
 
 from __future__ import annotations
 
-import itertools
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from atoll.client.jax_patches.numbered_runs import NumberedRuns
 from atoll.errors import AtollError, StatusError
 from atoll.host_services.calls.call_messages import Landed, Wanted, encode, first_call
-from atoll.protocol.submission import MOST_READINGS, RUNS_OF_A_READING, PutArray, Writing, first_feed
+from atoll.protocol.submission import PutArray, Writing
 from atoll.protocol.submission import encode as encode_submission
 from atoll.transfers.channel import DataChannel
 from atoll.transfers.piece_contents import BufferContents
 
-_MOST_WRITERS = 256
-
 Array = np.ndarray[Any, Any]
-
-
-class _Writer:
-    """An executable of the server that makes an array. Used under the lock of the table."""
-
-    def __init__(self, run: Callable[[list[Any]], Any], number: int) -> None:
-        self.run = run
-        first = first_feed(number)
-        self.writes = iter(range(first, first + RUNS_OF_A_READING))
 
 
 class WriteTable:
@@ -45,10 +33,8 @@ class WriteTable:
     def __init__(self, submit: Callable[[Any, bytes], Any], run: Callable[[Callable[[], None]], None]) -> None:
         self._submit = submit
         self._run = run
-        self._numbers = itertools.count()
-        self._writers: dict[tuple[Any, int, str, tuple[int, ...]], _Writer] = {}
+        self._runs = NumberedRuns()
         self._contents: dict[int, Array] = {}
-        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         """Return the number of writes whose contents are kept."""
@@ -59,35 +45,14 @@ class WriteTable:
 
         Raise JaxRuntimeError or ValueError if the server refuses.
         """
-        key = device.client, device.id, array.dtype.name, array.shape
-        write: int | None = None
-        with self._lock:  # the server counts the runs of a writer in the order in which they are sent
-            try:
-                writer = self._writers.get(key)
-                if writer is None:
-                    writer = self._add(device, array)
-                write = next(writer.writes, None)
-                if write is None:
-                    writer = self._add(device, array)
-                    write = next(writer.writes)
-                self._contents[write] = array.view(np.ndarray)
-                return writer.run([])
-            except BaseException:  # the server may have received the run or not: its count may differ from now on
-                self._writers.pop(key, None)
-                if write is not None:
-                    self._contents.pop(write, None)
-                raise
+        made = PutArray(array.dtype.name, array.shape)
 
-    def _add(self, device: Any, array: Array) -> _Writer:
-        number = next(self._numbers)
-        if number >= MOST_READINGS:
-            raise ValueError(f"this process has used all {MOST_READINGS} numbers of writers")
-        writing = Writing(device.id, number, PutArray(array.dtype.name, array.shape))
-        run = self._submit(device.client, encode_submission(writing)).execute_sharded
-        writer = self._writers[device.client, device.id, array.dtype.name, array.shape] = _Writer(run, number)
-        if len(self._writers) > _MOST_WRITERS:
-            del self._writers[next(iter(self._writers))]
-        return writer
+        def submit(number: int) -> Any:
+            return self._submit(device.client, encode_submission(Writing(device.id, number, made))).execute_sharded
+
+        key = device.client, device.id, made
+        _, results = self._runs.run(key, submit, [], self._contents, array.view(np.ndarray))
+        return results
 
     # ---- from the proxy
 
@@ -129,9 +94,8 @@ class WriteTable:
 
     def clear(self) -> None:
         """Forget everything, because the client was closed."""
-        with self._lock:
-            self._writers.clear()
-            self._contents.clear()
+        self._runs.forget_executables()
+        self._contents.clear()
 
 
 def _notify(proxy: DataChannel, write: int) -> None:

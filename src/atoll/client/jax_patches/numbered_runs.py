@@ -1,0 +1,84 @@
+"""Runs of executables of the server that this process and its proxy count, so that both know the number of each run."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, TypeVar
+
+from atoll.protocol.submission import MOST_READINGS, RUNS_OF_A_READING, first_feed
+
+_MOST_EXECUTABLES = 256
+
+Value = TypeVar("Value")
+
+
+class _Executable:
+    """An executable whose runs have consecutive numbers."""
+
+    def __init__(self, run: Callable[[list[Any]], Any], number: int) -> None:
+        self.run = run
+        first = first_feed(number)
+        self.numbers: Iterator[int] = iter(range(first, first + RUNS_OF_A_READING))
+
+
+class NumberedRuns:
+    """The executables, by key. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._executables: dict[Hashable, _Executable] = {}
+        self._lock = threading.Lock()
+
+    def run(
+        self,
+        key: Hashable,
+        submit: Callable[[int], Callable[[list[Any]], Any]],
+        arguments: list[Any],
+        expected: dict[int, Value],
+        value: Value,
+    ) -> tuple[int, Any]:
+        """Run the executable of `key`. Return the number of the run, and jaxlib's results.
+
+        Args:
+          key: the executable.
+          submit: Makes the executable with this number of an executable, and returns its `execute_sharded`.
+          arguments: the arguments of the run.
+          expected: values of the runs that have not ended, by number. Any thread may remove some.
+          value: the value of this run, which `expected` has before the run is sent.
+
+        Raises:
+          JaxRuntimeError, ValueError: the server refuses the run, or all numbers are in use.
+        """
+        number: int | None = None
+        with self._lock:  # the server counts the runs of an executable in the order in which they are sent
+            try:
+                executable = self._executables.get(key)
+                if executable is None:
+                    executable = self._add(key, submit)
+                number = next(executable.numbers, None)
+                if number is None:
+                    executable = self._add(key, submit)
+                    number = next(executable.numbers)
+                expected[number] = value
+                return number, executable.run(arguments)
+            except BaseException:  # the server may have received the run or not: its count may differ from now on
+                self._executables.pop(key, None)
+                if number is not None:
+                    expected.pop(number, None)  # another thread may have removed all values meanwhile
+                raise
+
+    def _add(self, key: Hashable, submit: Callable[[int], Callable[[list[Any]], Any]]) -> _Executable:
+        number = next(self._numbers)
+        if number >= MOST_READINGS:
+            raise ValueError(f"this process has used all {MOST_READINGS} numbers of executables")
+        executable = self._executables[key] = _Executable(submit(number), number)
+        if len(self._executables) > _MOST_EXECUTABLES:
+            del self._executables[next(iter(self._executables))]
+        return executable
+
+    def forget_executables(self) -> None:
+        """Forget the executables, because the client was closed."""
+        with self._lock:
+            self._executables.clear()
