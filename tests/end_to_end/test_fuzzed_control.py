@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 import psutil
 import pytest
@@ -55,7 +55,7 @@ def user(module_directory: Path, program_cache: Path) -> Iterator[User]:
 
 
 class Honest:
-    """The honest session, which counts its steps."""
+    """The honest session, which counts its steps; a context manager."""
 
     def __init__(self, user: User, address: str) -> None:
         self._process = subprocess.Popen(
@@ -81,11 +81,15 @@ class Honest:
         count, longest = self._stdout.readline().split()
         return int(count), float(longest)
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        assert self._process.wait(SECONDS) == 0
+        status = self._process.wait(SECONDS)
         self._stdout.close()
+        assert status == 0
 
 
 def send_all(path: str, conversations: list[list[bytes]]) -> None:
@@ -106,9 +110,10 @@ def send_all(path: str, conversations: list[list[bytes]]) -> None:
 
 def longest_turn(directory: Path, pid: int) -> float:
     """Return the milliseconds of CPU time of the longest turn of a process since the last call."""
-    longest = 0.0
-    for file in directory.glob(f"turns.*.{pid}"):
-        longest = max(longest, float(file.read_text()))
+    files = list(directory.glob(f"turns.*.{pid}"))
+    assert files, "the process has measured no turn"
+    longest = max(float(file.read_text()) for file in files)
+    for file in files:
         file.unlink()
     return longest
 
@@ -123,42 +128,41 @@ def test_fuzzed_conversations_cost_an_honest_session_nothing(user: User, module_
     path = f"{user.runtime}/atoll/default/controller.sock"
     fuzzer = ControlFuzzer(20250701, TOKENS["ana"])
     (controller,) = [each for each in user.processes() if "atoll.controller_process.controller_main" in each.cmdline()]
-    honest = Honest(user, f"unix:{path}")
-    sent = 0
-    for _ in range(WARM_UP):
-        send_all(path, [fuzzer.conversation()])
-    before, handled_before = controller.memory_info().rss, report(user)["load"]["messages_in"]
-    time.sleep(QUIET_SECONDS)
-    _, alone = honest.since()
-    longest_turn(module_directory, controller.pid)
-    batch: list[list[bytes]] = []
-    sizes: list[int] = []  # the growth after each of `PARTS` parts
-    begin = time.monotonic()
-    while sent < MESSAGES:
-        frames = fuzzer.conversation()
-        batch.append(frames)
-        sent += len(frames)
-        if len(batch) == _TOGETHER:
-            send_all(path, batch)
-            batch.clear()
-        if sent // (MESSAGES // PARTS + 1) > len(sizes):
-            sizes.append(controller.memory_info().rss - before)
-    send_all(path, batch)
-    count, longest = honest.since()
-    turn = longest_turn(module_directory, controller.pid)
-    now = report(user)
-    growth = controller.memory_info().rss - before
-    print(
-        f"\n{sent} messages sent, {now['load']['messages_in'] - handled_before} handled, "
-        f"in {time.monotonic() - begin:.0f} s; {count} honest steps, longest {longest} ms (alone {alone} ms); "
-        f"longest turn {turn:.1f} ms of CPU time; "
-        f"controller's growth {[f'{each / 2**20:.1f}' for each in (*sizes, growth)]} MiB"
-    )
-    assert controller.is_running()
-    assert controller.status() != psutil.STATUS_ZOMBIE
-    assert count > 0
-    assert max(*sizes, growth) < MOST_GROWTH
-    assert 0 < turn < MOST_CPU_MS
-    assert {each["state"] for each in now["islands"]} == {"ready"}
-    assert [each["tenant"] for each in now["sessions"]] == ["ben"]
-    honest.close()
+    with Honest(user, f"unix:{path}") as honest:
+        sent = 0
+        for _ in range(WARM_UP):
+            send_all(path, [fuzzer.conversation()])
+        before, handled_before = controller.memory_info().rss, report(user)["load"]["messages_in"]
+        time.sleep(QUIET_SECONDS)
+        _, alone = honest.since()
+        longest_turn(module_directory, controller.pid)
+        batch: list[list[bytes]] = []
+        sizes: list[int] = []  # the growth after each of `PARTS` parts
+        begin = time.monotonic()
+        while sent < MESSAGES:
+            frames = fuzzer.conversation()
+            batch.append(frames)
+            sent += len(frames)
+            if len(batch) == _TOGETHER:
+                send_all(path, batch)
+                batch.clear()
+            if sent // (MESSAGES // PARTS + 1) > len(sizes):
+                sizes.append(controller.memory_info().rss - before)
+        send_all(path, batch)
+        count, longest = honest.since()
+        turn = longest_turn(module_directory, controller.pid)
+        now = report(user)
+        growth = controller.memory_info().rss - before
+        print(
+            f"\n{sent} messages sent, {now['load']['messages_in'] - handled_before} handled, "
+            f"in {time.monotonic() - begin:.0f} s; {count} honest steps, longest {longest} ms (before: {alone} ms); "
+            f"longest turn {turn:.1f} ms of CPU time; "
+            f"controller's growth {[f'{each / 2**20:.1f}' for each in (*sizes, growth)]} MiB"
+        )
+        assert controller.is_running()
+        assert controller.status() != psutil.STATUS_ZOMBIE
+        assert count > 0
+        assert max(*sizes, growth) < MOST_GROWTH
+        assert turn < MOST_CPU_MS
+        assert {each["state"] for each in now["islands"]} == {"ready"}
+        assert [each["tenant"] for each in now["sessions"]] == ["ben"]
