@@ -12,6 +12,7 @@ from atoll.launch.worlds import IDLE_WORLDS, MOST_WORLDS
 from atoll.protocol import messages as m
 from atoll.state.buffer_states import BufferState
 from atoll.state.gang_states import GangState
+from tests.controller.dumps import check_dump
 from tests.controller.play import Play, on, runs
 
 
@@ -249,6 +250,16 @@ def test_a_host_that_failed_in_a_collective_starts_others_when_it_has_ended_on_a
     ]
     first, second = runs(play.say(m.Launch(1, (), (12,), ())))
     assert of(play.report(0, m.Failed(first.sequence, broken)), m.CollectiveEnded) == []
+    ended = play.report(1, m.Done(((second.sequence, 0, 1),)))
+    assert of(ended, m.CollectiveEnded) == [m.CollectiveEnded(first.sequence)]
+
+
+def test_a_loaded_controller_knows_which_hosts_have_failed_in_a_collective():
+    play = Play("2x1x1")
+    with_function(play)
+    first, second = runs(play.say(m.Launch(1, (), (11,), ())))
+    play.report(0, m.Failed(first.sequence, Status(Code.INVALID_ARGUMENT, "broken")))
+    play.controller = check_dump(play.controller)
     ended = play.report(1, m.Done(((second.sequence, 0, 1),)))
     assert of(ended, m.CollectiveEnded) == [m.CollectiveEnded(first.sequence)]
 

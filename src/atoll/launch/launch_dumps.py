@@ -149,7 +149,7 @@ class ReservationsDump(Dump):
 # ---- launches
 
 
-@dump_of(Launcher, "launcher")
+@dump_of(Launcher, "launcher", rebuild=Launcher.note_left_out)
 class LauncherDump(Dump):
     in_flight: dict[int, Ref[Gang[Any]]] = {}
 

@@ -98,6 +98,7 @@ class Launcher:
         self.memory = Reservations(sessions, self.scheduler, resources, reclaim)
         self.scheduler.use_memory(self.memory.reserve)
         self.in_flight: dict[int, Gang[GangRun]] = {}  # by sequence, in the order in which they were started
+        self._left_out: set[int] = set()  # numbers of nodes with `GangRun.left_out`: see `note_left_out`
         self.charges = GangCharges(trace)
         self.remains = remains
         self._resources = resources
@@ -387,10 +388,10 @@ class Launcher:
         if scheduler.contended:
             self.delegated_runs.revoke_contended()
         while touched:
-            island = min(touched)  # any order is correct, but the event log must replay
-            touched.discard(island)
-            while (gang := scheduler.next(island)) is not None:
-                self._start(gang)
+            for island in sorted(touched):  # any order is correct, but the event log must replay
+                touched.discard(island)
+                while (gang := scheduler.next(island)) is not None:
+                    self._start(gang)
 
     def _start(self, gang: Gang[GangRun]) -> None:
         run, launch = gang.run, gang.run.launch
@@ -489,6 +490,7 @@ class Launcher:
             return
         if gang.run.spec.collective:
             gang.run.left_out += (host,)
+            self._left_out.add(gang.node.number)
         if not gang.node.is_delegated:  # other gangs of a delegated run are in flight on the host
             gang.run.hosts_left.discard(host)
         if self._may_be_of_another_host(gang, failure):
@@ -522,13 +524,22 @@ class Launcher:
 
     def _collective_ended(self, node: QueuedNode[GangRun]) -> None:
         """If a collective is over on all hosts, let those hosts start others that failed in it or left it out."""
-        if any(gang.run.left_out for gang in node.gangs) and all(
-            gang.state >= GangState.DONE or not gang.run.hosts_left for gang in node.gangs
-        ):
+        if node.number not in self._left_out:  # nearly always: a look at all gangs is too much for each that ends
+            return
+        if all(gang.state >= GangState.DONE or not gang.run.hosts_left for gang in node.gangs):
+            self._left_out.discard(node.number)
             for gang in node.gangs:
                 for host in gang.run.left_out:
                     self._outbox.to_host(host, m.CollectiveEnded(gang.sequence))
                 gang.run.left_out = ()
+
+    def note_left_out(self) -> None:
+        """Note the collectives in flight that hosts have failed in or left out, after the launcher was loaded."""
+        self._left_out = self._found_left_out()
+
+    def _found_left_out(self) -> set[int]:
+        nodes = (gang.node for gang in self.in_flight.values())
+        return {node.number for node in nodes if any(gang.run.left_out for gang in node.gangs)}
 
     def _may_be_of_another_host(self, gang: Gang[GangRun], failure: Status) -> bool:
         """Return whether the loss of another host may have failed a gang on this one."""
@@ -608,6 +619,7 @@ class Launcher:
         assert not differences, differences
         in_flight = (GangState.HELD, GangState.GRANTED, GangState.RUNNING)
         assert all(gang.state in in_flight for gang in self.in_flight.values())
+        assert self._left_out == self._found_left_out(), f"nodes {self._left_out} were noted as left out"
         running = Counter(
             (gang.island, gang.node.tenant.name) for gang in self.in_flight.values() if gang.state is GangState.RUNNING
         )
