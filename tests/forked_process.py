@@ -47,6 +47,7 @@ _MODULES = frozenset(
         "atoll.devices.compilers.fork_server",
         "atoll.engines.engine_main",
         "atoll.engines.null_hosts.null_hosts_main",
+        "atoll.engines.null_hosts.null_islands_main",
         "atoll.ifrt.proxy_main",
         "atoll.operate.command",
         "atoll.worker.worker_main",

@@ -20,7 +20,9 @@ class DeviceKind:
     """How to run hosts with devices of a platform. Functions are named as "module:function".
 
     `process` is the main module of a host's process, started with `WorkerOptions`. With `process_per_island`, it is
-    the main module of one process for all hosts of an island, started with `IslandOptions`.
+    the main module of one process for all hosts of an island, started with `IslandOptions`. `shared_process` is the
+    main module of a process for several such islands, started with `SharedOptions` (see
+    `atoll.engines.shared_process`).
 
     `backend(devices, cache_directory, membership)` creates the `DeviceBackend`, once per process of
     `atoll.worker.worker_main`. It blocks until the devices are ready. With a `Membership`, the host joins the other
@@ -33,6 +35,7 @@ class DeviceKind:
     backend: str = ""
     process: str = "atoll.worker.worker_main"
     process_per_island: bool = False
+    shared_process: str = ""
     check: str = ""
 
 
@@ -43,6 +46,7 @@ KINDS: dict[str, DeviceKind] = {
     "null": DeviceKind(
         process="atoll.engines.null_hosts.null_hosts_main",
         process_per_island=True,
+        shared_process="atoll.engines.null_hosts.null_islands_main",
         check="atoll.devices.null.model:chosen_model",
     ),
 }

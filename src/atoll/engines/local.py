@@ -9,9 +9,17 @@ from atoll.cluster.processes.startup_heartbeat import StartingProcess
 from atoll.cluster.sandbox.isolation import mechanisms_here
 from atoll.cluster.settings import OnOff
 from atoll.devices.accelerators import DeviceShares, devices
+from atoll.devices.device_kinds import kind_of
 from atoll.engines.engine_interface import AgentHandler, HostEnd, HostProcess, HostStart
 from atoll.engines.engine_options import EngineOptions
-from atoll.engines.worker_command import WorkerPlace, check_kinds, worker_command, worker_environment
+from atoll.engines.shared_process import MOST_PROCESSES, SharedProcesses
+from atoll.engines.worker_command import (
+    WorkerPlace,
+    check_kinds,
+    island_options,
+    worker_command,
+    worker_environment,
+)
 from atoll.wire.address import Address, parse_address
 
 
@@ -23,6 +31,12 @@ class LocalEngine:
         check_kinds(options.settings)
         self._address = self._controller = parse_address(options.controller_address)
         self._shares = DeviceShares(devices())
+        shares_processes = options.settings.topology.islands > MOST_PROCESSES
+        self._processes = {
+            platform: SharedProcesses(kind_of(platform).shared_process, options.settings.lease_seconds)
+            for platform in options.settings.topology.platforms
+            if shares_processes and kind_of(platform).shared_process
+        }
         for platform in options.settings.topology.platforms:
             shapes = [each for each in options.settings.topology.shapes if each.platform == platform]
             self._shares.check(platform, sum(each.hosts * each.devices for each in shapes))
@@ -54,7 +68,10 @@ class LocalEngine:
             on_end(HostEnd(status, silence or describe_exit(status), hung=bool(silence)))
 
         environment = worker_environment(start.platform, names, start.devices)
+        shared = self._processes.get(start.platform)
         try:
+            if shared is not None:
+                return shared.start(island_options(start, self._place(start)), environment, ended)
             return StartingProcess(self.command(start), environment, ended, self._options.settings.lease_seconds)
         except OSError:
             self._shares.give_back(start.platform, names)
@@ -62,7 +79,10 @@ class LocalEngine:
 
     def command(self, start: HostStart) -> list[str]:
         """Return the command line of a host's worker."""
-        place = WorkerPlace(
+        return worker_command(start, self._place(start))
+
+    def _place(self, start: HostStart) -> WorkerPlace:
+        return WorkerPlace(
             str(self._controller),
             self._data_address(),
             self._options.cache_directory,
@@ -72,7 +92,6 @@ class LocalEngine:
             hidden=(self._options.journal, self._options.settings.suspend_directory),
             sandbox=None if self._options.has_one_client else mechanisms_here(),
         )
-        return worker_command(start, place)
 
     def _data_address(self) -> str:
         """Return the address for data ports, which clients of the controller must be able to reach."""

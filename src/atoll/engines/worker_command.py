@@ -51,20 +51,7 @@ def worker_command(start: HostStart, place: WorkerPlace) -> list[str]:
     """Return the command line of a worker that is a child of this process and does not outlive it."""
     kind = kind_of(start.platform)
     if kind.process_per_island:
-        return command(
-            kind.process,
-            IslandOptions(
-                place.controller,
-                place.data_address,
-                start.island,
-                start.host,
-                start.hosts,
-                start.devices,
-                os.getpid(),
-                place.advertise,
-                start.incarnation,
-            ),
-        )
+        return command(kind.process, island_options(start, place))
     membership = (
         Membership(place.coordinator_address, start.rank, start.hosts, place.hostname) if start.hosts > 1 else None
     )
@@ -88,6 +75,21 @@ def worker_command(start: HostStart, place: WorkerPlace) -> list[str]:
             place.sandbox,
             place.hostname,
         ),
+    )
+
+
+def island_options(start: HostStart, place: WorkerPlace) -> IslandOptions:
+    """Return the options of an island whose hosts share a process."""
+    return IslandOptions(
+        place.controller,
+        place.data_address,
+        start.island,
+        start.host,
+        start.hosts,
+        start.devices,
+        os.getpid(),
+        place.advertise,
+        start.incarnation,
     )
 
 

@@ -93,7 +93,7 @@ class StartingProcess(LocalProcess):
 
     The number of the heartbeat's descriptor is appended to `command`, whose only argument is the options.
     `on_end(status, reason)` is called once on the running loop; `reason` says why the process was killed while it
-    started, "" otherwise. The constructor raises OSError.
+    started, "" otherwise. The child inherits `descriptors`. The constructor raises OSError.
     """
 
     def __init__(
@@ -102,6 +102,7 @@ class StartingProcess(LocalProcess):
         environment: Mapping[str, str],
         on_end: Callable[[int, str], None],
         seconds: float,
+        descriptors: tuple[int, ...] = (),
     ) -> None:
         self._on_end = on_end
         self._watch = StartWatch(seconds)
@@ -112,7 +113,7 @@ class StartingProcess(LocalProcess):
         self._readable, writable = os.pipe()
         os.set_blocking(self._readable, False)
         try:
-            super().__init__([*command, str(writable)], environment, self._ended, (writable,))
+            super().__init__([*command, str(writable)], environment, self._ended, (writable, *descriptors))
         except BaseException:
             os.close(self._readable)
             raise
