@@ -15,6 +15,7 @@ import msgspec
 
 from atoll.errors import Code, StatusError, invalid, unimplemented
 from atoll.executables.compiled_executables import Executable, fill_costs
+from atoll.executables.mpmd_order import ordered
 from atoll.executables.mpmd_requests import MpmdRequest
 from atoll.executables.program_checks import op_sharding
 from atoll.executables.program_executables import ProgramExecutable
@@ -37,7 +38,8 @@ class MpmdExecutable(ProgramExecutable):
     def __init__(
         self, outline: Outline, functions: list[Executable], request: MpmdRequest, cluster: ClusterSession
     ) -> None:
-        super().__init__(outline.program, functions, cluster)
+        program = ordered(outline.program, lambda device: cluster.hosts_of((device,))[0])
+        super().__init__(program, functions, cluster)
         self.devices = request.devices
         self.fingerprint = hashlib.sha256(b"".join(each.fingerprint for each in functions)).hexdigest().encode()
         self.meshes = {each.key: each.devices for each in outline.fragments}
