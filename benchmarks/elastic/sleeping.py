@@ -30,7 +30,8 @@ def register() -> None:
 def after(value: jax.Array, seconds: float) -> jax.Array:
     """The scalar, so much later."""
     whole, part = divmod(round(seconds * _NANOSECONDS), _NANOSECONDS)
-    timespec = jnp.array([whole, 0, part, 0], jnp.int32)  # two numbers of 64 bits
+    place = jax.lax.iota(jnp.int32, 4)  # of two numbers of 64 bits; an array would be a constant, which Shardy refuses
+    timespec = jnp.where(place == 0, whole, jnp.where(place == 2, part, 0)).astype(jnp.int32)
     words = jnp.append(timespec, jax.lax.bitcast_convert_type(jnp.float32(value), jnp.int32))
     # The result is the argument's memory, so it says how long to sleep; behind that, the value goes through.
     shape = jax.ShapeDtypeStruct(words.shape, words.dtype)

@@ -70,6 +70,17 @@ BACKENDS = {
         Backend("blocking TLS socket", {"JAX_PLATFORMS": "cpu"}),
         Backend("atoll, journal", {"JAX_PLATFORMS": "atoll"}),
         Backend("atoll, no journal", {"JAX_PLATFORMS": "atoll"}),
+        Backend("atoll, mpmd.jit", {"JAX_PLATFORMS": "atoll", "ATOLL_ISLANDS": "4x1x1"}),
+        Backend("atoll, pipeline", {"JAX_PLATFORMS": "atoll", "ATOLL_ISLANDS": "4x1x1"}),
+        *(
+            Backend(
+                f"atoll, {name} on null devices",
+                {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES}"},
+            )
+            for name in ("mpmd.jit", "pipeline")
+        ),
+        Backend("atoll, 512 null islands", {"JAX_PLATFORMS": "cpu"}),
+        Backend("atoll, 512 null hosts", {"JAX_PLATFORMS": "cpu"}),
         Backend("atoll, delegated runs", {"JAX_PLATFORMS": "cpu"}),
         Backend("atoll, node by node", {"JAX_PLATFORMS": "cpu"}),
         # Of the paper's figures. "Atoll" alone and what is ideal have null devices, and start them themselves.

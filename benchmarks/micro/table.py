@@ -1,4 +1,6 @@
-"""The micro-benchmarks (a) to (ae), as data: speed that users notice, beside stock JAX and other peers."""
+"""The micro-benchmarks (a) to (ah), as data: speed that users notice, beside stock JAX and other peers."""
+
+import importlib.util
 
 from benchmarks.harness.benchmark import BATCH_THREADS, Benchmark, Metric, RunsIn, Target
 
@@ -334,5 +336,42 @@ BENCHMARKS = (
             metrics=(Metric("rate", "x = f(x), pipelined", "calls/s", Target(0.9, ratio=True)),),
         )
         for key, size, nbytes, calls in _ALL_REDUCES
+    ),
+    *(
+        (
+            Benchmark(
+                key="af",
+                title="a training step, 1F1B, S=4, M=16, layers that sleep: Shardy's mpmd.jit; atoll.pipeline",
+                prepare="benchmarks.micro.mpmd:step",
+                contestants=("atoll, mpmd.jit", "atoll, pipeline"),
+                metrics=(Metric("step", "a step", "s", Target(1.05, at_least=False, ratio=True)),),
+                prepare_deadline=300.0,
+            ),
+            Benchmark(
+                key="ag",
+                title="the same schedule on null devices, in virtual time",
+                prepare="benchmarks.micro.mpmd:null_step",
+                contestants=("atoll, mpmd.jit on null devices", "atoll, pipeline on null devices"),
+                metrics=tuple(
+                    Metric(f"step_{unit}", f"a step, {unit} ms forward", "s", Target(1.05, at_least=False, ratio=True))
+                    for unit in (1, 10)
+                ),
+            ),
+        )
+        if importlib.util.find_spec("shardy") is not None
+        else ()
+    ),
+    Benchmark(
+        key="ah",
+        title="a computation over 512 null islands of one host; one island of 512 hosts",
+        prepare="benchmarks.micro.many_islands:computation",
+        contestants=("atoll, 512 null islands", "atoll, 512 null hosts"),
+        metrics=(
+            Metric("start", "start of the cluster", "s"),
+            Metric("controller", "the controller's CPU time, op by op", "ms", Target(1.0, at_least=False)),
+            Metric("chained", "the same, 12 computations in one program", "ms"),
+            Metric("parity", "rate of computations of 35 ms, of the devices' own", "times", Target(0.98)),
+        ),
+        prepare_deadline=300.0,
     ),
 )

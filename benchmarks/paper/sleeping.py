@@ -77,7 +77,7 @@ class Pipeline:
         devices = sorted(jax.devices(), key=lambda device: device.slice_index)
         self._pipe = atoll.pipeline(_loss, devices[:STAGES], microbatches, optax.sgd(1e-3), self.table)
         self._batch = np.ones((ROWS * microbatches, WIDTH), np.float32)
-        self._state = self._pipe.init(_weights(), self._batch)
+        self._state = self._pipe.init(first_weights(), self._batch)
         layers = [len(parameters) for parameters in self._state.parameters]
         if layers != [LAYERS // STAGES] * STAGES:
             raise AssertionError(f"the stages have {layers} layers")
@@ -87,7 +87,7 @@ class Pipeline:
         loss = None
         for _ in range(steps):
             self._state, loss = self._pipe.step(self._state, self._batch)
-        _check(loss)
+        check(loss)
 
     def wait(self) -> None:
         """Until the last step's weights are there, too."""
@@ -116,7 +116,7 @@ def _spmd(microbatches: int) -> Any:
         return [weight - 1e-3 * each for weight, each in zip(weights, found, strict=True)], loss
 
     update = jax.jit(updated)
-    weights = jax.device_put(_weights(), NamedSharding(mesh, whole))
+    weights = jax.device_put(first_weights(), NamedSharding(mesh, whole))
     batch = jax.device_put(np.ones((ROWS * microbatches, WIDTH), np.float32), NamedSharding(mesh, rows))
 
     def step(count: int) -> None:
@@ -124,18 +124,18 @@ def _spmd(microbatches: int) -> Any:
         loss = None
         for _ in range(count):
             weights, loss = update(weights, batch)
-        _check(loss)
+        check(loss)
 
     return step
 
 
-def _check(loss: Any) -> None:
+def check(loss: Any) -> None:
     """Waits for it. Weights and rows begin as ones, so the loss does, and training moves it little."""
     if not 0.5 < float(loss) < 1.01:
         raise AssertionError(f"the loss is {float(loss)}")
 
 
-def _weights() -> list[Any]:
+def first_weights() -> list[Any]:
     import numpy as np
 
     return [np.eye(WIDTH, dtype=np.float32) for _ in range(LAYERS)]
@@ -148,12 +148,12 @@ def _loss(weights: Any, batch: Any, in_one: bool = False) -> Any:
 
     x = batch
     for number, weight in enumerate(weights):
-        x = _layer(in_one)(weight, atoll.stage_boundary(x) if number else x)
+        x = layer(in_one)(weight, atoll.stage_boundary(x) if number else x)
     return (x**2).mean()
 
 
 @cache
-def _layer(in_one: bool) -> Any:
+def layer(in_one: bool) -> Any:
     import jax
 
     from benchmarks.elastic import sleeping
