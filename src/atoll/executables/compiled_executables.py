@@ -138,7 +138,7 @@ class Executable(LoadedExecutable):
 
 
 class LostExecutable(Executable):
-    """A function for removed devices. Its types come from a compilation for other devices.
+    """A function for lost devices. Its types come from a compilation for other devices.
 
     Runs fail like those of functions that were compiled before the loss: the returned arrays contain the error.
     Google's server compiles without the devices, so scripts that probe devices expect errors only when they wait.

@@ -99,6 +99,36 @@ def test_a_function_for_lost_devices_compiles_where_it_is_known_and_its_runs_fai
     assert rig.take() == []
 
 
+def one_device(device: int) -> Any:
+    rows = [{"replica_device_ids": [device]}]
+    return compile_request(device_assignment={"replica_count": 1, "computation_count": 1, "computation_devices": rows})
+
+
+def test_a_function_for_lost_devices_is_compiled_on_another_island_and_its_runs_fail(rig: Rig):
+    op = rig.send("compile", one_device(3))
+    (asked,) = rig.take()
+    rig.receive(m.FunctionReady(asked.function, FAILURE, b""))
+    (elsewhere,) = rig.take()
+    assert elsewhere.assignment == ((1,),)  # the same position in the other island
+    rig.receive(m.FunctionReady(elsewhere.function, OK, info()))
+    assert rig.take() == [m.ReleaseFunction(elsewhere.function)]
+    reply = rig.answer(op).compile
+    assert list(reply.device_ids) == [3]
+    rig.make(1, on(3))
+    outputs = rig.ask("execute", executable=reply.executable, arguments=[1], options={"fill_status": True}).execute
+    check_refused(rig.ask("fetch_execute_result", status_handle=outputs.status_handle), Code.DATA_LOSS, "it burnt")
+
+
+def test_a_function_for_lost_devices_fails_if_the_other_islands_are_lost(rig: Rig):
+    op = rig.send("compile", one_device(3))
+    (asked,) = rig.take()
+    rig.receive(m.FunctionReady(asked.function, FAILURE, b""))
+    (elsewhere,) = rig.take()
+    rig.receive(m.FunctionReady(elsewhere.function, failure(Code.DATA_LOSS, "too", Details(Kind.ISLAND, (0,))), b""))
+    assert rig.take() == []
+    check_refused(rig.answer(op), Code.DATA_LOSS, "it burnt")
+
+
 # ---- running
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from atoll.errors import OK, Code, Kind, Status, StatusError, invalid, unimplemented
-from atoll.executables.compile_requests import compile_job, plugin_payload
+from atoll.executables.compile_requests import CompileJob, compile_job, plugin_payload
 from atoll.executables.compiled_executables import Executable, LostExecutable
 from atoll.executables.loaded_executable import LoadedExecutable
+from atoll.executables.lost_devices import replace_islands
 from atoll.executables.mpmd_executables import compile_mpmd
 from atoll.executables.mpmd_requests import IFRT_IR_PROGRAM, mpmd_request
 from atoll.executables.program_executables import PuttingExecutable, ReadingExecutable, WritingExecutable
 from atoll.executables.python_functions import CUSTOM_CALL_PROGRAM, python_function
+from atoll.ifrt.ifrt_session import IfrtSession
 from atoll.ifrt.pending_request import Handler, PendingRequest
 from atoll.ifrt.requests.contents_requests import put_contents, send_contents, write_contents
 from atoll.ifrt.requests.plugin_requests import handle_plugin_program, load_python
@@ -44,19 +47,49 @@ def _compile(pending: PendingRequest, request: Any) -> None:
         welcome = session.cluster.welcome
         job = compile_job(request, len(welcome.devices), welcome.session)
         try:
-            await session.libraries.load(job.targets, job.devices)
-            number, encoded = await session.cluster.register_function(job.source, job.content, job.assignment)
+            number, info = await _register(session, job)
         except StatusError as error:
-            known = session.compiled.get(job.content)
-            if error.status.details.kind is not Kind.ISLAND or known is None:
+            if error.status.details.kind is not Kind.ISLAND:
                 raise
             # Islands restart, so do not wait to compile.
+            known = session.compiled.get(job.content) or await _compile_elsewhere(session, job, error.status)
+            if known is None:
+                raise
             return LostExecutable(known, job, error.status)
-        executable = Executable(number, msgspec.msgpack.decode(encoded, type=FunctionInfo), job)
-        session.remember_compiled(job.content, executable.info)
-        return executable
+        return Executable(number, info, job)
 
     pending.reply_loaded_later(work())
+
+
+async def _register(session: IfrtSession, job: CompileJob) -> tuple[int, FunctionInfo]:
+    """Compile on the job's devices. Return the function's number and its description. Raise StatusError."""
+    await session.libraries.load(job.targets, job.devices)
+    number, encoded = await session.cluster.register_function(job.source, job.content, job.assignment)
+    info = msgspec.msgpack.decode(encoded, type=FunctionInfo)
+    session.remember_compiled(job.content, info)
+    return number, info
+
+
+async def _compile_elsewhere(session: IfrtSession, job: CompileJob, loss: Status) -> FunctionInfo | None:
+    """Compile a function for lost devices on other islands. Return its description, or None if no island can."""
+    lost: set[int] = set()
+    islands = set(loss.details.islands)
+    while not islands <= lost:
+        lost |= islands
+        assignment = replace_islands(job.assignment, session.cluster.welcome.devices, lost)
+        if assignment is None:
+            return None
+        try:
+            number, info = await _register(session, replace(job, assignment=assignment))
+        except StatusError as error:
+            if error.status.details.kind is not Kind.ISLAND:
+                raise
+            islands = set(error.status.details.islands)
+            continue
+        session.cluster.retain_functions((number,))
+        session.cluster.drop_functions((number,))
+        return info
+    return None
 
 
 def _metadata(pending: PendingRequest, request: Any) -> None:
