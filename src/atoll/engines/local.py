@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from atoll.cluster.processes.child import describe_exit
+from atoll.cluster.processes.oom_kills import OomKills
 from atoll.cluster.processes.startup_heartbeat import StartingProcess
 from atoll.cluster.sandbox.isolation import mechanisms_here
 from atoll.cluster.settings import OnOff
@@ -62,10 +63,12 @@ class LocalEngine:
 
     def start_host(self, start: HostStart, on_end: Callable[[HostEnd], None]) -> HostProcess:
         names = self._shares.take(start.platform, start.devices)
+        kills = OomKills()
 
         def ended(status: int, silence: str) -> None:
             self._shares.give_back(start.platform, names)
-            on_end(HostEnd(status, silence or describe_exit(status), hung=bool(silence)))
+            text = silence or describe_exit(status) + kills.note(status)
+            on_end(HostEnd(status, text, hung=bool(silence)))
 
         environment = worker_environment(start.platform, names, start.devices)
         shared = self._processes.get(start.platform)

@@ -19,6 +19,7 @@ import msgspec
 from atoll.cluster.environment_variables import JAX_PLATFORMS
 from atoll.cluster.processes.leases import FAILED_STATUS, LAPSED_STATUS
 from atoll.cluster.processes.lifeline import open_pid, watch_in_loop
+from atoll.cluster.processes.oom_kills import OomKills
 from atoll.cluster.processes.process_runtime import command, end, own_environment
 from atoll.errors import ClusterError
 
@@ -135,10 +136,14 @@ class ExitMessage:
         return b"".join(self._lines)[-_BYTES:].decode(errors="replace").rstrip()
 
 
-def how_it_ended(process: subprocess.Popen[bytes], words: ExitMessage, seconds: float) -> str:
-    """Wait for the process, and describe its end, such as "exited with 3; its last lines: ..."."""
+def how_it_ended(process: subprocess.Popen[bytes], words: ExitMessage, kills: OomKills, seconds: float) -> str:
+    """Wait for the process, and describe its end, such as "exited with 3; its last lines: ...".
+
+    `kills` is as old as the process.
+    """
     status = process.wait()
     how = f"was ended by signal {-status}" if status < 0 else f"exited with {status}"
+    how += kills.note(status)
     said = words.text(seconds)
     return how + (f"; its last lines:\n{said}" if said else "")
 

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from atoll.cluster.environment_variables import LOG
+from atoll.cluster.processes.oom_kills import OomKills
 from atoll.cluster.processes.process_runtime import command
 from atoll.devices.compilers.compiler_messages import (
     Answer,
@@ -130,6 +131,7 @@ class CompilerProcess:
         self._link = link
         self._limits = limits
         self._kill = kill
+        self._kills = OomKills()
         self._has_ended = threading.Event()
         self._end: Ended | None = None
 
@@ -184,6 +186,7 @@ class CompilerProcess:
         if end.status < 0 and end.most_bytes > _NEAR_LIMIT * self._limits.memory_bytes:
             return _crash(begun, Code.RESOURCE_EXHAUSTED, memory_text(self._limits.memory_bytes))
         how = f"ended by {signal.Signals(-end.status).name}" if end.status < 0 else f"exited with {end.status}"
+        how += self._kills.note(end.status)
         text = self.output.text()
         quoted = f"; its last lines:\n{text}" if text else ""
         return _crash(begun, Code.INTERNAL, f"the compiler process {how}{quoted}")

@@ -18,7 +18,6 @@ import msgspec
 
 from atoll._version import __version__
 from atoll.cluster.directories import sockets_base
-from atoll.cluster.processes.child import describe_exit
 from atoll.cluster.processes.client_directories import HOST_DIRECTORIES, sweep
 from atoll.cluster.processes.leases import Leases
 from atoll.cluster.processes.lifeline import watch_in_loop
@@ -330,7 +329,7 @@ class HostAgent:
         self._worker.start(start, place, (self._dialed, self._controller, *elsewhere))
 
     def _worker_ended(self, reason: str) -> None:
-        self._on_event(f"the worker of {self._host} has ended: {reason or describe_exit(self._worker.last_end[1])}")
+        self._on_event(f"the worker of {self._host} has ended: {reason}")
         self._tell(m.AgentWorkerEnded(*self._worker.last_end, self._coordinator_address(), reason))
 
     async def _look_at_lease(self) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from atoll.cluster.directories import make_directory
 from atoll.cluster.processes.child import describe_exit
 from atoll.cluster.processes.client_directories import HOST_DIRECTORIES, claim
+from atoll.cluster.processes.oom_kills import OomKills
 from atoll.cluster.processes.startup_heartbeat import StartingProcess
 from atoll.engines.engine_interface import HostStart
 from atoll.engines.worker_command import WorkerPlace, worker_command, worker_environment
@@ -34,6 +35,7 @@ class LocalWorker:
         self._process: StartingProcess | None = None
         self._directory: Path | None = None
         self._looks_at: frozenset[Address] = frozenset()  # addresses at which a starting worker looks for a controller
+        self._kills = OomKills()  # since the worker's start
         self._none = asyncio.Event()
         self._none.set()
         self.incarnation = 0  # 0 without a worker
@@ -54,6 +56,7 @@ class LocalWorker:
         )
         self.incarnation = start.incarnation
         self._none.clear()
+        self._kills = OomKills()
         try:
             command = worker_command(host, replace(place, directory=str(self._directory)))
             environment = worker_environment(start.platform, self._devices.get(start.platform, ()), start.devices)
@@ -83,7 +86,8 @@ class LocalWorker:
             await self._none.wait()
 
     def _ended(self, status: int, reason: str) -> None:
-        _log.info("the worker of incarnation %d has ended: %s", self.incarnation, reason or describe_exit(status))
+        reason = reason or describe_exit(status) + self._kills.note(status)
+        _log.info("the worker of incarnation %d has ended: %s", self.incarnation, reason)
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
         self.last_end = self.incarnation, status

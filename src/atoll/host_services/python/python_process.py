@@ -25,6 +25,7 @@ import numpy as np
 from atoll.cluster.environment_variables import PYTHON_ENVIRONMENT, PYTHON_PATH
 from atoll.cluster.processes.bugs import described, start_in
 from atoll.cluster.processes.child import ExitMessage, how_it_ended
+from atoll.cluster.processes.oom_kills import OomKills
 from atoll.cluster.processes.priorities import restore_priority
 from atoll.cluster.processes.process_runtime import (
     command,
@@ -164,6 +165,7 @@ class PythonProcess:
     def _serve(self, process: subprocess.Popen[bytes], link: PythonLink) -> str:
         """Serve the link until the process ends it. Return how the process ended."""
         assert process.stdout is not None
+        kills = OomKills()
         words = ExitMessage(process.stdout, f"atoll-python-log-{self.name}")
         threading.Thread(target=self._send, args=(link,), name=f"atoll-python-out-{self.name}", daemon=True).start()
         try:
@@ -176,7 +178,7 @@ class PythonProcess:
         _signal(process, signal.SIGKILL)
         if not _ends_soon(process):
             self._report_end(self._because("was killed"))
-        return self._because(how_it_ended(process, words, _END_SECONDS))
+        return self._because(how_it_ended(process, words, kills, _END_SECONDS))
 
     def _because(self, how: str) -> str:
         return f"{self._problem}, and {how}" if self._problem else how
