@@ -44,6 +44,7 @@ _SIZES = (
         "an error; stack arrays",
     ),
     ("versions that a name of published arrays keeps", named_arrays.MOST_KEPT, "an error"),
+    ("replicas of a published version, with the published one", named_arrays.MOST_REPLICAS, "an error"),
     ("names of published arrays of a tenant", named_arrays.MOST_NAMES, "an error; remove some with `atoll arrays rm`"),
     ("arrays in all versions of a tenant", named_arrays.MOST_ARRAYS, "an error; keep fewer versions"),
     ("launches of a session in flight", LAUNCH_WINDOW, "the script waits"),

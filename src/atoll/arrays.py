@@ -52,7 +52,7 @@ class Version:
     tree: Any
 
 
-def publish(name: str, tree: Any, *, keep: int = 2) -> int:
+def publish(name: str, tree: Any, *, keep: int = 2, replicas: int = 1) -> int:
     """Publish a tree of arrays under a name, and return the number of this version.
 
     For example, a trainer publishes its parameters after every step::
@@ -75,6 +75,8 @@ def publish(name: str, tree: Any, *, keep: int = 2) -> int:
       tree: arrays in dicts, lists and tuples. For other types of nodes, subscribers need the argument `like`. Bytes,
         such as the state of an iterator of `atoll.data`, become an array of uint8.
       keep: number of versions to keep, at most 64.
+      replicas: number of islands of which each has all arrays, at most 8. With 2, the devices copy the version to
+        another island when it is complete, and it survives the loss of one island.
 
     Raises:
       StatusError: the name is invalid or not permitted, or there are too many versions.
@@ -100,7 +102,7 @@ def publish(name: str, tree: Any, *, keep: int = 2) -> int:
     if len(arrays) > MOST_PUBLISHED:
         text = f"{name} has {len(arrays)} arrays that are not small: a version can have at most {MOST_PUBLISHED}"
         raise StatusError(Code.INVALID_ARGUMENT, text)
-    request = PublishArrays(name, keep, tuple(each.path for each in arrays), structure)
+    request = PublishArrays(name, keep, tuple(each.path for each in arrays), structure, replicas)
     stages = {each: _stage(client, each) for each in dict.fromkeys(array.devices for array in arrays)}
     with staging:
         try:

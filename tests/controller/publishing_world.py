@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from msgspec.structs import replace
 
+from atoll.controller.sessions.vaults import spec_of
 from atoll.errors import Code
 from atoll.ir.program import Mapping, Rearrange, single
 from atoll.named_arrays.version_states import VersionState
@@ -49,7 +51,8 @@ class PublishingClient(MigratingClient):
         self.asked.add(request)
         name = self.rng.choice("ab")
         paths = tuple(map(str, chosen))
-        self.say(m.Publish(request, name, self.rng.randint(1, 2), tuple(views), paths))
+        replicas = self.rng.randint(1, len(self.world.controller.resources.islands))
+        self.say(m.Publish(request, name, self.rng.randint(1, 2), tuple(views), paths, replicas=replicas))
 
     def open_version(self) -> None:
         request = self.fresh()
@@ -89,6 +92,29 @@ class PublishingWorld(MigratingWorld):
     def deliver(self) -> None:
         super().deliver()
         self.controller.published.names.validate()
+        self.check_vaults()
+
+    def check_vaults(self) -> None:
+        """Vaults have the arrays of versions, their copies, and copies that are being made, and nothing else."""
+        published = self.controller.published
+        held: dict[int, list[int]] = {}
+        for run in published.copies._runs.values():
+            held.setdefault(run.vault, []).extend(run.results)
+        for version in published.names.versions():
+            if version.state in (VersionState.LOST, VersionState.FREED) or not version.held:
+                assert version.devices == version.copies == {}
+                continue
+            vault = self.controller.vaults.of(version)
+            handles = [*version.held, *(each for some in version.copies.values() for each in some)]
+            held.setdefault(vault.number, []).extend(handles)
+            entries = [vault.directory.entries[handle] for handle in handles]
+            assert all(entry.error is None for entry in entries), "lost copies are replaced"
+            counts = Counter(device for entry in entries for device in spec_of(entry).sharding.devices)
+            assert counts == version.devices
+        for number in self.controller.vaults.by_tenant.values():
+            entries = self.controller.sessions[number].directory.entries
+            unreleased = [handle for handle, entry in sorted(entries.items()) if not entry.released]
+            assert sorted(held.get(number, [])) == unreleased
 
     def end_publishing(self) -> None:
         """All readers leave, and all names are removed. Nothing of them is left."""
@@ -108,7 +134,7 @@ class PublishingWorld(MigratingWorld):
             assert isinstance(client, PublishingClient)
             assert client.asked == set(), "each request is answered"
         assert [each.state for each in published.names.versions() if each.state is not VersionState.FREED] == []
-        for vault in published.vaults.values():
+        for vault in self.controller.vaults.by_tenant.values():
             assert self.controller.sessions[vault].directory.entries == {}
             for host in self.hosts.values():
                 assert host.stores.pop(vault) == {}, "all published memory goes"

@@ -16,7 +16,7 @@ from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.state.session_states import SessionState
 from tests.controller.play import Cluster, Play, joined, runs
-from tests.controller.test_published_arrays import EVE, Trainer
+from tests.controller.publishing_play import EVE, Trainer
 
 RUN = NamedRun("run-7", detach=600.0, wait=60.0)
 

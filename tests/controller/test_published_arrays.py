@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from atoll.cluster.tenant_settings import TenantSettings, token_hash
 from atoll.errors import Code, Status
 from atoll.ir.program import Mapping, Rearrange, single
 from atoll.named_arrays.named_arrays import GUEST_SECONDS
@@ -15,62 +14,8 @@ from atoll.named_arrays.version_states import VersionState
 from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
-from tests.controller.play import BROKEN, Play, on, runs
-
-TRAINER = TenantSettings("trainer", token_hash("trainer"), publish=("policy*",))
-READER = TenantSettings("reader", token_hash("reader"), subscribe=("trainer/policy*",))
-EVE = TenantSettings("eve", token_hash("eve"))
-
-
-class Trainer(Play):
-    """A session of a trainer on island 0, which has array 10 and publishes views of it, 100 and later."""
-
-    def __init__(self, topology: str = "2x1x2", **settings: Any) -> None:
-        super().__init__(topology, token="cluster", tenants=(TRAINER, READER, EVE), **settings)
-        self.session = self.open(token="trainer").number
-        self.array(10)
-        view = Rearrange((0,), (on(0),), (Mapping(0, 0, (0, 1, 1), (0, 1, 1)),))
-        self.view_program = single("publish", (on(0),), view)
-        self.say(m.RegisterProgram(5, self.view_program))
-        self.views = 100
-        self.requests = 0
-
-    def request(self) -> int:
-        self.requests += 1
-        return self.requests
-
-    def view(self) -> tuple[int, int]:
-        """Launch a view; its handle and the sequence number of its run."""
-        self.views += 1
-        (run,) = runs(self.say(m.Launch(5, (10,), (self.views,), ())))
-        return self.views, run.sequence
-
-    def publish(self, name: str = "policy", keep: int = 2) -> tuple[int, int]:
-        """Publish array 10; the number of the version, and the sequence number of the view's run."""
-        view, sequence = self.view()
-        (reply,) = self.say(m.Publish(self.request(), name, keep, (view,), ("w",)))
-        assert reply.status.ok, reply.status
-        return reply.version, sequence
-
-    def complete(self, name: str = "policy", keep: int = 2) -> int:
-        version, sequence = self.publish(name, keep)
-        self.done(sequence)
-        return version
-
-    def answers(self, session: int, message: Any) -> list[Any]:
-        """Return the messages that the session gets because of a message."""
-        self.flush()
-        self.proxy(session, message)
-        return [each for (kind, number), each in self.sent() if (kind, number) == ("session", session)]
-
-    def opened(self, session: int, name: str = "trainer/policy", number: int = -1, **options: Any) -> m.VersionOpened:
-        (reply,) = self.answers(session, m.OpenVersion(self.request(), name, number, **options))
-        assert isinstance(reply, m.VersionOpened)
-        return reply
-
-    @property
-    def vault(self) -> Any:
-        return self.controller.sessions[self.controller.published.vaults["trainer"]]
+from tests.controller.play import BROKEN, on
+from tests.controller.publishing_play import Trainer
 
 
 def test_a_version_moves_to_the_vault_when_it_is_complete() -> None:
@@ -284,21 +229,6 @@ def test_the_loss_of_an_island_is_named_and_a_newer_version_replaces_the_lost_on
     assert version.state is VersionState.LOST
 
 
-def test_a_drained_island_loses_its_versions() -> None:
-    play = Trainer()
-    play.complete()
-    for session in list(play.controller.connections.sessions):
-        play.close(session)
-    play.operator(m.DrainRequest(0))
-    play.flush()
-    play.tick(1.0)
-    play.flush()
-    assert play.vault.directory.entries == {}
-    (version,) = play.controller.published.names.versions()
-    assert version.error is not None
-    assert version.error.message == "a part of version 1 of trainer/policy was on island 0, which was drained"
-
-
 @pytest.mark.parametrize("ask", [m.SuspendRequest, m.EndSessionRequest, lambda number: m.RemapRequest(number, 1, 1)])
 def test_a_vault_is_no_session_for_operators(ask: Any) -> None:
     play = Trainer()
@@ -435,7 +365,7 @@ def test_the_removal_of_a_tenant_frees_its_versions() -> None:
     play.opened(reader)
     play.operator(m.RemoveTenant("trainer"))
     play.flush()
-    assert play.controller.published.vaults == {}
+    assert play.controller.vaults.by_tenant == {}
     assert not any(play.controller.memory.used.values())
     assert "may not read" not in play.opened(reader).status.message
 

@@ -80,7 +80,7 @@ def eventful_snapshot() -> Snapshot:
     play.say(m.Launch(1, (10,), (13,), ()))  # waits for its tenant's memory
     play.say(m.Publish(50, "run-1", 2, (12,), ("w",)))
     play.say(m.OpenVersion(51, "run-1"))
-    play.say(m.Publish(52, "run-1", 2, (13,), ("w",)))  # waits for its array
+    play.say(m.Publish(52, "run-1", 2, (13,), ("w",), replicas=2))  # waits for its array
     play.operator(m.SuspendRequest(default, False))
     play.proxy(default, m.Quiesced(1))
     put = next(each for each in play.outbox() if isinstance(each, m.SpillRequest))

@@ -101,6 +101,10 @@ class Topology:
         rank = host - self._first_hosts[island]
         return self._first_devices[island] + rank * self.shapes[island].devices + ordinal
 
+    def island_of_device(self, number: int) -> int:
+        """Return the island of a device with this number in the cluster."""
+        return bisect_right(self._first_devices, number) - 1
+
     def with_island(self, shape: IslandShape) -> Topology:
         """Return this topology with an additional island."""
         return Topology((*self.shapes, shape))

@@ -26,6 +26,7 @@ from atoll.controller.operators import drains
 from atoll.controller.operators.drains import Drains, _Drain
 from atoll.controller.operators.requests import Operators, _Start
 from atoll.controller.operators.service import WaitingRequests
+from atoll.controller.sessions.array_copies import ArrayCopies, CopyRun
 from atoll.controller.sessions.detached_sessions import DetachedSessions
 from atoll.controller.sessions.inboxes import Inboxes
 from atoll.controller.sessions.proxy_requests import SliceRequests
@@ -33,6 +34,7 @@ from atoll.controller.sessions.published_arrays import PublishedArrays, ReadProg
 from atoll.controller.sessions.queries import Queries
 from atoll.controller.sessions.session_persistence import SessionPersistence
 from atoll.controller.sessions.sessions import Sessions
+from atoll.controller.sessions.vaults import Vaults
 from atoll.controller.state import ClusterState
 from atoll.controller.watchdog import Watchdog
 from atoll.errors import JournalError, Status
@@ -131,7 +133,7 @@ class SessionPersistenceDump(Dump):
     _operators: list[int] = []
 
 
-@dump_of(Version, "version of arrays", version=2)
+@dump_of(Version, "version of arrays", version=3, oldest=3)
 class ArraysVersionDump(Dump):
     tenant: str
     name: str
@@ -145,7 +147,10 @@ class ArraysVersionDump(Dump):
     state: VersionState = VersionState.PENDING
     held: list[int] = []
     arrays: list[PublishedArray] = []
-    places: dict[int, DeviceLocation] = {}
+    replicas: int = 1
+    copies: dict[int, tuple[int, ...]] = {}
+    devices: dict[int, int] = {}
+    problem: str = ""
     readers: set[int] = set()
     error: Status | None = None
     retired: float = 0.0
@@ -177,11 +182,32 @@ class NamedArraysDump(Dump):
     _first_number: int = 1
 
 
-@dump_of(PublishedArrays, "published arrays")
-class PublishedArraysDump(Dump):
+@dump_of(Vaults, "vaults")
+class VaultsDump(Dump):
     _next_handle: int
     _next_shared: int
-    vaults: dict[str, int] = {}
+    by_tenant: dict[str, int] = {}
+
+
+@dump_of(CopyRun, "run that copies arrays")
+class CopyRunDump(Dump):
+    key: tuple[str, str, int]
+    vault: int
+    results: dict[int, int] = {}
+    following: int = 0
+
+
+@dump_of(ArrayCopies, "array copies")
+class ArrayCopiesDump(Dump):
+    due: dict[tuple[str, str, int], int] = {}
+    leaving: set[int] = set()
+    _waiting: dict[tuple[str, str, int], None] = {}
+    _runs: dict[tuple[str, str, int], Ref[CopyRun]] = {}
+    _retries: dict[tuple[str, str, int], float] = {}
+
+
+@dump_of(PublishedArrays, "published arrays", version=2)
+class PublishedArraysDump(Dump):
     more: dict[tuple[str, str, int], None] = {}
     read_programs: dict[int, list[ReadProgram]] = {}
     replies: Deque[tuple[int, int, int]] = []
@@ -236,7 +262,7 @@ class WatchdogDump(Dump):
 # ---- operators
 
 
-@dump_of(_Drain, "drain")
+@dump_of(_Drain, "drain", version=2)
 class DrainDump(Dump):
     operator: int
     island: int
@@ -244,14 +270,16 @@ class DrainDump(Dump):
     leaving: set[int] = set()
     returns: bool = False
     problems: list[str] = []
+    copies_since: float = 0.0
 
 
-@dump_of(Drains, "drains")
+@dump_of(Drains, "drains", version=2)
 class DrainsDump(Dump):
     _end_times: DurationsOf[int]
     _leave_times: DurationsOf[int]
     _ending: dict[int, Ref[_Drain]] = {}
     _leaving: dict[int, Ref[_Drain]] = {}
+    _copying: dict[int, Ref[_Drain]] = {}
 
 
 callback("drains: moved", None, drains._moved, Ref[Session], IslandDevices, IslandDevices)

@@ -37,6 +37,7 @@ from atoll.controller.sessions.published_arrays import PublishedArrays
 from atoll.controller.sessions.queries import Queries
 from atoll.controller.sessions.session_persistence import SessionPersistence
 from atoll.controller.sessions.sessions import Sessions
+from atoll.controller.sessions.vaults import Vaults
 from atoll.controller.state import ClusterState
 from atoll.controller.watchdog import Watchdog
 from atoll.errors import invalid
@@ -105,6 +106,7 @@ class Controller:
             self.migrations,
             self.suspensions,
             self.launcher,
+            self.published.copies,
             self._recovery.forget_hosts,
             self.agents.pending_reason,
         )
@@ -260,7 +262,8 @@ class Controller:
         )
         self._sessions = Sessions(state)
         self.detached = DetachedSessions(state, self._sessions, self._failures, self.suspensions)
-        self.published = PublishedArrays(state, self._sessions, self.launcher, own, spiller)
+        self.vaults = Vaults(state, self._sessions, self.launcher)
+        self.published = PublishedArrays(state, self.vaults, self.launcher, own, spiller)
         self._proxies = Proxies(
             state,
             self._sessions,
@@ -325,6 +328,7 @@ class Controller:
         subscribe = lifecycle.subscribe
         subscribe(IslandReady, self._operators.island_ready)
         subscribe(IslandReady, self._persistence.island_ready)
+        subscribe(IslandReady, self.published.copies.island_ready)
         subscribe(IslandFailed, self._recovery.fail_work_of_island)
         subscribe(IslandFailed, self.published.island_failed)
         subscribe(IslandFailed, self.detached.island_failed)
@@ -338,6 +342,7 @@ class Controller:
         subscribe(IslandRestarted, self._worlds.start_waiting)
         subscribe(IslandRemoved, self._worlds.close_worlds_of)
         subscribe(IslandRestarted, self._recovery.island_restarted)
+        subscribe(IslandRestarted, self.published.copies.island_ready)
         subscribe(IslandRestarted, self._operators.island_restarted)
         subscribe(IslandRemoved, self._recovery.island_removed)
         subscribe(IslandRemoved, self._operators.island_removed)
@@ -345,6 +350,7 @@ class Controller:
         subscribe(IslandDrained, self._operators.drains.island_drained)
         self._sessions.subscribe(
             self.detached.session_closed,
+            self.vaults.session_closed,
             self.published.session_closed,
             self.migrations.session_closed,
             self.suspensions.session_closed,
@@ -398,7 +404,7 @@ class Controller:
         """Return the containers of work that flushes do in steps. All are empty if there is no such work."""
         programs, large = self.programs, self.launcher.large_launches
         waiting = programs.lowerings.waiting, programs.discards.waiting, self._inboxes.waiting, self._requests.waiting
-        published = self.published.more, self.published.replies
+        published = self.published.more, self.published.replies, self.published.copies.due
         return *waiting, *published, large.beginning, large.ended, self._state.remains.waiting
 
     def parts(self) -> dict[str, Any]:
@@ -455,7 +461,9 @@ class Controller:
             "admission": self._admission,
             "session persistence": self._persistence,
             "watchdog": self.watchdog,
+            "vaults": self.vaults,
             "published arrays": self.published,
+            "array copies": self.published.copies,
             "named arrays": self.published.names,
         }
 

@@ -131,7 +131,12 @@ class Suspensions:
         self._try_to_resume(suspension)
 
     def needs(self, session: Session, island: int) -> bool:
-        """Whether the session would lose anything with the island. A session on disk would not."""
+        """Whether the session would lose anything with the island. A session on disk would not.
+
+        Published arrays do not count: they are copied when no session needs the island.
+        """
+        if session.is_vault:
+            return False
         if session.state in _AT_REST:
             hosts = set(self._resources.hosts_of(island))
             spilled_arrays = (entry.spilled for entry in session.directory.entries.values())

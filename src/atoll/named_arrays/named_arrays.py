@@ -16,14 +16,15 @@ from dataclasses import dataclass, field
 import msgspec
 
 from atoll.cluster.array_names import SEPARATOR
-from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.state_machine import StateMachine
 from atoll.errors import Code, Status, StatusError, not_found
 from atoll.ir.types import ArraySpec
 from atoll.named_arrays.version_states import TRANSITIONS, VersionState
+from atoll.protocol.number_ranges import PUBLISHED_DEVICES
 
 MOST_NAMES = 1024  # per tenant
 MOST_KEPT = 64  # versions that a name keeps
+MOST_REPLICAS = 8  # copies of a version on different islands, with the published arrays
 MOST_ARRAYS = 1 << 18  # per tenant, in all versions that are not freed
 MOST_DESCRIBED = 32 << 20  # characters of the paths and bytes of the structures of these versions, per tenant
 MOST_PENDING = 16  # versions of a session that are not complete
@@ -36,15 +37,25 @@ _S = VersionState
 
 
 class PublishedArray(msgspec.Struct, frozen=True):
-    """One array of a version: its type, whose sharding has the numbers of `Version.places`, and its size in bytes."""
+    """One array of a version: its type, with the devices on which it was published, and its size in bytes."""
 
     spec: ArraySpec
     nbytes: int
 
 
+VersionKey = tuple[str, str, int]  # the tenant, the name, and the number of a version
+
+
 @dataclass(eq=False)
 class Version(StateMachine[VersionState]):
-    """A version of a name. `error` is the reason if it is LOST or FAILED."""
+    """A version of a name. `error` is the reason if it is LOST or FAILED.
+
+    Attributes:
+      held: handles in the vault of the arrays that it has taken over. Readers get these.
+      copies: further handles in the vault, by the position of the array in `held`.
+      devices: the number of arrays and copies on each device, by its number in vaults.
+      problem: why copies are missing.
+    """
 
     transitions = TRANSITIONS
     tenant: str
@@ -57,9 +68,12 @@ class Version(StateMachine[VersionState]):
     keep: int  # number of versions that the name keeps from this one on
     seconds: float  # time of its publication, and later of its completion
     state: VersionState = VersionState.PENDING
-    held: list[int] = field(default_factory=list)  # handles of the arrays that the vault has taken over
+    held: list[int] = field(default_factory=list)
     arrays: list[PublishedArray] = field(default_factory=list)  # those of `held`
-    places: dict[int, DeviceLocation] = field(default_factory=dict)  # physical devices, by number in `arrays`
+    replicas: int = 1  # copies of each array that share no island, with the published one
+    copies: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    devices: dict[int, int] = field(default_factory=dict)
+    problem: str = ""
     readers: set[int] = field(default_factory=set)
     error: Status | None = None
     retired: float = 0.0  # time since which it is RETIRED
@@ -67,6 +81,10 @@ class Version(StateMachine[VersionState]):
 
     def _described(self) -> str:
         return self.title
+
+    @property
+    def key(self) -> VersionKey:
+        return self.tenant, self.name, self.number
 
     @property
     def title(self) -> str:
@@ -77,6 +95,20 @@ class Version(StateMachine[VersionState]):
     def nbytes(self) -> int:
         """Return the size of the arrays that are held, without copies of replicated arrays."""
         return sum(each.nbytes for each in self.arrays)
+
+    def count(self, spec: ArraySpec, by: int) -> None:
+        """Add an array or a copy of this type to `devices`, or remove it. `by` is 1 or -1."""
+        for device in spec.sharding.devices:
+            number = self.devices.get(device, 0) + by
+            if number:
+                self.devices[device] = number
+            else:
+                del self.devices[device]
+
+    @property
+    def device_numbers(self) -> tuple[int, ...]:
+        """Return the devices with arrays or copies, by their numbers in the cluster."""
+        return tuple(sorted(device - PUBLISHED_DEVICES.start for device in self.devices))
 
     @property
     def described(self) -> int:
@@ -153,7 +185,7 @@ class NamedArrays:
         self.waits: dict[tuple[int, int], Wait] = {}  # by session and request
         self._waits_of: dict[int, int] = {}  # number of the waits of each session
         self._readers_of: dict[int, set[int]] = {}  # by session
-        self.pending: dict[tuple[str, str, int], Version] = {}
+        self.pending: dict[VersionKey, Version] = {}
         self._arrays_of: dict[str, int] = {}  # number of the arrays in the versions of each tenant
         self._described_of: dict[str, int] = {}  # what the controller keeps about these, as in `Version.described`
         self._next_reader = 1
@@ -172,6 +204,7 @@ class NamedArrays:
         handles: tuple[int, ...],
         paths: tuple[str, ...],
         structure: bytes = b"",
+        replicas: int = 1,
     ) -> Version:
         """Begin a version. Raise RESOURCE_EXHAUSTED if the tenant or the session has too many."""
         self._check_space(tenant, len(handles), _described(paths, structure))
@@ -184,9 +217,10 @@ class NamedArrays:
         if found is None:
             found = self.names[tenant, name] = Name(tenant, name, next_number=self._first_number)
         version = Version(tenant, name, found.next_number, session, handles, paths, structure, keep, now)
+        version.replicas = replicas
         found.next_number += 1
         found.versions[version.number] = version
-        self.pending[tenant, name, version.number] = version
+        self.pending[version.key] = version
         self._arrays_of[tenant] = self._arrays_of.get(tenant, 0) + len(handles)
         self._described_of[tenant] = self._described_of.get(tenant, 0) + version.described
         return version
@@ -249,7 +283,7 @@ class NamedArrays:
         return [Free(version), *self._answer_waits(name)]
 
     def _end_pending(self, version: Version) -> None:
-        del self.pending[version.tenant, version.name, version.number]
+        del self.pending[version.key]
 
     def _name_of(self, version: Version) -> Name:
         return self.names[version.tenant, version.name]
@@ -440,6 +474,11 @@ class NamedArrays:
 
     # ---- reports
 
+    def find(self, key: VersionKey) -> Version | None:
+        """Return a version, or None if it has failed or was freed."""
+        name = self.names.get(key[:2])
+        return None if name is None else name.versions.get(key[2])
+
     def versions(self) -> Iterator[Version]:
         """Yield all versions that are not failed and not freed."""
         for name in self.names.values():
@@ -454,7 +493,7 @@ class NamedArrays:
             for number, version in name.versions.items():
                 assert version.number == number < name.next_number
                 assert version.state not in (_S.FAILED, _S.FREED)
-                assert (version.state is _S.PENDING) == ((version.tenant, version.name, number) in self.pending)
+                assert (version.state is _S.PENDING) == (version.key in self.pending)
                 assert version.state is not _S.RETIRED or version.readers, f"nothing reads {version.title}"
                 assert all(readers.get(reader) is version for reader in version.readers)
         assert all(reader in version.readers for reader, version in readers.items())

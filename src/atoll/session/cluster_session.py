@@ -311,14 +311,21 @@ class ClusterSession:
     # ---- published arrays
 
     def publish(
-        self, name: str, keep: int, handles: Sequence[int], paths: Sequence[str], structure: bytes
+        self,
+        name: str,
+        keep: int,
+        handles: Sequence[int],
+        paths: Sequence[str],
+        structure: bytes,
+        replicas: int,
     ) -> Coroutine[Any, Any, int]:
         """Publish arrays, whose handles belong to the controller from now on.
 
         The coroutine returns the number of the version, or raises StatusError.
         """
         number = self.number()
-        return _published(self.ask(number, m.Publish(number, name, keep, tuple(handles), tuple(paths), structure)))
+        message = m.Publish(number, name, keep, tuple(handles), tuple(paths), structure, replicas)
+        return _published(self.ask(number, message))
 
     async def open_version(self, name: str, version: int, newer_than: int, seconds: float) -> m.VersionOpened:
         """Open a version of published arrays: see `m.OpenVersion`. Raise StatusError."""

@@ -271,7 +271,7 @@ def _versions(controller: ReportSource, viewer: Tenant | None, now: float) -> tu
         if viewer is None or may_read(viewer.settings, each.tenant, each.name)
     ]
     newest = heapq.nlargest(MOST_VERSIONS, found, key=lambda each: each.seconds)
-    number_of = controller.resources.number_of
+    island_of = controller.resources.topology.island_of_device
     return tuple(
         VersionSnapshot(
             tenant=each.tenant,
@@ -281,8 +281,9 @@ def _versions(controller: ReportSource, viewer: Tenant | None, now: float) -> tu
             session=each.session,
             arrays=len(each.handles),
             bytes=each.nbytes,
-            islands=tuple(sorted({location.island for location in each.places.values()})),
-            devices=tuple(sorted(map(number_of, each.places.values()))),
+            replicas=each.replicas,
+            islands=tuple(sorted({island_of(number) for number in each.device_numbers})),
+            devices=each.device_numbers,
             readers=len(each.readers),
             age=round(max(0.0, now - each.seconds), 3),
             note=_note(each),
@@ -294,7 +295,9 @@ def _versions(controller: ReportSource, viewer: Tenant | None, now: float) -> tu
 def _note(version: Version) -> str:
     if version.error is not None:
         return version.error.message
-    return f"{len(version.held)} arrays are complete" if version.state is VersionState.PENDING else ""
+    if version.state is VersionState.PENDING:
+        return f"{len(version.held)} arrays are complete"
+    return version.problem and f"a copy is missing: {version.problem}"
 
 
 def _python_rules(controller: ReportSource, viewer: Tenant | None) -> PythonRules:

@@ -145,7 +145,8 @@ class VersionSnapshot(SnapshotStruct, frozen=True):
     state: str
     session: int  # that published it
     arrays: int = 0
-    bytes: int = 0  # of the arrays that are complete, on all devices
+    bytes: int = 0  # of the arrays that are complete, on all devices, without copies
+    replicas: int = 1  # copies of each array on different islands that the publisher asked for
     islands: tuple[int, ...] = ()
     devices: tuple[int, ...] = ()
     readers: int = 0

@@ -1,4 +1,4 @@
-"""Drain islands: sessions move away or leave by themselves, and then the island's workers end.
+"""Drain islands: sessions move away or leave by themselves, published arrays are copied, and the island's workers end.
 
 An operator requests a drain, or the engine if a machine is about to leave. The reply is sent when the island is empty
 and has ended, or when the drain has failed.
@@ -12,19 +12,23 @@ from functools import partial
 
 from atoll.cluster.lifecycle import Island, IslandDrained, IslandState
 from atoll.cluster.slice_placement import IslandDevices
+from atoll.controller.sessions.array_copies import ArrayCopies
 from atoll.controller.state import ClusterState
 from atoll.errors import OK, Code, Status, StatusError
+from atoll.launch.scheduler import Scheduler
 from atoll.migration.migrations import Migrations
 from atoll.migration.rules import Changes, has_arrays
 from atoll.migration.suspensions import Suspensions
 from atoll.protocol import messages as m
 from atoll.state.durations import Durations
-from atoll.state.session import Session
+from atoll.state.session import GangRun, Session
 
 # For the workers of a drained island to end.
 END_SECONDS = 30.0
 # For sessions that leave an island by themselves.
 LEAVE_SECONDS = 60.0
+# For published arrays to be copied to other islands, and for reads of those on the island to end.
+COPY_SECONDS = 300.0
 
 
 @dataclass(eq=False)
@@ -37,6 +41,7 @@ class _Drain:
     leaving: set[int]  # sessions in `left` that move by themselves
     returns: bool = False  # one of its machines leaves: the island restarts on another machine or on the same one
     problems: list[str] = field(default_factory=list)
+    copies_since: float = 0.0  # time since which published arrays are copied
 
 
 class Drains:
@@ -51,6 +56,8 @@ class Drains:
         state: ClusterState,
         migrations: Migrations,
         suspensions: Suspensions,
+        scheduler: Scheduler[GangRun],
+        copies: ArrayCopies,
         forget_hosts: Callable[[int], object],
         reply: Callable[..., None],
     ) -> None:
@@ -61,12 +68,15 @@ class Drains:
         self._outbox = state.outbox
         self._migrations = migrations
         self._suspensions = suspensions
+        self._scheduler = scheduler
+        self._copies = copies
         self._forget_hosts = forget_hosts
         self._reply = reply
         self._ending: dict[int, _Drain] = {}  # by island: its workers are ending
         self._end_times: Durations[int] = Durations()
         self._leaving: dict[int, _Drain] = {}  # by island: it waits for sessions that leave by themselves
         self._leave_times: Durations[int] = Durations()
+        self._copying: dict[int, _Drain] = {}  # by island: published arrays are being copied to others
 
     def tick(self, now: float) -> None:
         for island, seconds in self._end_times.update(now, self._ending).items():
@@ -74,6 +84,8 @@ class Drains:
                 self.island_ended(island)
         for island, seconds in self._leave_times.update(now, self._leaving).items():
             self._check_left(self._leaving[island], seconds > LEAVE_SECONDS)
+        for drain in list(self._copying.values()):
+            self._check_copied(drain, now - drain.copies_since > COPY_SECONDS)
 
     def begin(self, operator: int, record: Island, returns: bool, has_spares: bool = False) -> None:
         """Begin to drain an island. Raises StatusError if this is impossible.
@@ -89,7 +101,8 @@ class Drains:
         if record.state is not IslandState.READY:
             raise StatusError(Code.FAILED_PRECONDITION, f"island {island} is {record.state}")
         others = [each.number for each in self._resources.islands.values() if each.state is IslandState.READY]
-        is_rebuilt = has_spares and not any(self._suspensions.needs(each, island) for each in self._sessions.values())
+        is_in_use = any(self._suspensions.needs(each, island) for each in self._sessions.values())
+        is_rebuilt = has_spares and not is_in_use and not self._copies.is_on(island)
         if others == [island] and not is_rebuilt:
             raise StatusError(Code.FAILED_PRECONDITION, f"island {island} is the only one that is ready")
         self._lifecycle.begin_drain(island)
@@ -115,7 +128,7 @@ class Drains:
         for number, plan in plans.items():
             self._migrations.begin(self._sessions[number], plan, partial(self._when_moved, drain, number))
         if not drain.left:
-            self._end_island(drain)
+            self._copy_published(drain)
 
     def _notify_leaving(self, drain: _Drain, stay: bool) -> None:
         hosts = tuple(sorted(self._resources.hosts_of(drain.island)))
@@ -172,11 +185,44 @@ class Drains:
         if drain.problems:
             self._stop_draining(drain)
         else:
+            self._copy_published(drain)
+
+    def _copy_published(self, drain: _Drain) -> None:
+        """Copy the published arrays on an island that no session uses to other islands."""
+        if self._copies.is_on(drain.island):
+            drain.copies_since = self._outbox.seconds
+            self._copying[drain.island] = drain
+            self._copies.leave(drain.island)
+        else:
+            self._end_island(drain)
+
+    def _is_unused(self, island: int) -> bool:
+        """Return whether nothing runs on the island, or waits for it."""
+        return self._scheduler.is_idle(island) and not self._scheduler.nodes(island)
+
+    def _check_copied(self, drain: _Drain, is_late: bool) -> None:
+        """End the island if no published arrays are on it and no session reads one of them."""
+        island = drain.island
+        obstacles = self._copies.obstacles(island)
+        if self._resources.islands[island].state is not IslandState.DRAINING:
+            obstacles = ["the island was lost meanwhile"]
+        elif obstacles is None and is_late:
+            obstacles = [f"published arrays have not been copied within {COPY_SECONDS:.0f} s"]
+        elif not obstacles and not self._is_unused(island):
+            obstacles = [f"reads of published arrays have not ended within {COPY_SECONDS:.0f} s"] if is_late else None
+        if obstacles is None:
+            return
+        del self._copying[island]
+        drain.problems += obstacles
+        if obstacles:
+            self._stop_draining(drain)
+        else:
             self._end_island(drain)
 
     def _stop_draining(self, drain: _Drain) -> None:
         self._lifecycle.stop_drain(drain.island)
         self._leaving.pop(drain.island, None)
+        self._copies.stay(drain.island)
         self._notify_leaving(drain, stay=True)
         text = f"island {drain.island} is in use: {'; '.join(drain.problems)}"
         self._reply(drain.operator, Status(Code.FAILED_PRECONDITION, text))

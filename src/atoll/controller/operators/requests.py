@@ -19,6 +19,7 @@ from atoll.cluster.lifecycle import (
 from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.topology import IslandShape
 from atoll.controller.operators.drains import Drains
+from atoll.controller.sessions.array_copies import ArrayCopies
 from atoll.controller.state import ClusterState
 from atoll.errors import OK, Code, Status, StatusError, invalid, not_found
 from atoll.launch.launcher import Launcher
@@ -54,6 +55,7 @@ class Operators:
         migrations: Migrations,
         suspensions: Suspensions,
         launcher: Launcher,
+        copies: ArrayCopies,
         forget_hosts: Callable[[int], object],
         pending_reason: Callable[[int], str],
     ) -> None:
@@ -72,7 +74,7 @@ class Operators:
         self._pending_reason = pending_reason
         self._starting: dict[int, _Start] = {}  # by island
         self._start_times: Durations[int] = Durations()  # islands
-        self.drains = Drains(state, migrations, suspensions, forget_hosts, self._reply)
+        self.drains = Drains(state, migrations, suspensions, launcher.scheduler, copies, forget_hosts, self._reply)
 
     def handle(self, operator: int, message: Operation) -> None:
         try:

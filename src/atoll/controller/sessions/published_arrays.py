@@ -10,8 +10,8 @@ launch transfers them to the session's devices. So the session's tenant pays for
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -20,7 +20,8 @@ from atoll.cluster.array_names import SEPARATOR, check_array_name, matches, spli
 from atoll.cluster.lifecycle import IslandDrained, IslandFailed
 from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.tenant_settings import may_read
-from atoll.controller.sessions.sessions import Sessions
+from atoll.controller.sessions.array_copies import ArrayCopies
+from atoll.controller.sessions.vaults import Vaults
 from atoll.controller.state import ClusterState
 from atoll.errors import OK, Code, Details, Kind, StatusError, failure, invalid, not_found
 from atoll.ir import program as ir
@@ -32,6 +33,7 @@ from atoll.migration.controller import InternalPrograms
 from atoll.named_arrays.named_arrays import (
     GUEST_SECONDS,
     MOST_KEPT,
+    MOST_REPLICAS,
     MOST_WAIT_SECONDS,
     Action,
     Free,
@@ -40,10 +42,10 @@ from atoll.named_arrays.named_arrays import (
     PublishedArray,
     Refused,
     Version,
+    VersionKey,
     Wait,
 )
 from atoll.protocol import messages as m
-from atoll.protocol.number_ranges import PUBLISHED_DEVICES, SHARED_HANDLES
 from atoll.state.buffer_directory import Entry
 from atoll.state.buffer_states import BufferState
 from atoll.state.session import Session
@@ -56,8 +58,6 @@ _MOST_REPLIED = 1 << 14
 _COST_OF_REPLY = 256
 _BYTES_AS_AN_ARRAY = 256  # of the paths and the structure of a tree
 _UNPUBLISHABLE = ("token", "opaque")
-# Arrays that launches of other tenants read from a version, until those that have ended are forgotten.
-_MANY_LENT = 1024
 # Programs that a session keeps to read further versions of the same types.
 MOST_READ_PROGRAMS = 128
 
@@ -77,27 +77,25 @@ class PublishedArrays:
     def __init__(
         self,
         state: ClusterState,
-        sessions: Sessions,
+        vaults: Vaults,
         launcher: Launcher,
         internal: InternalPrograms,
         spiller: ArraySpiller,
     ) -> None:
         self.names = NamedArrays()
-        self.vaults: dict[str, int] = {}  # sessions, by the name of their tenant
-        self.more: dict[tuple[str, str, int], None] = {}  # pending versions with more arrays to take over
+        self.copies = ArrayCopies(state, self.names, vaults, launcher, internal)
+        self.more: dict[VersionKey, None] = {}  # pending versions with more arrays to take over
         self.read_programs: dict[int, list[ReadProgram]] = {}  # by session, the last used one at the end
         self.replies: deque[tuple[int, int, int]] = deque()  # to send: session, request and reader
-        self._next_handle = 1  # in vaults
-        self._next_shared = SHARED_HANDLES.start
         self._open = state.sessions
         self._tenants = state.tenants
         self._outbox = state.outbox
         self._resources = state.resources
         self._history = state.history
-        self._sessions = sessions
         self._launcher = launcher
         self._internal = internal
         self._spiller = spiller
+        self._vaults = vaults
 
     # ---- publishing
 
@@ -125,6 +123,7 @@ class PublishedArrays:
             raise StatusError(Code.PERMISSION_DENIED, text)
         if not 1 <= message.keep <= MOST_KEPT:
             raise invalid(f"a name can keep 1 to {MOST_KEPT} versions, not {message.keep}")
+        self._check_replicas(session, message.replicas)
         entries = session.directory.entries
         for handle, path in zip(message.handles, message.paths, strict=True):
             problem = session.directory.problem(handle)
@@ -142,11 +141,23 @@ class PublishedArrays:
             message.handles,
             message.paths,
             message.structure,
+            message.replicas,
         )
+
+    def _check_replicas(self, session: Session, replicas: int) -> None:
+        """Raise INVALID_ARGUMENT for a number of copies that the cluster can never have."""
+        if not 1 <= replicas <= MOST_REPLICAS:
+            raise invalid(f"a version can have 1 to {MOST_REPLICAS} replicas, not {replicas}")
+        shapes = self._resources.topology.shapes
+        islands = [number for number, each in self._resources.islands.items() if not each.is_over]
+        count = sum(shapes[number].platform == session.platform for number in islands)
+        if replicas > max(1, count):
+            raise invalid(f"{replicas} replicas need as many islands, and the cluster has {count}")
 
     def proceed(self) -> None:
         """Take over arrays of pending versions that are complete, complete the versions, and answer requests."""
         self._take_over_complete_arrays()
+        self.copies.proceed()
         left = _MOST_REPLIED
         while self.replies and left > 0:
             left -= self._reply(*self.replies.popleft())
@@ -164,8 +175,10 @@ class PublishedArrays:
             if len(version.held) == len(version.handles):
                 session.publishing -= 1
                 self._perform(self.names.complete(self._outbox.seconds, version))
+                if version.replicas > 1:
+                    self.copies.examine(version)
             elif left <= 0:
-                self.more[version.tenant, version.name, version.number] = None
+                self.more[version.key] = None
                 break
 
     def _adopt(self, session: Session, version: Version, most: int) -> int:
@@ -186,7 +199,9 @@ class PublishedArrays:
                 break
             complete.append(handle)
         if complete:
-            self._take_over(session, version, complete)
+            self._vaults.take(session, version, complete)
+            if self.copies.leaving:  # the arrays may be on an island that is being drained
+                self.copies.examine(version)
         if problem is not None:
             raise problem
         return len(complete)
@@ -204,49 +219,6 @@ class PublishedArrays:
         if entry is None or not entry.is_idle or entry.waits is not None:  # only a faulty proxy uses the array
             raise invalid(f"{what} is used by its session")
         return True
-
-    def _take_over(self, session: Session, version: Version, handles: Sequence[int]) -> None:
-        """Move arrays of the session to the vault."""
-        vault = self._vault(session.tenant)
-        shares: dict[tuple[int, ...], list[tuple[int, int]]] = defaultdict(list)
-        for handle in handles:
-            entry = session.directory.take(handle)
-            held = self._next_handle
-            self._next_handle += 1
-            version.held.append(held)
-            version.arrays.append(self._placed(session, version, entry))
-            entry.producer, entry.traceback_id, entry.dependency, entry.readers = version.title, 0, None, None
-            vault.directory.add(held, entry)
-            shares[entry.hosts].append((handle, held))
-        self._share(session.number, vault.number, shares)
-        for hosts, pairs in shares.items():
-            self._outbox.free(hosts, session.number, [handle for handle, _ in pairs])
-
-    def _share(self, source: int, target: int, shares: dict[tuple[int, ...], list[tuple[int, int]]]) -> None:
-        for hosts, pairs in shares.items():
-            self._outbox.to_hosts(hosts, m.ShareBuffers(source, target, tuple(pairs)))
-
-    def _placed(self, session: Session, version: Version, entry: Entry) -> PublishedArray:
-        """Return the array's type with the numbers of physical devices in `version.places`."""
-        spec = entry.spec
-        assert spec is not None
-        numbers = {location: number for number, location in version.places.items()}
-        devices = []
-        for device in spec.sharding.devices:
-            location = session.devices.locations[device]
-            if location not in numbers:
-                numbers[location] = PUBLISHED_DEVICES.start + len(numbers)
-                version.places[numbers[location]] = location
-            devices.append(numbers[location])
-        entry.spec = replace(spec, sharding=replace(spec.sharding, devices=tuple(devices)))
-        return PublishedArray(entry.spec, entry.nbytes)
-
-    def _vault(self, tenant: Tenant) -> Session:
-        number = self.vaults.get(tenant.name)
-        if number is None:
-            vault = self._sessions.open_vault(tenant)
-            number = self.vaults[tenant.name] = vault.number
-        return self._open[number]
 
     # ---- reading
 
@@ -294,9 +266,11 @@ class PublishedArrays:
         if len(arrays) != len(message.targets):
             raise invalid(f"{version.title} has {len(version.arrays)} arrays, not {stop}")
         targets = tuple(_target(session, array, target) for array, target in zip(arrays, message.targets, strict=True))
-        sources = tuple(each.spec for each in arrays)
-        program = self._program(session, version, sources, targets)
-        handles = self._lend(session, version, range(message.first, stop))
+        places = session.devices.locations
+        islands = frozenset(places[device].island for each in targets for device in each.sharding.devices)
+        chosen = self._vaults.nearest(version, range(message.first, stop), islands)
+        program = self._program(session, version, tuple(spec for _, spec in chosen), targets)
+        handles = self._vaults.lend(session, version, [held for held, _ in chosen])
         self._internal.take_credit(session)
         self._launcher.launch(session, m.Launch(program, handles, message.results, ()))
         self._launcher.buffers.release(session, handles, delete=False)
@@ -308,9 +282,12 @@ class PublishedArrays:
 
         Scripts usually read many versions of the same types, so the last programs are kept.
         """
-        used = sorted({device for target in targets for device in target.sharding.devices})
-        locations = session.devices.locations
-        places = (*version.places.items(), *((device, locations[device]) for device in used))
+        own = session.devices.locations
+        places = tuple(
+            (device, locations[device])
+            for locations, specs in ((self._vaults.of(version).devices.locations, sources), (own, targets))
+            for device in sorted({device for each in specs for device in each.sharding.devices})
+        )
         kept = self.read_programs.setdefault(session.number, [])
         for position, each in enumerate(kept):
             if each.places == places and each.sources == sources and each.targets == targets:
@@ -329,33 +306,6 @@ class PublishedArrays:
             self._internal.drop(session, kept.pop(0).number)
         return number
 
-    def _lend(self, session: Session, version: Version, positions: Iterable[int]) -> tuple[int, ...]:
-        """Share arrays of a version with the session. Return their handles there."""
-        vault = self._open[self.vaults[version.tenant]]
-        shares: dict[tuple[int, ...], list[tuple[int, int]]] = defaultdict(list)
-        lent = []
-        for position in positions:
-            held, spec = version.held[position], version.arrays[position].spec
-            entry = vault.directory.entries[held]
-            handle = self._next_shared
-            self._next_shared += 1
-            shared = Entry(entry.hosts, entry.nbytes, BufferState.READY, producer=version.title, spec=spec)
-            self._launcher.memory.share(entry, shared)
-            session.directory.add(handle, shared)
-            shares[entry.hosts].append((held, handle))
-            lent.append(handle)
-        self._share(vault.number, session.number, shares)
-        if session.tenant is not vault.tenant:
-            if len(version.lent) >= _MANY_LENT:
-                version.lent = [each for each in version.lent if self._lent(each) is not None]
-            version.lent += [(session.number, handle) for handle in lent]
-        return tuple(lent)
-
-    def _lent(self, lent: tuple[int, int]) -> Entry | None:
-        """Return an array that shares the memory of a version until a launch has read it, or None if that has ended."""
-        session = self._open.get(lent[0])
-        return None if session is None else session.directory.entries.get(lent[1])
-
     def close_version(self, session: Session, message: m.CloseVersion) -> None:
         self._perform(self.names.close_reader(session.number, message.reader))
 
@@ -369,12 +319,12 @@ class PublishedArrays:
 
     def tick(self, now: float) -> None:
         self._perform(self.names.tick(now))
+        self.copies.tick(now)
 
     def session_closed(self, session: Session) -> None:
         """End the session's readers and pending versions, or forget everything in a vault."""
         self.read_programs.pop(session.number, None)
         if session.is_vault:
-            del self.vaults[session.tenant.name]
             self._perform(self.names.tenant_removed(session.tenant.name))
         else:
             self._perform(self.names.session_closed(session.number))
@@ -388,12 +338,11 @@ class PublishedArrays:
         self._lose(drained.island, "was drained")
 
     def _lose(self, island: int, what: str) -> None:
-        for version in list(self.names.versions()):
-            if any(location.island == island for location in version.places.values()):
-                text = f"a part of {version.title} was on island {island}, which {what}"
-                details = Details(Kind.ISLAND, (island,), retriable=True)
-                self._perform(self.names.lose(version, failure(Code.DATA_LOSS, text, details)))
-                self._free_held(version)
+        for version in self.copies.island_lost(island):
+            text = f"a part of {version.title} was on island {island}, which {what}"
+            details = Details(Kind.ISLAND, (island,), retriable=True)
+            self._perform(self.names.lose(version, failure(Code.DATA_LOSS, text, details)))
+            self._vaults.free(version)
 
     # ---- actions
 
@@ -428,22 +377,7 @@ class PublishedArrays:
         if session is not None and left:
             session.publishing -= 1
             self._launcher.buffers.release(session, left, delete=False)
-        self._free_held(version)
-
-    def _free_held(self, version: Version) -> None:
-        """Free the arrays of the version in the vault, unless that was closed.
-
-        Tenants whose launches still read them are charged for them from now on, unless other arrays of the version's
-        tenant share their memory.
-        """
-        number = self.vaults.get(version.tenant)
-        vault = None if number is None else self._open.get(number)
-        if vault is not None:
-            self._launcher.buffers.release(vault, tuple(version.held), delete=False)
-            lent, version.lent = version.lent, []
-            guests = [(entry, self._open[each[0]].tenant) for each in lent if (entry := self._lent(each)) is not None]
-            if guests:
-                self._launcher.memory.hand_over(guests, vault.tenant)
+        self._vaults.free(version)
 
 
 def _target(session: Session, array: PublishedArray, target: ArraySpec) -> ArraySpec:

@@ -105,6 +105,7 @@ class Sessions:
         self.next_number += 1
         devices = self._slices.open(number, (), {})
         vault = Session(number, 0, "published arrays", "", devices, tenant=tenant, is_vault=True)
+        vault.waits_for_islands = False
         self._sessions[number] = vault
         rules = self._tenants.python_rules(tenant, self._settings)
         for host in self._resources.hosts:

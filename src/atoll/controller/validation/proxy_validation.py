@@ -226,6 +226,7 @@ def publish(session: Session, message: m.Publish, topology: Topology) -> None:
     if len(set(message.paths)) != len(message.paths):
         raise violation(message, "paths", message.paths, "each path once")
     check_count(message, "structure", m.MOST_STRUCTURE)
+    check_number(message, "replicas")
 
 
 def open_version(session: Session, message: m.OpenVersion, topology: Topology) -> None:

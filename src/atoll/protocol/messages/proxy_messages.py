@@ -341,6 +341,7 @@ class Migrated(Message, frozen=True, tag=95):
 class Publish(Message, frozen=True, tag=183):
     """Publish arrays as the next version of `name`. The handles of the arrays belong to the controller from now on.
 
+    Copies of the arrays are made until there are `replicas` of each on different islands, with the published one.
     `paths` are their places in the published tree. `structure` is the tree, in a form that only clients read.
     """
 
@@ -350,6 +351,7 @@ class Publish(Message, frozen=True, tag=183):
     handles: tuple[int, ...]
     paths: tuple[str, ...]
     structure: bytes = b""
+    replicas: int = 1
 
 
 class Published(Message, frozen=True, tag=184):

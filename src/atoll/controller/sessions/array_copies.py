@@ -1,0 +1,352 @@
+"""Copies of published arrays on other islands: replicas, and arrays that leave an island which is drained.
+
+A version needs copies if its publisher asked for replicas, or if one of its islands is being drained. The vault
+launches transfers that make them, at most `MOST_READ` arrays at a time for each version. Copies never wait for memory:
+if no island has enough, the version lacks them, and Atoll looks again later. When arrays on another island exist, those
+on the island that is drained are freed.
+
+If an island fails, other copies of the arrays take the place of those that are lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from atoll.cluster.lifecycle import IslandReady, IslandRestarted, IslandState
+from atoll.controller.sessions.vaults import Vaults, spec_of
+from atoll.controller.state import ClusterState
+from atoll.errors import Code, Details, Kind, Status, StatusError, failed
+from atoll.ir import program as ir
+from atoll.ir.types import ArraySpec
+from atoll.launch.launcher import Launcher
+from atoll.migration.controller import InternalPrograms
+from atoll.migration.rules import check_memory
+from atoll.named_arrays.copy_rules import Islands, independent, type_of_copy, useful_islands
+from atoll.named_arrays.named_arrays import NamedArrays, Version, VersionKey
+from atoll.named_arrays.version_states import VersionState
+from atoll.protocol import messages as m
+from atoll.state.session import Session
+
+# Versions of which arrays are examined or copied at the same time.
+_MOST_AT_ONCE = 16
+# Until Atoll tries again to make a copy.
+RETRY_SECONDS = 10.0
+
+
+@dataclass(eq=False)
+class CopyRun:
+    """Arrays of a version that are being copied. `results` has their positions, by the handle of the copy."""
+
+    key: VersionKey
+    vault: int
+    results: dict[int, int]
+    following: int  # the first array that has not been examined
+
+
+class _Source(NamedTuple):
+    """An array to copy: its position in the version, its handle in the vault, and its type there."""
+
+    position: int
+    handle: int
+    spec: ArraySpec
+
+
+# The platform of an array, and the islands of each of its copies.
+_Place = tuple[str, tuple[Islands, ...]]
+
+
+class ArrayCopies:
+    """Makes copies of published arrays, and frees those that nothing needs."""
+
+    def __init__(
+        self,
+        state: ClusterState,
+        names: NamedArrays,
+        vaults: Vaults,
+        launcher: Launcher,
+        internal: InternalPrograms,
+    ) -> None:
+        self.due: dict[VersionKey, int] = {}  # versions to examine now, with the first array
+        self.leaving: set[int] = set()  # islands that are being drained
+        self._waiting: dict[VersionKey, None] = {}  # versions to examine when others have been examined
+        self._runs: dict[VersionKey, CopyRun] = {}
+        self._retries: dict[VersionKey, float] = {}  # versions that lack copies, with the time to try again
+        self._open = state.sessions
+        self._outbox = state.outbox
+        self._resources = state.resources
+        self._names = names
+        self._vaults = vaults
+        self._launcher = launcher
+        self._internal = internal
+
+    # ---- events
+
+    def examine(self, version: Version) -> None:
+        """Examine a version whose copies may be too few."""
+        self._retries.pop(version.key, None)
+        self._waiting[version.key] = None
+        self._admit()
+
+    def _admit(self) -> None:
+        """Examine as many of the waiting versions as may be examined at once."""
+        while self._waiting and len(self._runs) + len(self.due) < _MOST_AT_ONCE:
+            key = next(iter(self._waiting))
+            del self._waiting[key]
+            if key in self._runs:
+                self._runs[key].following = 0
+            else:
+                self.due[key] = 0
+
+    def leave(self, island: int) -> None:
+        """Begin to copy the arrays on an island to others. `stay` follows when the island has been drained, or not."""
+        self.leaving.add(island)
+        for version in self._on(island):
+            self.examine(version)
+
+    def stay(self, island: int) -> None:
+        self.leaving.discard(island)
+
+    def is_on(self, island: int) -> bool:
+        """Return whether versions have arrays or copies on the island."""
+        return next(self._on(island), None) is not None
+
+    def obstacles(self, island: int) -> list[str] | None:
+        """Return why versions stay on an island that is being drained; None if arrays are still being copied."""
+        found = list(self._on(island))
+        for version in found:
+            if not version.problem:
+                self.examine(version)
+        if any(each.key in self._runs or each.key in self.due or each.key in self._waiting for each in found):
+            return None
+        return [f"{version.title}: {version.problem}" for version in found]
+
+    def _on(self, island: int) -> Iterator[Version]:
+        return (each for each in self._names.versions() if island in self._vaults.islands_of(each))
+
+    def island_lost(self, island: int) -> list[Version]:
+        """Let copies elsewhere take the place of arrays on the island. Return the versions that lack some of these."""
+        self.leaving.discard(island)
+        lost = []
+        for version in list(self._on(island)):
+            if self._survives(version, island):
+                self.examine(version)
+            else:
+                lost.append(version)
+        return lost
+
+    def _survives(self, version: Version, island: int) -> bool:
+        vault = self._vaults.of(version)
+        for position in range(len(version.held)):
+            copies = self._copies(vault, version, position)
+            kept = [handle for handle, islands in copies.items() if island not in islands]
+            if not kept:
+                return False
+            if len(kept) < 1 + len(version.copies.get(position, ())):
+                self._vaults.keep_copies(version, position, kept)
+        return True
+
+    def island_ready(self, ready: IslandReady | IslandRestarted) -> None:
+        """Try again to make the copies that are missing: the island may have memory for them."""
+        for key in list(self._retries):
+            self._retries[key] = 0.0
+
+    def tick(self, now: float) -> None:
+        for key in [key for key, seconds in self._retries.items() if seconds <= now]:
+            del self._retries[key]
+            self._waiting[key] = None
+        self._admit()
+
+    def proceed(self) -> None:
+        """Record the copies that are complete, and examine more versions."""
+        for run in [each for each in self._runs.values() if self._has_ended(each)]:
+            self._ended(run)
+        if self.due:
+            key = next(iter(self.due))
+            self._examine(key, self.due.pop(key))
+        self._admit()
+
+    # ---- examining
+
+    def _examine(self, key: VersionKey, first: int) -> None:
+        version = self._names.find(key)
+        if version is None or version.state in (VersionState.LOST, VersionState.FAILED):
+            return
+        if not first:
+            version.problem = ""
+        vault = self._vaults.find(version.tenant)
+        stop = min(first + m.MOST_READ, len(version.held))
+        if vault is None or first >= stop:
+            return
+        results = self._launch(vault, version, range(first, stop))
+        if results:
+            self._runs[key] = CopyRun(key, vault.number, results, stop)
+        elif stop < len(version.held):
+            self.due[key] = stop
+
+    def _lacks(self, version: Version, problem: str) -> None:
+        version.problem = problem
+        self._retries[version.key] = self._outbox.seconds + RETRY_SECONDS
+
+    def _copies(self, vault: Session, version: Version, position: int) -> dict[int, Islands]:
+        """Return the islands of each copy of an array that has not failed, by its handle. The read one is the first."""
+        found = {}
+        for handle in (version.held[position], *version.copies.get(position, ())):
+            entry = vault.directory.entries.get(handle)
+            if entry is not None and entry.error is None:
+                found[handle] = self._vaults.islands(vault, spec_of(entry))
+        return found
+
+    def _launch(self, vault: Session, version: Version, positions: range) -> dict[int, int]:
+        """Launch copies of those of these arrays that need one. Return their positions by the handles of the copies."""
+        wanted = version.replicas if version.state is VersionState.COMPLETE else 1
+        lacking: dict[_Place, list[_Source]] = {}
+        for position in positions:
+            copies = self._copies(vault, version, position)
+            staying = self._staying(copies)
+            if copies and independent(staying.values()) < wanted:
+                handle = next(iter(staying or copies))
+                spec = spec_of(vault.directory.entries[handle])
+                place = self._platform(vault, spec), tuple(staying.values())
+                lacking.setdefault(place, []).append(_Source(position, handle, spec))
+            else:
+                self._settle(vault, version, position)
+        results: dict[int, int] = {}
+        for (platform, copies_of), sources in lacking.items():
+            for reshards in (True, False):
+                try:
+                    results |= self._copy(vault, platform, copies_of, wanted, sources, reshards)
+                except StatusError as error:
+                    self._lacks(version, error.status.message)
+                    for each in sources:
+                        self._settle(vault, version, each.position)
+        return results
+
+    def _copy(
+        self,
+        vault: Session,
+        platform: str,
+        copies: tuple[Islands, ...],
+        wanted: int,
+        sources: Sequence[_Source],
+        reshards: bool,
+    ) -> dict[int, int]:
+        """Copy those of these arrays whose transfer reshards, or does not, to the best island with enough memory.
+
+        Return the positions of the arrays, by the handles of the copies. Raise StatusError if no island can take them.
+        """
+        among = [island for island in self._resources.islands if self._takes_copies(island, platform)]
+        useful = useful_islands(copies, wanted, among)
+        if not useful:
+            raise failed(
+                Code.RESOURCE_EXHAUSTED,
+                f"no other island with {platform} devices is ready",
+                Details(Kind.LIMIT, limit="islands", retriable=True),
+            )
+        problem: StatusError | None = None
+        for island in self._ranked(useful, copies):
+            devices = self._devices(vault, island)
+            found = [(each, type_of_copy(each.spec, devices, each.position)) for each in sources] if devices else []
+            chosen = [(each, made[0]) for each, made in found if made is not None and made[1] is reshards]
+            if any(made is None for _, made in found) or not devices:
+                problem = problem or StatusError(
+                    Code.FAILED_PRECONDITION, f"island {island} has too few devices for a copy"
+                )
+                continue
+            if not chosen:
+                return {}
+            try:
+                return self._launch_copy(vault, [each for each, _ in chosen], [spec for _, spec in chosen], reshards)
+            except StatusError as error:
+                problem = problem or error
+        assert problem is not None
+        raise problem
+
+    def _launch_copy(
+        self, vault: Session, sources: Sequence[_Source], targets: Sequence[ArraySpec], reshards: bool
+    ) -> dict[int, int]:
+        specs, count = tuple(each.spec for each in sources), len(sources)
+        node = ir.Transfer(tuple(range(count)), tuple(targets), reshard=reshards)
+        definition = ir.Program("copy published arrays", specs, (node,), tuple(range(count, 2 * count)))
+        program = self._internal.make(vault, definition, vault.devices.locations)
+        try:
+            check_memory(vault, [program], self._launcher.memory.ledger)
+            results = {self._vaults.new_handle(): each.position for each in sources}
+            self._internal.take_credit(vault)
+            self._launcher.launch(vault, m.Launch(program, tuple(each.handle for each in sources), tuple(results), ()))
+        finally:
+            self._internal.drop(vault, program)
+        return results
+
+    # ---- islands
+
+    def _platform(self, vault: Session, spec: ArraySpec) -> str:
+        location = vault.devices.locations[spec.sharding.devices[0]]
+        return self._resources.topology.shapes[location.island].platform
+
+    def _takes_copies(self, island: int, platform: str) -> bool:
+        is_ready = self._resources.islands[island].state is IslandState.READY
+        return is_ready and island not in self.leaving and self._resources.topology.shapes[island].platform == platform
+
+    def _devices(self, vault: Session, island: int) -> list[int]:
+        """Return the devices of an island that are not in exclusive slices, by their numbers in the vault."""
+        locations = [each for each in self._resources.devices(island).locations if not vault.devices.closed(each)]
+        return [self._vaults.number(vault, location) for location in locations]
+
+    def _ranked(self, islands: Sequence[int], copies: Sequence[Islands]) -> list[int]:
+        """Return the islands, the best one first: on other machines than the copies, and with the most free memory."""
+        used = {machine for some in copies for island in some for machine in self._machines(island)}
+        return sorted(
+            islands,
+            key=lambda island: (not used.isdisjoint(self._machines(island)), -self._free_bytes(island), island),
+        )
+
+    def _machines(self, island: int) -> set[str]:
+        return {self._resources.hosts[host].machine for host in self._resources.hosts_of(island)}
+
+    def _free_bytes(self, island: int) -> int:
+        """Return the free memory of the device of the island that has the least."""
+        free = self._launcher.memory.ledger.free
+        return min(free((each.host, each.ordinal)) for each in self._resources.devices(island).locations)
+
+    # ---- the end of copies
+
+    def _has_ended(self, run: CopyRun) -> bool:
+        vault = self._open.get(run.vault)
+        entries = {} if vault is None else vault.directory.entries
+        return all(handle not in entries or entries[handle].ready for handle in run.results)
+
+    def _ended(self, run: CopyRun) -> None:
+        """Record the copies that are complete. Free them if the version does not exist any more."""
+        del self._runs[run.key]
+        vault, version = self._open.get(run.vault), self._names.find(run.key)
+        if vault is None:
+            return
+        problem: Status | None = None
+        for handle, position in run.results.items():
+            entry = vault.directory.entries.get(handle)
+            error = None if entry is None else entry.error
+            if version is None or version.state is VersionState.LOST or error is not None:
+                self._launcher.buffers.release(vault, (handle,), delete=False)
+                problem = problem or error
+            elif entry is not None:
+                self._vaults.add_copy(version, position, handle)
+        if version is None or version.state is VersionState.LOST:
+            return
+        for position in run.results.values():
+            self._settle(vault, version, position)
+        if problem is not None:
+            self._lacks(version, problem.message)
+        self.due[run.key] = run.following
+
+    def _staying(self, copies: Mapping[int, Islands]) -> dict[int, Islands]:
+        """Return the copies that are on no island that is being drained."""
+        return {handle: islands for handle, islands in copies.items() if self.leaving.isdisjoint(islands)}
+
+    def _settle(self, vault: Session, version: Version, position: int) -> None:
+        """Free the copies of an array that failed, and those on islands that are being drained if others exist."""
+        copies = self._copies(vault, version, position)
+        kept = list(self._staying(copies))
+        if kept and len(kept) < 1 + len(version.copies.get(position, ())):
+            self._vaults.keep_copies(version, position, kept)

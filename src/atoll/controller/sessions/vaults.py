@@ -1,0 +1,207 @@
+"""Vaults: sessions without a client that own the published arrays of a tenant.
+
+A vault has one number for each physical device, `PUBLISHED_DEVICES` and the number of the device in the cluster. It
+never changes, so the type of an array in a vault says where the array is, and moving an array changes its type.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from msgspec.structs import replace
+
+from atoll.cluster.locations import DeviceLocation
+from atoll.controller.sessions.sessions import Sessions
+from atoll.controller.state import ClusterState
+from atoll.ir.types import ArraySpec
+from atoll.launch.launcher import Launcher
+from atoll.named_arrays.copy_rules import Islands
+from atoll.named_arrays.named_arrays import PublishedArray, Version
+from atoll.protocol import messages as m
+from atoll.protocol.number_ranges import PUBLISHED_DEVICES, SHARED_HANDLES
+from atoll.state.buffer_directory import Entry
+from atoll.state.buffer_states import BufferState
+from atoll.state.session import Session
+from atoll.state.tenants import Tenant
+
+# Arrays that launches of other tenants read from a version, until those that have ended are forgotten.
+_MANY_LENT = 1024
+
+
+class Vaults:
+    """The vaults of all tenants, and what enters and leaves them."""
+
+    def __init__(self, state: ClusterState, sessions: Sessions, launcher: Launcher) -> None:
+        self.by_tenant: dict[str, int] = {}  # sessions, by the name of their tenant
+        self._next_handle = 1  # in vaults
+        self._next_shared = SHARED_HANDLES.start
+        self._open = state.sessions
+        self._outbox = state.outbox
+        self._resources = state.resources
+        self._sessions = sessions
+        self._launcher = launcher
+
+    # ---- vaults
+
+    def find(self, tenant: str) -> Session | None:
+        """Return the vault of a tenant, or None if it has none, or none any more."""
+        number = self.by_tenant.get(tenant)
+        return None if number is None else self._open.get(number)
+
+    def of(self, version: Version) -> Session:
+        """Return the vault with the arrays of a version."""
+        return self._open[self.by_tenant[version.tenant]]
+
+    def _get(self, tenant: Tenant) -> Session:
+        vault = self.find(tenant.name)
+        if vault is None:
+            vault = self._sessions.open_vault(tenant)
+            self.by_tenant[tenant.name] = vault.number
+        return vault
+
+    def session_closed(self, session: Session) -> None:
+        if session.is_vault:
+            del self.by_tenant[session.tenant.name]
+
+    def number(self, vault: Session, location: DeviceLocation) -> int:
+        """Return the number of a physical device in the vault."""
+        number = PUBLISHED_DEVICES.start + self._resources.number_of(location)
+        vault.devices.locations[number] = location
+        return number
+
+    def new_handle(self) -> int:
+        self._next_handle += 1
+        return self._next_handle - 1
+
+    def islands(self, vault: Session, spec: ArraySpec) -> Islands:
+        """Return the islands with shards of an array in the vault."""
+        locations = vault.devices.locations
+        return frozenset([locations[device].island for device in spec.sharding.devices])
+
+    def islands_of(self, version: Version) -> set[int]:
+        """Return the islands with shards of the version, or of its copies."""
+        if not version.devices:
+            return set()
+        locations = self.of(version).devices.locations
+        return {locations[device].island for device in version.devices}
+
+    # ---- arrays come
+
+    def take(self, session: Session, version: Version, handles: Sequence[int]) -> None:
+        """Take arrays of the session over, for the version. Hosts share their memory with the vault."""
+        vault = self._get(session.tenant)
+        shares: dict[tuple[int, ...], list[tuple[int, int]]] = defaultdict(list)
+        for handle in handles:
+            entry = session.directory.take(handle)
+            held = self.new_handle()
+            spec = entry.spec = self._renumbered(session, vault, entry)
+            version.held.append(held)
+            version.arrays.append(PublishedArray(spec, entry.nbytes))
+            version.count(spec, 1)
+            entry.producer, entry.traceback_id, entry.dependency, entry.readers = version.title, 0, None, None
+            vault.directory.add(held, entry)
+            shares[entry.hosts].append((handle, held))
+        self._share(session.number, vault.number, shares)
+        for hosts, pairs in shares.items():
+            self._outbox.free(hosts, session.number, [handle for handle, _ in pairs])
+
+    def _renumbered(self, session: Session, vault: Session, entry: Entry) -> ArraySpec:
+        spec, locations = entry.spec, session.devices.locations
+        assert spec is not None
+        devices = tuple([self.number(vault, locations[device]) for device in spec.sharding.devices])
+        return replace(spec, sharding=replace(spec.sharding, devices=devices))
+
+    def _share(self, source: int, target: int, shares: dict[tuple[int, ...], list[tuple[int, int]]]) -> None:
+        for hosts, pairs in shares.items():
+            self._outbox.to_hosts(hosts, m.ShareBuffers(source, target, tuple(pairs)))
+
+    # ---- arrays are read
+
+    def nearest(self, version: Version, positions: Iterable[int], islands: Islands) -> list[tuple[int, ArraySpec]]:
+        """Return a copy of each of these arrays, on these `islands` if there is one, as its handle and its type."""
+        vault = self.of(version)
+        entries = vault.directory.entries
+        found = []
+        for position in positions:
+            copies = [version.held[position], *version.copies.get(position, ())]
+            specs = [spec_of(entries[handle]) for handle in copies]
+            near = [self.islands(vault, spec) <= islands for spec in specs] if len(copies) > 1 else [True]
+            chosen = near.index(True) if True in near else 0
+            found.append((copies[chosen], specs[chosen]))
+        return found
+
+    def lend(self, session: Session, version: Version, held: Sequence[int]) -> tuple[int, ...]:
+        """Share arrays of a version with the session. Return their handles there."""
+        vault = self.of(version)
+        shares: dict[tuple[int, ...], list[tuple[int, int]]] = defaultdict(list)
+        lent = []
+        for each in held:
+            entry = vault.directory.entries[each]
+            handle = self._next_shared
+            self._next_shared += 1
+            shared = Entry(entry.hosts, entry.nbytes, BufferState.READY, producer=version.title, spec=entry.spec)
+            self._launcher.memory.share(entry, shared)
+            session.directory.add(handle, shared)
+            shares[entry.hosts].append((each, handle))
+            lent.append(handle)
+        self._share(vault.number, session.number, shares)
+        if session.tenant is not vault.tenant:
+            if len(version.lent) >= _MANY_LENT:
+                version.lent = [each for each in version.lent if self._lent(each) is not None]
+            version.lent += [(session.number, handle) for handle in lent]
+        return tuple(lent)
+
+    def _lent(self, lent: tuple[int, int]) -> Entry | None:
+        """Return an array that shares the memory of a version until a launch has read it, or None if that has ended."""
+        session = self._open.get(lent[0])
+        return None if session is None else session.directory.entries.get(lent[1])
+
+    # ---- copies
+
+    def add_copy(self, version: Version, position: int, handle: int) -> None:
+        """Record that a copy of an array is complete."""
+        entry = self.of(version).directory.entries[handle]
+        entry.producer = version.title
+        self._launcher.memory.publish(entry)
+        version.copies[position] = (*version.copies.get(position, ()), handle)
+        version.count(spec_of(entry), 1)
+
+    def keep_copies(self, version: Version, position: int, kept: Sequence[int]) -> None:
+        """Free the copies of an array except these. The first one is in the place of the published array."""
+        vault = self.of(version)
+        before = version.held[position], *version.copies.get(position, ())
+        for handle in before:
+            if handle not in kept:
+                version.count(spec_of(vault.directory.entries[handle]), -1)
+                self._launcher.buffers.release(vault, (handle,), delete=False)
+        version.held[position] = kept[0]
+        version.copies.pop(position, None)
+        if len(kept) > 1:
+            version.copies[position] = tuple(kept[1:])
+
+    # ---- arrays go
+
+    def free(self, version: Version) -> None:
+        """Free the arrays of the version and their copies, unless its vault was closed.
+
+        Tenants whose launches still read them are charged for them from now on, unless other arrays of the version's
+        tenant share their memory.
+        """
+        vault = self.find(version.tenant)
+        if vault is None:
+            return
+        copies = [handle for some in version.copies.values() for handle in some]
+        self._launcher.buffers.release(vault, (*version.held, *copies), delete=False)
+        version.copies.clear()
+        version.devices.clear()
+        lent, version.lent = version.lent, []
+        guests = [(entry, self._open[each[0]].tenant) for each in lent if (entry := self._lent(each)) is not None]
+        if guests:
+            self._launcher.memory.hand_over(guests, vault.tenant)
+
+
+def spec_of(entry: Entry) -> ArraySpec:
+    """Return the type of an array in a vault."""
+    assert entry.spec is not None
+    return entry.spec

@@ -1,0 +1,267 @@
+"""Copies of published arrays at the controller: replicas, drained islands, and islands that fail."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from atoll.errors import Code
+from atoll.named_arrays.named_arrays import Version
+from atoll.named_arrays.version_states import VersionState
+from atoll.protocol import messages as m
+from tests.controller.play import BROKEN, on, runs
+from tests.controller.publishing_play import Trainer
+
+
+class Copying(Trainer):
+    """Has a version, which is copied to other islands."""
+
+    @property
+    def version(self) -> Version:
+        (version,) = self.controller.published.names.versions()
+        return version
+
+    def replicate(self, replicas: int = 2) -> list[Any]:
+        """Publish array 10 with replicas, and complete it; what is sent then."""
+        view, sequence = self.view()
+        (reply,) = self.say(m.Publish(self.request(), "policy", 2, (view,), ("w",), replicas=replicas))
+        assert reply.status.ok, reply.status
+        self.worker(0, m.Done(((sequence, 0, 1),)))
+        return self.runs()
+
+    def runs(self) -> list[tuple[int, m.Run]]:
+        """The runs since the last time, by host."""
+        return [(to[1], each) for to, each in self.sent() if isinstance(each, m.Run)]
+
+    def end(self, runs: list[tuple[int, m.Run]]) -> list[tuple[int, m.Run]]:
+        """The hosts have done these; what runs next."""
+        for host, run in runs:
+            self.worker(host, m.Done(((run.sequence, 0, 1),)))
+        return self.runs()
+
+    def leave(self) -> None:
+        """All sessions end."""
+        for session in list(self.controller.connections.sessions):
+            self.close(session)
+        self.flush()
+
+    def fill(self, *devices: int) -> None:
+        """Have another session fill these devices of host 1."""
+        before, self.session = self.session, self.open(token="eve").number
+        for device in devices:
+            self.with_put(device, device)
+            self.report(1, m.FeedsArrived(self.session, (device,)))
+            (run,) = runs(self.say(m.Launch(device, (), (device,), (device,))))
+            self.done(run.sequence, host=1)
+        self.session = before
+
+    def drain(self, island: int = 0) -> list[tuple[int, m.Run]]:
+        """The operator drains an island, which sessions leave; what runs then."""
+        self.operator(m.DrainRequest(island))
+        sent = self.sent()
+        for (_, number), each in sent:
+            if isinstance(each, m.Quiesce):
+                self.proxy(number, m.Quiesced(each.migration))
+        return [(to[1], each) for to, each in sent if isinstance(each, m.Run)] + self.runs()
+
+    def replies(self) -> list[m.OperationReply]:
+        """A second passes; what the operator gets."""
+        self.tick(self.now + 1.0)
+        return [each for each in self.outbox() if isinstance(each, m.OperationReply)]
+
+    def ended_islands(self) -> list[int]:
+        self.tick(self.now + 1.0)
+        return [each.island for each in self.outbox() if isinstance(each, m.EndIsland)]
+
+
+def test_a_replica_is_copied_to_another_island() -> None:
+    play = Copying()
+    runs = play.replicate()
+    assert {host for host, _ in runs} == {0, 1}
+    assert {run.session for _, run in runs} == {play.vault.number}
+    play.end(runs)
+    assert play.controller.published.copies.is_on(1)
+    assert (play.version.held, play.version.copies) == ([1], {0: (2,)})
+    assert play.version.device_numbers == (0, 2)
+
+
+def test_a_version_without_replicas_is_not_copied() -> None:
+    play = Copying()
+    assert play.replicate(1) == []
+
+
+def test_replicas_count_against_the_memory_of_the_publisher() -> None:
+    play = Copying()
+    play.end(play.replicate())
+    play.leave()
+    memory = play.controller.tenants.by_name["trainer"].memory
+    assert memory is not None
+    assert memory.total == 2 * 8
+
+
+def test_a_replica_takes_the_place_of_an_array_that_is_lost() -> None:
+    play = Copying()
+    play.end(play.replicate())
+    reader = play.open(token="reader").number
+    opened = play.opened(reader)
+    play.lose(0, "it burnt")
+    play.flush()
+    assert play.version.state is VersionState.COMPLETE
+    assert (play.version.held, play.version.copies) == ([2], {})
+    play.proxy(reader, m.ReadVersion(opened.reader, 0, (on(3),), (7,)))
+    sent = play.sent()
+    assert m.ShareBuffers(play.vault.number, reader, ((2, 3 << 60),)) in [each for _, each in sent]
+    assert {to for to, each in sent if isinstance(each, m.Run)} == {("host", 1)}
+
+
+def test_a_lost_replica_is_copied_again_when_its_island_restarts() -> None:
+    play = Copying()
+    play.end(play.replicate())
+    play.lose(1, "it burnt")
+    play.flush()
+    assert (play.version.held, play.version.copies) == ([1], {})
+    assert "no other island with" in play.version.problem
+    play.join_again(1)
+    play.tick(play.now + 1.0)
+    play.end(play.runs())
+    assert len(play.version.copies[0]) == 1
+    assert play.version.problem == ""
+
+
+def test_a_version_whose_copies_are_all_lost_is_lost() -> None:
+    play = Copying()
+    play.end(play.replicate())
+    play.lose(0, "it burnt")
+    play.lose(1, "it burnt")
+    play.flush()
+    assert play.version.state is VersionState.LOST
+    assert play.vault.directory.entries == {}
+
+
+def test_a_version_that_is_freed_while_it_is_copied_leaves_nothing() -> None:
+    play = Copying()
+    runs = play.replicate()
+    play.ask(play.connect("operator", token="trainer"), m.RemoveArraysRequest("policy", 1))
+    play.end(runs)
+    assert play.vault.directory.entries == {}
+    play.leave()
+    assert not any(play.controller.memory.used.values())
+
+
+def test_a_copy_that_fails_is_named_and_tried_again() -> None:
+    play = Copying()
+    for host, run in play.replicate():
+        play.worker(host, m.Failed(run.sequence, BROKEN))
+    play.flush()
+    assert "division by zero" in play.version.problem
+    assert list(play.vault.directory.entries) == [1]
+    play.tick(play.now + 11.0)
+    play.end(play.runs())
+    assert len(play.version.copies[0]) == 1
+
+
+def test_a_copy_is_not_made_where_it_does_not_fit() -> None:
+    play = Copying(device_memory=12)
+    play.fill(2, 3)
+    assert play.replicate() == []
+    assert "its arrays need 8 B on device 0 of host 1" in play.version.problem
+
+
+@pytest.mark.parametrize(("replicas", "code"), [(0, Code.INVALID_ARGUMENT), (3, Code.INVALID_ARGUMENT)])
+def test_a_number_of_replicas_that_no_cluster_or_not_this_one_can_have_is_refused(replicas: int, code: Code) -> None:
+    play = Copying()
+    view, _ = play.view()
+    (reply,) = [
+        each
+        for each in play.say(m.Publish(1, "policy", 2, (view,), ("w",), replicas=replicas))
+        if isinstance(each, m.Published)
+    ]
+    assert reply.status.code == code
+
+
+# ---- drains
+
+
+def test_a_drained_island_ends_when_its_published_arrays_are_on_another_one() -> None:
+    play = Copying()
+    play.complete()
+    play.leave()
+    runs = play.drain()
+    assert {host for host, _ in runs} == {0, 1}
+    assert play.ended_islands() == []
+    play.end(runs)
+    assert play.version.device_numbers == (2,)
+    assert list(play.vault.directory.entries) == [2]
+    assert play.ended_islands() == [0]
+    assert play.version.state is VersionState.COMPLETE
+    reader = play.open(token="reader").number
+    assert play.opened(reader).version == 1
+
+
+def test_a_pinned_version_that_was_replaced_moves_as_well() -> None:
+    play = Copying()
+    play.complete(keep=1)
+    reader = play.open(token="reader").number
+    pinned = play.opened(reader)
+    play.complete(keep=1)
+    play.close(play.session)
+    runs = play.drain()
+    while runs:
+        runs = play.end(runs)
+    versions = sorted(play.controller.published.names.versions(), key=lambda each: each.number)
+    assert [(each.number, each.device_numbers) for each in versions] == [(1, (2,)), (2, (2,))]
+    play.proxy(reader, m.ReadVersion(pinned.reader, 0, (on(3),), (7,)))
+    assert {host for host, _ in play.runs()} == {1}
+
+
+def test_an_island_with_a_replica_is_drained_although_there_is_no_other_one_for_it() -> None:
+    play = Copying()
+    play.end(play.replicate())
+    play.leave()
+    assert play.drain(1) == []
+    assert play.ended_islands() == [1]
+    assert play.version.device_numbers == (0,)
+    assert "no other island with" in play.version.problem
+
+
+def test_a_drain_waits_for_a_read_from_the_island() -> None:
+    play = Copying()
+    play.complete()
+    play.leave()
+    copies = play.drain()
+    reader = play.open(token="reader").number
+    play.flush()
+    opened = play.opened(reader)
+    play.proxy(reader, m.ReadVersion(opened.reader, 0, (on(0),), (7,)))
+    reads = play.runs()
+    play.end(copies)
+    assert play.version.device_numbers == (2,)
+    assert play.ended_islands() == []
+    play.end(reads)
+    assert play.ended_islands() == [0]
+
+
+def test_a_drain_is_refused_while_published_arrays_fit_on_no_other_island() -> None:
+    play = Copying(device_memory=12)
+    play.complete()
+    play.fill(2, 3)
+    play.close(play.session)
+    assert play.drain() == []
+    (reply,) = play.replies()
+    assert reply.status.code == Code.FAILED_PRECONDITION
+    assert "island 0 is in use: version 1 of trainer/policy: its arrays need 8 B" in reply.status.message
+    assert play.version.state is VersionState.COMPLETE
+    assert play.controller.published.copies.leaving == set()
+
+
+def test_the_loss_of_an_island_that_is_drained_ends_the_drain() -> None:
+    play = Copying("3x1x2")
+    play.complete()
+    play.leave()
+    play.drain()
+    play.lose(0, "it burnt")
+    play.flush()
+    (reply,) = play.replies()
+    assert "the island was lost meanwhile" in reply.status.message
+    assert play.version.state is VersionState.LOST
