@@ -32,6 +32,7 @@ LAYERS = (
     ("operate", "virtual"),
     ("client", "data", "tensorflow", "testing"),
     ("ffi", "programs"),
+    ("pins",),
     ("arrays", "pipelines"),
     ("elastic", "tunix"),
 )

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from atoll import arrays
+from atoll.client.published_trees import _plain, _unplain, form_of, numbered_tree, packs_of
 from atoll.errors import OK
 from atoll.protocol.messages import VersionArray
 from atoll.protocol.tree_forms import Pack
@@ -24,8 +24,8 @@ def opened(structure: bytes) -> OpenedVersion:
 
 def tree_of(structure: bytes, like: Any = None) -> Any:
     version = opened(structure)
-    form = arrays._form("eve/policy", version)
-    return arrays._numbered_tree("eve/policy", version, form, arrays._packs_of("eve/policy", version, form), like)
+    form = form_of("eve/policy", version)
+    return numbered_tree("eve/policy", version, form, packs_of("eve/policy", version, form), like)
 
 
 def encoded(tree: Any, packs: Any = None) -> bytes:
@@ -76,4 +76,4 @@ def test_a_wrong_form_is_an_error_that_names_the_arrays(structure: bytes) -> Non
 
 def test_the_form_of_a_tree_is_read_back() -> None:
     tree = {"a": (0, [1, None]), "b": {}}
-    assert arrays._unplain(arrays._plain(tree)) == tree
+    assert _unplain(_plain(tree)) == tree

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from atoll import errors as errors
     from atoll import ffi as ffi
     from atoll._version import __version__ as __version__
-    from atoll.arrays import Pin as Pin
-    from atoll.arrays import Version as Version
-    from atoll.arrays import pin as pin
     from atoll.arrays import publish as publish
     from atoll.arrays import subscribe as subscribe
     from atoll.client.client_slices import Slice as Slice
@@ -51,6 +48,9 @@ if TYPE_CHECKING:
     from atoll.errors import StatusError as StatusError
     from atoll.errors import UnreachableError as UnreachableError
     from atoll.errors import VersionError as VersionError
+    from atoll.pins import Pin as Pin
+    from atoll.pins import Version as Version
+    from atoll.pins import pin as pin
     from atoll.pipelines.boundary import stage_boundary as stage_boundary
     from atoll.pipelines.pipeline import Pipeline as Pipeline
     from atoll.pipelines.pipeline import PipelineState as PipelineState
@@ -70,7 +70,8 @@ if TYPE_CHECKING:
 # Public names by module. A module is imported at the first use of a name: JAX imports this package in every script.
 _NAMES = {
     "atoll._version": ("__version__",),
-    "atoll.arrays": ("Pin", "pin", "publish", "subscribe", "Version"),
+    "atoll.arrays": ("publish", "subscribe"),
+    "atoll.pins": ("Pin", "pin", "Version"),
     "atoll.client.connect": ("connect", "ConnectedCluster"),
     "atoll.programs.traced_program": ("program", "Program"),
     "atoll.programs.choices": ("cond", "switch", "while_loop"),

@@ -46,9 +46,7 @@ def test_copies_that_share_an_island_count_once(copies: list[frozenset[int]], co
         ([], 1, [0, 1, 2]),
     ],
 )
-def test_the_islands_on_which_a_copy_helps(
-    copies: list[frozenset[int]], wanted: int, useful: list[int]
-) -> None:
+def test_the_islands_on_which_a_copy_helps(copies: list[frozenset[int]], wanted: int, useful: list[int]) -> None:
     assert useful_islands(copies, wanted, (0, 1, 2)) == useful
 
 
