@@ -131,6 +131,7 @@ class MachineCluster(Commands):
         plain = {} if secured else {"ATOLL_INSECURE": "1", "ATOLL_TOKEN": "of the machines"}
         super().__init__(bed, environment(ATOLL_CACHE_DIR=str(cache) if cache else "off", **plain))
         self.join = self._host_join = ""
+        self._host_started = self._start_seconds = 0.0
         listen = ("--listen", self.address, "--engine", "hosts", "--islands", islands)
         self.up = self.start("m0", [*ATOLL, "up", "--foreground", *listen, *options])
         self.up.line(lambda line: "waiting for hosts" in line, seconds=30)
@@ -143,6 +144,7 @@ class MachineCluster(Commands):
     def host(self, machine: str, *options: str, under: tuple[str, ...] = (), **more: str) -> Process:
         """A host agent there; `under` is a command that runs it, with its own options."""
         secret = {"ATOLL_JOIN": self._host_join}
+        self._host_started = time.monotonic()
         return self.start(machine, [*under, *ATOLL, "host", "--address", self.known_as, *options], **secret, **more)
 
     def atoll(self, *arguments: str, machine: str = "m0") -> Process:
@@ -164,7 +166,16 @@ class MachineCluster(Commands):
         return report
 
     def is_up(self, seconds: float = 60.0) -> None:
-        self.up.line(lambda line: line.removeprefix("tls://") == self.address, seconds=seconds)
+        up, _ = self.up.line(lambda line: line.removeprefix("tls://") == self.address, seconds=seconds)
+        self._start_seconds = up - self._host_started
+
+    def restart_seconds(self, waits: float) -> float:
+        """How long an island may take until it is ready again, in seconds.
+
+        A worker's start is CPU time, so the bound follows the machine's speed: three times the start of the cluster,
+        which `is_up` has measured, and `waits` for everything that waits for a clock.
+        """
+        return waits + 3 * self._start_seconds
 
     def script(self, machine: str, code: str, **more: str) -> Process:
         """A user's script on a machine."""
