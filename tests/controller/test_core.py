@@ -170,6 +170,27 @@ def test_a_launch_waits_for_its_feeds_and_holds_back_its_session():
     assert [run.results for run in runs(play.report(0, m.FeedsArrived(play.session, (77,))))] == [(10,), (11,)]
 
 
+def test_a_launch_that_carries_its_contents_waits_for_no_feed():
+    play = Play()
+    play.with_call()
+    play.array(9)
+    (put,) = runs(play.say(m.Launch(2, (), (10,), (77,), contents=b"12345678")))
+    assert (put.results, put.contents) == ((10,), b"12345678")
+    (call,) = runs(play.say(m.Launch(1, (10,), (11,), ())))
+    assert call.contents is None
+    feeds = play.controller.sessions[play.session].feeds
+    assert (feeds.awaited, feeds.early) == ({}, set())
+
+
+def test_contents_of_a_refused_launch_leave_nothing_behind():
+    play = Play()
+    play.with_call()
+    play.array(9)
+    play.say(m.Launch(2, (9,), (10,), (77,), contents=b"12345678"))
+    assert play.controller.sessions[play.session].directory.entries[10].error is not None
+    assert play.controller.sessions[play.session].feeds.unwanted == set()
+
+
 def test_a_gang_over_two_hosts_is_done_when_both_are():
     play = Play("1x2x1")
     play.with_function(1, (0, 1))

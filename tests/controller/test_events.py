@@ -160,6 +160,18 @@ def test_the_token_is_in_no_log_and_the_log_replays():
     assert replayed(cluster) == decided(cluster)
 
 
+def test_contents_that_a_launch_carries_are_in_no_log_and_the_log_replays():
+    play = Play()
+    play.with_put()
+    play.say(m.Launch(2, (), (10,), (77,), contents=b"a weight"))
+    play.flush()
+    dump = play.controller.log.dump().splitlines()
+    launches = [event.message for event, _ in replay(dump) if isinstance(getattr(event, "message", None), m.Launch)]
+    assert [each.contents for each in launches] == [bytes(8)]
+    runs = [action.message for _, actions in replay(dump) for action in actions if isinstance(action, a.Send)]
+    assert [each.contents for each in runs if isinstance(each, m.Run)] == [bytes(8)]
+
+
 def test_a_log_that_has_lost_its_beginning_says_so(monkeypatch):
     monkeypatch.setattr("atoll.journal.event_log.MOST_EVENTS", 10)
     cluster = recorded()

@@ -56,6 +56,20 @@ def test_what_was_sent_behind_a_program_that_costs_its_island_runs_after_the_res
     assert play.controller.sessions[other].directory.entries[22].ready
 
 
+def test_contents_that_a_launch_carried_to_a_lost_host_are_carried_again():
+    play = Play()
+    play.with_call(arguments=0)
+    play.with_put()
+    play.say(m.Launch(1, (), (11,), ()))
+    (sent,) = runs(play.say(m.Launch(2, (), (12,), (77,), contents=b"12345678")))
+    assert sent.contents == b"12345678"
+    play.lose(0, "killed")
+    (again,) = runs(back(play, play.session))
+    assert (again.results, again.contents) == ((12,), b"12345678")
+    play.done(again.sequence)
+    assert play.controller.sessions[play.session].directory.entries[12].ready
+
+
 def test_what_stood_in_line_behind_it_runs_after_the_restart():
     play = Play()
     play.with_call(arguments=0)

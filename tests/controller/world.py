@@ -108,7 +108,13 @@ class Client:
     def name(self, kind: str) -> str:
         return f"{kind} doomed {self.fresh()}" if self.rng.random() < self.world.doom else kind
 
-    def launch(self, body: Program, arguments: tuple[int, ...], feeds: tuple[int, ...] = ()) -> list[int]:
+    def launch(
+        self,
+        body: Program,
+        arguments: tuple[int, ...],
+        feeds: tuple[int, ...] = (),
+        contents: bytes | None = None,
+    ) -> list[int]:
         number = self.program(body)
         results = [self.fresh() for _ in body.results]
         taint = set().union(*(self.taint[handle] for handle in arguments))
@@ -118,7 +124,7 @@ class Client:
         taint = taint - late
         if "doomed" in body.name:
             taint = taint | {body.name}
-        self.say(m.Launch(number, arguments, tuple(results), feeds))
+        self.say(m.Launch(number, arguments, tuple(results), feeds, contents=contents))
         self.launched += 1
         for handle in results:
             self.taint[handle], self.maybe[handle] = taint, maybe
@@ -134,6 +140,10 @@ class Client:
         spec = self.spec()
         body = single(self.name("put"), (), HostToDevice((HostBuffer(0, (6,), None, None),), (spec,)), feeds=1)
         feed = self.fresh()
+        if self.rng.random() < 0.3:
+            (handle,) = self.launch(body, (), (feed,), bytes(24))
+            self.arrays[handle] = spec
+            return
         self.fed.add(feed)
         locations = self.world.controller.sessions[self.number].devices.locations
         self.uploads.extend((host, feed) for host in {locations[d].host for d in spec.sharding.devices})

@@ -54,6 +54,7 @@ SAMPLES: dict[Any, Any] = {
     bool | None: True,
     float | None: 0.5,
     str | None: "operator",
+    bytes | None: b"\x00\xff",
     tuple[str, ...] | None: ("policy*",),
     dict[str, int]: {"cpu": 4},
     dict[int, bool] | None: {7: False, 1 << 62: True},

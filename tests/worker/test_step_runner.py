@@ -157,6 +157,22 @@ def it_refuses_contents_of_the_wrong_size(rig: Rig) -> None:
 
 
 @BEHAVIOURS.add
+def it_makes_arrays_of_contents_that_the_run_carries(rig: Rig) -> None:
+    content = np.arange(4, dtype=np.float32)
+    pieces = p.HostPiece(0, 0, (4,), None, ((0, 2),)), p.HostPiece(1, 0, (4,), None, ((2, 4),))
+    feeds = [rig.fresh()]
+    report, (a,) = rig.run([p.Put(0, local(0, 1, shape=(2,)), pieces)], feeds=feeds, contents=content.tobytes())
+    assert isinstance(report, m.Done), report
+    assert (rig.shard(a).tolist(), rig.shard(a, 1).tolist()) == ([0, 1], [2, 3])
+    put_all = p.PutAll((0, 1), (local(0, shape=(3,)), local(0, shape=())), 0)
+    report, (b, c) = rig.run([put_all], results=2, feeds=feeds, contents=content.tobytes())
+    assert isinstance(report, m.Done), report
+    assert (rig.shard(b).tolist(), rig.shard(c).tolist()) == ([0, 1, 2], 3)
+    outcome = rig.run([p.Put(0, local(0), (p.HostPiece(0, 0, (4,), None, None),))], feeds=feeds, contents=b"")
+    says(rig.failure(outcome), Code.INVALID_ARGUMENT, "must have 16 bytes, got 0")
+
+
+@BEHAVIOURS.add
 def it_gives_shared_memory_back_also_where_its_contents_are_wrong(rig: Rig) -> None:
     given_back = threading.Event()
     feed = rig.fresh()

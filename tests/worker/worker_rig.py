@@ -168,6 +168,7 @@ class Rig:
         feeds: Any = (),
         name: str = "train_step",
         host_feeds: int = 0,
+        contents: bytes | None = None,
     ) -> tuple[int, ...]:
         plan, sequence = self.fresh(), self.fresh()
         count = len(arguments)
@@ -176,7 +177,8 @@ class Rig:
         body = p.Plan(name, tuple(range(count)), (segment,), values)
         handles = tuple(self.fresh() for _ in range(results))
         self.executor.submit(m.RegisterPlan(plan, body))
-        self.executor.submit(m.Run(sequence, self.session, plan, tuple(arguments), handles, tuple(feeds), host_feeds))
+        ends = tuple(arguments), handles, tuple(feeds)
+        self.executor.submit(m.Run(sequence, self.session, plan, *ends, host_feeds, contents=contents))
         self.executor.submit(m.DropPlan(plan))
         return handles
 

@@ -82,6 +82,15 @@ class HostBuffers:
         self._bytes -= stored.nbytes
         then(stored)
 
+    def take_small(self, handle: int, most: int) -> StoredUpload | None:
+        """Remove and return an upload of at most `most` bytes that has arrived, or return None."""
+        stored = self._stored.get(handle)
+        if not isinstance(stored, StoredUpload) or stored.descriptor >= 0 or stored.nbytes > most:
+            return None
+        del self._stored[handle]
+        self._bytes -= stored.nbytes
+        return stored
+
     def read(self, handle: int) -> Stored:
         stored = self._stored.get(handle)
         if stored is None:

@@ -162,14 +162,19 @@ class IfrtSession:
         results: Sequence[int],
         feeds: Sequence[int] = (),
         traceback_id: int = 0,
+        contents: bytes | None = None,
     ) -> None:
         """Launch a program with `ClusterSession.launch`. A full window holds the client back until it is half empty."""
-        self.cluster.launch(program, arguments, results, feeds, traceback_id)
+        self.cluster.launch(program, arguments, results, feeds, traceback_id, contents)
         window = self.cluster.window
         if window.is_full and not self._is_window_full:
             self._is_window_full = True
             window.when_at_most(window.size // 2, self._window_drained)
             self._pause_or_resume()
+
+    def launch_with_contents(self, program: int, results: Sequence[int], contents: bytes, traceback_id: int) -> None:
+        """Launch a program that makes arrays of contents, which the launch carries: see `Welcome.most_carried`."""
+        self.launch(program, (), results, (self.cluster.number(),), traceback_id, contents)
 
     def _window_drained(self) -> None:
         self._is_window_full = False

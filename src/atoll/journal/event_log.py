@@ -1,7 +1,7 @@
 """The controller's event log: the last events in order, and how to replay them.
 
 The log is bounded by count and by bytes, and drops the oldest events first. A dump of it contains neither the digests
-of tokens nor the secrets of sessions and hosts: placeholders replace them.
+of tokens nor the secrets of sessions and hosts nor contents of arrays: placeholders replace them.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
 class EventLog:
     """Keeps the last events. They are encoded, so that they do not share messages with the controller.
 
-    `turn` has the records of the last turn, including digests and secrets, for the journal, which encrypts them.
-    `dump` contains neither. The log of a restored controller begins at the snapshot.
+    `turn` has the records of the last turn, including digests, secrets and contents of arrays, for the journal, which
+    encrypts them. `dump` contains none of these. The log of a restored controller begins at the snapshot.
     """
 
     def __init__(self, settings: ClusterSettings, version: str, tokens: Tokens = _NO_TOKENS) -> None:
@@ -153,6 +153,9 @@ def _event_without_secrets(event: AnyEvent) -> AnyEvent:
 def _line(number: int, record: bytes) -> Line:
     event = decode_event(record)
     message = getattr(event, "message", None)
+    if isinstance(event, Received) and isinstance(message, m.Launch) and message.contents:
+        zeros = msgspec.structs.replace(message, contents=bytes(len(message.contents)))
+        record = encode_event(msgspec.structs.replace(event, message=zeros))
     kind = "" if message is None else type(message).__name__
     return Line(number, event.seconds, type(event).__name__, record, getattr(event, "connection", 0), kind)
 

@@ -76,6 +76,7 @@ class LaunchBuilder:
             credits=message.credits,
             seconds=seconds,
             state=state,
+            contents=message.contents,
         )
 
     def make_entries(self, session: Session, launch: Launch, traceback_id: int, values: Sequence[int]) -> None:
@@ -126,8 +127,7 @@ class LaunchBuilder:
         handles, entries, suspects = launch.handles, session.directory.entries, self._quarantine.suspects
         gangs = []
         for sequence, spec in enumerate(unit, start=first):
-            for host, feed in spec.awaited:
-                key = (host, launch.feeds[feed])
+            for key in launch.awaited_by(spec):
                 if not session.feeds.claim(key):
                     session.feeds.awaited[key] = node
                     node.missing += 1

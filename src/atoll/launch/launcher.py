@@ -164,7 +164,7 @@ class Launcher:
             session.note_error(problem)
             for handle in message.results:
                 session.directory.add(handle, Entry((), 0, BufferState.FAILED, problem))
-            if isinstance(program, RegisteredProgram):
+            if isinstance(program, RegisteredProgram) and message.contents is None:
                 self._refuse_feeds(session, program.gangs, message.feeds)
             session.credits -= message.credits
             self._outbox.return_credits(session.number, message.credits)
@@ -359,9 +359,8 @@ class Launcher:
         feeds = self._sessions[launch.session].feeds
         for node in launch.nodes:
             for gang in node.gangs:
-                for host, feed in gang.run.spec.awaited:
-                    key = (host, launch.feeds[feed])
-                    if host in hosts and key not in feeds.awaited:
+                for key in launch.awaited_by(gang.run.spec):
+                    if key[0] in hosts and key not in feeds.awaited:
                         feeds.awaited[key] = node
                         self.scheduler.lacks(node, Reason.BYTES)
 
@@ -451,6 +450,7 @@ class Launcher:
                 launch.host_feeds,
                 self._sequential is not None,
                 segments,
+                contents=launch.contents,
             )
             outbox.to_hosts(some_hosts, run)
 
@@ -703,7 +703,8 @@ class Launcher:
         for gang in unstarted:
             self.gang_dequeued(gang)
             if session is not None:
-                self._refuse_feeds(session, [gang.run.spec], launch.feeds, taken=True)
+                if launch.contents is None:
+                    self._refuse_feeds(session, [gang.run.spec], launch.feeds, taken=True)
                 self.buffers.drop_uses(session, gang)
             if gang.node.is_delegated:
                 self.delegated_runs.count_ended(gang)

@@ -164,16 +164,18 @@ class ClusterSession:
         results: Sequence[int],
         feeds: Sequence[int] = (),
         traceback_id: int = 0,
+        contents: bytes | None = None,
     ) -> None:
         """Launch a registered program. The handles `results` can be used immediately.
 
-        `traceback_id` is the client's number for the stack of its request.
+        `traceback_id` is the client's number for the stack of its request. `contents` are those of the only feed, which
+        is then not uploaded: see `Welcome.most_carried`.
         """
         if program in self._split:
             return self._split.launch(program, arguments, results, traceback_id, self.launch)
         credits = self._split.credits(program)
         self.window.take(credits)
-        self._outgoing.launch(program, arguments, results, feeds, traceback_id, credits)
+        self._outgoing.launch(program, arguments, results, feeds, traceback_id, credits, contents)
 
     def release(self, handles: Sequence[int], *, delete: bool = False) -> None:
         """Release handles of the client. With `delete`, delete their buffers, so that no later launch can use them."""

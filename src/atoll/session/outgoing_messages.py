@@ -43,9 +43,11 @@ class Outgoing:
         feeds: Sequence[int],
         traceback_id: int,
         credits: int,
+        contents: bytes | None = None,
     ) -> None:
         released, self._released = tuple(self._released), []
-        self._send(m.Launch(program, tuple(arguments), tuple(results), tuple(feeds), traceback_id, credits, released))
+        ends = tuple(arguments), tuple(results), tuple(feeds)
+        self._send(m.Launch(program, *ends, traceback_id, credits, released, contents))
 
     def release(self, handles: Sequence[int], delete: bool) -> None:
         """Release handles of the client. With `delete`, delete their buffers, so that no later launch can use them."""

@@ -107,6 +107,7 @@ class Launch(StateMachine[LaunchState]):
     seconds: float = 0.0  # arrival, by the controller's clock
     state: LaunchState = LaunchState.ACTIVE
     then: Callable[[Launch], None] | None = None  # called at the end of a launch that the controller itself made
+    contents: bytes | None = None  # of the only feed, which is then not sent to the hosts
     handles: tuple[int, ...] = field(init=False)  # of arguments and results
 
     def __post_init__(self) -> None:
@@ -118,6 +119,12 @@ class Launch(StateMachine[LaunchState]):
     @property
     def is_delegated(self) -> bool:
         return self.state is LaunchState.DELEGATED
+
+    def awaited_by(self, spec: GangSpec) -> Iterator[Key]:
+        """Yield the feeds of the client that hosts await before a gang of this launch starts."""
+        if self.contents is None:
+            for host, feed in spec.awaited:
+                yield host, self.feeds[feed]
 
     def named_entries(self) -> Iterator[tuple[int, Entry]]:
         """Yield the buffers that have handles, as (handle, entry)."""

@@ -588,7 +588,7 @@ class GangRunDump(Dump):
     rows: dict[int, tuple[int, int]] | None = None
 
 
-@dump_of(Launch, "launch", rebuild=Launch.__post_init__)
+@dump_of(Launch, "launch", version=2, rebuild=Launch.__post_init__)
 class LaunchDump(Dump):
     session: int
     program: Ref[RegisteredProgram]
@@ -607,6 +607,7 @@ class LaunchDump(Dump):
     seconds: float = 0.0
     state: LaunchState = LaunchState.ACTIVE
     then: Callback | None = None
+    contents: bytes | None = None
 
 
 @dump_of(ControlFlowRun, "control flow run")

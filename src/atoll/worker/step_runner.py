@@ -29,6 +29,7 @@ from atoll.transfers.channel import DataChannel
 from atoll.transfers.dtypes import numpy_dtype
 from atoll.transfers.host_memory import aligned
 from atoll.transfers.piece_contents import Filled
+from atoll.transfers.transfer_engine import nothing_to_release
 from atoll.worker.completions import ArrayCompletion, DeletionGuard, RunCompletion
 from atoll.worker.dispatch_unit import DispatchUnit, Read
 from atoll.worker.future_arrays import ClientRunThreads, FutureArray, Outcome, has_thread, raise_failure, stream_of
@@ -329,6 +330,9 @@ class StepRunner:
     # ---- data in
 
     def _put(self, step: p.Put, run: m.Run) -> Buffer:
+        if run.contents is not None:
+            contents = [memoryview(run.contents)] * len(step.pieces)
+            return self._made(self._backend.put(step.array, self._host_shards(step, contents)), step.array)
         taken = self._inbox.take_all(run.session, [run.feeds[piece.feed] for piece in step.pieces])
         try:
             contents = [taken[run.feeds[piece.feed]][0] for piece in step.pieces]
@@ -339,7 +343,9 @@ class StepRunner:
         return self._made(array, step.array)
 
     def _put_all(self, step: p.PutAll, run: m.Run) -> list[Buffer]:
-        content, done = self._inbox.take(run.session, run.feeds[step.feed])
+        content, done = run.contents, nothing_to_release
+        if content is None:
+            content, done = self._inbox.take(run.session, run.feeds[step.feed])
         try:
             whole = np.frombuffer(content, np.uint8) if memoryview(content).nbytes else np.empty(0, np.uint8)
             made, start = [], 0

@@ -61,6 +61,11 @@ def launch(session: Session, message: m.Launch, topology: Topology) -> None:
         check_new_handles(message, "results", entries)
     if message.feeds:
         check_numbers(message, "feeds", SCRIPT_FEEDS.stop)
+    if message.contents is not None:
+        if len(message.feeds) != 1:
+            raise violation(message, "feeds", message.feeds, "one feed if the launch carries contents")
+        if len(message.contents) > m.MOST_CARRIED_BYTES:
+            raise violation(message, "contents", f"{len(message.contents)} bytes", f"at most {m.MOST_CARRIED_BYTES}")
     released = message.released
     if len(released) > m.MAX_RELEASED:
         check_count(message, "released", m.MAX_RELEASED)

@@ -84,10 +84,15 @@ def _sources(spec: Any) -> list[_Source]:
 
 
 def _put(pending: PendingRequest, spec: ArraySpec, handle: int, sources: Sequence[_Source]) -> None:
-    """Launch the transfer. Its buffers are sent to the hosts when they arrive."""
+    """Launch the transfer, with a single small buffer. Other buffers are sent to the hosts when they arrive."""
     session = pending.session
     hosts = _hosts(session, spec, sources)
     program = _program(session, spec, sources)
+    if len(sources) == 1 and spec.dtype != "string":
+        small = session.buffers.take_small(sources[0].handle, session.cluster.welcome.most_carried)
+        if small is not None:
+            session.launch_with_contents(program, (handle,), b"".join(small.contents), pending.context)
+            return
     feeds = [session.cluster.feed() for _ in sources]
     for source, feed, takers in zip(sources, feeds, hosts, strict=True):
         session.buffers.consume(source.handle, _uploader(session, feed, takers, spec.dtype, feeds[0]))

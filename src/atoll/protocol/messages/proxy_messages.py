@@ -100,8 +100,15 @@ class RegisterLoop(Message, frozen=True, tag=58):
     last: int
 
 
+# Limit for the contents that a launch carries. Larger contents are sent to the hosts.
+MOST_CARRIED_BYTES = 4096
+
+
 class Launch(Message, frozen=True, tag=44):
-    """Run a program. The sender numbers the results and can use them at once."""
+    """Run a program. The sender numbers the results and can use them at once.
+
+    If there are `contents`, they are those of the only feed, which the proxy does not send to the hosts.
+    """
 
     program: int
     arguments: tuple[int, ...]
@@ -110,6 +117,7 @@ class Launch(Message, frozen=True, tag=44):
     traceback_id: int = 0  # the client's number for the Python stack of its request
     credits: int = 1  # of the session's launch window, used until the launch has ended
     released: tuple[int, ...] = ()  # handles to release after the launch
+    contents: bytes | None = None
 
 
 class Release(Message, frozen=True, tag=45):
@@ -251,6 +259,7 @@ class Welcome(Message, frozen=True, tag=60):
     platform_version: str
     launch_window: int
     lease: float = LEASE_SECONDS  # silence of a host after which it is considered failed
+    most_carried: int = 0  # bytes of contents that a launch may carry
 
 
 class FunctionReady(Message, frozen=True, tag=61):

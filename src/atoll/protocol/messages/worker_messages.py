@@ -252,7 +252,8 @@ class DropPlan(Message, frozen=True, tag=23):
 class Run(Message, frozen=True, tag=24):
     """Run a plan: its first `segments` segments now, under this sequence number, the others on `Dispatch`.
 
-    `feeds[i]` is the data port's number for feed i of the client. Feed i between hosts has number `host_feeds` + i.
+    `feeds[i]` is the data port's number for feed i of the client. Feed i between hosts has number `host_feeds` + i. If
+    there are `contents`, they are those of the client's only feed, which is not sent to the data port.
     """
 
     sequence: int
@@ -268,6 +269,7 @@ class Run(Message, frozen=True, tag=24):
     # that has not ended to the newest one. The gangs of the segments determine the sequence numbers of the units.
     ahead: int = 0
     sampled: tuple[int, ...] = ()  # segments of a delegated run whose durations are reported
+    contents: bytes | None = None
 
 
 class RevokeRuns(Message, frozen=True, tag=108):
