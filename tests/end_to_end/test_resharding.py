@@ -130,6 +130,32 @@ def test_a_deleted_array_is_refused_as_on_stock_jax(python: RemotePython) -> Non
     assert python.call(deleted) == deleted()
 
 
+def tree(first: int, explicit: bool) -> Any:
+    """Return the arrays of a tree on other devices, whether some was read here, and how many programs ran."""
+    from atoll.client.jax_patches import device_put_resharding
+
+    x = {f"layer {i}": made("float32", (8, 16)) + i for i in range(6)} | {"one device": jax.device_put(np.arange(16.0))}
+    targets = {name: on(first, "y", explicit=explicit) for name in x} | {"one device": on(first, "x")}
+    targets["layer 5"] = on(first, "x", "y", explicit=explicit)
+    made_programs = device_put_resharding._tree_program
+    before = made_programs.cache_info()
+    y = jax.device_put(x, targets)
+    after = made_programs.cache_info()
+    read = any(each._npy_value is not None for each in x.values())
+    shards = {name: [np.asarray(shard.data) for shard in each.addressable_shards] for name, each in y.items()}
+    facts = {name: (each.sharding == targets[name], each.committed, each.weak_type) for name, each in y.items()}
+    return shards, facts, read, after.hits + after.misses - before.hits - before.misses
+
+
+@pytest.mark.parametrize("explicit", [False, True])
+def test_a_tree_gets_other_shardings_on_other_devices_with_one_program(python: RemotePython, explicit: bool) -> None:
+    shards, facts, read, programs = python.call(tree, 4, explicit)
+    expected, expected_facts, _, _ = tree(4, explicit)
+    assert_same(shards, expected)
+    assert facts == expected_facts
+    assert (read, programs) == (False, 1)
+
+
 def in_a_program() -> Any:
     import atoll
 

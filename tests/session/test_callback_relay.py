@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from atoll.errors import Code, Details, Kind, Status, failure
+from atoll.errors import Code, Details, Kind, Status, StatusError, failure
 from atoll.host_services.calls.call_messages import (
     GREETING,
     Call,
@@ -22,6 +22,7 @@ from atoll.host_services.calls.call_messages import (
     Released,
     Retained,
     Returned,
+    SlotsWanted,
     Unread,
     Wanted,
     Written,
@@ -33,6 +34,7 @@ from atoll.protocol import messages as m
 from atoll.protocol.number_ranges import SCRIPT_FEEDS
 from atoll.session.callback_relay import CallbackPort, CallbackRelay
 from atoll.transfers.channel import DataChannel
+from atoll.transfers.shared_slots import SlotWriter
 from atoll.wire.address import Address, parse_address
 from tests.session.fake_cluster import FakeCluster
 from tests.transfers.ends import SECONDS, Receiver
@@ -324,3 +326,30 @@ def test_callables_are_kept_for_a_host_that_has_yet_to_say_that_it_may_call_them
     assert messages == [Call(4, ()), Released((4, 5))]
     channel.close()
     receiver.join()
+
+
+def test_the_client_puts_small_contents_into_slots_of_its_channel(relay: CallbackRelay) -> None:
+    write = SCRIPT_FEEDS.start + 1
+    with pytest.raises(StatusError, match="INVALID_ARGUMENT: the client has sent no contents"):
+        relay.take_small(write, 4)
+    channel = connected(relay)
+    found: queue.SimpleQueue[SlotWriter] = queue.SimpleQueue()
+    reading = threading.Thread(
+        target=channel.receive,
+        args=(lambda piece, content, done: done(),),
+        kwargs={"on_memory": lambda descriptor: found.put(SlotWriter(descriptor))},
+    )
+    reading.start()
+    for _ in range(2):  # asked twice, it has the same slots
+        channel.send(0, first_call(0), encode(SlotsWanted()))
+    writer = found.get(timeout=SECONDS)
+    writer[write] = b"1234"
+    assert relay.take_small(write, 4) == b"1234"
+    writer[write + 1] = b"5678"
+    channel.close()
+    reading.join(SECONDS)
+    until(lambda: relay._channel is None)
+    connected(relay).close()
+    with pytest.raises(StatusError, match="INVALID_ARGUMENT: the client has sent no contents"):
+        relay.take_small(write + 1, 4)
+    assert found.empty()

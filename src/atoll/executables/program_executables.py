@@ -18,8 +18,10 @@ from atoll.ir.validation import MAX_VALUES
 from atoll.protocol.ifrt import executables_pb2
 from atoll.protocol.submission import (
     RUNS_OF_A_READING,
+    PutArray,
     Putting,
     Reading,
+    SmallWriting,
     Staging,
     Submission,
     Writing,
@@ -29,6 +31,7 @@ from atoll.protocol.submission import (
 from atoll.protocol.translation import codec
 from atoll.protocol.translation.shardings import sharding_to
 from atoll.session.cluster_session import ClusterSession
+from atoll.transfers.shared_slots import SLOT_BYTES
 
 _NOTHING_RUNS = "this executable only passes on its arguments, and has no program"
 _ASK_THE_FUNCTIONS = "the cost of a program is not known: query its functions, as Compiled.cost_analysis() does"
@@ -48,6 +51,8 @@ def read(data: bytes, loaded: Iterable[LoadedExecutable], cluster: ClusterSessio
         return PuttingExecutable(submission, cluster)
     if isinstance(submission, Writing):
         return WritingExecutable(submission, cluster)
+    if isinstance(submission, SmallWriting):
+        return SmallWritingExecutable(submission, cluster)
     return ProgramExecutable(submission.program, _functions(submission, loaded), cluster)
 
 
@@ -202,17 +207,16 @@ class ReadingExecutable(_Numbered):
         super().__init__("reading", reading.devices, reading.number, cluster)
 
 
-class WritingExecutable(_Numbered):
-    """Makes an array of contents that the client's process sends: see `atoll.protocol.submission`.
+class _OfSentContents(_Numbered):
+    """Makes an array of contents that the client's process sends."""
 
-    The constructor raises INVALID_ARGUMENT.
-    """
-
-    def __init__(self, writing: Writing, cluster: ClusterSession) -> None:
-        super().__init__("writing", (writing.device,), writing.number, cluster)
-        if DTYPE_BITS.get(writing.array.dtype, 0) < 8:
-            raise invalid(f"arrays of dtype {writing.array.dtype} cannot be made of contents that a client sends")
-        self.outputs = (ArraySpec(writing.array.dtype, writing.array.shape, Sharding(self.devices)),)
+    def __init__(
+        self, name: str, devices: tuple[int, ...], number: int, array: PutArray, cluster: ClusterSession
+    ) -> None:
+        super().__init__(name, devices, number, cluster)
+        if DTYPE_BITS.get(array.dtype, 0) < 8:
+            raise invalid(f"arrays of dtype {array.dtype} cannot be made of contents that a client sends")
+        self.outputs = (ArraySpec(array.dtype, array.shape, Sharding(self.devices)),)
 
     def check(self, arguments: Sequence[ArrayRecord]) -> None:
         if arguments:
@@ -220,6 +224,29 @@ class WritingExecutable(_Numbered):
 
     def metadata_reply(self) -> Any:
         return metadata_reply([""], ())
+
+
+class WritingExecutable(_OfSentContents):
+    """Makes an array of contents that it asks the client for: see `atoll.protocol.submission`.
+
+    The constructor raises INVALID_ARGUMENT.
+    """
+
+    def __init__(self, writing: Writing, cluster: ClusterSession) -> None:
+        super().__init__("writing", (writing.device,), writing.number, writing.array, cluster)
+
+
+class SmallWritingExecutable(_OfSentContents):
+    """Makes an array of small contents that the client has sent: see `atoll.protocol.submission`.
+
+    The constructor raises INVALID_ARGUMENT.
+    """
+
+    def __init__(self, writing: SmallWriting, cluster: ClusterSession) -> None:
+        super().__init__("small writing", writing.devices, writing.number, writing.array, cluster)
+        self.nbytes = nbytes(self.outputs[0]) // len(self.devices)  # of the contents, which each device has
+        if self.nbytes > SLOT_BYTES:
+            raise invalid(f"small contents have at most {SLOT_BYTES} bytes, and these {self.nbytes}")
 
 
 class PuttingExecutable(_WithoutProgram):

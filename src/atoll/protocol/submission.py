@@ -1,6 +1,6 @@
 """The payload of the IFRT plugin program with which a client sends a traced program to its proxy.
 
-The payload is `MAGIC` and a `Submission`, `Staging`, `Reading`, `Putting` or `Writing` in msgpack. Other runtimes also
+The payload is `MAGIC` and one of `AnySubmission` in msgpack. Other runtimes also
 use plugin programs (Google's are JSON), so a receiver must check for `MAGIC` first.
 
 jaxlib's client requires that all arguments of an executable have the same number of shards as the executable has
@@ -60,7 +60,7 @@ class Reading(msgspec.Struct, frozen=True, array_like=True, tag="reading"):
 
 
 class PutArray(msgspec.Struct, frozen=True, array_like=True):
-    """The type of an array that a `Putting` or `Writing` makes."""
+    """The type of an array that a `Putting`, `Writing` or `SmallWriting` makes."""
 
     dtype: str
     shape: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0)], ...], msgspec.Meta(max_length=MAX_RANK)]
@@ -80,6 +80,19 @@ class Writing(msgspec.Struct, frozen=True, array_like=True, tag="writing"):
     version: int = VERSION
 
 
+class SmallWriting(msgspec.Struct, frozen=True, array_like=True, tag="small writing"):
+    """A program whose runs make an array of small contents that the client's process has put into a shared slot.
+
+    Each of `devices` has the whole array, in its default memory. The contents, in row-major order, have the number
+    `first_feed(number)` for the first run, and the next number for each further run: see `transfers.shared_slots`.
+    """
+
+    devices: Annotated[tuple[int, ...], msgspec.Meta(min_length=1)]
+    number: Annotated[int, msgspec.Meta(ge=0, lt=MOST_READINGS)]
+    array: PutArray
+    version: int = VERSION
+
+
 class Putting(msgspec.Struct, frozen=True, array_like=True, tag="putting"):
     """A program that makes arrays on one device, in its default memory. Its results are the arrays.
 
@@ -93,12 +106,12 @@ class Putting(msgspec.Struct, frozen=True, array_like=True, tag="putting"):
 
 
 def first_feed(number: int) -> int:
-    """Return the feed of the first run of the `Reading` or `Writing` with this number."""
+    """Return the feed of the first run of the `Reading`, `Writing` or `SmallWriting` with this number."""
     return SCRIPT_FEEDS.start + number * RUNS_OF_A_READING
 
 
 _encoder = msgspec.msgpack.Encoder()
-AnySubmission = Submission | Staging | Reading | Putting | Writing
+AnySubmission = Submission | Staging | Reading | Putting | Writing | SmallWriting
 
 _decoder: msgspec.msgpack.Decoder[AnySubmission] = msgspec.msgpack.Decoder(AnySubmission)
 

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from atoll.errors import OK, AtollError, Code, Details, Kind, Status, failure
+from atoll.errors import OK, AtollError, Code, Details, Kind, Status, failure, invalid
 from atoll.host_services.calls.call_messages import (
     GREETING,
     NO_CLIENT,
@@ -24,6 +24,7 @@ from atoll.host_services.calls.call_messages import (
     Landed,
     Released,
     Retained,
+    SlotsWanted,
     Unread,
     Wanted,
     Written,
@@ -40,6 +41,7 @@ from atoll.protocol.number_ranges import SCRIPT_FEEDS
 from atoll.session.cluster_session import ClusterSession
 from atoll.session.script_writes import ScriptWrites
 from atoll.transfers.channel import DataChannel
+from atoll.transfers.shared_slots import SharedSlots
 from atoll.transfers.transfer_engine import Piece
 from atoll.wire.address import Address
 
@@ -110,6 +112,7 @@ class CallbackRelay:
         self._on_loop = on_loop
         self.writes = ScriptWrites(self._ask, self._forget, cluster.sent_by_client, self._upload)
         self._sends_contents = False  # whether the client wants direct channels
+        self._slots: SharedSlots | None = None  # shared with the client of the channel, after it has asked for them
         self._cluster = cluster
         self._channel: DataChannel | None = None
         self._unanswered: dict[int, DataChannel | None] = {}  # the channel that took the call, by feed
@@ -218,12 +221,26 @@ class CallbackRelay:
             return
         self._on_loop(self.writes.arrived, write, parts)
 
-    def _take_notice_of_client(self, content: Any) -> None:
+    def take_small(self, write: int, nbytes: int) -> bytes:
+        """Return small contents that the client has put into a slot. Raise INVALID_ARGUMENT if it has not."""
+        contents = None if self._slots is None else self._slots.take(write, nbytes)
+        if contents is None:
+            raise invalid(f"the client has sent no contents for its write {write}")
+        return contents
+
+    def _share_slots(self, channel: DataChannel) -> None:
+        if channel.is_local and self._channel is channel and self._slots is None:
+            self._slots = SharedSlots()
+            channel.pass_memory(self._slots.descriptor)
+
+    def _take_notice_of_client(self, channel: DataChannel, content: Any) -> None:
         notice, _ = decode(content)
         if isinstance(notice, Landed):
             self._on_loop(self.writes.landed, notice.write)
         elif isinstance(notice, DirectWanted):
             self._on_loop(self._open_direct_channels)
+        elif isinstance(notice, SlotsWanted):
+            self._share_slots(channel)
 
     def _open_direct_channels(self) -> None:
         if not self._sends_contents and self.is_local:
@@ -289,6 +306,7 @@ class CallbackRelay:
         """Send calls to the client and receive its answers, until the client closes the channel."""
         with self._lock:
             before, self._channel = self._channel, channel
+            self._slots = None
         if before is not None:
             before.close()
         channel.send(0, first_call(0), encode(GREETING))
@@ -301,7 +319,7 @@ class CallbackRelay:
                 if piece.feed in SCRIPT_FEEDS:
                     self._take_part(arriving, piece.feed, content, piece.more)
                 elif is_notice(piece.feed):
-                    self._take_notice_of_client(content)
+                    self._take_notice_of_client(channel, content)
                 elif is_call(piece.feed):
                     self._answer(piece.feed, [content])
             finally:
@@ -327,5 +345,6 @@ class CallbackRelay:
     def close(self) -> None:
         with self._lock:
             channel, self._channel = self._channel, None
+            self._slots = None
         if channel is not None:
             channel.close()

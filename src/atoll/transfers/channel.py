@@ -67,12 +67,18 @@ class Passed(msgspec.Struct, frozen=True, array_like=True, tag="c"):
     host: int = -1
 
 
+class PassedMemory(msgspec.Struct, frozen=True, array_like=True, tag="y"):
+    """A descriptor of memory accompanies this frame, for the receiver's `on_memory`."""
+
+
 # Receives a piece, its bytes, and a function to call once the bytes have been read.
 OnPiece = Callable[[Piece, Any, Callable[[], None]], None]
 # Receives a piece that failed, and the reason. The channel continues.
 OnFailure = Callable[[Piece, Status], None]
 # Receives a socket that the peer has passed, and owns it; and the host that has the other end, or -1.
 OnSocket = Callable[[socket.socket, int], None]
+# Receives a descriptor of memory that the peer has passed. It is open only during the call.
+OnMemory = Callable[[int], None]
 
 
 class ReceiveBudget(Protocol):
@@ -134,7 +140,7 @@ class DataChannel:
         self._in_place = [way for kind, way in ways if not issubclass(kind, StreamEngine)]
         self._handlers = {frame: engine.handle for engine in self._engines for frame in engine.frames}
         self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
-            Union[Open, Passed, Probe, Alive, *(frame for kind in kinds for frame in kind.frames)]
+            Union[Open, Passed, PassedMemory, Probe, Alive, *(frame for kind in kinds for frame in kind.frames)]
         )
         self._streams = next((engine for engine in self._engines if type(engine) is StreamEngine), None)
         self._chunks = next((engine for engine in self._engines if type(engine) is SharedChunksEngine), None)
@@ -286,6 +292,10 @@ class DataChannel:
         """Pass a socket to a local peer, which closes it if it has no use for it. The caller's socket stays open."""
         self._socket.send(Passed(host), descriptor=sock.fileno())
 
+    def pass_memory(self, descriptor: int) -> None:
+        """Pass a descriptor of memory to a local peer, which may map it. The caller's descriptor stays open."""
+        self._socket.send(PassedMemory(), descriptor=descriptor)
+
     def _send(self, session: int, feed: int, contents: Contents, more: bool) -> None:
         if feed < _FIRST_HOST_FEED:
             ways = self._choices
@@ -321,6 +331,7 @@ class DataChannel:
         on_failure: OnFailure | None = None,
         on_socket: OnSocket | None = None,
         budget: ReceiveBudget | None = None,
+        on_memory: OnMemory | None = None,
     ) -> None:
         """Read until the peer closes the channel.
 
@@ -351,6 +362,9 @@ class DataChannel:
                 if isinstance(frame, Passed):
                     if on_socket is not None and descriptor is not None:
                         on_socket(_socket_of(descriptor), frame.host)
+                elif isinstance(frame, PassedMemory):
+                    if on_memory is not None and descriptor is not None:
+                        on_memory(descriptor)
                 else:
                     self._handle(frame, descriptor, arrivals)
             except EOFError:

@@ -184,6 +184,23 @@ def resharding(calls: Calls) -> None:
     assert (sharding, result.sharding) == (target, target)
 
 
+def resharding_of_trees(calls: Calls) -> None:
+    from jax._src.interpreters import pxla
+
+    name = "jax._src.array._array_shard_arg"
+    assert pxla.shard_arg_handlers[type(jnp.zeros(()))].__name__ == "_array_shard_arg"
+    xs = [jax.device_put(np.arange(16.0).reshape(4, 4) + i, sharded("x")) for i in range(3)]
+    target = sharded(None, "x")
+    with pytest.MonkeyPatch.context() as patch:  # the patch itself changes the function that is in this table
+        patch.setitem(pxla.shard_arg_handlers, type(xs[0]), sys.modules["jax._src.array"]._array_shard_arg)
+        made = jax.device_put(xs, target)
+    assert [each.tolist() for each in made] == [each.tolist() for each in xs]
+    (((given, shardings, layouts, copies), _, results),) = calls.of[name]
+    assert [*map(id, given)] == [*map(id, xs)]
+    assert (shardings, layouts, len(copies)) == ([target] * 3, [None] * 3, 3)
+    assert [each.sharding for each in results] == [target] * 3
+
+
 def dlpack(calls: Calls) -> None:
     """Consumers and JAX itself use these methods."""
     x = jnp.arange(4.0)
@@ -292,6 +309,41 @@ def large_writes(calls: Calls) -> None:
     parts = [each.data for each in made.addressable_shards]
     whole = type(made)(made.aval, sharding, parts, committed=True, _skip_checks=True)
     assert whole.tolist() == x.tolist()
+
+
+def small_writes(calls: Calls) -> None:
+    x, device = np.float32(3), jax.devices()[0]
+    given = [
+        (jax.device_put(x, device), x),
+        (jnp.asarray(np.arange(4, dtype=np.int32)), [0, 1, 2, 3]),
+        (jax.device_put(x, sharded()), x),
+    ]
+    found = calls.of["jax._src.interpreters.pxla.batched_device_put"]
+    assert len(found) == len(given)
+    for (made, value), (arguments, _, _) in zip(given, found, strict=True):
+        aval, sharding, xs, devices = arguments[:4]
+        assert made.tolist() == value
+        assert (aval.dtype, sharding, list(devices)) == (made.dtype, made.sharding, [*made.sharding._device_assignment])
+        assert len(xs) == len(devices)
+        assert all(each is xs[0] for each in xs)
+        assert isinstance(xs[0], np.ndarray | np.generic)
+
+
+def arguments_from_the_host(calls: Calls) -> None:
+    x = np.arange(4, dtype=np.float32)
+    call = jax.jit(lambda x, y: x * y, in_shardings=(sharded(), None))
+    for _ in range(2):
+        assert call(x, 2.0).tolist() == [0, 2, 4, 6]
+    ((arguments, _, data),) = [call for call in calls.of[FAST_PATH] if any(each is x for each in call[0][2])]
+    assert arguments[2][0] is x
+    assert data.kept_var_bitvec == [True, True]
+    assert [*data.in_device_local_layouts, *data.const_args] == [None, None]
+    sharded_here = [each for each, _, _ in calls.arguments("jax._src.interpreters.pxla.cc_shard_arg")]
+    assert any(each is x for each in sharded_here)
+    assert 2.0 in [each for each in sharded_here if each is not x]
+    marks = [object(), object()]
+    given = data._replace(in_device_local_layouts=marks)
+    assert given.in_device_local_layouts is marks
 
 
 def numbers_in_eager_operations(calls: Calls) -> None:
@@ -673,6 +725,9 @@ PROBES: dict[str, Callable[[Calls], None]] = {
     "direct reads of several arrays": direct_reads_of_several_arrays,
     "writes of trees": writes_of_trees,
     "large writes": large_writes,
+    "small writes": small_writes,
+    "resharding of trees": resharding_of_trees,
+    "arguments from the host": arguments_from_the_host,
     "numbers in eager operations": numbers_in_eager_operations,
     "hosts of devices": hosts_of_devices,
     "devices by platform": devices_by_platform,

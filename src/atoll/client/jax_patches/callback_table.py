@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 
 from atoll.client.jax_patches.read_table import ReadTable
+from atoll.client.jax_patches.small_write_table import SmallWriteTable
 from atoll.client.jax_patches.write_table import WriteTable
 from atoll.errors import AtollError, ConnectError, traceback_of
 from atoll.host_services.calls.call_messages import (
@@ -31,6 +32,7 @@ from atoll.host_services.calls.call_messages import (
     Raised,
     Released,
     Returned,
+    SlotsWanted,
     Unread,
     Wanted,
     Written,
@@ -43,7 +45,8 @@ from atoll.host_services.calls.call_messages import (
 from atoll.host_services.calls.call_threads import Threads
 from atoll.protocol.callbacks import CALLBACKS_REQUEST, CallbackAddress
 from atoll.protocol.number_ranges import SCRIPT_FEEDS
-from atoll.transfers.channel import DataChannel
+from atoll.transfers.channel import DataChannel, OnMemory
+from atoll.transfers.shared_slots import SlotWriter
 from atoll.transfers.transfer_engine import Piece
 from atoll.wire.address import Address, parse_address
 
@@ -78,7 +81,9 @@ class CallbackTable:
         self._loaded: Any = None  # the proxy's answer, which reserves the data channel while it is referenced
         self.reads = ReadTable(submit)
         self.writes = WriteTable(submit, self._threads.run)
+        self.small_writes = SmallWriteTable(submit)
         self._wants_direct = False  # whether hosts were asked for direct channels
+        self._wants_slots = False  # whether the proxy was asked for slots
         self._client: Any = None  # the client of the channel
         self._process = os.getpid()
         self._refused = False  # whether the channel could not be opened for reads
@@ -121,6 +126,18 @@ class CallbackTable:
                     channel.send(0, first_call(0), encode(DirectWanted()))
         return False
 
+    def has_slots(self, client: Any) -> bool:
+        """Return whether this process shares slots with this client's proxy. The first call asks the proxy for them."""
+        if self.small_writes.is_open:
+            return self.receives_from(client)
+        if not self._wants_slots and self.receives_from(client):
+            self._wants_slots = True
+            channel = self._channel
+            if channel is not None and channel.is_local:
+                with contextlib.suppress(AtollError, OSError):
+                    channel.send(0, first_call(0), encode(SlotsWanted()))
+        return False
+
     def _receives(self, client: Any) -> bool:
         channel = self._channel
         return channel is not None and not channel.is_closed and self._client is client
@@ -141,12 +158,14 @@ class CallbackTable:
             address = replace(address, host=self.proxy.host)
         channel = DataChannel.connect(address, where.session, where.secret, timeout=seconds)
         heard = threading.Event()
-        threading.Thread(target=self._receive, args=(channel, heard), name="atoll-callbacks", daemon=True).start()
+        arguments = (channel, heard, lambda descriptor: self.small_writes.open(SlotWriter(descriptor)))
+        threading.Thread(target=self._receive, args=arguments, name="atoll-callbacks", daemon=True).start()
         if not heard.wait(seconds) or channel.is_closed:
             channel.close()
             raise ConnectError(
                 f"the proxy at {address} did not answer on a connection for callbacks within {seconds:.0f} s"
             )
+        self._wants_slots = False
         self._channel, self._client = channel, client
 
     def clear_cache(self) -> None:
@@ -154,9 +173,10 @@ class CallbackTable:
         with self._lock:
             channel, self._channel, self._loaded = self._channel, None, None
             self._callbacks.clear()
-            self._client, self._refused, self._wants_direct = None, False, False
+            self._client, self._refused, self._wants_direct, self._wants_slots = None, False, False, False
         self.reads.clear()
         self.writes.clear()
+        self.small_writes.clear()
         for each in list(self._direct):
             each.shut_down()
         if channel is not None:
@@ -164,7 +184,7 @@ class CallbackTable:
 
     # ---- calls
 
-    def _receive(self, channel: DataChannel, heard: threading.Event) -> None:
+    def _receive(self, channel: DataChannel, heard: threading.Event, on_memory: OnMemory | None = None) -> None:
         def on_piece(piece: Piece, content: Any, done: Callable[[], None]) -> None:
             heard.set()
             if piece.feed in SCRIPT_FEEDS:
@@ -194,10 +214,12 @@ class CallbackTable:
 
         try:
             with contextlib.suppress(AtollError, OSError):
-                channel.receive(on_piece, on_socket=self._take_direct)
+                channel.receive(on_piece, on_socket=self._take_direct, on_memory=on_memory)
         finally:
             channel.close()
             heard.set()
+            if self._channel is channel:
+                self.small_writes.close()
             self._direct.pop(channel, None)
             self.reads.fail(())  # contents may have been lost with the channel
 

@@ -7,8 +7,9 @@ reshards on the same devices, as in a jit, and a program reshards to other devic
 JAX splits an array on one device there, and then copies the parts, so the device holds the array twice. If the parts go
 to another island, a program sends them directly.
 
-On CPUs, small arrays still use JAX's own path, which is faster than to compile and run a computation. If a transfer
-guard forbids that path, Atoll reshards them on the cluster.
+On CPUs, single small arrays still use JAX's own path, which is faster than to compile and run a computation. If a
+transfer guard forbids that path, Atoll reshards them on the cluster. Several arrays of a tree that go to other devices,
+of any size, are one program.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from atoll.client.jax_patches.patch import Patch, Replacement
@@ -24,6 +25,8 @@ from atoll.client.plugin_programs import is_atoll
 from atoll.errors import ProgramError
 
 CPU_LEAST_BYTES = 4 << 20  # smallest array that is resharded on the cluster, if its devices are CPUs
+LEAST_ARRAYS = 4  # of a tree, for which one program is faster than JAX's own path for each small array
+MOST_ARRAYS = 512  # of one program
 _MOST_KEPT = 1024  # computations
 
 
@@ -58,6 +61,44 @@ def _to_other_islands(cut_where_it_is: Callable[..., Any]) -> Callable[..., Any]
     return shard_device_array
 
 
+def _together(one_by_one: Callable[..., Any]) -> Callable[..., Any]:
+    from atoll.client import jax_internals as internals
+
+    def _array_shard_arg(
+        xs: Sequence[Any], shardings: Sequence[Any], layouts: Sequence[Any], copy_semantics: Sequence[Any]
+    ) -> list[Any]:
+        made: dict[int, Any] = {}
+        if len(xs) >= LEAST_ARRAYS:
+            chosen = [i for i, layout in enumerate(layouts) if layout is None and _leaves(xs[i], shardings[i])]
+            for first in range(0, len(chosen), MOST_ARRAYS):
+                batch = chosen[first : first + MOST_ARRAYS]
+                if len(batch) >= LEAST_ARRAYS:
+                    with internals.set_current_trace(internals.eager_trace), contextlib.suppress(ProgramError):
+                        program = _tree_program(tuple([shardings[i] for i in batch]))
+                        made |= zip(batch, program(*[xs[i] for i in batch]), strict=True)
+        rest = [i for i in range(len(xs)) if i not in made]
+        if rest:
+            others = ([each[i] for i in rest] for each in (xs, shardings, layouts, copy_semantics))
+            made |= zip(rest, one_by_one(*others), strict=True)
+        return [made[i] for i in range(len(xs))]
+
+    return _array_shard_arg
+
+
+def _leaves(x: Any, sharding: Any) -> bool:
+    """Return whether an array goes to other devices in other shards, so that JAX would read it here."""
+    from atoll.client import jax_internals as internals
+
+    x._check_if_deleted()
+    target = internals.devices_of(sharding)
+    source = x.sharding
+    if target is None or not is_atoll(target[0].client) or source.device_set == sharding.device_set:
+        return False
+    if source.num_devices == 1 and not _islands(source).isdisjoint(_islands(sharding)):
+        return False
+    return _may_reshard(x, sharding) and _has_other_shards(x, sharding.devices_indices_map(x.shape).values())
+
+
 def _islands(sharding: Any) -> set[int]:
     from atoll.client import jax_internals as internals
 
@@ -65,6 +106,18 @@ def _islands(sharding: Any) -> set[int]:
 
 
 def _should_reshard(x: Any, sharding: Any, indices: tuple[Any, ...]) -> bool:
+    from atoll.client import jax_internals as internals
+
+    target = internals.devices_of(sharding)
+    if target is None or not _may_reshard(x, sharding):
+        return False
+    if x.nbytes < CPU_LEAST_BYTES and target[0].platform == "cpu" and not internals.forbids_transfers():
+        return False
+    return _has_other_shards(x, indices)
+
+
+def _may_reshard(x: Any, sharding: Any) -> bool:
+    """Return whether both shardings are of one cluster of Atoll, and the user does not forbid or check computations."""
     import jax
 
     from atoll.client import jax_internals as internals
@@ -74,11 +127,11 @@ def _should_reshard(x: Any, sharding: Any, indices: tuple[Any, ...]) -> bool:
         return False
     if source[0].client is not target[0].client:
         return False
-    if jax.config.jax_disable_jit or internals.needs_check_special():  # the user forbids or checks computations
-        return False
-    if x.nbytes < CPU_LEAST_BYTES and target[0].platform == "cpu" and not internals.forbids_transfers():
-        return False
-    # If existing shards are those of the new sharding, JAX copies them from device to device.
+    return not (jax.config.jax_disable_jit or internals.needs_check_special())
+
+
+def _has_other_shards(x: Any, indices: Iterable[Any]) -> bool:
+    """Return whether some of the new shards do not exist. JAX copies existing shards from device to device."""
     here = set(map(str, x.sharding.devices_indices_map(x.shape).values()))
     return not here.issuperset(map(str, indices))
 
@@ -106,6 +159,17 @@ def _program(target: Any) -> Callable[[Any], Any]:
     return program
 
 
+@functools.lru_cache(maxsize=_MOST_KEPT)
+def _tree_program(targets: tuple[Any, ...]) -> Callable[..., Sequence[Any]]:
+    import jax
+
+    def reshard(*xs: Any) -> tuple[Any, ...]:
+        return tuple(jax.device_put(x, target) for x, target in zip(xs, targets, strict=True))
+
+    program: Callable[..., Sequence[Any]] = importlib.import_module("atoll").program(reshard)
+    return program
+
+
 def _reshard(x: Any) -> Any:
     return x
 
@@ -121,5 +185,19 @@ PATCH = Patch(
             ("x", "devices", "indices", "sharding"),
         ),
         Replacement("jax._src.array", "shard_device_array", _to_other_islands, ("x", "devices", "indices", "sharding")),
+    ),
+)
+
+TREE_PATCH = Patch(
+    name="resharding of trees",
+    enables="`jax.device_put` of a tree of arrays to other devices with one request",
+    changes=(
+        Replacement(
+            "jax._src.array",
+            "_array_shard_arg",
+            _together,
+            ("xs", "shardings", "layouts", "copy_semantics"),
+            copies=("jax._src.array",),
+        ),
     ),
 )

@@ -23,10 +23,10 @@ def _is_large(x: Any) -> bool:
 
 
 def detached(x: Any, sharding: Any) -> Any:
-    """Return a copy of `x` if its contents are sent from its memory after the call, and otherwise `x`."""
+    """Return a copy of `x` if its contents may be sent from its memory after the call, and otherwise `x`."""
     from atoll.client import jax_internals as internals
 
-    if not isinstance(x, np.ndarray) or x.nbytes < LEAST_BYTES:
+    if not isinstance(x, np.ndarray):
         return x
     devices = internals.devices_of(sharding)
     return x.copy() if devices is not None and is_atoll(devices[0].client) else x

@@ -5,13 +5,22 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Hashable, Iterator
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from atoll.protocol.submission import MOST_READINGS, RUNS_OF_A_READING, first_feed
 
 _MOST_EXECUTABLES = 256
 
-Value = TypeVar("Value")
+Value = TypeVar("Value", contravariant=True)
+
+
+class Expected(Protocol[Value]):
+    """The values of the runs that have not ended, by number. Any thread may remove some."""
+
+    def __setitem__(self, number: int, value: Value) -> None: ...
+
+    def pop(self, number: int, default: None, /) -> Any:
+        """Remove the value of a run, if it is there."""
 
 
 class _Executable:
@@ -36,7 +45,7 @@ class NumberedRuns:
         key: Hashable,
         submit: Callable[[int], Callable[[list[Any]], Any]],
         arguments: list[Any],
-        expected: dict[int, Value],
+        expected: Expected[Value],
         value: Value,
     ) -> tuple[int, Any]:
         """Run the executable of `key`. Return the number of the run, and jaxlib's results.
@@ -45,11 +54,11 @@ class NumberedRuns:
           key: the executable.
           submit: Makes the executable with this number of an executable, and returns its `execute_sharded`.
           arguments: the arguments of the run.
-          expected: values of the runs that have not ended, by number. Any thread may remove some.
-          value: the value of this run, which `expected` has before the run is sent.
+          expected: gets the value of the run before the run is sent.
+          value: the value of this run.
 
         Raises:
-          JaxRuntimeError, ValueError: the server refuses the run, or all numbers are in use.
+          JaxRuntimeError, ValueError: the server refuses the run, or `expected` the value, or no number is left.
         """
         number: int | None = None
         with self._lock:  # the server counts the runs of an executable in the order in which they are sent

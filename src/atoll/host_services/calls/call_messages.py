@@ -92,6 +92,12 @@ class DirectWanted(msgspec.Struct, frozen=True, array_like=True, tag="d"):
     arrays: tuple[ArrayType, ...] = ()
 
 
+class SlotsWanted(msgspec.Struct, frozen=True, array_like=True, tag="s"):
+    """A client's notice that it sends small contents. The proxy passes the memory of `transfers.shared_slots` to it."""
+
+    arrays: tuple[ArrayType, ...] = ()
+
+
 class Wanted(msgspec.Struct, frozen=True, array_like=True, tag="w"):
     """Asks a client for the contents of its write number `write`.
 
@@ -125,7 +131,9 @@ GREETING = Released(())
 
 _TOKEN = ArrayType("", (), 0)
 
-CallMessage = Call | Returned | Raised | Retained | Released | Unread | DirectWanted | Wanted | Landed | Written
+CallMessage = (
+    Call | Returned | Raised | Retained | Released | Unread | DirectWanted | SlotsWanted | Wanted | Landed | Written
+)
 
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(CallMessage)
 

@@ -10,8 +10,8 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from atoll.errors import Code, Status, StatusError, invalid
-from atoll.executables.loaded_executable import ImmediateReply
-from atoll.executables.program_executables import PuttingExecutable, WritingExecutable
+from atoll.executables.loaded_executable import ImmediateReply, LoadedExecutable
+from atoll.executables.program_executables import PuttingExecutable, SmallWritingExecutable, WritingExecutable
 from atoll.ifrt.ifrt_session import IfrtSession
 from atoll.ir.program import DeviceToHost, HostBuffer, HostToDevice, Program
 from atoll.ir.types import ArraySpec, Replicated, nbytes
@@ -100,12 +100,33 @@ def send_contents(session: IfrtSession, feed: int, arguments: Sequence[int]) -> 
 
 def put_contents(session: IfrtSession, executable: PuttingExecutable, handles: Sequence[int], context: int) -> None:
     """Launch the program that makes the executable's arrays, and send their contents to the host."""
+    _make(session, executable, handles, executable.contents, context)
+
+
+def put_small_contents(
+    session: IfrtSession, executable: SmallWritingExecutable, handles: Sequence[int], context: int
+) -> None:
+    """Launch the program that makes the executable's array of contents that the client has put into a shared slot.
+
+    Raise INVALID_ARGUMENT if the client has not.
+    """
+    number = executable.next_number()
+    contents = session.client_relay().take_small(number, executable.nbytes)
+    _make(session, executable, handles, contents, context)
+
+
+def _make(
+    session: IfrtSession, executable: LoadedExecutable, handles: Sequence[int], contents: bytes, context: int
+) -> None:
+    """Launch the program that makes the outputs of an executable of these contents."""
     cluster, specs = session.cluster, executable.outputs
     program = cluster.programs.number(("put all", specs), lambda: _put_program(specs))
-    hosts = cluster.hosts_of(executable.devices)
-    feed = cluster.feed()
-    cluster.upload(hosts, feed, [executable.contents], feed)
-    session.launch(program, (), handles, (feed,), context)
+    if len(contents) <= cluster.welcome.most_carried:
+        session.launch_with_contents(program, handles, contents, context)
+    else:
+        feed = cluster.feed()
+        cluster.upload(cluster.hosts_of(executable.devices), feed, [contents], feed)
+        session.launch(program, (), handles, (feed,), context)
     session.define(handles, specs, context)
 
 

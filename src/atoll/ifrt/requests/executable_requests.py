@@ -15,11 +15,16 @@ from atoll.executables.loaded_executable import LoadedExecutable
 from atoll.executables.lost_devices import replace_islands
 from atoll.executables.mpmd_executables import compile_mpmd
 from atoll.executables.mpmd_requests import IFRT_IR_PROGRAM, mpmd_request
-from atoll.executables.program_executables import PuttingExecutable, ReadingExecutable, WritingExecutable
+from atoll.executables.program_executables import (
+    PuttingExecutable,
+    ReadingExecutable,
+    SmallWritingExecutable,
+    WritingExecutable,
+)
 from atoll.executables.python_functions import CUSTOM_CALL_PROGRAM, python_function
 from atoll.ifrt.ifrt_session import IfrtSession
 from atoll.ifrt.pending_request import Handler, PendingRequest
-from atoll.ifrt.requests.contents_requests import put_contents, send_contents, write_contents
+from atoll.ifrt.requests.contents_requests import put_contents, put_small_contents, send_contents, write_contents
 from atoll.ifrt.requests.plugin_requests import handle_plugin_program, load_python
 from atoll.protocol.callbacks import CALLBACK_ADVICE
 from atoll.protocol.ifrt import compile_pb2
@@ -28,6 +33,12 @@ from atoll.protocol.translation import codec
 
 _NOTHING_KEPT: frozenset[int] = frozenset()
 _MOST_PROGRAMS = 64  # of one executable
+# Executables that make arrays of contents. Called with the session, the executable, the results' handles and the stack.
+_MAKERS: dict[type[LoadedExecutable], Callable[..., None]] = {
+    PuttingExecutable: put_contents,
+    SmallWritingExecutable: put_small_contents,
+    WritingExecutable: write_contents,
+}
 
 
 def _compile(pending: PendingRequest, request: Any) -> None:
@@ -203,11 +214,9 @@ def _run(pending: PendingRequest, request: Any, given: list[int]) -> tuple[list[
     executable.check(records)
     options = request.options
     handles = session.handles(given, len(executable.outputs))
-    if isinstance(executable, PuttingExecutable):
-        put_contents(session, executable, handles, pending.context)
-        return handles, session.add_future(OK, request.status_handle) if options.fill_status else 0, executable
-    if isinstance(executable, WritingExecutable):
-        write_contents(session, executable, handles, pending.context)
+    make = _MAKERS.get(type(executable))
+    if make is not None:
+        make(session, executable, handles, pending.context)
         return handles, session.add_future(OK, request.status_handle) if options.fill_status else 0, executable
     if not executable.loss.ok:
         pending.define_failed(handles, executable.loss)

@@ -1,0 +1,101 @@
+"""Makes small host values that are arguments of `jax.jit` as `jax.device_put` makes small arrays.
+
+For a function on one device, JAX's C++ sends such arguments itself, with jaxlib's client. It calls a Python function of
+JAX instead if the argument has a layout. The patch gives these arguments a layout that stands for none.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from atoll.client.jax_patches.patch import Patch, Replacement
+from atoll.client.jax_patches.small_writes import made_of
+from atoll.client.plugin_programs import is_atoll
+from atoll.transfers.shared_slots import SLOT_BYTES
+
+_MOST_TYPES = 512
+
+
+class _FromHost:
+    """The layout of an argument whose values come from this process. JAX's C++ has a separate entry for arrays."""
+
+
+_FROM_HOST = _FromHost()
+
+
+def _is_small(argument: Any) -> bool:
+    """Return whether an argument is a small array of NumPy, or a number. JAX has subclasses with types of their own."""
+    if type(argument) is np.ndarray or isinstance(argument, np.generic):
+        return bool(argument.nbytes <= SLOT_BYTES)
+    return type(argument) in (bool, int, float, complex)
+
+
+def _marking(fastpath_data: Callable[..., Any]) -> Callable[..., Any]:
+    def _get_fastpath_data(
+        executable: Any, out_tree: Any, args_flat: Sequence[Any], *others: Any, **options: Any
+    ) -> Any:
+        data = fastpath_data(executable, out_tree, args_flat, *others, **options)
+        if data is None or not is_atoll(data.xla_executable.client):
+            return data
+        arguments = [*itertools.compress((*data.const_args, *args_flat), data.kept_var_bitvec)]
+        before = [*data.in_device_local_layouts]
+        if len(arguments) != len(before) or not any(map(_is_small, arguments)):
+            return data
+        layouts = [
+            _FROM_HOST if layout is None and _is_small(argument) else layout
+            for layout, argument in zip(before, arguments, strict=True)
+        ]
+        return data._replace(in_device_local_layouts=layouts)
+
+    return _get_fastpath_data
+
+
+def _making(shard_arg: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
+    def cc_shard_arg(x: Any, sharding: Any, layout: Any) -> Any:
+        if layout is not _FROM_HOST:
+            return shard_arg(x, sharding, layout)
+        if not _is_small(x):
+            return shard_arg(x, sharding, None)
+        is_array = isinstance(x, np.ndarray | np.generic)
+        kind: Any = (x.dtype, x.shape) if is_array else type(x)
+        aval = _type_of(kind, _type_settings())
+        value = x if is_array and x.dtype == aval.dtype else np.asarray(x, aval.dtype)
+        array = made_of(aval, sharding, [value], sharding._device_assignment, True)
+        return shard_arg(x, sharding, None) if array is None else array
+
+    return cc_shard_arg
+
+
+def _type_settings() -> Any:
+    from atoll.client import jax_internals as internals
+
+    return internals.type_settings()
+
+
+@functools.lru_cache(maxsize=_MOST_TYPES)
+def _type_of(kind: Any, settings: Any) -> Any:
+    """Return JAX's type of an array, given by dtype and shape, or of a Python number, given by its class."""
+    from atoll.client import jax_internals as internals
+
+    return internals.abstractify(kind() if isinstance(kind, type) else np.empty(kind[1], kind[0]))
+
+
+PATCH = Patch(
+    name="arguments from the host",
+    enables="calls of `jax.jit` with small NumPy arrays or numbers without a round trip for each",
+    changes=(
+        Replacement("jax._src.pjit", "_get_fastpath_data", _marking, ("executable", "out_tree", "args_flat")),
+        Replacement(
+            "jax._src.interpreters.pxla",
+            "cc_shard_arg",
+            _making,
+            ("x", "sharding", "layout"),
+            copies=("jax._src.interpreters.pxla",),
+        ),
+    ),
+)

@@ -1,0 +1,81 @@
+"""Makes small arrays with one request, which jaxlib's client does not have to wait for.
+
+jaxlib's client first sends the contents in a call of their own, and waits for its answer.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from atoll.client.jax_patches.host_callbacks import TABLE
+from atoll.client.jax_patches.patch import Patch, Replacement
+from atoll.client.plugin_programs import is_atoll
+from atoll.transfers.shared_slots import SLOT_BYTES
+
+_MOST_HANDLERS = 512
+
+
+def made_of(aval: Any, sharding: Any, xs: Sequence[Any], devices: Sequence[Any], committed: bool) -> Any:
+    """Return an array that is `xs[0]` on each device, or None if JAX itself has to make it."""
+    from atoll.client import jax_internals as internals
+
+    x = xs[0]
+    if not isinstance(x, np.ndarray | np.generic) or x.nbytes > SLOT_BYTES:
+        return None
+    if len(xs) != 1 and not (sharding.is_fully_replicated and all([each is x for each in xs])):
+        return None
+    if not is_atoll(devices[0].client) or internals.host_to_device_guard() not in (None, "allow"):
+        return None
+    if sharding.memory_kind not in (None, devices[0].default_memory().kind):
+        return None
+    if aval.dtype != x.dtype or not internals.has_numpy_contents(aval.dtype) or not TABLE.has_slots(devices[0].client):
+        return None
+    try:
+        results = TABLE.small_writes.start(x, devices)
+    except (RuntimeError, ValueError):  # JaxRuntimeError is a RuntimeError
+        return None
+    return None if results is None else results.consume_with_handlers([_handler(aval, sharding, committed)])[0]
+
+
+@functools.lru_cache(maxsize=_MOST_HANDLERS)
+def _handler(aval: Any, sharding: Any, committed: bool) -> Any:
+    from atoll.client import jax_internals as internals
+
+    return internals.result_handler(aval, sharding, committed)
+
+
+def _putting(send: Callable[..., Any]) -> Callable[..., Any]:
+    def batched_device_put(
+        aval: Any,
+        sharding: Any,
+        xs: Sequence[Any],
+        devices: Sequence[Any],
+        committed: bool = True,
+        *others: Any,
+        **options: Any,
+    ) -> Any:
+        if len(devices):
+            array = made_of(aval, sharding, xs, devices, committed)
+            if array is not None:
+                return array
+        return send(aval, sharding, xs, devices, committed, *others, **options)
+
+    return batched_device_put
+
+
+PATCH = Patch(
+    name="small writes",
+    enables="`jax.device_put` and `jnp.asarray` of small arrays without a round trip",
+    changes=(
+        Replacement(
+            "jax._src.interpreters.pxla",
+            "batched_device_put",
+            _putting,
+            ("aval", "sharding", "xs", "devices", "committed"),
+        ),
+    ),
+)

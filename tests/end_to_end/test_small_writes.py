@@ -1,0 +1,144 @@
+"""Small arrays that the script writes: the values and types of stock JAX, and no call of jaxlib's client.
+
+Each function named without `test_` runs in a child on Atoll. `values` also runs here, on stock JAX.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from tests.end_to_end.remote_python import RemotePython
+from tests.end_to_end.same import assert_same
+
+TYPES = ("bool", "int8", "uint16", "float16", "bfloat16", "float32", "int64", "complex64")
+
+
+def table() -> Any:
+    """Return the table of small writes, once this process shares slots with its proxy."""
+    from atoll.client.jax_patches.host_callbacks import TABLE
+
+    until = time.monotonic() + 60
+    while not TABLE.has_slots(jax.devices()[0].client):
+        assert time.monotonic() < until, "the proxy shares no slots"
+        time.sleep(0.01)
+    return TABLE.small_writes
+
+
+def arrays(number: int) -> list[Any]:
+    x = np.arange(12).reshape(3, 4) + number
+    mesh = Mesh(np.array(jax.devices()[:2]), ("x",))
+    return [
+        *(jax.device_put(x.astype(dtype), jax.devices()[1]) for dtype in TYPES),
+        *(jax.device_put(value) for value in (np.float32(number), number, 1.5, True, np.zeros((0, 3)), x.T, x[:, ::2])),
+        *(jax.device_put(x.astype(np.int32), NamedSharding(mesh, spec)) for spec in (P(), P(None, "x"))),
+        jnp.asarray(x),
+        jnp.array(2.5),
+        jnp.float32(number) + np.float32(1),
+        jax.jit(lambda y, z: y * z)(x, np.int8(2)),
+        jax.device_put(np.zeros(1024, np.float32) + number),
+        jax.device_put(np.zeros(1025, np.float32) + number),
+        jax.jit(lambda y: y * 2, donate_argnums=0)(jax.device_put(np.float32(number))),
+        jax.random.key_data(jax.random.key(number)),
+    ]
+
+
+def values() -> list[list[Any]]:
+    """Return what defines each array, for several rounds, because the first ones are not made of slots."""
+    found = []
+    for number in range(5):
+        made = arrays(number)
+        found.append(
+            [(x.dtype.name, x.weak_type, x.committed, x.shape, len(x.devices()), np.asarray(x).tolist()) for x in made]
+        )
+    return found
+
+
+def values_of_slots() -> list[list[Any]]:
+    table()
+    return values()
+
+
+@contextlib.contextmanager
+def counted() -> Iterator[list[Any]]:
+    """Yield the results of all small writes in the block, None for those that JAX makes."""
+    found = table()
+    start = found.start
+    made: list[Any] = []
+    found.start = lambda array, devices: made.append(start(array, devices)) or made[-1]
+    try:
+        yield made
+    finally:
+        del found.start
+
+
+def writes() -> int:
+    """Return how many of ten arrays of one type are made of contents in slots."""
+    with counted() as made:
+        for number in range(10):
+            assert float(jax.device_put(np.float32(number), jax.devices()[1])) == number
+    return sum(each is not None for each in made)
+
+
+def arguments() -> tuple[list[Any], int]:
+    """Return the results of ten calls with host values, and how many of these are made of contents in slots."""
+    call = jax.jit(lambda x, y, z, unused: (x * y + z, z, y))
+    x = jnp.arange(3.0)
+    with counted() as made:
+        results = [jax.device_get(call(x, i, np.full(3, i, np.int16), np.float32(1))) for i in range(10)]
+    return results, sum(each is not None for each in made)
+
+
+def overwritten() -> list[float]:
+    """Return the values of arrays whose contents in this process changed when `device_put` had returned."""
+    table()
+    x = np.zeros((), np.float32)
+    made = []
+    for number in range(600):  # more than there are slots
+        x[...] = number
+        made.append(jax.device_put(x, may_alias=False))
+        x[...] = -1
+    return [float(each) for each in made[3:]]
+
+
+def guarded() -> str:
+    table()
+    for _ in range(5):
+        jax.device_put(np.float32(1))
+    with jax.transfer_guard_host_to_device("disallow_explicit"):
+        try:
+            jax.device_put(np.float32(1))
+        except jax.errors.JaxRuntimeError as error:
+            return str(error)
+    return "no error"
+
+
+def test_the_values_and_types_are_those_of_stock_jax(atoll_python: RemotePython) -> None:
+    assert atoll_python.call(values_of_slots) == values()
+
+
+def test_arrays_of_a_frequent_type_are_made_of_slots(atoll_python: RemotePython) -> None:
+    assert atoll_python.call(writes) >= 8
+
+
+def test_arguments_of_jit_are_made_of_slots(atoll_python: RemotePython) -> None:
+    results, made = atoll_python.call(arguments)
+    call = jax.jit(lambda x, y, z: (x * y + z, z, y))
+    assert_same(results, [jax.device_get(call(jnp.arange(3.0), i, np.full(3, i, np.int16))) for i in range(10)])
+    assert made >= 14, "two of three arguments are used"
+
+
+def test_contents_are_copied_before_device_put_returns(atoll_python: RemotePython) -> None:
+    assert atoll_python.call(overwritten) == [float(number) for number in range(3, 600)]
+
+
+def test_a_guard_that_forbids_transfers_forbids_small_writes(atoll_python: RemotePython) -> None:
+    assert "Disallowed host-to-device transfer" in atoll_python.call(guarded)
