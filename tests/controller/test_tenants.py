@@ -125,6 +125,24 @@ def test_an_operator_changes_tenants_while_they_run():
     assert refusal(play, root, m.SetTenant("default", role="user")) == Code.INVALID_ARGUMENT
 
 
+def test_a_new_token_replaces_the_former_one_and_open_sessions_continue() -> None:
+    play = shared()
+    bob, root = play.open(token="bob"), play.connect("operator", token="root")
+    assert refusal(play, root, m.SetTenant("bob", token_hash=token_hash("bob's new one"))) == Code.OK
+    assert play.controller.history.events()[-1].text == "tenant bob: share 1, priority 0, user, new token"
+    assert bob.number in play.controller.sessions
+    assert play.open(token="bob's new one").tenant is bob.tenant
+    play.flush()
+    former = play.connect("operator", token="bob")
+    assert former in {each.connection for each in [*play.flush(), *play.closed] if isinstance(each, a.Close)}
+
+
+def test_the_token_of_default_cannot_be_changed() -> None:
+    play = shared()
+    root = play.connect("operator", token="root")
+    assert refusal(play, root, m.SetTenant("default", token_hash=token_hash("another"))) == Code.INVALID_ARGUMENT
+
+
 def test_an_operator_changes_what_a_tenant_may_publish_and_read() -> None:
     play = shared()
     bob, root = play.open(token="bob"), play.connect("operator", token="root")

@@ -1,8 +1,15 @@
-"""How often an address may try tokens."""
+"""The tenants to which tokens belong, and how often an address may try tokens."""
 
 from __future__ import annotations
 
-from atoll.security.tokens import BURST, MAX_ADDRESSES, Guesses
+from atoll.cluster.tenant_settings import DEFAULT_NAME, TenantSettings
+from atoll.security.tokens import BURST, MAX_ADDRESSES, Guesses, Tokens, digest
+
+
+def test_the_clusters_token_is_that_of_default_even_if_another_tenant_has_it() -> None:
+    tokens = Tokens(digest("cluster"), "", lambda: [TenantSettings("ben", digest("cluster"))])
+    assert tokens.tenant_of(digest("cluster")) == DEFAULT_NAME
+    assert tokens.tenant_of(digest("another")) is None
 
 
 def tries(guesses: Guesses, address: str, seconds: int, per_second: int) -> int:

@@ -59,6 +59,18 @@ def reach_of(record: ClusterRecord, address: Address | None = None, for_hosts: b
     return Reach(secured, replace(read_join(str(file)), address=secured))
 
 
+def join_token_with(token: str, record: ClusterRecord | None, join: JoinToken | None) -> JoinToken | None:
+    """Return the join token of a cluster for clients with this `token`, or None if the cluster has no TLS.
+
+    `record` is that of this user's cluster on this machine, if it is one, and `join` the join token in use. The
+    cluster's own file has the advertised address. Raises AccessError.
+    """
+    if join is None:
+        return None
+    known = read_join(str(join_file(record.directory))) if record is not None else join
+    return replace(known, token=token)
+
+
 def is_at(record: ClusterRecord, address: Address) -> bool:
     """Return whether the cluster listens at `address`, with or without TLS."""
     listens = parse_address(record.address)

@@ -40,13 +40,17 @@ class Tokens:
         return not expected or hmac.compare_digest(said.encode(), expected.encode())
 
     def tenant_of(self, said: str) -> str | None:
-        """Return the name of the tenant whose token has the digest `said`; None if no tenant has it."""
+        """Return the name of the tenant whose token has the digest `said`; None if no tenant has it.
+
+        The cluster's own token is that of `default`, even if an operator has given it to another tenant as well.
+        Otherwise `default` would lose its role until the cluster ends.
+        """
+        if self.client and hmac.compare_digest(said.encode(), self.client.encode()):
+            return DEFAULT_NAME
         tenants = tuple(self.tenants())
         found = whose(tenants, said)
-        if found is not None:
+        if found is not None or self.client:
             return found
-        if self.client:
-            return DEFAULT_NAME if hmac.compare_digest(said.encode(), self.client.encode()) else None
         has_others = any(tenant.name != DEFAULT_NAME for tenant in tenants)
         return None if has_others else DEFAULT_NAME
 

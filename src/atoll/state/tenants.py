@@ -123,6 +123,11 @@ class Tenants:
                 raise invalid(f"the tenants {other.name} and {settings.name} cannot have the same token")
         if settings.name == DEFAULT_NAME and settings.role is not TenantRole.OPERATOR:
             raise invalid(f"the tenant {DEFAULT_NAME} has the cluster's own token, so its role has to be operator")
+        if settings.name == DEFAULT_NAME and settings.token_hash:
+            raise invalid(
+                f"the tenant {DEFAULT_NAME} has the cluster's own token, which changes only with the next cluster (see "
+                'the page "Sharing")'
+            )
         if tenant is None:
             if len(self.by_name) >= MOST_TENANTS:
                 raise StatusError(Code.RESOURCE_EXHAUSTED, f"a cluster cannot have more than {MOST_TENANTS} tenants")

@@ -194,6 +194,8 @@ class OperatorService:
         for name, patterns in (("publish", message.publish), ("subscribe", message.subscribe)):
             if patterns is not None:
                 text += f", {name} {' '.join(patterns) or 'nothing'}"
+        if message.token_hash and not message.is_new:
+            text += ", new token"
         return text if message.priority is None else text + self._meaning(settings)
 
     def _meaning(self, settings: TenantSettings) -> str:

@@ -6,7 +6,7 @@ import json
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
@@ -19,6 +19,7 @@ from atoll.operate.command.command_options import (
     token,
     with_option_groups,
 )
+from atoll.operate.command.terminal import fail
 
 app = typer.Typer(name="tenants", invoke_without_command=True, rich_markup_mode="markdown")
 _NO_LIMITS = ("share", "priority", "role", "native_code", "publish", "subscribe")  # among the options
@@ -26,6 +27,15 @@ _TENANTS_WIDTH, _USAGE_WIDTH = 120, 140  # without a terminal
 
 
 Tenant = Annotated[str, typer.Argument(help="Name of the tenant.", metavar="NAME")]
+JoinFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--join-file",
+        help="Write the tenant's join token to this file, which only you can read; its clients use it with ATOLL_JOIN "
+        "or --join. {tenant} in the name stands for the tenant's name.",
+        metavar="FILE",
+    ),
+]
 Count = Annotated[int | None, typer.Option(min=0, help="Limit at a time; 0: no limit.", metavar="N")]
 
 
@@ -140,15 +150,25 @@ def tenants(
 def set_tenant(
     tenant: Tenant,
     *,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="File with a new token, which replaces the former one for new connections. Open sessions continue.",
+            metavar="FILE",
+        ),
+    ] = None,
+    join_file: JoinFile = None,
     wanted: TenantOptions,
     cluster: ClusterChoice,
 ) -> None:
     """Change a tenant while programs run. New values apply immediately to waiting work."""
-    if wanted == TenantOptions():
+    if join_file is not None and token_file is None:
+        raise typer.BadParameter("--join-file: the cluster has only the hash of the token; add --token-file FILE")
+    if wanted == TenantOptions() and token_file is None:
         raise typer.BadParameter(
-            "nothing to change: give --share, --priority, --role, --publish, --subscribe, or a limit"
+            "nothing to change: give --share, --priority, --role, --token-file, --publish, --subscribe, or a limit"
         )
-    _change(cluster, tenant, wanted)
+    _change(cluster, tenant, wanted, token_file, join_file)
 
 
 @app.command("add")
@@ -159,15 +179,15 @@ def add_tenant(
     token_file: Annotated[
         Path, typer.Option(help="File with the tenant's token, of which the cluster keeps a hash.", metavar="FILE")
     ],
+    join_file: JoinFile = None,
     wanted: TenantOptions,
     cluster: ClusterChoice,
 ) -> None:
     """Add a tenant, until the cluster ends or the tenant is removed."""
-    from atoll.cluster.tenant_settings import check_tenant_name, read_token, token_hash
+    from atoll.cluster.tenant_settings import check_tenant_name
 
     check_tenant_name(tenant)
-    hashed = token_hash(read_token(str(token_file.absolute()), Path(), f"tenant.{tenant}"))
-    _change(cluster, tenant, wanted, token_hash=hashed, is_new=True)
+    _change(cluster, tenant, wanted, token_file, join_file, is_new=True)
 
 
 @app.command("remove")
@@ -180,12 +200,34 @@ def remove_tenant(tenant: Tenant, *, cluster: ClusterChoice) -> None:
     print(operate(cluster.find(), token(), RemoveTenant(tenant)))
 
 
-def _change(cluster: ClusterChoice, tenant: str, wanted: TenantOptions, **said: Any) -> None:
+def _change(
+    cluster: ClusterChoice,
+    tenant: str,
+    wanted: TenantOptions,
+    token_file: Path | None = None,
+    join_file: Path | None = None,
+    *,
+    is_new: bool = False,
+) -> None:
+    """Send the changes. If `join_file` is given, then write the join token with the token of `token_file` to it."""
+    from atoll.cluster.tenant_settings import TENANT_MARK, read_token, token_hash
     from atoll.operate.cluster_queries import operate
+    from atoll.operate.joining import join_token_with
     from atoll.protocol.messages import SetTenant
 
+    target, join = cluster.find(), None
+    secret = read_token(str(token_file.absolute()), Path(), f"tenant.{tenant}") if token_file is not None else ""
+    if join_file is not None:
+        join_file = join_file.with_name(join_file.name.replace(TENANT_MARK, tenant))
+        join = join_token_with(secret, target.record, target.join)
+        if join is None:
+            raise typer.BadParameter(f"--join-file: the cluster at {target.address} has no TLS, so no join tokens")
+        if not join_file.absolute().parent.is_dir():
+            raise typer.BadParameter(f"cannot write {join_file}: the directory does not exist")
     message = SetTenant(
         tenant,
+        is_new,
+        token_hash(secret) if secret else "",
         share=wanted.share,
         priority=wanted.priority,
         role=wanted.role,
@@ -193,9 +235,13 @@ def _change(cluster: ClusterChoice, tenant: str, wanted: TenantOptions, **said: 
         native_code=wanted.native_code,
         publish=_patterns(wanted.publish),
         subscribe=_patterns(wanted.subscribe),
-        **said,
     )
-    print(operate(cluster.find(), token(), message))
+    print(operate(target, token(), message))
+    if join is not None and join_file is not None:
+        try:
+            join.save(join_file)
+        except OSError as error:
+            fail(f"the tenant has its token, but the command cannot write {join_file}: {error.strerror}")
 
 
 def _patterns(given: list[str] | None) -> tuple[str, ...] | None:

@@ -143,7 +143,8 @@ class DrainRequest(Message, frozen=True, tag=100):
 class SetTenant(Message, frozen=True, tag=140):
     """Change a tenant, or add it if `is_new`. Fields that are None or "" do not change.
 
-    `limits` are quotas by their names in `cluster.tenant_settings.TenantSettings`. The token itself is never sent.
+    `limits` are quotas by their names in `cluster.tenant_settings.TenantSettings`. The token itself is never sent. A
+    new token replaces the former one for new connections; open connections continue.
     """
 
     name: str

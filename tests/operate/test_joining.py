@@ -1,0 +1,29 @@
+"""How commands reach a cluster, and the join tokens that they write."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from atoll.operate.cluster_registry import ClusterRecord
+from atoll.operate.joining import join_token_with
+from atoll.security.join_token import JoinToken
+from atoll.security.start_security import join_file
+from atoll.wire.address import parse_address
+
+ADVERTISED = JoinToken(parse_address("head:7000").secured(), "0" * 64, "cluster")
+
+
+def test_a_tenants_join_token_has_the_advertised_address_of_the_cluster(tmp_path: Path) -> None:
+    ADVERTISED.save(join_file(tmp_path))
+    record = ClusterRecord("lab", "tls://0.0.0.0:7000", "1x1x1", "cpu", str(tmp_path), 1, 1)
+    in_use = replace(ADVERTISED, address=parse_address(record.address))
+    assert join_token_with("tenant", record, in_use) == replace(ADVERTISED, token="tenant")
+
+
+def test_elsewhere_a_tenants_join_token_has_the_address_of_the_join_token_in_use() -> None:
+    assert join_token_with("tenant", None, ADVERTISED) == replace(ADVERTISED, token="tenant")
+
+
+def test_a_cluster_without_tls_has_no_join_tokens() -> None:
+    assert join_token_with("tenant", None, None) is None
