@@ -15,7 +15,6 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import json
-import math
 import os
 import sys
 from collections.abc import Sequence
@@ -33,7 +32,6 @@ TIMEOUT = "CONFORMANCE_TIMEOUT"  # seconds a test may take, its set-up and tear-
 FOREIGN = "CONFORMANCE_FOREIGN"  # optional: a source tree whose packages must not be imported
 PACKAGES = "CONFORMANCE_PACKAGES"  # with FOREIGN: the packages under test, with commas between
 LEFT_OUT = "CONFORMANCE_LEFT_OUT"  # optional, PACKAGE=DIRECTORY: where modules of a package are that its wheel lacks
-SLICES = "CONFORMANCE_SLICES"  # optional: the number of slices that the devices are of
 
 MESSAGE_LIMIT = 400  # characters
 
@@ -135,29 +133,6 @@ class LeftOutFinder(importlib.abc.MetaPathFinder):
         return spec if spec is not None and spec.origin is not None else None  # a mere directory is no module
 
 
-def let_meshes_span_slices() -> None:
-    """Make `jax.make_mesh` take devices of several slices. It refuses them on every platform."""
-    jax, numpy = importlib.import_module("jax"), importlib.import_module("numpy")
-    sharding = importlib.import_module("jax._src.sharding_impls")
-    refusing = sharding.make_mesh
-
-    def make_mesh(
-        axis_shapes: Sequence[int], axis_names: Sequence[str], axis_types: Any = None, *, devices: Any = None
-    ) -> Any:
-        devices = list(jax.devices() if devices is None else devices)
-        try:
-            return refusing(axis_shapes, axis_names, axis_types, devices=devices)
-        except ValueError as error:
-            if "multi-slice" not in str(error):
-                raise
-        shape = tuple(axis_shapes)
-        like = refusing((1,) * len(shape), axis_names, axis_types, devices=devices[:1])
-        chosen = numpy.array(devices[: math.prod(shape)], dtype=object).reshape(shape)
-        return jax.sharding.Mesh(chosen, like.axis_names, axis_types=like.axis_types)
-
-    jax.make_mesh = sharding.make_mesh = make_mesh
-
-
 def pytest_configure(config: pytest.Config) -> None:
     foreign = os.environ.get(FOREIGN)
     for package in os.environ[PACKAGES].split(",") if foreign else ():
@@ -170,8 +145,6 @@ def pytest_configure(config: pytest.Config) -> None:
         sys.meta_path.append(LeftOutFinder(package, Path(directory)))
     with contextlib.suppress(ImportError):  # as absl's own runner does before it makes temporary directories
         importlib.import_module("absl.flags").FLAGS.mark_as_parsed()
-    if int(os.environ.get(SLICES, 1)) > 1:
-        let_meshes_span_slices()
     # Both stay open until the process ends: faulthandler writes to the one, the last event goes to the other.
     stacks = open(os.environ[STACKS], "w")  # noqa: SIM115
     events = open(os.environ[EVENTS], "a")  # noqa: SIM115

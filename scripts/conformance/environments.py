@@ -10,8 +10,6 @@ from atoll.cluster.environment_variables import TOKEN
 from atoll.errors import ClusterError
 from atoll.operate.cluster_queries import find, report_of
 
-from .. import conformance_plugin as plugin
-
 STOCK_DEVICES = 8
 
 # One generated case instead of ten, and no slow tests: the same choice on both sides. Hash order is fixed
@@ -69,11 +67,9 @@ def atoll(islands: str, platforms: str) -> Environment:
 
     The tests ask for `jax.devices("cpu")` and for `jax.local_devices(backend="cpu")` as a second backend: with
     `atoll,cpu`, Atoll is the default. (`atoll` also has the local CPU.) ATOLL_CPU_DEVICES lets both find the script's
-    own devices. If there are several islands, `jax.make_mesh` takes devices of all of them.
+    own devices.
     """
     embedded = {"ATOLL_ISLANDS": islands, "ATOLL_ADDRESS": "", "ATOLL_JOIN": ""} if islands else {}
-    if islands:
-        embedded[plugin.SLICES] = islands.partition("x")[0]
     return Environment("atoll", {**COMMON, "JAX_PLATFORMS": platforms, "ATOLL_CPU_DEVICES": "script", **embedded})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import signal
 import time
 from collections.abc import Callable
@@ -50,6 +51,25 @@ def gradient() -> list[float]:
     weights = jax.device_put(np.ones((4, 4), np.float32), sharded(None, "ici"))
     inputs = jax.device_put(np.arange(32, dtype=np.float32).reshape(8, 4), sharded("dcn", None))
     return [float(each) for each in np.asarray(jax.jit(jax.grad(loss))(weights, inputs))[:, 0]]
+
+
+def mesh_of_all() -> list[Any]:
+    """Compute on a mesh that JAX makes of all devices, whose names and types of axes are as on one island."""
+    found = jax.make_mesh((2, 2), ("dcn", "ici"), (jax.sharding.AxisType.Auto,) * 2)
+    assert found == mesh()
+    assert jax.make_mesh(axis_names=("x",), devices=jax.devices()[:2], **_shape(2)).size == 2
+    explicit = jax.make_mesh((4,), ("x",), devices=jax.devices()[::-1])
+    assert list(explicit.devices) == jax.devices()[::-1]
+    assert explicit.axis_types == jax.make_mesh((1,), ("x",), devices=jax.devices()[:1]).axis_types
+    with pytest.raises(ValueError, match="Number of devices 4 must be"):
+        jax.make_mesh((5,), ("x",))
+    x = jax.device_put(np.arange(8, dtype=np.float32), NamedSharding(found, P(("dcn", "ici"))))
+    return [float(jnp.sum(x)), [device.slice_index for device in found.devices[:, 0]]]
+
+
+def _shape(*sizes: int) -> dict[str, Any]:
+    """Return the argument of `jax.make_mesh` for the sizes of the axes, whose name depends on the version of JAX."""
+    return {next(iter(inspect.signature(jax.make_mesh).parameters)): sizes}
 
 
 def manual_collectives() -> list[float]:
@@ -127,6 +147,7 @@ NUMBERS = [float(each) for each in range(8)]
     ("function", "expected"),
     [
         (gradient, [1792.0, 2016.0, 2240.0, 2464.0]),
+        (mesh_of_all, [28.0, [0, 1]]),
         (manual_collectives, [32.0, 33.0, 34.0, 35.0, 28.0, 29.0, 30.0, 31.0]),
         (mapped, [6.0, 7.0, 8.0, 9.0]),
         (compiled_ahead, ([each - 3.5 for each in NUMBERS], 1)),

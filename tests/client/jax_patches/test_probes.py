@@ -37,6 +37,7 @@ from atoll.client.jax_patches import (
     newer_operations,
 )
 from atoll.client.jax_patches.compile_pipeline import CompilePass, CompileRequest
+from atoll.client.jax_patches.meshes_over_islands import ATTRIBUTE, REFUSAL
 from atoll.client.jax_patches.patch import Patch, Replacement
 from atoll.host_services.calls.callback_operations import callback_index
 from atoll.protocol.callbacks import PROGRAM_OPTION, Inspect, Partition, Value
@@ -250,6 +251,15 @@ def devices_by_platform(calls: Calls) -> None:
     # Threads that other tests have left, such as those of libraries, may look for devices as well.
     assert ("cpu",) in calls.arguments("jax._src.xla_bridge.devices")[before:]
     assert jax.local_devices.__wrapped__.__name__ == "local_devices"  # type: ignore[attr-defined]
+
+
+def meshes_over_islands(calls: Calls) -> None:
+    """`make_mesh` asks each device for its slice, and refuses several."""
+    jax.make_mesh((2, 1), ("x", "y"), devices=jax.devices()[:2])
+    assert (jax.devices()[0], ATTRIBUTE) in calls.arguments("jaxlib._jax.Device.__getattr__")
+    slices = [SimpleNamespace(slice_index=each, id=each, platform="cpu", device_kind="cpu") for each in range(2)]
+    with pytest.raises(ValueError, match=REFUSAL):
+        jax.make_mesh((2,), ("x",), devices=slices)
 
 
 def reads_of_trees(calls: Calls) -> None:
@@ -731,6 +741,7 @@ PROBES: dict[str, Callable[[Calls], None]] = {
     "numbers in eager operations": numbers_in_eager_operations,
     "hosts of devices": hosts_of_devices,
     "devices by platform": devices_by_platform,
+    "meshes over islands": meshes_over_islands,
 }
 
 
