@@ -9,7 +9,7 @@ import pytest
 
 from atoll.cluster.cluster_runs import ClusterRun, RunRecord
 from atoll.errors import ClusterError
-from atoll.operate.cluster_logs import lines_of, run_of, runs_text
+from atoll.operate.cluster_logs import chosen_name, lines_of, run_of, runs_text
 
 LOG = """\
 2026-01-01 10:00:00,000 atoll engine[1] INFO atoll.engines: starts
@@ -63,3 +63,20 @@ def test_a_log_that_does_not_exist_is_an_error_that_names_those_that_do(run: Clu
         run_of("other")
     with pytest.raises(ClusterError, match="has 1 runs"):
         run_of("lab", 1)
+
+
+def test_without_a_name_the_log_is_that_of_the_only_cluster_or_of_the_one_that_started_last(run: ClusterRun) -> None:
+    later = run.directory.parent.parent / "former" / "20260101-110000-2"
+    later.mkdir(parents=True)
+    assert chosen_name(["lab"]) == "lab"
+    assert chosen_name(["default", "lab"]) == "default"
+    assert chosen_name([]) == "former"
+    with pytest.raises(ClusterError, match=r"choose one with --name \(former, lab\)"):
+        chosen_name(["former", "lab"])
+
+
+def test_without_any_log_there_is_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATOLL_STATE_DIR", str(tmp_path))
+    assert chosen_name([]) == ""
+    with pytest.raises(ClusterError, match="no log of a cluster default on this machine; there are logs of no cluster"):
+        run_of(chosen_name([]))

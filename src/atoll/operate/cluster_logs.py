@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from atoll.cluster.cluster_runs import ClusterRun, names_of_runs, runs_of
 from atoll.cluster.printable import printable_text
 from atoll.cluster.processes.process_logging import parse_line
 from atoll.errors import ClusterError
+from atoll.operate.cluster_registry import DEFAULT_NAME
+
+
+def chosen_name(running: Sequence[str]) -> str:
+    """Return the name of the cluster whose log to show if the user gives no name, or "" if there are no logs.
+
+    That is "default" if it runs, or the only one of the `running` clusters. If none runs, it is the cluster that
+    started last. Raises ClusterError if several run.
+    """
+    if DEFAULT_NAME in running:
+        return DEFAULT_NAME
+    if len(running) > 1:
+        raise ClusterError(f"several clusters are up: choose one with --name ({', '.join(running)})")
+    latest = {name: runs[0].directory.name for name in names_of_runs() if (runs := runs_of(name))}
+    return running[0] if running else max(latest, key=lambda name: latest[name], default="")
 
 
 def run_of(name: str, back: int = 0) -> ClusterRun:
@@ -22,7 +37,7 @@ def run_of(name: str, back: int = 0) -> ClusterRun:
     if found:
         raise ClusterError(f"the log of cluster {name} has {len(found)} runs: `atoll logs --runs` lists them")
     known = ", ".join(names_of_runs()) or "no cluster"
-    raise ClusterError(f"no log of a cluster {name} on this machine; there are logs of {known}")
+    raise ClusterError(f"no log of a cluster {name or DEFAULT_NAME} on this machine; there are logs of {known}")
 
 
 def lines_of(run: ClusterRun, since: float = 0.0, process: str = "") -> Iterator[str]:

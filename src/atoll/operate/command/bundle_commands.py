@@ -12,7 +12,6 @@ import msgspec
 import typer
 
 from atoll.errors import ClusterError
-from atoll.operate.cluster_registry import DEFAULT_NAME
 from atoll.operate.command.command_options import ClusterChoice, token, with_option_groups
 from atoll.operate.command.terminal import fail, say
 
@@ -36,13 +35,16 @@ def bundle(
     """
     from atoll.cluster.cluster_runs import ClusterRun, runs_of
     from atoll.operate.bug_reports import Sources, write_bundle
+    from atoll.operate.cluster_logs import chosen_name
     from atoll.operate.cluster_queries import check, dump_of, report_of
+    from atoll.operate.cluster_registry import ClusterRegistry
 
     path = output or Path(f"atoll-bundle-{time.strftime('%Y%m%d-%H%M%S')}.tar.gz")
     try:
         target = cluster.find()
     except ClusterError:
-        sources, run = None, next(iter(runs_of(cluster.name or DEFAULT_NAME)), None)
+        name = cluster.name or chosen_name([each.name for each in ClusterRegistry().all()])
+        sources, run = None, next(iter(runs_of(name)), None) if name else None
         if run is None:
             raise
     else:

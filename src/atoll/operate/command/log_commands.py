@@ -7,12 +7,14 @@ from typing import Annotated
 
 import typer
 
-from atoll.operate.cluster_registry import DEFAULT_NAME
 from atoll.operate.command.command_options import read_time_span
 
 
 def logs(
-    name: Annotated[str, typer.Option(help="Name of the cluster.")] = DEFAULT_NAME,
+    name: Annotated[
+        str,
+        typer.Option(help='Name of the cluster. Defaults to "default" or the only one that is up, or to the last one.'),
+    ] = "",
     since: Annotated[
         str, typer.Option(help="Show only lines of this last time, such as 90s, 10m, 1h, 7d or 4w.", metavar="TIME")
     ] = "",
@@ -32,10 +34,11 @@ def logs(
     The logs of the last 5 runs per name are kept in ATOLL_STATE_DIR, with 32 MiB each at most. The log has the messages
     of the processes on this machine; `atoll host` prints those of another machine there.
     """
-    from atoll.operate.cluster_logs import lines_of, run_of, runs_text
+    from atoll.operate.cluster_logs import chosen_name, lines_of, run_of, runs_text
     from atoll.operate.cluster_registry import ClusterRegistry
 
-    ClusterRegistry().all()  # records the ends of clusters that were killed
+    running = [each.name for each in ClusterRegistry().all()]  # also records the ends of clusters that were killed
+    name = name or chosen_name(running)
     found = run_of(name, run)
     if runs:
         print("\n".join(runs_text(name)))
