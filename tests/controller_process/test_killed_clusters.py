@@ -71,11 +71,14 @@ def test_a_journal_that_cannot_be_read_is_cleared_and_the_log_says_what_is_lost(
     assert "cannot be read" in caplog.text
 
 
-def test_the_file_of_a_cluster_that_was_killed_before_it_had_begun_stays(tmp_path: Path) -> None:
+def test_the_file_of_a_cluster_that_was_killed_before_it_had_begun_stays(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     killed(tmp_path / "journal", tmp_path / "1.piece")
     (tmp_path / "journal" / NAME).write_bytes(b"of the cluster before")
     end(tmp_path / "journal", persist=True)
     assert (tmp_path / "journal" / NAME).read_bytes() == b"of the cluster before"
+    assert "killed while it started or ended; its suspended sessions are in" in caplog.text
 
 
 def test_the_journal_stays_if_the_sessions_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

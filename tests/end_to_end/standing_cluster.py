@@ -165,6 +165,9 @@ class StandingCluster:
         """The last that its processes have written."""
         return self._log.read_text(errors="replace")[-5000:]
 
+    def engine(self) -> psutil.Process:
+        return psutil.Process(self._children[0].pid)
+
     def processes(self) -> dict[str, psutil.Process]:
         """The controller and the workers, by module and pid."""
         return {f"{each.cmdline()[3]} {each.pid}": each for each in children(self._children[0].pid)}
@@ -183,10 +186,15 @@ class StandingCluster:
         self._children[0].wait(_END_SECONDS)
 
     def kill(self) -> None:
-        """Kill the engine and the controller at once, as a power loss does. Workers end when they notice."""
-        engine = psutil.Process(self._children[0].pid)
+        """Kill the engine and the controller at once, as a power loss does. Workers end when they notice.
+
+        The engine is frozen while the controller is killed: a controller that outlives its engine ends its cluster in
+        order, and an engine that outlives its controller restarts it.
+        """
+        engine = self.engine()
         processes = children(engine.pid)
-        for process in [engine, *(each for each in processes if "controller" in each.cmdline()[3])]:
+        engine.suspend()
+        for process in [*(each for each in processes if "controller" in each.cmdline()[3]), engine]:
             process.kill()
         psutil.wait_procs(processes, _END_SECONDS)
         self._children[0].wait(_END_SECONDS)

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from atoll.cluster.settings import GRACE_SECONDS
@@ -153,3 +154,27 @@ def test_a_session_on_disk_continues_after_its_cluster_was_killed(
     assert disturbed == undisturbed
     with pytest.raises(Exception, match=r"cluster|session|controller"):
         other.finish()
+
+
+@pytest.mark.thorough
+def test_files_are_removed_though_the_engine_was_killed_and_no_journal_has_their_session(
+    module_directory: Path, program_cache: Path, start_python: StartPython, tmp_path: Path
+) -> None:
+    spilled = tmp_path / "spilled"
+    environment = script_environment(module_directory, program_cache)
+    cluster = StandingCluster(module_directory, environment, islands="1x1x2", suspend_directory=str(spilled))
+    try:
+        python = start_python(ATOLL_ADDRESS=cluster.address)
+        python.begin(train, str(tmp_path / "progress"), 100_000)
+        until_step(tmp_path / "progress", 1)
+        session = session_of(cluster, python)
+        assert ask(cluster, m.SuspendRequest(session, to_disk=True)) == f"session {session} is suspended on disk"
+        assert list(spilled.rglob("*.piece"))
+        processes = list(cluster.processes().values())
+        cluster.engine().kill()
+        psutil.wait_procs(processes, 60)
+        assert list(spilled.iterdir()) == []
+        with pytest.raises(Exception, match=r"cluster|session|controller"):
+            python.finish()
+    finally:
+        cluster.stop()

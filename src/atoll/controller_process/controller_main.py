@@ -28,6 +28,7 @@ from atoll.controller_process.controller_options import (
 from atoll.controller_process.journal_recovery import JournalRecovery
 from atoll.controller_process.killed_clusters import end_killed_cluster
 from atoll.controller_process.shell import ControllerShell
+from atoll.controller_process.spilled_files import SpilledFiles
 from atoll.controller_process.standby import Standby
 from atoll.errors import AtollError, IncompatibleJournalError, JournalError
 from atoll.wire.address import check_may_listen, parse_address
@@ -40,7 +41,14 @@ async def serve(options: ControllerOptions, stop: asyncio.Event) -> None:
     host_token = HOST_TOKEN.text()
     address = parse_address(options.listen)
     check_may_listen(address, token)
-    watch_in_loop(options.parent, stop.set)
+    is_orphaned = False
+
+    def engine_ended() -> None:
+        nonlocal is_orphaned
+        is_orphaned = True
+        stop.set()
+
+    watch_in_loop(options.parent, engine_ended)
     unauthenticated = UnauthenticatedConnections()
     start = partial(ControllerShell, options, token, stop, host_token, address.tls, unauthenticated=unauthenticated)
     bugs = BugTrap("the controller", lambda text: report(options.ready_fd, FAILED + text.encode() + b"\n"))
@@ -81,8 +89,11 @@ async def serve(options: ControllerOptions, stop: asyncio.Event) -> None:
     if shell.superseded_by:
         await asyncio.to_thread(shell.keeper.close)
         raise SupersededError(f"the controller of term {shell.superseded_by} has taken over")
+    files = SpilledFiles(shell.controller)
     persisted = shell.stop(shell.journal is not None and may_persist)
     await asyncio.sleep(0)
+    if is_orphaned:
+        files.remove_except(persisted)  # hosts that end with the engine may not do it
     await asyncio.to_thread(shell.keeper.close)
     if shell.journal is not None:
         shell.journal.end(persisted)

@@ -12,12 +12,11 @@ from collections.abc import Callable
 
 from atoll.controller_process.journal_recovery import load_snapshot
 from atoll.controller_process.shell import ControllerShell
+from atoll.controller_process.spilled_files import SpilledFiles
 from atoll.errors import IncompatibleJournalError, JournalError
 from atoll.journal.files import Directory
 from atoll.journal.journal import recover
-from atoll.journal.persisted_state import NAME, decode_persisted
-from atoll.protocol import messages as m
-from atoll.state.session import Session
+from atoll.journal.persisted_state import NAME
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +33,16 @@ def end_killed_cluster(path: str, start: Callable[..., ControllerShell], persist
     try:
         if not directory.snapshots():
             return
-        if not (directory.path / NAME).exists():  # otherwise a cluster was killed before it had begun
+        if (directory.path / NAME).exists():
+            # Nothing has happened between this file and the journal: the first snapshot contains what the file has, and
+            # the last events of a journal only write the file.
+            _log.warning(
+                "%s contained the journal of a cluster that was killed while it started or ended; its suspended "
+                "sessions are in %s",
+                directory.path,
+                directory.path / NAME,
+            )
+        else:
             _persist(directory, start, persist)
         directory.clear()
     finally:
@@ -51,7 +59,7 @@ def _persist(directory: Directory, start: Callable[..., ControllerShell], persis
         try:
             for turn in found.decoded_turns():
                 shell.replay(turn)
-            pieces = {session.number: _pieces_of(session) for session in controller.sessions.values()}
+            files = SpilledFiles(controller)
             persisted = shell.stop(persist)
         finally:
             shell.keeper.close()
@@ -68,27 +76,13 @@ def _persist(directory: Directory, start: Callable[..., ControllerShell], persis
             error,
         )
         return
-    kept: tuple[int, ...] = ()
     if persisted:
         try:
             directory.write_persisted(NAME, found.term, persisted)
         except OSError as error:  # the journal stays, so that another start can do it
             raise JournalError(f"cannot persist suspended sessions in {directory.path}: {error}") from None
-        kept = decode_persisted(persisted).cluster.sessions
-    # The hosts of the killed cluster cannot remove the files of other sessions any more.
-    lost = [piece for number, some in pieces.items() if number not in kept for piece in some]
-    if lost:
-        from atoll.worker.spill_files import remove  # imports NumPy, which controllers do not need otherwise
-
-        remove(lost)
     _log.warning(
         "%s contained the journal of a cluster that was killed; it is ended, with %d files of its sessions removed",
         directory.path,
-        len(lost),
+        files.remove_except(persisted),  # the hosts of the killed cluster cannot do it any more
     )
-
-
-def _pieces_of(session: Session) -> list[m.SpilledPiece]:
-    """Return the pieces of the session's arrays that are in files."""
-    spilled = (entry.spilled for entry in session.directory.entries.values())
-    return [part.piece for each in spilled if each is not None for part in each.parts if part.piece.path]
