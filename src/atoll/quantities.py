@@ -15,6 +15,12 @@ def human_bytes(count: int) -> str:
     return f"{count} B" if power == 0 else f"{count / 1024**power:.1f} {_UNITS[power]}"
 
 
+def exact_bytes(count: int) -> str:
+    """Return `count` bytes in the largest binary unit of which it is a multiple, such as "8GiB", for `parse_bytes`."""
+    power = next(each for each in reversed(range(len(_UNITS))) if count % 1024**each == 0) if count else 0
+    return f"{count // 1024**power}{_UNITS[power]}"
+
+
 def parse_bytes(text: str) -> int:
     """Parse text such as "16GiB", "500 MB" or "4096". Raise ValueError for any other text."""
     match = _AMOUNT.fullmatch(text)

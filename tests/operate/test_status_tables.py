@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from atoll.operate.status_tables import ranges, versions_table
-from atoll.quantities import human_bytes
+from atoll.quantities import exact_bytes, human_bytes, parse_bytes
 from atoll.telemetry.snapshot import VersionSnapshot
 
 
@@ -22,6 +22,15 @@ from atoll.telemetry.snapshot import VersionSnapshot
 )
 def test_bytes_are_shown_in_the_largest_unit_that_fits(count: int, text: str) -> None:
     assert human_bytes(count) == text
+
+
+@pytest.mark.parametrize("count", [0, 1, 1000, 1024, 1536, (1 << 30) + 1, 8 << 30, 3 << 60])
+def test_an_exact_amount_is_read_again_as_the_same(count: int) -> None:
+    assert parse_bytes(exact_bytes(count)) == count
+
+
+def test_an_exact_amount_has_the_largest_unit() -> None:
+    assert [exact_bytes(each) for each in (0, 1536, 8 << 30)] == ["0B", "1536B", "8GiB"]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,9 @@ from typing import Any
 
 import msgspec
 
+from atoll.cluster.usage.usage_records import By
 from atoll.errors import ConnectError
+from atoll.protocol.messages import SetTenant
 from atoll.protocol.spans import Span
 from tests.cluster_process import User, finish, first_line
 
@@ -34,6 +36,12 @@ class ScriptedSource:
         new, self.new = self.new[-most:], []
         return new, position + len(new)
 
+    async def usage(self, by: By, seconds: float) -> dict[str, Any]:
+        self.asked += 1
+        if self.fails:
+            raise ConnectError(self.fails)
+        return {"by": str(by), "since": seconds}
+
     async def drain(self, island: int) -> str:
         raise NotImplementedError
 
@@ -43,7 +51,7 @@ class ScriptedSource:
     async def end_session(self, session: int) -> str:
         raise NotImplementedError
 
-    async def set_share(self, tenant: str, share: float) -> str:
+    async def set_tenant(self, change: SetTenant) -> str:
         raise NotImplementedError
 
 

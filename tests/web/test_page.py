@@ -95,6 +95,7 @@ def test_all_pages_load_and_ask_nobody_else(up: tuple[User, str], url: str):
         for path, what in (
             ("/", "[data-table=Devices] tbody tr"),
             ("/sessions", "[data-table=Sessions] thead"),
+            ("/usage", '[data-table="Usage by tenant"] thead'),
             ("/timeline", "svg.time-line"),
             ("/events", "[data-table=Events] tbody tr"),
         ):
@@ -107,7 +108,7 @@ def test_all_pages_load_and_ask_nobody_else(up: tuple[User, str], url: str):
 def test_a_phone_scrolls_tables_and_not_the_page(up: tuple[User, str], url: str):
     async def use(page: Page, base: str) -> None:
         await page.resize(390, 844)
-        for path in ("/", "/sessions", "/timeline", "/events"):
+        for path in ("/", "/sessions", "/usage", "/timeline", "/events"):
             await page.open(base + path)
             await page.until("document.querySelector('.q-table thead tr, svg.time-line')")
             await page.until("document.documentElement.scrollWidth <= 390")

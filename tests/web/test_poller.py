@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from atoll.cluster.usage.usage_records import By
 from atoll.protocol.spans import Span
 from atoll.web.poller import Poller
 from tests.web.cluster import ScriptedSource
@@ -51,3 +52,24 @@ def test_only_new_spans_are_asked_for():
     source.new = [Span(0, 0, 1, "f", "call", 1, 0, 10, 1, (0,))]
     asyncio.run(poller.refresh_time_line())
     assert (poller.watch.position, len(poller.watch.time_line.rows())) == (1, 1)
+
+
+def test_usage_is_asked_for_once_by_all_who_look_and_once_for_each_kind():
+    source = ScriptedSource()
+    poller = Poller(source)
+
+    async def look() -> None:
+        for _ in range(3):
+            assert await poller.usage(By.TENANT, 3600.0) == {"by": "tenant", "since": 3600.0}
+        assert await poller.usage(By.PROGRAM, 3600.0) == {"by": "program", "since": 3600.0}
+
+    asyncio.run(look())
+    assert source.asked == 2
+
+
+def test_usage_that_cannot_be_had_is_a_problem():
+    source = ScriptedSource()
+    source.fails = "nobody is there"
+    poller = Poller(source)
+    assert asyncio.run(poller.usage(By.TENANT, 0.0)) is None
+    assert poller.watch.problem == "nobody is there"

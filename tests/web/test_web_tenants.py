@@ -134,12 +134,12 @@ def test_a_page_with_a_users_token_shows_its_own_alone_and_offers_nothing_else(s
     with serving(shared, "web", ATOLL_TOKEN=BLUE) as url:
         tenants, programs, buttons, text = asyncio.run(look(url))
     assert (tenants, programs, buttons) == (["blue"], ["blue.py"], 0)
-    assert "Set share" not in text
+    assert "Change" not in text
     assert "Add an island" not in text
     with serving(shared, "web", ATOLL_TOKEN=BOSS) as url:
         tenants, programs, buttons, text = asyncio.run(look(url))
     assert (sorted(tenants), sorted(programs)) == (["blue", "boss", "default", "red"], ["blue.py", "red.py"])
-    assert buttons == 2 + 4, "to drain each island, and to set each share"
+    assert buttons == 2 + 4, "to drain each island, and to change each tenant"
 
 
 @pytest.mark.slow
@@ -153,18 +153,18 @@ def test_an_operator_sets_a_share_and_the_page_shows_what_was_set_and_what_is_go
 
             assert (await share_set("red"), await share_set("blue")) == ("3", "1")
             await until_got(page, lambda got: 65 <= got["red"] <= 85 and got["boss"] == 0)
-            await page.click("Set share", "[data-table=Tenants]", row="red")
+            await page.click("Change", "[data-table=Tenants]", row="red")
             await page.fill(".q-dialog input", "1")
             await page.click("Cancel", ".q-dialog")
             await page.until("!document.querySelector('.q-dialog button')")
             assert share_of(shared, "red") == 3.0, "it was not confirmed"
-            await page.click("Set share", "[data-table=Tenants]", row="red")
+            await page.click("Change", "[data-table=Tenants]", row="red")
             await page.until("/is 3/.test(document.querySelector('.q-dialog')?.innerText)")
             await page.fill(".q-dialog input", "1")
             await page.click("Set", ".q-dialog")
             await until_got(page, lambda got: 40 <= got["red"] <= 60)
             assert (await share_set("red"), share_of(shared, "red")) == ("1", 1.0)
-            await page.click("Set share", "[data-table=Tenants]", row="blue")
+            await page.click("Change", "[data-table=Tenants]", row="blue")
             await page.fill(".q-dialog input", "-1")
             await page.click("Set", ".q-dialog")
             await page.until(
@@ -175,6 +175,47 @@ def test_an_operator_sets_a_share_and_the_page_shows_what_was_set_and_what_is_go
 
     with serving(shared, "web", ATOLL_TOKEN=BOSS) as url:
         asyncio.run(use(url))
+
+
+@pytest.mark.slow
+@needs_browser
+def test_a_limit_is_set_and_shown_with_what_the_tenant_has_of_it(shared: User):
+    async def use(url: str) -> None:
+        async with looking(url) as page:
+            await page.click("Change", "[data-table=Tenants]", row="boss")
+            await page.fill(".q-dialog input[aria-label^=memory]", "8 elephants")
+            await page.click("Set", ".q-dialog")
+            await page.until("/is not an amount of memory/.test(document.querySelector('.q-dialog').innerText)")
+            await page.fill(".q-dialog input[aria-label^=memory]", "8GiB")
+            await page.click("Set", ".q-dialog")
+            tenants = "document.querySelector('[data-table=Tenants]').innerText"
+            await page.until(f"/0 B of 8.0 GiB per device/.test({tenants})")
+
+    with serving(shared, "web", ATOLL_TOKEN=BOSS) as url:
+        asyncio.run(use(url))
+
+
+@pytest.mark.slow
+@needs_browser
+def test_usage_is_that_of_all_tenants_for_an_operator_and_its_own_for_a_user(shared: User):
+    async def look(url: str, by: str) -> tuple[list[dict[str, str]], str]:
+        async with looking(url) as page:
+            await page.open(url.partition("/?")[0] + "/usage")
+            await page.until("document.querySelector('[data-table=\"Usage by tenant\"] tbody tr td:nth-child(2)')")
+            if by != "tenant":
+                await page.click(by, "[data-by]")
+            await page.until(f"document.querySelector('[data-table=\"Usage by {by}\"] tbody tr td:nth-child(2)')")
+            return await page.rows(f"Usage by {by}"), str(await page.value("document.body.innerText"))
+
+    with serving(shared, "web", ATOLL_TOKEN=BOSS) as url:
+        rows, text = asyncio.run(look(url, "tenant"))
+    assert {row["tenant"] for row in rows} == {"red", "blue"}
+    assert all(float(row["device seconds"]) > 0 for row in rows)
+    assert "were idle" in text
+    with serving(shared, "web", ATOLL_TOKEN=BLUE) as url:
+        rows, text = asyncio.run(look(url, "session"))
+    assert [(row["tenant"], row["script"]) for row in rows] == [("blue", "blue.py")]
+    assert "were idle" not in text
 
 
 def share_of(user: User, tenant: str) -> float:

@@ -216,6 +216,10 @@ class ClusterSource:
         assert isinstance(reply, m.TraceReply)
         return _decode_trace(reply.content).spans, reply.position
 
+    async def usage(self, by: By, seconds: float) -> dict[str, Any]:
+        # On a separate connection, since the cluster reads it from a disk, and replies of a connection are in order.
+        return await asyncio.to_thread(usage_of, self._target, self._token, by, seconds)
+
     async def _ask(self, request: m.Message) -> Any:
         async with self._opening:
             connection = self._connection
@@ -242,8 +246,8 @@ class ClusterSource:
     async def end_session(self, session: int) -> str:
         return await self._operate(m.EndSessionRequest(session))
 
-    async def set_share(self, tenant: str, share: float) -> str:
-        return await self._operate(m.SetTenant(tenant, share=share))
+    async def set_tenant(self, change: m.SetTenant) -> str:
+        return await self._operate(change)
 
     async def _operate(self, operation: Operation) -> str:
         return await asyncio.to_thread(operate, self._target, self._token, operation)

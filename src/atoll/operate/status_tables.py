@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -18,17 +17,11 @@ from atoll.telemetry.snapshot import (
     MachineSnapshot,
     SessionSnapshot,
     Snapshot,
-    TenantSnapshot,
     VersionSnapshot,
 )
+from atoll.telemetry.tenant_limits import limits_of
+from atoll.telemetry.usage_tables import TITLES, usage_notes, usage_rows
 
-_USAGE_TITLES = {
-    "tenant": "tenant",
-    "run": "cluster started",
-    "session": "session",
-    "label": "script",
-    "program": "program",
-}
 _STATE_STYLES = {
     "ready": "green",
     **dict.fromkeys(("failed", "removed"), "bold red"),
@@ -209,7 +202,7 @@ def tenants_table(snapshot: Snapshot) -> RenderableType:
             str(each.open_sessions),
             human_bytes(each.bytes),
             str(each.in_flight),
-            ", ".join(_limits(each)) or "none",
+            ", ".join(limits_of(each)) or "none",
         )
     return table
 
@@ -233,52 +226,16 @@ def versions_table(versions: Sequence[VersionSnapshot]) -> RenderableType:
     return table
 
 
-def _limits(tenant: TenantSnapshot) -> list[str]:
-    memory = {"per device": tenant.memory, "in total": tenant.total_memory}
-    found = [f"suspended for {tenant.suspended_seconds:.0f} s"] if tenant.suspended_seconds else []
-    found += [f"{human_bytes(limit)} {where}" for where, limit in memory.items() if limit]
-    counts = ("devices", "sessions", "launches", "uploads", "compiles")
-    return found + [f"{getattr(tenant, name)} {name}" for name in counts if getattr(tenant, name)]
-
-
 def usage_table(usage: dict[str, Any]) -> RenderableType:
     """Return the table for a reply to `UsageRequest`; see `atoll.cluster.usage.usage_store`."""
-    rows = usage["rows"]
-    names = [name for name in _USAGE_TITLES if any(name in row for row in rows)]
+    rows = usage_rows(usage)
+    names = [name for name in TITLES if any(name in row for row in usage["rows"])]
     has_expected = usage["by"] == "program"
-    table = Table(*(_USAGE_TITLES[name] for name in names), title="Usage", title_justify="left")
+    table = Table(*(TITLES[name] for name in names), title="Usage", title_justify="left")
     for column in ("device seconds", "memory x seconds", "moved", "compiling", *(["expected"] if has_expected else [])):
         table.add_column(column, justify="right")
     for row in rows:
-        expected = [_milliseconds(row["expected_ms"])] if has_expected else []
-        table.add_row(*(_usage_name(name, row[name]) for name in names), *_usage_amounts(row), *expected)
-    lines: list[RenderableType] = [table] if rows else [Text("no usage")]
-    present = usage.get("present_device_seconds")
-    if present:
-        total, idle = usage["total"]["device_seconds"], usage["idle_device_seconds"]
-        share = 100 * total / present
-        lines.append(
-            Text(f"of {present:.1f} device seconds, {total:.1f} were used ({share:.1f} %) and {idle:.1f} were idle")
-        )
-    if not usage["kept"]:
-        lines.append(Text("this usage is lost when the cluster ends"))
-    return Group(*lines)
-
-
-def _usage_name(column: str, value: Any) -> Text:
-    if column == "run":
-        return Text(time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value)) if value else "")
-    return Text(str(value or ""))
-
-
-def _usage_amounts(row: dict[str, Any]) -> tuple[str, ...]:
-    return (
-        f"{row['device_seconds']:.3f}",
-        f"{human_bytes(round(row['memory_byte_seconds']))} s",
-        human_bytes(row["bytes_moved"]),
-        f"{row['compile_seconds']:.2f} s",
-    )
-
-
-def _milliseconds(expected: float | None) -> str:
-    return "" if expected is None else f"{expected:.3f} ms"
+        amounts = (f"{row.device_seconds:.3f}", row.memory, row.moved, row.compiling)
+        expected = [row.expected] if has_expected else []
+        table.add_row(*(Text(getattr(row, name)) for name in names), *amounts, *expected)
+    return Group(table if rows else Text("no usage"), *map(Text, usage_notes(usage)))

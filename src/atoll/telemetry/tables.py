@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from atoll.quantities import human_bytes
 from atoll.telemetry.snapshot import DeviceSnapshot, HistogramView, HostSnapshot, IslandSnapshot, Snapshot
+from atoll.telemetry.tenant_limits import fullness, limits_of
 from atoll.telemetry.watch import Watch, quantile
 
 _BUSY_SECONDS = 5.0
@@ -152,6 +153,9 @@ class TenantRow:
     waiting: int
     waited: str  # median and 99th percentile
     device_seconds: str
+    limits: str
+    full: float  # fraction of its memory limit in use; 0 without one
+    memory_limit: int  # bytes on each device; 0 for no limit
 
 
 def tenant_rows(watch: Watch) -> list[TenantRow]:
@@ -175,6 +179,9 @@ def tenant_rows(watch: Watch) -> list[TenantRow]:
                 sum(each.waiting for each in gangs),
                 _quantiles(waited),
                 f"{tenant.device_seconds:.1f}",
+                ", ".join(limits_of(tenant)),
+                fullness(tenant),
+                tenant.memory,
             )
         )
     return rows

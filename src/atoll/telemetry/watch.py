@@ -7,8 +7,10 @@ identity, and sees what that identity may see.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+from atoll.cluster.usage.usage_records import By
+from atoll.protocol.messages import SetTenant
 from atoll.protocol.spans import Span
 from atoll.quantities import human_seconds
 from atoll.state.tallies import BOUNDS
@@ -30,12 +32,15 @@ class Source(Protocol):
     async def spans(self, position: int, most: int) -> tuple[list[Span], int]:
         """Return the newest `most` spans after `position`, and the position for the next call. Begin with 0."""
 
+    async def usage(self, by: By, seconds: float) -> dict[str, Any]:
+        """Return the usage of the last `seconds`, or of all time if 0; see `cluster.usage.usage_store`."""
+
     async def drain(self, island: int) -> str:
         """Drain an island, and return a sentence for people, as the methods below do. Raises StatusError if refused."""
 
     async def add_island(self, like: int) -> str: ...
     async def end_session(self, session: int) -> str: ...
-    async def set_share(self, tenant: str, share: float) -> str: ...
+    async def set_tenant(self, change: SetTenant) -> str: ...
 
 
 @dataclass(frozen=True)

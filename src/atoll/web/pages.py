@@ -1,4 +1,4 @@
-"""The pages that show a cluster: overview, sessions, time line and events.
+"""The pages that show a cluster: overview, sessions, usage, time line and events.
 
 A page reads the poller once a second while a browser shows it. Its operations are for operators, ask for confirmation,
 and are authorized by the controller.
@@ -7,19 +7,23 @@ and are authorized by the controller.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 from nicegui import ui
 
+from atoll.cluster.usage.usage_records import By
 from atoll.errors import AtollError
-from atoll.quantities import human_bytes, human_seconds
+from atoll.quantities import exact_bytes, human_bytes, human_seconds
 from atoll.telemetry import tables as t
 from atoll.telemetry.timeline import Row
+from atoll.telemetry.usage_tables import usage_notes, usage_rows
 from atoll.telemetry.watch import Watch
 from atoll.web.drawing import MOST_ROWS, legend_html, sparkline_svg, tile_html, time_line_svg
+from atoll.web.live_table import Column, LiveTable, heading
 from atoll.web.poller import Poller
+from atoll.web.tenant_values import TenantValues
 
 _CSS = """
 .nicegui-content { padding: 0 16px 16px; gap: 8px; }
@@ -53,11 +57,41 @@ h2.title { font-size: 1.1rem; font-weight: 600; margin: 12px 0 0; line-height: 1
 .legend i { display: inline-block; width: 12px; height: 12px; margin-right: 5px; }
 """
 _SECONDS = 1.0
+_HOUR, _DAY = 3600.0, 86_400.0
 _LINE_HELP = (
     "gangs/s: computations and transfers that started. late: the longest time in the last second that the controller's "
     "event loop was late for a timer, because it was busy."
 )
-_PAGES = (("/", "Cluster"), ("/sessions", "Sessions"), ("/timeline", "Time line"), ("/events", "Events"))
+_PAGES = (
+    ("/", "Cluster"),
+    ("/sessions", "Sessions"),
+    ("/usage", "Usage"),
+    ("/timeline", "Time line"),
+    ("/events", "Events"),
+)
+_SPANS = {"last hour": _HOUR, "last day": _DAY, "last week": 7 * _DAY, "last 30 days": 30 * _DAY, "all": 0.0}
+# The columns of the tables of usage: those that identify a row, and the amounts.
+_USERS: dict[By, list[Column]] = {
+    By.TENANT: [Column("tenant", "tenant")],
+    By.SESSION: [
+        Column("tenant", "tenant"),
+        Column("run", "cluster started"),
+        Column("session", "session", True),
+        Column("label", "script"),
+    ],
+    By.PROGRAM: [
+        Column("tenant", "tenant"),
+        Column("program", "program"),
+        Column("expected", "expected per launch", True),
+    ],
+}
+_AMOUNTS = [
+    Column("device_seconds", "device seconds", True),
+    Column("share", "share", True),
+    Column("memory", "memory x seconds", True),
+    Column("moved", "moved", True),
+    Column("compiling", "compiling", True),
+]
 
 
 @dataclass(frozen=True)
@@ -91,12 +125,13 @@ class Pages:
         for path, page in (
             ("/", self._cluster_page),
             ("/sessions", self._sessions_page),
+            ("/usage", self._usage_page),
             ("/timeline", self._time_line_page),
             ("/events", self._events_page),
         ):
             ui.page(path)(_free(page))
 
-    async def _layout(self, path: str, show: Callable[[], None], *, with_spans: bool = False) -> None:
+    async def _layout(self, path: str, show: Callable[[], Awaitable[None] | None], *, with_spans: bool = False) -> None:
         """Build the header that all pages have, and call `show` once a second."""
 
         async def update() -> None:
@@ -105,7 +140,9 @@ class Pages:
                 await self._poller.refresh_time_line()
             line.set_text(t.headline(self._watch))
             problem.set_text(self._watch.problem)
-            show()
+            shown = show()
+            if shown is not None:
+                await shown
 
         with ui.element("div").classes("head"):
             ui.label(f"Atoll: {self._source.name}").style("font-weight: 700; font-size: 1.2rem")
@@ -138,20 +175,20 @@ class Pages:
         await self._layout("/", show, with_spans=True)
         # `tile_html` and `sparkline_svg` escape their texts.
         load = ui.html(sanitize=False).classes("full")
-        islands = _LiveTable(
+        islands = LiveTable(
             "Islands",
             [
-                _Column("id", "island", True),
-                _Column("state", "state"),
-                _Column("hosts", "hosts"),
-                _Column("devices", "devices", True),
-                _Column("kind", "kind"),
-                _Column("memory", "memory (fullest device)", True, bar="full"),
-                _Column("running", "in flight", True),
-                _Column("waiting", "waiting", True),
-                _Column("started", "gangs started", True),
-                _Column("restarts", "restarts", True),
-                _Column("note", "note", is_text=True),
+                Column("id", "island", True),
+                Column("state", "state"),
+                Column("hosts", "hosts"),
+                Column("devices", "devices", True),
+                Column("kind", "kind"),
+                Column("memory", "memory (fullest device)", True, bar="full"),
+                Column("running", "in flight", True),
+                Column("waiting", "waiting", True),
+                Column("started", "gangs started", True),
+                Column("restarts", "restarts", True),
+                Column("note", "note", is_text=True),
             ],
             "id",
             "Drain",
@@ -159,66 +196,67 @@ class Pages:
             lambda row: self._is_operator and row.state == "ready",
         )
         add = ui.button("Add an island", on_click=self._add_island).props('flat no-caps data-action="add-island"')
-        tenants = _LiveTable(
+        tenants = LiveTable(
             "Tenants",
             [
-                _Column("name", "tenant"),
-                _Column("role", "role"),
-                _Column("priority", "priority", True),
-                _Column("share", "share set", True),
-                _Column("got_text", "share got", True),
-                _Column("sessions", "sessions", True),
-                _Column("memory", "memory", True),
-                _Column("running", "gangs in flight", True),
-                _Column("waiting", "waiting", True),
-                _Column("waited", "waited (median / 99 %)", True),
-                _Column("device_seconds", "device-seconds", True),
+                Column("name", "tenant"),
+                Column("role", "role"),
+                Column("priority", "priority", True),
+                Column("share", "share set", True),
+                Column("got_text", "share got", True),
+                Column("sessions", "sessions", True),
+                Column("memory", "memory", True, bar="full"),
+                Column("limits", "limits", is_text=True),
+                Column("running", "gangs in flight", True),
+                Column("waiting", "waiting", True),
+                Column("waited", "waited (median / 99 %)", True),
+                Column("device_seconds", "device-seconds", True),
             ],
             "name",
-            "Set share",
-            self._set_share,
+            "Change",
+            self._change_tenant,
             lambda row: self._is_operator,
         )
-        devices = _LiveTable(
+        devices = LiveTable(
             "Devices",
             [
-                _Column("id", "device", True),
-                _Column("island", "island", True),
-                _Column("host", "host"),
-                _Column("state", "state"),
-                _Column("kind", "kind"),
-                _Column("memory", "memory", True, bar="full"),
-                _Column("peak", "peak", True),
-                _Column("busy_text", "busy (5 s)", True, bar="busy"),
+                Column("id", "device", True),
+                Column("island", "island", True),
+                Column("host", "host"),
+                Column("state", "state"),
+                Column("kind", "kind"),
+                Column("memory", "memory", True, bar="full"),
+                Column("peak", "peak", True),
+                Column("busy_text", "busy (5 s)", True, bar="busy"),
             ],
             "id",
         )
-        transfers = _LiveTable(
+        transfers = LiveTable(
             "Transfers",
-            [_Column("kind", "kind"), _Column("count", "transfers", True), _Column("moved", "bytes", True)],
+            [Column("kind", "kind"), Column("count", "transfers", True), Column("moved", "bytes", True)],
             "kind",
         )
-        versions = _LiveTable(
+        versions = LiveTable(
             "Published arrays",
             [
-                _Column("name", "name"),
-                _Column("version", "version", True),
-                _Column("state", "state"),
-                _Column("arrays", "arrays", True),
-                _Column("memory", "memory", True),
-                _Column("islands", "islands"),
-                _Column("readers", "readers", True),
-                _Column("age", "age (s)", True),
+                Column("name", "name"),
+                Column("version", "version", True),
+                Column("state", "state"),
+                Column("arrays", "arrays", True),
+                Column("memory", "memory", True),
+                Column("islands", "islands"),
+                Column("readers", "readers", True),
+                Column("age", "age (s)", True),
             ],
             "key",
         )
-        machines = _LiveTable(
+        machines = LiveTable(
             "Machines",
             [
-                _Column("name", "machine"),
-                _Column("address", "address"),
-                _Column("group", "group"),
-                _Column("state", "does"),
+                Column("name", "machine"),
+                Column("address", "address"),
+                Column("group", "group"),
+                Column("state", "does"),
             ],
             "name",
         )
@@ -236,20 +274,29 @@ class Pages:
         if await _confirmed(f"Add an island like {which}?", "Add"):
             await _operate("starting an island", self._source.add_island(like))
 
-    async def _set_share(self, row: dict[str, Any]) -> None:
+    async def _change_tenant(self, row: dict[str, Any]) -> None:
         name = str(row["name"])
+        before = TenantValues(row["share"], row["priority"], row["memory_limit"])
         with ui.dialog() as dialog, ui.card():
-            ui.label(
-                f"The share of {name} is {row['share']:g}. A new share applies at once to launches that have not begun."
-            )
-            number = ui.number(value=row["share"], min=0, step=1)
+            ui.label(f"The share of {name} is {before.share:g}. New values apply at once to work that has not begun.")
+            share = ui.number("share of device time", value=before.share, min=0, step=1)
+            priority = ui.number("priority: its work goes before all work of lower ones", value=before.priority)
+            memory = ui.input("memory per device, such as 8GiB; 0B for no limit", value=exact_bytes(before.memory))
+            problem = ui.label().classes("problem")
+
+            def submit() -> None:
+                try:
+                    dialog.submit(TenantValues.parse(share.value, priority.value, memory.value))
+                except ValueError as error:
+                    problem.set_text(str(error))
+
             with ui.row():
                 ui.button("Cancel", on_click=lambda: dialog.submit(None)).props("flat no-caps")
-                ui.button("Set", on_click=lambda: dialog.submit(number.value)).props("no-caps color=negative")
-        share = await dialog
+                ui.button("Set", on_click=submit).props("no-caps color=negative")
+        after = await dialog
         _delete(dialog)
-        if share is not None:
-            await _operate(f"setting the share of {name}", self._source.set_share(name, float(share)))
+        if after is not None and after != before:
+            await _operate(f"changing {name}", self._source.set_tenant(before.change(name, after)))
 
     # ---- Sessions
 
@@ -260,39 +307,39 @@ class Pages:
 
         await self._layout("/sessions", show)
         wanted = _filter("tenant, program or session", show)
-        sessions = _LiveTable(
+        sessions = LiveTable(
             "Sessions",
             [
-                _Column("id", "session", True),
-                _Column("program", "program"),
-                _Column("state", "state"),
-                _Column("tenant", "tenant"),
-                _Column("pid", "pid", True),
-                _Column("arrays", "arrays", True),
-                _Column("memory", "memory", True),
-                _Column("functions", "functions", True),
-                _Column("launches", "launches", True),
-                _Column("in_flight", "in flight", True),
-                _Column("devices", "slices", is_text=True),
-                _Column("waits_for", "waits for", is_text=True),
-                _Column("last_error", "last error", is_text=True),
+                Column("id", "session", True),
+                Column("program", "program"),
+                Column("state", "state"),
+                Column("tenant", "tenant"),
+                Column("pid", "pid", True),
+                Column("arrays", "arrays", True),
+                Column("memory", "memory", True),
+                Column("functions", "functions", True),
+                Column("launches", "launches", True),
+                Column("in_flight", "in flight", True),
+                Column("devices", "slices", is_text=True),
+                Column("waits_for", "waits for", is_text=True),
+                Column("last_error", "last error", is_text=True),
             ],
             "id",
             "End",
             self._end_session,
         )
-        waits = _LiveTable(
+        waits = LiveTable(
             "Waiting gangs",
             [
-                _Column("session", "session", True),
-                _Column("client", "program"),
-                _Column("tenant", "tenant"),
-                _Column("program", "first in line"),
-                _Column("island", "island", True),
-                _Column("gangs", "gangs", True),
-                _Column("seconds", "for (s)", True),
-                _Column("reason", "reason"),
-                _Column("text", "waits for", is_text=True),
+                Column("session", "session", True),
+                Column("client", "program"),
+                Column("tenant", "tenant"),
+                Column("program", "first in line"),
+                Column("island", "island", True),
+                Column("gangs", "gangs", True),
+                Column("seconds", "for (s)", True),
+                Column("reason", "reason"),
+                Column("text", "waits for", is_text=True),
             ],
             "key",
         )
@@ -302,6 +349,28 @@ class Pages:
         question = f"End session {session} ({row['program']})? Its program gets an error, and its arrays are deleted."
         if await _confirmed(question, "End the session"):
             await _operate(f"ending session {session}", self._source.end_session(session))
+
+    # ---- Usage
+
+    async def _usage_page(self) -> None:
+        async def show() -> None:
+            wanted = by.value, span.value
+            found = await self._poller.usage(By(by.value), _SPANS[span.value])
+            if found is None or wanted != (by.value, span.value):
+                return
+            for each, table in tables.items():
+                table.all.set_visibility(each == by.value)
+            tables[by.value].show(usage_rows(found))
+            notes.set_text("; ".join(usage_notes(found)))
+
+        await self._layout("/usage", show)
+        with ui.row():
+            by = ui.toggle([str(each) for each in By], value=str(By.TENANT), on_change=show).props("no-caps data-by")
+            span = ui.select(list(_SPANS), value="last day", on_change=show).props("dense outlined data-span")
+        tables = {
+            str(each): LiveTable(f"Usage by {each}", [*names, *_AMOUNTS], "key") for each, names in _USERS.items()
+        }
+        notes = ui.label().classes("line").props('data-line="usage"')
 
     # ---- Time line
 
@@ -324,7 +393,7 @@ class Pages:
                 more.set_text(f"{len(rows) - MOST_ROWS} more devices are not shown")
 
         await self._layout("/timeline", show, with_spans=True)
-        _heading("Gangs by device")
+        heading("Gangs by device")
         # `legend_html` and `time_line_svg` escape names.
         legend = ui.html(sanitize=False)
         picture = ui.html(sanitize=False).classes("full scroll")
@@ -339,15 +408,15 @@ class Pages:
 
         await self._layout("/events", show)
         wanted = _filter("tenant, session, kind or text", show)
-        events = _LiveTable(
+        events = LiveTable(
             "Events",
             [
-                _Column("number", "event", True),
-                _Column("time", "when"),
-                _Column("kind", "what"),
-                _Column("where", "where"),
-                _Column("tenant", "tenant"),
-                _Column("text", "details", is_text=True),
+                Column("number", "event", True),
+                Column("time", "when"),
+                Column("kind", "what"),
+                Column("where", "where"),
+                Column("tenant", "tenant"),
+                Column("text", "details", is_text=True),
             ],
             "number",
             most=100,
@@ -394,98 +463,6 @@ def _free(page: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
         await page()
 
     return free
-
-
-@dataclass(frozen=True)
-class _Column:
-    """A column that shows `field` of each row; `right` aligns numbers to the right.
-
-    A column with `is_text` has sentences, which may take several lines. `bar` is a field with a fraction, which a bar
-    below the text shows.
-    """
-
-    field: str
-    heading: str
-    right: bool = False
-    is_text: bool = False
-    bar: str = ""
-
-
-_BAR_CELL = (
-    '<q-td :props="props">{{ props.value }}'
-    '<div v-if="FRACTION" class="bar"><i :style="{width: 100 * FRACTION + \'%\'}"/></div></q-td>'
-)
-
-
-class _LiveTable:
-    """A table whose rows are dataclasses. The browser receives an update only if rows have changed.
-
-    If `act` is given, each row for which `may(row)` is true has a button with the label `word` that calls `act(row)`.
-    """
-
-    def __init__(
-        self,
-        title: str,
-        columns: Sequence[_Column],
-        key: str,
-        word: str = "",
-        act: Callable[[dict[str, Any]], Awaitable[None]] | None = None,
-        may: Callable[[Any], bool] = lambda row: True,
-        most: int = 50,
-    ) -> None:
-        self._rows: list[dict[str, Any]] = []
-        self._may = may
-        listed = [
-            {
-                "name": each.field,
-                "label": each.heading,
-                "field": each.field,
-                "align": "right" if each.right else "left",
-                "sortable": True,
-                "classes": "text" if each.is_text else "",
-            }
-            for each in columns
-        ]
-        if act is not None:
-            acts: dict[str, bool | str] = {
-                "name": "act",
-                "label": "",
-                "field": "may",
-                "align": "right",
-                "sortable": False,
-                "classes": "act",
-            }
-            listed.append(acts | {"headerClasses": "act"})
-        self.all = ui.element("div").classes("full")
-        with self.all:
-            _heading(title)
-            self.table = ui.table(rows=[], columns=listed, row_key=key, pagination=most).classes("full")
-        self.table.props(f'dense flat bordered hide-pagination data-table="{title}"')
-        self.table.add_slot("no-data", "none")
-        for each in columns:
-            if each.bar:
-                self.table.add_slot(f"body-cell-{each.field}", _BAR_CELL.replace("FRACTION", f"props.row.{each.bar}"))
-        if act is not None:
-            self.table.add_slot(
-                "body-cell-act",
-                '<q-td :props="props"><q-btn v-if="props.row.may" flat dense no-caps no-wrap color="primary" '
-                f'label="{word}" @click="() => $parent.$emit(\'act\', props.row)"/></q-td>',
-            )
-            self.table.on("act", lambda event: act(event.args))
-
-    def show(self, rows: Sequence[Any], *, also_none: bool = True) -> None:
-        """Update the rows. If `also_none` is false, hide the table while it has no rows."""
-        self.all.set_visibility(also_none or bool(rows))
-        found = [{**asdict(row), "may": self._may(row)} for row in rows]
-        if found != self._rows:
-            self._rows = found
-            self.table.props["hide-pagination"] = len(found) <= self.table.props["pagination"]["rowsPerPage"]
-            self.table.rows = list(found)
-
-
-def _heading(text: str) -> None:
-    with ui.element("h2").classes("title"):
-        ui.label(text)
 
 
 async def _confirmed(question: str, word: str) -> bool:

@@ -1,19 +1,23 @@
 """Keep one watch up to date for all viewers.
 
-The poller asks the cluster at most once a second, and only while someone views the watch.
+The poller asks the cluster at most once a second, for each kind of usage at most every ten seconds, and only while
+someone views the watch.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 import msgspec
 
+from atoll.cluster.usage.usage_records import By
 from atoll.errors import AtollError
 from atoll.telemetry.watch import Source, Watch
 
 FRESH_SECONDS = 0.9  # younger data is not requested again
+USAGE_SECONDS = 10.0
 MOST_SPANS = 2_000  # per second: enough for the picture, and cheap for a busy controller
 
 
@@ -25,6 +29,7 @@ class Poller:
         self.watch = Watch()
         self._asking = asyncio.Lock()
         self._reported = self._traced = -FRESH_SECONDS
+        self._usage: dict[tuple[By, float], tuple[float, dict[str, Any]]] = {}  # replies, with their time
 
     async def refresh(self, fresh: float = FRESH_SECONDS) -> None:
         """Update the report unless it is younger than `fresh` seconds. On failure, set `watch.problem`."""
@@ -49,3 +54,19 @@ class Poller:
             except (AtollError, msgspec.MsgspecError) as error:
                 self.watch.fail(str(error), time.monotonic())
             self._traced = time.monotonic()
+
+    async def usage(self, by: By, seconds: float) -> dict[str, Any] | None:
+        """Return the usage of the last `seconds`, or of all time if 0. Return None if the cluster does not answer.
+
+        The page offers few values of `seconds`, so the answers that are kept are few.
+        """
+        async with self._asking:
+            at, found = self._usage.get((by, seconds), (-USAGE_SECONDS, None))
+            if found is None or time.monotonic() - at >= USAGE_SECONDS:
+                try:
+                    found = await self.source.usage(by, seconds)
+                except (AtollError, msgspec.MsgspecError) as error:
+                    self.watch.fail(str(error), time.monotonic())
+                    return None
+                self._usage[by, seconds] = time.monotonic(), found
+            return found
