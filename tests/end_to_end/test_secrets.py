@@ -20,7 +20,8 @@ import numpy as np
 import psutil
 import pytest
 
-from atoll.cluster.tenant_settings import read_tenants
+from atoll.cluster.tenant_settings import read_tenants, token_hash
+from atoll.controller_process.journal_dump import dump_of_journal
 from atoll.controller_process.process_state import decode_snapshot
 from atoll.journal.files import Directory
 from atoll.journal.journal import recover
@@ -289,3 +290,13 @@ def test_a_dump_has_no_secret(cluster: StandingCluster, ana: RemotePython, secre
     dump = request_dump(join.address, "", join)
     events = b"".join(repr(event).encode() for event, _ in replay(dump.splitlines()))
     assert (within(dump, secrets), within(events, secrets)) == ([], [])
+
+
+def test_a_dump_of_the_journal_has_no_secret(
+    cluster: StandingCluster, secrets: dict[str, bytes], directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATOLL_KEY_FILE", str(directory / "state" / "key"))
+    rows = [json.loads(line) for line in dump_of_journal(directory / "journal")]
+    content = b"".join(base64.b64decode(row.get("base", "") or row.get("encoded", "")) for row in rows)
+    digests = {f"digest of {name}": token_hash(token).encode() for name, token in TOKENS.items()}
+    assert within(content + json.dumps(rows[0]).encode(), secrets | digests) == []

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from atoll.cluster.cluster_runs import ClusterRun, RunRecord
-from atoll.errors import ClusterError, ConnectError
+from atoll.errors import ClusterError, ConnectError, JournalError
 from atoll.operate.bug_reports import HIDDEN, Sources, replay_bundle, write_bundle
 from atoll.protocol import messages as m
 from atoll.telemetry.report import report
@@ -123,3 +124,56 @@ def test_what_cannot_be_replayed_is_an_error_that_says_why(tmp_path: Path):
     path.write_bytes(b"\n".join([msgspec.json.encode(json.loads(header) | {"missing": 3}), *rest]))
     with pytest.raises(ClusterError, match="the first 3 events are missing"):
         replay_bundle(path)
+
+
+def _missing(play: Play) -> bytes:
+    """The dump of a controller that has dropped its first events."""
+    header, *rest = play.controller.log.dump().splitlines()
+    return b"\n".join([msgspec.json.encode(json.loads(header) | {"missing": 3}), *rest[3:]])
+
+
+def test_a_bundle_has_the_events_of_the_journal_if_the_first_ones_are_missing(tmp_path: Path):
+    path, play = tmp_path / "bundle.tar.gz", played()
+    whole = play.controller.log.dump().splitlines()
+    lacking = Sources(sources(play).report, lambda: _missing(play), sources(play).check)
+    assert write_bundle(path, lacking, run_in(tmp_path), {}, lambda: iter(whole)) == []
+    assert contents(path)["events.jsonl"].encode().splitlines() == whole
+    assert replay_bundle(path).messages["Run"] == 2
+
+
+def test_a_bundle_has_the_events_of_the_controller_if_these_can_be_replayed(tmp_path: Path):
+    def unused() -> Iterator[bytes]:
+        raise AssertionError
+
+    path, play = tmp_path / "bundle.tar.gz", played()
+    assert write_bundle(path, sources(play), run_in(tmp_path), {}, unused) == []
+    assert replay_bundle(path).messages["Run"] == 2
+
+
+def test_a_journal_that_cannot_be_read_is_named_and_leaves_the_events_of_the_controller(tmp_path: Path):
+    def broken() -> Iterator[bytes]:
+        yield b"{}"
+        raise JournalError("it is damaged")
+
+    path, play = tmp_path / "bundle.tar.gz", played()
+    lacking = Sources(sources(play).report, lambda: _missing(play), sources(play).check)
+    assert write_bundle(path, lacking, run_in(tmp_path), {}, broken) == [
+        "without the events of the journal: it is damaged"
+    ]
+    assert contents(path)["events.jsonl"].encode() == _missing(play)
+
+
+def test_a_bundle_of_a_cluster_that_was_killed_has_the_events_of_its_journal(tmp_path: Path):
+    path, whole = tmp_path / "bundle.tar.gz", played().controller.log.dump().splitlines()
+    assert write_bundle(path, None, run_in(tmp_path), {}, lambda: iter(whole)) == [
+        "without status.json, check.txt, why.txt: no cluster is up"
+    ]
+    assert replay_bundle(path).messages["Run"] == 2
+
+
+def test_only_the_last_lines_of_the_log_are_kept_if_asked_for(tmp_path: Path):
+    path, play = tmp_path / "dump", played()
+    path.write_bytes(play.controller.log.dump())
+    whole = replay_bundle(path)
+    assert len(whole.log) > 1
+    assert replay_bundle(path, most_log=1).log == whole.log[-1:]

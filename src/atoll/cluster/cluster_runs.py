@@ -44,6 +44,7 @@ class RunRecord(msgspec.Struct, frozen=True):
     ended: float = 0.0
     reason: str = ""
     expected: bool = False
+    journal: str = ""  # directory of its journal; "" for none
 
 
 class ClusterRun:

@@ -35,13 +35,18 @@ _EVENTS_WITH_SECRETS: frozenset[type[Any]] = frozenset((ConnectionOpened, Sessio
 
 
 class Header(msgspec.Struct, frozen=True):
-    """The first line of a dump: the controller's version and settings, and how many older events are missing."""
+    """The first line of a dump: the controller's version and settings, and how many older events are missing.
+
+    `base` is the state of the controller before the first event (`controller.controller_dumps`); b"" for that of a new
+    controller.
+    """
 
     version: str
     settings: ClusterSettings
     has_token: bool = False
     missing: int = 0
     has_host_token: bool = False
+    base: bytes = b""
 
 
 class Line(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -112,7 +117,7 @@ class EventLog:
         encode = msgspec.json.encode
         lines = [encode(msgspec.structs.replace(self._header, missing=missing))]
         lines.extend(
-            encode(_line(number, self._replaced.get(number, record)))
+            encode(line_of(number, self._replaced.get(number, record)))
             for number, record in enumerate((*self._events, *self._new), missing + 1)
         )
         return b"\n".join(lines) + b"\n"
@@ -150,7 +155,8 @@ def _event_without_secrets(event: AnyEvent) -> AnyEvent:
     return event
 
 
-def _line(number: int, record: bytes) -> Line:
+def line_of(number: int, record: bytes) -> Line:
+    """Return the line of an event, without changing its record."""
     event = decode_event(record)
     message = getattr(event, "message", None)
     if isinstance(event, Received) and isinstance(message, m.Launch) and message.contents:
@@ -170,13 +176,16 @@ def skipped_of(events: Sequence[AnyEvent]) -> frozenset[int]:
 
 
 def replayed(
-    handle: Callable[[AnyEvent], list[AnyAction]], events: Iterable[AnyEvent]
+    handle: Callable[[AnyEvent], list[AnyAction]], events: Iterable[AnyEvent], skips: bool = True
 ) -> Iterator[tuple[AnyEvent, list[AnyAction]]]:
-    """Yield each event with the actions of a controller that handles it. The same events give the same actions."""
+    """Yield each event with the actions of a controller that handles it. The same events give the same actions.
+
+    Events at which the controller failed are skipped, as by the next controller. Without `skips`, they raise.
+    """
     before: AnyEvent | None = None
     for event in events:
         if before is not None:
-            yield before, [] if isinstance(event, Skipped) else _handled(handle, before)
+            yield before, [] if skips and isinstance(event, Skipped) else _handled(handle, before)
         before = event
     if before is not None:
         yield before, _handled(handle, before)

@@ -120,7 +120,43 @@ def payload_of(path: Path, key: bytes) -> Iterator[tuple[bytes, bool]]:
     raise JournalError(f"{path} is damaged")
 
 
-class Directory:
+class ReadableDirectory:
+    """The files of a journal, which a controller may be writing. Raises AccessError if the user has no key."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._key = journal_key()
+
+    def snapshot(self, number: int) -> Path:
+        return self.path / f"{number:08}{_SNAPSHOT}"
+
+    def segment(self, number: int) -> Path:
+        return self.path / f"{number:08}{_SEGMENT}"
+
+    def snapshots(self) -> list[int]:
+        """Return the numbers of the snapshots in order."""
+        return self._numbers(_SNAPSHOT)
+
+    def segments(self) -> list[int]:
+        return self._numbers(_SEGMENT)
+
+    def _numbers(self, suffix: str) -> list[int]:
+        return sorted(int(path.stem) for path in self.path.glob(f"*{suffix}") if path.stem.isdigit())
+
+    def read_snapshot(self, number: int) -> tuple[FileHeader, bytes]:
+        """Return a snapshot's header and payload. Raises as `read_whole`."""
+        return read_whole(self.snapshot(number), self._key)
+
+    def payload_of(self, number: int) -> Iterator[tuple[bytes, bool]]:
+        """Yield the parts of a snapshot's payload; see the function `payload_of`."""
+        return payload_of(self.snapshot(number), self._key)
+
+    def cipher_of(self, found: FileHeader) -> FileCipher:
+        """Return the cipher that opens the turns of the segment with this header."""
+        return FileCipher(self._key, found.salt)
+
+
+class Directory(ReadableDirectory):
     """The directory of one journal. Holds a lock on it until the process ends: two controllers never share one.
 
     Raises JournalError if the directory is unusable, in use, or accessible to other users, and AccessError if the user
@@ -128,8 +164,7 @@ class Directory:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
-        self._key = journal_key()
+        super().__init__(path)
         FileCipher(self._key, "")  # imports the cryptography once in this process, not in each child with a snapshot
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -150,22 +185,6 @@ class Directory:
     def close(self) -> None:
         os.close(self._lock)
 
-    def snapshot(self, number: int) -> Path:
-        return self.path / f"{number:08}{_SNAPSHOT}"
-
-    def segment(self, number: int) -> Path:
-        return self.path / f"{number:08}{_SEGMENT}"
-
-    def snapshots(self) -> list[int]:
-        """Return the numbers of the snapshots in order."""
-        return self._numbers(_SNAPSHOT)
-
-    def segments(self) -> list[int]:
-        return self._numbers(_SEGMENT)
-
-    def _numbers(self, suffix: str) -> list[int]:
-        return sorted(int(path.stem) for path in self.path.glob(f"*{suffix}") if path.stem.isdigit())
-
     def forget_before(self, number: int) -> None:
         """Remove the files before this snapshot, and all partial ones."""
         for path in self.path.iterdir():
@@ -183,14 +202,6 @@ class Directory:
         """Write a snapshot to the disk atomically. Raises OSError."""
         write_whole(self.snapshot(number), number, term, payload, self._key)
 
-    def read_snapshot(self, number: int) -> tuple[FileHeader, bytes]:
-        """Return a snapshot's header and payload. Raises as `read_whole`."""
-        return read_whole(self.snapshot(number), self._key)
-
-    def payload_of(self, number: int) -> Iterator[tuple[bytes, bool]]:
-        """Yield the parts of a snapshot's payload; see the function `payload_of`."""
-        return payload_of(self.snapshot(number), self._key)
-
     def write_persisted(self, name: str, term: int, payload: bytes) -> None:
         """Write a file with this name beside the journal, atomically. Raises OSError."""
         write_whole(self.path / name, 0, term, payload, self._key)
@@ -199,10 +210,6 @@ class Directory:
         """Create a segment to append to, and the cipher that encrypts its turns. Raises OSError."""
         salt = new_salt()
         return Segment(self.segment(number), header(number, term, salt)), FileCipher(self._key, salt)
-
-    def cipher_of(self, found: FileHeader) -> FileCipher:
-        """Return the cipher that opens the turns of the segment with this header."""
-        return FileCipher(self._key, found.salt)
 
 
 def journal_key() -> bytes:

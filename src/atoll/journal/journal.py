@@ -17,9 +17,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from atoll.errors import IncompatibleJournalError, JournalError
-from atoll.journal.files import Directory, FileCipher, read_header
+from atoll.journal.files import Directory, FileCipher, ReadableDirectory, read_header
 from atoll.journal.persisted_state import NAME
 from atoll.journal.records import decode_events, encode_turn, join_records, read_turns
 from atoll.journal.segment import Segment
@@ -32,6 +33,7 @@ SNAPSHOT_SECONDS = 3.0
 SNAPSHOT_BYTES = 64 << 20
 # After a failure, for instance a full disk.
 _RETRY_SECONDS = 10.0
+_READS = 5  # of a journal that a controller writes
 
 
 class Journal:
@@ -234,13 +236,19 @@ def _sync(descriptor: int) -> None:
 
 @dataclass
 class Recovered:
-    """The payload of the newest snapshot and the turns after it. `term` is that of the last controller that wrote."""
+    """The payload of the newest snapshot and the turns after it.
+
+    `term` is that of the last controller that wrote, and `version` that of Atoll at the snapshot.
+    """
 
     payload: bytes
     term: int
+    version: str
     last_number: int  # of all files
     turns: list[bytes] = field(default_factory=list)
     cut: list[str] = field(default_factory=list)  # damage that was found, for the log
+    torn: list[tuple[Path, int]] = field(default_factory=list)  # files, and the position after their last turn
+    unreadable: list[Path] = field(default_factory=list)  # segments after a gap
 
     def decoded_turns(self) -> Iterator[list[AnyEvent]]:
         """Yield the events of each turn in order."""
@@ -255,6 +263,35 @@ def recover(directory: Directory) -> Recovered | None:
     removed, so that nothing after the gap is ever read. Raises JournalError if no snapshot is readable, and
     IncompatibleJournalError, without changing a file, if one is of another protocol.
     """
+    found = _read(directory)
+    if found is None:
+        return None
+    for each in found.cut:
+        _log.warning("%s", each)
+    for path, position in found.torn:
+        os.truncate(path, position)
+    for path in found.unreadable:
+        path.unlink(missing_ok=True)
+    return found
+
+
+def read_journal(directory: ReadableDirectory) -> Recovered | None:
+    """Return the same as `recover`, without changing a file, also while a controller writes the journal.
+
+    Raises JournalError if no snapshot is readable.
+    """
+    for left in reversed(range(_READS)):
+        try:
+            return _read(directory)
+        except IncompatibleJournalError:
+            raise
+        except FileNotFoundError as error:  # the controller has written a newer snapshot and removed the file
+            if not left:
+                raise JournalError(f"the journal in {directory.path} changes too fast to be read: {error}") from None
+    return None
+
+
+def _read(directory: ReadableDirectory) -> Recovered | None:
     newest_first = directory.snapshots()[::-1]
     if not newest_first:
         return None
@@ -262,22 +299,20 @@ def recover(directory: Directory) -> Recovered | None:
     for number in newest_first:
         try:
             found, payload = directory.read_snapshot(number)
-        except IncompatibleJournalError:
+        except (IncompatibleJournalError, FileNotFoundError):
             raise
         except (JournalError, OSError) as error:
             errors.append(str(error))
             continue
         segments = [each for each in directory.segments() if each >= number]
         last = max([*newest_first, *segments])
-        recovered = Recovered(payload, found.term, last, cut=errors)
+        recovered = Recovered(payload, found.term, found.version, last, cut=errors)
         _read_segments(directory, segments, recovered)
-        for each in recovered.cut:
-            _log.warning("%s", each)
         return recovered
     raise JournalError("; ".join(errors))
 
 
-def _read_segments(directory: Directory, segments: list[int], recovered: Recovered) -> None:
+def _read_segments(directory: ReadableDirectory, segments: list[int], recovered: Recovered) -> None:
     for index, number in enumerate(segments):
         path = directory.segment(number)
         content = path.read_bytes()
@@ -299,15 +334,14 @@ def _read_segments(directory: Directory, segments: list[int], recovered: Recover
         # A segment that was not closed has zeros after the last turn, and nothing else.
         lost = len(content[position:].rstrip(b"\0"))
         if lost:
-            os.truncate(path, position)
+            recovered.torn.append((path, position))
             text = f"{path} is complete up to byte {position}: the {lost} bytes after that are cut off"
             _drop(directory, segments[index + 1 :], text, recovered)
             return
 
 
-def _drop(directory: Directory, segments: list[int], text: str, recovered: Recovered) -> None:
-    """Remove the segments after a gap, since they depend on the lost events."""
-    for number in segments:
-        directory.segment(number).unlink(missing_ok=True)
+def _drop(directory: ReadableDirectory, segments: list[int], text: str, recovered: Recovered) -> None:
+    """Record that the segments after a gap are of no use, since they depend on the lost events."""
+    recovered.unreadable += [directory.segment(number) for number in segments]
     names = ", ".join(directory.segment(number).name for number in segments)
     recovered.cut.append(text + (f"; removed the later {names}" if segments else ""))

@@ -39,6 +39,11 @@ def decode_event(record: bytes | memoryview) -> AnyEvent:
 
 def decode_events(turn: bytes | memoryview) -> Iterator[AnyEvent]:
     """Yield the events of a turn's records. Raises JournalError if one is invalid."""
+    return map(decode_event, records_of(turn))
+
+
+def records_of(turn: bytes | memoryview) -> Iterator[memoryview]:
+    """Yield the records of a turn. Raises JournalError if one is incomplete."""
     view = memoryview(turn)
     position, end = 0, len(view)
     while position < end:
@@ -48,7 +53,7 @@ def decode_events(turn: bytes | memoryview) -> Iterator[AnyEvent]:
         position += _LENGTH.size
         if length > end - position:
             raise JournalError("the record of an event is cut off")
-        yield decode_event(view[position : position + length])
+        yield view[position : position + length]
         position += length
 
 

@@ -4,7 +4,8 @@ A bundle is a gzipped tar file:
 
     bundle.json    versions, the system, and the reason for each part that is missing
     status.json    the report of `atoll status --json`
-    events.jsonl   the controller's event log (`atoll dump`): placeholders replace tokens and secrets
+    events.jsonl   the controller's event log (`atoll dump`): placeholders replace tokens and secrets. If its beginning
+                   is missing, the journal instead, which begins with a state of the controller
     check.txt      the differences that `atoll check` found
     why.txt        the explanation of `atoll why` for each session
     log, log.1     the log of the cluster, if this user started it on this machine
@@ -20,24 +21,30 @@ import platform
 import re
 import sys
 import tarfile
+import tempfile
 import time
 import zlib
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from itertools import chain
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
 from atoll._version import __version__
 from atoll.cluster.cluster_runs import ClusterRun
-from atoll.errors import AtollError, ClusterError
+from atoll.controller_process.journal_dump import dump_of_journal
+from atoll.errors import AtollError, ClusterError, JournalError
 from atoll.journal.event_log import Header
 from atoll.operate.log_replay import replay
 from atoll.operate.why import explanation
 from atoll.protocol.actions import Log, Send
 from atoll.protocol.messages import PROTOCOL, CheckReply
+from atoll.quantities import human_bytes
 from atoll.telemetry.snapshot import Snapshot
 
 MOST_LOG_BYTES = 4 << 20  # of each file of the log: its end
@@ -70,12 +77,55 @@ class Sources:
     check: Callable[[], CheckReply]
 
 
+Journal = Callable[[], Iterator[bytes]]  # the lines of `controller_process.journal_dump.dump_of_journal`
+
+
 def write_bundle(
-    path: Path, sources: Sources | None, run: ClusterRun | None, environment: Mapping[str, str]
+    path: Path,
+    sources: Sources | None,
+    run: ClusterRun | None,
+    environment: Mapping[str, str],
+    journal: Journal | None = None,
 ) -> list[str]:
-    """Write a bundle with all parts that are available. Return the reasons for the missing ones. Raises OSError."""
+    """Write a bundle with all parts that are available. Return the reasons for the missing ones. Raises OSError.
+
+    The events of the `journal` are written if those of the controller cannot be replayed, or if no controller is there.
+    """
     parts, missing = _parts(sources, run)
     parts["settings.json"] = _settings(environment)
+    with tempfile.TemporaryFile() as events:
+        if journal is not None and not _has_beginning(parts.get("events.jsonl", b"")):
+            _add_journal(journal, events, parts, missing)
+        return _write(path, parts, missing, events)
+
+
+def _has_beginning(dump: bytes) -> bool:
+    """Return whether a dump can be replayed."""
+    try:
+        return not msgspec.json.decode(dump.partition(b"\n")[0], type=Header).missing
+    except msgspec.MsgspecError:
+        return False
+
+
+def _add_journal(journal: Journal, file: IO[bytes], parts: dict[str, bytes], missing: dict[str, str]) -> None:
+    """Write the events of the journal to the file, in place of those of the controller."""
+    try:
+        for line in journal():
+            file.write(without_join_tokens(line) + b"\n")
+            if file.tell() > MOST_EVENT_BYTES:
+                raise ClusterError(f"it has more than {human_bytes(MOST_EVENT_BYTES)}")
+    except (AtollError, OSError) as error:
+        file.truncate(0)
+        if "events.jsonl" not in parts:
+            missing["events.jsonl"] = str(error)
+        else:
+            missing["the events of the journal"] = str(error)
+        return
+    parts.pop("events.jsonl", None)
+    missing.pop("events.jsonl", None)
+
+
+def _write(path: Path, parts: dict[str, bytes], missing: dict[str, str], events: IO[bytes]) -> list[str]:
     system = platform.platform()
     header = BundleHeader(time.time(), __version__, PROTOCOL, sys.version, system, dict(_versions()), missing)
     parts = {"bundle.json": msgspec.json.format(msgspec.json.encode(header)), **parts}
@@ -86,6 +136,12 @@ def write_bundle(
             member = tarfile.TarInfo(name)
             member.size, member.mtime, member.mode = len(content), int(header.made), 0o600
             archive.addfile(member, io.BytesIO(content))
+        nbytes = events.seek(0, os.SEEK_END)
+        if nbytes:
+            member = tarfile.TarInfo("events.jsonl")
+            member.size, member.mtime, member.mode = nbytes, int(header.made), 0o600
+            events.seek(0)
+            archive.addfile(member, events)
     return [f"without {name}: {reason}" for name, reason in missing.items()]
 
 
@@ -98,7 +154,7 @@ def _parts(sources: Sources | None, run: ClusterRun | None) -> tuple[dict[str, b
     parts: dict[str, bytes] = {}
     missing: dict[str, str] = {}
     if sources is None:
-        missing["status.json, events.jsonl, check.txt, why.txt"] = "no cluster is up"
+        missing["status.json, check.txt, why.txt"] = missing["events.jsonl"] = "no cluster is up"
     else:
         makers: dict[str, Callable[[], bytes]] = {
             "status.json": sources.report,
@@ -176,40 +232,53 @@ class Replayed:
     log: list[str]
 
 
-def replay_bundle(path: Path) -> Replayed:
-    """Handle the events of a bundle, or of a file of `atoll dump`, with this version's controller.
+def replay_bundle(path: Path, skips: bool = True, most_log: int | None = None) -> Replayed:
+    """Handle the events of a bundle, of a file of `atoll dump` or of a journal's directory with this controller.
 
-    Raises ClusterError if the file has no events, or if the events cannot be replayed.
+    Keep the last `most_log` lines of the log, or all. Without `skips`, the event at which the controller failed raises
+    its exception. Raises ClusterError if there are no events, or if they cannot be replayed.
     """
-    lines = _events_of(path).splitlines()
-    try:
-        header = msgspec.json.decode(lines[0], type=Header)
-    except (IndexError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ClusterError(f"{path} has no event log: {error}") from None
     events = 0
     messages: Counter[str] = Counter()
-    log: list[str] = []
-    try:
-        for event, actions in replay(lines):
-            events += 1
-            messages.update(type(action.message).__name__ for action in actions if isinstance(action, Send))
-            log.extend(f"{event.seconds:.3f} {action.text}" for action in actions if isinstance(action, Log))
-    except (ValueError, msgspec.MsgspecError) as error:
-        raise ClusterError(f"{path} was written by atoll {header.version} and cannot be replayed: {error}") from None
-    return Replayed(header.version, events, dict(messages.most_common()), log)
+    log: deque[str] = deque(maxlen=most_log)
+    with _lines_of(path) as lines:
+        first = next(lines, b"")
+        try:
+            header = msgspec.json.decode(first, type=Header)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise ClusterError(f"{path} has no event log: {error}") from None
+        try:
+            for event, actions in replay(chain((first,), lines), skips):
+                events += 1
+                messages.update(type(action.message).__name__ for action in actions if isinstance(action, Send))
+                log.extend(f"{event.seconds:.3f} {action.text}" for action in actions if isinstance(action, Log))
+        except (ValueError, msgspec.MsgspecError, JournalError) as error:
+            text = f"{path} was written by atoll {header.version} and cannot be replayed: {error}"
+            raise ClusterError(text) from None
+    return Replayed(header.version, events, dict(messages.most_common()), list(log))
 
 
-def _events_of(path: Path) -> bytes:
+@contextmanager
+def _lines_of(path: Path) -> Iterator[Iterator[bytes]]:
+    """Yield an iterator over the lines of the events, which are not all in memory. Raises ClusterError."""
     try:
-        if not tarfile.is_tarfile(path):
-            return path.read_bytes()
-        with tarfile.open(path) as archive:
-            member = archive.getmember("events.jsonl")
-            if member.size > MOST_EVENT_BYTES:
-                raise ClusterError(f"{path}: its event log has {member.size} bytes, more than {MOST_EVENT_BYTES}")
-            file = archive.extractfile(member)
-            return file.read() if file is not None else b""
+        if path.is_dir():
+            yield dump_of_journal(path)
+        elif not tarfile.is_tarfile(path):
+            with open(path, "rb") as file:
+                yield file
+        else:
+            with tarfile.open(path) as archive, _events_of(archive, path) as events:
+                yield events
+    except (OSError, EOFError, zlib.error, tarfile.TarError, JournalError) as error:
+        raise ClusterError(f"cannot read {path}: {error}") from None
+
+
+def _events_of(archive: tarfile.TarFile, path: Path) -> IO[bytes]:
+    try:
+        member = archive.getmember("events.jsonl")
     except KeyError:
         raise ClusterError(f"{path} has no event log: no cluster was up when the bundle was written") from None
-    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
-        raise ClusterError(f"cannot read {path}: {error}") from None
+    if member.size > MOST_EVENT_BYTES:
+        raise ClusterError(f"{path}: its event log has {member.size} bytes, more than {MOST_EVENT_BYTES}")
+    return archive.extractfile(member) or io.BytesIO()

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from atoll.controller.controller_dumps import load_controller
 from atoll.controller.core import Controller
 from atoll.journal.event_log import RIGHT_TOKEN, Header, Line, replayed
 from atoll.journal.records import decode_event
@@ -13,10 +14,12 @@ from atoll.protocol.actions import AnyAction
 from atoll.protocol.events import AnyEvent
 
 
-def replay(lines: Iterable[bytes]) -> Iterator[tuple[AnyEvent, list[AnyAction]]]:
+def replay(lines: Iterable[bytes], skips: bool = True) -> Iterator[tuple[AnyEvent, list[AnyAction]]]:
     """Yield each event of a dump, and the actions of a controller that handles it.
 
-    Raises ValueError if the log is invalid, or if its beginning is missing.
+    Events at which the controller failed are skipped, as by the next controller. Without `skips`, the first one raises
+    its exception. Raises ValueError if the log is invalid or its beginning is missing, and JournalError if this version
+    cannot read its state.
     """
     rows = iter(lines)
     try:
@@ -25,7 +28,11 @@ def replay(lines: Iterable[bytes]) -> Iterator[tuple[AnyEvent, list[AnyAction]]]
         raise ValueError(f"this is not an event log: {error}") from None
     if header.missing:
         raise ValueError(f"the first {header.missing} events are missing: such a log can be read, but not replayed")
-    token, host_token = (RIGHT_TOKEN if each else "" for each in (header.has_token, header.has_host_token))
-    controller = Controller(header.settings, token, header.version, host_token)
+    controller = load_controller(header.base, header.version) if header.base else _new(header)
     events = (decode_event(msgspec.json.decode(row, type=Line).encoded) for row in rows)
-    yield from replayed(controller.handle, events)
+    yield from replayed(controller.handle, events, skips)
+
+
+def _new(header: Header) -> Controller:
+    token, host_token = (RIGHT_TOKEN if each else "" for each in (header.has_token, header.has_host_token))
+    return Controller(header.settings, token, header.version, host_token)

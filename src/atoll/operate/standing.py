@@ -94,8 +94,9 @@ class StandingCluster:
                 # Held open, because the directory no longer exists when the log of a failed start is read.
                 self._log, run = open_log(name, self._directory)
             run_directory = str(run.directory) if run is not None else ""
+            kept = str(journal.absolute()) if journal is not None else ""
             if run is not None:
-                run.begin(RunRecord(name, str(address), settings.islands, started=time.time()))
+                run.begin(RunRecord(name, str(address), settings.islands, started=time.time(), journal=kept))
             engine = EngineOptions(
                 settings,
                 str(self._directory),
@@ -104,7 +105,7 @@ class StandingCluster:
                 parent=0 if options.stays else os.getpid(),
                 cache_directory=default_cache_directory(),
                 usage_file=usage_file(name),
-                journal=str(journal.absolute()) if journal is not None else "",
+                journal=kept,
                 standby=options.standby,
                 run_directory=run_directory,
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -31,9 +32,11 @@ def bundle(
 
     The file has the report, the controller's event log, the explanation of what each session waits for, the log, the
     versions and the settings. Tokens, secrets and join tokens are replaced. It contains names of programs, tenants and
-    machines. If no cluster is up, the file has the log of the last one. Addresses the same cluster as `atoll status`.
+    machines. If no cluster is up, the file has the log of the last one, and its journal if it was killed. Addresses the
+    same cluster as `atoll status`.
     """
     from atoll.cluster.cluster_runs import ClusterRun, runs_of
+    from atoll.controller_process.journal_dump import dump_of_journal
     from atoll.operate.bug_reports import Sources, write_bundle
     from atoll.operate.cluster_logs import chosen_name
     from atoll.operate.cluster_queries import check, dump_of, report_of
@@ -54,8 +57,10 @@ def bundle(
             lambda: check(target, token()),
         )
         run = ClusterRun(Path(target.record.run)) if target.record is not None and target.record.run else None
+    record = run.record if run is not None else None
+    journal = partial(dump_of_journal, Path(record.journal)) if record is not None and record.journal else None
     try:
-        for line in write_bundle(path, sources, run, os.environ):
+        for line in write_bundle(path, sources, run, os.environ, journal):
             say(line)
     except OSError as error:
         fail(f"cannot write {path}: {error.strerror}")
@@ -63,23 +68,39 @@ def bundle(
 
 
 def replay(
-    file: Annotated[Path, typer.Argument(help="A bundle, or a file that `atoll dump` wrote.", metavar="BUNDLE")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="A bundle, a file that `atoll dump` wrote, or on its machine the directory of a journal.",
+            metavar="BUNDLE",
+        ),
+    ],
+    failures: Annotated[
+        bool,
+        typer.Option(
+            "--failures",
+            help="Also handle the messages at which the controller failed, which the next controller skipped. The "
+            "first one ends the command with its exception.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with the whole log.")] = False,
 ) -> None:
     """Repeat the decisions of a controller from its events, without a cluster.
 
     Prints the number of events, the messages that the controller sent, and the end of its log. A bug of the controller
-    raises the same exception here. The controller keeps its last 50,000 events; if the first ones are missing, the
-    events can be read but not replayed.
+    raises the same exception here.
+
+    A bundle of a cluster with a journal can be replayed after any number of events, from the state in the journal.
+    Other clusters keep their last 50,000 events; if the first ones are missing, they can be read but not replayed.
     """
     from atoll.operate.bug_reports import replay_bundle
 
-    found = replay_bundle(file)
+    found = replay_bundle(file, not failures, None if as_json else _MOST_LINES)
     if as_json:
         print(json.dumps(msgspec.to_builtins(found), indent=1))
         return
     print(f"replayed {found.events} events of a controller of atoll {found.version}")
     for name, count in found.messages.items():
         print(f"  sent {count} x {name}")
-    for line in found.log[-_MOST_LINES:]:
+    for line in found.log:
         print(f"  {line}")
