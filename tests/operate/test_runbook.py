@@ -112,7 +112,9 @@ def test_a_bug_in_the_controller_ends_one_session_and_is_in_the_log_with_a_trace
     places = {"atoll.launch.launcher:Launcher.launch_within_window": "raises_if:len(arguments[2].arguments) == 7"}
     options = ("--islands", "1x1x1", "--journal", str(tmp_path / "journal"))
     up(user, *options, **faults.environment(places, user.env))
-    neighbor = background(user, f"{ADD}\ninput()\n{ADD}\n")
+    wait = "import os, time\nwhile not os.path.exists(os.environ['CUE']): time.sleep(0.05)"
+    neighbor = background(user, f"{ADD}\n{wait}\n{ADD}", CUE=str(tmp_path / "cue"))
+    assert first_line(neighbor) == "2.0"
     failed = user.script(
         """
         import jax, jax.numpy as jnp
@@ -128,7 +130,8 @@ def test_a_bug_in_the_controller_ends_one_session_and_is_in_the_log_with_a_trace
     said = log(user)
     assert "controller failed" in said
     assert "Traceback" in said
-    assert neighbor.poll() is None
+    (tmp_path / "cue").touch()
+    assert finish(neighbor).check().stdout == "2.0\n"
     assert user.atoll("bundle", "--output", str(tmp_path / "bundle.zip")).returncode in (0, 2)
     assert script(user, ADD) == "2.0\n"
 
@@ -235,3 +238,68 @@ def test_a_tenant_that_waits_behind_a_priority_gets_a_part_by_a_reserve(user: Us
     user.atoll("tenants", "set", "ben", "--reserve", "50").check()
     assert finish(waits).check().stdout == "2.0\n"
     assert any(key[0] == "atoll_gang_waiting_seconds_count" for key in metrics(user))
+
+
+# A script that keeps all but 2 MiB of a device of 64 MiB, and takes another 1 MiB for each file that it waits for.
+HOLDS = """
+    import os, time
+    import jax, jax.numpy as jnp
+    kept = [jax.block_until_ready(jnp.ones((62, 1 << 18)))]
+    print("holds", flush=True)
+    for number in range(10):
+        while not os.path.exists(os.path.join(os.environ["CUES"], str(number))):
+            time.sleep(0.05)
+        try:
+            kept.append(jax.block_until_ready(jnp.ones((1, 1 << 18))))
+            print(sum(float(each[:, 0].sum()) for each in kept), flush=True)
+        except Exception as error:
+            print("refused:", " ".join(str(error).split()), flush=True)
+"""
+NEEDS = "import jax, jax.numpy as jnp; print(float(jnp.ones((32, 1 << 18))[:, 0].sum()))"
+
+
+def with_full_memory(user: User, tmp_path: Path, *options: str) -> subprocess.Popen[str]:
+    """A cluster with one device of 64 MiB, of which ana holds 62: her script."""
+    (tmp_path / "tenants.toml").write_text(TENANTS)
+    tenants = ("--tenants", str(tmp_path / "tenants.toml"), "--insecure-sandbox")
+    up(user, "--islands", "1x1x1", "--device-memory", "64MiB", *tenants, *options)
+    holds = background(user, HOLDS, CUES=str(tmp_path), **ANA)
+    assert first_line(holds) == "holds"
+    return holds
+
+
+def test_a_script_without_memory_learns_who_holds_it_and_runs_when_that_session_is_suspended(
+    user: User, tmp_path: Path
+) -> None:
+    """Device memory is full: the holder is idle, and later has more than its part."""
+    holds = with_full_memory(user, tmp_path)
+    failed = user.script(NEEDS, JAX_PLATFORMS="atoll", **BEN)
+    assert failed.returncode == 1
+    assert "RESOURCE_EXHAUSTED" in failed.stderr
+    assert "session 1 of tenant ana: 62" in failed.stderr
+    found = metrics(user)
+    (used,) = [value for key, value in found.items() if key[0] == "atoll_device_memory_used_bytes"]
+    (limit,) = [value for key, value in found.items() if key[0] == "atoll_device_memory_limit_bytes"]
+    assert used / limit > 0.95
+    assert any("ana" in line and "62.0 MiB" in line for line in user.atoll("status").check().stdout.splitlines())
+    assert any("ana" in line and "62.0 MiB" in line for line in user.atoll("tenants").check().stdout.splitlines())
+
+    assert "is suspended in memory" in user.atoll("suspend", "1").check().stdout
+    assert script(user, NEEDS, **BEN) == "32.0\n"
+    assert "continues" in user.atoll("resume", "1").check().stdout
+    (tmp_path / "0").touch()
+    assert first_line(holds) == "63.0"
+
+    user.atoll("tenants", "set", "ana", "--memory", "8MiB").check()
+    (tmp_path / "1").touch()
+    assert "of its quota `memory`, 8.0 MiB of each device" in first_line(holds)
+    user.atoll("end-session", "1").check()
+    assert script(user, NEEDS, **BEN) == "32.0\n"
+
+
+def test_with_spilling_idle_arrays_make_room_by_themselves(user: User, tmp_path: Path) -> None:
+    """Device memory is full, on a cluster that spills."""
+    holds = with_full_memory(user, tmp_path, "--spill", "256MiB")
+    assert script(user, NEEDS, **BEN) == "32.0\n"
+    (tmp_path / "0").touch()
+    assert first_line(holds) == "63.0"

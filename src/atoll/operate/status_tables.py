@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from atoll.cluster.sandbox.grants import View
+from atoll.cluster.tenant_settings import DEFAULT_NAME
 from atoll.quantities import human_bytes
 from atoll.telemetry.snapshot import (
     HostSnapshot,
@@ -134,7 +135,11 @@ def _machines(machines: Iterable[MachineSnapshot]) -> Table:
 
 
 def _sessions(sessions: Sequence[SessionSnapshot]) -> Table:
-    table = Table("session", "program", "pid", title="Sessions", title_justify="left")
+    table = Table("session", "program", title="Sessions", title_justify="left")
+    show_tenant = any(each.tenant != DEFAULT_NAME for each in sessions)
+    if show_tenant:
+        table.add_column("tenant")
+    table.add_column("pid")
     for column in ("arrays", "memory", "functions", "launches", "in flight"):
         table.add_column(column, justify="right")
     show_state = any(each.state for each in sessions)
@@ -145,6 +150,7 @@ def _sessions(sessions: Sequence[SessionSnapshot]) -> Table:
         table.add_row(
             str(each.id),
             Text(each.label),
+            *([Text(each.tenant)] if show_tenant else []),
             str(each.pid),
             str(each.arrays),
             human_bytes(each.bytes),

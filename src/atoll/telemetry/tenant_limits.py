@@ -16,7 +16,7 @@ def _used_bytes(tenant: TenantSnapshot) -> int:
     return max((nbytes for _, nbytes in tenant.device_bytes), default=0)
 
 
-# The text of each limit that is set. Those that compare it with the present use have both numbers.
+# The texts of limits, for those that are set. A limit of something that is counted now has the count too.
 TEXTS: dict[str, Callable[[TenantSnapshot], str]] = {
     "memory": lambda t: f"{human_bytes(_used_bytes(t))} of {human_bytes(t.memory)} per device",
     "total_memory": lambda t: f"{human_bytes(t.bytes)} of {human_bytes(t.total_memory)} in total",
@@ -27,7 +27,7 @@ TEXTS: dict[str, Callable[[TenantSnapshot], str]] = {
     "compiles": lambda t: f"{t.compiles} compiles",
     "reserve": lambda t: f"{t.reserve} % reserved",
 }
-# The text of each limit that is set by default, for other values.
+# The texts of limits with a default, for other values.
 RATES: dict[str, Callable[[TenantSnapshot], str]] = {
     "launch_rate": lambda t: f"{t.launch_rate or 'any number of'} launches/s",
     "compile_seconds": lambda t: f"compiling {t.compile_seconds or 'any number of'} s/min",

@@ -1,6 +1,6 @@
 """The rows of the tables of usage that `atoll usage` and the page show.
 
-Their source is a reply to `UsageRequest`; see `atoll.cluster.usage.usage_store`.
+The rows come from a reply to `UsageRequest`; see `atoll.cluster.usage.usage_store`.
 """
 
 from __future__ import annotations
