@@ -15,7 +15,7 @@ from atoll.cluster.settings import ClusterSettings
 from atoll.engines import engine_identity, supervisor
 from atoll.engines.engine_options import EngineOptions
 from atoll.engines.hosts.hosts_engine import HostsEngine
-from atoll.engines.standby_supervisor import StandbySupervisor
+from atoll.engines.successor_supervisor import SuccessorSupervisor
 from atoll.engines.supervisor import Supervisor
 from atoll.errors import ConnectError
 from atoll.security.certificate_authority import CertificateAuthority
@@ -81,8 +81,10 @@ def test_an_engine_dials_again_with_the_same_certificate_renewed(tmp_path: Path,
 def test_a_spare_engine_dials_again_with_the_same_certificate_renewed(tmp_path: Path, dialed: list[Identity]) -> None:
     async def main() -> None:
         before = renewals()
-        standby = StandbySupervisor(options(tmp_path, standby="10.0.0.1:7000", journal=str(tmp_path)), asyncio.Event())
-        standby._took_over()
+        standby = SuccessorSupervisor(
+            options(tmp_path, standby="10.0.0.1:7000", journal=str(tmp_path)), asyncio.Event()
+        )
+        standby._spare.offer()
         await until_async(lambda: len(dialed) > 1)
         await until_async(lambda: dialed[0].certificate.ends > time.time() + 3600)
         assert dialed[0] is dialed[1]

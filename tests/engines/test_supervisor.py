@@ -11,11 +11,11 @@ import pytest
 
 from atoll.cluster.settings import ClusterSettings
 from atoll.controller_process.controller_options import FOLLOWED, RUNS, SUPERSEDED
-from atoll.engines import standby_supervisor, supervisor
+from atoll.engines import spare_engine, supervisor
 from atoll.engines.controller_child import ControllerChild
 from atoll.engines.engine_options import EngineOptions
 from atoll.engines.hosts.hosts_engine import HostsEngine
-from atoll.engines.standby_supervisor import StandbySupervisor
+from atoll.engines.successor_supervisor import SuccessorSupervisor
 from atoll.engines.supervisor import Supervisor
 from atoll.errors import ClusterError, Code, Status
 from atoll.protocol.messages import BecomeEngine, Refused
@@ -46,7 +46,7 @@ def test_a_standby_ends_if_another_controller_takes_over_from_its_own(
 
     async def main() -> None:
         stop = asyncio.Event()
-        standby = StandbySupervisor(options, stop)
+        standby = SuccessorSupervisor(options, stop)
         starting = asyncio.create_task(standby.start())
         await asyncio.sleep(0)
         (child,) = started
@@ -97,14 +97,56 @@ def test_the_offer_of_a_spare_engine_begins_again_after_an_error(
         await asyncio.Event().wait()
 
     async def main() -> None:
-        standby = StandbySupervisor(standby_options(tmp_path), asyncio.Event())
-        standby._took_over()
+        standby = SuccessorSupervisor(standby_options(tmp_path), asyncio.Event())
+        standby._spare.offer()
         await asyncio.wait_for(offered.wait(), 10.0)
         await standby.end()
 
     offered = asyncio.Event()
-    monkeypatch.setattr(standby_supervisor, "dial_as", dial_as)
-    monkeypatch.setattr(standby_supervisor, "_SPARE_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(spare_engine, "dial_as", dial_as)
+    monkeypatch.setattr(spare_engine, "_SPARE_RETRY_SECONDS", 0.0)
+    asyncio.run(main())
+
+
+def continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[SuccessorSupervisor, list[ControllerChild]]:
+    """The supervisor of a cluster that continues, and its controllers, none of which is a process."""
+    started: list[ControllerChild] = []
+    monkeypatch.setattr(ControllerChild, "start", lambda child: started.append(child))
+    settings = ClusterSettings(engine="hosts", wait_seconds=5.0)
+    options = EngineOptions(settings, str(tmp_path), journal="/the/journal", listen="127.0.0.1:7000", continues=True)
+    return SuccessorSupervisor(options, asyncio.Event()), started
+
+
+def test_a_cluster_that_continues_is_up_when_this_process_is_its_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        successor, started = continued(tmp_path, monkeypatch)
+        starting = asyncio.create_task(successor.start())
+        await asyncio.sleep(0)
+        (child,) = started
+        assert child._options.restarts
+        assert not starting.done()
+        successor._spare._link = Link()  # type: ignore[assignment]
+        successor._spare._handle(BecomeEngine(ClusterSettings(engine="hosts", grace_seconds=0.0), ()))
+        await starting
+        await successor.end()
+
+    asyncio.run(main())
+
+
+def test_a_cluster_that_cannot_have_a_spare_engine_does_not_continue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        successor, _ = continued(tmp_path, monkeypatch)
+        starting = asyncio.create_task(successor.start())
+        await asyncio.sleep(0)
+        successor._spare._handle(Refused(Status(Code.FAILED_PRECONDITION, "its engine is 'local'")))
+        with pytest.raises(ClusterError, match="the journal in /the/journal cannot continue: its engine is 'local'"):
+            await starting
+        await successor.end()
+
     asyncio.run(main())
 
 
@@ -118,7 +160,7 @@ def test_peers_learn_why_the_controller_of_a_spare_engine_that_became_the_engine
 
     async def main() -> None:
         stop = asyncio.Event()
-        standby = StandbySupervisor(standby_options(tmp_path), stop)
+        standby = SuccessorSupervisor(standby_options(tmp_path), stop)
         standby._spare._link = Link()  # type: ignore[assignment]
         standby._spare._handle(BecomeEngine(ClusterSettings(engine="hosts", grace_seconds=1.0), ()))
         standby._ended("the controller failed: a bug")

@@ -17,6 +17,7 @@ from atoll.journal.persisted_state import (
     PersistedState,
     check_persisted,
     encode_persisted,
+    has_killed_cluster,
     persisted_in,
 )
 
@@ -37,6 +38,19 @@ def test_it_is_all_that_is_left_and_comes_back(tmp_path):
     assert sorted(each.name for each in directory.iterdir()) == ["lock", NAME]
     assert persisted_in(directory) == (PERSISTED, 5)
     check_persisted(directory, SETTINGS)
+
+
+def test_only_a_cluster_that_was_killed_while_it_ran_leaves_a_journal_to_continue_from(tmp_path):
+    directory = tmp_path / "journal"
+    assert not has_killed_cluster(directory)
+    journal = Journal(Directory(directory), 5, 1, bytes)
+    journal.begin()
+    assert has_killed_cluster(directory)
+    (directory / NAME).touch()
+    assert not has_killed_cluster(directory), "it was killed while it ended"
+    journal.end()
+    (directory / NAME).unlink()
+    assert not has_killed_cluster(directory)
 
 
 def test_a_directory_that_has_none_or_is_not_there_is_fine(tmp_path):

@@ -124,12 +124,12 @@ class MachineCluster(Commands):
     """`atoll up --engine hosts` on m0."""
 
     def __init__(
-        self, bed: Machines, islands: str, cache: Path | None = None, *options: str, secured: bool = True
+        self, bed: Machines, islands: str, cache: Path | None = None, *options: str, secured: bool = True, **env: str
     ) -> None:
         self.address = f"{bed.address('m0')}:{PORT}"
         self.known_as = f"m0:{PORT}"  # where hosts and clients find the controller
         plain = {} if secured else {"ATOLL_INSECURE": "1", "ATOLL_TOKEN": "of the machines"}
-        super().__init__(bed, environment(ATOLL_CACHE_DIR=str(cache) if cache else "off", **plain))
+        super().__init__(bed, environment(ATOLL_CACHE_DIR=str(cache) if cache else "off", **plain, **env))
         self.join = self._host_join = ""
         self._host_started = self._start_seconds = 0.0
         listen = ("--listen", self.address, "--engine", "hosts", "--islands", islands)

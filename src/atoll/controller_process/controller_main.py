@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import sys
 from functools import partial
@@ -34,6 +35,8 @@ from atoll.errors import AtollError, IncompatibleJournalError, JournalError
 from atoll.wire.address import check_may_listen, parse_address
 from atoll.wire.endpoints import listen
 from atoll.wire.unauthenticated import UnauthenticatedConnections
+
+_log = logging.getLogger(__name__)
 
 
 async def serve(options: ControllerOptions, stop: asyncio.Event) -> None:
@@ -89,6 +92,12 @@ async def serve(options: ControllerOptions, stop: asyncio.Event) -> None:
     if shell.superseded_by:
         await asyncio.to_thread(shell.keeper.close)
         raise SupersededError(f"the controller of term {shell.superseded_by} has taken over")
+    if is_orphaned and options.continues and shell.journal is not None and not shell.journal.is_broken:
+        _log.warning("the engine has ended: this controller ends, and its journal stays for the next engine")
+        shell.flush_now()
+        await asyncio.to_thread(shell.keeper.close)
+        shell.journal.close()
+        return
     files = SpilledFiles(shell.controller)
     persisted = shell.stop(shell.journal is not None and may_persist)
     await asyncio.sleep(0)

@@ -24,9 +24,10 @@ from atoll.cluster.settings import DEFAULT_ENGINE, settings_text
 from atoll.cluster.tenant_settings import persisted_tenants
 from atoll.engines.engine_interface import make_engine
 from atoll.engines.engine_options import EngineOptions, Started
-from atoll.engines.standby_supervisor import StandbySupervisor
+from atoll.engines.successor_supervisor import SuccessorSupervisor
 from atoll.engines.supervisor import Supervisor
 from atoll.errors import AtollError, ClusterError
+from atoll.journal.persisted_state import has_killed_cluster
 from atoll.security.start_security import start_security
 from atoll.wire.address import parse_address
 
@@ -51,7 +52,7 @@ async def serve(options: EngineOptions, stop: StopEvent) -> None:
     if not options.has_one_client:
         given = settings_text(options.settings)
         _log.info("atoll %s starts %s with %s", __version__, "a standby" if options.standby else "a cluster", given)
-    supervisor: Supervisor | StandbySupervisor | None = None
+    supervisor: Supervisor | SuccessorSupervisor | None = None
     try:
         address = parse_address(options.controller_address)
         has_agents = options.settings.engine != DEFAULT_ENGINE
@@ -59,8 +60,8 @@ async def serve(options: EngineOptions, stop: StopEvent) -> None:
         if has_tenants and not has_agents and not options.settings.insecure_sandbox:
             _check_sandbox()
         start_security(options.directory, address, options.advertise, has_agents, has_tenants)
-        if options.standby:
-            supervisor = StandbySupervisor(options, stop)
+        if options.standby or (options.continues and has_killed_cluster(Path(options.journal))):
+            supervisor = SuccessorSupervisor(options, stop)
         else:
             supervisor = Supervisor(options, make_engine(options), stop)
         await supervisor.start()

@@ -20,6 +20,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     usage_file: str = ""  # file for the controller's usage records; "" for memory only
     journal: str = ""  # directory of the controller's journal; "" for none
     standby: str = ""  # address of a controller: if given, this engine runs its standby, without hosts
+    continues: bool = False  # the cluster in the journal if it was killed, and leave it to the next engine if killed
     ready_fd: int = -1  # descriptor for the `Started` answer
     run_directory: str = ""  # of a standing cluster, with its log: see `cluster.cluster_runs`; "" for none
     client_directories: tuple[str, ...] = ()  # of the client of an embedded cluster, removed in this order at the end

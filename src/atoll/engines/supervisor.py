@@ -232,6 +232,7 @@ class Supervisor:
             usage_file=self._options.usage_file,
             cache_directory=self._options.cache_directory,
             journal=self._options.journal,
+            continues=self._options.continues,
         )
 
     async def _until_up(self, linking: asyncio.Task[None]) -> None:

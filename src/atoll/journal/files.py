@@ -120,6 +120,15 @@ def payload_of(path: Path, key: bytes) -> Iterator[tuple[bytes, bool]]:
     raise JournalError(f"{path} is damaged")
 
 
+def snapshots_in(directory: Path) -> list[int]:
+    """Return the numbers of the snapshots in a directory, in order."""
+    return _numbers(directory, _SNAPSHOT)
+
+
+def _numbers(directory: Path, suffix: str) -> list[int]:
+    return sorted(int(path.stem) for path in directory.glob(f"*{suffix}") if path.stem.isdigit())
+
+
 class ReadableDirectory:
     """The files of a journal, which a controller may be writing. Raises AccessError if the user has no key."""
 
@@ -135,13 +144,10 @@ class ReadableDirectory:
 
     def snapshots(self) -> list[int]:
         """Return the numbers of the snapshots in order."""
-        return self._numbers(_SNAPSHOT)
+        return snapshots_in(self.path)
 
     def segments(self) -> list[int]:
-        return self._numbers(_SEGMENT)
-
-    def _numbers(self, suffix: str) -> list[int]:
-        return sorted(int(path.stem) for path in self.path.glob(f"*{suffix}") if path.stem.isdigit())
+        return _numbers(self.path, _SEGMENT)
 
     def read_snapshot(self, number: int) -> tuple[FileHeader, bytes]:
         """Return a snapshot's header and payload. Raises as `read_whole`."""

@@ -12,7 +12,7 @@ import msgspec
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.topology import IslandShape
 from atoll.errors import JournalError, SettingsError
-from atoll.journal.files import journal_key, read_whole
+from atoll.journal.files import journal_key, read_whole, snapshots_in
 from atoll.state.versions import decode_versioned, encode_versioned
 
 NAME = "suspended"
@@ -86,6 +86,11 @@ def persisted_in(directory: Path) -> tuple[PersistedState, int] | None:
         raise type(error)(
             f"{error}. It contains sessions that were suspended when the cluster ended; remove it to discard them"
         ) from None
+
+
+def has_killed_cluster(directory: Path) -> bool:
+    """Return whether the directory has the journal of a cluster that was killed while it ran."""
+    return not (directory / NAME).exists() and bool(snapshots_in(directory))
 
 
 def check_persisted(directory: Path, settings: ClusterSettings) -> None:

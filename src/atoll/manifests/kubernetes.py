@@ -180,7 +180,7 @@ def _controller(cluster: KubernetesCluster) -> Manifest:
     if cluster.platform:
         command += ["--platform", cluster.platform]
     if cluster.storage:
-        command += ["--journal", f"{STATE}/journal"]
+        command += ["--journal", f"{STATE}/journal", "--continue"]
     state: Manifest = {"persistentVolumeClaim": {"claimName": f"{cluster.name}-state"}}
     volumes = {"state": (STATE, state if cluster.storage else {"emptyDir": {}}), **_writable()}
     if cluster.file:

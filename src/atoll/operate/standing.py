@@ -47,7 +47,8 @@ class StandingOptions:
     On TCP it listens with TLS unless `insecure`, and others reach it at `advertise`; see
     `security.start_security.advertised`. The file `authority`, if given, keeps its CA and tokens. With a
     directory for a `journal`, the engine restarts the controller if it exits. With the address of another controller as
-    `standby`, the cluster is a standby of that one, and has no hosts. With `stays` it outlives this process.
+    `standby`, the cluster is a standby of that one, and has no hosts. If it `continues` and the journal is that of a
+    cluster that was killed, it is that cluster. With `stays` it outlives this process.
     """
 
     name: str
@@ -60,6 +61,7 @@ class StandingOptions:
     authority: Path | None = None
     journal: Path | None = None
     standby: str = ""
+    continues: bool = False
 
 
 class StandingCluster:
@@ -107,6 +109,7 @@ class StandingCluster:
                 usage_file=usage_file(name),
                 journal=kept,
                 standby=options.standby,
+                continues=options.continues,
                 run_directory=run_directory,
             )
             self.engine = EngineProcess(engine, output=self._log.fileno() if self._log else 2, environment=environment)

@@ -12,6 +12,7 @@ import msgspec
 import typer
 from rich.console import Console
 
+from atoll.cluster.environment_variables import AUTHORITY
 from atoll.cluster.settings import DEFAULT_ENGINE, ClusterSettings
 from atoll.cluster.tenant_settings import DEFAULT_NAME as DEFAULT_TENANT_NAME
 from atoll.cluster.tenant_settings import TENANT_MARK
@@ -103,6 +104,15 @@ def up(
             metavar="DIRECTORY",
         ),
     ] = None,
+    continues: Annotated[
+        bool,
+        typer.Option(
+            "--continue",
+            help="If the --journal is that of a cluster whose controller and engine were killed, or whose machine was "
+            "restarted, continue that cluster: its hosts and scripts wait for --grace. Needs --engine hosts. On TCP, "
+            "give the same --authority.",
+        ),
+    ] = False,
     standby: Annotated[
         str,
         typer.Option(
@@ -141,6 +151,8 @@ def up(
     _check_join_files(files, here, secured=on_tcp and not insecure)
     if standby:
         standby = _checked_standby(standby, listen, islands, settings, journal, authority, insecure)
+    if continues:
+        _check_continues(settings, journal, standby, secured=on_tcp and not insecure, authority=authority)
     options = StandingOptions(
         name=name,
         settings=settings,
@@ -152,6 +164,7 @@ def up(
         authority=authority,
         journal=journal,
         standby=standby,
+        continues=continues,
     )
     standing = start_cluster(options)
     secured = parse_address(standing.record.address).tls
@@ -226,6 +239,20 @@ def _checked_standby(
         if authority is None:
             raise typer.BadParameter("--standby: a standby on TCP needs the cluster's authority; add --authority FILE")
     return str(there.secured())
+
+
+def _check_continues(
+    settings: ClusterSettings, journal: Path | None, standby: str, *, secured: bool, authority: Path | None
+) -> None:
+    """End the command if the options do not allow to continue a cluster."""
+    if standby:
+        raise typer.BadParameter("--continue: a standby follows a cluster that runs; remove --standby")
+    if journal is None:
+        raise typer.BadParameter("--continue: a cluster continues from its journal; add --journal DIRECTORY")
+    if settings.engine != "hosts":
+        raise typer.BadParameter("--continue: the workers of other engines end with it; add --engine hosts")
+    if secured and authority is None and not AUTHORITY.text():
+        raise typer.BadParameter("--continue: hosts trust the cluster's authority only; add --authority FILE")
 
 
 def _check_join_files(files: list[Path], here: list[Path], *, secured: bool) -> None:
