@@ -51,6 +51,6 @@ class ControllerOptions(msgspec.Struct, frozen=True):
     cache_directory: str = ""  # of compiled programs and duration estimates; "": none
     journal: str = ""  # directory of the journal; "": none
     restarts: bool = False  # continue from the journal
-    continues: bool = False  # if the engine ends alone, leave the journal, from which another engine can continue
+    continues: bool = False  # if only the engine ends, leave the journal, from which another engine can continue
     standby: str = ""  # address of the controller to follow until it is lost; "": begin a cluster
     advertise: str = ""  # address at which peers reach a standby; "": the address that it listens on
