@@ -35,6 +35,31 @@ def test_each_session_has_a_path_in_the_row_of_each_device_where_it_ran():
     assert f"h{PIXELS // 2}v" in (paths[0].get("d") or "")
 
 
+def test_the_functions_of_a_session_have_its_color_and_a_title_each():
+    rows = [Row(0, 0, 0, deque([Bar(0.0, 5.0, 1, "jit_step"), Bar(5.0, 10.0, 1, "jit_eval")]))]
+    paths = [each for each in drawn(rows, {1: "train.py"}) if each.get("fill")]
+    assert [(path.get("fill"), path[0].text) for path in paths] == [
+        (COLOURS[0], "train.py: jit_step"),
+        (COLOURS[0], "train.py: jit_eval"),
+    ]
+
+
+def test_functions_beyond_those_with_titles_are_drawn_as_their_session():
+    bars = deque(Bar(number / 10, (number + 1) / 10, 1, f"f{number}") for number in range(100))
+    titles = [each[0].text for each in drawn([Row(0, 0, 0, bars)], {1: "a"}) if each.get("fill")]
+    assert titles == [*(f"a: f{number}" for number in range(50)), "a"]
+
+
+def test_a_part_of_the_window_fills_the_picture():
+    rows = [Row(0, 0, 0, deque([Bar(7.0, 7.5, 1, "f"), Bar(9.0, 10.0, 2, "g")]))]
+    svg = time_line_svg(rows, {}, lambda row: "", now=10.0, window=1.0, ago=2.5)
+    root = ElementTree.fromstring(svg)
+    (path,) = [each for each in root if each.get("fill")]
+    assert path[0].text == "session 1: f"
+    assert f"h{PIXELS // 2}v" in (path.get("d") or "")
+    assert [each.text for each in root if (each.text or "").endswith("ago")][:2] == ["2.5 s ago", "2.7 s ago"]
+
+
 def test_names_that_clients_give_are_text_and_nothing_else():
     evil = "<script>alert(1)</script>\"'&"
     rows = [Row(0, 0, 0, deque([Bar(0.0, 5.0, 1)]))]

@@ -105,6 +105,20 @@ def test_all_pages_load_and_ask_nobody_else(up: tuple[User, str], url: str):
     visit(url, use)
 
 
+def test_the_time_line_is_paused_and_zoomed(up: tuple[User, str], url: str):
+    async def use(page: Page, base: str) -> None:
+        await page.open(base + "/timeline")
+        await page.until("document.querySelector('svg.time-line')?.textContent.includes('10 s ago')")
+        await page.value("document.querySelector('[data-pause]').click()")
+        await page.value("document.querySelector('[data-zoom]').click()")
+        option = "[...document.querySelectorAll('.q-menu .q-item')].find(each => each.innerText.trim() === '1 s')"
+        await page.until(option)
+        await page.value(f"{option}.click()")
+        await page.until("document.querySelector('svg.time-line').textContent.includes('0.2 s ago')")
+
+    visit(url, use)
+
+
 def test_a_phone_scrolls_tables_and_not_the_page(up: tuple[User, str], url: str):
     async def use(page: Page, base: str) -> None:
         await page.resize(390, 844)

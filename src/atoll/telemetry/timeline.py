@@ -25,11 +25,20 @@ _RESTART_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """The device was busy for a session from `started` to `ended`, in seconds of the reader's clock."""
+    """The device was busy for a session from `started` to `ended`, in seconds of the reader's clock.
+
+    `name` is that of the function or the program.
+    """
 
     started: float
     ended: float
     session: int
+    name: str = ""
+
+    def continues(self, before: Bar) -> bool:
+        """Return whether a picture shows this bar and the one before it as one."""
+        is_same = self.session == before.session and self.name == before.name
+        return is_same and self.started - before.ended < _PAUSE_SECONDS
 
 
 @dataclass(slots=True)
@@ -44,10 +53,13 @@ class Row:
 
     def append(self, bar: Bar) -> None:
         last = self.bars[-1] if self.bars else None
-        if last is not None and last.session == bar.session and bar.started - last.ended < _PAUSE_SECONDS:
-            self.bars[-1] = Bar(last.started, max(last.ended, bar.ended), bar.session)
+        if last is not None and bar.continues(last):
+            self.bars[-1] = Bar(last.started, max(last.ended, bar.ended), bar.session, bar.name)
         else:
             self.bars.append(bar)
+
+    def copy(self) -> Row:
+        return Row(self.island, self.host, self.ordinal, self.bars.copy(), self.free)
 
 
 class TimeLine:
@@ -67,7 +79,7 @@ class TimeLine:
             started = min(max([span.started, *(row.free for row in rows)]), span.ended)
             if started == span.ended:  # earlier spans took all of its time
                 continue
-            bar = Bar(started / 1e9 + offset, span.ended / 1e9 + offset, span.session)
+            bar = Bar(started / 1e9 + offset, span.ended / 1e9 + offset, span.session, span.function or span.program)
             for row in rows:
                 row.free = max(row.free, span.ended)
                 row.append(bar)
@@ -112,20 +124,22 @@ class TimeLine:
 
 @dataclass(frozen=True, slots=True)
 class Stripe:
-    """The pixels of a row from `first` up to, not including, `last`, which show one session."""
+    """The pixels of a row from `first` up to, not including, `last`, which show one function of one session."""
 
     first: int
     last: int
     session: int
+    name: str = ""
 
 
 def stripes(bars: Iterable[Bar], first: float, last: float, pixels: int) -> list[Stripe]:
     """Return the bars of a device between two times as at most `pixels` pixels.
 
-    A pixel shows the session with the largest part of its time. It is empty if sessions had less than a quarter of it.
+    A pixel shows the session with the largest part of its time, and of that session the function with the largest part.
+    It is empty if sessions had less than a quarter of it.
     """
     width = (last - first) / pixels
-    shares: list[dict[int, float]] = [{} for _ in range(pixels)]
+    shares: list[dict[int, dict[str, float]]] = [{} for _ in range(pixels)]
     for bar in bars:
         start, end = max(bar.started, first), min(bar.ended, last)
         if end <= start:
@@ -134,14 +148,18 @@ def stripes(bars: Iterable[Bar], first: float, last: float, pixels: int) -> list
         for pixel in range(left, right + 1):
             begins = first + pixel * width
             part = min(end, begins + width) - max(start, begins)
-            shares[pixel][bar.session] = shares[pixel].get(bar.session, 0.0) + part
+            names = shares[pixel].setdefault(bar.session, {})
+            names[bar.name] = names.get(bar.name, 0.0) + part
     found: list[Stripe] = []
     for pixel, share in enumerate(shares):
-        if not share or sum(share.values()) < width / 4:
+        sums = {session: sum(names.values()) for session, names in share.items()}
+        if not sums or sum(sums.values()) < width / 4:
             continue
-        session = max(sorted(share), key=lambda each: share[each])
-        if found and found[-1].last == pixel and found[-1].session == session:
-            found[-1] = Stripe(found[-1].first, pixel + 1, session)
+        session = max(sorted(sums), key=sums.__getitem__)
+        names = share[session]
+        name = max(sorted(names), key=names.__getitem__)
+        if found and (found[-1].last, found[-1].session, found[-1].name) == (pixel, session, name):
+            found[-1] = Stripe(found[-1].first, pixel + 1, session, name)
         else:
-            found.append(Stripe(pixel, pixel + 1, session))
+            found.append(Stripe(pixel, pixel + 1, session, name))
     return found

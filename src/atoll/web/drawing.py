@@ -14,6 +14,8 @@ _ROW = 22
 _BAR = 16
 _LEFT = 130
 _TOP = 22
+_LINES = 10  # of the grid
+_MOST_TITLES = 50  # per row; further functions have the titles of their sessions
 # Distinguishable with color blindness (after Okabe and Ito). Further sessions share these colors.
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#8f7a00", "#7f7f7f")
 
@@ -23,34 +25,40 @@ def colour_of(session: int) -> str:
 
 
 def time_line_svg(
-    rows: list[Row], names: dict[int, str], device: Callable[[Row], str], now: float, window: float
+    rows: list[Row], names: dict[int, str], device: Callable[[Row], str], now: float, window: float, ago: float = 0.0
 ) -> str:
-    """Draw the `window` seconds before `now`.
+    """Draw the `window` seconds that ended `ago` seconds before `now`.
 
-    `names` maps sessions to their names, and `device(row)` returns the label of a row.
+    `names` maps sessions to their names, and `device(row)` returns the label of a row. The functions of a session have
+    its color, and a title each, which browsers show where the pointer is.
     """
+    end = now - ago
     shown = rows[:MOST_ROWS]
     height = _TOP + _ROW * len(shown) + 4
     parts = [
         f'<svg class="time-line" viewBox="0 0 {_LEFT + PIXELS + 10} {height}" width="100%" '
         'xmlns="http://www.w3.org/2000/svg" role="img" aria-label="gangs by device">'
     ]
-    for second in range(int(window) + 1):
-        x = _LEFT + PIXELS - round(second / window * PIXELS)
+    for line in range(_LINES + 1):
+        x = _LEFT + PIXELS - round(line / _LINES * PIXELS)
         parts.append(f'<path d="M{x} {_TOP - 4}V{height}" class="grid"/>')
-        if second % 2 == 0:
-            text = f"{second} s ago" if second else "now"
+        if line % 2 == 0:
+            seconds = ago + line / _LINES * window
+            text = f"{seconds:g} s ago" if seconds else "now"
             parts.append(f'<text x="{x}" y="12" text-anchor="middle">{text}</text>')
     for number, row in enumerate(shown):
         top = _TOP + _ROW * number
         parts.append(f'<text x="4" y="{top + 13}">{escape(device(row))}</text>')
         parts.append(f'<path d="M{_LEFT} {top + _BAR + 2}h{PIXELS}" class="grid"/>')
-        paths: dict[int, list[str]] = {}
-        for stripe in stripes(row.bars, now - window, now, PIXELS):
+        paths: dict[tuple[int, str], list[str]] = {}
+        for stripe in stripes(row.bars, end - window, end, PIXELS):
             width = stripe.last - stripe.first
-            paths.setdefault(stripe.session, []).append(f"M{_LEFT + stripe.first} {top}h{width}v{_BAR}h-{width}z")
-        for session, drawn in paths.items():
-            title = escape(names.get(session, f"session {session}"))
+            key = stripe.session, stripe.name
+            if key not in paths and len(paths) >= _MOST_TITLES:
+                key = stripe.session, ""
+            paths.setdefault(key, []).append(f"M{_LEFT + stripe.first} {top}h{width}v{_BAR}h-{width}z")
+        for (session, name), drawn in paths.items():
+            title = escape(names.get(session, f"session {session}") + (f": {name}" if name else ""))
             parts.append(f'<path d="{"".join(drawn)}" fill="{colour_of(session)}"><title>{title}</title></path>')
     parts.append("</svg>")
     return "".join(parts)

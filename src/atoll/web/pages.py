@@ -17,7 +17,7 @@ from atoll.cluster.usage.usage_records import By
 from atoll.errors import AtollError
 from atoll.quantities import exact_bytes, human_bytes, human_seconds
 from atoll.telemetry import tables as t
-from atoll.telemetry.timeline import Row
+from atoll.telemetry.timeline import WINDOW_SECONDS, Row
 from atoll.telemetry.usage_tables import usage_notes, usage_rows
 from atoll.telemetry.watch import Watch
 from atoll.web.drawing import MOST_ROWS, legend_html, sparkline_svg, tile_html, time_line_svg
@@ -69,6 +69,7 @@ _PAGES = (
     ("/timeline", "Time line"),
     ("/events", "Events"),
 )
+_ZOOMS = {"10 s": WINDOW_SECONDS, "5 s": 5.0, "2 s": 2.0, "1 s": 1.0, "0.5 s": 0.5, "0.1 s": 0.1}  # in seconds
 _SPANS = {"last hour": _HOUR, "last day": _DAY, "last week": 7 * _DAY, "last 30 days": 30 * _DAY, "all": 0.0}
 # The columns of the tables of usage: those that identify a row, and the amounts.
 _USERS: dict[By, list[Column]] = {
@@ -378,22 +379,37 @@ class Pages:
         def name_of(row: Row) -> str:
             return f"island {row.island} host {row.host}:{row.ordinal}"
 
+        kept: tuple[float, list[Row]] | None = None  # since "Pause"
+
         def show() -> None:
+            nonlocal kept
             now, line = time.monotonic(), self._watch.time_line
             line.trim(now)
-            rows = line.rows()
+            if not pause.value:
+                kept = None
+            elif kept is None:
+                kept = now, [row.copy() for row in line.rows()]
+            at, rows = kept or (now, line.rows())
+            window = _ZOOMS[zoom.value]
+            ago = min(float(back.value), line.window - window)
             seen = {bar.session for row in rows for bar in row.bars}
             labels = {
                 each.id: f"session {each.id} ({each.label or each.pid})" for each in self._watch.snapshot.sessions
             }
             names = {session: labels.get(session, f"session {session} (ended)") for session in seen}
-            picture.set_content(time_line_svg(rows, names, name_of, now, line.window))
+            picture.set_content(time_line_svg(rows, names, name_of, at, window, ago))
             legend.set_content(legend_html(names))
             if len(rows) > MOST_ROWS:
                 more.set_text(f"{len(rows) - MOST_ROWS} more devices are not shown")
 
         await self._layout("/timeline", show, with_spans=True)
         heading("Gangs by device")
+        with ui.row().style("align-items: center"):
+            zoom = ui.select(list(_ZOOMS), value="10 s", on_change=show).props("dense outlined data-zoom")
+            ui.label("ending, in seconds ago:")
+            back = ui.slider(min=0, max=WINDOW_SECONDS, step=0.1, value=0, on_change=show).props("label data-back")
+            back.style("width: 12em")
+            pause = ui.switch("Pause", on_change=show).props("data-pause")
         # `legend_html` and `time_line_svg` escape names.
         legend = ui.html(sanitize=False)
         picture = ui.html(sanitize=False).classes("full scroll")
