@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
 from pathlib import Path
 from typing import Any, get_args
 
+import msgspec
 import pytest
 
 from atoll.cluster.settings import ClusterSettings
@@ -17,6 +19,9 @@ from atoll.controller_process.controller_options import ControllerOptions
 from atoll.controller_process.process_state import ShellState
 from atoll.controller_process.shell import FLUSH_SECONDS, ControllerShell, StepBudget
 from atoll.errors import Code
+from atoll.journal.files import Directory
+from atoll.journal.journal import recover
+from atoll.journal.persisted_state import has_killed_cluster
 from atoll.operate.log_replay import replay
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
@@ -53,6 +58,10 @@ class Peer:
     async def next(self) -> Any:
         """As plain lists, with the tag first; None once the connection is closed."""
         return await asyncio.wait_for(self.inbox.get(), 10)
+
+    def said(self) -> list[Any]:
+        """What has come, and was not taken."""
+        return [self.inbox.get_nowait() for _ in range(self.inbox.qsize())]
 
     async def next_of(self, tag: int) -> Any:
         while True:
@@ -103,6 +112,39 @@ def test_the_life_of_a_controller(tmp_path, monkeypatch):
     os.close(read)
     assert not path.exists()
     assert sum(1 for _ in replay(dump.splitlines())) > 10
+
+
+@pytest.mark.parametrize("continues", [True, False])
+def test_a_controller_whose_engine_has_ended_leaves_its_journal_if_another_engine_may_continue(
+    tmp_path: Path, continues: bool
+) -> None:
+    path, journal = tmp_path / "socket", tmp_path / "journal"
+
+    async def main(engine: subprocess.Popen[bytes]) -> None:
+        settings = msgspec.structs.replace(SETTINGS, grace_seconds=60.0)
+        options = ControllerOptions(f"unix:{path}", settings, engine.pid, journal=str(journal), continues=continues)
+        running = asyncio.create_task(serve(options, asyncio.Event()))
+        worker = await Peer.open(path, "worker", token="")
+        worker.connection.send(ready(Topology.parse("1x1x1"), 0, "unix:/data-0"))
+        assert await worker.next_of(33) is not None, "it has joined"
+        engine.kill()
+        await asyncio.wait_for(running, 10)
+        if not continues:
+            assert await worker.next_of(31) is not None, "it ends with the cluster"
+        assert all(message is None or message[0] != 31 for message in worker.said())
+        worker.connection.close()
+
+    with subprocess.Popen(["sleep", "60"]) as engine:
+        try:
+            asyncio.run(asyncio.wait_for(main(engine), 30))
+        finally:
+            engine.kill()
+    assert has_killed_cluster(journal) is continues
+    found = recover(Directory(journal))
+    assert (found is not None) is continues
+    if found is not None:
+        events = [event for turn in found.decoded_turns() for event in turn]
+        assert any(isinstance(getattr(event, "message", None), m.WorkerReady) for event in events)
 
 
 def test_the_shell_can_do_all_that_a_controller_decides():

@@ -94,9 +94,8 @@ async def serve(options: ControllerOptions, stop: asyncio.Event) -> None:
         raise SupersededError(f"the controller of term {shell.superseded_by} has taken over")
     if is_orphaned and options.continues and shell.journal is not None and not shell.journal.is_broken:
         _log.warning("the engine has ended: this controller ends, and its journal stays for the next engine")
-        shell.flush_now()
+        shell.leave_journal()
         await asyncio.to_thread(shell.keeper.close)
-        shell.journal.close()
         return
     files = SpilledFiles(shell.controller)
     persisted = shell.stop(shell.journal is not None and may_persist)

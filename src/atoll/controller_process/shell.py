@@ -134,6 +134,7 @@ class ControllerShell:
         self._is_journaled = bool(options.journal)
         self.failure = ""  # the bug that ended this controller, which does nothing afterwards
         self.superseded_by = 0  # the term of a controller that has taken over; this one does nothing afterwards
+        self._has_left = False  # another process continues from the journal; this one does nothing afterwards
         self.journal: Journal | None = None
         self._uncommitted: list[bytes] = []  # records of turns that are not in the journal yet
         self.collector = Collector()
@@ -164,6 +165,10 @@ class ControllerShell:
         }
         for link in state.links:
             self._add_away(link)
+
+    @property
+    def _is_over(self) -> bool:
+        return bool(self.superseded_by or self.failure or self._has_left)
 
     def _clock(self) -> float:
         """Return a time that continues that of an earlier process, even one on another machine."""
@@ -233,7 +238,7 @@ class ControllerShell:
                 self.resumable.resume(connection, message)
 
         def on_made(connection: Connection) -> None:
-            if self.superseded_by:
+            if self._is_over:
                 connection.abort()
                 return
             if self.joiners is not None and not connection.peer_role:
@@ -291,6 +296,15 @@ class ControllerShell:
             self.joiners.close()
         return self._persist_sessions()
 
+    def leave_journal(self) -> None:
+        """Complete the journal, and do nothing more, so that another process can continue from it."""
+        assert self.journal is not None
+        self.flush_now()
+        self._has_left = True
+        self.replication.drop()
+        self.journal.close()
+        self.journal = None
+
     def _persist_sessions(self) -> bytes:
         """Close all connections except those of persisted sessions, which wait for the next cluster.
 
@@ -327,7 +341,7 @@ class ControllerShell:
         return msgspec.structs.replace(load, journal=journal, certificate_seconds=seconds)
 
     def _handle(self, event: e.AnyEvent) -> None:
-        if self.superseded_by or self.failure:
+        if self._is_over:
             return
         if not self._flush_scheduled:
             self._flush_scheduled = True
@@ -377,7 +391,7 @@ class ControllerShell:
 
     def _fail(self, skipped: e.Skipped, error: BaseException) -> None:
         """End this process, whose state may be wrong. The next process skips the event when it replays the journal."""
-        if self.superseded_by or self.failure:
+        if self._is_over:
             return
         self.failure = skipped.reason
         _log.critical("the controller failed and ends: %s", skipped.reason, exc_info=error)
@@ -411,7 +425,7 @@ class ControllerShell:
 
     def _flush(self) -> None:
         self._flush_scheduled = False
-        if self.superseded_by or self.failure:
+        if self._is_over:
             return
         try:
             self._do_turn()
