@@ -24,6 +24,7 @@ from atoll.protocol.events import JournalLoad
 from atoll.state.tallies import BOUNDS
 from atoll.telemetry.history import KINDS
 from atoll.telemetry.snapshot import HistogramView, IslandSnapshot, Snapshot, TenantSnapshot
+from atoll.telemetry.tenant_limits import RATES, TEXTS
 
 
 def exposition(snapshot: Snapshot, accept: str = "") -> tuple[bytes, str]:
@@ -152,8 +153,7 @@ _TENANT_GAUGES: tuple[tuple[str, str, Callable[[TenantSnapshot], float]], ...] =
     ("published_versions", "Versions of published arrays of a tenant.", lambda each: each.versions),
     ("published_bytes", "Size of the published arrays of a tenant, on all devices.", lambda each: each.published_bytes),
 )
-_COUNTED = ("devices", "sessions", "launches", "uploads", "compiles", "launch_rate", "upload_rate")
-_QUOTAS = ("memory", "total_memory", *_COUNTED)
+_QUOTAS = [name for name in (*TEXTS, *RATES) if name != "reserve"]
 
 
 def _gangs(snapshot: Snapshot) -> Iterator[Metric]:
