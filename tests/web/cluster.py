@@ -48,6 +48,15 @@ class ScriptedSource:
     async def add_island(self, like: int) -> str:
         raise NotImplementedError
 
+    async def trace(self) -> bytes:
+        raise NotImplementedError
+
+    async def suspend(self, session: int, to_disk: bool) -> str:
+        raise NotImplementedError
+
+    async def resume(self, session: int) -> str:
+        raise NotImplementedError
+
     async def end_session(self, session: int) -> str:
         raise NotImplementedError
 

@@ -209,6 +209,29 @@ def test_a_session_is_ended_by_who_says_it_twice(up: tuple[User, str], url: str)
         process.communicate()
 
 
+def test_a_session_is_suspended_and_resumed(up: tuple[User, str], url: str):
+    user, address = up
+    process = holder(user, address)
+    try:
+
+        async def use(page: Page, base: str) -> None:
+            await page.open(base + "/sessions")
+            await page.click("Suspend", "[data-table=Sessions]")
+            await page.click("To memory", ".q-dialog")
+            await page.click("Resume", "[data-table=Sessions]")
+            assert status(user)["sessions"][0]["state"] == "suspended in memory"
+            await page.click("Resume", ".q-dialog")
+            await page.click("Suspend", "[data-table=Sessions]")
+            await page.click("Cancel", ".q-dialog")
+            assert not status(user)["sessions"][0]["state"]
+
+        visit(url, use)
+    finally:
+        process.kill()
+        process.communicate()
+    assert eventually(lambda: status(user)["sessions"] == [])
+
+
 def test_an_island_is_drained_and_another_added(up: tuple[User, str], url: str):
     user, _ = up
 

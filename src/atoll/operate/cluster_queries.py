@@ -40,6 +40,7 @@ from atoll.wire.address import Address
 _START_HINT = "start one with `atoll up --islands 1x1x8`, or set ATOLL_ADDRESS to the address of one"
 _ADD_GRACE_SECONDS = 30.0  # for the controller to fail a new island itself, with the reason
 _FETCH_SECONDS = 30.0  # for fetching a recording after its end
+RESUME_SECONDS = 600.0  # for a resumption to wait for memory and devices, unless told otherwise
 _RECHECKS = 2
 _RECHECK_SECONDS = 0.5
 _decode_trace = msgspec.msgpack.Decoder(TraceRecord).decode
@@ -220,6 +221,9 @@ class ClusterSource:
         # On a separate connection, since the cluster reads it from a disk, and replies of a connection are in order.
         return await asyncio.to_thread(usage_of, self._target, self._token, by, seconds)
 
+    async def trace(self) -> bytes:
+        return await asyncio.to_thread(trace_of, self._target, self._token)
+
     async def _ask(self, request: m.Message) -> Any:
         async with self._opening:
             connection = self._connection
@@ -242,6 +246,12 @@ class ClusterSource:
 
     async def add_island(self, like: int) -> str:
         return await asyncio.to_thread(add_island, self._target, self._token, m.AddIslandRequest(like=like))
+
+    async def suspend(self, session: int, to_disk: bool) -> str:
+        return await self._operate(m.SuspendRequest(session, to_disk))
+
+    async def resume(self, session: int) -> str:
+        return await self._operate(m.ResumeRequest(session, (), RESUME_SECONDS))
 
     async def end_session(self, session: int) -> str:
         return await self._operate(m.EndSessionRequest(session))

@@ -24,6 +24,15 @@ class Column:
     bar: str = ""
 
 
+@dataclass(frozen=True)
+class Act:
+    """A button with the label `word`, in each row for which `may(row)` is true. It calls `call` with the row."""
+
+    word: str
+    call: Callable[[dict[str, Any]], Awaitable[None]]
+    may: Callable[[Any], bool] = lambda row: True
+
+
 _BAR_CELL = (
     '<q-td :props="props">{{ props.value }}'
     '<div v-if="FRACTION" class="bar"><i :style="{width: 100 * FRACTION + \'%\'}"/></div></q-td>'
@@ -31,23 +40,18 @@ _BAR_CELL = (
 
 
 class LiveTable:
-    """A table whose rows are dataclasses. The browser receives an update only if rows have changed.
-
-    If `act` is given, each row for which `may(row)` is true has a button with the label `word` that calls `act(row)`.
-    """
+    """A table whose rows are dataclasses. The browser receives an update only if rows have changed."""
 
     def __init__(
         self,
         title: str,
         columns: Sequence[Column],
         key: str,
-        word: str = "",
-        act: Callable[[dict[str, Any]], Awaitable[None]] | None = None,
-        may: Callable[[Any], bool] = lambda row: True,
+        acts: Sequence[Act] = (),
         most: int = 50,
     ) -> None:
         self._rows: list[dict[str, Any]] = []
-        self._may = may
+        self._acts = acts
         listed = [
             {
                 "name": each.field,
@@ -59,8 +63,8 @@ class LiveTable:
             }
             for each in columns
         ]
-        if act is not None:
-            acts: dict[str, bool | str] = {
+        if acts:
+            buttons: dict[str, bool | str] = {
                 "name": "act",
                 "label": "",
                 "field": "may",
@@ -68,7 +72,7 @@ class LiveTable:
                 "sortable": False,
                 "classes": "act",
             }
-            listed.append(acts | {"headerClasses": "act"})
+            listed.append(buttons | {"headerClasses": "act"})
         self.all = ui.element("div").classes("full")
         with self.all:
             heading(title)
@@ -78,18 +82,20 @@ class LiveTable:
         for each in columns:
             if each.bar:
                 self.table.add_slot(f"body-cell-{each.field}", _BAR_CELL.replace("FRACTION", f"props.row.{each.bar}"))
-        if act is not None:
-            self.table.add_slot(
-                "body-cell-act",
-                '<q-td :props="props"><q-btn v-if="props.row.may" flat dense no-caps no-wrap color="primary" '
-                f'label="{word}" @click="() => $parent.$emit(\'act\', props.row)"/></q-td>',
+        if acts:
+            drawn = "".join(
+                f'<q-btn v-if="props.row.may[{number}]" flat dense no-caps no-wrap color="primary" label="{act.word}" '
+                f"@click=\"() => $parent.$emit('act-{number}', props.row)\"/>"
+                for number, act in enumerate(acts)
             )
-            self.table.on("act", lambda event: act(event.args))
+            self.table.add_slot("body-cell-act", f'<q-td :props="props">{drawn}</q-td>')
+        for number, act in enumerate(acts):
+            self.table.on(f"act-{number}", lambda event, act=act: act.call(event.args))
 
     def show(self, rows: Sequence[Any], *, also_none: bool = True) -> None:
         """Update the rows. If `also_none` is false, hide the table while it has no rows."""
         self.all.set_visibility(also_none or bool(rows))
-        found = [{**asdict(row), "may": self._may(row)} for row in rows]
+        found = [{**asdict(row), "may": [act.may(row) for act in self._acts]} for row in rows]
         if found != self._rows:
             self._rows = found
             self.table.props["hide-pagination"] = len(found) <= self.table.props["pagination"]["rowsPerPage"]

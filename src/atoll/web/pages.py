@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from nicegui import ui
@@ -21,7 +22,7 @@ from atoll.telemetry.timeline import WINDOW_SECONDS, Row
 from atoll.telemetry.usage_tables import usage_notes, usage_rows
 from atoll.telemetry.watch import Watch
 from atoll.web.drawing import MOST_ROWS, legend_html, sparkline_svg, tile_html, time_line_svg
-from atoll.web.live_table import Column, LiveTable, heading
+from atoll.web.live_table import Act, Column, LiveTable, heading
 from atoll.web.poller import Poller
 from atoll.web.tenant_values import TenantValues
 
@@ -192,9 +193,7 @@ class Pages:
                 Column("note", "note", is_text=True),
             ],
             "id",
-            "Drain",
-            self._drain,
-            lambda row: self._is_operator and row.state == "ready",
+            [Act("Drain", self._drain, lambda row: self._is_operator and row.state == "ready")],
         )
         add = ui.button("Add an island", on_click=self._add_island).props('flat no-caps data-action="add-island"')
         tenants = LiveTable(
@@ -214,9 +213,7 @@ class Pages:
                 Column("device_seconds", "device-seconds", True),
             ],
             "name",
-            "Change",
-            self._change_tenant,
-            lambda row: self._is_operator,
+            [Act("Change", self._change_tenant, lambda row: self._is_operator)],
         )
         devices = LiveTable(
             "Devices",
@@ -326,8 +323,11 @@ class Pages:
                 Column("last_error", "last error", is_text=True),
             ],
             "id",
-            "End",
-            self._end_session,
+            [
+                Act("Suspend", self._suspend, lambda row: row.state == "runs"),
+                Act("Resume", self._resume, lambda row: row.state.startswith("suspended")),
+                Act("End", self._end_session),
+            ],
         )
         waits = LiveTable(
             "Waiting gangs",
@@ -344,6 +344,18 @@ class Pages:
             ],
             "key",
         )
+
+    async def _suspend(self, row: dict[str, Any]) -> None:
+        session = int(row["id"])
+        question = f"Suspend session {session} ({row['program']})? Its arrays leave the devices, and its program waits."
+        to = await _chosen(question, "To memory", "To disk")
+        if to:
+            await _operate(f"suspending session {session}", self._source.suspend(session, to == "To disk"))
+
+    async def _resume(self, row: dict[str, Any]) -> None:
+        session = int(row["id"])
+        if await _confirmed(f"Resume session {session} ({row['program']}) on its devices?", "Resume"):
+            await _operate(f"resuming session {session}", self._source.resume(session))
 
     async def _end_session(self, row: dict[str, Any]) -> None:
         session = int(row["id"])
@@ -410,10 +422,18 @@ class Pages:
             back = ui.slider(min=0, max=WINDOW_SECONDS, step=0.1, value=0, on_change=show).props("label data-back")
             back.style("width: 12em")
             pause = ui.switch("Pause", on_change=show).props("data-pause")
+            ui.button("Download a trace", on_click=self._download_trace).props("flat no-caps")
         # `legend_html` and `time_line_svg` escape names.
         legend = ui.html(sanitize=False)
         picture = ui.html(sanitize=False).classes("full scroll")
         more = ui.label()
+
+    async def _download_trace(self) -> None:
+        """Send the browser a file for https://ui.perfetto.dev."""
+        try:
+            ui.download.content(await self._source.trace(), "trace.json", "application/json")
+        except AtollError as error:
+            ui.notify(str(error), type="negative", multi_line=True)
 
     # ---- Events
 
@@ -483,12 +503,18 @@ def _free(page: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
 
 async def _confirmed(question: str, word: str) -> bool:
     """Ask a question in a dialog, and return whether the person confirms."""
+    return bool(await _chosen(question, word))
+
+
+async def _chosen(question: str, *words: str) -> str:
+    """Ask a question in a dialog, and return the word that the person chooses, "" for none."""
     with ui.dialog() as dialog, ui.card():
         ui.label(question)
         with ui.row():
-            ui.button("Cancel", on_click=lambda: dialog.submit(False)).props("flat no-caps")
-            ui.button(word, on_click=lambda: dialog.submit(True)).props("no-caps color=negative")
-    answer = bool(await dialog)
+            ui.button("Cancel", on_click=lambda: dialog.submit("")).props("flat no-caps")
+            for word in words:
+                ui.button(word, on_click=partial(dialog.submit, word)).props("no-caps color=negative")
+    answer = str(await dialog or "")
     _delete(dialog)
     return answer
 
