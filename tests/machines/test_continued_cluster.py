@@ -46,7 +46,7 @@ def disk() -> Iterator[Path]:
 @pytest.fixture
 def options(disk: Path) -> list[str]:
     kept = ["--journal", str(disk / "journal"), "--authority", str(disk / "authority"), "--continue"]
-    return ["--lease", "4", "--grace", "60", *kept]
+    return ["--lease", "4", *kept]
 
 
 @pytest.fixture

@@ -109,8 +109,8 @@ def up(
         typer.Option(
             "--continue",
             help="If the --journal is that of a cluster whose controller and engine were killed, or whose machine was "
-            "restarted, continue that cluster: its hosts and scripts wait for --grace. Needs --engine hosts. On TCP, "
-            "give the same --authority.",
+            "restarted, continue that cluster: its hosts and scripts wait for ATOLL_GRACE. Needs --engine hosts, and "
+            "on TCP the same --authority.",
         ),
     ] = False,
     standby: Annotated[
