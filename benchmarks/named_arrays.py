@@ -75,11 +75,13 @@ class _Bench:
         self._compare(moved)
         del moved
         through, called = self._through(self._tree)
+        verified, _ = self._through(self._tree, verify=True)
         small, small_called = self._through(self._small)
         return {
             "device_put between islands, MiB/s": self._mib / put,
             "publish and subscribe, MiB/s": self._mib / through,
             "publish and subscribe over device_put": put / through,
+            "both with checksums that are verified, MiB/s": self._mib / verified,
             "call of publish, ms": called * 1e3,
             f"{len(self._small)} arrays of 1 kB: device_put, ms": self._put_small() * 1e3,
             f"{len(self._small)} arrays of 1 kB: both, ms": small * 1e3,
@@ -96,15 +98,15 @@ class _Bench:
         jax.block_until_ready(jax.device_put(self._small, self._target))
         return time.perf_counter() - started
 
-    def _through(self, tree: Any) -> tuple[float, float]:
+    def _through(self, tree: Any, verify: bool = False) -> tuple[float, float]:
         """Return the seconds of a publication with its subscription, and those of the call of publish."""
         import atoll
 
         _settle()
         started = time.perf_counter()
-        number = atoll.publish("bench", tree, keep=1)
+        number = atoll.publish("bench", tree, keep=1, checksums=verify)
         called = time.perf_counter() - started
-        version = atoll.subscribe("bench", self._target, version=number)
+        version = atoll.subscribe("bench", self._target, version=number, verify=verify)
         seconds = time.perf_counter() - started
         if tree is self._tree:
             self._compare(version.tree)

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from atoll.client.published_trees import _plain, _unplain, form_of, numbered_tree, packs_of
+from atoll.client.published_trees import _plain, _unplain, divided, form_of, numbered_tree, packs_of
 from atoll.errors import OK
 from atoll.protocol.messages import VersionArray
 from atoll.protocol.tree_forms import Pack
@@ -77,3 +77,34 @@ def test_a_wrong_form_is_an_error_that_names_the_arrays(structure: bytes) -> Non
 def test_the_form_of_a_tree_is_read_back() -> None:
     tree = {"a": (0, [1, None]), "b": {}}
     assert _unplain(_plain(tree)) == tree
+
+
+def with_checksums(checksums: Any, cells: int = 6) -> OpenedVersion:
+    """The two arrays, and one more that may have their checksums."""
+    version = opened(msgspec.msgpack.encode([None, {}, checksums]))
+    return msgspec.structs.replace(version, arrays=(*version.arrays, VersionArray("checksums 0", "uint32", (cells,))))
+
+
+def test_checksums_are_no_leaves() -> None:
+    version = with_checksums([[1, 0]])
+    rest, sums = divided("eve/policy", version, form_of("eve/policy", version))
+    assert rest == opened(version.structure)
+    assert sums == version.arrays[2:]
+
+
+@pytest.mark.parametrize(
+    ("checksums", "cells"),
+    [
+        ([[0]], 4),
+        ([[0, 1, 1]], 8),
+        ([[0, 2]], 6),
+        ([[0, 1]], 7),
+        ([[0, 1]] * 3, 6),
+        ([[0], [1]], 6),
+        ([[0, 1 << 31]], 6),
+    ],
+)
+def test_checksums_of_other_arrays_are_refused(checksums: Any, cells: int) -> None:
+    version = with_checksums(checksums, cells)
+    with pytest.raises(ValueError, match="its checksums do not fit its arrays"):
+        divided("eve/policy", version, form_of("eve/policy", version))

@@ -26,7 +26,7 @@ from atoll.protocol.version_requests import NumberedVersion, PublishArrays, writ
 _donated: set[str] = set()
 
 
-def publish(name: str, tree: Any, *, keep: int = 2, replicas: int = 1) -> int:
+def publish(name: str, tree: Any, *, keep: int = 2, replicas: int = 1, checksums: bool = False) -> int:
     """Publish a tree of arrays under a name, and return the number of this version.
 
     For example, a trainer publishes its parameters after every step::
@@ -51,6 +51,7 @@ def publish(name: str, tree: Any, *, keep: int = 2, replicas: int = 1) -> int:
       keep: number of versions to keep, at most 64.
       replicas: number of islands of which each has all arrays, at most 8. With 2, the devices copy the version to
         another island when it is complete, and it survives the loss of one island.
+      checksums: also publish checksums of the arrays, which their devices compute. Subscribers can verify them.
 
     Raises:
       StatusError: the name is invalid or not permitted, or there are too many versions.
@@ -73,7 +74,7 @@ def publish(name: str, tree: Any, *, keep: int = 2, replicas: int = 1) -> int:
             raise StatusError(Code.INVALID_ARGUMENT, f"the path {path[:100]}... of an array is too long")
     known: set[Any] = set()
     leaves = [_as_array(leaf, path, client, known) for path, (_, leaf) in zip(paths, paths_and_leaves, strict=True)]
-    arrays, structure = arrays_to_publish(tree, leaves, paths, copies=name in _donated)
+    arrays, structure = arrays_to_publish(tree, leaves, paths, copies=name in _donated, checksums=checksums)
     if len(arrays) > MOST_PUBLISHED:
         text = f"{name} has {len(arrays)} arrays that are not small: a version can have at most {MOST_PUBLISHED}"
         raise StatusError(Code.INVALID_ARGUMENT, text)
@@ -104,6 +105,7 @@ def subscribe(
     wait: float = 60.0,
     dtype: Any = None,
     like: Any = None,
+    verify: bool = False,
 ) -> Version:
     """Return one whole version of published arrays, on the devices of this script.
 
@@ -124,15 +126,17 @@ def subscribe(
       wait: seconds to wait for the version.
       dtype: a dtype to which all arrays of real numbers are converted after the transfer.
       like: a tree of the same form as the published one, whose nodes are used for the result.
+      verify: compare what each device has received with the checksums of the version.
 
     Raises:
-      StatusError: there is no such version within `wait` seconds, a part of it is lost, or access is not permitted. The
-        message names what is missing.
+      StatusError: there is no such version within `wait` seconds, a part of it is lost, access is not permitted, or
+        `verify` is set and arrays differ from their checksums. The message names what is missing, or the devices with
+        wrong bytes.
       ValueError: the tree of shardings or `like` does not fit the published tree.
       BackendError: JAX does not run on Atoll in this process.
     """
     with pin(name, version=version, newer_than=newer_than, wait=wait) as pinned:
-        return pinned.read(shardings, dtype=dtype, like=like)
+        return pinned.read(shardings, dtype=dtype, like=like, verify=verify)
 
 
 def _as_array(leaf: Any, path: str, client: Any, known: set[Any]) -> Any:

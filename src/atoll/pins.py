@@ -88,39 +88,47 @@ class Pin:
     def __exit__(self, *error: object) -> None:
         self.release()
 
-    def read(self, shardings: Any = None, *, dtype: Any = None, like: Any = None) -> Version:
+    def read(self, shardings: Any = None, *, dtype: Any = None, like: Any = None, verify: bool = False) -> Version:
         """Return the version on the devices of this script. The arguments and the errors are those of `subscribe`."""
         import jax
 
         from atoll.client import array_packing
         from atoll.client import jax_internals as internals
+        from atoll.client import published_trees as trees
         from atoll.client.plugin_programs import submit
-        from atoll.client.published_trees import fill_shardings, form_of, leaf_count, numbered_tree, packs_of
         from atoll.programs.values import array_spec
 
         name, opened = self._name, self._opened
         if self._reply is None:
             raise StatusError(Code.FAILED_PRECONDITION, f"the pin of version {self.number} of {name} was released")
-        form = form_of(name, opened)
-        packs = packs_of(name, opened, form)
-        tree = numbered_tree(name, opened, form, packs, like)
-        if shardings is None:
-            shardings = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-        chosen: list[Any] = [None] * sum(map(leaf_count, packs))
-        fill_shardings(tree, shardings, chosen)
+        form = trees.form_of(name, opened)
+        opened, sums = trees.divided(name, opened, form)
+        if verify and not sums:
+            text = f"version {self.number} of {name} has no checksums: publish it with checksums=True"
+            raise StatusError(Code.FAILED_PRECONDITION, text)
+        packs = trees.packs_of(name, opened, form)
+        tree = trees.numbered_tree(name, opened, form, packs, like)
+        first = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        chosen: list[Any] = [None] * sum(map(trees.leaf_count, packs))
+        trees.fill_shardings(tree, first if shardings is None else shardings, chosen)
         wanted = iter(chosen)
-        parts = [list(itertools.islice(wanted, leaf_count(pack))) for pack in packs]
+        parts = [list(itertools.islice(wanted, trees.leaf_count(pack))) for pack in packs]
         places = [
             part[0] if pack is None else array_packing.target(pack, part[0])
             for pack, part in zip(packs, parts, strict=True)
         ]
-        avals = [jax.core.ShapedArray(each.shape, jax.numpy.dtype(each.dtype)) for each in opened.arrays]
+        wanted_arrays = [*opened.arrays, *sums] if verify else opened.arrays
+        places += [first] * (len(wanted_arrays) - len(places))
+        avals = [jax.core.ShapedArray(each.shape, jax.numpy.dtype(each.dtype)) for each in wanted_arrays]
         targets = tuple(array_spec(aval, place) for aval, place in zip(avals, places, strict=True))
         handlers = [internals.result_handler(aval, place, True) for aval, place in zip(avals, places, strict=True)]
         try:
             request = write_request(ReadArrays(opened.reader, targets))
             arrays = submit(self._client, request).execute_sharded([]).consume_with_handlers(handlers)
             jax.block_until_ready(arrays)
+            arrays, read_sums = arrays[: len(packs)], arrays[len(packs) :]
+            if verify:
+                trees.check(name, opened, form, arrays, read_sums)
         except jax.errors.JaxRuntimeError as error:
             status = status_of(error)
             raise StatusError(Code(status.code), status.message, status.payloads) from error

@@ -87,7 +87,7 @@ def publish_small(step: int) -> int:
     whole = [jnp.full((), step + i, jnp.float32) for i in range(33)]
     large = jax.device_put(jnp.full((64, 128), step, jnp.float32), place)
     with jax.set_mesh(Mesh(np.array(jax.devices()[2:4]), "z")):  # the mesh of the script's own computations
-        return atoll.publish("policy-small", {"cut": cut, "whole": tuple(whole), "large": large})
+        return atoll.publish("policy-small", {"cut": cut, "whole": tuple(whole), "large": large}, checksums=True)
 
 
 def read_small(step: int, first: int, cut: tuple[str | None, ...]) -> tuple[int, bool, list[str]]:
@@ -99,7 +99,7 @@ def read_small(step: int, first: int, cut: tuple[str | None, ...]) -> tuple[int,
     with jax.set_mesh(Mesh(np.array(jax.devices()[:2]), "z")):
         found = atoll.subscribe("trainer/policy-small", shardings)
     like = {"cut": [0] * 35, "whole": (0,) * 33, "large": 0}
-    again = atoll.subscribe("trainer/policy-small", shardings, like=like)
+    again = atoll.subscribe("trainer/policy-small", shardings, like=like, verify=True)
     assert jax.tree.structure(again.tree) == jax.tree.structure(found.tree)
     is_right = True
     for tree in (found.tree, again.tree):
@@ -174,7 +174,7 @@ def test_small_arrays_are_read_with_any_shardings(shared: StandingCluster, start
     trainer, rollouts = (python_of(start_python, shared, name) for name in ("trainer", "rollouts"))
     number = trainer.call(publish_small, 100)
     held = [each["arrays"] for each in shared.report()["versions"] if each["name"] == "policy-small"]
-    assert held == [2 + 2 + 1], "packs of 32 arrays, and a large one"
+    assert held == [2 + 2 + 1 + 2], "packs of 32 arrays, a large one, and the checksums on two sets of devices"
     for first, cut in ((2, (None, "y")), (0, ("y", None)), (2, ())):
         wanted = (number, True, [str(PartitionSpec(*cut))])
         assert rollouts.call(read_small, 100, first, cut) == wanted

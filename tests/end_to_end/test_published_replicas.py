@@ -29,13 +29,13 @@ def publish(first: int, value: float, replicas: int) -> int:
         "whole": jax.device_put(jnp.full(5, value, jnp.bfloat16), whole),
         "one": jax.device_put(jnp.float32(value), jax.devices()[first]),
     }
-    return atoll.publish("policy", tree, replicas=replicas)
+    return atoll.publish("policy", tree, replicas=replicas, checksums=True)
 
 
 def read(first: int, version: int) -> set[float]:
     """The values of a version, read to two devices."""
     mesh = Mesh(np.array(jax.devices()[first : first + 2]), "x")
-    tree = atoll.subscribe("policy", NamedSharding(mesh, PartitionSpec()), version=version).tree
+    tree = atoll.subscribe("policy", NamedSharding(mesh, PartitionSpec()), version=version, verify=True).tree
     return {float(value) for leaf in jax.tree.leaves(tree) for value in np.asarray(leaf, np.float32).ravel()}
 
 

@@ -57,29 +57,32 @@ def publish_for_ever(seed: int) -> None:
     while True:
         seed += 1
         tree = jax.device_put({"seed": np.uint32(seed), "w": _made(seed)}, place)
-        atoll.publish("policy", tree, keep=2)
+        atoll.publish("policy", tree, keep=2, checksums=True)
         donate(tree)
 
 
 def publish_one(seed: int) -> int:
     """Publish one version, and wait until it is complete."""
-    number = atoll.publish("policy", jax.device_put({"seed": np.uint32(seed), "w": _made(seed)}, _sharding(0)))
+    tree = jax.device_put({"seed": np.uint32(seed), "w": _made(seed)}, _sharding(0))
+    number = atoll.publish("policy", tree, checksums=True)
     atoll.subscribe("policy", _sharding(0), version=number)
     return number
 
 
 def watch(first: int, stop: str) -> dict[str, Any]:
-    """Read new versions until the file `stop` exists, and compare each with what its seed makes."""
+    """Read new versions until the file `stop` exists. Compare each with its checksums, and with what its seed makes."""
     place, newest = _sharding(first), 0
     found: dict[str, Any] = {"versions": 0, "mixtures": [], "slowest": 0.0, "errors": {}}
     while not Path(stop).exists():
         started = time.monotonic()
         try:
-            version = atoll.subscribe("policy", place, newer_than=newest, wait=WAIT)
+            version = atoll.subscribe("policy", place, newer_than=newest, wait=WAIT, verify=True)
             arrays = [np.asarray(each) for each in version.tree["w"]]
             seed = int(version.tree["seed"])
         except (atoll.StatusError, jax.errors.JaxRuntimeError) as error:
             kind = re.sub(r"\d+", "N", str(error))[:120]
+            if "differs from its checksums" in kind:
+                found["mixtures"].append(str(error))
             found["errors"][kind] = found["errors"].get(kind, 0) + 1
             time.sleep(0.05)
         else:

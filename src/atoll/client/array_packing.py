@@ -84,7 +84,7 @@ def _kind(sharding: Any, dtype: Any, shape: tuple[int, ...]) -> _Kind | None:
     return _Kind(sharding.mesh, axes, tuple(map(len, names)), sharding.spec, packed, dtype, shape)
 
 
-def _mesh_of(sharding: Any) -> AbstractContextManager[Any]:
+def mesh_of(sharding: Any) -> AbstractContextManager[Any]:
     """Use the mesh of the sharding in place of the one that the script may have set, which shard_map would refuse."""
     mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
     if not isinstance(mesh, Mesh):
@@ -110,7 +110,7 @@ def pack(leaves: Sequence[Any], paths: Sequence[str], count: int) -> tuple[Any, 
     kind = _kind(leaves[0].sharding, leaves[0].dtype, leaves[0].shape)
     assert kind is not None
     padding = [leaves[0]] * (count - len(leaves))
-    with _mesh_of(leaves[0].sharding):
+    with mesh_of(leaves[0].sharding):
         packed = _packing(kind, count)(*leaves, *padding)
     mesh, axes = (), ()
     if kind.mesh is not None:
@@ -139,7 +139,7 @@ def copied(arrays: Sequence[Any]) -> list[Any]:
         found[tuple(each.sharding._device_assignment)].append(position)
     for positions in found.values():
         some = [arrays[position] for position in positions]
-        with _mesh_of(some[0].sharding):
+        with mesh_of(some[0].sharding):
             made = _copying(tuple(each.sharding for each in some))(*some)
         for position, each in zip(positions, made, strict=True):
             copies[position] = each
@@ -184,7 +184,7 @@ def _same_cut(pack: Pack, sharding: Any) -> Any:
 def unpack(pack: Pack, packed: Any, shardings: Sequence[Any]) -> list[Any]:
     """Return the arrays of the pack with these shardings. The pack was read with the `target` of the first one."""
     first = shardings[0] if _is_in_default_memory(shardings[0]) else packed.sharding
-    with _mesh_of(packed.sharding):
+    with mesh_of(packed.sharding):
         made = _unpacking(msgspec.structs.replace(pack, paths=("",)), first)(packed)[: len(pack.paths)]
     return [
         each if sharding == first else jax.device_put(each, sharding)

@@ -1,20 +1,23 @@
-"""The form of a published tree: which arrays a request publishes, and how subscribers make the tree of them again."""
+"""The form of a published tree: the arrays that a request publishes, and the tree that subscribers make of them."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
-from atoll.client import array_packing
-from atoll.errors import Code, StatusError
-from atoll.protocol.messages import MOST_STRUCTURE
+from atoll.client import array_checksums, array_packing
+from atoll.errors import Code, Details, Kind, StatusError, failed
+from atoll.protocol.messages import MOST_STRUCTURE, VersionArray
 from atoll.protocol.tree_forms import Pack, TreeForm
 from atoll.protocol.version_requests import OpenedVersion
 from atoll.wire.framing import NO_MESSAGE
 
+_MOST_SUMMED = 128  # arrays whose checksums one function computes
+_MOST_NAMED = 5  # arrays in the text of an error
 _DICT, _LIST, _TUPLE = "dict", "list", "tuple"
 
 
@@ -29,11 +32,12 @@ class StagedArray(NamedTuple):
 
 
 def arrays_to_publish(
-    tree: Any, leaves: Sequence[Any], paths: Sequence[str], copies: bool
+    tree: Any, leaves: Sequence[Any], paths: Sequence[str], copies: bool, checksums: bool
 ) -> tuple[list[StagedArray], bytes]:
     """Return the arrays of the request, sorted by devices, and the encoded form of the tree.
 
-    With `copies`, the arrays are copies. Otherwise they are the leaves of the tree, and packs of small leaves.
+    With `copies`, the arrays are copies. Otherwise they are the leaves of the tree, and packs of small leaves. With
+    `checksums`, arrays with their checksums follow.
     """
     groups = array_packing.groups(leaves)
     arrays = []
@@ -49,14 +53,26 @@ def arrays_to_publish(
     for position, leaf in zip(alone, array_packing.copied(values) if copies else values, strict=True):
         arrays.append(StagedArray(_devices(leaf), leaf, paths[position], None, [position]))
     arrays.sort(key=lambda array: array.devices)
-    return arrays, _encode_structure(tree, arrays)
+    groups_of_sums = tuple(_numbers_by_devices(arrays)) if checksums else ()
+    structure = _encode_structure(tree, arrays, groups_of_sums)
+    for place, numbers in enumerate(groups_of_sums):
+        value = array_checksums.checksums([arrays[number].value for number in numbers])
+        arrays.append(StagedArray(_devices(value), value, f"checksums {place}", None, []))
+    return arrays, structure
+
+
+def _numbers_by_devices(arrays: Sequence[StagedArray]) -> Iterator[tuple[int, ...]]:
+    """Yield the numbers of arrays on the same devices, at most `_MOST_SUMMED` at once."""
+    for _, some in itertools.groupby(range(len(arrays)), key=lambda number: arrays[number].devices):
+        numbers = tuple(some)
+        yield from (numbers[first : first + _MOST_SUMMED] for first in range(0, len(numbers), _MOST_SUMMED))
 
 
 def _devices(array: Any) -> tuple[int, ...]:
     return tuple(device.id for device in array.sharding._device_assignment)
 
 
-def _encode_structure(tree: Any, arrays: Sequence[StagedArray]) -> bytes:
+def _encode_structure(tree: Any, arrays: Sequence[StagedArray], checksums: tuple[tuple[int, ...], ...]) -> bytes:
     """Return the form of the tree; b"" if it is too large and not needed."""
     import jax
 
@@ -69,7 +85,7 @@ def _encode_structure(tree: Any, arrays: Sequence[StagedArray]) -> bytes:
         plain = _plain(jax.tree.unflatten(jax.tree.structure(tree), numbers))
     except TypeError:
         plain = None
-    for form in (TreeForm(plain, packs), TreeForm(None, packs)):
+    for form in (TreeForm(plain, packs, checksums), TreeForm(None, packs, checksums)):
         content = msgspec.msgpack.encode(form)
         if len(content) <= MOST_STRUCTURE:
             return content
@@ -96,6 +112,40 @@ def form_of(name: str, opened: OpenedVersion) -> TreeForm:
     except NO_MESSAGE as error:
         raise ValueError(f"the form of the tree {name} cannot be read: {error}") from None
     return form
+
+
+def divided(name: str, opened: OpenedVersion, form: TreeForm) -> tuple[OpenedVersion, tuple[VersionArray, ...]]:
+    """Return the version without its checksums, and the arrays of its checksums.
+
+    Raise ValueError if these cannot be the checksums of the other arrays.
+    """
+    count = len(opened.arrays) - len(form.checksums)
+    arrays, sums = opened.arrays[: max(0, count)], opened.arrays[max(0, count) :]
+    numbers = sorted(itertools.chain.from_iterable(form.checksums))
+    is_valid = count > 0 and (not form.checksums or numbers == list(range(count)))
+    for each, covered in zip(sums, form.checksums, strict=False):
+        cells = sum(array_checksums.cells_of(arrays[number].shape) for number in covered) if is_valid else -1
+        is_valid = is_valid and (each.dtype, each.shape) == ("uint32", (cells,))
+    if not is_valid:
+        raise ValueError(f"{name} has an invalid form: its checksums do not fit its arrays")
+    return msgspec.structs.replace(opened, arrays=arrays), sums
+
+
+def check(name: str, opened: OpenedVersion, form: TreeForm, arrays: Sequence[Any], sums: Sequence[Any]) -> None:
+    """Raise DATA_LOSS with the devices of arrays that differ from their checksums."""
+    expected: dict[int, np.ndarray] = {}
+    for numbers, found in zip(form.checksums, sums, strict=True):
+        cells = [array_checksums.cells_of(arrays[number].shape) for number in numbers]
+        expected.update(zip(numbers, np.split(np.asarray(found), np.cumsum(cells)[:-1]), strict=True))
+    wrong = array_checksums.wrong_devices(arrays, [expected[number] for number in range(len(arrays))])
+    if wrong:
+        named = [
+            f"array {opened.arrays[number].path} on device{'s' * (len(devices) > 1)} {', '.join(map(str, devices))}"
+            for number, devices in itertools.islice(wrong.items(), _MOST_NAMED)
+        ]
+        more = f" and {len(wrong) - len(named)} more arrays" if len(wrong) > len(named) else ""
+        text = f"version {opened.version} of {name} differs from its checksums: {'; '.join(named)}{more}"
+        raise failed(Code.DATA_LOSS, text, Details(Kind.CONTENTS, retriable=True))
 
 
 def packs_of(name: str, opened: OpenedVersion, form: TreeForm) -> list[Pack | None]:

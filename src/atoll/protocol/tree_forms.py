@@ -69,9 +69,13 @@ class Pack(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 class TreeForm(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The form of a published tree. Leaves are numbered in the order of the arrays, and of the contents of packs.
 
-    `tree` has the numbers of leaves, or is None if subscribers need the argument `like`. `packs` describes the arrays
-    that are packs, by their number.
+    Attributes:
+      tree: the tree with the numbers of leaves, or None if subscribers need the argument `like`.
+      packs: descriptions of the arrays that are packs, by their number.
+      checksums: for each of the last arrays of the version, the numbers of the arrays whose checksums it contains. No
+        leaf is in these last arrays.
     """
 
     tree: Any
     packs: dict[int, Pack]
+    checksums: tuple[tuple[_Size, ...], ...] = ()
