@@ -31,6 +31,7 @@ class NullIslands:
         self._stop = stop
         self._lines = Lines()
         self._islands: dict[int, asyncio.Task[int]] = {}
+        self._starting = asyncio.Lock()  # the controller limits the connections that have not said who they are
         process.loop.add_reader(engine, self._read)
 
     def _read(self) -> None:
@@ -53,7 +54,8 @@ class NullIslands:
         stop = asyncio.Event()
         island = NullIsland(options, self._process, stop)
         try:
-            await island.start()
+            async with self._starting:
+                await island.start()
             freeze_gc()
             await stop.wait()
         except (AtollError, OSError) as error:
