@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from atoll.cluster.lifecycle import IslandState
 from atoll.protocol import messages as m
+from atoll.telemetry.metrics import metrics_of
 from tests.controller.play import Cluster, Play, joined
+from tests.telemetry.reports import snapshot_of
 
 
 def machines(*leaves: str) -> m.EngineReport:
@@ -51,6 +55,33 @@ def test_an_idle_island_that_is_the_only_one_starts_again_on_spares():
     assert [each.island for each in cluster.outbox() if isinstance(each, m.EndIsland)] == [0]
     cluster.engine(m.IslandEnded(0))
     assert [each.island for each in cluster.outbox() if isinstance(each, m.StartIsland)] == [0]
+
+
+@pytest.mark.parametrize(
+    ("reasons", "returns", "cause"),
+    [
+        (("", "SIGTERM"), True, "was drained because m1 left: SIGTERM"),
+        ((), True, "was drained because its machine left"),
+        ((), False, "was drained by its operator"),
+    ],
+)
+def test_the_failure_of_a_drained_island_tells_a_machine_that_left_from_an_operator(
+    reasons: tuple[str, ...], returns: bool, cause: str
+):
+    cluster = joined("2x2x1")
+    cluster.engine(machines(*reasons))
+    cluster.engine(m.DrainRequest(0, returns=returns))
+    assert failure(cluster) == f"island 0 {cause}"
+
+
+def test_only_a_drained_island_whose_machine_left_waits_for_hosts():
+    for returns in (True, False):
+        play = Play("2x1x1")
+        play.engine(m.DrainRequest(0, returns=returns))
+        play.engine(m.IslandEnded(0))
+        play.engine(m.EngineReport(((0, "waits for 1 of 1 host"),) if returns else (), ()))
+        waits = next(each for each in metrics_of(snapshot_of(play)) if each.name == "atoll_island_waits_for_hosts")
+        assert [sample.value for sample in waits.samples] == [float(returns), 0.0]
 
 
 def test_one_with_a_session_or_without_spares_stays_and_the_refusal_is_one_event():

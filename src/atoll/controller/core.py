@@ -109,6 +109,7 @@ class Controller:
             self.published.copies,
             self._recovery.forget_hosts,
             self.agents.pending_reason,
+            self.agents.departure_of,
         )
         self._persistence = SessionPersistence(state, self._compilation, self._spiller, self.suspensions)
         from_operators = OperatorService(

@@ -98,6 +98,11 @@ def _islands(snapshot: Snapshot) -> Iterator[Metric]:
 
 
 _ISLAND_GAUGES: tuple[tuple[str, str, Callable[[IslandSnapshot], float]], ...] = (
+    (
+        "island_waits_for_hosts",
+        "1 if an island waits for hosts or for their workers, 0 otherwise and for a drained island that stays so.",
+        lambda each: each.waits_for is not None,
+    ),
     ("island_window_gangs", "Gangs that may be in flight on each host of an island.", lambda each: each.window),
     (
         "island_in_flight_gangs",

@@ -48,7 +48,7 @@ class Drains:
     """Drains islands.
 
     `forget_hosts(island)` is called when the workers of an island have ended, and `reply(operator, status, text)` with
-    the outcome.
+    the outcome. `departure_of(host)` returns why the host's machine leaves, or "".
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class Drains:
         copies: ArrayCopies,
         forget_hosts: Callable[[int], object],
         reply: Callable[..., None],
+        departure_of: Callable[[int], str],
     ) -> None:
         self._sessions = state.sessions
         self._resources = state.resources
@@ -72,6 +73,7 @@ class Drains:
         self._copies = copies
         self._forget_hosts = forget_hosts
         self._reply = reply
+        self._departure_of = departure_of
         self._ending: dict[int, _Drain] = {}  # by island: its workers are ending
         self._end_times: Durations[int] = Durations()
         self._leaving: dict[int, _Drain] = {}  # by island: it waits for sessions that leave by themselves
@@ -231,7 +233,15 @@ class Drains:
         """End the workers of an island that no session uses."""
         island = drain.island
         self._ending[island] = drain
-        self._lifecycle.end(island, Status(Code.DATA_LOSS, f"island {island} was drained by its operator"))
+        self._lifecycle.end(island, Status(Code.DATA_LOSS, f"island {island} {self._cause_of(drain)}"))
+
+    def _cause_of(self, drain: _Drain) -> str:
+        """Return who has drained the island, as the end of a sentence about it."""
+        if not drain.returns:
+            return "was drained by its operator"
+        departures = (self._departure_of(host) for host in self._resources.hosts_of(drain.island))
+        left = "; ".join(each for each in departures if each) or "its machine left"
+        return f"was drained because {left}"
 
     def island_drained(self, drained: IslandDrained) -> None:
         """Let the workers of a drained island end."""

@@ -46,7 +46,7 @@ class Operators:
     """Handles operators' requests. An operator is identified by its connection.
 
     `forget_hosts(island)` is called when the workers of an island have ended. `pending_reason(island)` returns the
-    reason why a new island has not started.
+    reason why a new island has not started, and `departure_of(host)` the reason why a host's machine leaves.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class Operators:
         copies: ArrayCopies,
         forget_hosts: Callable[[int], object],
         pending_reason: Callable[[int], str],
+        departure_of: Callable[[int], str],
     ) -> None:
         self._sessions = state.sessions
         self._connections = state.connections
@@ -74,7 +75,9 @@ class Operators:
         self._pending_reason = pending_reason
         self._starting: dict[int, _Start] = {}  # by island
         self._start_times: Durations[int] = Durations()  # islands
-        self.drains = Drains(state, migrations, suspensions, launcher.scheduler, copies, forget_hosts, self._reply)
+        self.drains = Drains(
+            state, migrations, suspensions, launcher.scheduler, copies, forget_hosts, self._reply, departure_of
+        )
 
     def handle(self, operator: int, message: Operation) -> None:
         try:
