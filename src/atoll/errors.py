@@ -11,7 +11,7 @@
     +-- ClusterError (RuntimeError)     a cluster did not start, has ended, or is not the expected one
     |   +-- SettingsError (ValueError)  invalid settings of a cluster: islands, platform, engine, memory, dispatch
     |   +-- JournalError                a journal cannot be read, or is in use by another controller
-    |   |   +-- IncompatibleJournalError  another version of Atoll wrote the journal, and this one cannot read it
+    |   |   +-- IncompatibleJournalError  a journal is intact, and has another protocol or key
     |   +-- BackendError                JAX does not run on Atoll in this process
     +-- ProgramError (TypeError)        `atoll.program` cannot trace a function, or a call does not match its program
     +-- PipelineError (ValueError)      a model cannot be cut into the requested stages, or a schedule cannot run
@@ -246,7 +246,7 @@ class JournalError(ClusterError):
 
 
 class IncompatibleJournalError(JournalError):
-    """This version of Atoll cannot read what another version stored. The message names both."""
+    """Data on disk has another protocol or another key. The error names the version, or the key file to restore."""
 
 
 class BackendError(ClusterError):

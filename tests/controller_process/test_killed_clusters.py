@@ -15,7 +15,7 @@ from atoll.controller_process.controller_options import ControllerOptions
 from atoll.controller_process.killed_clusters import end_killed_cluster
 from atoll.controller_process.process_state import ShellState, encode_snapshot
 from atoll.controller_process.shell import ControllerShell
-from atoll.errors import JournalError
+from atoll.errors import IncompatibleJournalError, JournalError
 from atoll.journal.files import Directory
 from atoll.journal.persisted_state import NAME, persisted_in
 from atoll.state.buffer_directory import SpilledArray
@@ -69,6 +69,15 @@ def test_a_journal_that_cannot_be_read_is_cleared_and_the_log_says_what_is_lost(
     assert persisted_in(tmp_path / "journal") is None
     assert not snapshot.exists()
     assert "cannot be read" in caplog.text
+
+
+def test_a_journal_of_another_key_is_not_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed(tmp_path / "journal", tmp_path / "1.piece")
+    before = {path: path.read_bytes() for path in (tmp_path / "journal").iterdir()}
+    monkeypatch.setenv("ATOLL_KEY_FILE", str(tmp_path / "new key"))
+    with pytest.raises(IncompatibleJournalError, match="restore that file"):
+        end(tmp_path / "journal", persist=True)
+    assert {path: path.read_bytes() for path in (tmp_path / "journal").iterdir()} == before
 
 
 def test_the_file_of_a_cluster_that_was_killed_before_it_had_begun_stays(

@@ -68,12 +68,19 @@ def test_what_cannot_be_read_is_said_with_what_to_do(tmp_path, content):
     directory = ended(tmp_path / "journal")
     whole = (directory / NAME).read_bytes()
     (directory / NAME).write_bytes(content and content + whole[len(content) + 9 :])
-    with pytest.raises(JournalError, match="remove it to discard them"):
+    with pytest.raises(JournalError, match="remove it only to discard them"):
         check_persisted(directory, SETTINGS)
     flipped = bytearray(whole)
     flipped[-1] ^= 1
     (directory / NAME).write_bytes(flipped)
     with pytest.raises(JournalError, match="is damaged"):
+        check_persisted(directory, SETTINGS)
+
+
+def test_another_key_is_told_from_damage_and_the_error_names_the_file_to_restore(tmp_path, monkeypatch):
+    directory = ended(tmp_path / "journal")
+    monkeypatch.setenv("ATOLL_KEY_FILE", str(tmp_path / "new key"))
+    with pytest.raises(IncompatibleJournalError, match=r"another key than the one in .*/new key: restore that file"):
         check_persisted(directory, SETTINGS)
 
 

@@ -89,7 +89,7 @@ def test_the_version_of_atoll_does_not_decide_but_that_of_the_protocol(
     before = {path: path.read_bytes() for path in directory.path.iterdir()}
     with pytest.raises(IncompatibleJournalError, match=r"protocol \d+\), and this is atoll 9\.9 \(protocol 999\)"):
         recover(directory)
-    with pytest.raises(IncompatibleJournalError, match="remove it to discard them"):
+    with pytest.raises(IncompatibleJournalError, match="remove it only to discard them"):
         persisted_in(stored / "persisted")
     assert {path: path.read_bytes() for path in directory.path.iterdir()} == before
 

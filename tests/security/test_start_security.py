@@ -35,6 +35,13 @@ def test_a_file_of_something_else_is_refused_and_left_as_it_is(tmp_path: Path) -
     assert file.read_text() == "my diary"
 
 
+def test_a_standby_creates_no_file_but_names_the_missing_one(tmp_path: Path) -> None:
+    file = tmp_path / "authority"
+    with pytest.raises(AccessError, match=f"{file} does not exist: copy the controller's --authority file"):
+        kept_environment(file, must_exist=True)
+    assert not file.exists()
+
+
 def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(AccessError, match=r"cannot keep the cluster's CA in .*: No such file"):
         kept_environment(tmp_path / "no" / "authority")

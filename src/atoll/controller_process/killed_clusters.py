@@ -16,7 +16,7 @@ from atoll.controller_process.spilled_files import SpilledFiles
 from atoll.errors import IncompatibleJournalError, JournalError
 from atoll.journal.files import Directory
 from atoll.journal.journal import recover
-from atoll.journal.persisted_state import NAME
+from atoll.journal.persisted_state import NAME, decode_persisted
 
 _log = logging.getLogger(__name__)
 
@@ -26,8 +26,8 @@ def end_killed_cluster(path: str, start: Callable[..., ControllerShell], persist
 
     `start` makes the shell of its controller from a `term`, a `controller` and its `state`.
     Afterwards the directory has no journal, and the file of persisted sessions if there are any. Raises JournalError if
-    the directory is unusable or full, and IncompatibleJournalError, without changing a file, if another version of
-    Atoll wrote a journal that this one cannot read.
+    the directory is unusable or full, and IncompatibleJournalError, without changing a file, if the journal has
+    another protocol or key.
     """
     directory = Directory(path)
     try:
@@ -66,7 +66,7 @@ def _persist(directory: Directory, start: Callable[..., ControllerShell], persis
     except IncompatibleJournalError as error:
         raise IncompatibleJournalError(
             f"{directory.path} contains the journal of a cluster that was killed, which may have sessions that were "
-            f"suspended on disk. {error}. Remove {directory.path} to discard them"
+            f"suspended on disk. {error}. Remove {directory.path} only to discard them"
         ) from None
     except JournalError as error:
         _log.warning(
@@ -82,7 +82,9 @@ def _persist(directory: Directory, start: Callable[..., ControllerShell], persis
         except OSError as error:  # the journal stays, so that another start can do it
             raise JournalError(f"cannot persist suspended sessions in {directory.path}: {error}") from None
     _log.warning(
-        "%s contained the journal of a cluster that was killed; it is ended, with %d files of its sessions removed",
+        "%s contained the journal of a cluster that was killed; sessions on disk, which can be resumed: %d; removed "
+        "files of other sessions: %d",
         directory.path,
+        len(decode_persisted(persisted).cluster.sessions) if persisted else 0,
         files.remove_except(persisted),  # the hosts of the killed cluster cannot do it any more
     )

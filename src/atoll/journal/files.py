@@ -22,6 +22,8 @@ import msgspec
 
 from atoll._version import __version__
 from atoll.atomic_files import PARTIAL, write_atomically
+from atoll.cluster.directories import key_file
+from atoll.cluster.environment_variables import KEY_FILE
 from atoll.errors import IncompatibleJournalError, JournalError
 from atoll.journal.segment import Segment
 from atoll.protocol.messages import PROTOCOL
@@ -36,6 +38,7 @@ _SNAPSHOT, _SEGMENT = ".snapshot", ".events"
 TAG_BYTES = 16  # added to each part that is sealed
 _SALT_BYTES = 16
 _NONCE_BYTES = 12
+_CHECK_BYTES = 8
 
 
 class FileHeader(msgspec.Struct, frozen=True):
@@ -44,13 +47,14 @@ class FileHeader(msgspec.Struct, frozen=True):
     number: int
     term: int
     salt: str  # see `FileCipher`
+    key_check: str = ""  # `FileCipher.key_check`; "" in files of versions before it
     version: str = __version__
     protocol: int = PROTOCOL
 
 
-def header(number: int, term: int, salt: str) -> bytes:
-    """Return the first bytes of a file."""
-    content = msgspec.json.encode(FileHeader(number, term, salt))
+def header(number: int, term: int, cipher: FileCipher) -> bytes:
+    """Return the first bytes of a file that `cipher` encrypts."""
+    content = msgspec.json.encode(FileHeader(number, term, cipher.salt, cipher.key_check))
     return _MAGIC + _LENGTHS.pack(len(content), crc32(content)) + content
 
 
@@ -77,11 +81,10 @@ def read_header(content: bytes | memoryview, name: str) -> tuple[FileHeader, int
 
 def write_whole(path: Path, number: int, term: int, payload: bytes, key: bytes) -> None:
     """Write a file to the disk atomically. Raises OSError."""
-    salt = new_salt()
-    cipher, view = FileCipher(key, salt), memoryview(payload)
+    cipher, view = FileCipher(key, new_salt()), memoryview(payload)
 
     def parts() -> Iterator[bytes]:
-        yield header(number, term, salt) + _LENGTH.pack(len(payload))
+        yield header(number, term, cipher) + _LENGTH.pack(len(payload))
         for start in range(0, len(payload), _PART_BYTES):
             part = view[start : start + _PART_BYTES]
             yield cipher.seal(part, is_last=start + len(part) == len(payload))
@@ -96,6 +99,20 @@ def read_whole(path: Path, key: bytes) -> tuple[FileHeader, bytes]:
     return found, b"".join([part for part, _ in payload_of(path, key)])
 
 
+def cipher_for(found: FileHeader, key: bytes, name: str) -> FileCipher:
+    """Return the cipher that opens the file with this header.
+
+    Raises IncompatibleJournalError if the file was encrypted with another key.
+    """
+    cipher = FileCipher(key, found.salt)
+    if found.key_check and found.key_check != cipher.key_check:
+        raise IncompatibleJournalError(
+            f"{name} was encrypted with another key than the one in {key_file()}: restore that file, or set "
+            f"{KEY_FILE.variable} to a file with the earlier key"
+        )
+    return cipher
+
+
 def payload_of(path: Path, key: bytes) -> Iterator[tuple[bytes, bool]]:
     """Yield the parts of a file's payload, and whether each is the last, for callers that cannot hold all of it.
 
@@ -103,7 +120,7 @@ def payload_of(path: Path, key: bytes) -> Iterator[tuple[bytes, bool]]:
     """
     with open(path, "rb") as file:
         found, start = read_header(file.read(_MOST_HEADER), str(path))
-        cipher = FileCipher(key, found.salt)
+        cipher = cipher_for(found, key, str(path))
         file.seek(start)
         field = file.read(_LENGTH.size)
         left = _LENGTH.unpack(field)[0] if len(field) == _LENGTH.size else 0
@@ -157,9 +174,9 @@ class ReadableDirectory:
         """Yield the parts of a snapshot's payload; see the function `payload_of`."""
         return payload_of(self.snapshot(number), self._key)
 
-    def cipher_of(self, found: FileHeader) -> FileCipher:
-        """Return the cipher that opens the turns of the segment with this header."""
-        return FileCipher(self._key, found.salt)
+    def cipher_of(self, number: int, found: FileHeader) -> FileCipher:
+        """Return the cipher that opens the turns of a segment with this header. Raises as `cipher_for`."""
+        return cipher_for(found, self._key, str(self.segment(number)))
 
 
 class Directory(ReadableDirectory):
@@ -214,8 +231,8 @@ class Directory(ReadableDirectory):
 
     def open_segment(self, number: int, term: int) -> tuple[Segment, FileCipher]:
         """Create a segment to append to, and the cipher that encrypts its turns. Raises OSError."""
-        salt = new_salt()
-        return Segment(self.segment(number), header(number, term, salt)), FileCipher(self._key, salt)
+        cipher = FileCipher(self._key, new_salt())
+        return Segment(self.segment(number), header(number, term, cipher)), cipher
 
 
 def journal_key() -> bytes:
@@ -239,7 +256,11 @@ class FileCipher:
         from cryptography.exceptions import InvalidTag
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-        self._aead = AESGCM(hmac.digest(key, b"file " + salt.encode(), "sha256"))
+        file_key = hmac.digest(key, b"file " + salt.encode(), "sha256")
+        self.salt = salt
+        # Tells another key from damage. It reveals nothing about the key.
+        self.key_check = hmac.digest(file_key, b"check", "sha256")[:_CHECK_BYTES].hex()
+        self._aead = AESGCM(file_key)
         self._invalid = InvalidTag
         self._number = 0
 

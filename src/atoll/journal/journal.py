@@ -261,7 +261,7 @@ def recover(directory: Directory) -> Recovered | None:
 
     Reads only what was written: at the first torn write or changed bit, the segment is truncated and later segments are
     removed, so that nothing after the gap is ever read. Raises JournalError if no snapshot is readable, and
-    IncompatibleJournalError, without changing a file, if one is of another protocol.
+    IncompatibleJournalError, without changing a file, if one is of another protocol or was encrypted with another key.
     """
     found = _read(directory)
     if found is None:
@@ -324,7 +324,7 @@ def _read_segments(directory: ReadableDirectory, segments: list[int], recovered:
             _drop(directory, segments[index:], str(error), recovered)
             return
         recovered.term = max(recovered.term, found.term)
-        start, cipher = position, directory.cipher_of(found)
+        start, cipher = position, directory.cipher_of(number, found)
         for end, turn in read_turns(memoryview(content)[start:]):
             try:
                 recovered.turns.append(cipher.open(turn))

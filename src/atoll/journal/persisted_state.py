@@ -84,7 +84,7 @@ def persisted_in(directory: Path) -> tuple[PersistedState, int] | None:
         raise JournalError(f"{path} cannot be read: {error}") from None
     except JournalError as error:
         raise type(error)(
-            f"{error}. It contains sessions that were suspended when the cluster ended; remove it to discard them"
+            f"{error}. It contains sessions that were suspended when the cluster ended; remove it only to discard them"
         ) from None
 
 

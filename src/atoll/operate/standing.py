@@ -79,7 +79,9 @@ class StandingCluster:
         self._directory = registry.directory(name)
         address = _listening_address(options.listen or registry.address(name), options)
         advertised(address, options.advertise)
-        environment = kept_environment(authority, options.token) if authority is not None and address.tls else {}
+        environment: dict[str, str] = {}
+        if authority is not None and address.tls:
+            environment = kept_environment(authority, options.token, must_exist=bool(options.standby))
         environment = logging_environment() | environment
         self._log: BinaryIO | None = None
         run: ClusterRun | None = None

@@ -138,12 +138,17 @@ class _Credentials(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     host_token: str
 
 
-def kept_environment(file: Path, token: str = "") -> dict[str, str]:
+def kept_environment(file: Path, token: str = "", *, must_exist: bool = False) -> dict[str, str]:
     """Return the environment variables for a cluster with the credentials in `file`, which is created if it is missing.
 
-    Raises AccessError if the file cannot be read or written or if other users can access it, and SettingsError if
-    `token` is neither "" nor the token in the file.
+    With `must_exist`, a missing file is an error: the cluster exists and has its file elsewhere. Raises AccessError if
+    the file cannot be read or written or if other users can access it, and SettingsError if `token` is neither "" nor
+    the token in the file.
     """
+    if must_exist and not file.exists():
+        raise AccessError(
+            f"{file} does not exist: copy the controller's --authority file to this machine, with mode 0600"
+        )
     if not file.exists():
         try:
             content = msgspec.json.format(msgspec.json.encode(_new_credentials()))
