@@ -15,6 +15,7 @@ from atoll.controller_process.controller_options import (
     CANNOT_RESTART,
     CHARGED,
     FAILED,
+    FOLLOWED,
     RUNS,
     ControllerOptions,
 )
@@ -72,3 +73,15 @@ def test_restarts_for_bugs_that_are_charged_to_tenants_do_not_count(tmp_path, mo
 def test_a_controller_that_cannot_read_its_journal_is_not_started_again(tmp_path, monkeypatch):
     count, reason = starts_of(CANNOT + b"protocol 1\n", tmp_path, monkeypatch, status=CANNOT_RESTART)
     assert (count, reason) == (1, "the controller cannot run: protocol 1")
+
+
+def test_the_log_names_the_standby_that_takes_over(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("os.read", lambda descriptor, size: RUNS + FOLLOWED + b"tls://two:7000\n")
+    replaced: list[str] = []
+    child = ControllerChild(
+        ControllerOptions("", ClusterSettings("1x1x1"), 1, journal=str(tmp_path)), lambda: None, print, replaced.append
+    )
+    child._read()
+    child._ended(-9)
+    assert replaced == ["the controller ended: killed by SIGKILL"]
+    assert "killed by SIGKILL; the standby at tls://two:7000 takes over" in caplog.text

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from atoll.cluster.moved_controllers import recorded_controller
 from atoll.cluster.settings import ClusterSettings
 from atoll.controller_process.controller_options import FOLLOWED, RUNS, SUPERSEDED
 from atoll.engines import spare_engine, supervisor
@@ -19,6 +20,7 @@ from atoll.engines.successor_supervisor import SuccessorSupervisor
 from atoll.engines.supervisor import Supervisor
 from atoll.errors import ClusterError, Code, Status
 from atoll.protocol.messages import BecomeEngine, Refused
+from atoll.wire.address import parse_address
 from tests.cluster_process import free_port
 
 
@@ -50,12 +52,29 @@ def test_a_standby_ends_if_another_controller_takes_over_from_its_own(
         starting = asyncio.create_task(standby.start())
         await asyncio.sleep(0)
         (child,) = started
-        monkeypatch.setattr("os.read", lambda descriptor, size: RUNS + FOLLOWED)
+        monkeypatch.setattr("os.read", lambda descriptor, size: RUNS + FOLLOWED + b"unix:/the-second\n")
         child._read()
         child._ended(status)
         assert stop.is_set()
         assert len(started) == 1  # and it is not started again
         starting.cancel()
+
+    asyncio.run(main())
+
+
+def test_an_engine_records_where_its_controller_is_after_a_takeover(tmp_path: Path) -> None:
+    class Moved(Link):
+        address = parse_address("127.0.0.1:7001")
+
+    async def main() -> None:
+        options = EngineOptions(ClusterSettings(engine="hosts"), str(tmp_path), listen="127.0.0.1:7000")
+        supervised = Supervisor(options, HostsEngine(options), asyncio.Event())
+        supervised.take_over(Moved(), ())  # type: ignore[arg-type]
+        supervised.cut_off(True)
+        assert recorded_controller(str(tmp_path)) == ""
+        supervised.cut_off(False)
+        assert recorded_controller(str(tmp_path)) == "127.0.0.1:7001"
+        await supervised.end()
 
     asyncio.run(main())
 

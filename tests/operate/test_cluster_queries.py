@@ -8,10 +8,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from atoll.cluster.moved_controllers import record_controller
 from atoll.cluster.processes.process_table import ancestors, began
-from atoll.errors import ClusterError
-from atoll.operate.cluster_queries import find, other_clusters
+from atoll.cluster.settings import ClusterSettings
+from atoll.errors import AccessError, ClusterError, UnreachableError
+from atoll.operate.cluster_queries import explained, find, other_clusters
 from atoll.operate.cluster_registry import ClusterRecord, ClusterRegistry, embedded_clusters, register_embedded
+from atoll.operate.standing import StandingOptions, start_cluster
+from atoll.security.join_token import JoinToken
+from atoll.security.start_security import join_file
+from atoll.wire.address import parse_address
 
 
 @pytest.fixture(autouse=True)
@@ -98,3 +104,39 @@ def test_a_cluster_is_recorded_for_as_long_as_its_engine_runs(runtime: Path) -> 
 
 def test_ancestors_begin_with_the_process_and_its_parent() -> None:
     assert list(ancestors(os.getpid()))[:2] == [os.getpid(), os.getppid()]
+
+
+def hint(**options: object) -> str:
+    """Return the error of a command if no controller listens at the cluster's address."""
+    with pytest.raises(UnreachableError) as caught, explained(find(**options)):  # type: ignore[arg-type]
+        raise UnreachableError("nothing listens")
+    return str(caught.value)
+
+
+def test_the_error_that_no_controller_listens_depends_on_what_is_known_of_the_cluster() -> None:
+    stays("lab")
+    assert "start one with `atoll up" in hint(address="unix:/other")
+    assert "the engine of cluster lab runs, so its controller is starting or restarting" in hint(name="lab")
+    record_controller(str(ClusterRegistry().directory("lab")), "tls://two:7000")
+    assert "cluster lab continues at tls://two:7000: use `--address tls://two:7000`" in hint(name="lab")
+
+
+def test_the_user_of_the_engine_reaches_a_controller_that_has_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = ClusterRegistry()
+    with registry.locked():
+        registry.directory("lab").mkdir()
+        registry.register("lab", "tls://one:7000", "1x1x1", "cpu", os.getpid())
+    JoinToken(parse_address("tls://one:7000"), "ab" * 32, "secret").save(join_file(registry.directory("lab")))
+    with pytest.raises(AccessError):
+        find(address="two:7000")
+    record_controller(str(registry.directory("lab")), "tls://two:7000")
+    target = find(address="two:7000")
+    assert target.join is not None
+    assert (str(target.address), target.join.token) == ("tls://two:7000", "secret")
+
+
+def test_a_name_that_an_engine_uses_whose_controller_has_moved_is_refused_with_the_address() -> None:
+    stays("lab")
+    record_controller(str(ClusterRegistry().directory("lab")), "tls://two:7000")
+    with pytest.raises(ClusterError, match=r"continues at tls://two:7000: give the new one another --name"):
+        start_cluster(StandingOptions(name="lab", settings=ClusterSettings("1x1x1"), listen="", token="", stays=True))

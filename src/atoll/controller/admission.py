@@ -285,7 +285,7 @@ class Admission:
             self._refuse(peer, Code.ALREADY_EXISTS, "this cluster has a spare engine")
             return
         if former is not None:
-            self._outbox.close(former, "another spare engine replaces it")
+            self._outbox.close(former, "a process that started later offers a spare engine in its place")
         peer.handlers = self._spare_engine
         self._connections.spare_engine = peer.connection
         self._name(peer, "the spare engine")

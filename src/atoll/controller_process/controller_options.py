@@ -12,8 +12,10 @@ from atoll.errors import ClusterError
 
 # Reported to `ready_fd`: the controller listens and has begun its journal, if any; all hosts have joined.
 RUNS, READY = b"runs\n", b"ready\n"
-# Whether a standby follows this controller and continues when it ends; this process is such a standby itself.
-FOLLOWED, ALONE, FOLLOWS = b"followed\n", b"alone\n", b"follows\n"
+# A standby follows this controller and continues when it ends. The rest of the line is the standby's address.
+FOLLOWED = b"followed "
+# No standby follows this controller; this process is such a standby itself.
+ALONE, FOLLOWS = b"alone\n", b"follows\n"
 # A bug ends the controller. The rest of the line describes it.
 FAILED = b"failed "
 # The bug is charged to a tenant, which is suspended if there are more. The restart does not count.

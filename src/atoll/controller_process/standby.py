@@ -194,7 +194,7 @@ class Standby:
         early, self._early = self._early, []
         for turn in early:
             self._replay(turn)
-        _log.warning("following the controller at %s: %d turns since its snapshot", self._address, len(early))
+        _log.info("following the controller at %s: %d turns since its snapshot", self._address, len(early))
 
     def _acknowledge(self, connection: Connection) -> None:
         """Acknowledge the snapshot and all turns received so far."""

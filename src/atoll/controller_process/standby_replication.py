@@ -244,8 +244,8 @@ class StandbyReplication:
         self._leader_fence.begin()
         self._send_heartbeat(standby)
         standby.flush()
-        _log.warning("a standby at %s follows this controller", self._address)
-        self._report(FOLLOWED)
+        _log.info("a standby at %s follows this controller", self._address)
+        self._report(FOLLOWED + self._address.encode() + b"\n")
 
     def _drop(self, standby: Connection, reason: str) -> None:
         standby.abort()

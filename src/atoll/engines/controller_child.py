@@ -60,7 +60,7 @@ class ControllerChild:
         self._problem = ""  # what prevents the start of a controller, as it reports before it exits
         self._is_charged = False  # whether a tenant is charged for the bug
         self._policy = RestartPolicy("the controller")  # for restarts after bugs
-        self._is_followed = False  # whether a standby takes over if it ends
+        self._followed_by = ""  # address of the standby that takes over if it ends
         self._is_ending = False
         self._was_asked = False  # whether it has ended because an operator asked for it
         self._has_ended = asyncio.Event()
@@ -96,8 +96,10 @@ class ControllerChild:
         if not said:
             self._stop_reading()
         for line in said.splitlines(keepends=True):
-            if line in (FOLLOWED, ALONE):
-                self._is_followed = line == FOLLOWED
+            if line.startswith(FOLLOWED):
+                self._followed_by = line.removeprefix(FOLLOWED).decode(errors="replace").strip()
+            elif line == ALONE:
+                self._followed_by = ""
             elif line.startswith(FAILED):
                 self._bug = line.removeprefix(FAILED).decode(errors="replace").strip()
             elif line.startswith(CANNOT):
@@ -128,9 +130,10 @@ class ControllerChild:
         (bug, self._bug), (is_charged, self._is_charged) = (self._bug, ""), (self._is_charged, False)
         if bug:
             text = f"the controller failed: {bug}" + (" (charged to a tenant)" if is_charged else "")
-        if not self._is_ending and (status == SUPERSEDED or (status and self._is_followed)):
+        if not self._is_ending and (status == SUPERSEDED or (status and self._followed_by)):
             # Peers are connected to the other controller already, or find it within their grace time.
-            _log.warning("%s; another controller takes over", text)
+            successor = f"the standby at {self._followed_by}" if self._followed_by else "another controller"
+            _log.warning("%s; %s takes over", text, successor)
             self._has_ended.set()
             self._on_replaced(text)
             return

@@ -17,6 +17,7 @@ from typing import Any
 
 from atoll._version import __version__
 from atoll.cluster.environment_variables import TOKEN
+from atoll.cluster.moved_controllers import record_controller
 from atoll.cluster.topology import IslandShape, Topology
 from atoll.controller_process.controller_options import ControllerOptions
 from atoll.devices.device_kinds import check_platform, kind_of
@@ -81,6 +82,7 @@ class Supervisor:
         self._first_incarnation = int(time.time()) if engine.agents is not None else 0
         self._topology = options.settings.topology
         self._address = parse_address(options.controller_address)
+        self._last_address = self._address  # of the controller
         self._islands = [self._island(number) for number in range(self._topology.islands)]
         self._controller = controller or ControllerChild(self._controller_options(), self._ready, self.controller_ended)
         self._identity = EngineIdentity(options.directory, "the engine")
@@ -159,8 +161,8 @@ class Supervisor:
 
     def cut_off(self, is_cut_off: bool) -> None:
         """Handle the loss of the controller's connection, or its return, which may be to another controller."""
-        if self._link is not None and not is_cut_off and self._link.address != self._address:
-            self._engine.controller_at(self._link.address)
+        if self._link is not None and not is_cut_off:
+            self._controller_is_at(self._link.address)
         if self._engine.agents is not None:
             self._engine.agents.cut_off(is_cut_off)
 
@@ -197,9 +199,18 @@ class Supervisor:
             self._stop.set()
             return
         _log.warning("this engine has registered at %s", where)
-        self._engine.controller_at(where)
+        self._controller_is_at(where)
         for island in self._islands:
             island.report()
+
+    def _controller_is_at(self, address: Address) -> None:
+        """Use the controller at `address` from now on. Commands on this machine find the address in a file."""
+        if address == self._last_address:
+            return
+        self._last_address = address
+        _log.warning("the controller of this cluster is at %s now", address)
+        self._engine.controller_at(address)
+        record_controller(self._options.directory, str(address))
 
     async def end(self) -> None:
         """End all processes, the controller first, so that no worker looks lost."""

@@ -123,14 +123,14 @@ def other_clusters(target: Target) -> list[ClusterRecord]:
 
 def report_of(target: Target, token: str) -> dict[str, Any]:
     """Return the state of the cluster; see `atoll.telemetry.report`. Raises ConnectError or a subclass."""
-    with explained():
+    with explained(target):
         report: dict[str, Any] = msgspec.json.decode(request_report(target.address, token, target.join))
         return report
 
 
 def dump_of(target: Target, token: str) -> bytes:
     """Return the controller's event log; see `atoll.journal.event_log`. Raises ConnectError or a subclass."""
-    with explained():
+    with explained(target):
         return request_dump(target.address, token, target.join)
 
 
@@ -139,7 +139,7 @@ def check(target: Target, token: str) -> CheckReply:
 
     Messages in transit cause differences that change from check to check, so only lasting differences are returned.
     """
-    with explained():
+    with explained(target):
         reply = request_check(target.address, token, target.join)
         for _ in range(_RECHECKS if reply.differences else 0):
             time.sleep(_RECHECK_SECONDS)
@@ -151,14 +151,14 @@ def check(target: Target, token: str) -> CheckReply:
 
 def operate(target: Target, token: str, operation: Operation) -> str:
     """Perform an operation, and return a description of the result. Raises StatusError, ConnectError or a subclass."""
-    with explained():
+    with explained(target):
         return request_operation(target.address, token, operation, target.join)
 
 
 def add_island(target: Target, token: str, request: AddIslandRequest) -> str:
     """Start one more island. As `operate`, but waits as long as the cluster waits for the island."""
     seconds = request.wait_seconds or float(report_of(target, token)["wait_seconds"])
-    with explained():
+    with explained(target):
         return request_operation(target.address, token, request, target.join, seconds + _ADD_GRACE_SECONDS)
 
 
@@ -167,7 +167,7 @@ def trace_of(target: Target, token: str, seconds: float = 0.0) -> bytes:
 
     Raises ConnectError or a subclass.
     """
-    with explained():
+    with explained(target):
         recording = None
         if seconds > 0:
             recording = request_recording(target.address, token, seconds + _FETCH_SECONDS, target.join)
@@ -177,18 +177,33 @@ def trace_of(target: Target, token: str, seconds: float = 0.0) -> bytes:
 
 def usage_of(target: Target, token: str, by: By, seconds: float) -> dict[str, Any]:
     """Return the usage of the last `seconds`, or of all time if 0. Raises ConnectError or a subclass."""
-    with explained():
+    with explained(target):
         usage: dict[str, Any] = msgspec.json.decode(request_usage(target.address, token, by, seconds, target.join))
         return usage
 
 
 @contextlib.contextmanager
-def explained() -> Iterator[None]:
-    """Add a hint to the error that no controller listens."""
+def explained(target: Target) -> Iterator[None]:
+    """Add a hint to the error that no controller listens at the target's address."""
     try:
         yield
     except UnreachableError as error:
-        raise UnreachableError(f"{error}; {_START_HINT}") from None
+        raise UnreachableError(f"{error}; {_hint_for(target.record)}") from None
+
+
+def _hint_for(record: ClusterRecord | None) -> str:
+    """Return what to do if no controller listens at the address of a cluster. Its engine runs if there is a record."""
+    if record is None:
+        return _START_HINT
+    if record.continues_at:
+        return (
+            f"a standby took over, and cluster {record.name} continues at {record.continues_at}: use "
+            f"`--address {record.continues_at}`"
+        )
+    return (
+        f"the engine of cluster {record.name} runs, so its controller is starting or restarting: try again, and see "
+        f"`atoll logs --name {record.name}` if this persists"
+    )
 
 
 class ClusterSource:
@@ -229,7 +244,7 @@ class ClusterSource:
             connection = self._connection
             if connection is None or connection.is_lost:
                 self.close()
-                with explained():
+                with explained(self._target):
                     connection = await OperatorConnection.open(self._target.address, self._token, self._target.join)
                 self._connection = connection
         return await connection.ask(request)

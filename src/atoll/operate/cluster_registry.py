@@ -28,6 +28,7 @@ import msgspec
 from atoll.atomic_files import write_atomically
 from atoll.cluster.cluster_runs import ClusterRun
 from atoll.cluster.directories import registry_directory, sockets_base
+from atoll.cluster.moved_controllers import recorded_controller
 from atoll.cluster.processes.process_table import began, session_of, this_machine
 from atoll.errors import ClusterError
 from atoll.wire.address import parse_address
@@ -68,6 +69,11 @@ class ClusterRecord(msgspec.Struct, frozen=True):
     def is_alive(self) -> bool:
         """Whether the engine runs. A cluster on Ray counts as alive unless its address refuses connections."""
         return began(self.pid) == self.began or (bool(self.ray) and not _refuses(self.address))
+
+    @property
+    def continues_at(self) -> str:
+        """The address of its controller after a standby took over and the engine stayed here; otherwise ""."""
+        return recorded_controller(self.directory)
 
     @property
     def title(self) -> str:

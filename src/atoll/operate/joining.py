@@ -83,4 +83,9 @@ def is_at(record: ClusterRecord, address: Address) -> bool:
 
 def _own(address: Address, records: list[ClusterRecord] | None) -> ClusterRecord | None:
     known = [*ClusterRegistry().all(), *embedded_clusters()] if records is None else records
-    return next((each for each in known if is_at(each, address)), None)
+    return next((each for each in known if is_at(each, address) or _continues_at(each, address)), None)
+
+
+def _continues_at(record: ClusterRecord, address: Address) -> bool:
+    where = record.continues_at
+    return bool(where) and replace(parse_address(where), tls=False) == replace(address, tls=False)

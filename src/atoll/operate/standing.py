@@ -254,6 +254,11 @@ def start_cluster(options: StandingOptions) -> StandingCluster | StandingOnRay:
 
 def _check_is_free(registry: ClusterRegistry, name: str) -> None:
     for each in registry.live():
+        if each.name == name and each.continues_at:
+            raise ClusterError(
+                f"the engine of cluster {name} runs on this machine, and the cluster continues at {each.continues_at}: "
+                "give the new one another --name"
+            )
         if each.name == name:
             raise ClusterError(
                 f"a cluster named {name} is up already, at {each.address}: use it, end it with `atoll down`, or give "
@@ -316,7 +321,7 @@ def stop_on_ray(ray_address: str, name: str) -> None:
 def _stop(target: Target, token: str, all_sessions: bool) -> Ended:
     record = target.record
     if record is None:
-        with explained():
+        with explained(target):
             said = request_stop(target.address, token, target.join, all_sessions)
         if not _until(lambda: not _listens(target.address), END_SECONDS):
             raise ClusterError(
