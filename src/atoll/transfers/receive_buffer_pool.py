@@ -18,9 +18,11 @@ from functools import partial
 
 import numpy as np
 
+from atoll.cluster.processes.machine_memory import machine_memory
 from atoll.transfers.host_memory import Bytes, aligned, lent
 
-KEPT_BYTES = 1 << 30
+# With less, an array of 1 GiB and the next one, which may arrive before the first is freed, displace each other.
+KEPT_BYTES = min(4 << 30, machine_memory() // 8)
 KEPT_SECONDS = 60.0
 # Smaller pieces use the allocator, which keeps free memory itself.
 LEAST_BLOCK_BYTES = 4 << 20
