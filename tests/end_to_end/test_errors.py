@@ -195,6 +195,7 @@ def fill_a_device() -> str:
     import numpy as np
 
     held = [jax.device_put(np.zeros(5_000_000, np.float32)) for _ in range(3)]
+    jax.block_until_ready(held)  # the error lists arrays by their state
     try:
         jax.block_until_ready(jax.device_put(np.zeros(5_000_000, np.float32)))
     except Exception as error:

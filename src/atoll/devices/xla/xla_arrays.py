@@ -5,6 +5,7 @@ Executables only use the shards, so a worker does not need the array's global sh
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -15,6 +16,10 @@ from jax._src.lib import _jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from atoll.transfers.dtypes import numpy_dtype
+
+# jaxlib 0.10 lists the shards of an array at the first use, without a lock. A second thread then gets part of the
+# list or adds the shards again. The lock is reentrant: garbage collection may ask for other shards in the same thread.
+_LISTING = threading.RLock()
 
 
 class Uneven:
@@ -50,7 +55,8 @@ def shards_of(array: Any) -> Sequence[Any]:
     """Return the single-device arrays of a local array, in order; they share its memory."""
     if isinstance(array, Uneven):
         return array.shards
-    shards: Sequence[Any] = array._arrays
+    with _LISTING:
+        shards: Sequence[Any] = array._arrays
     return shards
 
 
