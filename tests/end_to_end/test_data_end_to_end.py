@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import absl.flags
 import grain
 import jax
 import numpy as np
@@ -175,7 +174,6 @@ def test_the_script_never_has_the_bytes(python: RemotePython):
 
 
 def with_processes(shard: Shard) -> Any:
-    absl.flags.FLAGS.mark_as_parsed()  # as grain's processes want it wherever no absl.app.run did
     return shuffled(shard).to_iter_dataset().mp_prefetch(grain.multiprocessing.MultiprocessingOptions(num_workers=2))
 
 

@@ -7,6 +7,7 @@ this module replaces JAX's table of devices and the three functions that pickle 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import sys
 import threading
@@ -32,6 +33,7 @@ _JOIN_SECONDS = 100
 def open_functions(options: m.PythonOptions) -> Functions:
     """Start JAX. On several hosts, wait until the processes on the program's other hosts start it."""
     adopt(options.settings)
+    _parse_flags()
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", len(options.devices[options.rank]))
     if options.coordinator_address:
@@ -50,6 +52,12 @@ def open_functions(options: m.PythonOptions) -> Functions:
         here = sorted((each for each in jax.devices() if each.process_index == host), key=lambda each: each.id)
         devices.update(zip(ids, here, strict=True))
     return Functions(devices, options.devices[options.rank], options.sandbox)
+
+
+def _parse_flags() -> None:
+    """Give absl's flags their defaults, as in a script that runs by `absl.app.run`. Grain's processes read flags."""
+    with contextlib.suppress(ImportError):
+        importlib.import_module("absl.flags").FLAGS.mark_as_parsed()
 
 
 def _compute_at(hostname: str) -> None:
