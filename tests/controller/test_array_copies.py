@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections import Counter
 
+import msgspec
 import pytest
 
 from atoll.errors import Code
+from atoll.ir.program import Mapping, Rearrange, single
+from atoll.ir.types import Sharding
 from atoll.named_arrays.named_arrays import Version
 from atoll.named_arrays.version_states import VersionState
 from atoll.protocol import messages as m
@@ -22,7 +25,7 @@ class Copying(Trainer):
         (version,) = self.controller.published.names.versions()
         return version
 
-    def replicate(self, replicas: int = 2) -> list[Any]:
+    def replicate(self, replicas: int = 2) -> list[tuple[int, m.Run]]:
         """Publish array 10 with replicas, and complete it; what is sent then."""
         view, sequence = self.view()
         (reply,) = self.say(m.Publish(self.request(), "policy", 2, (view,), ("w",), replicas=replicas))
@@ -166,6 +169,34 @@ def test_a_copy_is_not_made_where_it_does_not_fit() -> None:
     play.fill(2, 3)
     assert play.replicate() == []
     assert "its arrays need 8 B on device 0 of host 1" in play.version.problem
+
+
+def test_the_copies_of_one_tenant_do_not_delay_those_of_another() -> None:
+    play = Copying()
+    whole, count = (0, 1, 1), 6
+    mappings = tuple(Mapping(0, output, whole, whole) for output in range(count))
+    sequences = []
+    for session in (play.session, play.open(token="reader").number):
+        play.session = session
+        play.array(11)
+        play.say(m.RegisterProgram(6, single("publish", (on(0),), Rearrange((0,), (on(0),) * count, mappings))))
+        views = tuple(range(200, 200 + count))
+        sequences += [run.sequence for run in runs(play.say(m.Launch(6, (11,), views, ())))]
+        for view in views:
+            play.say(m.Publish(view, f"policy-{view}", 2, (view,), ("w",), replicas=2))
+    play.done(*sequences)
+    copies = play.controller.published.copies
+    assert Counter(tenant for tenant, _, _ in copies._runs) == {"trainer": 4, "reader": 4}
+
+
+def test_an_array_without_devices_cannot_be_published() -> None:
+    play = Copying()
+    nothing = msgspec.structs.replace(on(0), sharding=Sharding(()))
+    play.say(m.RegisterProgram(6, single("nothing", (), Rearrange((), (nothing,), ()))))
+    play.say(m.Launch(6, (), (50,), ()))
+    replies = play.say(m.Publish(1, "policy", 2, (50,), ("w",), replicas=2))
+    assert [each.status.code for each in replies if isinstance(each, m.Published)] in ([Code.INVALID_ARGUMENT], [])
+    assert list(play.controller.published.names.versions()) == []
 
 
 @pytest.mark.parametrize(("replicas", "code"), [(0, Code.INVALID_ARGUMENT), (3, Code.INVALID_ARGUMENT)])

@@ -197,11 +197,11 @@ class CopyRunDump(Dump):
     following: int = 0
 
 
-@dump_of(ArrayCopies, "array copies")
+@dump_of(ArrayCopies, "array copies", version=2)
 class ArrayCopiesDump(Dump):
     due: dict[tuple[str, str, int], int] = {}
     leaving: set[int] = set()
-    _waiting: dict[tuple[str, str, int], None] = {}
+    _queues: dict[str, dict[tuple[str, str, int], None]] = {}
     _runs: dict[tuple[str, str, int], Ref[CopyRun]] = {}
     _retries: dict[tuple[str, str, int], float] = {}
 

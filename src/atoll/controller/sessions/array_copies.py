@@ -10,6 +10,7 @@ If an island fails, other copies of the arrays take the place of those that are 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -29,8 +30,8 @@ from atoll.named_arrays.version_states import VersionState
 from atoll.protocol import messages as m
 from atoll.state.session import Session
 
-# Versions of which arrays are examined or copied at the same time.
-_MOST_AT_ONCE = 16
+# Versions of a tenant of which arrays are examined or copied at the same time. Copies may wait for a quota.
+_MOST_AT_ONCE = 4
 # Until Atoll tries again to make a copy.
 RETRY_SECONDS = 10.0
 
@@ -70,7 +71,7 @@ class ArrayCopies:
     ) -> None:
         self.due: dict[VersionKey, int] = {}  # versions to examine now, with the first array
         self.leaving: set[int] = set()  # islands that are being drained
-        self._waiting: dict[VersionKey, None] = {}  # versions to examine when others have been examined
+        self._queues: dict[str, dict[VersionKey, None]] = {}  # versions to examine after others, by tenant
         self._runs: dict[VersionKey, CopyRun] = {}
         self._retries: dict[VersionKey, float] = {}  # versions that lack copies, with the time to try again
         self._open = state.sessions
@@ -86,18 +87,26 @@ class ArrayCopies:
     def examine(self, version: Version) -> None:
         """Examine a version whose copies may be too few."""
         self._retries.pop(version.key, None)
-        self._waiting[version.key] = None
+        self._queues.setdefault(version.tenant, {})[version.key] = None
         self._admit()
 
     def _admit(self) -> None:
-        """Examine as many of the waiting versions as may be examined at once."""
-        while self._waiting and len(self._runs) + len(self.due) < _MOST_AT_ONCE:
-            key = next(iter(self._waiting))
-            del self._waiting[key]
-            if key in self._runs:
-                self._runs[key].following = 0
-            else:
-                self.due[key] = 0
+        """Examine as many of the waiting versions of each tenant as may be examined at once."""
+        busy = Counter(key[0] for key in (*self._runs, *self.due))
+        for tenant, waiting in list(self._queues.items()):
+            while waiting and busy[tenant] < _MOST_AT_ONCE:
+                key = next(iter(waiting))
+                del waiting[key]
+                if key in self._runs:
+                    self._runs[key].following = 0
+                else:
+                    busy[tenant] += key not in self.due
+                    self.due[key] = 0
+            if not waiting:
+                del self._queues[tenant]
+
+    def _is_busy(self, key: VersionKey) -> bool:
+        return key in self._runs or key in self.due or key in self._queues.get(key[0], ())
 
     def leave(self, island: int) -> None:
         """Begin to copy the arrays on an island to others. `stay` follows when the island has been drained, or not."""
@@ -118,7 +127,7 @@ class ArrayCopies:
         for version in found:
             if not version.problem:
                 self.examine(version)
-        if any(each.key in self._runs or each.key in self.due or each.key in self._waiting for each in found):
+        if any(self._is_busy(each.key) for each in found):
             return None
         return [f"{version.title}: {version.problem}" for version in found]
 
@@ -155,7 +164,7 @@ class ArrayCopies:
     def tick(self, now: float) -> None:
         for key in [key for key, seconds in self._retries.items() if seconds <= now]:
             del self._retries[key]
-            self._waiting[key] = None
+            self._queues.setdefault(key[0], {})[key] = None
         self._admit()
 
     def proceed(self) -> None:

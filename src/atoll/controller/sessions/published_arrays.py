@@ -130,7 +130,8 @@ class PublishedArrays:
             if problem is not None:
                 raise StatusError(Code(problem.code), f"array {path} of {name}: {problem.message}", problem.payloads)
             entry = entries[handle]
-            if entry.spec is None or entry.spec.dtype in _UNPUBLISHABLE or entry.is_published:
+            spec = entry.spec
+            if spec is None or not spec.sharding.devices or spec.dtype in _UNPUBLISHABLE or entry.is_published:
                 raise invalid(f"array {path} of {name} cannot be published")
         return self.names.publish(
             self._outbox.seconds,
