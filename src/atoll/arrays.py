@@ -26,7 +26,9 @@ from atoll.protocol.version_requests import NumberedVersion, PublishArrays, writ
 _donated: set[str] = set()
 
 
-def publish(name: str, tree: Any, *, keep: int = 2, replicas: int = 1, checksums: bool = False) -> int:
+def publish(
+    name: str, tree: Any, *, keep: int = 2, dtype: Any = None, replicas: int = 1, checksums: bool = False
+) -> int:
     """Publish a tree of arrays under a name, and return the number of this version.
 
     For example, a trainer publishes its parameters after every step::
@@ -49,6 +51,8 @@ def publish(name: str, tree: Any, *, keep: int = 2, replicas: int = 1, checksums
       tree: arrays in dicts, lists and tuples. For other types of nodes, subscribers need the argument `like`. Bytes,
         such as the state of an iterator of `atoll.data`, become an array of uint8.
       keep: number of versions to keep, at most 64.
+      dtype: a dtype to which the devices convert all arrays of real numbers, such as bfloat16, so that the version
+        takes less memory and less time to read.
       replicas: number of islands of which each has all arrays, at most 8. With 2, the devices copy the version to
         another island when it is complete, and it survives the loss of one island.
       checksums: also publish checksums of the arrays, which their devices compute. Subscribers can verify them.
@@ -60,6 +64,7 @@ def publish(name: str, tree: Any, *, keep: int = 2, replicas: int = 1, checksums
     """
     import jax
 
+    from atoll.client.array_conversions import converted
     from atoll.client.plugin_programs import staging, submit
     from atoll.client.published_trees import arrays_to_publish
 
@@ -74,7 +79,10 @@ def publish(name: str, tree: Any, *, keep: int = 2, replicas: int = 1, checksums
             raise StatusError(Code.INVALID_ARGUMENT, f"the path {path[:100]}... of an array is too long")
     known: set[Any] = set()
     leaves = [_as_array(leaf, path, client, known) for path, (_, leaf) in zip(paths, paths_and_leaves, strict=True)]
-    arrays, structure = arrays_to_publish(tree, leaves, paths, copies=name in _donated, checksums=checksums)
+    if dtype is not None:
+        leaves = converted(leaves, jax.numpy.dtype(dtype))
+    copies = name in _donated and dtype is None  # converted arrays are copies already
+    arrays, structure = arrays_to_publish(tree, leaves, paths, copies, checksums)
     if len(arrays) > MOST_PUBLISHED:
         text = f"{name} has {len(arrays)} arrays that are not small: a version can have at most {MOST_PUBLISHED}"
         raise StatusError(Code.INVALID_ARGUMENT, text)

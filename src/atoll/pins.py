@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,6 +94,7 @@ class Pin:
         from atoll.client import array_packing
         from atoll.client import jax_internals as internals
         from atoll.client import published_trees as trees
+        from atoll.client.array_conversions import converted
         from atoll.client.plugin_programs import submit
         from atoll.programs.values import array_spec
 
@@ -138,7 +138,7 @@ class Pin:
         ]
         arrays = list(itertools.chain.from_iterable(unpacked))
         if dtype is not None:
-            arrays = _converted(arrays, jax.numpy.dtype(dtype))
+            arrays = converted(arrays, jax.numpy.dtype(dtype))
         return Version(opened.version, jax.tree.map(lambda position: arrays[position], tree))
 
 
@@ -168,24 +168,3 @@ def _open(client: Any, name: str, version: int, newer_than: int, wait: float) ->
         if opened.status.code != Code.DEADLINE_EXCEEDED or left <= _POLL_SECONDS:
             opened.status.raise_if_error()
             return reply, opened
-
-
-def _converted(arrays: Sequence[Any], dtype: Any) -> list[Any]:
-    """Return the arrays with their real numbers converted, on the same devices."""
-    import jax
-    import jax.numpy as jnp
-
-    groups: dict[Any, list[int]] = {}
-    for position, each in enumerate(arrays):
-        if jnp.issubdtype(each.dtype, jnp.floating) and each.dtype != dtype:
-            groups.setdefault(tuple(each.sharding._device_assignment), []).append(position)
-    result = list(arrays)
-    for positions in groups.values():
-        some = [arrays[position] for position in positions]
-        convert = jax.jit(
-            lambda xs: [x.astype(dtype) for x in xs],
-            out_shardings=[x.sharding for x in some],
-        )
-        for position, each in zip(positions, convert(some), strict=True):
-            result[position] = each
-    return result

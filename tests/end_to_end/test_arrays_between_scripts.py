@@ -80,6 +80,20 @@ def convert() -> tuple[str, str]:
     return str(tree["w"].dtype), str(tree["b"][0].dtype)
 
 
+def publish_half() -> int:
+    """Publish arrays in another dtype, one of which the script donates."""
+    params = {"w": jax.device_put(jnp.arange(8.0), jax.devices()[0]), "n": jnp.arange(3)}
+    for _ in range(2):
+        version = atoll.publish("policy-half", params, dtype=jnp.bfloat16)
+        params["w"] = jax.jit(lambda w: w + 1, donate_argnums=0)(params["w"])
+    return version
+
+
+def read_half() -> tuple[str, list[float], list[int]]:
+    tree = atoll.subscribe("trainer/policy-half", version=2).tree
+    return str(tree["w"].dtype), [float(each) for each in tree["w"]], [int(each) for each in tree["n"]]
+
+
 def publish_small(step: int) -> int:
     """Publish many small arrays of two shapes, and a large one."""
     place = NamedSharding(Mesh(np.array(jax.devices()[:2]), "x"), PartitionSpec(None, "x"))
@@ -164,6 +178,8 @@ def test_another_tenant_reads_a_version_on_another_island_with_other_shardings(
     number = trainer.call(publish, 7)
     assert rollouts.call(read) == (number, [7.0], [2, 3])
     assert rollouts.call(convert) == ("bfloat16", "int64")
+    trainer.call(publish_half)
+    assert rollouts.call(read_half) == ("bfloat16", [float(i + 1) for i in range(8)], [0, 1, 2])
     trainer.close()
     assert rollouts.call(read) == (number, [7.0], [2, 3])  # the script has ended
     rollouts.close()
