@@ -260,6 +260,7 @@ def packages_picture() -> Picture:
         "ffi": "kernels of the script",
         "programs": "functions that become one launch",
         "arrays": "publish and subscribe",
+        "pins": "pins of versions",
         "named_arrays": "versions of arrays",
         "client": "plug-in, connect, slices",
         "data": "input on the hosts",
