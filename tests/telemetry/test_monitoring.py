@@ -17,11 +17,12 @@ import yaml
 from atoll.protocol import events as e
 from atoll.telemetry.history import KINDS
 from atoll.telemetry.metrics import metrics_of
+from atoll.web.alert_rules import RUNBOOK, alert_rules
 from tests.controller.play import Play
 from tests.telemetry.reports import snapshot_of
 
 ROOT = Path(__file__).parents[2]
-RULES = yaml.safe_load((ROOT / "monitoring" / "alerts.yml").read_text())["groups"][0]["rules"]
+RULES = yaml.safe_load(alert_rules())["groups"][0]["rules"]
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "monitoring" / "dashboard.json").read_text())
 PROMTOOL = shutil.which("promtool")
 _NAME = re.compile(r"\batoll_[a-z_]+")
@@ -76,8 +77,15 @@ def test_each_alert_has_a_severity_and_an_entry_in_the_runbook():
     }
     for rule in RULES:
         assert rule["labels"]["severity"] in ("critical", "warning")
-        file, _, anchor = rule["annotations"]["runbook"].partition("#")
-        assert (file, anchor in headings) == ("docs/operate/runbook.md", True), anchor
+        file, _, anchor = rule["annotations"]["runbook_url"].partition("#")
+        assert (file, anchor in headings) == (RUNBOOK, True), anchor
+
+
+def test_the_alerts_link_to_the_page_that_is_given():
+    rules = yaml.safe_load(alert_rules("https://wiki.example/runbook"))["groups"][0]["rules"]
+    links = [rule["annotations"]["runbook_url"] for rule in rules]
+    assert all(link.startswith("https://wiki.example/runbook#") for link in links)
+    assert links[0].endswith("#the-cluster-does-not-answer")
 
 
 def test_the_dashboard_is_what_its_script_writes():
@@ -90,6 +98,8 @@ def test_the_dashboard_is_what_its_script_writes():
 
 
 @pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed")
-def test_promtool_accepts_the_rules():
+def test_promtool_accepts_the_rules(tmp_path: Path):
     assert PROMTOOL is not None
-    subprocess.run([PROMTOOL, "check", "rules", str(ROOT / "monitoring" / "alerts.yml")], check=True)
+    file = tmp_path / "alerts.yml"
+    file.write_text(alert_rules())
+    subprocess.run([PROMTOOL, "check", "rules", str(file)], check=True)

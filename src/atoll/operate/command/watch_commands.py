@@ -181,6 +181,26 @@ def metrics(
     _run(serve_metrics(Poller(ClusterSource(target, token())), where, key, listening, security))
 
 
+def alerts(
+    *,
+    runbook: Annotated[
+        str,
+        typer.Option(
+            help="URL of your copy of the page Runbook, for the links in the alerts. Defaults to its path in the "
+            "repository.",
+            metavar="URL",
+        ),
+    ] = "",
+) -> None:
+    """Print the alert rules for Prometheus.
+
+    For example: `atoll alerts > alerts.yml`, and `rule_files: [alerts.yml]` in Prometheus' configuration.
+    """
+    from atoll.web.alert_rules import alert_rules
+
+    print(alert_rules(runbook), end="")
+
+
 def _address(listen: str) -> Address:
     from atoll.wire.address import parse_address
 
