@@ -71,5 +71,7 @@ def test_a_standby_on_tcp_takes_over_and_is_the_cluster_from_then_on(user, tmp_p
         return island["state"] == "ready" and island["hosts"][0]["pid"] != lost["pid"]
 
     assert eventually(is_back), "a worker that starts now finds the standby"
+    assert f"cluster default continues at tls://{second}" in user.atoll("status", "--name", "default").stderr
+    assert "the engine of cluster default runs on this machine" in user.atoll("up", "--islands", "1x1x1").stderr
     user.atoll("down", "--name", "spare").check()
     assert eventually(lambda: user.leftovers() == []), user.leftovers()
