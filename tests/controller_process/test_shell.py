@@ -60,7 +60,7 @@ class Peer:
         return await asyncio.wait_for(self.inbox.get(), 10)
 
     def said(self) -> list[Any]:
-        """What has come, and was not taken."""
+        """The messages that have arrived since the last call of `next`."""
         return [self.inbox.get_nowait() for _ in range(self.inbox.qsize())]
 
     async def next_of(self, tag: int) -> Any:

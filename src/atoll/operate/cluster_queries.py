@@ -40,7 +40,7 @@ from atoll.wire.address import Address
 _START_HINT = "start one with `atoll up --islands 1x1x8`, or set ATOLL_ADDRESS to the address of one"
 _ADD_GRACE_SECONDS = 30.0  # for the controller to fail a new island itself, with the reason
 _FETCH_SECONDS = 30.0  # for fetching a recording after its end
-RESUME_SECONDS = 600.0  # for a resumption to wait for memory and devices, unless told otherwise
+RESUME_SECONDS = 600.0  # for a resumption to wait for memory and devices
 _RECHECKS = 2
 _RECHECK_SECONDS = 0.5
 _decode_trace = msgspec.msgpack.Decoder(TraceRecord).decode
