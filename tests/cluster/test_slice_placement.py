@@ -150,7 +150,7 @@ def test_slices_on_the_same_island_and_on_others():
     table.add(2)
     assert table.add(2, same_island_as=(1,))[1] == ["0.2", "0.3"]
     assert table.add(2, other_island_than=(1,))[1] == ["1.0", "1.1"]
-    assert "slice 3 is on it" in table.refusal(2, other_island_than=(1, 3))
+    assert "slice 1 is on it" in table.refusal(5, other_island_than=(1,))
     with pytest.raises(StatusError, match="slice 9 does not exist"):
         table.add(2, same_island_as=(9,))
 
@@ -171,6 +171,15 @@ def test_memory_that_has_to_be_free():
     text = table.refusal(1, memory_per_device=5000)
     assert "100 B" in text
     assert "1000 B" in text
+
+
+def test_a_slice_that_needs_one_more_island_is_refused_for_good():
+    table = Table((4,), (4,))
+    table.add(2)
+    table.add(2, other_island_than=(1,))
+    with pytest.raises(StatusError, match="without slices 1, 2, and this cluster has 2 islands") as raised:
+        table.add(2, other_island_than=(1, 2))
+    assert raised.value.status.code == Code.FAILED_PRECONDITION
 
 
 def test_a_refusal_names_what_is_free_and_why_each_island_will_not_do():

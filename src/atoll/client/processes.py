@@ -6,6 +6,7 @@ this process and end when it ends, for any reason.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -29,16 +30,17 @@ from atoll.cluster.processes.client_directories import (
     transfer_directory,
 )
 from atoll.cluster.processes.lifeline import watch_in_thread
-from atoll.cluster.settings import ClusterSettings
+from atoll.cluster.settings import DEFAULT_ISLANDS, ClusterSettings
 from atoll.engines.engine_options import EngineOptions
 from atoll.engines.start_engine import EngineProcess, check_settings
 from atoll.errors import AtollError, ClusterError, UnreachableError, error_kind
 from atoll.ifrt.proxy_options import ProxyOptions, Ready, start_proxy
-from atoll.operate.cluster_registry import register_embedded
+from atoll.operate.cluster_registry import register_embedded, standing_clusters
 from atoll.operate.joining import reach
 
 _taken: tuple[int, NamedRun] = (0, UNNAMED)  # this process, and its run
 
+ISLANDS = "ATOLL_ISLANDS"
 _ROOM_BYTES = 1 << 30  # space for large arrays on their way to the proxy
 
 
@@ -89,6 +91,7 @@ class ClientProcesses:
         reached = reach(settings.address, settings.join) if settings.address or settings.join else None
         if reached is None:
             check_settings(settings.cluster)
+            _note_standing_clusters(settings.cluster.islands)
         self._directory = make_directory("client")
         self.transfer_directory = transfer_directory(_shared_memory())
         claim(self._directory, self.transfer_directory)
@@ -237,8 +240,24 @@ def _error(name: str, message: str, address: str) -> AtollError:
     """Return the exception for an error that the proxy reports. Its message says what to start."""
     kind = error_kind(name) or ClusterError
     if address and kind is UnreachableError:
-        message += "; start a cluster with `atoll up`, or unset ATOLL_ADDRESS to use an embedded cluster"
+        if ADDRESS.text() and JOIN.text():
+            message += "; ATOLL_ADDRESS is set, so ATOLL_JOIN is not used: unset one of them"
+        else:
+            message += "; start a cluster with `atoll up`, or unset ATOLL_ADDRESS to use an embedded cluster"
     return kind(message)
+
+
+def _note_standing_clusters(islands: str) -> None:
+    """Print that the script starts an embedded cluster, if its user also has a standing one."""
+    if islands != DEFAULT_ISLANDS or ISLANDS in os.environ:
+        return  # the user has chosen the cluster
+    with contextlib.suppress(OSError):
+        for record in standing_clusters()[:1]:
+            sys.stderr.write(
+                f"atoll: this script starts its own cluster ({islands}), although cluster {record.name} is up. To use "
+                f"that one, set ATOLL_ADDRESS={record.address}; to hide this line, set {ISLANDS}={islands}\n"
+            )
+            sys.stderr.flush()
 
 
 def script_name() -> str:

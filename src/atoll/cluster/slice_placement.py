@@ -142,6 +142,7 @@ class Slices:
         shape = slice_request.shape or (slice_request.count,)
         if slice_request.accelerator and any(each.is_kind(kind) for each in islands for kind in _ACCELERATORS):
             slice_request = replace(slice_request, kind=slice_request.kind or slice_request.accelerator)
+        _check_islands(devices, slice_request, islands)
         reasons: list[str] = []
         best: tuple[tuple[int, ...], Choice] | None = None
         scattered: tuple[tuple[int, ...], Choice] | None = None
@@ -244,6 +245,19 @@ class Slices:
         if best is None:
             raise StatusError(Code.RESOURCE_EXHAUSTED, f"{island} has no devices for {slice_request}")
         return dict(zip(each.devices, (island.locations[i] for i in best[2]), strict=True))
+
+
+def _check_islands(devices: SessionDevices, slice_request: SliceRequest, islands: Sequence[IslandDevices]) -> None:
+    """Raise FAILED_PRECONDITION if slices exclude each island, so that no waiting and no release can help."""
+    excluded = {devices.island_of(other) for other in slice_request.other_island_than}
+    if excluded and excluded.issuperset(each.number for each in islands):
+        count = f"{len(islands)} island" + "s" * (len(islands) > 1)
+        others = ", ".join(map(str, slice_request.other_island_than))
+        raise StatusError(
+            Code.FAILED_PRECONDITION,
+            f"cannot place {slice_request}: it needs an island without slices {others}, and this cluster has {count}. "
+            "Start it with more, such as --islands 2x1x4",
+        )
 
 
 class _FreeDevices:

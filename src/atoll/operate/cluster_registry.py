@@ -185,6 +185,13 @@ class ClusterRegistry:
         return record
 
 
+def standing_clusters() -> list[ClusterRecord]:
+    """Return this user's running standing clusters. Unlike `ClusterRegistry`, creates and removes nothing."""
+    directories = sorted(registry_directory().glob(f"*/{_FILE}"))
+    records = (_read(each.parent) for each in directories if each.stat().st_uid == os.getuid())
+    return [each for each in records if each is not None and each.is_here and each.is_alive]
+
+
 def register_embedded(directory: Path, address: str, islands: str, platform: str, pid: int, label: str) -> None:
     """Record the embedded cluster of this process, whose engine is `pid`, in the cluster's own `directory`.
 

@@ -145,6 +145,8 @@ def up(
     chosen = "" if name == DEFAULT_NAME else f" --name {name}"
     insecure = insecure or is_insecure()
     wanted = {Role.CLIENT: join_file, Role.HOST: host_join_file}
+    if host_join_file is not None and settings.engine != "hosts":
+        raise typer.BadParameter("--host-join-file is for `atoll host` on other machines: add --engine hosts")
     on_tcp = settings.engine == "ray" if not listen else not listen.startswith("unix:")
     files = [file for file in (*wanted.values(), authority) if file is not None]
     here = [file for file in files if file is not authority or settings.engine != "ray"]

@@ -1,0 +1,57 @@
+"""A script that starts an embedded cluster prints the address of its user's standing cluster."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from atoll.client import processes
+from atoll.cluster.settings import DEFAULT_ISLANDS
+from atoll.operate.cluster_registry import ClusterRegistry
+
+
+@pytest.fixture
+def standing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The address of a standing cluster, whose engine this process stands in for."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    registry = ClusterRegistry()
+    registry.directory("lab").mkdir(mode=0o700)
+    with registry.locked():
+        return registry.register("lab", "tls://10.77.0.1:7000", "1x2x4", "cpu", os.getpid()).address
+
+
+def test_a_script_on_a_cluster_of_its_own_is_told_of_the_standing_one(
+    standing: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    processes._note_standing_clusters(DEFAULT_ISLANDS)
+    said = capsys.readouterr().err
+    assert "although cluster lab is up" in said
+    assert f"ATOLL_ADDRESS={standing};" in said
+
+
+def test_a_script_that_has_chosen_its_islands_is_told_nothing(
+    standing: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes._note_standing_clusters("2x1x4")
+    monkeypatch.setenv(processes.ISLANDS, DEFAULT_ISLANDS)
+    processes._note_standing_clusters(DEFAULT_ISLANDS)
+    assert capsys.readouterr().err == ""
+
+
+def test_without_a_standing_cluster_nothing_is_said_or_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    processes._note_standing_clusters(DEFAULT_ISLANDS)
+    assert capsys.readouterr().err == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_address_that_hides_a_join_token_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATOLL_ADDRESS", "unix:/gone")
+    monkeypatch.setenv("ATOLL_JOIN", "join")
+    assert "ATOLL_JOIN is not used" in str(processes._error("UnreachableError", "nobody", "unix:/gone"))
+    monkeypatch.delenv("ATOLL_JOIN")
+    assert "start a cluster with `atoll up`" in str(processes._error("UnreachableError", "nobody", "unix:/gone"))
