@@ -158,8 +158,8 @@ class Records:
     def tick(self) -> None:
         """Nothing is synced."""
 
-    def load(self, has_standby: bool) -> e.JournalLoad:
-        return e.JournalLoad(True, 0, 0.0, 0, has_standby)
+    def load(self, standby: str) -> e.JournalLoad:
+        return e.JournalLoad(True, 0, 0.0, 0, standby)
 
     def leave(self) -> None:
         """Another process continues."""

@@ -17,6 +17,7 @@ from atoll.controller_process.controller_options import FOLLOWS, ControllerOptio
 from atoll.controller_process.journal_recovery import JournalRecovery
 from atoll.controller_process.shell import ControllerShell, ShellTimes
 from atoll.controller_process.standby import Standby
+from atoll.controller_process.standby_status import StandbyState, standby_status
 from atoll.errors import ConnectError
 from atoll.journal.journal import Journal
 from atoll.protocol import messages as m
@@ -58,6 +59,7 @@ class Pair:
             0,
             ready_fd=reported,
             journal=str(directory / "standby"),
+            directory=str(directory),
             standby=str(self.of_standby.address),
         )
         self.standby = Standby(options, partial(ControllerShell, options, "", self.stop), self.stop)
@@ -147,9 +149,13 @@ def test_a_standby_goes_on_where_its_controller_is_killed(play):
         pair.proxy.connection.send(m.Await(7, ()))
         await pair.proxy.next_of(READY)
         await pair.is_followed_closely()
+        status = standby_status(str(pair.directory))
+        assert status is not None
+        assert (status.controller, status.state) == (str(pair.of_standby.address), StandbyState.FOLLOWING)
         pair.cut()
         pair.proxy.connection.send(m.Await(8, ()))
         shell = await pair.taken_over()
+        assert standby_status(str(pair.directory)) is None
         assert (await pair.proxy.next_of(READY))[1] == 8
         assert shell.resumable.term == 1000
         assert shell.journal is not None

@@ -280,7 +280,7 @@ def test_a_disk_that_takes_no_more_ends_the_journal_and_not_the_cluster(director
         found.append(turn(2))
     assert caplog.text.count("No space left on device") == 1
     assert recover(directory) is None, "it has a hole"
-    assert not found.load(has_standby=False).complete
+    assert not found.load(standby="").complete
     assert not found.wants_snapshot
     monkeypatch.setattr(journal.time, "monotonic", lambda at=time.monotonic: at() + 60.0)
     assert found.wants_snapshot
@@ -288,8 +288,8 @@ def test_a_disk_that_takes_no_more_ends_the_journal_and_not_the_cluster(director
     found.append(turn(3))
     finish_snapshot(found)
     assert timers(directory) == [3]
-    assert found.load(has_standby=False).complete
-    assert found.load(has_standby=False).snapshots == 1
+    assert found.load(standby="").complete
+    assert found.load(standby="").snapshots == 1
 
 
 def test_a_cluster_that_ends_leaves_no_journal(directory):

@@ -11,6 +11,7 @@ import pytest
 from atoll.cluster.moved_controllers import record_controller
 from atoll.cluster.processes.process_table import ancestors, began
 from atoll.cluster.settings import ClusterSettings
+from atoll.controller_process.standby_status import StandbyProgress
 from atoll.errors import AccessError, ClusterError, UnreachableError
 from atoll.operate.cluster_queries import explained, find, other_clusters
 from atoll.operate.cluster_registry import ClusterRecord, ClusterRegistry, embedded_clusters, register_embedded
@@ -47,6 +48,16 @@ def embedded(runtime: Path, owner: int) -> None:
 
 def found(**options: object) -> str:
     return str(find(**options).address)  # type: ignore[arg-type]
+
+
+def test_only_some_commands_find_a_standby(runtime: Path) -> None:
+    stays("spare")
+    StandbyProgress(str(ClusterRegistry().directory("spare")), "tls://one:7000")
+    with pytest.raises(ClusterError, match=r"spare is a standby, .* the address of its controller, tls://one:7000"):
+        find(name="spare")
+    found = find(name="spare", standby=True)
+    assert found.standby is not None
+    assert found.standby.controller == "tls://one:7000"
 
 
 STRANGER = 1 << 22  # more than any pid

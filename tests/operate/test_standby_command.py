@@ -58,9 +58,16 @@ def test_a_standby_on_tcp_takes_over_and_is_the_cluster_from_then_on(user, tmp_p
     )
     assert f"this controller has a standby, at tls://{second}" in also.stderr
 
-    controller.kill()
     status = ("status", "--json", "--name", "spare")
-    assert eventually(lambda: user.atoll(*status).returncode == 0)
+    assert json.loads(user.atoll(*status).check().stdout)["standby"]["state"] == "following"
+    assert f"the standby at tls://{second} follows" in user.atoll("status", "--name", "default").check().stdout
+    controller.kill()
+
+    def has_taken_over() -> bool:
+        answer = user.atoll(*status)
+        return answer.returncode == 0 and "standby" not in json.loads(answer.stdout)
+
+    assert eventually(has_taken_over)
     report = json.loads(user.atoll(*status).stdout)
     assert [island["state"] for island in report["islands"]] == ["ready", "ready"]
     (lost,) = report["islands"][0]["hosts"]

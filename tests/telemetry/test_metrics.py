@@ -67,7 +67,7 @@ def test_the_journal_the_standby_and_the_certificate_have_metrics_if_there_are_s
     play = Play("1x1x1")
     absent = samples(play)
     assert not {"atoll_journal_complete", "atoll_certificate_expiry_seconds"} & absent.keys()
-    journal = e.JournalLoad(False, 3, 12.5, 4096, True)
+    journal = e.JournalLoad(False, 3, 12.5, 4096, "tls://two:7000")
     play.event(e.Tick(2.0, e.Load(journal=journal, certificate_seconds=3600.0)))
     found = samples(play)
     names = ("journal_complete", "journal_snapshots_total", "journal_snapshot_age_seconds", "journal_bytes")

@@ -335,7 +335,7 @@ class ControllerShell:
             self.collector.collect_all()
 
     def _measure_load(self) -> e.Load:
-        journal = self.journal.load(self.replication.is_followed) if self.journal is not None else None
+        journal = self.journal.load(self.replication.follower) if self.journal is not None else None
         seconds = self.joiners.identity.certificate.ends - time.time() if self.joiners is not None else -1.0
         load = self._load.measure(self._times.ping)
         return msgspec.structs.replace(load, journal=journal, certificate_seconds=seconds)

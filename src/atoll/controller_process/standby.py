@@ -17,6 +17,7 @@ from atoll._version import __version__
 from atoll.controller_process.controller_options import FOLLOWS, RUNS, ControllerOptions, report
 from atoll.controller_process.process_state import decode_snapshot
 from atoll.controller_process.shell import ControllerShell
+from atoll.controller_process.standby_status import StandbyProgress
 from atoll.controller_process.takeover import Takeover, next_term
 from atoll.errors import ConnectError
 from atoll.journal.files import Directory
@@ -26,7 +27,7 @@ from atoll.protocol import messages as m
 from atoll.protocol.messages.standby_messages import STANDBY, Heartbeat, LogBatchChunk, SnapshotChunk, ToStandby
 from atoll.retries import Retry
 from atoll.security.access import token_for
-from atoll.security.enrollment import Renewal
+from atoll.security.enrollment import FromJoiner, Renewal
 from atoll.security.roles import Role
 from atoll.security.start_security import load_certificate_authority
 from atoll.wire.address import Address, parse_address
@@ -76,6 +77,7 @@ class Standby:
         self._unauthenticated = unauthenticated or UnauthenticatedConnections()
         self._is_over: asyncio.Future[bool] = self._loop.create_future()  # whether it takes over
         self._has_taken_over = False
+        self._progress = StandbyProgress(options.directory, options.standby)
         self._reset()
 
     def _reset(self) -> None:
@@ -112,6 +114,7 @@ class Standby:
         has_followed = False
         while not self._is_over.done():
             lost: asyncio.Future[str] = self._loop.create_future()
+            reason = "it cannot be reached"
             try:
                 connection = await self._connect(lost)
                 try:
@@ -125,6 +128,7 @@ class Standby:
                 if not has_followed and not self._has_snapshot:
                     raise
             has_followed = True
+            self._progress.lost(reason)
             self._takeover.lost()
             self._check_takeover()
             await asyncio.sleep(_RETRY_SECONDS)
@@ -163,6 +167,7 @@ class Standby:
     def _handle(self, connection: Connection, message: Any) -> None:
         if not self._has_snapshot:
             self._forget()  # the state from an earlier connection is outdated
+            self._progress.copies()
         self._takeover.heard(self._loop.time())
         match message:
             case LogBatchChunk(content=content, is_last=is_last):
@@ -182,6 +187,7 @@ class Standby:
                     self._prune(self._shell, acknowledged)
                 if is_relied_on and not self._is_relied_on:
                     self._is_relied_on = True
+                    self._progress.follows()
                     self._report(FOLLOWS)
                 self._acknowledge(connection)
 
@@ -222,6 +228,11 @@ class Standby:
         def refuse(message: Any) -> None:
             connection.abort()
 
+        def on_made(connection: Connection) -> None:
+            # A process that wants a certificate tries again, here or at another address.
+            if self.identity is not None and not connection.peer_role:
+                connection.expect(FromJoiner, refuse, lambda reason: None)
+
         def on_link(message: AnyLinkMessage) -> None:
             if isinstance(message, Resume):
                 connection.send_link(ResumeRefused("this is a standby that has not taken over", False))
@@ -233,6 +244,7 @@ class Standby:
             refuse,
             lambda reason: None,
             name="a peer",
+            on_made=on_made,
             on_link=on_link,
             unauthenticated=self._unauthenticated,
         )
@@ -262,6 +274,7 @@ class Standby:
         shell.journal.begin()
         shell.resume(term)
         self._has_taken_over = True
+        self._progress.takes_over()
         self._report(RUNS)
         self._announcing = self._loop.create_task(
             self._announce_takeover(Resume(CONTROLLERS, shell.resumable.secret(CONTROLLERS), term, 0, 0, 1))

@@ -138,9 +138,9 @@ class StandbyReplication:
     # ---- messages to the standby
 
     @property
-    def is_followed(self) -> bool:
-        """Whether a standby has all events and takes over if this process ends."""
-        return self._is_followed
+    def follower(self) -> str:
+        """The address of the standby that has all events and takes over if this process ends, or ""."""
+        return self._address if self._is_followed else ""
 
     @property
     def wants_snapshot(self) -> bool:

@@ -92,10 +92,10 @@ class Journal:
         """The number of the last snapshot that was begun."""
         return self._number
 
-    def load(self, has_standby: bool) -> JournalLoad:
-        """Return the state of the journal for reports."""
+    def load(self, standby: str) -> JournalLoad:
+        """Return the state of the journal for reports, with the address of the standby that follows, or ""."""
         age = time.monotonic() - self._written_at
-        return JournalLoad(not self._is_broken, self.snapshots, age, self._bytes, has_standby)
+        return JournalLoad(not self._is_broken, self.snapshots, age, self._bytes, standby)
 
     def payload(self, number: int) -> Iterator[tuple[bytes, bool]]:
         """Yield the parts of a snapshot, and whether each is the last.

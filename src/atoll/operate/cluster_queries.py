@@ -16,6 +16,7 @@ from atoll.cluster.cluster_runs import names_of_runs, runs_of
 from atoll.cluster.environment_variables import ADDRESS, JOIN
 from atoll.cluster.processes.process_table import ancestors
 from atoll.cluster.usage.usage_records import By
+from atoll.controller_process.standby_status import StandbyStatus, standby_status
 from atoll.errors import ClusterError, UnreachableError
 from atoll.operate.cluster_registry import DEFAULT_NAME, ClusterRecord, ClusterRegistry, embedded_clusters
 from atoll.operate.joining import is_at, reach, reach_of
@@ -57,8 +58,13 @@ class Target:
     record: ClusterRecord | None = None
     join: JoinToken | None = None
 
+    @property
+    def standby(self) -> StandbyStatus | None:
+        """The state of the standby, if it is one and on this machine, and has not taken over."""
+        return standby_status(self.record.directory) if self.record is not None else None
 
-def find(address: str = "", name: str = "", join: str = "", *, embedded: bool = True) -> Target:
+
+def find(address: str = "", name: str = "", join: str = "", *, embedded: bool = True, standby: bool = False) -> Target:
     """Return the cluster that a command addresses, by the first of these rules that applies:
 
     1. the cluster at `address` or of the join token `join`
@@ -69,10 +75,22 @@ def find(address: str = "", name: str = "", join: str = "", *, embedded: bool = 
     6. the only standing cluster
     7. the only embedded cluster
 
-    If `embedded` is False, an embedded cluster is found only by its name or address.
+    If `embedded` is False, an embedded cluster is found only by its name or address. If `standby` is False, a standby
+    on this machine is an error, because it answers no requests.
 
     Raises AddressError, AccessError or ClusterError. The error names the address that was tried and what to start.
     """
+    target = _find(address, name, join, embedded)
+    found = None if standby else target.standby
+    if found is not None and target.record is not None:
+        raise ClusterError(
+            f"{target.record.name} is a standby, which has only `atoll status`, `atoll logs` and `atoll down`: give "
+            f"the address of its controller, {found.controller}"
+        )
+    return target
+
+
+def _find(address: str, name: str, join: str, embedded: bool) -> Target:
     registry = ClusterRegistry()
     standing, embedded_ones = registry.all(), embedded_clusters()
     if not (address or join or name):

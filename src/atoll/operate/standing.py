@@ -330,13 +330,16 @@ def _stop(target: Target, token: str, all_sessions: bool) -> Ended:
         return Ended(-1, said=said)
     processes = len(record.pids())
     agreed, said = True, StopReply()
-    try:
-        said = request_stop(target.address, token, target.join, all_sessions)
-    except AccessError:
-        raise
-    except AtollError:
-        agreed = False  # the controller hangs, has exited, or is a standby
+    if target.standby is not None:  # which answers no requests
         record.terminate()
+    else:
+        try:
+            said = request_stop(target.address, token, target.join, all_sessions)
+        except AccessError:
+            raise
+        except AtollError:
+            agreed = False  # the controller hangs or has exited
+            record.terminate()
     directory = Path(record.directory)
     if record.ray:
         try:

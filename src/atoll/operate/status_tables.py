@@ -11,6 +11,7 @@ from rich.text import Text
 
 from atoll.cluster.sandbox.grants import View
 from atoll.cluster.tenant_settings import DEFAULT_NAME
+from atoll.protocol.events import JournalLoad
 from atoll.quantities import human_bytes
 from atoll.telemetry.snapshot import (
     HostSnapshot,
@@ -50,6 +51,9 @@ def status_tables(snapshot: Snapshot, address: str, name: str = "") -> Renderabl
             parts.append(Text.assemble(("last failure of island ", "bold"), text))
     if snapshot.machines:
         parts.append(_machines(snapshot.machines))
+    journal = snapshot.load.journal
+    if journal is not None:
+        parts.append(Text.assemble(("journal ", "bold"), _journal(journal)))
     parts.append(_sessions(snapshot.sessions) if snapshot.sessions else Text("no sessions are open"))
     if any(session.slices or session.moved for session in snapshot.sessions):
         parts.append(_slices(snapshot.sessions))
@@ -122,6 +126,13 @@ def _host(host: HostSnapshot) -> tuple[str | Text, ...]:
     capacity = min(device.memory_bytes for device in devices)
     memory = human_bytes(used) + (f" of {human_bytes(capacity)}" if capacity else "")
     return str(host.id), worker, ranges([device.id for device in devices]), kinds, memory
+
+
+def _journal(journal: JournalLoad) -> str:
+    """Describe the journal and the standby of a controller."""
+    state = "complete" if journal.complete else "incomplete: if the controller ends now, the cluster ends"
+    standby = f"the standby at {journal.standby} follows" if journal.standby else "no standby follows"
+    return f"{state}; {standby}"
 
 
 def _machines(machines: Iterable[MachineSnapshot]) -> Table:

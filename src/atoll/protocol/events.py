@@ -75,7 +75,7 @@ class JournalLoad(msgspec.Struct, frozen=True):
     snapshots: int  # that this process has written
     snapshot_age: float  # seconds since the last one
     bytes: int  # of events since then
-    has_standby: bool  # whether a standby has all events and takes over if the controller ends
+    standby: str = ""  # address of a standby that has all events and takes over if the controller ends; "": none
 
 
 class Load(msgspec.Struct, frozen=True):

@@ -242,7 +242,7 @@ _JOURNAL_GAUGES: tuple[tuple[str, str, Callable[[JournalLoad], float]], ...] = (
     ),
     ("journal_snapshot_age_seconds", "Time since the last snapshot of the journal.", lambda each: each.snapshot_age),
     ("journal_bytes", "Events in the journal since its last snapshot.", lambda each: each.bytes),
-    ("standby_follows", "1 if a standby takes over when the controller ends.", lambda each: each.has_standby),
+    ("standby_follows", "1 if a standby takes over when the controller ends.", lambda each: bool(each.standby)),
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -30,6 +31,7 @@ from atoll.operate.command.command_options import (
 from atoll.operate.command.terminal import end_on_signals, fail, say, terminal
 
 if TYPE_CHECKING:
+    from atoll.controller_process.standby_status import StandbyStatus
     from atoll.operate.standing import StandingCluster, StandingOnRay
     from atoll.security.join_token import JoinToken
 
@@ -313,12 +315,19 @@ def status(
 
     The JSON is `{"name", "address", "islands": [{"id", "state", "hosts": [{"id", "pid", "state", "devices": [...]}]}],
     "sessions": [...]}` and more. States are "starting", "ready", "restarting", "draining", "drained" and "removed".
+
+    For a standby of this machine, shows whether it follows its controller. The JSON is `{"name", "address", "standby":
+    {"controller", "state", "since", "reason", "has_copy"}}`, with the state "copying", "following" or "lost".
     """
     from atoll.operate.cluster_queries import other_clusters, report_of
     from atoll.operate.status_tables import security_tables, status_tables
     from atoll.telemetry.snapshot import Snapshot
 
-    target = cluster.find()
+    target = cluster.find(standby=True)
+    standby = target.standby
+    if standby is not None and target.record is not None:
+        _show_standby(standby, target.record.name, str(target.address), as_json)
+        return
     report = report_of(target, token())
     if as_json:
         name = target.record.name if target.record else ""
@@ -332,6 +341,15 @@ def status(
         others = other_clusters(target)
         if others:
             print("also up:", ", ".join(f"--name {each.name}" + each.title[len(each.name) :] for each in others))
+
+
+def _show_standby(standby: StandbyStatus, name: str, address: str, as_json: bool) -> None:
+    from atoll.operate.standby_text import standby_text
+
+    if as_json:
+        print(json.dumps({"name": name, "address": address, "standby": msgspec.to_builtins(standby)}, indent=1))
+    else:
+        print("\n".join(standby_text(standby, name, address, time.time())))
 
 
 @with_option_groups
@@ -360,7 +378,7 @@ def down(
     Open sessions end with an error. If the cluster has a journal, sessions that are suspended on disk do not: their
     scripts wait, and `atoll resume` resumes them in the next cluster with that journal. A process of yours on this
     machine that does not exit within 10 seconds is killed. Addresses the same cluster as `atoll status`, but an
-    embedded one only by its name or address.
+    embedded one only by its name or address. A standby ends alone, and its cluster continues.
     """
     from atoll.operate.standing import stop, stop_on_ray
 
@@ -372,8 +390,11 @@ def down(
             stop_on_ray(ray_address, name)
         print(f"cluster {name} on the Ray cluster at {ray_address} has ended")
         return
-    target = cluster.find(embedded=False)
+    target = cluster.find(embedded=False, standby=True)
+    standby = target.standby
     label = f"cluster {target.record.name}" if target.record else "the cluster"
+    if standby is not None and target.record is not None:
+        label = f"standby {target.record.name}"
     with terminal.status(f"ending {label} ..."):
         ended = stop(target, token(), all_sessions)
     text = f"{label} at {target.address} has ended"
@@ -381,6 +402,8 @@ def down(
         text += f": {ended.processes} processes"
     if ended.forced:
         text += f", {ended.forced} of them killed"
+    if standby is not None:
+        text += f"; the cluster at {standby.controller} continues without it"
     print(text)
     for line in ended.persisted:
         print(line)

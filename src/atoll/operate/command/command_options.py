@@ -244,11 +244,11 @@ class ClusterChoice:
     name: ClusterName = ""
     join: ClusterJoin = ""
 
-    def find(self, *, embedded: bool = True) -> Target:
+    def find(self, *, embedded: bool = True, standby: bool = False) -> Target:
         """Return the cluster, as `cluster_queries.find` does."""
         from atoll.operate.cluster_queries import find
 
-        return find(self.address, self.name, self.join, embedded=embedded)
+        return find(self.address, self.name, self.join, embedded=embedded, standby=standby)
 
 
 def check_one_of(islands: str | None, address: str, join: str) -> None:

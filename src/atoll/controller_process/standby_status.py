@@ -1,0 +1,110 @@
+"""The state of a standby, in a file of its directory, for the commands of its user.
+
+A standby serves nobody, so commands do not connect to it. It removes the file when it takes over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+
+from atoll.atomic_files import write_atomically
+from atoll.cluster.state_machine import StateMachine
+
+_log = logging.getLogger(__name__)
+
+_FILE = "standby.json"
+
+
+class StandbyState(StrEnum):
+    """The state of a standby. The values appear in reports."""
+
+    COPYING = "copying"  # the controller's state
+    FOLLOWING = "following"  # it takes over if the controller is lost
+    LOST = "lost"  # the connection to the controller has ended
+    TAKEN_OVER = "taken over"
+
+
+_S = StandbyState
+TRANSITIONS: Mapping[StandbyState, frozenset[StandbyState]] = {
+    _S.COPYING: frozenset({_S.FOLLOWING, _S.LOST}),
+    _S.FOLLOWING: frozenset({_S.LOST, _S.TAKEN_OVER}),
+    _S.LOST: frozenset({_S.COPYING, _S.TAKEN_OVER}),
+    _S.TAKEN_OVER: frozenset(),
+}
+
+
+class StandbyStatus(msgspec.Struct, frozen=True):
+    """A standby of the controller at an address. `since` is when its state began, in seconds since 1970.
+
+    `reason` is that of the loss. `has_copy` says whether it has the controller's whole state, or had it at the loss.
+    """
+
+    controller: str
+    state: StandbyState
+    since: float
+    reason: str = ""
+    has_copy: bool = False
+
+
+class StandbyProgress(StateMachine[StandbyState]):
+    """The state of this process, a standby of `controller`. Each change is written to a file in `directory`, unless "".
+
+    `clock()` returns seconds since 1970.
+    """
+
+    transitions = TRANSITIONS
+
+    def __init__(self, directory: str, controller: str, clock: Callable[[], float] = time.time) -> None:
+        self.state = StandbyState.COPYING
+        self._file = Path(directory) / _FILE if directory else None
+        self._controller = controller
+        self._clock = clock
+        self._write(StandbyStatus(controller, self.state, clock()))
+
+    def copies(self) -> None:
+        """Record that the controller is connected again, whose state replaces the earlier copy."""
+        if self.state is StandbyState.LOST:
+            self.enter(StandbyState.COPYING)
+            self._write(StandbyStatus(self._controller, self.state, self._clock()))
+
+    def follows(self) -> None:
+        """Record that the copy is complete and the controller relies on this process."""
+        self.enter(StandbyState.FOLLOWING)
+        self._write(StandbyStatus(self._controller, self.state, self._clock(), has_copy=True))
+
+    def lost(self, reason: str) -> None:
+        """Record that the connection to the controller has ended."""
+        if self.state is not StandbyState.LOST:
+            had_copy = self.state is StandbyState.FOLLOWING
+            self.enter(StandbyState.LOST)
+            self._write(StandbyStatus(self._controller, self.state, self._clock(), reason, had_copy))
+
+    def takes_over(self) -> None:
+        """Record that this process serves the cluster from now on, and remove the file."""
+        self.enter(StandbyState.TAKEN_OVER)
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(self._file)
+
+    def _write(self, status: StandbyStatus) -> None:
+        if self._file is not None:
+            try:
+                write_atomically(self._file, msgspec.json.encode(status))
+            except OSError as error:
+                _log.warning("cannot write %s, which `atoll status` reads: %s", self._file, error.strerror)
+
+
+def standby_status(directory: str) -> StandbyStatus | None:
+    """Return the state of the standby with this directory; None if the directory is that of a cluster."""
+    try:
+        return msgspec.json.decode((Path(directory) / _FILE).read_bytes(), type=StandbyStatus)
+    except (OSError, msgspec.MsgspecError):
+        return None

@@ -1,0 +1,42 @@
+"""The file in which a standby keeps its state for commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from atoll.cluster.state_machine import IllegalTransition
+from atoll.controller_process.standby_status import StandbyProgress, StandbyState, StandbyStatus, standby_status
+
+ONE = "tls://one:7000"
+
+
+def test_each_state_is_written_with_its_time(tmp_path: Path) -> None:
+    times = iter([1.0, 2.0, 3.0, 4.0])
+    progress = StandbyProgress(str(tmp_path), ONE, lambda: next(times))
+    assert standby_status(str(tmp_path)) == StandbyStatus(ONE, StandbyState.COPYING, 1.0)
+    progress.follows()
+    assert standby_status(str(tmp_path)) == StandbyStatus(ONE, StandbyState.FOLLOWING, 2.0, has_copy=True)
+    progress.lost("it ended")
+    progress.lost("it cannot be reached")  # attempts to connect again fail
+    assert standby_status(str(tmp_path)) == StandbyStatus(ONE, StandbyState.LOST, 3.0, "it ended", has_copy=True)
+    progress.copies()
+    assert standby_status(str(tmp_path)) == StandbyStatus(ONE, StandbyState.COPYING, 4.0)
+
+
+def test_a_standby_that_takes_over_is_one_no_more(tmp_path: Path) -> None:
+    progress = StandbyProgress(str(tmp_path), ONE)
+    progress.follows()
+    progress.takes_over()
+    assert standby_status(str(tmp_path)) is None
+    with pytest.raises(IllegalTransition):
+        progress.lost("it ended")
+
+
+def test_a_copy_that_was_not_complete_is_recorded_at_the_loss(tmp_path: Path) -> None:
+    progress = StandbyProgress(str(tmp_path), ONE)
+    progress.lost("it ended")
+    status = standby_status(str(tmp_path))
+    assert status is not None
+    assert not status.has_copy
