@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from atoll.cluster.tenant_settings import DEFAULT_TENANT, TenantRole, read_tenants, token_hash
+from atoll.cluster.tenant_settings import (
+    DEFAULT_TENANT,
+    LIMIT_TEXTS,
+    TenantRole,
+    TenantSettings,
+    limit_text,
+    read_tenants,
+    token_hash,
+)
 from atoll.errors import SettingsError
 from atoll.security.tokens import Tokens, digest
 
@@ -109,3 +118,11 @@ def test_what_is_no_directory_of_data_is_not_granted(tmp_path, path):
     """
     with pytest.raises(SettingsError, match=r"tenant\.alice: '/?.*' (is not an absolute path|cannot be granted)"):
         read_tenants(written(tmp_path, text))
+
+
+def test_each_limit_has_a_text_for_one_several_and_none():
+    numbers = {each.name for each in msgspec.structs.fields(TenantSettings) if type(each.default) is int}
+    assert LIMIT_TEXTS.keys() == numbers - {"priority"}
+    assert [limit_text("memory", value) for value in (0, 256 << 20)] == ["no limit of memory", "256.0 MiB per device"]
+    assert [limit_text("launches", value) for value in (1, 2)] == ["1 launch", "2 launches"]
+    assert [limit_text("reserve", value) for value in (0, 10)] == ["no reserve", "reserve 10 %"]

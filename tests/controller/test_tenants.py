@@ -113,9 +113,10 @@ def test_an_operator_changes_tenants_while_they_run():
     assert refusal(play, root, m.SetTenant("bob", share=8.0, limits={"sessions": 1})) == Code.OK
     assert (bob.tenant.settings.share, bob.tenant.settings.sessions) == (8.0, 1)
     event = play.controller.history.events()[-1]
-    assert event.text == "tenant bob: share 8, priority 0, user, sessions 1"
+    assert event.text == "tenant bob: share 8, priority 0, user, 1 session"
     assert event.actor.startswith("tenant root, process ")
     assert refusal(play, root, m.SetTenant("bob", share=-1.0)) == Code.INVALID_ARGUMENT
+    assert refusal(play, root, m.SetTenant("bob", limits={"share": 1})) == Code.INVALID_ARGUMENT
     assert refusal(play, root, m.SetTenant("carol", share=1.0)) == Code.NOT_FOUND
     assert refusal(play, root, m.SetTenant("carol", True, token_hash("carol"))) == Code.OK
     carol = play.open(token="carol")

@@ -1,4 +1,4 @@
-"""What `atoll status` says about a standby."""
+"""The text of `atoll status` for a standby."""
 
 from __future__ import annotations
 

@@ -3,9 +3,10 @@
 import pytest
 from rich.console import Console
 
-from atoll.operate.status_tables import ranges, versions_table
+from atoll.operate.status_tables import ranges, status_tables, versions_table
+from atoll.protocol.events import JournalLoad
 from atoll.quantities import exact_bytes, human_bytes, parse_bytes
-from atoll.telemetry.snapshot import VersionSnapshot
+from atoll.telemetry.snapshot import ControllerLoad, Snapshot, VersionSnapshot
 
 
 @pytest.mark.parametrize(
@@ -56,3 +57,16 @@ def test_versions_are_listed_by_name_and_number() -> None:
         ["ana/policy", "1", "4", "1.0 KiB", "complete", "0-1", "0-2", "0", "12"],
         ["ana/policy", "2", "4", "2.0 KiB", "lost: island 0 failed", "0", "0-1", "1", "7"],
     ]
+
+
+def test_the_journal_and_its_standby_are_named() -> None:
+    def text(journal: JournalLoad) -> str:
+        console = Console(width=140, highlight=False)
+        with console.capture() as capture:
+            console.print(status_tables(Snapshot(load=ControllerLoad(journal=journal)), "unix:/a"))
+        return capture.get()
+
+    assert "journal complete; no standby follows" in text(JournalLoad(True, 1, 0.0, 0))
+    followed = JournalLoad(True, 1, 0.0, 0, "tls://two:7000")
+    assert "journal complete; the standby at tls://two:7000 follows" in text(followed)
+    assert "journal incomplete: if the controller ends now" in text(JournalLoad(False, 1, 0.0, 0))

@@ -31,7 +31,7 @@ from atoll.atomic_files import write_atomically
 from atoll.cluster.array_names import SEPARATOR, check_patterns, matches
 from atoll.cluster.sandbox.grants import check_grant
 from atoll.errors import SettingsError
-from atoll.quantities import parse_bytes
+from atoll.quantities import human_bytes, parse_bytes
 
 DEFAULT_NAME = "default"
 TENANT_MARK = "{tenant}"  # stands for the name of each tenant in the name of a join token file
@@ -87,6 +87,31 @@ class TenantSettings(msgspec.Struct, frozen=True):
     # may read, as `tenant/name`: see `cluster.array_names`.
     publish: tuple[str, ...] = ("*",)
     subscribe: tuple[str, ...] = ()
+
+
+# The limits that can change while programs run, with their texts.
+LIMIT_TEXTS = {
+    "memory": "{bytes} per device",
+    "total_memory": "{bytes} in total",
+    "devices": "{count} device{s}",
+    "sessions": "{count} session{s}",
+    "launches": "{count} launch{es}",
+    "uploads": "{count} upload{s}",
+    "compiles": "{count} compile{s}",
+    "reserve": "reserve {count} %",
+    "launch_rate": "{count} launch{es} per second",
+    "compile_seconds": "{count} s of compilation per minute",
+    "upload_rate": "{bytes} of uploads per second",
+    "run_seconds": "{count} s per run",
+}
+
+
+def limit_text(name: str, value: int) -> str:
+    """Describe the limit with this name in `TenantSettings`, such as "256.0 MiB per device" or "1 session"."""
+    if not value:
+        return "no reserve" if name == "reserve" else f"no limit of {name.replace('_', ' ')}"
+    s, es = ("", "") if value == 1 else ("s", "es")
+    return LIMIT_TEXTS[name].format(count=value, bytes=human_bytes(value), s=s, es=es)
 
 
 # The only tenant of a cluster without a file of tenants, and the tenant of the user who started a cluster with one.

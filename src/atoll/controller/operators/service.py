@@ -8,7 +8,14 @@ from typing import Any
 import msgspec
 
 from atoll.cluster.array_names import check_patterns, split_name
-from atoll.cluster.tenant_settings import MOST_PRIORITY, MOST_RESERVE, MOST_SHARE, TenantSettings
+from atoll.cluster.tenant_settings import (
+    LIMIT_TEXTS,
+    MOST_PRIORITY,
+    MOST_RESERVE,
+    MOST_SHARE,
+    TenantSettings,
+    limit_text,
+)
 from atoll.controller.operators.requests import Operators
 from atoll.controller.state import ClusterState
 from atoll.errors import OK, Code, SettingsError, Status, StatusError, invalid, not_found
@@ -167,6 +174,8 @@ class OperatorService:
                 f"{-MOST_PRIORITY} to {MOST_PRIORITY}"
             )
         for name, value in message.limits.items():
+            if name not in LIMIT_TEXTS:
+                raise invalid(f"tenants have no limit `{name[:100]}`")
             if value < 0:
                 raise invalid(f"the limit `{name}` of tenant {message.name} cannot be {value}: 0 means no limit")
         if message.limits.get("reserve", 0) > MOST_RESERVE:
@@ -190,7 +199,7 @@ class OperatorService:
             raise invalid(f"tenant {message.name}: {error}") from None
         self._tenants.put(settings, message.is_new)
         text = f"tenant {settings.name}: share {settings.share:g}, priority {settings.priority}, {settings.role}"
-        text += "".join(f", {limit} {value or 'without limit'}" for limit, value in sorted(message.limits.items()))
+        text += "".join(f", {limit_text(limit, value)}" for limit, value in sorted(message.limits.items()))
         for name, patterns in (("publish", message.publish), ("subscribe", message.subscribe)):
             if patterns is not None:
                 text += f", {name} {' '.join(patterns) or 'nothing'}"

@@ -378,7 +378,7 @@ def down(
     Open sessions end with an error. If the cluster has a journal, sessions that are suspended on disk do not: their
     scripts wait, and `atoll resume` resumes them in the next cluster with that journal. A process of yours on this
     machine that does not exit within 10 seconds is killed. Addresses the same cluster as `atoll status`, but an
-    embedded one only by its name or address. A standby ends alone, and its cluster continues.
+    embedded one only by its name or address. The cluster of a standby continues.
     """
     from atoll.operate.standing import stop, stop_on_ray
 
