@@ -127,6 +127,34 @@ def test_an_island_that_was_drained_since_a_machine_left_comes_back_with_the_mac
     assert {each.island for each in play.open(51, "later.py").devices.virtual} == {0, 1}
 
 
+def undrain(play: Play, island: int) -> m.OperationReply:
+    play.outbox()
+    play.operator(m.UndrainRequest(island))
+    (reply,) = [each for each in play.outbox() if isinstance(each, m.OperationReply)]
+    return reply
+
+
+def test_a_drained_island_starts_again_if_its_operator_asks_for_it() -> None:
+    play = joined("2x1x2")
+    play.operator(m.DrainRequest(1))
+    assert "are ending" in undrain(play, 1).status.message
+    play.engine(m.IslandEnded(1))
+    play.outbox()
+    play.operator(m.UndrainRequest(1))
+    assert m.StartIsland(1) in play.outbox()
+    assert "starts again when machines are available" in undrain(play, 1).status.message
+    play.engine(m.IslandStarts(1, 5, ("m1",)))
+    play.join(1, pid=5)
+    assert play.controller.resources.islands[1].state is IslandState.READY
+    assert {each.island for each in play.open(51, "later.py").devices.virtual} == {0, 1}
+
+
+def test_only_a_drained_island_can_be_undrained() -> None:
+    play = joined("2x1x2")
+    assert "island 1 is ready: only a drained island can be undrained" in undrain(play, 1).status.message
+    assert undrain(play, 7).status.code == Code.NOT_FOUND
+
+
 def test_an_island_that_its_operator_has_drained_stays_drained() -> None:
     play = joined("2x1x2")
     play.operator(m.DrainRequest(1))

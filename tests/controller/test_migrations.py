@@ -364,7 +364,10 @@ def test_an_island_is_drained_of_all_sessions():
     assert answer_in(play.outbox()) == m.OperationReply(OK, "island 0 is empty, and its workers have ended")
     assert play.states == ["drained", "ready"]
     assert [location.island for location in play.locations.values()] == [1, 1, 1, 1]
-    assert answer_in(play.operate(m.DrainRequest(0))).status.message == "island 0 was drained already"
+    assert (
+        answer_in(play.operate(m.DrainRequest(0))).status.message
+        == "island 0 was drained already (see `atoll undrain`)"
+    )
     play.tick(500.0)
     assert not [each for each in play.outbox() if isinstance(each, m.OperationReply | m.RestartIsland)]
 

@@ -22,7 +22,15 @@ def test_the_table_of_the_docs_is_the_codes():
 def test_a_user_changes_nothing_but_its_own():
     for message in PERMISSIONS:
         assert scope_of(Peer.USER, message) in (None, Scope.OWN)
-    for message in (m.DumpRequest, m.StopRequest, m.DrainRequest, m.AddIslandRequest, m.SetTenant, m.RemoveTenant):
+    for message in (
+        m.DumpRequest,
+        m.StopRequest,
+        m.DrainRequest,
+        m.UndrainRequest,
+        m.AddIslandRequest,
+        m.SetTenant,
+        m.RemoveTenant,
+    ):
         assert scope_of(Peer.USER, message) is None
         assert scope_of(Peer.OPERATOR, message) is Scope.ALL
 

@@ -40,6 +40,7 @@ Operation = (
     | m.ResumeRequest
     | m.AddIslandRequest
     | m.DrainRequest
+    | m.UndrainRequest
     | m.SetTenant
     | m.RemoveTenant
     | m.EndSessionRequest

@@ -52,6 +52,7 @@ _BY_OPERATORS: dict[type[Any], dict[Peer, Scope]] = {
     m.StopRequest: _OPERATOR,
     m.AddIslandRequest: _OPERATOR,
     m.DrainRequest: _OPERATOR | _ENGINE,
+    m.UndrainRequest: _OPERATOR,
     m.SetTenant: _OPERATOR,
     m.RemoveTenant: _OPERATOR,
 }
@@ -112,6 +113,7 @@ COMMANDS: dict[str, type[Any]] = {
     "atoll down": m.StopRequest,
     "atoll add-island": m.AddIslandRequest,
     "atoll drain": m.DrainRequest,
+    "atoll undrain": m.UndrainRequest,
     "atoll tenants set": m.SetTenant,
     "atoll tenants add": m.SetTenant,
     "atoll tenants remove": m.RemoveTenant,

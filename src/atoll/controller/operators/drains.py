@@ -132,6 +132,30 @@ class Drains:
         if not drain.left:
             self._copy_published(drain)
 
+    def undo(self, record: Island) -> None:
+        """Let a drained island start again, like one that is drained because a machine left.
+
+        Raise StatusError if it is not drained, or was never ready: its sessions would not know its devices.
+        """
+        island = record.number
+        problem = ""
+        if record.state is not IslandState.DRAINED:
+            problem = f"island {island} is {record.state}: only a drained island can be undrained"
+        elif not record.was_ready:
+            problem = f"island {island} has never started: add one with `atoll add-island`"
+        elif island in self._ending:
+            problem = f"the workers of island {island} are ending: try again in a few seconds"
+        elif record.returns:
+            problem = f"island {island} starts again when machines are available: `atoll status` shows what is missing"
+        if problem:
+            raise StatusError(Code.FAILED_PRECONDITION, problem)
+        self._return(island)
+
+    def _return(self, island: int) -> None:
+        """Let the engine start a drained island as soon as there are machines for it."""
+        self._resources.islands[island].returns = True
+        self._outbox.to_engine(m.StartIsland(island))
+
     def _notify_leaving(self, drain: _Drain, stay: bool) -> None:
         hosts = tuple(sorted(self._resources.hosts_of(drain.island)))
         for number in drain.leaving & self._sessions.keys():
@@ -257,8 +281,7 @@ class Drains:
         if drain is not None:
             self._reply(drain.operator, OK, f"island {island} is empty, and its workers have ended")
             if drain.returns:
-                self._resources.islands[island].returns = True
-                self._outbox.to_engine(m.StartIsland(island))
+                self._return(island)
 
 
 def _moved(session: Session, source: IslandDevices, target: IslandDevices) -> Changes:

@@ -31,7 +31,7 @@ from atoll.state.durations import Durations
 from atoll.state.session import Session
 
 _MOST_ISLANDS = 1 << 16
-Operation = m.RemapRequest | m.SuspendRequest | m.ResumeRequest | m.AddIslandRequest | m.DrainRequest
+Operation = m.RemapRequest | m.SuspendRequest | m.ResumeRequest | m.AddIslandRequest | m.DrainRequest | m.UndrainRequest
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,8 @@ class Operators:
                     self._add_island(operator, message)
                 case m.DrainRequest(island=island, returns=returns, has_spares=has_spares):
                     self.drains.begin(operator, self._known(island), returns, has_spares)
+                case m.UndrainRequest(island=island):
+                    self._undrain(operator, island)
         except StatusError as error:
             self._reply(operator, error.status)
 
@@ -167,10 +169,19 @@ class Operators:
             raise not_found(f"island {island} does not exist (atoll status lists them)")
         if record.state is IslandState.DRAINED:
             if record.was_ready:
-                raise StatusError(Code.FAILED_PRECONDITION, f"island {island} was drained already")
+                raise StatusError(
+                    Code.FAILED_PRECONDITION, f"island {island} was drained already (see `atoll undrain`)"
+                )
             assert record.last_failure is not None
             raise StatusError(Code.FAILED_PRECONDITION, record.last_failure.message)
         return record
+
+    def _undrain(self, operator: int, island: int) -> None:
+        record = self._resources.islands.get(island)
+        if record is None:
+            raise not_found(f"island {island} does not exist (atoll status lists them)")
+        self.drains.undo(record)
+        self._reply(operator, OK, f"island {island} starts again: `atoll status` shows what it waits for")
 
     def _location(self, number: int, island: int) -> DeviceLocation:
         for location in self._resources.devices(island).locations:

@@ -210,6 +210,7 @@ OPERATORS: Mapping[type[Any], _Validator] = {
     m.ResumeRequest: resume_request,
     m.AddIslandRequest: add_island_request,
     m.DrainRequest: _field(check_number, "island"),
+    m.UndrainRequest: _field(check_number, "island"),
     m.SetTenant: set_tenant,
     m.RemoveTenant: _field(check_text, "name", most=_MAX_NAME),
     m.EndSessionRequest: _field(check_number, "session"),

@@ -145,6 +145,24 @@ def drain(
     _operate(cluster, f"draining island {island}", DrainRequest(island))
 
 
+@with_option_groups
+def undrain(
+    island: Annotated[int, typer.Argument(help="Number of the island in `atoll status`.")],
+    *,
+    cluster: ClusterChoice,
+) -> None:
+    """Start the workers of a drained island again, with the same number and devices.
+
+    Returns at once; `atoll status` shows what the island waits for. New sessions then get its devices, and slices can
+    move there (`atoll remap`).
+
+    Addresses the same cluster as `atoll status`.
+    """
+    from atoll.protocol.messages import UndrainRequest
+
+    _operate(cluster, f"starting island {island} again", UndrainRequest(island))
+
+
 def _target(text: str) -> tuple[int, tuple[int, ...]]:
     """Parse an island and optionally its devices: 1, 1:4,5 or 1:4-7."""
     island, _, rest = text.partition(":")

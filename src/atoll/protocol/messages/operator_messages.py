@@ -140,6 +140,12 @@ class DrainRequest(Message, frozen=True, tag=100):
     has_spares: bool = False
 
 
+class UndrainRequest(Message, frozen=True, tag=192):
+    """Start the workers of a drained island again, once machines are available for it."""
+
+    island: int
+
+
 class SetTenant(Message, frozen=True, tag=140):
     """Change a tenant, or add it if `is_new`. Fields that are None or "" do not change.
 
@@ -214,6 +220,7 @@ FromOperator = (
     | ResumeRequest
     | AddIslandRequest
     | DrainRequest
+    | UndrainRequest
     | StatusRequest
     | DumpRequest
     | TraceRequest
