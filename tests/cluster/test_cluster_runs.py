@@ -25,10 +25,10 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run_at(directory: Path) -> ClusterRun:
+def run_at(directory: Path, standby: str = "") -> ClusterRun:
     directory.mkdir(parents=True)
     run = ClusterRun(directory)
-    run.begin(RunRecord("one", started=1.0))
+    run.begin(RunRecord("one", started=1.0, standby=standby))
     return run
 
 
@@ -61,6 +61,16 @@ def test_the_oldest_runs_are_removed(state: Path):
     kept = runs_of("one")
     assert latest is not None
     assert (len(kept), kept[0].directory) == (KEPT_RUNS, latest.directory)
+
+
+def test_runs_of_standbys_displace_only_runs_of_standbys(state: Path):
+    cluster = run_at(state / "logs" / "one" / "20200101-000000-1")
+    for number in range(KEPT_RUNS):
+        run_at(state / "logs" / "one" / f"2020020{number}-000000-1", "tls://two:7000")
+    new_run("one", is_standby=True)
+    kept = runs_of("one")
+    assert len(kept) == KEPT_RUNS + 1
+    assert kept[-1].directory == cluster.directory
 
 
 def test_the_first_end_that_is_recorded_stays(tmp_path: Path):

@@ -57,6 +57,13 @@ def test_the_runs_are_listed_with_their_ends(run: ClusterRun):
     assert "ago): the controller ended: killed by SIGKILL; " in runs_text("lab")[0]
 
 
+def test_the_runs_of_a_standby_name_its_controller(run: ClusterRun) -> None:
+    run.begin(RunRecord("lab", version="0.1.0", started=at("2026-01-01 10:00:00"), standby="tls://two:7000"))
+    assert "atoll 0.1.0, standby of tls://two:7000: runs" in runs_text("lab")[0]
+    run.end("an operator ended it")
+    assert run.end_text().startswith("standby lab ended at ")
+
+
 def test_a_log_that_does_not_exist_is_an_error_that_names_those_that_do(run: ClusterRun):
     assert run_of("lab").directory == run.directory
     with pytest.raises(ClusterError, match=r"no log of a cluster other .* there are logs of lab"):

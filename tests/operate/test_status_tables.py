@@ -51,8 +51,8 @@ def shown(*versions: VersionSnapshot) -> list[list[str]]:
 
 
 def test_versions_are_listed_by_name_and_number() -> None:
-    lost = VersionSnapshot("ana", "policy", 2, "lost", 3, 4, 2048, 0, (0,), (0, 1), 1, 7.0, "island 0 failed")
-    kept = VersionSnapshot("ana", "policy", 1, "complete", 3, 4, 1024, 0, (0, 1), (0, 1, 2), 0, 12.4)
+    lost = VersionSnapshot("ana", "policy", 2, "lost", 3, 4, 2048, 1, (0,), (0, 1), 1, 7.0, "island 0 failed")
+    kept = VersionSnapshot("ana", "policy", 1, "complete", 3, 4, 1024, 1, (0, 1), (0, 1, 2), 0, 12.4)
     assert shown(lost, kept) == [
         ["ana/policy", "1", "4", "1.0 KiB", "complete", "0-1", "0-2", "0", "12"],
         ["ana/policy", "2", "4", "2.0 KiB", "lost: island 0 failed", "0", "0-1", "1", "7"],

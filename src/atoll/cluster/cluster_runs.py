@@ -23,7 +23,7 @@ from atoll.atomic_files import write_atomically
 from atoll.cluster.directories import logs_directory
 from atoll.quantities import human_seconds
 
-KEPT_RUNS = 5  # per name, with the present one
+KEPT_RUNS = 5  # of clusters per name, and as many of standbys, with the present one
 MOST_LOG_BYTES = 16 << 20  # of `log`; `log.1` has as many
 ROTATE_SECONDS = 2.0  # between two looks at the size of a log
 _RECORD, _LOG, _OLDER_LOG = "run.json", "log", "log.1"
@@ -33,7 +33,8 @@ _COPY_BYTES = 1 << 20
 class RunRecord(msgspec.Struct, frozen=True):
     """A run. Times are in seconds since 1970; `ended` is 0 until the end is known.
 
-    `expected` says whether somebody asked for the end.
+    `expected` says whether somebody asked for the end. `standby` is the address of the controller that a standby
+    follows, and "" for a cluster.
     """
 
     name: str
@@ -45,6 +46,16 @@ class RunRecord(msgspec.Struct, frozen=True):
     reason: str = ""
     expected: bool = False
     journal: str = ""  # directory of its journal; "" for none
+    standby: str = ""
+
+    @property
+    def kind(self) -> str:
+        return "standby" if self.standby else "cluster"
+
+    @property
+    def subject(self) -> str:
+        """The islands of a cluster, or the controller that a standby follows."""
+        return f"standby of {self.standby}" if self.standby else self.islands
 
 
 class ClusterRun:
@@ -72,6 +83,12 @@ class ClusterRun:
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             return msgspec.json.decode(self.record_file.read_bytes(), type=RunRecord)
         return None
+
+    @property
+    def is_standby(self) -> bool:
+        """Whether its record is that of a standby."""
+        record = self.record
+        return record is not None and bool(record.standby)
 
     def begin(self, record: RunRecord) -> None:
         """Write the record of a run that begins. Raises OSError."""
@@ -101,22 +118,22 @@ class ClusterRun:
             return ""
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.ended))
         ago = human_seconds(max(0.0, time.time() - record.ended))
-        return f"cluster {record.name} ended at {when} ({ago} ago): {record.reason}; log: {self.log}"
+        return f"{record.kind} {record.name} ended at {when} ({ago} ago): {record.reason}; log: {self.log}"
 
 
-def open_log(name: str, directory: Path) -> tuple[BinaryIO, ClusterRun | None]:
-    """Open the log of a new run of the cluster with this name, and return it with the run.
+def open_log(name: str, directory: Path, *, is_standby: bool = False) -> tuple[BinaryIO, ClusterRun | None]:
+    """Open the log of a new run of the cluster or standby with this name, and return it with the run.
 
     The cluster's own `directory`, which is removed at its end, gets a link `log`; or the log itself if there is no run.
     """
-    run = new_run(name)
+    run = new_run(name, is_standby=is_standby)
     if run is not None:
         (directory / _LOG).symlink_to(run.log)
     return open(directory / _LOG, "a+b"), run
 
 
-def new_run(name: str) -> ClusterRun | None:
-    """Return a new run of the cluster with this name, and remove its oldest runs.
+def new_run(name: str, *, is_standby: bool = False) -> ClusterRun | None:
+    """Return a new run of the cluster or standby with this name, and remove the oldest runs of the same kind.
 
     Return None if this user keeps no state (see `directories.logs_directory`), or the directory cannot be written.
     """
@@ -129,7 +146,8 @@ def new_run(name: str) -> ClusterRun | None:
         directory.mkdir(mode=0o700, parents=True)
     except OSError:
         return None
-    for run in runs_of(name)[KEPT_RUNS:]:
+    earlier = [run for run in runs_of(name) if run.directory != directory and run.is_standby == is_standby]
+    for run in earlier[KEPT_RUNS - 1 :]:
         shutil.rmtree(run.directory, ignore_errors=True)
     return ClusterRun(directory)
 

@@ -68,5 +68,5 @@ def runs_text(name: str) -> list[str]:
             continue
         started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.started))
         ended = run.end_text().partition("; log: ")[0] or "runs"
-        lines.append(f"{number}  started {started}, atoll {record.version}, {record.islands}: {ended}; {run.log}")
+        lines.append(f"{number}  started {started}, atoll {record.version}, {record.subject}: {ended}; {run.log}")
     return lines

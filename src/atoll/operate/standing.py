@@ -96,11 +96,12 @@ class StandingCluster:
                 ) from None
             if options.stays:
                 # Held open, because the directory no longer exists when the log of a failed start is read.
-                self._log, run = open_log(name, self._directory)
+                self._log, run = open_log(name, self._directory, is_standby=bool(options.standby))
             run_directory = str(run.directory) if run is not None else ""
             kept = str(journal.absolute()) if journal is not None else ""
             if run is not None:
-                run.begin(RunRecord(name, str(address), settings.islands, started=time.time(), journal=kept))
+                now, standby = time.time(), options.standby
+                run.begin(RunRecord(name, str(address), settings.islands, started=now, journal=kept, standby=standby))
             engine = EngineOptions(
                 settings,
                 str(self._directory),

@@ -31,8 +31,8 @@ def logs(
 ) -> None:
     """Show the log of a standing cluster on this machine, also after it has ended.
 
-    The logs of the last 5 runs per name are kept in ATOLL_STATE_DIR, with 32 MiB each at most. The log has the messages
-    of the processes on this machine; `atoll host` prints those of another machine there.
+    The logs of the last 5 runs per name, and of the last 5 standbys, are kept in ATOLL_STATE_DIR, with 32 MiB each at
+    most. The log has the messages of the processes on this machine; `atoll host` prints those of another machine there.
     """
     from atoll.operate.cluster_logs import chosen_name, lines_of, run_of, runs_text
     from atoll.operate.cluster_registry import ClusterRegistry
