@@ -60,3 +60,16 @@ def test_a_session_that_waits_for_nothing_is_up_to_its_script():
     assert "nothing of it waits in the cluster: its next step is up to its script" in lines
     with pytest.raises(ClusterError, match=f"session 99 does not exist; the open sessions are: {play.session}"):
         explanation(snapshot(play, 3), 99)
+
+
+def test_the_only_session_need_not_be_named():
+    play = Play("1x1x2")
+    assert explanation(snapshot(play, 2)) == explanation(snapshot(play, 2), play.session)
+    second = play.open(label="other.py").number
+    with pytest.raises(ClusterError, match=rf"choose a session; .*: {play.session} \(.*\), {second} \(other.py\)"):
+        explanation(snapshot(play, 2))
+    play.close(play.session)
+    play.close(second)
+    play.flush()
+    with pytest.raises(ClusterError, match="the open sessions are: none"):
+        explanation(snapshot(play, 3))

@@ -11,15 +11,13 @@ from atoll.telemetry.snapshot import SessionSnapshot, Snapshot, WaitSnapshot
 _MOST_EVENTS = 5
 
 
-def explanation(snapshot: Snapshot, session: int) -> list[str]:
+def explanation(snapshot: Snapshot, session: int | None = None) -> list[str]:
     """Return lines that say what a session waits for, for how long, and which process owes the next step.
 
-    Raises ClusterError if the snapshot has no such session.
+    `session` may be None if the snapshot has one session. Raises ClusterError if the snapshot has no such session.
     """
-    found = next((each for each in snapshot.sessions if each.id == session), None)
-    if found is None:
-        known = ", ".join(str(each.id) for each in snapshot.sessions) or "none"
-        raise ClusterError(f"session {session} does not exist; the open sessions are: {known}")
+    found = _chosen(snapshot, session)
+    session = found.id
     waits = [each for each in snapshot.waits if each.session == session]
     owed = [each for each in snapshot.owed if each.session == session]
     lines = [_headline(found, snapshot)]
@@ -38,6 +36,17 @@ def explanation(snapshot: Snapshot, session: int) -> list[str]:
         )
     lines.extend(_events(snapshot, session))
     return lines
+
+
+def _chosen(snapshot: Snapshot, session: int | None) -> SessionSnapshot:
+    known = {each.id: each for each in snapshot.sessions}
+    if session is None and len(known) == 1:
+        return next(iter(known.values()))
+    if session in known:
+        return known[session]
+    problem = "choose a session" if session is None else f"session {session} does not exist"
+    open_ones = ", ".join(f"{number} ({each.label or f'process {each.pid}'})" for number, each in known.items())
+    raise ClusterError(f"{problem}; the open sessions are: {open_ones or 'none'}")
 
 
 def _headline(session: SessionSnapshot, snapshot: Snapshot) -> str:

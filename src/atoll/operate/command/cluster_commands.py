@@ -199,10 +199,12 @@ def up(
         say(f"  run:   JAX_PLATFORMS=atoll ATOLL_ADDRESS={address} python train.py, after it has taken over")
     else:
         say(f"cluster {name} is up: {settings.islands} on {', '.join(settings.topology.platforms)}")
-        say(f"  run:   JAX_PLATFORMS=atoll ATOLL_ADDRESS={address} python train.py")
+        reached = advertised(parse_address(address), advertise)
+        say(f"  run:   JAX_PLATFORMS=atoll ATOLL_ADDRESS={reached} python train.py")
     if parse_address(address).tls:
         where = str(join_file or standing_join(standing.directory))
-        say(f"         (on other machines, or as another user: ATOLL_JOIN={where}, a copy of that file)")
+        source = "the file of its tenant" if TENANT_MARK in where else "that file"
+        say(f"         (on other machines, or as another user: ATOLL_JOIN={where}, a copy of {source})")
     elif not parse_address(address).is_local:
         say("         (on other machines: this machine's name in the address, the same ATOLL_TOKEN, ATOLL_INSECURE=1)")
     if not foreground:

@@ -97,8 +97,12 @@ def top(
 @with_option_groups
 def why(
     session: Annotated[
-        int, typer.Argument(help="Number of the session, as `atoll status` shows it.", metavar="SESSION")
-    ],
+        int | None,
+        typer.Argument(
+            help="Number of the session, as `atoll status` shows it. Needed if there are several.",
+            metavar="SESSION",
+        ),
+    ] = None,
     *,
     cluster: ClusterChoice,
 ) -> None:
@@ -236,7 +240,8 @@ def _security(address: Address, target: Target, options: TlsOptions) -> PageTls 
 def _check_installed(extra: str, *modules: str) -> None:
     missing = [module for module in modules if find_spec(module) is None]
     if missing:
-        fail(f"{' and '.join(missing)} is not installed: pip install 'atoll[{extra}]'")
+        are = "is" if len(missing) == 1 else "are"
+        fail(f"{' and '.join(missing)} {are} not installed: pip install 'atoll[{extra}]'")
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
