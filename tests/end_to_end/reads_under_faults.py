@@ -6,6 +6,7 @@ import ctypes
 import gc
 import os
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -23,12 +24,32 @@ DRAIN_SECONDS = 60.0  # for reads that nobody waits for, and for unused memory
 SIZES = (1, 1000, 70_000, 700_000, 3_000_000)
 
 
-def _resources() -> tuple[int, int, int]:
-    """Return how many descriptors and shared segments this process has, and its memory in MiB."""
+class _Allocations(ctypes.Structure):
+    """glibc's `struct mallinfo2`, in bytes."""
+
+    _names = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+    _fields_ = [(name, ctypes.c_size_t) for name in _names]
+
+
+def _resources() -> tuple[int, ...]:
+    """Return descriptors, shared segments, MiB that C and NumPy use, thousands of Python's blocks, and MiB resident.
+
+    Resident memory also has what glibc's arenas keep for later, some of which `malloc_trim` leaves. Large arrays of
+    several threads leave up to a few hundred MiB there, which depends on the number of cores.
+    """
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # memory that is only kept for later is no leak
+    libc = ctypes.CDLL(None)
+    libc.malloc_trim(0)
+    libc.mallinfo2.restype = _Allocations
+    allocations = libc.mallinfo2()
     segments = Path("/proc/self/maps").read_text().count("/memfd:")
-    return len(os.listdir("/proc/self/fd")), segments, psutil.Process().memory_info().rss >> 20
+    return (
+        len(os.listdir("/proc/self/fd")),
+        segments,
+        (allocations.uordblks + allocations.hblkhd) >> 20,
+        sys.getallocatedblocks() // 1000,
+        psutil.Process().memory_info().rss >> 20,
+    )
 
 
 def _arriving() -> int:
@@ -109,7 +130,7 @@ def prepare() -> None:
         np.asarray(first.add(array)), np.asarray(first.add_in_place(array))
 
 
-def stress(threads: int, seconds: float, seed: int, growth: tuple[int, int, int]) -> dict[str, Any]:
+def stress(threads: int, seconds: float, seed: int, growth: tuple[int, ...]) -> dict[str, Any]:
     """Run random work. Return counts, the wrong results, and the resources before and after.
 
     Resources may exceed those before by `growth` at first: pools free their blocks when they are not used.
