@@ -54,11 +54,11 @@ def test_published_arrays_survive_a_killed_island_and_then_a_drained_one(
     start_cluster: StartCluster, start_python: StartPython
 ) -> None:
     cluster = start_cluster(islands="3x1x2")
-    with_closing = start_python(ATOLL_ADDRESS=cluster.address)
-    version = with_closing.call(publish, 0, 7.0, 2)
+    trainer = start_python(ATOLL_ADDRESS=cluster.address)
+    version = trainer.call(publish, 0, 7.0, 2)
     cluster.until(lambda report: report["versions"][0]["state"] == "complete", SECONDS)
     cluster.until(lambda report: len(report["versions"][0]["islands"]) == 2, SECONDS)
-    with_closing.close()
+    trainer.close()
     (copy,) = [each for each in cluster.report()["versions"][0]["islands"] if each != 0]
     cluster.worker(0).kill()
     cluster.until(lambda report: 0 not in report["versions"][0]["islands"], SECONDS)

@@ -14,7 +14,7 @@ from atoll.client.array_packing import mesh_of
 
 
 def converted(arrays: Sequence[Any], dtype: Any) -> list[Any]:
-    """Return the arrays. Those of real numbers have the dtype, on the same devices."""
+    """Return the arrays, with all arrays of real numbers converted to the dtype, on the same devices."""
     groups: dict[Any, list[int]] = defaultdict(list)
     for position, each in enumerate(arrays):
         if jnp.issubdtype(each.dtype, jnp.floating) and each.dtype != dtype:
