@@ -349,7 +349,7 @@ BENCHMARKS = (
             ),
             Benchmark(
                 key="ag",
-                title="the same schedule on null devices, in virtual time",
+                title="a training step, 1F1B, S=4, M=16, null devices in virtual time",
                 prepare="benchmarks.micro.mpmd:null_step",
                 contestants=("atoll, mpmd.jit on null devices", "atoll, pipeline on null devices"),
                 metrics=tuple(
