@@ -109,6 +109,20 @@ def test_a_dump_has_no_secret(play: Secrets, tmp_path: Path) -> None:
         assert secret not in text, secret
 
 
+def test_a_dump_has_no_contents_of_arrays(play: Secrets, tmp_path: Path) -> None:
+    play.with_put(3)
+    play.say(m.Launch(3, (), (20,), (600,), contents=b"SECRETS!"))
+    for number in range(40):  # more than are handled at once: some wait in the inbox
+        play.proxy(play.session, m.Launch(3, (), (30 + number,), (700 + number,), contents=b"SECRETS!"))
+    journal, _ = journaled(play, tmp_path / "journal")
+    play.flush()
+    journal.close()
+    assert b"SECRETS!" in encode_snapshot(play.controller, ShellState())
+    assert all(
+        b"SECRETS!" not in _bytes(json.loads(line).get("base", "")) for line in dump_of_journal(tmp_path / "journal")
+    )
+
+
 def _bytes(text: str) -> bytes:
     return msgspec.convert(text, bytes)
 

@@ -19,12 +19,13 @@ from atoll.controller.controller_dumps import dump_controller
 from atoll.controller.core import Controller
 from atoll.controller_process.process_state import decode_snapshot
 from atoll.errors import JournalError
-from atoll.journal.event_log import Header, line_of
+from atoll.journal.event_log import Header, line_of, without_contents
 from atoll.journal.files import ReadableDirectory
 from atoll.journal.journal import read_journal
 from atoll.journal.records import decode_event, records_of
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
+from atoll.state.object_dumps import Objects
 
 # Digests and secrets as msgpack encodes them: strings of 64 and 32 hexadecimal digits, after their lengths.
 _SECRET = re.compile(rb"(?<=\xd9\x40)[0-9a-f]{64}|(?<=\xd9\x20)[0-9a-f]{32}")
@@ -62,7 +63,9 @@ def dump_of_journal(path: Path) -> Iterator[bytes]:
     pseudonyms = Pseudonyms()
     _add_secrets(controller, pseudonyms)
     settings = msgspec.structs.replace(controller.settings, tenants=())
-    base = pseudonyms.hide(msgspec.msgpack.encode(dump_controller(controller)))
+    state = dump_controller(controller)
+    _remove_contents(state.objects)
+    base = pseudonyms.hide(msgspec.msgpack.encode(state))
     yield msgspec.json.encode(Header(found.version, settings, base=base))
     number = 0
     for turn in found.turns:
@@ -70,6 +73,17 @@ def dump_of_journal(path: Path) -> Iterator[bytes]:
             number += 1
             pseudonyms.add(*_secrets_of(decode_event(record)))
             yield msgspec.json.encode(line_of(number, pseudonyms.hide(bytes(record))))
+
+
+def _remove_contents(objects: Objects) -> None:
+    """Replace the contents of arrays by zeros, as in the lines of events."""
+    for launch in objects.tables.get("launch", ()):
+        launch.contents = launch.contents and bytes(len(launch.contents))
+    for beginning in objects.tables.get("beginning launch", ()):
+        beginning.message = without_contents(beginning.message)
+    for inboxes in objects.tables.get("inboxes", ()):
+        order, waiting = inboxes._turns
+        inboxes._turns = order, {each: [without_contents(message) for message in waiting[each]] for each in waiting}
 
 
 def _add_secrets(controller: Controller, pseudonyms: Pseudonyms) -> None:

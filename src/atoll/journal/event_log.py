@@ -155,13 +155,19 @@ def _event_without_secrets(event: AnyEvent) -> AnyEvent:
     return event
 
 
+def without_contents(message: Any) -> Any:
+    """Return the message with zeros in place of the contents of arrays, which decide nothing in the controller."""
+    if isinstance(message, m.Launch) and message.contents:
+        return msgspec.structs.replace(message, contents=bytes(len(message.contents)))
+    return message
+
+
 def line_of(number: int, record: bytes) -> Line:
     """Return the line of an event, without changing its record."""
     event = decode_event(record)
     message = getattr(event, "message", None)
     if isinstance(event, Received) and isinstance(message, m.Launch) and message.contents:
-        zeros = msgspec.structs.replace(message, contents=bytes(len(message.contents)))
-        record = encode_event(msgspec.structs.replace(event, message=zeros))
+        record = encode_event(msgspec.structs.replace(event, message=without_contents(message)))
     kind = "" if message is None else type(message).__name__
     return Line(number, event.seconds, type(event).__name__, record, getattr(event, "connection", 0), kind)
 
