@@ -88,6 +88,14 @@ class PublishingWorld(MigratingWorld):
     """A world whose published arrays are checked after each step."""
 
     kind_of_client = PublishingClient
+    copy_loss = 0.0  # how probably an island fails before a step of the hosts while arrays are being copied
+
+    def work(self) -> bool:
+        copies = self.controller.published.copies
+        islands = sorted(set(self.controller.resources.islands) - self.down)
+        if self.copy_loss and copies._runs and len(islands) > 1 and self.rng.random() < self.copy_loss:
+            self.lose(self.rng.choice(islands))
+        return super().work()
 
     def deliver(self) -> None:
         super().deliver()
@@ -101,7 +109,7 @@ class PublishingWorld(MigratingWorld):
         for run in published.copies._runs.values():
             held.setdefault(run.vault, []).extend(run.results)
         for version in published.names.versions():
-            if version.state in (VersionState.LOST, VersionState.FREED) or not version.held:
+            if version.error is not None or not version.held:
                 assert version.devices == version.copies == {}
                 continue
             vault = self.controller.vaults.of(version)

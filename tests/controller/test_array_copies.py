@@ -296,3 +296,61 @@ def test_the_loss_of_an_island_that_is_drained_ends_the_drain() -> None:
     (reply,) = play.replies()
     assert "the island was lost meanwhile" in reply.status.message
     assert play.version.state is VersionState.LOST
+
+
+# ---- versions that are lost while they are copied
+
+
+def lost_while_copied(play: Copying) -> list[tuple[int, m.Run]]:
+    """Publish arrays on the islands 0 and 1 with replicas, and open the version; the runs that copy array 1."""
+    play.with_put(3, 2)
+    play.report(1, m.FeedsArrived(play.session, (10_011,)))
+    (run,) = runs(play.say(m.Launch(3, (), (11,), (10_011,))))
+    play.done(run.sequence, host=1)
+    view = Rearrange((0,), (on(2),), (Mapping(0, 0, (0, 1, 1), (0, 1, 1)),))
+    play.say(m.RegisterProgram(6, single("publish", (on(2),), view)))
+    first, sequence = play.view()
+    (run,) = runs(play.say(m.Launch(6, (11,), (300,), ())))
+    play.say(m.Publish(play.request(), "policy", 1, (first, 300), ("a", "b"), replicas=2))
+    play.worker(0, m.Done(((sequence, 0, 1),)))
+    play.worker(1, m.Done(((run.sequence, 0, 1),)))
+    copies = play.runs()
+    play.opened(play.open(token="reader").number)
+    return [(host, run) for host, run in copies if host != 0]
+
+
+def test_a_copy_of_a_version_that_was_replaced_and_then_lost_is_freed() -> None:
+    play = Copying("4x1x2", device_memory=1000)
+    copies, version = lost_while_copied(play), play.version
+    play.complete(keep=1)
+    assert version.state is VersionState.RETIRED
+    play.lose(0, "it burnt")
+    play.end(copies)
+    assert version.error is not None
+    assert (version.copies, version.devices) == ({}, {})
+    assert play.vault.directory.entries == {}
+
+
+def test_a_copy_of_a_version_that_was_lost_and_then_removed_is_freed() -> None:
+    play = Copying("4x1x2", device_memory=1000)
+    copies, version = lost_while_copied(play), play.version
+    play.lose(0, "it burnt")
+    play.flush()
+    assert version.state is VersionState.LOST
+    play.ask(play.connect("operator", token="trainer"), m.RemoveArraysRequest("policy", 1))
+    assert version.state is VersionState.RETIRED
+    play.end(copies)
+    assert (version.copies, version.devices) == ({}, {})
+    assert play.vault.directory.entries == {}
+
+
+def test_a_version_that_was_replaced_and_then_lost_is_not_examined() -> None:
+    play = Copying("4x1x2", device_memory=1000)
+    copies, version = lost_while_copied(play), play.version
+    play.complete(keep=1)
+    play.lose(0, "it burnt")
+    play.end(copies)
+    play.controller.published.copies.examine(version)
+    play.flush()
+    assert play.runs() == []
+    assert version.problem == ""

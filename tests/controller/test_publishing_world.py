@@ -31,6 +31,21 @@ def test_versions_are_published_and_read_as_wholes_and_leave_nothing(
         random.Random(seed), topology, doom, device_memory=memory, dispatch=dispatch, relay_group=relays
     )
     play(world, world.rng, steps, loss)
+    check_end(world)
+
+
+@settings(max_examples=examples(24))
+@given(st.integers(0, 2**32), st.integers(60, 160), st.sampled_from(["3x1x1", "4x1x1", "4x1x2"]))
+def test_versions_that_are_lost_while_they_are_copied_leave_nothing(seed, steps, topology):
+    world = PublishingWorld(random.Random(seed), topology, 0.0)
+    world.copy_loss = 0.05
+    play(world, world.rng, steps, 0.02)
+    check_end(world)
+
+
+def check_end(world: PublishingWorld) -> None:
+    """Everything ends, and nothing is left."""
+    world.copy_loss = 0.0
     world.end_publishing()
     for client in world.clients.values():
         for handle in sorted(client.unreleased):

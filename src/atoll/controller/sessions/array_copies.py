@@ -179,8 +179,8 @@ class ArrayCopies:
     # ---- examining
 
     def _examine(self, key: VersionKey, first: int) -> None:
-        version = self._names.find(key)
-        if version is None or version.state in (VersionState.LOST, VersionState.FAILED):
+        version = self._find(key)
+        if version is None:
             return
         if not first:
             version.problem = ""
@@ -193,6 +193,14 @@ class ArrayCopies:
             self._runs[key] = CopyRun(key, vault.number, results, stop)
         elif stop < len(version.held):
             self.due[key] = stop
+
+    def _find(self, key: VersionKey) -> Version | None:
+        """Return a version, or None if its arrays do not exist any more.
+
+        A version that was lost while it has readers may be RETIRED. Then only its error says that it was lost.
+        """
+        version = self._names.find(key)
+        return None if version is None or version.error is not None else version
 
     def _lacks(self, version: Version, problem: str) -> None:
         version.problem = problem
@@ -327,21 +335,21 @@ class ArrayCopies:
         return all(handle not in entries or entries[handle].ready for handle in run.results)
 
     def _ended(self, run: CopyRun) -> None:
-        """Record the copies that are complete. Free them if the version does not exist any more."""
+        """Record the copies that are complete. Free them if the version was freed or lost."""
         del self._runs[run.key]
-        vault, version = self._open.get(run.vault), self._names.find(run.key)
+        vault, version = self._open.get(run.vault), self._find(run.key)
         if vault is None:
             return
         problem: Status | None = None
         for handle, position in run.results.items():
             entry = vault.directory.entries.get(handle)
             error = None if entry is None else entry.error
-            if version is None or version.state is VersionState.LOST or error is not None:
+            if version is None or error is not None:
                 self._launcher.buffers.release(vault, (handle,), delete=False)
                 problem = problem or error
             elif entry is not None:
                 self._vaults.add_copy(version, position, handle)
-        if version is None or version.state is VersionState.LOST:
+        if version is None:
             return
         for position in run.results.values():
             self._settle(vault, version, position)

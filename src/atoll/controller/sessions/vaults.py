@@ -172,8 +172,9 @@ class Vaults:
         vault = self.of(version)
         before = version.held[position], *version.copies.get(position, ())
         for handle in before:
-            if handle not in kept:
-                version.count(spec_of(vault.directory.entries[handle]), -1)
+            entry = vault.directory.entries.get(handle)
+            if handle not in kept and entry is not None:
+                version.count(spec_of(entry), -1)
                 self._launcher.buffers.release(vault, (handle,), delete=False)
         version.held[position] = kept[0]
         version.copies.pop(position, None)
