@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import msgspec
 import pytest
@@ -354,3 +355,147 @@ def test_a_version_that_was_replaced_and_then_lost_is_not_examined() -> None:
     play.flush()
     assert play.runs() == []
     assert version.problem == ""
+
+
+def test_arrays_that_are_freed_already_can_be_replaced() -> None:
+    play = Copying()
+    play.complete()
+    version = play.version
+    play.opened(play.open(token="reader").number)
+    play.lose(0, "it burnt")
+    play.flush()
+    play.controller.vaults.keep_copies(version, {0: [2]})
+    assert (version.held, version.devices) == ([2], {})
+
+
+# ---- copies beyond those that are wanted
+
+
+def test_a_copy_that_ends_after_its_drain_was_refused_is_freed() -> None:
+    play = Copying()
+    play.complete()
+    play.leave()
+    copies = play.drain()
+    play.tick(play.now + 1.0)
+    play.tick(play.now + 310.0)
+    assert play.controller.published.copies.leaving == set()
+    play.end(copies)
+    assert (play.version.held, play.version.copies) == ([1], {})
+    assert list(play.vault.directory.entries) == [1]
+
+
+def test_a_tenant_that_has_yet_to_read_a_copy_that_is_freed_is_charged_for_its_memory() -> None:
+    play = Copying("3x1x2")
+    play.end(play.replicate())
+    play.leave()
+    reader = play.open(token="reader").number
+    opened = play.opened(reader)
+    reads, started = 0, 0
+    while started == reads:  # until the window of an island is full
+        reads += 1
+        play.proxy(reader, m.ReadVersion(opened.reader, 0, (on(4),), (reads,)))
+        started += sum(host == 2 for host, _ in play.runs())
+    trainer, guest = (play.controller.tenants.by_name[name].memory for name in ("trainer", "reader"))
+    assert trainer is not None
+    assert guest is not None
+    assert (trainer.total, guest.total) == (2 * 8, started * 8)
+    play.controller.vaults.keep_copies(play.version, {0: play.version.copies[0]})
+    assert (trainer.total, guest.total) == (8, reads * 8)
+
+
+# ---- what one step costs
+
+
+class Crowded(Copying):
+    """Has several islands, and counts the transfers that are lowered to copy arrays."""
+
+    def __init__(self, topology: str = "8x1x2", memory: int = 4) -> None:
+        super().__init__(topology, device_memory=10_000)
+        self.lowered = 0
+        copies = self.controller.published.copies
+        ledger, make = self.controller.launcher.memory.ledger, copies._internal.make
+        free = ledger.free
+
+        def count(*arguments: Any) -> int:
+            self.lowered += 1
+            return make(*arguments)
+
+        copies._internal.make = count
+        ledger.free = lambda device: memory if device[0] else free(device)
+
+    def pass_seconds(self, seconds: float) -> bool:
+        """Time passes; whether the version was examined."""
+        examined: list[object] = []
+        copies = self.controller.published.copies
+        examine = copies._examine
+        copies._examine = lambda *arguments: examined.append(arguments) or examine(*arguments)
+        self.tick(self.now + seconds)
+        self.flush()
+        copies._examine = examine
+        return bool(examined)
+
+
+def test_no_transfer_is_lowered_to_an_island_without_memory() -> None:
+    play = Crowded()
+    assert play.replicate() == []
+    assert "its arrays need 8 B on device" in play.version.problem
+    assert play.lowered == 0
+
+
+def test_few_transfers_are_lowered_for_arrays_whose_scratch_memory_does_not_fit() -> None:
+    play = Crowded(memory=1000)
+    ledger = play.controller.launcher.memory.ledger
+    ledger.lacking = lambda *wanted, **_: wanted[0][0][0] if play.lowered else None
+    assert play.replicate() == []
+    assert play.lowered == 2
+
+
+def test_the_time_between_attempts_to_make_a_copy_doubles_until_an_island_is_ready() -> None:
+    play = Crowded()
+    play.replicate()
+    assert play.pass_seconds(11.0)
+    assert not play.pass_seconds(11.0)
+    assert play.pass_seconds(11.0)
+    assert not play.pass_seconds(35.0)
+    play.lose(7, "it burnt")
+    play.join_again(7)
+    assert play.pass_seconds(1.0)
+    assert play.pass_seconds(11.0)
+
+
+def test_arrays_on_many_islands_are_examined_in_several_steps() -> None:
+    play = Copying("8x1x2", device_memory=1000)
+    handles = []
+    for island in range(8):
+        play.with_put(1000 + island, 2 * island)
+        play.report(island, m.FeedsArrived(play.session, (20_000 + island,)))
+        (run,) = runs(play.say(m.Launch(1000 + island, (), (3000 + island,), (20_000 + island,))))
+        play.done(run.sequence, host=island)
+        handles.append(3000 + island)
+    play.say(m.Publish(1, "policy", 2, tuple(handles), tuple(map(str, handles)), replicas=2))
+    copies = play.controller.published.copies
+    assert [(len(run.results), run.following) for run in copies._runs.values()] == [(4, 4)]
+    play.end(play.runs())
+
+
+def test_a_version_that_is_being_copied_is_not_examined_again_for_each_look_at_a_drain() -> None:
+    play = Copying()
+    play.complete()
+    play.leave()
+    play.drain()
+    play.tick(play.now + 1.0)
+    assert [run.following for run in play.controller.published.copies._runs.values()] == [1]
+
+
+def test_the_refusal_of_a_drain_names_few_of_many_versions() -> None:
+    play = Copying(device_memory=200)
+    for number in range(10):
+        play.complete(f"policy-{number}")
+    play.leave()
+    play.controller.launcher.memory.ledger.free = lambda device: 0
+    play.drain()
+    for _ in range(10):
+        play.flush()
+    (reply,) = play.replies()
+    assert reply.status.message.count("its arrays need 8 B") == 8
+    assert "and 2 more versions" in reply.status.message

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from atoll.cluster.settings import Dispatch
@@ -36,6 +36,7 @@ def test_versions_are_published_and_read_as_wholes_and_leave_nothing(
 
 @settings(max_examples=examples(24))
 @given(st.integers(0, 2**32), st.integers(60, 160), st.sampled_from(["3x1x1", "4x1x1", "4x1x2"]))
+@example(211, 105, "4x1x2")  # a copy ends after its version was lost, which has readers
 def test_versions_that_are_lost_while_they_are_copied_leave_nothing(seed, steps, topology):
     world = PublishingWorld(random.Random(seed), topology, 0.0)
     world.copy_loss = 0.05

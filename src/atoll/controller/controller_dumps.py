@@ -197,13 +197,14 @@ class CopyRunDump(Dump):
     following: int = 0
 
 
-@dump_of(ArrayCopies, "array copies", version=2)
+@dump_of(ArrayCopies, "array copies", version=3)
 class ArrayCopiesDump(Dump):
     due: dict[tuple[str, str, int], int] = {}
     leaving: set[int] = set()
     _queues: dict[str, dict[tuple[str, str, int], None]] = {}
     _runs: dict[tuple[str, str, int], Ref[CopyRun]] = {}
     _retries: dict[tuple[str, str, int], float] = {}
+    _delays: dict[tuple[str, str, int], float] = {}
 
 
 @dump_of(PublishedArrays, "published arrays", version=2)

@@ -10,20 +10,25 @@ If an island fails, other copies of the arrays take the place of those that are 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from atoll.cluster.lifecycle import IslandReady, IslandRestarted, IslandState
+from atoll.cluster.locations import DeviceLocation
 from atoll.controller.sessions.vaults import Vaults, spec_of
 from atoll.controller.state import ClusterState
 from atoll.errors import Code, Details, Kind, Status, StatusError, failed
 from atoll.ir import program as ir
-from atoll.ir.types import ArraySpec
+from atoll.ir.types import DTYPE_BITS, ArraySpec, shard_shape
 from atoll.launch.launcher import Launcher
 from atoll.migration.controller import InternalPrograms
-from atoll.migration.rules import check_memory
+from atoll.migration.rules import check_memory, lacks_memory
 from atoll.named_arrays.copy_rules import Islands, independent, type_of_copy, useful_islands
 from atoll.named_arrays.named_arrays import NamedArrays, Version, VersionKey
 from atoll.named_arrays.version_states import VersionState
@@ -32,8 +37,15 @@ from atoll.state.session import Session
 
 # Versions of a tenant of which arrays are examined or copied at the same time. Copies may wait for a quota.
 _MOST_AT_ONCE = 4
-# Until Atoll tries again to make a copy.
+# Until Atoll tries again to make a copy. The time doubles with each attempt that changes nothing.
 RETRY_SECONDS = 10.0
+_LONGEST_RETRY_SECONDS = 320.0
+# Groups of arrays on different islands that are copied in one flush: each one looks at all islands.
+_MOST_PLACES = 4
+# Islands for which a transfer is lowered although its scratch memory may not fit there.
+_MOST_LOWERED = 2
+# Versions that the error of a drain names.
+_MOST_NAMED = 8
 
 
 @dataclass(eq=False)
@@ -52,6 +64,18 @@ class _Source(NamedTuple):
     position: int
     handle: int
     spec: ArraySpec
+
+
+class _Plan(NamedTuple):
+    """Copies on an island: the arrays, the types of the copies, and the bytes that they need on each device.
+
+    Devices are numbered by their position on the island, so a plan serves all islands with as many devices.
+    """
+
+    sources: tuple[_Source, ...]
+    targets: tuple[ArraySpec, ...]
+    nbytes: Mapping[int, int]
+    reshards: bool
 
 
 # The platform of an array, and the islands of each of its copies.
@@ -74,6 +98,7 @@ class ArrayCopies:
         self._queues: dict[str, dict[VersionKey, None]] = {}  # versions to examine after others, by tenant
         self._runs: dict[VersionKey, CopyRun] = {}
         self._retries: dict[VersionKey, float] = {}  # versions that lack copies, with the time to try again
+        self._delays: dict[VersionKey, float] = {}  # seconds between the attempts, after the first
         self._open = state.sessions
         self._outbox = state.outbox
         self._resources = state.resources
@@ -86,9 +111,13 @@ class ArrayCopies:
 
     def examine(self, version: Version) -> None:
         """Examine a version whose copies may be too few."""
-        self._retries.pop(version.key, None)
-        self._queues.setdefault(version.tenant, {})[version.key] = None
+        self._enqueue(version)
         self._admit()
+
+    def _enqueue(self, version: Version) -> None:
+        self._retries.pop(version.key, None)
+        self._delays.pop(version.key, None)
+        self._queues.setdefault(version.tenant, {})[version.key] = None
 
     def _admit(self) -> None:
         """Examine as many of the waiting versions of each tenant as may be examined at once."""
@@ -105,14 +134,12 @@ class ArrayCopies:
             if not waiting:
                 del self._queues[tenant]
 
-    def _is_busy(self, key: VersionKey) -> bool:
-        return key in self._runs or key in self.due or key in self._queues.get(key[0], ())
-
     def leave(self, island: int) -> None:
         """Begin to copy the arrays on an island to others. `stay` follows when the island has been drained, or not."""
         self.leaving.add(island)
         for version in self._on(island):
-            self.examine(version)
+            self._enqueue(version)
+        self._admit()
 
     def stay(self, island: int) -> None:
         self.leaving.discard(island)
@@ -123,16 +150,24 @@ class ArrayCopies:
 
     def obstacles(self, island: int) -> list[str] | None:
         """Return why versions stay on an island that is being drained; None if arrays are still being copied."""
+        there = self._vaults.numbers_on(island)
+        for key in chain(self._runs, self.due, *self._queues.values()):
+            version = self._names.find(key)
+            if version is not None and not there.isdisjoint(version.devices):
+                return None
         found = list(self._on(island))
-        for version in found:
-            if not version.problem:
-                self.examine(version)
-        if any(self._is_busy(each.key) for each in found):
+        unexamined = [each for each in found if not each.problem]
+        for version in unexamined:
+            self._enqueue(version)
+        if unexamined:
+            self._admit()
             return None
-        return [f"{version.title}: {version.problem}" for version in found]
+        named = [f"{each.title}: {each.problem}" for each in found[:_MOST_NAMED]]
+        return named if len(found) <= _MOST_NAMED else [*named, f"and {len(found) - _MOST_NAMED} more versions"]
 
     def _on(self, island: int) -> Iterator[Version]:
-        return (each for each in self._names.versions() if island in self._vaults.islands_of(each))
+        there = self._vaults.numbers_on(island)
+        return (each for each in self._names.versions() if not there.isdisjoint(each.devices))
 
     def island_lost(self, island: int) -> list[Version]:
         """Let copies elsewhere take the place of arrays on the island. Return the versions that lack some of these."""
@@ -146,24 +181,30 @@ class ArrayCopies:
         return lost
 
     def _survives(self, version: Version, island: int) -> bool:
+        if not version.copies:
+            return False
         vault = self._vaults.of(version)
+        chosen: dict[int, list[int]] = {}
         for position in range(len(version.held)):
             copies = self._copies(vault, version, position)
             kept = [handle for handle, islands in copies.items() if island not in islands]
             if not kept:
                 return False
             if len(kept) < 1 + len(version.copies.get(position, ())):
-                self._vaults.keep_copies(version, position, kept)
+                chosen[position] = kept
+        self._vaults.keep_copies(version, chosen)
         return True
 
     def island_ready(self, ready: IslandReady | IslandRestarted) -> None:
         """Try again to make the copies that are missing: the island may have memory for them."""
+        self._delays.clear()
         for key in list(self._retries):
             self._retries[key] = 0.0
 
     def tick(self, now: float) -> None:
         for key in [key for key, seconds in self._retries.items() if seconds <= now]:
-            del self._retries[key]
+            if self._retries.pop(key) > 0.0:
+                self._delays[key] = min(2 * self._delays.get(key, RETRY_SECONDS), _LONGEST_RETRY_SECONDS)
             self._queues.setdefault(key[0], {})[key] = None
         self._admit()
 
@@ -180,19 +221,20 @@ class ArrayCopies:
 
     def _examine(self, key: VersionKey, first: int) -> None:
         version = self._find(key)
-        if version is None:
+        vault = None if version is None else self._vaults.find(version.tenant)
+        if version is None or vault is None:
+            self._delays.pop(key, None)
             return
         if not first:
             version.problem = ""
-        vault = self._vaults.find(version.tenant)
         stop = min(first + m.MOST_READ, len(version.held))
-        if vault is None or first >= stop:
-            return
-        results = self._launch(vault, version, range(first, stop))
+        results, stop = self._launch(vault, version, range(first, stop))
         if results:
             self._runs[key] = CopyRun(key, vault.number, results, stop)
         elif stop < len(version.held):
             self.due[key] = stop
+        elif not version.problem:
+            self._delays.pop(key, None)
 
     def _find(self, key: VersionKey) -> Version | None:
         """Return a version, or None if its arrays do not exist any more.
@@ -204,7 +246,7 @@ class ArrayCopies:
 
     def _lacks(self, version: Version, problem: str) -> None:
         version.problem = problem
-        self._retries[version.key] = self._outbox.seconds + RETRY_SECONDS
+        self._retries[version.key] = self._outbox.seconds + self._delays.get(version.key, RETRY_SECONDS)
 
     def _copies(self, vault: Session, version: Version, position: int) -> dict[int, Islands]:
         """Return the islands of each copy of an array that has not failed, by its handle. The read one is the first."""
@@ -215,20 +257,29 @@ class ArrayCopies:
                 found[handle] = self._vaults.islands(vault, spec_of(entry))
         return found
 
-    def _launch(self, vault: Session, version: Version, positions: range) -> dict[int, int]:
-        """Launch copies of those of these arrays that need one. Return their positions by the handles of the copies."""
+    def _launch(self, vault: Session, version: Version, positions: range) -> tuple[dict[int, int], int]:
+        """Launch copies of those of these arrays that need one.
+
+        Return their positions by the handles of the copies, and the first position that was not examined.
+        """
         wanted = version.replicas if version.state is VersionState.COMPLETE else 1
         lacking: dict[_Place, list[_Source]] = {}
+        settled: list[int] = []
+        stop = positions.stop
         for position in positions:
             copies = self._copies(vault, version, position)
             staying = self._staying(copies)
-            if copies and independent(staying.values()) < wanted:
-                handle = next(iter(staying or copies))
-                spec = spec_of(vault.directory.entries[handle])
-                place = self._platform(vault, spec), tuple(staying.values())
-                lacking.setdefault(place, []).append(_Source(position, handle, spec))
-            else:
-                self._settle(vault, version, position)
+            if not copies or independent(staying.values()) >= wanted:
+                settled.append(position)
+                continue
+            handle = next(iter(staying or copies))
+            spec = spec_of(vault.directory.entries[handle])
+            place = self._platform(vault, spec), tuple(staying.values())
+            if place not in lacking and len(lacking) == _MOST_PLACES:
+                stop = position
+                break
+            lacking.setdefault(place, []).append(_Source(position, handle, spec))
+        self._settle(vault, version, settled)
         results: dict[int, int] = {}
         for (platform, copies_of), sources in lacking.items():
             for reshards in (True, False):
@@ -236,9 +287,8 @@ class ArrayCopies:
                     results |= self._copy(vault, platform, copies_of, wanted, sources, reshards)
                 except StatusError as error:
                     self._lacks(version, error.status.message)
-                    for each in sources:
-                        self._settle(vault, version, each.position)
-        return results
+                    self._settle(vault, version, [each.position for each in sources])
+        return results, stop
 
     def _copy(
         self,
@@ -262,29 +312,47 @@ class ArrayCopies:
                 Details(Kind.LIMIT, limit="islands", retriable=True),
             )
         problem: StatusError | None = None
+        plans: dict[int, _Plan | None] = {}  # by the number of devices
+        lowered = 0
         for island in self._ranked(useful, copies):
-            devices = self._devices(vault, island)
-            found = [(each, type_of_copy(each.spec, devices, each.position)) for each in sources] if devices else []
-            chosen = [(each, made[0]) for each, made in found if made is not None and made[1] is reshards]
-            if any(made is None for _, made in found) or not devices:
-                problem = problem or StatusError(
-                    Code.FAILED_PRECONDITION, f"island {island} has too few devices for a copy"
-                )
+            locations = self._open_devices(vault, island)
+            count = len(locations)
+            if count not in plans:
+                plans[count] = _plan(sources, count, reshards)
+            plan = plans[count]
+            if plan is None:
+                text = f"island {island} has too few devices for a copy"
+                problem = problem or StatusError(Code.FAILED_PRECONDITION, text)
                 continue
-            if not chosen:
+            if not plan.sources:
                 return {}
+            lacking = self._lacking(plan, locations)
+            if lacking is not None:
+                problem = problem or lacking
+                continue
             try:
-                return self._launch_copy(vault, [each for each, _ in chosen], [spec for _, spec in chosen], reshards)
+                return self._launch_copy(vault, plan, [self._vaults.number(vault, each) for each in locations])
             except StatusError as error:
                 problem = problem or error
+                lowered += 1
+                if lowered == _MOST_LOWERED:
+                    break
         assert problem is not None
         raise problem
 
-    def _launch_copy(
-        self, vault: Session, sources: Sequence[_Source], targets: Sequence[ArraySpec], reshards: bool
-    ) -> dict[int, int]:
+    def _lacking(self, plan: _Plan, locations: Sequence[DeviceLocation]) -> StatusError | None:
+        """Return an error if the copies do not fit on the devices of an island."""
+        ledger = self._launcher.memory.ledger
+        for position, nbytes in plan.nbytes.items():
+            device = locations[position].host, locations[position].ordinal
+            if nbytes > ledger.free(device):
+                return lacks_memory(device, nbytes, ledger)
+        return None
+
+    def _launch_copy(self, vault: Session, plan: _Plan, devices: Sequence[int]) -> dict[int, int]:
+        sources, targets = plan.sources, tuple(_moved_to(devices, each) for each in plan.targets)
         specs, count = tuple(each.spec for each in sources), len(sources)
-        node = ir.Transfer(tuple(range(count)), tuple(targets), reshard=reshards)
+        node = ir.Transfer(tuple(range(count)), targets, reshard=plan.reshards)
         definition = ir.Program("copy published arrays", specs, (node,), tuple(range(count, 2 * count)))
         program = self._internal.make(vault, definition, vault.devices.locations)
         try:
@@ -306,10 +374,9 @@ class ArrayCopies:
         is_ready = self._resources.islands[island].state is IslandState.READY
         return is_ready and island not in self.leaving and self._resources.topology.shapes[island].platform == platform
 
-    def _devices(self, vault: Session, island: int) -> list[int]:
-        """Return the devices of an island that are not in exclusive slices, by their numbers in the vault."""
-        locations = [each for each in self._resources.devices(island).locations if not vault.devices.closed(each)]
-        return [self._vaults.number(vault, location) for location in locations]
+    def _open_devices(self, vault: Session, island: int) -> list[DeviceLocation]:
+        """Return the devices of an island that are not in exclusive slices."""
+        return [each for each in self._resources.devices(island).locations if not vault.devices.closed(each)]
 
     def _ranked(self, islands: Sequence[int], copies: Sequence[Islands]) -> list[int]:
         """Return the islands, the best one first: on other machines than the copies, and with the most free memory."""
@@ -350,9 +417,9 @@ class ArrayCopies:
             elif entry is not None:
                 self._vaults.add_copy(version, position, handle)
         if version is None:
+            self._delays.pop(run.key, None)
             return
-        for position in run.results.values():
-            self._settle(vault, version, position)
+        self._settle(vault, version, run.results.values())
         if problem is not None:
             self._lacks(version, problem.message)
         self.due[run.key] = run.following
@@ -361,9 +428,46 @@ class ArrayCopies:
         """Return the copies that are on no island that is being drained."""
         return {handle: islands for handle, islands in copies.items() if self.leaving.isdisjoint(islands)}
 
-    def _settle(self, vault: Session, version: Version, position: int) -> None:
-        """Free the copies of an array that failed, and those on islands that are being drained if others exist."""
-        copies = self._copies(vault, version, position)
-        kept = list(self._staying(copies))
-        if kept and len(kept) < 1 + len(version.copies.get(position, ())):
-            self._vaults.keep_copies(version, position, kept)
+    def _settle(self, vault: Session, version: Version, positions: Iterable[int]) -> None:
+        """Free the copies of arrays that failed, those on islands that are being drained, and those beyond `replicas`.
+
+        The last copies of an array stay, wherever they are.
+        """
+        chosen: dict[int, list[int]] = {}
+        for position in positions:
+            kept: dict[int, Islands] = {}
+            for handle, islands in self._staying(self._copies(vault, version, position)).items():
+                if independent(kept.values()) >= version.replicas:
+                    break
+                kept[handle] = islands
+            if kept and len(kept) < 1 + len(version.copies.get(position, ())):
+                chosen[position] = list(kept)
+        self._vaults.keep_copies(version, chosen)
+
+
+def _plan(sources: Sequence[_Source], count: int, reshards: bool) -> _Plan | None:
+    """Plan copies of those arrays whose transfer reshards, or does not, on an island with `count` devices.
+
+    Return None if one of the arrays cannot be there.
+    """
+    chosen: list[_Source] = []
+    targets: list[ArraySpec] = []
+    nbytes: Counter[int] = Counter()
+    for each in sources:
+        made = type_of_copy(each.spec, range(count), each.position) if count else None
+        if made is None:
+            return None
+        target = made[0]
+        if made[1] is reshards:
+            chosen.append(each)
+            targets.append(target)
+            for shard, device in enumerate(target.sharding.devices):
+                items = math.prod(shard_shape(target.sharding, target.shape, shard))
+                nbytes[device] += items * DTYPE_BITS[target.dtype] // 8
+    return _Plan(tuple(chosen), tuple(targets), nbytes, reshards)
+
+
+def _moved_to(devices: Sequence[int], spec: ArraySpec) -> ArraySpec:
+    """Return the type of an array whose devices are positions in `devices`, on these devices."""
+    chosen = tuple([devices[position] for position in spec.sharding.devices])
+    return replace(spec, sharding=replace(spec.sharding, devices=chosen))

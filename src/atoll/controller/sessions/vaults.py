@@ -7,7 +7,7 @@ never changes, so the type of an array in a vault says where the array is, and m
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -79,12 +79,14 @@ class Vaults:
         locations = vault.devices.locations
         return frozenset([locations[device].island for device in spec.sharding.devices])
 
-    def islands_of(self, version: Version) -> set[int]:
-        """Return the islands with shards of the version, or of its copies."""
-        if not version.devices:
-            return set()
-        locations = self.of(version).devices.locations
-        return {locations[device].island for device in version.devices}
+    def numbers_on(self, island: int) -> frozenset[int]:
+        """Return the numbers in vaults of the devices of an island."""
+        topology = self._resources.topology
+        shape, first = (
+            topology.shapes[island],
+            PUBLISHED_DEVICES.start + topology.number_of(topology.first_host(island), 0),
+        )
+        return frozenset(range(first, first + shape.hosts * shape.devices))
 
     # ---- arrays come
 
@@ -167,19 +169,24 @@ class Vaults:
         version.copies[position] = (*version.copies.get(position, ()), handle)
         version.count(spec_of(entry), 1)
 
-    def keep_copies(self, version: Version, position: int, kept: Sequence[int]) -> None:
-        """Free the copies of an array except these. The first one is in the place of the published array."""
+    def keep_copies(self, version: Version, chosen: Mapping[int, Sequence[int]]) -> None:
+        """Free the copies of arrays except the `chosen` ones, by the positions of the arrays.
+
+        The first chosen one is in the place of the published array. Memory that other tenants still read is theirs.
+        """
         vault = self.of(version)
-        before = version.held[position], *version.copies.get(position, ())
-        for handle in before:
-            entry = vault.directory.entries.get(handle)
-            if handle not in kept and entry is not None:
-                version.count(spec_of(entry), -1)
-                self._launcher.buffers.release(vault, (handle,), delete=False)
-        version.held[position] = kept[0]
-        version.copies.pop(position, None)
-        if len(kept) > 1:
-            version.copies[position] = tuple(kept[1:])
+        for position, kept in chosen.items():
+            for handle in (version.held[position], *version.copies.get(position, ())):
+                entry = vault.directory.entries.get(handle)
+                if handle not in kept and entry is not None:
+                    version.count(spec_of(entry), -1)
+                    self._launcher.buffers.release(vault, (handle,), delete=False)
+            version.held[position] = kept[0]
+            version.copies.pop(position, None)
+            if len(kept) > 1:
+                version.copies[position] = tuple(kept[1:])
+        if chosen:
+            self._hand_over(vault, version.lent)
 
     # ---- arrays go
 
@@ -197,6 +204,10 @@ class Vaults:
         version.copies.clear()
         version.devices.clear()
         lent, version.lent = version.lent, []
+        self._hand_over(vault, lent)
+
+    def _hand_over(self, vault: Session, lent: Iterable[tuple[int, int]]) -> None:
+        """Charge the tenants that still read these arrays for memory that the tenant of the vault has released."""
         guests = [(entry, self._open[each[0]].tenant) for each in lent if (entry := self._lent(each)) is not None]
         if guests:
             self._launcher.memory.hand_over(guests, vault.tenant)
