@@ -35,7 +35,7 @@ def test_a_script_that_has_chosen_its_islands_is_told_nothing(
     standing: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     processes._note_standing_clusters("2x1x4")
-    monkeypatch.setenv(processes.ISLANDS, DEFAULT_ISLANDS)
+    monkeypatch.setenv("ATOLL_ISLANDS", DEFAULT_ISLANDS)
     processes._note_standing_clusters(DEFAULT_ISLANDS)
     assert capsys.readouterr().err == ""
 

@@ -109,6 +109,56 @@ def overwritten() -> list[float]:
     return [float(each) for each in made[3:]]
 
 
+def copied() -> int:
+    """Return how many arrays have values that were written after the functions that copy had returned."""
+    wrong = 0
+    for size in (1, 1000, 3000, 1 << 18):
+        x = np.zeros(size, np.float32)
+        for number in range(10):
+            x[:] = number
+            made = [jnp.array(x), jnp.copy(x)]
+            x[:] = -1
+            wrong += sum(not (np.asarray(each) == number).all() for each in made)
+    return wrong
+
+
+def divided() -> list[Any]:
+    """Return results of functions on several devices, each with a host value that is divided or replicated."""
+    mesh = Mesh(np.array(jax.devices()[:2]), ("x",))
+    split, whole = NamedSharding(mesh, P("x")), NamedSharding(mesh, P())
+    given = jax.jit(lambda w, x: (w * x).sum(), in_shardings=(split, split))
+    inferred = jax.jit(lambda w, x: w * x, donate_argnums=0)
+    both = jax.jit(lambda x, y: x + y, in_shardings=(split, whole), out_shardings=whole)
+    w = jax.device_put(np.ones(16, np.float32), split)
+    kept = jax.device_put(np.ones(16, np.float32), split)
+    found = []
+    for number in range(6):
+        x = np.arange(16, dtype=np.float32) + number
+        w = inferred(w, np.full(16, 2, np.float32))
+        found.append([float(given(kept, x)), np.asarray(w).tolist(), np.asarray(both(x, np.float32(3))).tolist()])
+    return found
+
+
+def divided_with_slots() -> list[Any]:
+    table()
+    return divided()
+
+
+def overflows() -> str:
+    table()
+    call = jax.jit(lambda amount: amount)
+    for number in range(5):
+        call(number)
+    with jax.enable_x64(False):
+        for number in range(5):
+            call(number)
+        try:
+            call(2**40)
+        except OverflowError as error:
+            return str(error)
+    return "no error"
+
+
 def guarded() -> str:
     table()
     for _ in range(5):
@@ -138,6 +188,18 @@ def test_arguments_of_jit_are_made_of_slots(atoll_python: RemotePython) -> None:
 
 def test_contents_are_copied_before_device_put_returns(atoll_python: RemotePython) -> None:
     assert atoll_python.call(overwritten) == [float(number) for number in range(3, 600)]
+
+
+def test_functions_that_copy_do_so_before_they_return(atoll_python: RemotePython) -> None:
+    assert atoll_python.call(copied) == 0
+
+
+def test_host_arguments_of_functions_on_several_devices_are_divided(atoll_python: RemotePython) -> None:
+    assert_same(atoll_python.call(divided_with_slots), divided())
+
+
+def test_a_number_that_is_too_large_is_an_error_that_names_it(atoll_python: RemotePython) -> None:
+    assert f"{2**40} too large to convert to int32" in atoll_python.call(overflows)
 
 
 def test_a_guard_that_forbids_transfers_forbids_small_writes(atoll_python: RemotePython) -> None:

@@ -200,6 +200,7 @@ UNTESTED = {
     "direct reads of several arrays": "it is a matter of time",
     "writes of trees": "it is a matter of time",
     "large writes": "it is a matter of time",
+    "copies of arrays": "it is a matter of time",
     "small writes": "it is a matter of time",
     "resharding of trees": "it is a matter of time",
     "arguments from the host": "it is a matter of time",

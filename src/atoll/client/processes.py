@@ -30,7 +30,7 @@ from atoll.cluster.processes.client_directories import (
     transfer_directory,
 )
 from atoll.cluster.processes.lifeline import watch_in_thread
-from atoll.cluster.settings import DEFAULT_ISLANDS, ClusterSettings
+from atoll.cluster.settings import DEFAULT_ISLANDS, SETTINGS, ClusterSettings
 from atoll.engines.engine_options import EngineOptions
 from atoll.engines.start_engine import EngineProcess, check_settings
 from atoll.errors import AtollError, ClusterError, UnreachableError, error_kind
@@ -40,7 +40,6 @@ from atoll.operate.joining import reach
 
 _taken: tuple[int, NamedRun] = (0, UNNAMED)  # this process, and its run
 
-ISLANDS = "ATOLL_ISLANDS"
 _ROOM_BYTES = 1 << 30  # space for large arrays on their way to the proxy
 
 
@@ -249,13 +248,14 @@ def _error(name: str, message: str, address: str) -> AtollError:
 
 def _note_standing_clusters(islands: str) -> None:
     """Print that the script starts an embedded cluster, if its user also has a standing one."""
-    if islands != DEFAULT_ISLANDS or ISLANDS in os.environ:
+    chosen = SETTINGS["islands"]
+    if islands != DEFAULT_ISLANDS or chosen.variable in os.environ:
         return  # the user has chosen the cluster
     with contextlib.suppress(OSError):
         for record in standing_clusters()[:1]:
             sys.stderr.write(
                 f"atoll: this script starts its own cluster ({islands}), although cluster {record.name} is up. To use "
-                f"that one, set ATOLL_ADDRESS={record.address}; to hide this line, set {ISLANDS}={islands}\n"
+                f"that one, set ATOLL_ADDRESS={record.address}; to hide this line, set {chosen.variable}={islands}\n"
             )
             sys.stderr.flush()
 

@@ -321,6 +321,14 @@ def large_writes(calls: Calls) -> None:
     assert whole.tolist() == x.tolist()
 
 
+def copies_of_arrays(calls: Calls) -> None:
+    x = np.arange(4.0)
+    for copy in (jnp.array, jnp.copy):
+        before = len(calls.of["jax._src.core.stage_p.impl"])
+        assert np.asarray(copy(x)).tolist() == x.tolist()
+        assert any(np.shares_memory(given, x) for (given,) in calls.arguments("jax._src.core.stage_p.impl")[before:])
+
+
 def small_writes(calls: Calls) -> None:
     x, device = np.float32(3), jax.devices()[0]
     given = [
@@ -736,6 +744,7 @@ PROBES: dict[str, Callable[[Calls], None]] = {
     "writes of trees": writes_of_trees,
     "large writes": large_writes,
     "small writes": small_writes,
+    "copies of arrays": copies_of_arrays,
     "resharding of trees": resharding_of_trees,
     "arguments from the host": arguments_from_the_host,
     "numbers in eager operations": numbers_in_eager_operations,

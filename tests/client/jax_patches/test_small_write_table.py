@@ -107,3 +107,14 @@ def test_contents_of_a_run_that_was_not_sent_leave_their_slot(
     assert table.start(X[1], DEVICES) == "results"
     assert [each.number for each in server.writings] == [0, 1], "the server may have counted the run"
     assert server.taken[-1] == X[1].tobytes()
+
+
+def test_types_beyond_the_most_executables_replace_no_other_type(server: Server, table: SmallWriteTable) -> None:
+    for size in range(1, 300):
+        for _ in range(LEAST_WRITTEN + 1):
+            table.start(np.zeros(1, f"S{size}"), DEVICES[:1])
+    made = len(server.writings)
+    assert made == 256
+    assert table.start(np.zeros(1, "S1"), DEVICES[:1]) == "results"
+    assert table.start(np.zeros(1, "S299"), DEVICES[:1]) is None
+    assert len(server.writings) == made

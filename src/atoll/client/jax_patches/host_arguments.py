@@ -64,7 +64,11 @@ def _making(shard_arg: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any, An
         is_array = isinstance(x, np.ndarray | np.generic)
         kind: Any = (x.dtype, x.shape) if is_array else type(x)
         aval = _type_of(kind, _type_settings())
-        value = x if is_array and x.dtype == aval.dtype else np.asarray(x, aval.dtype)
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):  # JAX has warned in the first call
+                value = x if is_array and x.dtype == aval.dtype else np.asarray(x, aval.dtype)
+        except OverflowError:  # the error of JAX names the type
+            return shard_arg(x, sharding, None)
         array = made_of(aval, sharding, [value], sharding._device_assignment, True)
         return shard_arg(x, sharding, None) if array is None else array
 

@@ -87,6 +87,10 @@ class NumberedRuns:
             del self._executables[next(iter(self._executables))]
         return executable
 
+    def takes(self, key: Hashable) -> bool:
+        """Return whether the executable of `key` exists, or is one more that replaces none."""
+        return key in self._executables or len(self._executables) < _MOST_EXECUTABLES
+
     def forget_executables(self) -> None:
         """Forget the executables, because the client was closed."""
         with self._lock:

@@ -62,6 +62,8 @@ class SmallWriteTable:
         if slots is None or not slots.has_space():
             return None
         key = client, tuple([device.id for device in devices]), array.dtype, array.shape
+        if not self._runs.takes(key):  # types in turn would replace one another's executables, each for round trips
+            return None
         written = self._written.get(key, 0)
         if written < LEAST_WRITTEN:
             self._count(key, written + 1)

@@ -26,7 +26,7 @@ def made_of(aval: Any, sharding: Any, xs: Sequence[Any], devices: Sequence[Any],
     x = xs[0]
     if not isinstance(x, np.ndarray | np.generic) or x.nbytes > SLOT_BYTES:
         return None
-    if len(xs) != 1 and not (sharding.is_fully_replicated and all([each is x for each in xs])):
+    if any([each is not x for each in xs]) or (len(devices) > 1 and not sharding.is_fully_replicated):
         return None
     if not is_atoll(devices[0].client) or internals.host_to_device_guard() not in (None, "allow"):
         return None
