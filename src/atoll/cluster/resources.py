@@ -90,7 +90,8 @@ class ResourceManager:
 
     def hosts_of(self, island: int) -> list[int]:
         """Return the hosts of the island that have joined."""
-        return sorted(host.number for host in self.hosts.values() if host.island == island)
+        planned = self.topology.hosts_of(island) if island in self.islands else ()
+        return [number for number in planned if number in self.hosts]
 
     def max_in_flight(self, island: int) -> int:
         """Return the number of runs that may be in flight on each host of the island, the minimum of their limits."""

@@ -282,30 +282,24 @@ class ArrayCopies:
         self._settle(vault, version, settled)
         results: dict[int, int] = {}
         for (platform, copies_of), sources in lacking.items():
+            among = [island for island in self._resources.islands if self._takes_copies(island, platform)]
+            ranked = self._ranked(useful_islands(copies_of, wanted, among), copies_of)
             for reshards in (True, False):
                 try:
-                    results |= self._copy(vault, platform, copies_of, wanted, sources, reshards)
+                    results |= self._copy(vault, platform, ranked, sources, reshards)
                 except StatusError as error:
                     self._lacks(version, error.status.message)
                     self._settle(vault, version, [each.position for each in sources])
         return results, stop
 
     def _copy(
-        self,
-        vault: Session,
-        platform: str,
-        copies: tuple[Islands, ...],
-        wanted: int,
-        sources: Sequence[_Source],
-        reshards: bool,
+        self, vault: Session, platform: str, ranked: Sequence[int], sources: Sequence[_Source], reshards: bool
     ) -> dict[int, int]:
-        """Copy those of these arrays whose transfer reshards, or does not, to the best island with enough memory.
+        """Copy those of these arrays whose transfer reshards, or does not, to the first island with enough memory.
 
         Return the positions of the arrays, by the handles of the copies. Raise StatusError if no island can take them.
         """
-        among = [island for island in self._resources.islands if self._takes_copies(island, platform)]
-        useful = useful_islands(copies, wanted, among)
-        if not useful:
+        if not ranked:
             raise failed(
                 Code.RESOURCE_EXHAUSTED,
                 f"no other island with {platform} devices is ready",
@@ -314,7 +308,7 @@ class ArrayCopies:
         problem: StatusError | None = None
         plans: dict[int, _Plan | None] = {}  # by the number of devices
         lowered = 0
-        for island in self._ranked(useful, copies):
+        for island in ranked:
             locations = self._open_devices(vault, island)
             count = len(locations)
             if count not in plans:
