@@ -38,6 +38,9 @@ os.environ["XLA_FLAGS"] = quick_xla.FLAGS
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 # Workers have this setting. The server that forks processes reads it once, so all processes that it forks have it.
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+# A test of Google's gRPC loads it into this process. In a fork of the process, such as one that writes a snapshot, its
+# handler of forks aborts.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 # A run in the background of a shell that is not interactive has SIGINT ignored, and what it starts would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
