@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import sys
 from collections.abc import Coroutine
 from dataclasses import dataclass, replace
@@ -247,5 +248,17 @@ def _check_installed(extra: str, *modules: str) -> None:
 def _run(work: Coroutine[Any, Any, None]) -> None:
     """Run until the work ends, or until Ctrl-C or a signal, which exit without a message."""
     end_on_signals()
-    with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(work)
+    with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
+        asyncio.run(_until_signal(work))
+
+
+async def _until_signal(work: Coroutine[Any, Any, None]) -> None:
+    """Await the work. SIGTERM and SIGHUP cancel it, as asyncio does for SIGINT.
+
+    Python drops a KeyboardInterrupt that is raised while a `__del__` runs, and the command would continue.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, task.cancel)
+    await work

@@ -1,0 +1,35 @@
+"""Commands that run until a signal end at the first one, whatever Python does at that moment."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+# The signal arrives while a `__del__` runs, where Python drops exceptions of signal handlers.
+SCRIPT = """
+import asyncio, os, sys
+from atoll.operate.command.watch_commands import _run
+
+
+class Interrupted:
+    def __del__(self):
+        os.kill(os.getpid(), int(sys.argv[1]))
+
+
+async def work():
+    Interrupted()
+    await asyncio.sleep(600)
+
+
+_run(work())
+print("ended")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_during_a_finalizer_ends_the_command(number: signal.Signals) -> None:
+    ended = subprocess.run([sys.executable, "-c", SCRIPT, str(int(number))], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (0, "ended\n"), ended.stderr
