@@ -120,10 +120,7 @@ class CallbackTable:
             return self.receives_from(device.client)
         if not self._wants_direct and self.receives_from(device.client):
             self._wants_direct = True
-            channel = self._channel
-            if channel is not None and channel.is_local:
-                with contextlib.suppress(AtollError, OSError):
-                    channel.send(0, first_call(0), encode(DirectWanted()))
+            self._ask(DirectWanted())
         return False
 
     def has_slots(self, client: Any) -> bool:
@@ -132,11 +129,15 @@ class CallbackTable:
             return self.receives_from(client)
         if not self._wants_slots and self.receives_from(client):
             self._wants_slots = True
-            channel = self._channel
-            if channel is not None and channel.is_local:
-                with contextlib.suppress(AtollError, OSError):
-                    channel.send(0, first_call(0), encode(SlotsWanted()))
+            self._ask(SlotsWanted())
         return False
+
+    def _ask(self, wanted: DirectWanted | SlotsWanted) -> None:
+        """Ask the proxy for what only processes on one machine can share. The channel may have been lost."""
+        channel = self._channel
+        if channel is not None and channel.is_local:
+            with contextlib.suppress(AtollError, OSError):
+                channel.send(0, first_call(0), encode(wanted))
 
     def _receives(self, client: Any) -> bool:
         channel = self._channel

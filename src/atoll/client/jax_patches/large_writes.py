@@ -5,13 +5,14 @@ jaxlib's client writes large contents to a new file in shared memory, whose fres
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from atoll.client.jax_patches.host_callbacks import TABLE
-from atoll.client.jax_patches.patch import Patch, Replacement
+from atoll.client.jax_patches.host_writes import made_first_by
+from atoll.client.jax_patches.patch import Patch
 from atoll.client.plugin_programs import is_atoll
 
 LEAST_BYTES = 1 << 20  # of a shard
@@ -77,34 +78,15 @@ def _make(aval: Any, sharding: Any, xs: Sequence[Any], devices: Sequence[Any], c
     return made[0] if len(made) == 1 else internals.of_shards(aval, sharding, made, committed)
 
 
-def _putting(send: Callable[..., Any]) -> Callable[..., Any]:
-    def batched_device_put(
-        aval: Any,
-        sharding: Any,
-        xs: Sequence[Any],
-        devices: Sequence[Any],
-        committed: bool = True,
-        *others: Any,
-        **options: Any,
-    ) -> Any:
-        if len(devices) and all(map(_is_large, xs)) and len({id(x) for x in xs}) == len(xs):
-            array = _make(aval, sharding, xs, list(devices), committed)
-            if array is not None:
-                return array
-        return send(aval, sharding, xs, devices, committed, *others, **options)
-
-    return batched_device_put
+def _make_large(aval: Any, sharding: Any, xs: Sequence[Any], devices: Sequence[Any], committed: bool) -> Any:
+    """Return an array of these shards if all are large and none stands twice, or None."""
+    if not all(map(_is_large, xs)) or len({id(x) for x in xs}) < len(xs):
+        return None
+    return _make(aval, sharding, xs, list(devices), committed)
 
 
 PATCH = Patch(
     name="large writes",
     enables="`jax.device_put` and `jax.make_array_from_callback` of large arrays at memory speed, on one machine",
-    changes=(
-        Replacement(
-            "jax._src.interpreters.pxla",
-            "batched_device_put",
-            _putting,
-            ("aval", "sharding", "xs", "devices", "committed"),
-        ),
-    ),
+    changes=(made_first_by(_make_large),),
 )

@@ -21,7 +21,7 @@ from atoll.client.plugin_programs import is_atoll
 ATTRIBUTE = "slice_index"
 REFUSAL = "does not support multi-slice topologies"
 
-# Between `make_mesh` and the new `__getattr__`: the set comprehension, which is a frame of its own in Python 3.11.
+# `make_mesh` itself, or in Python 3.11 the frame of its set comprehension, calls the new `__getattr__`.
 _FRAMES = 2
 
 

@@ -6,13 +6,14 @@ jaxlib's client first sends the contents in a call of their own, and waits for i
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from atoll.client.jax_patches.host_callbacks import TABLE
-from atoll.client.jax_patches.patch import Patch, Replacement
+from atoll.client.jax_patches.host_writes import made_first_by
+from atoll.client.jax_patches.patch import Patch
 from atoll.client.plugin_programs import is_atoll
 from atoll.transfers.shared_slots import SLOT_BYTES
 
@@ -48,34 +49,8 @@ def _handler(aval: Any, sharding: Any, committed: bool) -> Any:
     return internals.result_handler(aval, sharding, committed)
 
 
-def _putting(send: Callable[..., Any]) -> Callable[..., Any]:
-    def batched_device_put(
-        aval: Any,
-        sharding: Any,
-        xs: Sequence[Any],
-        devices: Sequence[Any],
-        committed: bool = True,
-        *others: Any,
-        **options: Any,
-    ) -> Any:
-        if len(devices):
-            array = made_of(aval, sharding, xs, devices, committed)
-            if array is not None:
-                return array
-        return send(aval, sharding, xs, devices, committed, *others, **options)
-
-    return batched_device_put
-
-
 PATCH = Patch(
     name="small writes",
     enables="`jax.device_put` and `jnp.asarray` of small arrays without a round trip",
-    changes=(
-        Replacement(
-            "jax._src.interpreters.pxla",
-            "batched_device_put",
-            _putting,
-            ("aval", "sharding", "xs", "devices", "committed"),
-        ),
-    ),
+    changes=(made_first_by(made_of),),
 )
