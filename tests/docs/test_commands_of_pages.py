@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster_process import free_port
+from tests.docs.reader import environment_of_reader
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -23,7 +24,7 @@ def blocks(page: str, language: str) -> list[str]:
 def run(commands: str, directory: Path, runtime: Path) -> str:
     """Return what the commands print to standard output."""
     environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith(("ATOLL_", "JAX_"))},
+        **environment_of_reader(),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": os.pathsep.join(path for path in (str(ROOT / "src"), os.environ.get("PYTHONPATH")) if path),
         "HOME": str(directory),

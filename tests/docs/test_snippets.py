@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.reader import environment_of_reader
 from tests.docs.snippets import snippets_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,7 +50,7 @@ def pages() -> list[Path]:
 @pytest.fixture(scope="module")
 def outputs() -> dict[str, list[str] | str]:
     """By page, what its blocks printed. One process runs all of them, on one embedded cluster."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("ATOLL_", "JAX_"))}
+    environment = environment_of_reader()
     with tempfile.TemporaryDirectory() as directory:
         ran = subprocess.run(
             [sys.executable, str(Path(__file__).with_name("run_snippets.py")), *map(str, pages())],
