@@ -15,7 +15,9 @@ import pytest
 from atoll.errors import Code, Details, Kind, Status, StatusError, failure
 from atoll.host_services.calls.call_messages import (
     GREETING,
+    Arrived,
     Call,
+    Dial,
     DirectWanted,
     Landed,
     Raised,
@@ -33,6 +35,8 @@ from atoll.host_services.calls.call_messages import (
 from atoll.protocol import messages as m
 from atoll.protocol.number_ranges import SCRIPT_FEEDS
 from atoll.session.callback_relay import CallbackPort, CallbackRelay
+from atoll.session.downloads import DirectDownload
+from atoll.session.session_interfaces import HostAccess
 from atoll.transfers.channel import DataChannel
 from atoll.transfers.shared_slots import SlotWriter
 from atoll.wire.address import Address, parse_address
@@ -209,6 +213,41 @@ def test_local_hosts_are_asked_for_direct_channels_once_the_client_sends_content
     relay.host_opened(0, is_local=False)
     relay.host_opened(1, is_local=True)
     assert answers(cluster) == [(first_call(1), DirectWanted())] * 2
+    channel.close()
+    receiver.join()
+
+
+def test_the_client_may_dial_hosts_on_other_machines_once_it_sends_or_reads_much(
+    cluster: FakeCluster, relay: CallbackRelay
+):
+    cluster.far = {1: HostAccess("10.0.0.1:7", 5, "its secret", 10.0, None)}
+    channel = connected(relay)
+    receiver = listening(channel)
+    relay.host_opened(1, is_local=False)  # the client has no use for it yet
+    channel.send(0, first_call(0), encode(DirectWanted()))
+    receiver.wait(1)
+    relay.host_opened(1, is_local=False)  # it has restarted
+    dial = Dial(1, "10.0.0.1:7", 5, "its secret", 10.0)
+    assert [decode(content)[0] for _, _, content in receiver.wait(2)] == [dial, dial]
+    assert "its secret" not in repr(dial)
+    channel.close()
+    receiver.join()
+
+
+def test_contents_on_the_clients_own_channel_are_expected_until_it_has_them_or_a_host_cannot_send_them(
+    cluster: FakeCluster, relay: CallbackRelay
+):
+    lost: list[Status] = []
+    downloads = cluster.session.downloads
+    for feed in (SCRIPT_FEEDS.start, SCRIPT_FEEDS.start + 1):
+        downloads.expect(DirectDownload(feed, (0,), lost.append))
+    channel = connected(relay)
+    receiver = listening(channel)
+    channel.send(0, first_call(0), encode(Arrived(SCRIPT_FEEDS.start)))
+    give(relay, first_call(1), Unread((SCRIPT_FEEDS.start + 1,)))
+    assert [decode(content)[0] for _, _, content in receiver.wait(1)] == [Unread((SCRIPT_FEEDS.start + 1,))]
+    until(lambda: not downloads.any())
+    assert lost == []
     channel.close()
     receiver.join()
 
