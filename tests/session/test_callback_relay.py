@@ -367,28 +367,53 @@ def test_callables_are_kept_for_a_host_that_has_yet_to_say_that_it_may_call_them
     receiver.join()
 
 
+class Slots:
+    """The slots that a client gets on its channel."""
+
+    def __init__(self, channel: DataChannel) -> None:
+        self._channel = channel
+        self.found: queue.SimpleQueue[SlotWriter] = queue.SimpleQueue()
+        self._reading = threading.Thread(
+            target=channel.receive,
+            args=(lambda piece, content, done: done(),),
+            kwargs={"on_memory": lambda descriptor: self.found.put(SlotWriter(descriptor))},
+        )
+        self._reading.start()
+
+    def writer(self) -> SlotWriter:
+        for _ in range(2):  # asked twice, the proxy answers once
+            self._channel.send(0, first_call(0), encode(SlotsWanted()))
+        return self.found.get(timeout=SECONDS)
+
+    def close(self) -> None:
+        self._channel.close()
+        self._reading.join(SECONDS)
+
+
 def test_the_client_puts_small_contents_into_slots_of_its_channel(relay: CallbackRelay) -> None:
     write = SCRIPT_FEEDS.start + 1
     with pytest.raises(StatusError, match="INVALID_ARGUMENT: the client has sent no contents"):
         relay.take_small(write, 4)
-    channel = connected(relay)
-    found: queue.SimpleQueue[SlotWriter] = queue.SimpleQueue()
-    reading = threading.Thread(
-        target=channel.receive,
-        args=(lambda piece, content, done: done(),),
-        kwargs={"on_memory": lambda descriptor: found.put(SlotWriter(descriptor))},
-    )
-    reading.start()
-    for _ in range(2):  # asked twice, it has the same slots
-        channel.send(0, first_call(0), encode(SlotsWanted()))
-    writer = found.get(timeout=SECONDS)
-    writer[write] = b"1234"
+    slots = Slots(connected(relay))
+    slots.writer()[write] = b"1234"
     assert relay.take_small(write, 4) == b"1234"
-    writer[write + 1] = b"5678"
-    channel.close()
-    reading.join(SECONDS)
-    until(lambda: relay._channel is None)
-    connected(relay).close()
     with pytest.raises(StatusError, match="INVALID_ARGUMENT: the client has sent no contents"):
-        relay.take_small(write + 1, 4)
-    assert found.empty()
+        relay.take_small(write, 4)
+    slots.close()
+    assert slots.found.empty()
+
+
+def test_small_contents_outlive_the_channel_on_which_the_client_got_their_slots(relay: CallbackRelay) -> None:
+    write = SCRIPT_FEEDS.start + 1
+    before = Slots(connected(relay))
+    old = before.writer()
+    old[write] = b"1234"
+    before.close()
+    until(lambda: relay._channel is None)
+    after = Slots(connected(relay))
+    assert relay.take_small(write, 4) == b"1234"
+    new = after.writer()
+    old[write + 1] = b"5678"  # by a thread that had found the slots before
+    new[write + 2] = b"90ab"
+    assert [relay.take_small(write + i, 4) for i in (2, 1)] == [b"90ab", b"5678"]
+    after.close()

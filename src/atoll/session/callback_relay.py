@@ -115,7 +115,10 @@ class CallbackRelay:
         self._on_loop = on_loop
         self.writes = ScriptWrites(self._ask, self._forget, cluster.sent_by_client, self._upload)
         self._wants_direct = False  # whether the client wants direct channels
-        self._slots: SharedSlots | None = None  # shared with the client of the channel, after it has asked for them
+        # Shared with the client after it has asked for them. Its later channels share the same slots, because launches
+        # may arrive whose contents it has put there before the channel was replaced.
+        self._slots: SharedSlots | None = None
+        self._slots_channel: DataChannel | None = None  # the last channel on which they were shared
         self._cluster = cluster
         self._channel: DataChannel | None = None
         self._unanswered: dict[int, DataChannel | None] = {}  # the channel that took the call, by feed
@@ -243,8 +246,9 @@ class CallbackRelay:
         return contents
 
     def _share_slots(self, channel: DataChannel) -> None:
-        if channel.is_local and self._channel is channel and self._slots is None:
-            self._slots = SharedSlots()
+        if channel.is_local and self._channel is channel and self._slots_channel is not channel:
+            self._slots_channel = channel
+            self._slots = self._slots or SharedSlots()
             channel.pass_memory(self._slots.descriptor)
 
     def _take_notice_of_client(self, channel: DataChannel, content: Any) -> None:
@@ -331,7 +335,6 @@ class CallbackRelay:
         """Send calls to the client and receive its answers, until the client closes the channel."""
         with self._lock:
             before, self._channel = self._channel, channel
-            self._slots = None
         if before is not None:
             before.close()
         channel.send(0, first_call(0), encode(GREETING))
@@ -370,6 +373,6 @@ class CallbackRelay:
     def close(self) -> None:
         with self._lock:
             channel, self._channel = self._channel, None
-            self._slots = None
+            self._slots = self._slots_channel = None
         if channel is not None:
             channel.close()
