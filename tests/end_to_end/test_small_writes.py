@@ -144,19 +144,24 @@ def divided_with_slots() -> list[Any]:
     return divided()
 
 
-def overflows() -> str:
-    table()
-    call = jax.jit(lambda amount: amount)
-    for number in range(5):
-        call(number)
+def overflows() -> list[str]:
+    """Return the errors of calls with numbers that are too large, after calls with others."""
+    call = jax.jit(lambda unused, amount, tree: amount + tree["a"][0])
+    found = []
     with jax.enable_x64(False):
         for number in range(5):
-            call(number)
-        try:
-            call(2**40)
-        except OverflowError as error:
-            return str(error)
-    return "no error"
+            call(number, number, {"a": (number,)})
+        for arguments in ((0, 2**40, {"a": (1,)}), (0, 1, {"a": (-(2**40),)})):
+            try:
+                call(*arguments)
+            except OverflowError as error:
+                found.append(str(error))
+    return found
+
+
+def overflows_with_slots() -> list[str]:
+    table()
+    return overflows()
 
 
 def guarded() -> str:
@@ -198,8 +203,10 @@ def test_host_arguments_of_functions_on_several_devices_are_divided(atoll_python
     assert_same(atoll_python.call(divided_with_slots), divided())
 
 
-def test_a_number_that_is_too_large_is_an_error_that_names_it(atoll_python: RemotePython) -> None:
-    assert f"{2**40} too large to convert to int32" in atoll_python.call(overflows)
+def test_a_number_that_is_too_large_is_an_error_that_names_the_argument(atoll_python: RemotePython) -> None:
+    found = overflows()
+    assert ["argument path is amount" in found[0], "argument path is tree['a'][0]" in found[1]] == [True, True]
+    assert atoll_python.call(overflows_with_slots) == found
 
 
 def test_a_guard_that_forbids_transfers_forbids_small_writes(atoll_python: RemotePython) -> None:

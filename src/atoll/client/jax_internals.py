@@ -173,6 +173,13 @@ def calls_out(primitive: Any, params: dict[str, Any]) -> bool:
     return primitive.name in ("debug_callback", "debug_print", "io_callback") or bool(params.get("has_side_effect"))
 
 
+def argument_names(executable: Any, count: int) -> Sequence[str]:
+    """Return the paths of the `count` arguments of a compiled function, constants and unused ones included."""
+    info = executable._all_args_info
+    names = () if info is None else info.debug_info.arg_names or ()
+    return names if len(names) == count else ("unknown",) * count
+
+
 def note_effects(devices: Iterable[Any], results: Any) -> None:
     """Make `jax.effects_barrier` wait for the run with these `results`, which include a token, on `devices`."""
     token = results.consume_token().get_token(0)
