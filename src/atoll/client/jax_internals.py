@@ -363,6 +363,11 @@ def has_numpy_contents(dtype: Any) -> bool:
     return not jax.dtypes.issubdtype(dtype, jax.dtypes.extended) and DTYPE_BITS.get(dtype.name, 0) >= 8
 
 
+def is_canonical(dtype: Any) -> bool:
+    """Return whether JAX makes arrays of this type of host values now, rather than of a type with 32 bits."""
+    return bool(jax.dtypes.issubdtype(dtype, jax.dtypes.extended) or jax.dtypes.canonicalize_dtype(dtype) == dtype)
+
+
 def device_to_host_guard() -> str | None:
     """Return the guard of transfers to the host that applies to this thread, as `jax.transfer_guard` takes it."""
     guard: str | None = _config.transfer_guard_device_to_host.value
