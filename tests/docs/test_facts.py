@@ -39,6 +39,14 @@ def test_the_readme_is_short() -> None:
     assert len(README.split()) <= 600
 
 
+def test_the_changes_of_a_version_are_few() -> None:
+    _, *versions = re.split(r"^(?=## )", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    for version in versions:
+        lines = version.splitlines()
+        assert len(lines) <= 60, lines[0]
+        assert max(map(len, lines)) <= 120, lines[0]
+
+
 def test_the_conformance_of_the_readme_is_that_of_the_page() -> None:
     page = (DOCS / "project" / "conformance.md").read_text()
     ((stock, atoll),) = re.findall(r"^\| \*\*all\*\* \| (\d+) \| (\d+) \|", page, re.MULTILINE)
