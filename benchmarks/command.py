@@ -12,6 +12,7 @@ from benchmarks.grpo import grpo
 from benchmarks.micro.command import micro
 from benchmarks.named_arrays import named_arrays
 from benchmarks.paper.command import add_to
+from benchmarks.subscribers import subscribers
 from benchmarks.suspension import suspension
 
 bench = typer.Typer(
@@ -27,6 +28,7 @@ bench.command(help="This code beside that of another commit.")(compare)
 bench.command("named-arrays")(named_arrays)
 bench.command()(suspension)
 bench.command()(exchange)
+bench.command()(subscribers)
 bench.command()(gpu)
 bench.command()(grpo)
 add_to(bench)

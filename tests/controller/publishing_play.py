@@ -60,6 +60,20 @@ class Trainer(Play):
         assert isinstance(reply, m.VersionOpened)
         return reply
 
+    def keep_busy(self, host: int, device: int) -> list[int]:
+        """Have a session of eve fill the window of an island; the sequence numbers of its runs, which do not end."""
+        before, self.session = self.session, self.open(token="eve").number
+        self.with_put(1, device)
+        started: list[int] = []
+        for handle in range(1, 100):
+            self.report(host, m.FeedsArrived(self.session, (handle,)))
+            run = runs(self.say(m.Launch(1, (), (handle,), (handle,))))
+            if not run:
+                break
+            started.append(run[0].sequence)
+        self.session = before
+        return started
+
     @property
     def vault(self) -> Any:
         return self.controller.sessions[self.controller.vaults.by_tenant["trainer"]]

@@ -100,6 +100,7 @@ class PublishingWorld(MigratingWorld):
     def deliver(self) -> None:
         super().deliver()
         self.controller.published.names.validate()
+        self.controller.published.reads.validate()
         self.check_vaults()
 
     def check_vaults(self) -> None:
@@ -141,6 +142,7 @@ class PublishingWorld(MigratingWorld):
         for client in clients:
             assert isinstance(client, PublishingClient)
             assert client.asked == set(), "each request is answered"
+        assert published.reads.is_idle, "all reads end, and nothing is kept of them"
         assert [each.state for each in published.names.versions() if each.state is not VersionState.FREED] == []
         for vault in self.controller.vaults.by_tenant.values():
             assert self.controller.sessions[vault].directory.entries == {}

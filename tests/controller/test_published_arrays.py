@@ -133,10 +133,11 @@ def test_a_read_is_a_transfer_from_the_publishers_devices_in_the_readers_session
     assert {run.session for run in hosts.values()} == {reader}
     assert hosts.keys() == {0, 1}
     assert hosts[0].arguments == (shared.handles[0][1],)
-    assert hosts[1].results == (7,)
+    (made,) = hosts[1].results
     for host, run in hosts.items():
         play.worker(host, m.Done(((run.sequence, 0, 1),)))
-    play.flush()
+    sent = [each for to, each in play.sent() if to == ("host", 1)]
+    assert sent == [m.ShareBuffers(reader, reader, ((made, 7),)), m.Free(reader, (made,))]
     entries = play.controller.sessions[reader].directory.entries
     assert {handle: entry.ready for handle, entry in entries.items()} == {7: True}
 
@@ -153,7 +154,7 @@ def test_further_versions_of_the_same_types_are_read_by_the_same_program() -> No
     assert programs[0] == programs[1] != programs[2]
     play.close(reader)
     play.flush()
-    assert play.controller.published.read_programs == {}
+    assert play.controller.published.reads.programs == {}
 
 
 def test_a_version_that_is_read_is_freed_when_its_reader_leaves() -> None:
@@ -304,26 +305,27 @@ def test_a_tenant_whose_launch_has_yet_to_read_a_freed_version_is_charged_for_it
     play.close(play.session)
     reader = play.open(token="reader").number
     opened = play.opened(reader)
-    started: list[tuple[int, int]] = []  # host and sequence number
-    reads = 0
-    while sum(host == 1 for host, _ in started) == reads:  # until the window of an island is full
-        reads += 1
-        play.proxy(reader, m.ReadVersion(opened.reader, 0, (on(2),), (reads,)))
-        started += [(to[1], each.sequence) for to, each in play.sent() if isinstance(each, m.Run)]
+    busy = play.keep_busy(0, 1)
+    play.proxy(reader, m.ReadVersion(opened.reader, 0, (on(2),), (7,)))
+    started = [(to[1], each.sequence) for to, each in play.sent() if isinstance(each, m.Run)]
+    assert {host for host, _ in started} <= {1}, "island 0 is full"
     nbytes = on(0).shape[0] * 4
     trainer, guest = (play.controller.tenants.by_name[name].memory for name in ("trainer", "reader"))
     assert trainer is not None
     assert guest is not None
-    assert (trainer.total, guest.total) == (nbytes, (reads - 1) * nbytes)
+    assert (trainer.total, guest.total) == (nbytes, nbytes), "the memory of the result is reserved"
     play.proxy(reader, m.CloseVersion(opened.reader))
     (reply,) = play.ask(play.connect("operator", token="trainer"), m.RemoveArraysRequest("policy", 1))
     assert reply.status.ok
-    assert (trainer.total, guest.total) == (0, reads * nbytes)
-    while started:
+    assert (trainer.total, guest.total) == (0, 2 * nbytes)
+    play.worker(0, m.Done(tuple((sequence, 0, 1) for sequence in busy)))
+    while started := started + [(to[1], each.sequence) for to, each in play.sent() if isinstance(each, m.Run)]:
         for host, sequence in started:
             play.worker(host, m.Done(((sequence, 0, 1),)))
-        started = [(to[1], each.sequence) for to, each in play.sent() if isinstance(each, m.Run)]
-    assert (trainer.total, guest.total) == (0, reads * nbytes), "only the results are left"
+        started = []
+    assert (trainer.total, guest.total) == (0, nbytes), "only the result is left"
+    entries = play.controller.sessions[reader].directory.entries
+    assert {handle: entry.ready for handle, entry in entries.items()} == {7: True}
 
 
 def test_a_tenant_stays_charged_for_a_freed_version_whose_memory_its_own_arrays_share() -> None:
@@ -332,13 +334,9 @@ def test_a_tenant_stays_charged_for_a_freed_version_whose_memory_its_own_arrays_
     reader = play.open(token="reader").number
     opened = play.opened(reader)
     memory = [play.controller.tenants.by_name[name].memory for name in ("trainer", "reader")]
-    # A read that has not begun: many reads are submitted before, and none has ended.
-    reads = 0
-    started = 0
-    while started == reads:
-        reads += 1
-        play.proxy(reader, m.ReadVersion(opened.reader, 0, (on(2),), (reads,)))
-        started += sum(to == ("host", 1) and isinstance(each, m.Run) for to, each in play.sent())
+    play.keep_busy(0, 1)
+    play.proxy(reader, m.ReadVersion(opened.reader, 0, (on(2),), (7,)))
+    play.flush()  # the read has not begun
     before = [each.total for each in memory if each is not None]
     play.proxy(reader, m.CloseVersion(opened.reader))
     play.ask(play.connect("operator", token="trainer"), m.RemoveArraysRequest("policy", 1))

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import time
@@ -29,6 +30,7 @@ from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
 from tests.thoroughness import TIMES
 
 KILLS = 10 * TIMES
+SEED = int(os.environ.get("ATOLL_TEST_SEED", "43"))
 EVERY = 10  # kills of the trainer per kill of the controller, and per kill of an island
 SHAPES = ((), (64,), (256, 256), (1024, 512))
 WAIT = 5.0  # deadline of each request of a subscriber
@@ -119,7 +121,7 @@ def _differences(cluster: StandingCluster) -> list[str]:
 def test_subscribers_see_whole_versions_while_everything_else_is_killed(
     start_cluster: StartCluster, start_python: StartPython, module_directory: Path, tmp_path: Path
 ) -> None:
-    rng = random.Random(43)
+    rng = random.Random(SEED)
     cluster = start_cluster(
         islands="3x1x2", journal=str(module_directory / "journal of faults"), grace_seconds=GRACE_SECONDS
     )

@@ -30,17 +30,20 @@ from atoll.controller.sessions.array_copies import ArrayCopies, CopyRun
 from atoll.controller.sessions.detached_sessions import DetachedSessions
 from atoll.controller.sessions.inboxes import Inboxes
 from atoll.controller.sessions.proxy_requests import SliceRequests
-from atoll.controller.sessions.published_arrays import PublishedArrays, ReadProgram
+from atoll.controller.sessions.published_arrays import PublishedArrays
 from atoll.controller.sessions.queries import Queries
 from atoll.controller.sessions.session_persistence import SessionPersistence
 from atoll.controller.sessions.sessions import Sessions
 from atoll.controller.sessions.vaults import Vaults
+from atoll.controller.sessions.version_reads import Part, ReadProgram, VersionRead, VersionReads
 from atoll.controller.state import ClusterState
 from atoll.controller.watchdog import Watchdog
 from atoll.errors import JournalError, Status
+from atoll.ir.types import ArraySpec
 from atoll.journal.event_log import EventLog
 from atoll.launch.connections import Peer
 from atoll.named_arrays.named_arrays import Name, NamedArrays, PublishedArray, Version, Wait
+from atoll.named_arrays.transfer_trees import TransferTree
 from atoll.named_arrays.version_states import VersionState
 from atoll.protocol import messages as m
 from atoll.security.tokens import Guesses
@@ -59,6 +62,7 @@ from atoll.state.object_dumps import (
     load,
 )
 from atoll.state.offenses import Running
+from atoll.state.queued_nodes import Dependency
 from atoll.state.session import Session
 from atoll.state.state_dumps import DurationsOf, Key, TurnsOf
 from atoll.state.tenants import Tenant
@@ -167,7 +171,7 @@ class ArraysNameDump(Dump):
     failure: tuple[int, Status] | None = None
 
 
-@dump_of(NamedArrays, "named arrays", version=2)
+@dump_of(NamedArrays, "named arrays", version=3)
 class NamedArraysDump(Dump):
     names: dict[tuple[str, str], Ref[Name]] = {}
     readers: dict[int, tuple[int, Ref[Version]]] = {}
@@ -180,6 +184,8 @@ class NamedArraysDump(Dump):
     _next_reader: int = 1
     _guests: set[int] = set()
     _first_number: int = 1
+    _reading: dict[int, int] = {}
+    _closing: set[int] = set()
 
 
 @dump_of(Vaults, "vaults")
@@ -207,10 +213,51 @@ class ArrayCopiesDump(Dump):
     _delays: dict[tuple[str, str, int], float] = {}
 
 
-@dump_of(PublishedArrays, "published arrays", version=2)
+@dump_of(TransferTree, "transfer tree")
+class TransferTreeDump(Dump):
+    waiting: dict[int, None] = {}
+    running: dict[int, int] = {}
+    copies: dict[int, frozenset[int]] = {}
+    fed: dict[int, int] = {}
+    changed: float = 0.0
+
+
+@dump_of(VersionRead, "read of a version")
+class VersionReadDump(Dump):
+    number: int
+    session: int
+    reader: int
+    version: Ref[Version]
+    part: Part
+    targets: tuple[ArraySpec, ...]
+    results: tuple[int, ...]
+    dependency: Ref[Dependency[Any]]
+    islands: tuple[int, ...]
+    nbytes: int
+    made: tuple[int, ...] = ()
+    senders: tuple[int, ...] = ()
+    attempts: int = 0
+    is_interrupted: bool = False
+
+
+@dump_of(VersionReads, "reads of versions")
+class VersionReadsDump(Dump):
+    _next: int
+    due: dict[tuple[tuple[str, str, int], Part], None] = {}
+    launched: Deque[tuple[int, Status | None]] = []
+    begun: Deque[int] = []
+    programs: dict[int, list[ReadProgram]] = {}
+    _reads: dict[int, Ref[VersionRead]] = {}
+    _received: dict[int, Ref[VersionRead]] = {}
+    _trees: dict[tuple[str, str, int], dict[Part, Ref[TransferTree]]] = {}
+
+
+callback("reads of versions: note end", VersionReads, VersionReads._note_end, int)
+
+
+@dump_of(PublishedArrays, "published arrays", version=3)
 class PublishedArraysDump(Dump):
     more: dict[tuple[str, str, int], None] = {}
-    read_programs: dict[int, list[ReadProgram]] = {}
     replies: Deque[tuple[int, int, int]] = []
 
 

@@ -299,7 +299,7 @@ class Controller:
             m.HandlesReported: self._checks.held,
             m.Publish: self.published.publish,
             m.OpenVersion: self.published.open_version,
-            m.ReadVersion: self.published.read,
+            m.ReadVersion: self.published.reads.read,
             m.CloseVersion: self.published.close_version,
         }
 
@@ -405,7 +405,8 @@ class Controller:
         """Return the containers of work that flushes do in steps. All are empty if there is no such work."""
         programs, large = self.programs, self.launcher.large_launches
         waiting = programs.lowerings.waiting, programs.discards.waiting, self._inboxes.waiting, self._requests.waiting
-        published = self.published.more, self.published.replies, self.published.copies.due
+        reads = self.published.reads.due, self.published.reads.launched
+        published = self.published.more, self.published.replies, self.published.copies.due, *reads
         return *waiting, *published, large.beginning, large.ended, self._state.remains.waiting
 
     def parts(self) -> dict[str, Any]:
@@ -465,6 +466,7 @@ class Controller:
             "vaults": self.vaults,
             "published arrays": self.published,
             "array copies": self.published.copies,
+            "version reads": self.published.reads,
             "named arrays": self.published.names,
         }
 

@@ -26,6 +26,7 @@ from atoll.errors import Status
 from atoll.launch.connections import Connections
 from atoll.launch.launch_checks import gang_problem
 from atoll.launch.launcher import Launcher
+from atoll.protocol.number_ranges import SPILL_FEEDS
 from atoll.state.buffer_directory import Entry
 from atoll.state.durations import Durations
 from atoll.state.gang_states import GangState
@@ -326,7 +327,7 @@ class Survivors:
         for number, entry in enumerate(launch.entries[: program.arguments]):
             if not self._hosts.isdisjoint(entry.hosts) and id(entry) not in self._remade:
                 return f"its argument {number}{_described(entry)} was stored there"
-        if launch.then is not None:
+        if any(feed in SPILL_FEEDS for feed in launch.feeds):
             return "its array was on its way back from the memory of a host"
         known = set(session.functions.values())
         if not known.issuperset(program.functions):

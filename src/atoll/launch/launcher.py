@@ -22,6 +22,7 @@ from atoll.cluster.resources import ResourceManager
 from atoll.errors import Code, Kind, Status
 from atoll.launch.buffer_releases import BufferReleases
 from atoll.launch.control_flow_runs import ControlFlowRuns
+from atoll.launch.deferred_results import DeferredResults
 from atoll.launch.delegated_runs import DelegatedRuns
 from atoll.launch.dependency_tracker import DependencyTracker
 from atoll.launch.gang_charges import GangCharges, Recorder
@@ -118,6 +119,7 @@ class Launcher:
         self.control_flow = ControlFlowRuns(
             sessions, resources, quarantine, self._dependencies, self.buffers, self, self.builder.reserve_numbers
         )
+        self.deferred_results = DeferredResults(self._dependencies, self.buffers, outbox)
         self.delegated_runs = DelegatedRuns(
             self, resources, sessions, outbox.to_host, quarantine, delegate_after_seconds
         )
@@ -148,8 +150,11 @@ class Launcher:
         if message.released and not session.in_steps:
             self.buffers.release(session, message.released, delete=False)
 
-    def launch(self, session: Session, message: m.Launch) -> None:
-        """Launch a program with new handles for its results. If it cannot run, the results are errors."""
+    def launch(self, session: Session, message: m.Launch, then: Callable[[Launch], None] | None = None) -> None:
+        """Launch a program with new handles for its results. If it cannot run, the results are errors.
+
+        `then` is called at the end of the launch if it can run.
+        """
         session.credits += message.credits
         program = session.programs.get(message.program)
         has_control_flow = program is None and message.program in session.control_flow
@@ -170,11 +175,17 @@ class Launcher:
             self._outbox.return_credits(session.number, message.credits)
             return
         session.launched()
-        if isinstance(program, RegisteredProgram) and not self._launch_program(session, program, message):
+        if isinstance(program, RegisteredProgram) and not self._launch_program(session, program, message, then):
             return
         self.start_ready()
 
-    def _launch_program(self, session: Session, program: RegisteredProgram, message: m.Launch) -> bool:
+    def _launch_program(
+        self,
+        session: Session,
+        program: RegisteredProgram,
+        message: m.Launch,
+        then: Callable[[Launch], None] | None,
+    ) -> bool:
         """Put the gangs of a program in line. Return False if the program is large: its gangs follow in steps."""
         if session.has_spilled:
             self._restore_spilled(session, message)
@@ -183,12 +194,14 @@ class Launcher:
         seconds = self._outbox.seconds
         if delegated is None and len(program.nodes) > LARGE_NODES:
             launch = self.builder.bare_launch(session, program, message, seconds, LaunchState.BEGINNING)
+            launch.then = then
             for entry in launch.entries[: program.arguments]:
                 entry.uses += 1  # until its nodes are made
             self.large_launches.begin(session, launch, message)
             return False
         state = LaunchState.ACTIVE if delegated is None else LaunchState.DELEGATED
         launch = self.builder.launch(session, program, message, seconds, state)
+        launch.then = then
         if delegated is None:
             self._line_up(launch, self.builder.make_nodes(session, launch))
         else:

@@ -219,6 +219,7 @@ class Migrations:
         return not (
             session.in_flight
             or session.publishing
+            or session.reading
             or self._compilation.is_waiting(session.number)
             or self._queries.is_waiting(session.number)
         )

@@ -190,6 +190,8 @@ class NamedArrays:
         self._described_of: dict[str, int] = {}  # what the controller keeps about these, as in `Version.described`
         self._next_reader = 1
         self._guests: set[int] = set()  # readers that belong to other tenants than their versions
+        self._reading: dict[int, int] = {}  # number of the reads of each reader that have not begun
+        self._closing: set[int] = set()  # readers that leave when these have begun
         self._first_number = 1  # of new names
 
     # ---- publishing
@@ -425,9 +427,9 @@ class NamedArrays:
         late = [key for key, wait in self.waits.items() if wait.until <= now]
         actions: list[Action] = [self._timed_out(self._end_wait(key)) for key in late]
         for reader in sorted(self._guests):
-            session, version = self.readers[reader]
+            version = self.readers[reader][1]
             if version.state is _S.RETIRED and version.retired + GUEST_SECONDS <= now:
-                actions += self.close_reader(session, reader)
+                actions += self._end_reader(reader)
         return actions
 
     def _timed_out(self, wait: Wait) -> Refused:
@@ -442,19 +444,45 @@ class NamedArrays:
             wait.session, wait.request, Status(Code.DEADLINE_EXCEEDED, f"{whose} does not have {what} yet: {state}")
         )
 
+    def ask_to_read(self, session: int, reader: int) -> Version | None:
+        """Note that the session's reader will read arrays. Return its version, or None if there is no such reader."""
+        known = self.readers.get(reader)
+        if known is None or known[0] != session or reader in self._closing:
+            return None
+        self._reading[reader] = self._reading.get(reader, 0) + 1
+        return known[1]
+
+    def begin_read(self, reader: int) -> list[Action]:
+        """Handle that the reader reads, so that it does not need the version, or never will. It may have ended."""
+        if reader not in self._reading:
+            return []
+        self._reading[reader] -= 1
+        if self._reading[reader]:
+            return []
+        del self._reading[reader]
+        return self._end_reader(reader) if reader in self._closing else []
+
     def close_reader(self, session: int, reader: int) -> list[Action]:
-        """Handle that the session's reader has left."""
+        """Handle that the session's reader has left. It ends when its last read has begun."""
         known = self.readers.get(reader)
         if known is None or known[0] != session:
             return []
+        if reader in self._reading:
+            self._closing.add(reader)
+            return []
+        return self._end_reader(reader)
+
+    def _end_reader(self, reader: int) -> list[Action]:
+        version = self.readers[reader][1]
         self._forget_reader(reader)
-        version = known[1]
         return self._free_unread(version) if version.state is _S.RETIRED else []
 
     def _forget_reader(self, reader: int) -> None:
         session, version = self.readers.pop(reader)
         version.readers.discard(reader)
         self._guests.discard(reader)
+        self._reading.pop(reader, None)
+        self._closing.discard(reader)
         own = self._readers_of[session]
         own.discard(reader)
         if not own:
@@ -469,7 +497,7 @@ class NamedArrays:
             text = f"session {session} ended before all arrays of {version.title} were complete"
             actions += self.fail(version, Status(Code.CANCELLED, text))
         for reader in sorted(self._readers_of.get(session, ())):
-            actions += self.close_reader(session, reader)
+            actions += self._end_reader(reader)
         return actions
 
     # ---- reports
@@ -499,6 +527,7 @@ class NamedArrays:
         assert all(reader in version.readers for reader, version in readers.items())
         assert {reader for own in self._readers_of.values() for reader in own} == set(readers)
         assert self._guests <= set(readers)
+        assert self._closing <= self._reading.keys() <= set(readers)
         assert sum(self._waits_of.values()) == len(self.waits)
         for counts, size in ((self._arrays_of, _arrays), (self._described_of, _size)):
             found: dict[str, int] = {}

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from atoll.ir.program import Call, Node, Program, Transfer
 from atoll.ir.types import ArraySpec, Sharding, Tiled
+from atoll.protocol.messages import CloseVersion
 from atoll.session.cluster_session import ClusterSession
 from atoll.session.session_interfaces import ReplyFuture
 from atoll.session.session_opening import open_session
@@ -86,6 +87,22 @@ class BareClient:
 
     def release(self, handles: Sequence[int]) -> None:
         self._session.release(handles)
+
+    async def publish(self, name: str, handles: Sequence[int], keep: int = 2) -> int:
+        """Publish arrays, which belong to the controller from now on. Return the number of the version."""
+        paths = [str(position) for position in range(len(handles))]
+        return await self._session.publish(name, keep, handles, paths, b"", 1)
+
+    async def subscribe(self, name: str, targets: Sequence[ArraySpec], seconds: float = 60.0) -> list[int]:
+        """Return the handles of the newest version's arrays, of these types. They may not be ready.
+
+        Wait for a version for `seconds`, and then raise StatusError.
+        """
+        opened = await self._session.open_version(name, -1, 0, seconds)
+        handles = [self._session.mint() for _ in targets]
+        self._session.read_version(opened.reader, targets, handles)
+        self._session.send(CloseVersion(opened.reader))
+        return handles
 
     def when_ready(self, handles: Sequence[int]) -> Coroutine[Any, Any, float]:
         """Request the time at which the arrays are ready, immediately. Return a coroutine that waits for it.

@@ -241,6 +241,13 @@ class Directory:
         self._forget(handle, entry)
         return entry
 
+    def replace(self, handle: int, source: int) -> Entry:
+        """Give a pending buffer the memory of the complete buffer `source`, which ends. Return the former."""
+        made, entry = self.take(source), self.entries[handle]
+        entry.hosts, entry.blocks, entry.nbytes = made.hosts, made.blocks, made.nbytes
+        self.nbytes += made.nbytes
+        return entry
+
     def release(self, handle: int) -> Entry | None:
         """Note that the client has released the handle. Return the entry if nothing needs it any more."""
         entry = self.entries.get(handle)

@@ -252,6 +252,7 @@ class Session(StateMachine[SessionState]):
     waits_for: str = ""  # space that it lacks, if it is WAITING
     is_vault: bool = False  # it has no client, and holds the published arrays of its tenant
     publishing: int = 0  # number of versions of arrays that it has published and that are not complete
+    reading: int = 0  # number of its reads of versions of arrays that have not ended
     run: NamedRun = UNNAMED
 
     def _described(self) -> str:

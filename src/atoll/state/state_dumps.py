@@ -638,7 +638,7 @@ def _restore_checks(session: Session) -> None:
         parts.check._devices = session.devices.locations
 
 
-@dump_of(Session, "session", version=2, rebuild=_restore_checks)
+@dump_of(Session, "session", version=3, rebuild=_restore_checks)
 class SessionDump(Dump):
     number: int
     pid: int
@@ -678,6 +678,7 @@ class SessionDump(Dump):
     waits_for: str = ""
     is_vault: bool = False
     publishing: int = 0
+    reading: int = 0
     run: NamedRun = UNNAMED
 
 

@@ -88,6 +88,10 @@ class VirtualCluster:
         """Return the virtual time in seconds."""
         return self.clock.now()
 
+    def sent_bytes(self, host: int) -> int:
+        """Return the bytes that a host has sent to hosts of other islands."""
+        return self._hosts[host].host.network.sent_bytes
+
     def client(self, label: str = "bare client") -> BareClient:
         """Open a new session and return its client."""
         inbox: list[Any] = []  # receives messages until the session exists
@@ -167,9 +171,6 @@ class VirtualConnection:
         contents = os.pread(descriptor, nbytes, 0)
         os.close(descriptor)
         self.upload(hosts, feed, [contents])
-
-    def access(self, host: int) -> None:
-        return None
 
     def is_local(self, host: int) -> bool:
         return False

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,14 +21,11 @@ from atoll.transfers.shared_slots import SLOT_BYTES
 _MOST_TYPES = 512
 
 
-@dataclass(frozen=True, slots=True)
 class _FromHost:
-    """The layout of an argument whose values come from this process. JAX's C++ has a separate entry for arrays.
+    """The layout of an argument whose values come from this process. JAX's C++ has a separate entry for arrays."""
 
-    `name` is the argument's path in the call, as JAX's errors name it.
-    """
 
-    name: str
+_FROM_HOST = _FromHost()
 
 
 def _is_small(argument: Any) -> bool:
@@ -43,20 +39,16 @@ def _marking(fastpath_data: Callable[..., Any]) -> Callable[..., Any]:
     def _get_fastpath_data(
         executable: Any, out_tree: Any, args_flat: Sequence[Any], *others: Any, **options: Any
     ) -> Any:
-        from atoll.client import jax_internals as internals
-
         data = fastpath_data(executable, out_tree, args_flat, *others, **options)
         if data is None or not is_atoll(data.xla_executable.client):
             return data
-        arguments = [*data.const_args, *args_flat]
-        names = [*itertools.compress(internals.argument_names(executable, len(arguments)), data.kept_var_bitvec)]
-        arguments = [*itertools.compress(arguments, data.kept_var_bitvec)]
+        arguments = [*itertools.compress((*data.const_args, *args_flat), data.kept_var_bitvec)]
         before = [*data.in_device_local_layouts]
         if len(arguments) != len(before) or not any(map(_is_small, arguments)):
             return data
         layouts = [
-            _FromHost(name) if layout is None and _is_small(argument) else layout
-            for layout, argument, name in zip(before, arguments, names, strict=True)
+            _FROM_HOST if layout is None and _is_small(argument) else layout
+            for layout, argument in zip(before, arguments, strict=True)
         ]
         return data._replace(in_device_local_layouts=layouts)
 
@@ -65,7 +57,7 @@ def _marking(fastpath_data: Callable[..., Any]) -> Callable[..., Any]:
 
 def _making(shard_arg: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
     def cc_shard_arg(x: Any, sharding: Any, layout: Any) -> Any:
-        if not isinstance(layout, _FromHost):
+        if layout is not _FROM_HOST:
             return shard_arg(x, sharding, layout)
         if not _is_small(x):
             return shard_arg(x, sharding, None)
@@ -75,11 +67,8 @@ def _making(shard_arg: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any, An
         try:
             with np.errstate(over="ignore", invalid="ignore"):  # JAX has warned in the first call
                 value = x if is_array and x.dtype == aval.dtype else np.asarray(x, aval.dtype)
-        except OverflowError:  # JAX's C++ would call JAX's Python again, which raises this error
-            raise OverflowError(
-                "An overflow was encountered while parsing an argument to a jitted computation, whose argument path is "
-                f"{layout.name}. Got {type(x)} with value {x}"
-            ) from None
+        except OverflowError:  # the error of JAX names the type
+            return shard_arg(x, sharding, None)
         array = made_of(aval, sharding, [value], sharding._device_assignment, True)
         return shard_arg(x, sharding, None) if array is None else array
 

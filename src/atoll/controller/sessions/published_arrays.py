@@ -4,8 +4,7 @@ The arrays of a version belong to the *vault* of the tenant that published them:
 publishes views of its arrays, so it may donate or delete the arrays themselves. When a view is computed, the vault
 takes it over, and hosts share its memory with the vault.
 
-A session reads a version with a launch. Hosts share the buffers of the vault with the session, and the
-launch transfers them to the session's devices. So the session's tenant pays for the transfer and for the memory.
+`version_reads` has the reads.
 """
 
 from __future__ import annotations
@@ -13,25 +12,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-import msgspec
-from msgspec.structs import replace
-
 from atoll.cluster.array_names import SEPARATOR, check_array_name, matches, split_name
 from atoll.cluster.lifecycle import IslandDrained, IslandFailed
-from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.tenant_settings import may_read
 from atoll.controller.sessions.array_copies import ArrayCopies
 from atoll.controller.sessions.vaults import Vaults
+from atoll.controller.sessions.version_reads import VersionReads
 from atoll.controller.state import ClusterState
 from atoll.errors import OK, Code, Details, Kind, StatusError, failure, invalid, not_found
-from atoll.ir import program as ir
-from atoll.ir.types import ArraySpec
-from atoll.ir.validation import DefinitionCheck
 from atoll.launch.launcher import Launcher
 from atoll.migration.array_spiller import ArraySpiller
 from atoll.migration.controller import InternalPrograms
 from atoll.named_arrays.named_arrays import (
-    GUEST_SECONDS,
     MOST_KEPT,
     MOST_REPLICAS,
     MOST_WAIT_SECONDS,
@@ -39,14 +31,12 @@ from atoll.named_arrays.named_arrays import (
     Free,
     NamedArrays,
     Opened,
-    PublishedArray,
     Refused,
     Version,
     VersionKey,
     Wait,
 )
 from atoll.protocol import messages as m
-from atoll.state.buffer_directory import Entry
 from atoll.state.buffer_states import BufferState
 from atoll.state.session import Session
 from atoll.state.tenants import Tenant
@@ -58,17 +48,6 @@ _MOST_REPLIED = 1 << 14
 _COST_OF_REPLY = 256
 _BYTES_AS_AN_ARRAY = 256  # of the paths and the structure of a tree
 _UNPUBLISHABLE = ("token", "opaque")
-# Programs that a session keeps to read further versions of the same types.
-MOST_READ_PROGRAMS = 128
-
-
-class ReadProgram(msgspec.Struct, frozen=True):
-    """A program of a session that reads arrays of these types, at these places. `number` is internal."""
-
-    sources: tuple[ArraySpec, ...]
-    targets: tuple[ArraySpec, ...]
-    places: tuple[tuple[int, DeviceLocation], ...]
-    number: int
 
 
 class PublishedArrays:
@@ -85,7 +64,7 @@ class PublishedArrays:
         self.names = NamedArrays()
         self.copies = ArrayCopies(state, self.names, vaults, launcher, internal)
         self.more: dict[VersionKey, None] = {}  # pending versions with more arrays to take over
-        self.read_programs: dict[int, list[ReadProgram]] = {}  # by session, the last used one at the end
+        self.reads = VersionReads(state, self.names, self.copies, vaults, launcher, internal)
         self.replies: deque[tuple[int, int, int]] = deque()  # to send: session, request and reader
         self._open = state.sessions
         self._tenants = state.tenants
@@ -93,7 +72,6 @@ class PublishedArrays:
         self._resources = state.resources
         self._history = state.history
         self._launcher = launcher
-        self._internal = internal
         self._spiller = spiller
         self._vaults = vaults
 
@@ -159,6 +137,9 @@ class PublishedArrays:
         """Take over arrays of pending versions that are complete, complete the versions, and answer requests."""
         self._take_over_complete_arrays()
         self.copies.proceed()
+        self.reads.proceed()
+        while self.reads.begun:
+            self._perform(self.names.begin_read(self.reads.begun.popleft()))
         left = _MOST_REPLIED
         while self.replies and left > 0:
             left -= self._reply(*self.replies.popleft())
@@ -243,70 +224,6 @@ class PublishedArrays:
             text = f"tenant {tenant.name} may not read {whole}: no pattern of its setting `subscribe` matches it"
             raise StatusError(Code.PERMISSION_DENIED, text)
 
-    def read(self, session: Session, message: m.ReadVersion) -> None:
-        """Make arrays from those of a version. If that is not possible, the arrays are errors."""
-        try:
-            self._read(session, message)
-        except StatusError as error:
-            session.note_error(error.status)
-            for handle in message.results:
-                if handle not in session.directory.entries:
-                    session.directory.add(handle, Entry((), 0, BufferState.FAILED, error.status))
-
-    def _read(self, session: Session, message: m.ReadVersion) -> None:
-        owner, version = self.names.readers.get(message.reader, (-1, None))
-        if version is None or owner != session.number:
-            text = f"reader {message.reader} of published arrays does not exist in this session"
-            raise not_found(
-                f"{text}, or was closed {GUEST_SECONDS:.0f} s after another tenant had replaced its version"
-            )
-        if version.error is not None:
-            raise StatusError(Code(version.error.code), version.error.message, version.error.payloads)
-        stop = message.first + len(message.targets)
-        arrays = version.arrays[message.first : stop]
-        if len(arrays) != len(message.targets):
-            raise invalid(f"{version.title} has {len(version.arrays)} arrays, not {stop}")
-        targets = tuple(_target(session, array, target) for array, target in zip(arrays, message.targets, strict=True))
-        places = session.devices.locations
-        islands = frozenset(places[device].island for each in targets for device in each.sharding.devices)
-        chosen = self._vaults.nearest(version, range(message.first, stop), islands)
-        program = self._program(session, version, tuple(spec for _, spec in chosen), targets)
-        handles = self._vaults.lend(session, version, [held for held, _ in chosen])
-        self._internal.take_credit(session)
-        self._launcher.launch(session, m.Launch(program, handles, message.results, ()))
-        self._launcher.buffers.release(session, handles, delete=False)
-
-    def _program(
-        self, session: Session, version: Version, sources: tuple[ArraySpec, ...], targets: tuple[ArraySpec, ...]
-    ) -> int:
-        """Return the number of the program that reads arrays of these types. Raise StatusError if that is impossible.
-
-        Scripts usually read many versions of the same types, so the last programs are kept.
-        """
-        own = session.devices.locations
-        places = tuple(
-            (device, locations[device])
-            for locations, specs in ((self._vaults.of(version).devices.locations, sources), (own, targets))
-            for device in sorted({device for each in specs for device in each.sharding.devices})
-        )
-        kept = self.read_programs.setdefault(session.number, [])
-        for position, each in enumerate(kept):
-            if each.places == places and each.sources == sources and each.targets == targets:
-                kept.append(kept.pop(position))
-                return each.number
-        count = len(sources)
-        node = ir.Transfer(tuple(range(count)), targets, reshard=True)
-        definition = ir.Program("subscribe", sources, (node,), tuple(range(count, 2 * count)))
-        check = DefinitionCheck(definition.name, 0, dict(places))
-        check.arguments(sources)
-        check.node(node)
-        session.devices.use(definition.name, [each.sharding.devices for each in targets])
-        number = self._internal.make(session, definition, dict(places))
-        kept.append(ReadProgram(sources, targets, places, number))
-        if len(kept) > MOST_READ_PROGRAMS:
-            self._internal.drop(session, kept.pop(0).number)
-        return number
-
     def close_version(self, session: Session, message: m.CloseVersion) -> None:
         self._perform(self.names.close_reader(session.number, message.reader))
 
@@ -321,12 +238,14 @@ class PublishedArrays:
     def tick(self, now: float) -> None:
         self._perform(self.names.tick(now))
         self.copies.tick(now)
+        self.reads.tick(now)
 
     def session_closed(self, session: Session) -> None:
         """End the session's readers and pending versions, or forget everything in a vault."""
-        self.read_programs.pop(session.number, None)
+        self.reads.session_closed(session)
         if session.is_vault:
             self._perform(self.names.tenant_removed(session.tenant.name))
+            self.reads.tenant_removed(session.tenant.name)
         else:
             self._perform(self.names.session_closed(session.number))
 
@@ -339,11 +258,13 @@ class PublishedArrays:
         self._lose(drained.island, "was drained")
 
     def _lose(self, island: int, what: str) -> None:
+        self.reads.island_failed(island)
         for version in self.copies.island_lost(island):
             text = f"a part of {version.title} was on island {island}, which {what}"
             details = Details(Kind.ISLAND, (island,), retriable=True)
             self._perform(self.names.lose(version, failure(Code.DATA_LOSS, text, details)))
             self._vaults.free(version)
+            self.reads.version_over(version.key)
 
     # ---- actions
 
@@ -379,22 +300,4 @@ class PublishedArrays:
             session.publishing -= 1
             self._launcher.buffers.release(session, left, delete=False)
         self._vaults.free(version)
-
-
-def _target(session: Session, array: PublishedArray, target: ArraySpec) -> ArraySpec:
-    """Return the type of an array that is read.
-
-    Raise INVALID_ARGUMENT if its dtype or shape is another one, or if a device is not one of the session.
-    """
-    source = array.spec
-    for device in target.sharding.devices:
-        if device not in session.devices.locations:
-            raise invalid(f"device {device} does not exist in this session")
-    if not target.sharding.devices:
-        raise invalid("a published array is read to one or more devices")
-    if (target.dtype, target.shape) != (source.dtype, source.shape):
-        raise invalid(
-            f"a published array of {source.dtype}{list(source.shape)} cannot be read as "
-            f"{target.dtype}{list(target.shape)}"
-        )
-    return replace(source, sharding=target.sharding)
+        self.reads.version_over(version.key)

@@ -66,13 +66,22 @@ class Vaults:
 
     def number(self, vault: Session, location: DeviceLocation) -> int:
         """Return the number of a physical device in the vault."""
-        number = PUBLISHED_DEVICES.start + self._resources.number_of(location)
+        number = self.number_of(location)
         vault.devices.locations[number] = location
         return number
+
+    def number_of(self, location: DeviceLocation) -> int:
+        """Return the number that a physical device has in all vaults."""
+        return PUBLISHED_DEVICES.start + self._resources.number_of(location)
 
     def new_handle(self) -> int:
         self._next_handle += 1
         return self._next_handle - 1
+
+    def new_shared_handle(self) -> int:
+        """Return a new handle in a session that reads a version."""
+        self._next_shared += 1
+        return self._next_shared - 1
 
     def islands(self, vault: Session, spec: ArraySpec) -> Islands:
         """Return the islands with shards of an array in the vault."""
@@ -120,35 +129,51 @@ class Vaults:
 
     # ---- arrays are read
 
-    def nearest(self, version: Version, positions: Iterable[int], islands: Islands) -> list[tuple[int, ArraySpec]]:
-        """Return a copy of each of these arrays, on these `islands` if there is one, as its handle and its type."""
+    def originals(self, version: Version, positions: range) -> list[Islands]:
+        """Return the islands of the first, second, ... copies of these arrays. All of them have so many copies."""
         vault = self.of(version)
-        entries = vault.directory.entries
-        found = []
+        entries, found = vault.directory.entries, list[Islands]()
+        for count in range(1 + min([len(version.copies.get(each, ())) for each in positions])):
+            handles = [version.copies[each][count - 1] if count else version.held[each] for each in positions]
+            found.append(frozenset().union(*(self.islands(vault, spec_of(entries[handle])) for handle in handles)))
+        return found
+
+    def copies_of(
+        self, version: Version, positions: range, number: int, islands: Islands
+    ) -> list[tuple[int, ArraySpec]]:
+        """Return a copy of each of these arrays, as its handle and its type.
+
+        That is a copy on these `islands` if there is one, and otherwise the one with this number.
+        """
+        vault = self.of(version)
+        entries, found = vault.directory.entries, []
         for position in positions:
-            copies = [version.held[position], *version.copies.get(position, ())]
+            copies = (version.held[position], *version.copies.get(position, ()))
             specs = [spec_of(entries[handle]) for handle in copies]
-            near = [self.islands(vault, spec) <= islands for spec in specs] if len(copies) > 1 else [True]
-            chosen = near.index(True) if True in near else 0
+            near = (each for each, spec in enumerate(specs) if self.islands(vault, spec) <= islands)
+            chosen = next(near, number) if len(copies) > 1 else 0
             found.append((copies[chosen], specs[chosen]))
         return found
 
-    def lend(self, session: Session, version: Version, held: Sequence[int]) -> tuple[int, ...]:
-        """Share arrays of a version with the session. Return their handles there."""
-        vault = self.of(version)
+    def lend(
+        self, session: Session, owner: Session, arrays: Sequence[tuple[int, ArraySpec]], version: Version
+    ) -> tuple[int, ...]:
+        """Share arrays of `owner` with the session: of the vault, or a copy that another session has received.
+
+        The types name the devices by their numbers in vaults. Return the handles of the arrays in the session.
+        """
         shares: dict[tuple[int, ...], list[tuple[int, int]]] = defaultdict(list)
         lent = []
-        for each in held:
-            entry = vault.directory.entries[each]
-            handle = self._next_shared
-            self._next_shared += 1
-            shared = Entry(entry.hosts, entry.nbytes, BufferState.READY, producer=version.title, spec=entry.spec)
+        for each, spec in arrays:
+            entry = owner.directory.entries[each]
+            handle = self.new_shared_handle()
+            shared = Entry(entry.hosts, entry.nbytes, BufferState.READY, producer=version.title, spec=spec)
             self._launcher.memory.share(entry, shared)
             session.directory.add(handle, shared)
             shares[entry.hosts].append((each, handle))
             lent.append(handle)
-        self._share(vault.number, session.number, shares)
-        if session.tenant is not vault.tenant:
+        self._share(owner.number, session.number, shares)
+        if session.tenant is not owner.tenant:
             if len(version.lent) >= _MANY_LENT:
                 version.lent = [each for each in version.lent if self._lent(each) is not None]
             version.lent += [(session.number, handle) for handle in lent]

@@ -134,8 +134,8 @@ class NullHost:
         functions = Functions(self.backend, inbox, keys, report, AtOnce())
         soon = dispatch_soon or call_soon
         delegated = DelegatedUnits(report, lambda ended: soon(partial(self._units_ended, ended)))
-        network = NullNetwork(self.backend, self.port, host, neighbors)
-        steps = StepRunner(self.backend, functions, self.port, network, keys, report, lambda outcome: None)
+        self.network = NullNetwork(self.backend, self.port, host, neighbors)
+        steps = StepRunner(self.backend, functions, self.port, self.network, keys, report, lambda outcome: None)
         spill_store = SpillStore(self.backend, inbox, self.port, host, steps.readers, report, readers.of(0))
         occupancy = Occupancy(delegated.report, steps.devices_of)
         self._executor = PlanExecutor(
@@ -188,7 +188,7 @@ class NullNetwork:
     """The `HostNetwork` of host number `host`, with the links of the model.
 
     `neighbors` are the inboxes of all the island's hosts, by host number; they are in this process. Messages to other
-    hosts use the port.
+    hosts use the port. `sent_bytes` counts the bytes to hosts of other islands.
     """
 
     def __init__(self, backend: NullBackend, port: SendPort, host: int, neighbors: Mapping[int, Inbox]) -> None:
@@ -198,6 +198,7 @@ class NullNetwork:
         self._neighbors = neighbors
         self._ici: list[SimEvent] = [SimEvent(backend.clock, 0.0)] * len(backend.lines)
         self._dcn = SimEvent(backend.clock, 0.0)
+        self.sent_bytes = 0
         self._deletions = DeletionGuard()  # unused: nothing deletes sent arrays
 
     def send(self, step: p.Send, unit: DispatchUnit, array: DeviceArray, release: Callable[[], None]) -> None:
@@ -258,6 +259,7 @@ class NullNetwork:
             self._ici[ordinal] = departure
         else:
             self._dcn = departure
+            self.sent_bytes += nbytes
         departure.join((link, after))
         arrival = SimTask(clock, model.ici_latency if near else model.dcn_latency)
         arrival.join((departure,))

@@ -1,0 +1,472 @@
+"""Reads of published arrays: from which copy each reader gets its arrays, and when.
+
+`atoll.named_arrays.transfer_trees` decides. A read is a launch in the session of the reader. Hosts share the buffers of
+the source with the session, and the launch transfers them to the session's devices. So the reader's tenant pays for the
+transfer and for the memory. The source is the vault, or a session of the same tenant that has received these arrays and
+still has them. Nothing keeps such a copy for later readers.
+
+The arrays of the reader have their handles at once, and their contents when a launch has ended well
+(`launch.deferred_results`). If the source fails before that, another launch gets them from another source. So the
+arrays are whole, or errors.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+from msgspec.structs import replace
+
+from atoll.cluster.lifecycle import WORKING
+from atoll.cluster.locations import DeviceLocation
+from atoll.controller.sessions.array_copies import ArrayCopies
+from atoll.controller.sessions.vaults import Vaults, spec_of
+from atoll.controller.state import ClusterState
+from atoll.errors import Code, Kind, Status, StatusError, invalid, not_found
+from atoll.ir import program as ir
+from atoll.ir.types import ArraySpec
+from atoll.ir.validation import DefinitionCheck
+from atoll.launch.launcher import Launcher
+from atoll.migration.controller import InternalPrograms
+from atoll.named_arrays.copy_rules import Islands
+from atoll.named_arrays.named_arrays import GUEST_SECONDS, NamedArrays, PublishedArray, Version, VersionKey
+from atoll.named_arrays.transfer_trees import TransferTree
+from atoll.protocol import messages as m
+from atoll.state.buffer_directory import Entry
+from atoll.state.buffer_states import BufferState
+from atoll.state.queued_nodes import Dependency
+from atoll.state.session import GangRun, Launch, Session
+
+# Programs that a session keeps to read further versions of the same types.
+MOST_READ_PROGRAMS = 128
+# Reads of a session that have not ended. A read has at most `MOST_READ` arrays.
+MOST_READS = 4096
+# Arrays of reads that are launched or completed in one flush, and the least that a read counts.
+_MOST_ARRAYS = 128
+_LEAST_ARRAYS = 16
+# A read waits for so long for a source that may feed it if no other read of its tree starts or ends: some seconds, and
+# the time for its bytes at a rate that is lower than that of usual networks.
+_PATIENCE_SECONDS = 2.0
+_SLOWEST = float(1 << 30)
+# Launches of one read, of which all but the last one were interrupted.
+_MOST_ATTEMPTS = 4
+
+# The arrays of a version that a tree transfers: the first one, their number, and the tenant of the readers. For arrays
+# that are not read in the usual parts, the last item is the number of the only read.
+Part = tuple[int, int, str, int]
+
+
+class ReadProgram(msgspec.Struct, frozen=True):
+    """A program of a session that reads arrays of these types, at these places. `number` is internal."""
+
+    sources: tuple[ArraySpec, ...]
+    targets: tuple[ArraySpec, ...]
+    places: tuple[tuple[int, DeviceLocation], ...]
+    number: int
+
+
+@dataclass(eq=False)
+class VersionRead:
+    """A read that has not ended, or that has received a copy that feeds others.
+
+    Attributes:
+      results: handles of the arrays of the reader.
+      islands: the islands of these arrays.
+      made: handles of the arrays that the present launch makes.
+      senders: the islands that it transfers from.
+      attempts: the number of launches so far.
+      is_interrupted: an island that it transfers from has failed.
+    """
+
+    number: int
+    session: int
+    reader: int
+    version: Version
+    part: Part
+    targets: tuple[ArraySpec, ...]
+    results: tuple[int, ...]
+    dependency: Dependency[GangRun]
+    islands: tuple[int, ...]
+    nbytes: int
+    made: tuple[int, ...] = ()
+    senders: tuple[int, ...] = ()
+    attempts: int = 0
+    is_interrupted: bool = False
+
+    @property
+    def positions(self) -> range:
+        """Return the positions of the arrays in the version."""
+        return range(self.part[0], self.part[0] + self.part[1])
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Arrays that a read can be made from, with types that name devices by their numbers in vaults."""
+
+    owner: Session
+    arrays: Sequence[tuple[int, ArraySpec]]
+    places: dict[int, DeviceLocation]
+
+
+class VersionReads:
+    """The reads of all sessions."""
+
+    def __init__(
+        self,
+        state: ClusterState,
+        names: NamedArrays,
+        copies: ArrayCopies,
+        vaults: Vaults,
+        launcher: Launcher,
+        internal: InternalPrograms,
+    ) -> None:
+        self.due: dict[tuple[VersionKey, Part], None] = {}  # trees in which a read may start
+        self.launched: deque[tuple[int, Status | None]] = deque()  # reads whose launch has ended, with its error
+        self.begun: deque[int] = deque()  # the readers of reads that do not wait any more
+        self.programs: dict[int, list[ReadProgram]] = {}  # by session, the last used one at the end
+        self._reads: dict[int, VersionRead] = {}  # by number
+        self._received: dict[int, VersionRead] = {}  # those that have received copies that feed others
+        self._trees: dict[VersionKey, dict[Part, TransferTree]] = {}
+        self._next = 1
+        self._open = state.sessions
+        self._outbox = state.outbox
+        self._resources = state.resources
+        self._names = names
+        self._copies = copies
+        self._vaults = vaults
+        self._launcher = launcher
+        self._internal = internal
+
+    # ---- events
+
+    def read(self, session: Session, message: m.ReadVersion) -> None:
+        """Make arrays from those of a version. If that is not possible, the arrays are errors."""
+        try:
+            version, targets = self._checked(session, message)
+        except StatusError as error:
+            session.note_error(error.status)
+            for handle in message.results:
+                if handle not in session.directory.entries:
+                    session.directory.add(handle, Entry((), 0, BufferState.FAILED, error.status))
+            return
+        number = self._next
+        self._next += 1
+        first, count = message.first, len(targets)
+        is_usual = first % m.MOST_READ == 0 and count == min(m.MOST_READ, len(version.arrays) - first)
+        part = first, count, session.tenant.name, 0 if is_usual else number
+        places = session.devices.locations
+        dependency = self._launcher.deferred_results.add(session, message.results, targets, "subscribe")
+        read = self._reads[number] = VersionRead(
+            number,
+            session.number,
+            message.reader,
+            version,
+            part,
+            targets,
+            message.results,
+            dependency,
+            tuple(sorted({places[device].island for each in targets for device in each.sharding.devices})),
+            sum(each.nbytes for each in version.arrays[first : first + count]),
+        )
+        session.reading += 1
+        tree = self._trees.setdefault(version.key, {}).setdefault(part, TransferTree())
+        tree.add(number, frozenset(read.islands), self._originals(read) if tree.waiting else ())
+        self.due[version.key, part] = None
+
+    def _checked(self, session: Session, message: m.ReadVersion) -> tuple[Version, tuple[ArraySpec, ...]]:
+        """Return the version and the types of the arrays. Raise StatusError if these cannot be read."""
+        if session.reading >= MOST_READS:
+            text = f"{MOST_READS} reads of published arrays by session {session.number} have not ended"
+            raise StatusError(Code.RESOURCE_EXHAUSTED, text)
+        owner, version = self._names.readers.get(message.reader, (-1, None))
+        stop = message.first + len(message.targets)
+        if version is not None and owner == session.number:
+            if version.error is not None:
+                raise StatusError(Code(version.error.code), version.error.message, version.error.payloads)
+            arrays = version.arrays[message.first : stop]
+            if len(arrays) != len(message.targets):
+                raise invalid(f"{version.title} has {len(version.arrays)} arrays, not {stop}")
+            pairs = zip(arrays, message.targets, strict=True)
+            targets = tuple([_target(session, array, target) for array, target in pairs])
+            if self._names.ask_to_read(session.number, message.reader) is version:
+                return version, targets
+        raise not_found(
+            f"reader {message.reader} of published arrays does not exist in this session, or was closed "
+            f"{GUEST_SECONDS:.0f} s after another tenant had replaced its version"
+        )
+
+    def proceed(self) -> None:
+        """Complete reads whose launches have ended, and launch others that have a source."""
+        left = _MOST_ARRAYS
+        while left > 0 and (self.launched or self.due):
+            if self.launched:
+                left -= self._launch_ended(*self.launched.popleft())
+            else:
+                left -= self._start_one(*next(iter(self.due)))
+
+    def tick(self, now: float) -> None:
+        """Let reads start that have waited for too long."""
+        for read in self._reads.values():
+            tree = self._tree_of(read)
+            if read.number in tree.waiting and self._is_late(tree, read):
+                self.due[read.version.key, read.part] = None
+
+    def _is_late(self, tree: TransferTree, read: VersionRead) -> bool:
+        return self._outbox.seconds - tree.changed > _PATIENCE_SECONDS + read.nbytes / _SLOWEST
+
+    def island_failed(self, island: int) -> None:
+        """Note the reads that have lost their source. Follows the failure of their launches, which end later."""
+        for read in self._reads.values():
+            read.is_interrupted |= bool(read.made) and island in read.senders
+
+    def session_closed(self, session: Session) -> None:
+        """Forget the reads of the session. Its arrays are gone."""
+        self.programs.pop(session.number, None)
+        for read in [each for each in self._reads.values() if each.session == session.number]:
+            self._launcher.deferred_results.forget(read.dependency)
+            self._tree_of(read).forget(self._outbox.seconds, read.number)
+            self._end(session, read)
+
+    def version_over(self, key: VersionKey) -> None:
+        """Handle that the arrays of a version were freed. Reads that wait end, unless copies of readers feed them."""
+        for part, tree in list(self._trees.get(key, {}).items()):
+            if tree.is_idle:
+                self._forget(key, part)
+            else:
+                self.due[key, part] = None
+
+    def tenant_removed(self, tenant: str) -> None:
+        """Handle that all versions of a tenant were freed."""
+        for key in [each for each in self._trees if each[0] == tenant]:
+            self.version_over(key)
+
+    # ---- starting
+
+    def _tree_of(self, read: VersionRead) -> TransferTree:
+        return self._trees[read.version.key][read.part]
+
+    def _originals(self, read: VersionRead) -> list[Islands]:
+        """Return the islands of the copies in the vault; none if the version was lost or freed."""
+        version = read.version
+        is_there = version.error is None and self._names.find(version.key) is version
+        return self._vaults.originals(version, read.positions) if is_there else []
+
+    def _start_one(self, key: VersionKey, part: Part) -> int:
+        """Launch the first read of a tree that waits, if it has a source. Return the cost, in arrays."""
+        del self.due[key, part]
+        tree = self._trees.get(key, {}).get(part)
+        if tree is None or not tree.waiting:
+            return 1
+        read = self._reads[next(iter(tree.waiting))]
+        session = self._open[read.session]
+        originals, is_late = self._originals(read), self._is_late(tree, read)
+        while (number := tree.choose(frozenset(read.islands), originals, is_late)) is not None:
+            found = self._source(read, number)
+            if found is not None:
+                break
+            tree.drop(number)
+            del self._received[number]
+        else:
+            if not tree.running and not originals:
+                tree.forget(self._outbox.seconds, read.number)
+                self._fail(session, read, self._loss(read))
+            return 1
+        self._launch(session, read, found, tree, number)
+        if tree.waiting:
+            self.due[key, part] = None
+        return max(_LEAST_ARRAYS, len(read.results))
+
+    def _loss(self, read: VersionRead) -> Status:
+        version = read.version
+        return version.error or Status(Code.NOT_FOUND, f"{version.title} was freed while it was read")
+
+    def _source(self, read: VersionRead, number: int) -> _Source | None:
+        """Return the arrays of a source, or None if its session does not have all of them any more."""
+        if number < 0:
+            vault = self._vaults.of(read.version)
+            arrays = self._vaults.copies_of(read.version, read.positions, -1 - number, frozenset(read.islands))
+            return _Source(vault, arrays, vault.devices.locations)
+        copy = self._received[number]
+        owner = self._open.get(copy.session)
+        if owner is None:
+            return None
+        found: list[tuple[int, ArraySpec]] = []
+        places: dict[int, DeviceLocation] = {}
+        for handle in copy.results:
+            entry = owner.directory.entries.get(handle)
+            # The session may have released the array, and given its handle to another one.
+            if entry is None or entry.dependency is not copy.dependency or not _is_usable(entry):
+                return None
+            spec, numbers = spec_of(entry), []
+            for device in spec.sharding.devices:
+                location = owner.devices.locations[device]
+                if location.island not in copy.islands or self._is_reserved(read, location):
+                    return None
+                places[self._vaults.number_of(location)] = location
+                numbers.append(self._vaults.number_of(location))
+            found.append((handle, replace(spec, sharding=replace(spec.sharding, devices=tuple(numbers)))))
+        return _Source(owner, found, places)
+
+    def _is_reserved(self, read: VersionRead, location: DeviceLocation) -> bool:
+        """Return whether a copy there feeds no others: in another session's slice, or on an island being drained."""
+        return location.island in self._copies.leaving or bool(self._open[read.session].devices.closed(location))
+
+    def _launch(self, session: Session, read: VersionRead, source: _Source, tree: TransferTree, number: int) -> None:
+        senders = {source.places[device].island for _, spec in source.arrays for device in spec.sharding.devices}
+        tree.start(self._outbox.seconds, read.number, number, is_near=senders.issubset(read.islands))
+        try:
+            program = self._program(session, source, read.targets)
+        except StatusError as error:
+            self.launched.append((read.number, error.status))
+            return
+        read.senders, read.is_interrupted = tuple(sorted(senders)), False
+        if not read.attempts:
+            self.begun.append(read.reader)
+        read.attempts += 1
+        lent = self._vaults.lend(session, source.owner, source.arrays, read.version)
+        read.made = tuple([self._vaults.new_shared_handle() for _ in read.results])
+        self._internal.take_credit(session)
+        launch = m.Launch(program, lent, read.made, ())
+        self._launcher.launch(session, launch, partial(self._note_end, read.number))
+        entry = session.directory.entries[read.made[0]]
+        if entry.spec is None:  # it was not launched
+            self.launched.append((read.number, entry.error))
+        self._launcher.buffers.release(session, lent, delete=False)
+
+    def _program(self, session: Session, source: _Source, targets: tuple[ArraySpec, ...]) -> int:
+        """Return the number of the program that reads arrays of these types. Raise StatusError if that is impossible.
+
+        Scripts usually read many versions of the same types, so the last programs are kept.
+        """
+        sources = tuple([spec for _, spec in source.arrays])
+        places = tuple(
+            (device, locations[device])
+            for locations, specs in ((source.places, sources), (session.devices.locations, targets))
+            for device in sorted({device for each in specs for device in each.sharding.devices})
+        )
+        kept = self.programs.setdefault(session.number, [])
+        for position, each in enumerate(kept):
+            if each.places == places and each.sources == sources and each.targets == targets:
+                kept.append(kept.pop(position))
+                return each.number
+        count = len(sources)
+        node = ir.Transfer(tuple(range(count)), targets, reshard=True)
+        definition = ir.Program("subscribe", sources, (node,), tuple(range(count, 2 * count)))
+        check = DefinitionCheck(definition.name, 0, dict(places))
+        check.arguments(sources)
+        check.node(node)
+        session.devices.use(definition.name, [each.sharding.devices for each in targets])
+        number = self._internal.make(session, definition, dict(places))
+        kept.append(ReadProgram(sources, targets, places, number))
+        if len(kept) > MOST_READ_PROGRAMS:
+            self._internal.drop(session, kept.pop(0).number)
+        return number
+
+    # ---- ends
+
+    def _note_end(self, number: int, launch: Launch) -> None:
+        self.launched.append((number, launch.error))
+
+    def _launch_ended(self, number: int, error: Status | None) -> int:
+        """Complete a read, let it wait for another source, or fail it. Return the cost, in arrays."""
+        read = self._reads.get(number)
+        if read is None:  # its session has ended
+            return 1
+        session, tree, now = self._open[read.session], self._tree_of(read), self._outbox.seconds
+        made, read.made = read.made, ()
+        entries = session.directory.entries
+        error = error or next((entries[each].error for each in made if entries[each].error is not None), None)
+        if error is None:
+            self._launcher.deferred_results.complete(session, read.results, made, read.dependency)
+            self._received[number] = read
+            dropped = tree.complete(now, number, frozenset(read.islands))
+            if dropped is not None:
+                del self._received[dropped]
+            self._end(session, read)
+        else:
+            self._launcher.buffers.release(session, made, delete=False)
+            if self._may_retry(read, error):
+                tree.wait_again(now, number)
+                self.due[read.version.key, read.part] = None
+            else:
+                tree.forget(now, number)
+                self._fail(session, read, error)
+        return max(_LEAST_ARRAYS, len(read.results))
+
+    def _may_retry(self, read: VersionRead, error: Status) -> bool:
+        """Return whether another source may succeed: the islands of the reader work, and the source has failed."""
+        if read.attempts >= _MOST_ATTEMPTS:
+            return False
+        islands = self._resources.islands
+        is_ready = all(islands[each].state in WORKING for each in read.islands)
+        return is_ready and (read.is_interrupted or error.details.kind is Kind.LINK)
+
+    def _fail(self, session: Session, read: VersionRead, status: Status) -> None:
+        self._launcher.deferred_results.fail(session, read.results, read.dependency, status)
+        self._end(session, read)
+
+    def _end(self, session: Session, read: VersionRead) -> None:
+        """Forget a read that has ended. Others of its tree may start."""
+        del self._reads[read.number]
+        session.reading -= 1
+        if not read.attempts:
+            self.begun.append(read.reader)
+        self.due[read.version.key, read.part] = None
+        is_over = read.part[3] or self._names.find(read.version.key) is not read.version
+        if is_over and self._tree_of(read).is_idle:
+            self._forget(read.version.key, read.part)
+
+    def _forget(self, key: VersionKey, part: Part) -> None:
+        """Forget a tree, and the copies that are sources in it."""
+        trees = self._trees[key]
+        for copy in trees.pop(part).copies:
+            del self._received[copy]
+        self.due.pop((key, part), None)
+        if not trees:
+            del self._trees[key]
+
+    # ---- reports
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether no read has not ended, and no copy is a source."""
+        return not (self._reads or self._received or self._trees or self.due or self.launched or self.begun)
+
+    def validate(self) -> None:
+        """Raise AssertionError if the state contradicts itself. For tests, since it looks at everything."""
+        trees = [tree for parts in self._trees.values() for tree in parts.values()]
+        waiting = {read for tree in trees for read in tree.waiting}
+        running = {read for tree in trees for read in tree.running}
+        assert waiting.isdisjoint(running)
+        assert waiting | running == self._reads.keys()
+        assert {copy for tree in trees for copy in tree.copies} == self._received.keys()
+        assert all(self._tree_of(read).running.keys() >= {read.number} for read in self._reads.values() if read.made)
+        reading = Counter(read.session for read in self._reads.values())
+        assert reading == {each.number: each.reading for each in self._open.values() if each.reading}
+
+
+def _is_usable(entry: Entry) -> bool:
+    """Return whether another session may read the array now."""
+    return entry.state is BufferState.READY and not entry.released and not entry.consumed
+
+
+def _target(session: Session, array: PublishedArray, target: ArraySpec) -> ArraySpec:
+    """Return the type of an array that is read.
+
+    Raise INVALID_ARGUMENT if its dtype or shape is another one, or if a device is not one of the session.
+    """
+    source = array.spec
+    for device in target.sharding.devices:
+        if device not in session.devices.locations:
+            raise invalid(f"device {device} does not exist in this session")
+    if not target.sharding.devices:
+        raise invalid("a published array is read to one or more devices")
+    if (target.dtype, target.shape) != (source.dtype, source.shape):
+        raise invalid(
+            f"a published array of {source.dtype}{list(source.shape)} cannot be read as "
+            f"{target.dtype}{list(target.shape)}"
+        )
+    return replace(source, sharding=target.sharding)

@@ -1,0 +1,260 @@
+"""Reads of a version by many sessions at the controller: trees of transfers, and what interrupts them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from atoll.cluster.slice_requests import SliceRequest
+from atoll.controller.sessions.version_reads import MOST_READS
+from atoll.errors import Code, Status
+from atoll.ir.program import Call, single
+from atoll.named_arrays.version_states import VersionState
+from atoll.protocol import messages as m
+from atoll.state.queued_nodes import Gang
+from atoll.state.session import GangRun
+from tests.controller.play import on
+from tests.controller.publishing_play import Trainer
+
+
+class Reader(NamedTuple):
+    """A session that reads the version to array 7, on an island with the same number as its only host."""
+
+    session: int
+    reader: int
+    island: int
+
+
+class Reading(Trainer):
+    """Has a version on island 0, and sessions that read it on other islands."""
+
+    def __init__(self, topology: str = "6x1x2") -> None:
+        super().__init__(topology)
+        self.complete()
+        self.running: dict[int, list[Gang[GangRun]]] = {}  # the gangs of reads, by the island that receives
+
+    def read(self, *islands: int, token: str = "reader") -> list[Reader]:
+        """Sessions on these islands read the version."""
+        sessions = [self.open(token=token).number for _ in islands]
+        readers = [
+            Reader(each, self.opened(each).reader, island) for each, island in zip(sessions, islands, strict=True)
+        ]
+        for session, reader, island in readers:
+            self.proxy(session, m.ReadVersion(reader, 0, (on(2 * island),), (7,)))
+        return readers
+
+    def sources(self) -> dict[int, int]:
+        """Of the reads that have begun since the last time: the island that sends, by the one that receives."""
+        sent = [(to[1], each) for to, each in self.sent() if isinstance(each, m.Run) and each.results]
+        found = {}
+        for island, run in sent:
+            gangs = self.running[island] = list(self.controller.launcher.in_flight[run.sequence].node.gangs)
+            (found[island],) = [gang.island for gang in gangs if gang.island != island]
+        return found
+
+    def end(self, *islands: int) -> dict[int, int]:
+        """The reads of these islands end on all hosts; `sources` of the next ones."""
+        for island in islands:
+            for gang in self.running.pop(island):
+                self.worker(gang.island, m.Done(((gang.sequence, 0, 1),)))
+        return self.sources()
+
+    def interrupt(self, *islands: int) -> dict[int, int]:
+        """The hosts of these islands notice that the bytes of their reads do not come; `sources` of the next ones."""
+        for island in islands:
+            (sequence,) = [gang.sequence for gang in self.running.pop(island) if gang.island == island]
+            self.worker(island, m.Failed(sequence, Status(Code.DATA_LOSS, "the sender is gone")))
+        return self.sources()
+
+    def error(self, reader: Reader) -> str | None:
+        """The error of the array that a session reads; None if it is there, and "waits" if it is pending."""
+        entry = self.controller.sessions[reader.session].directory.entries[7]
+        return "waits" if not entry.ready else None if entry.error is None else entry.error.message
+
+
+def test_later_readers_get_the_copies_of_earlier_ones() -> None:
+    play = Reading()
+    readers = play.read(1, 2, 3, 4, 5)
+    assert play.sources() == {1: 0, 2: 0}
+    assert play.end(2) == {3: 2, 4: 2}
+    assert [play.error(each) for each in readers] == ["waits", None, "waits", "waits", "waits"]
+    assert play.end(1) == {5: 1}
+    play.end(3, 4, 5)
+    assert [play.error(each) for each in readers] == [None] * 5
+
+
+def test_what_uses_an_array_that_waits_runs_after_it_and_holds_up_nothing_else() -> None:
+    play = Reading()
+    *_, last = play.read(1, 2, 3)
+    play.sources()
+    play.session = last.session
+    play.with_function(1, (6,))
+    play.say(m.RegisterProgram(1, single("use", (on(6),), Call(1, (0,), (on(6),), (6,)))))
+    assert play.say(m.Launch(1, (7,), (8,), ())) == []
+    play.with_put(2, 6)
+    play.report(3, m.FeedsArrived(last.session, (20,)))
+    (put,) = [each for each in play.say(m.Launch(2, (), (9,), (20,))) if isinstance(each, m.Run)]
+    play.worker(3, m.Done(((put.sequence, 0, 1),)))
+    assert play.end(1) == {3: 1}
+    for gang in play.running.pop(3):
+        play.worker(gang.island, m.Done(((gang.sequence, 0, 1),)))
+    (used,) = [each for _, each in play.sent() if isinstance(each, m.Run)]
+    assert (used.arguments, used.results) == ((7,), (8,))
+
+
+def test_readers_of_a_copy_whose_island_fails_get_another_copy() -> None:
+    play = Reading()
+    readers = play.read(1, 2, 3, 4)
+    play.sources()
+    assert play.end(1) == {3: 1, 4: 1}
+    play.lose(1, "it burnt")
+    play.flush()
+    assert [play.error(each) for each in readers[1:]] == ["waits"] * 3
+    assert play.interrupt(3, 4) == {}
+    assert play.end(2) == {3: 2, 4: 2}
+    play.end(3, 4)
+    assert [play.error(each) for each in readers[1:]] == [None] * 3
+
+
+def test_copies_of_readers_feed_others_when_the_version_is_lost() -> None:
+    play = Reading()
+    _, second, third, fourth = play.read(1, 2, 3, 4)
+    play.sources()
+    assert play.end(1) == {3: 1, 4: 1}
+    play.lose(0, "it burnt")
+    (version,) = play.controller.published.names.versions()
+    assert version.state is VersionState.LOST
+    assert play.interrupt(2) == {}, "the first copy has fed two readers"
+    assert play.end(3) == {2: 3}
+    play.end(2, 4)
+    assert [play.error(each) for each in (second, third, fourth)] == [None] * 3
+
+
+def test_a_reader_that_waits_gets_the_error_of_a_lost_version_that_no_one_has() -> None:
+    play = Reading()
+    readers = play.read(1, 2, 3)
+    play.sources()
+    play.lose(0, "it burnt")
+    assert play.interrupt(1, 2) == {}
+    for each in readers:
+        assert "a part of version 1 of trainer/policy was on island 0" in (play.error(each) or "")
+
+
+def test_a_reader_whose_own_island_fails_gets_that_error_and_others_go_on() -> None:
+    play = Reading()
+    first, second, third = play.read(1, 2, 3)
+    play.sources()
+    (sender, _) = play.running.pop(1)
+    play.lose(1, "it burnt")
+    play.worker(0, m.Done(((sender.sequence, 0, 1),)))
+    assert play.end(2) == {3: 2}
+    assert "it burnt" in (play.error(first) or "")
+    play.end(3)
+    assert [play.error(second), play.error(third)] == [None, None]
+
+
+def test_a_copy_that_was_released_is_no_source() -> None:
+    play = Reading()
+    first, _ = play.read(1, 2)
+    play.sources()
+    play.proxy(first.session, m.Release((7,)))
+    play.end(1)
+    assert 7 not in play.controller.sessions[first.session].directory.entries
+    play.read(3)
+    assert play.sources() == {}, "the publisher has fed two readers, and one of them is about to have a copy"
+    assert play.end(2) == {3: 2}
+
+
+def test_another_array_with_the_handle_of_a_copy_is_no_source() -> None:
+    play = Reading()
+    first, *_ = play.read(1)
+    play.sources()
+    play.end(1)
+    play.proxy(first.session, m.Release((7,)))
+    play.session = first.session
+    play.with_put(2, 2)
+    play.report(1, m.FeedsArrived(first.session, (20,)))
+    (run,) = [each for each in play.say(m.Launch(2, (), (7,), (20,))) if isinstance(each, m.Run)]
+    play.worker(1, m.Done(((run.sequence, 0, 1),)))
+    play.read(3)
+    assert play.sources() == {3: 0}
+
+
+def test_copies_of_readers_feed_no_other_tenant() -> None:
+    play = Reading()
+    play.read(1, 2)
+    play.sources()
+    play.end(1)
+    play.read(3, token="trainer")
+    assert play.sources() == {3: 0}
+
+
+def test_a_copy_in_an_exclusive_slice_feeds_only_its_session() -> None:
+    play = Reading()
+    session = play.session = play.open(token="reader").number
+    reader = play.opened(session).reader
+    replies = play.say(m.AddSlice(1, SliceRequest(2, exclusive=True)))
+    (device, _) = next(each.devices for each in replies if isinstance(each, m.SliceAdded))
+    play.proxy(session, m.ReadVersion(reader, 0, (on(device),), (7,)))
+    assert play.sources() == {1: 0}
+    play.end(1)
+    play.read(3)
+    assert play.sources() == {3: 0}
+
+
+def test_a_reader_does_not_wait_for_a_copy_that_does_not_come() -> None:
+    play = Reading()
+    play.read(1, 2, 3, 4)
+    play.sources()
+    play.tick(play.now + 1.0)
+    assert play.sources() == {}
+    play.tick(play.now + 2.0)
+    assert play.sources() == {3: 0}
+    play.tick(play.now + 3.0)
+    assert play.sources() == {4: 0}
+
+
+def test_a_version_that_is_closed_and_replaced_exists_until_its_reads_begin() -> None:
+    play = Reading()
+    readers = play.read(1, 2, 3)
+    play.sources()
+    for each in readers:
+        play.proxy(each.session, m.CloseVersion(each.reader))
+    play.session = play.open(token="trainer").number
+    play.array(10)
+    play.say(m.RegisterProgram(5, play.view_program))
+    play.complete(keep=1)
+    assert len(list(play.controller.published.names.versions())) == 2
+    assert play.end(1) == {3: 1}
+    assert len(list(play.controller.published.names.versions())) == 1
+    play.end(2, 3)
+    assert [play.error(each) for each in readers] == [None] * 3
+    assert play.controller.published.reads.is_idle
+
+
+def test_the_end_of_a_session_ends_its_reads_and_lets_others_start() -> None:
+    play = Reading()
+    first, second, third, _ = play.read(1, 2, 3, 4)
+    play.sources()
+    play.close(third.session)
+    play.close(first.session)
+    play.flush()
+    play.controller.published.reads.validate()
+    assert play.end(2) == {4: 2}
+    play.end(4)
+    play.close(second.session)
+    play.flush()
+    play.controller.published.reads.validate()
+
+
+def test_the_reads_of_a_session_are_bounded() -> None:
+    play = Reading("3x1x2")
+    session = play.open(token="reader").number
+    opened = play.opened(session)
+    for handle in range(1, MOST_READS + 2):
+        play.proxy(session, m.ReadVersion(opened.reader, 0, (on(2),), (handle,)))
+    play.flush()
+    entries = play.controller.sessions[session].directory.entries
+    assert not entries[MOST_READS].ready
+    error = entries[MOST_READS + 1].error
+    assert error is not None
+    assert error.code == Code.RESOURCE_EXHAUSTED

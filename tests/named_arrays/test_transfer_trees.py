@@ -1,0 +1,124 @@
+"""From which copy each reader of a version gets its arrays."""
+
+from __future__ import annotations
+
+from atoll.named_arrays.transfer_trees import MOST_COPIES, TransferTree
+
+VAULT = [frozenset({0})]
+
+
+class Readers:
+    """Reads on islands of the same numbers, one after another, and a copy on island 0 in the vault."""
+
+    def __init__(self, *reads: int, originals: list[frozenset[int]] | None = None) -> None:
+        self.tree = TransferTree()
+        self.originals = VAULT if originals is None else originals
+        for read in reads:
+            self.tree.add(read, frozenset({read}), self.originals)
+
+    def start(self, is_late: bool = False) -> dict[int, int]:
+        """Start the reads that have a source; the sources."""
+        started = {}
+        while self.tree.waiting:
+            read = next(iter(self.tree.waiting))
+            source = self.tree.choose(frozenset({read}), self.originals, is_late)
+            if source is None:
+                break
+            self.tree.start(0.0, read, source, is_near=False)
+            started[read] = source
+            is_late = False
+        return started
+
+    def complete(self, *reads: int) -> dict[int, int]:
+        for read in reads:
+            self.tree.complete(0.0, read, frozenset({read}))
+        return self.start()
+
+
+def test_a_source_feeds_two_readers_and_later_ones_wait_for_these() -> None:
+    readers = Readers(1, 2, 3, 4)
+    assert readers.start() == {1: -1, 2: -1}
+    assert list(readers.tree.waiting) == [3, 4]
+    assert readers.complete(2) == {3: 2, 4: 2}
+
+
+def test_each_source_feeds_two_of_many_readers() -> None:
+    readers = Readers(*range(1, 65))
+    rounds = 0
+    readers.start()
+    while readers.tree.running:
+        rounds += 1
+        readers.complete(*list(readers.tree.running))
+    assert len(readers.tree.copies) == 64
+    assert rounds == 6
+    assert max(readers.tree.fed.values()) == 2
+
+
+def test_the_source_that_has_fed_the_fewest_readers_is_chosen() -> None:
+    readers = Readers(1)
+    readers.start()
+    readers.complete(1)
+    for read, source in ((2, 1), (3, 2), (4, 3)):
+        readers.tree.add(read, frozenset({read}), VAULT)
+        assert readers.start() == {read: source}
+        readers.complete(read)
+
+
+def test_a_reader_waits_for_no_copy_if_none_is_on_its_way() -> None:
+    readers = Readers(1, 2, 3)
+    readers.start()
+    readers.tree.forget(0.0, 1)
+    readers.tree.forget(0.0, 2)
+    assert readers.start() == {3: -1}
+
+
+def test_a_reader_that_has_waited_for_long_gets_a_source_that_has_no_room() -> None:
+    readers = Readers(1, 2, 3, 4)
+    readers.start()
+    assert readers.start(is_late=True) == {3: -1}
+    assert list(readers.tree.waiting) == [4]
+
+
+def test_a_copy_on_the_islands_of_the_reader_is_used_at_once_and_has_room_for_all() -> None:
+    readers = Readers(1, 2, 3, 4)
+    readers.start()
+    for read in (5, 6, 7):
+        readers.tree.add(read, frozenset({0}), VAULT)
+        assert next(iter(readers.tree.waiting)) == read
+        assert readers.tree.choose(frozenset({0}), VAULT, is_late=False) == -1
+        readers.tree.start(0.0, read, -1, is_near=True)
+    assert readers.tree.fed == {-1: 2}
+
+
+def test_all_copies_in_the_vault_are_sources() -> None:
+    readers = Readers(1, 2, 3, 4, 5, originals=[frozenset({0}), frozenset({9})])
+    assert readers.start() == {1: -1, 2: -2, 3: -1, 4: -2}
+
+
+def test_an_interrupted_read_gets_another_source_before_later_reads() -> None:
+    readers = Readers(1, 2, 3, 4, 5)
+    readers.start()
+    readers.complete(1)  # feeds 3 and 4
+    readers.tree.drop(1)
+    readers.tree.wait_again(0.0, 4)
+    readers.tree.wait_again(0.0, 3)
+    assert list(readers.tree.waiting) == [3, 4, 5]
+    assert readers.complete(2) == {3: 2, 4: 2}
+
+
+def test_the_copies_of_readers_are_sources_after_the_loss_of_the_version() -> None:
+    readers = Readers(1, 2, 3, originals=[])
+    assert readers.tree.choose(frozenset({1}), [], is_late=False) is None
+    readers.originals = VAULT
+    readers.start()
+    readers.originals = []
+    assert readers.complete(1) == {3: 1}
+
+
+def test_the_copies_that_have_fed_the_most_are_no_sources_if_there_are_too_many() -> None:
+    readers = Readers(*range(1, MOST_COPIES + 2))
+    readers.start()
+    while readers.tree.running:
+        readers.complete(*list(readers.tree.running))
+    assert len(readers.tree.copies) == MOST_COPIES
+    assert readers.tree.fed.keys() <= {*readers.tree.copies, -1}
