@@ -1,11 +1,12 @@
 """Publishers, the controller and the islands of subscribers are killed: no mixtures, no long waits, nothing left.
 
-`make thorough` kills the trainer 200 times, and the controller and an island of subscribers 20 times each.
+`make thorough` kills the trainer 200 times, and the controller and an island of subscribers 20 times each. The moments
+depend on `ATOLL_TEST_SEED`, so the test can run in several parts. If `ATOLL_TEST_RESULTS` names a file, the result is
+appended to it, and `python -m benchmarks.publishing_faults` makes a table of such results.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import msgspec
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -25,12 +27,15 @@ from atoll.cluster.settings import GRACE_SECONDS
 from atoll.errors import AtollError
 from atoll.operate.operator_requests import request_check
 from atoll.wire.address import parse_address
+from benchmarks.harness.provenance import current_commit
+from benchmarks.publishing_faults import FaultResult, SubscriberResult
 from tests.end_to_end.remote_python import StartPython
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
 from tests.thoroughness import TIMES
 
 KILLS = 10 * TIMES
 SEED = int(os.environ.get("ATOLL_TEST_SEED", "43"))
+RESULTS = os.environ.get("ATOLL_TEST_RESULTS", "")
 EVERY = 10  # kills of the trainer per kill of the controller, and per kill of an island
 SHAPES = ((), (64,), (256, 256), (1024, 512))
 WAIT = 5.0  # deadline of each request of a subscriber
@@ -71,10 +76,10 @@ def publish_one(seed: int) -> int:
     return number
 
 
-def watch(first: int, stop: str) -> dict[str, Any]:
+def watch(first: int, stop: str) -> SubscriberResult:
     """Read new versions until the file `stop` exists. Compare each with its checksums, and with what its seed makes."""
     place, newest = _sharding(first), 0
-    found: dict[str, Any] = {"versions": 0, "mixtures": [], "slowest": 0.0, "errors": {}}
+    found = SubscriberResult()
     while not Path(stop).exists():
         started = time.monotonic()
         try:
@@ -84,15 +89,15 @@ def watch(first: int, stop: str) -> dict[str, Any]:
         except (atoll.StatusError, jax.errors.JaxRuntimeError) as error:
             kind = re.sub(r"\d+", "N", str(error))[:120]
             if "differs from its checksums" in kind:
-                found["mixtures"].append(str(error))
-            found["errors"][kind] = found["errors"].get(kind, 0) + 1
+                found.mixtures.append(str(error))
+            found.errors[kind] = found.errors.get(kind, 0) + 1
             time.sleep(0.05)
         else:
             if version.number <= newest or _checksums(arrays) != _checksums(_made(seed)):
-                found["mixtures"].append((version.number, seed))
+                found.mixtures.append(f"version {version.number} has arrays that seed {seed} does not make")
             newest = version.number
-            found["versions"] += 1
-        found["slowest"] = max(found["slowest"], round(time.monotonic() - started, 3))
+            found.versions += 1
+        found.slowest = max(found.slowest, round(time.monotonic() - started, 3))
     return found
 
 
@@ -148,13 +153,17 @@ def test_subscribers_see_whole_versions_while_everything_else_is_killed(
             print(f"{kill} kills of {KILLS}", flush=True)
     stop.touch()
     found = [each.finish(END_SECONDS) for each in subscribers]
-    print(json.dumps({"kills": [KILLS, controllers, islands], "subscribers": found}))
-    for each in found:
-        assert each["mixtures"] == []
-        assert each["versions"] >= KILLS // 2
-        assert each["slowest"] <= WAIT + LATE
     for each in subscribers:
         each.close()
     report = cluster.until(lambda report: not report["sessions"], END_SECONDS)
+    result = FaultResult(SEED, current_commit(), [KILLS, controllers, islands], found, _differences(cluster))
+    print(msgspec.json.encode(result).decode())
+    if RESULTS:
+        with Path(RESULTS).open("ab") as file:
+            file.write(msgspec.json.encode(result) + b"\n")
+    for each in found:
+        assert each.mixtures == []
+        assert each.versions >= KILLS // 2
+        assert each.slowest <= WAIT + LATE
     assert len(report["versions"]) <= 2
-    assert _differences(cluster) == []
+    assert result.differences == []
