@@ -17,7 +17,8 @@ from atoll.cluster.topology import Topology
 from atoll.controller_process.controller_main import serve
 from atoll.controller_process.controller_options import ControllerOptions
 from atoll.controller_process.process_state import ShellState
-from atoll.controller_process.shell import FLUSH_SECONDS, ControllerShell, StepBudget
+from atoll.controller_process.shell import ControllerShell
+from atoll.controller_process.step_budget import FLUSH_SECONDS, StepBudget
 from atoll.errors import Code
 from atoll.journal.files import Directory
 from atoll.journal.journal import recover

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from atoll.controller_process.shell import MAX_NODES_FRAME
+from atoll.controller_process.frame_limits import MAX_NODES_FRAME
 from atoll.ir.program import Call, Program
 from atoll.protocol import messages as m
 from atoll.session.registered_programs import ProgramCache, in_parts

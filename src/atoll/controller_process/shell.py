@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 
@@ -24,8 +24,10 @@ from atoll.controller.faults import NothingChangedError, failure
 from atoll.controller_process.collector import Collector
 from atoll.controller_process.controller_options import CHARGED, FAILED, READY, ControllerOptions, report
 from atoll.controller_process.entry import CLEANED, clean
+from atoll.controller_process.frame_limits import limits_of_client
 from atoll.controller_process.process_state import ShellState, encode_shell, encode_snapshot
 from atoll.controller_process.standby_replication import SUSPICION_SECONDS, StandbyReplication, is_standby
+from atoll.controller_process.step_budget import StepBudget
 from atoll.errors import AtollError, Code, JournalError, Status
 from atoll.journal.event_log import skipped_of
 from atoll.journal.journal import Journal
@@ -40,7 +42,7 @@ from atoll.security.tokens import digest
 from atoll.state.stepped_work import TurnFailedError
 from atoll.telemetry.load import LoadMeter
 from atoll.wire.connection import Connection
-from atoll.wire.framing import MAX_FIRST_FRAME, MAX_FRAME, FrameLimits, encode
+from atoll.wire.framing import FrameLimits, encode
 from atoll.wire.resumption.accepted_link import CONTROLLERS
 from atoll.wire.resumption.link_messages import AlternateAddresses, AnyLinkMessage, Resume
 from atoll.wire.resumption.link_record import LinkRecord
@@ -49,15 +51,8 @@ from atoll.wire.unauthenticated import UnauthenticatedConnections
 
 _log = logging.getLogger(__name__)
 
-# Maximum bytes of clients' frames: of messages that contain nodes of programs, which name devices, and of others.
-MAX_NODES_FRAME = 768 * 1024
-MAX_NODES_FRAME_PER_DEVICE = 16 * 1024
-MAX_CLIENT_FRAME = 2 << 20
 # For the last replies to be sent.
 _END_SECONDS = 0.05
-# CPU time of a flush that does steps of large work.
-FLUSH_SECONDS = 0.001
-_LEAST_STEPS = 4
 
 
 @dataclass(frozen=True)
@@ -265,10 +260,7 @@ class ControllerShell:
         peer = self.controller.connections.peers.get(number)
         if peer is None or peer.tenant is None:
             return None
-        nbytes = MAX_NODES_FRAME + MAX_NODES_FRAME_PER_DEVICE * self.controller.resources.device_count
-        by_tag = dict.fromkeys(map(_tag_of, (m.ProgramPart, m.RegisterProgram)), min(nbytes, MAX_FRAME))
-        by_tag[_tag_of(m.CallsRecorded)] = m.MOST_CALL_BYTES + MAX_FIRST_FRAME
-        return FrameLimits(_NO_MESSAGES_OF_CLIENTS | by_tag, MAX_CLIENT_FRAME)
+        return limits_of_client(self.controller.resources.device_count)
 
     def _callbacks(self, number: int) -> tuple[Callable[[Any], None], Callable[[str], None]]:
         """Return the callbacks for the messages and the loss of a connection."""
@@ -650,35 +642,3 @@ def _log_event(action: a.Log) -> None:
 def _bug(error: BaseException) -> BaseException:
     """Return the exception that describes the bug."""
     return error.__cause__ if isinstance(error, NothingChangedError) and error.__cause__ else error
-
-
-def _tag_of(kind: type[m.Message]) -> int:
-    tag = kind.__struct_config__.tag
-    assert isinstance(tag, int)
-    return tag
-
-
-# Limits by tag for messages that clients never send: they are decoded before they are refused.
-_NO_MESSAGES_OF_CLIENTS = {
-    _tag_of(kind): MAX_FIRST_FRAME
-    for kind in get_args(m.ToController)
-    if kind not in get_args(m.FromProxy | m.FromOperator)
-}
-
-
-class StepBudget:
-    """The number of `steps` of large work in the next flush, from the CPU time of previous ones.
-
-    A step is the work for one node of a program, which takes from one to some hundred microseconds, depending on the
-    kind of node and the pass. The controller itself has no clock.
-    """
-
-    def __init__(self) -> None:
-        self.steps = e.STEPS_PER_FLUSH
-
-    def observe(self, seconds: float) -> None:
-        """Record the CPU time of a flush that did `steps` steps."""
-        if seconds > FLUSH_SECONDS:
-            self.steps = max(_LEAST_STEPS, min(self.steps // 2, int(self.steps * FLUSH_SECONDS / seconds)))
-        elif seconds < FLUSH_SECONDS / 2:
-            self.steps = min(e.STEPS_PER_FLUSH, self.steps + self.steps // 4)
