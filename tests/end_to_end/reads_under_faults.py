@@ -1,4 +1,7 @@
-"""Random reads, writes, donations and deletions by several threads, for a child process whose workers are killed."""
+"""Random work with arrays by several threads, for a child process whose workers are killed.
+
+The work is reads, writes, donations, deletions, and moves to other devices and shardings.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import psutil
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from atoll.errors import AtollError
 
@@ -59,6 +63,17 @@ def _arriving() -> int:
     return len(TABLE.reads) + len(TABLE.writes)
 
 
+def _places() -> list[Any]:
+    """Return the shardings between which arrays move: each device, and each slice, divided and replicated."""
+    devices = jax.devices()
+    slices: dict[int, list[Any]] = {}
+    for device in devices:
+        slices.setdefault(device.slice_index, []).append(device)
+    meshes = [Mesh(np.array(each), ("x",)) for each in slices.values() if len(each) > 1]
+    specs = PartitionSpec("x"), PartitionSpec()
+    return [*map(SingleDeviceSharding, devices), *(NamedSharding(mesh, spec) for mesh in meshes for spec in specs)]
+
+
 class Worker:
     """One thread of random work. Each array holds its own number, so that a wrong read is noticed."""
 
@@ -69,6 +84,7 @@ class Worker:
         self.lost = 0
         self.wrong: list[str] = []
         self.held: list[tuple[int, Any]] = []
+        self.places = _places()
         self.add = jax.jit(lambda x: x + 1)
         self.add_in_place = jax.jit(lambda x: x + 1, donate_argnums=0)
 
@@ -101,6 +117,12 @@ class Worker:
                 self.wrong.append("a donated array is not deleted")
             self.held.append((number + 1, result))
 
+    def reshard(self) -> None:
+        if self.held:
+            number, array = self.held.pop(self.rng.randrange(len(self.held)))
+            place = self.rng.choice(self.places if array.size % 2 == 0 else jax.devices())
+            self.held.append((number, jax.device_put(array, place)))
+
     def start(self) -> None:
         if self.held:
             self.rng.choice(self.held)[1].copy_to_host_async()
@@ -119,15 +141,18 @@ class Worker:
                 array.copy_to_host_async()
             array.delete()
 
-    operations: tuple[Callable[[Worker], None], ...] = (put, compute, compute, donate, start, read, read, delete)
+    operations: tuple[Callable[[Worker], None], ...] = (
+        *(put, compute, compute, donate, reshard, start, read, read, delete),
+    )
 
 
-def prepare() -> None:
+def prepare(in_all_places: bool) -> None:
     """Connect and compile, before any worker is killed. Compiled functions do not count as growth."""
     first = Worker(0)
     for size in SIZES:
-        array = jnp.zeros(size, np.int32)
-        np.asarray(first.add(array)), np.asarray(first.add_in_place(array))
+        for place in first.places if in_all_places and size % 2 == 0 else jax.devices()[:1]:
+            array = jax.device_put(jnp.zeros(size, np.int32), place)
+            np.asarray(first.add(array)), np.asarray(first.add_in_place(array))
 
 
 def stress(threads: int, seconds: float, seed: int, growth: tuple[int, ...]) -> dict[str, Any]:
