@@ -41,6 +41,10 @@ def arrays(number: int) -> list[Any]:
         *(jax.device_put(value) for value in (np.float32(number), number, 1.5, True, np.zeros((0, 3)), x.T, x[:, ::2])),
         *(jax.device_put(x.astype(np.int32), NamedSharding(mesh, spec)) for spec in (P(), P(None, "x"))),
         jnp.asarray(x),
+        jnp.asarray(x, jnp.float16),
+        jnp.asarray([number, 2.5]),
+        jnp.asarray(np.float32(number if number < 4 else np.inf)),
+        *(jnp.asarray(value) for value in (number, True, 1j, np.int64(-(2**40)), np.float64(1e300))),
         jnp.array(2.5),
         jnp.float32(number) + np.float32(1),
         jax.jit(lambda y, z: y * z)(x, np.int8(2)),
@@ -95,6 +99,37 @@ def arguments() -> tuple[list[Any], int]:
     with counted() as made:
         results = [jax.device_get(call(x, i, np.full(3, i, np.int16), np.float32(1))) for i in range(10)]
     return results, sum(each is not None for each in made)
+
+
+def converted() -> list[int]:
+    """Return how many of ten arrays are made of contents in slots, for several ways to convert host values."""
+    found = []
+    for convert in (jnp.asarray, jnp.array, jnp.float32, lambda value: jnp.asarray(float(value))):
+        with counted() as made:
+            for number in range(10):
+                assert float(convert(np.float32(number))) == number
+        found.append(sum(each is not None for each in made))
+    return found
+
+
+def in_other_places() -> list[Any]:
+    """Return where conversions of host values put arrays in contexts that select devices, and what is checked there."""
+    mesh = jax.make_mesh((2,), ("x",))
+    found: list[Any] = []
+    for number in range(4):
+        with jax.default_device(jax.devices()[1]):
+            found.append([device.id for device in jnp.asarray(np.float32(number)).devices()])
+        with jax.set_mesh(mesh):
+            found.append(len(jnp.asarray(np.float32(number)).devices()))
+        with jax.debug_nans(True), contextlib.suppress(FloatingPointError):
+            found.append(jnp.asarray(np.float32(np.nan)).shape)
+        found.append(jax.vmap(lambda x: x + jnp.asarray(np.float32(1)))(np.arange(3.0)).tolist())
+    return found
+
+
+def in_other_places_with_slots() -> list[Any]:
+    table()
+    return in_other_places()
 
 
 def overwritten() -> list[float]:
@@ -184,6 +219,14 @@ def test_arguments_of_jit_are_made_of_slots(atoll_python: RemotePython) -> None:
     call = jax.jit(lambda x, y, z: (x * y + z, z, y))
     assert_same(results, [jax.device_get(call(jnp.arange(3.0), i, np.full(3, i, np.int16))) for i in range(10)])
     assert made >= 14, "two of three arguments are used"
+
+
+def test_host_values_that_are_converted_are_made_of_slots(atoll_python: RemotePython) -> None:
+    assert min(atoll_python.call(converted)) >= 7
+
+
+def test_host_values_are_converted_on_the_devices_that_stock_jax_chooses(atoll_python: RemotePython) -> None:
+    assert atoll_python.call(in_other_places_with_slots) == in_other_places()
 
 
 def test_contents_are_copied_before_device_put_returns(atoll_python: RemotePython) -> None:

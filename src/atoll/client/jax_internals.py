@@ -13,6 +13,8 @@ import jax
 import numpy as np
 from jax._src import api_util, core, dispatch, effects, source_info_util, traceback_util
 from jax._src import config as _config
+from jax._src import literals as _literals
+from jax._src import mesh as _mesh
 from jax._src import pjit as _pjit
 from jax._src import shard_map as _shard_map
 from jax._src.interpreters import ad, batching, mlir, pxla
@@ -78,6 +80,22 @@ def is_eager() -> bool:
 def type_settings() -> tuple[Any, ...]:
     """Return the settings of this thread on which the types of Python numbers depend."""
     return _config.enable_x64.value, _config.explicit_x64_dtypes.value
+
+
+_TYPED = (_literals.TypedNdArray, *_literals.typed_scalar_types)
+
+
+def type_of_literal(value: Any) -> Any:
+    """Return the type of a host value to which JAX has given one, or None for other values."""
+    return value.aval if type(value) in _TYPED else None
+
+
+def eager_device() -> Any:
+    """Return the device on which eager JAX makes arrays of host values now. None if a mesh or check applies to them."""
+    if _config.debug_nans.value or _config.debug_infs.value:
+        return None
+    meshes = _mesh.get_concrete_mesh(), _mesh.get_abstract_mesh(), _mesh.thread_resources.env.physical_mesh
+    return pxla.get_default_device() if all([mesh.empty for mesh in meshes]) else None
 
 
 def number_on(number: float, device: Any) -> Any:

@@ -359,6 +359,8 @@ def arguments_from_the_host(calls: Calls) -> None:
     sharded_here = [each for each, _, _ in calls.arguments("jax._src.interpreters.pxla.cc_shard_arg")]
     assert any(each is x for each in sharded_here)
     assert 2.0 in [each for each in sharded_here if each is not x]
+    assert jnp.asarray(x).tolist() == [0, 1, 2, 3]
+    assert any(np.array_equal(given, x) for (given,) in calls.arguments("jax._src.core.stage_p.impl"))
     marks = [object(), object()]
     given = data._replace(in_device_local_layouts=marks)
     assert given.in_device_local_layouts is marks

@@ -1,7 +1,9 @@
-"""Makes small host values that are arguments of `jax.jit` as `jax.device_put` makes small arrays.
+"""Makes small host values that are arguments of `jax.jit` or `jnp.asarray` as `jax.device_put` makes small arrays.
 
 For a function on one device, JAX's C++ sends such arguments itself, with jaxlib's client. It calls a Python function of
 JAX instead if the argument has a layout. The patch gives these arguments a layout that stands for none.
+
+`jnp.asarray` and `jnp.array` run a jitted function that returns its argument. The patch makes the result without it.
 """
 
 from __future__ import annotations
@@ -29,10 +31,15 @@ _FROM_HOST = _FromHost()
 
 
 def _is_small(argument: Any) -> bool:
-    """Return whether an argument is a small array of NumPy, or a number. JAX has subclasses with types of their own."""
+    """Return whether an argument is a small array of NumPy, or a number, or one to which JAX has given a type."""
     if type(argument) is np.ndarray or isinstance(argument, np.generic):
         return bool(argument.nbytes <= SLOT_BYTES)
-    return type(argument) in (bool, int, float, complex)
+    if type(argument) in (bool, int, float, complex):
+        return True
+    from atoll.client import jax_internals as internals
+
+    kind = internals.type_of_literal(argument)
+    return kind is not None and kind.size * kind.dtype.itemsize <= SLOT_BYTES
 
 
 def _marking(fastpath_data: Callable[..., Any]) -> Callable[..., Any]:
@@ -61,24 +68,48 @@ def _making(shard_arg: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any, An
             return shard_arg(x, sharding, layout)
         if not _is_small(x):
             return shard_arg(x, sharding, None)
-        is_array = isinstance(x, np.ndarray | np.generic)
-        kind: Any = (x.dtype, x.shape) if is_array else type(x)
-        aval = _type_of(kind, _type_settings())
-        try:
-            with np.errstate(over="ignore", invalid="ignore"):  # JAX has warned in the first call
-                value = x if is_array and x.dtype == aval.dtype else np.asarray(x, aval.dtype)
-        except OverflowError:  # the error of JAX names the type
-            return shard_arg(x, sharding, None)
-        array = made_of(aval, sharding, [value], sharding._device_assignment, True)
+        array = _made(x, sharding, committed=True)
         return shard_arg(x, sharding, None) if array is None else array
 
     return cc_shard_arg
 
 
-def _type_settings() -> Any:
+def _staging(stage: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def impl(x: Any) -> Any:
+        from atoll.client import jax_internals as internals
+
+        device = internals.eager_device() if _is_small(x) else None
+        array = None if device is None else _made(x, _sharding_on(device), committed=False)
+        return stage(x) if array is None else array
+
+    return impl
+
+
+def _made(x: Any, sharding: Any, committed: bool) -> Any:
+    """Return an array that is the small value `x` on each device, or None if JAX itself has to make it."""
     from atoll.client import jax_internals as internals
 
-    return internals.type_settings()
+    devices = sharding._device_assignment
+    if not is_atoll(devices[0].client):
+        return None
+    is_array = isinstance(x, np.ndarray | np.generic)
+    aval = internals.type_of_literal(x)
+    if aval is None:
+        kind: Any = (x.dtype, x.shape) if is_array else type(x)
+        aval = _type_of(kind, internals.type_settings())
+    try:
+        with np.errstate(over="ignore", invalid="ignore"):  # JAX has warned in the first call
+            value = np.asarray(x, aval.dtype)
+    except OverflowError:  # the error of JAX names the type
+        return None
+    return made_of(aval, sharding, [value], devices, committed)
+
+
+@functools.lru_cache(maxsize=_MOST_TYPES)
+def _sharding_on(device: Any) -> Any:
+    from jax.sharding import SingleDeviceSharding
+
+    return SingleDeviceSharding(device)
 
 
 @functools.lru_cache(maxsize=_MOST_TYPES)
@@ -91,7 +122,7 @@ def _type_of(kind: Any, settings: Any) -> Any:
 
 PATCH = Patch(
     name="arguments from the host",
-    enables="calls of `jax.jit` with small NumPy arrays or numbers without a round trip for each",
+    enables="calls of `jax.jit`, `jnp.asarray` and `jnp.array` with small NumPy arrays or numbers without a round trip",
     changes=(
         Replacement("jax._src.pjit", "_get_fastpath_data", _marking, ("executable", "out_tree", "args_flat")),
         Replacement(
@@ -101,5 +132,6 @@ PATCH = Patch(
             ("x", "sharding", "layout"),
             copies=("jax._src.interpreters.pxla",),
         ),
+        Replacement("jax._src.core:stage_p", "impl", _staging, ("x",)),
     ),
 )
