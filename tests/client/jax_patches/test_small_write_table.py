@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import _thread
+import functools
+import signal
 from types import SimpleNamespace
 from typing import Any
 
@@ -107,6 +110,22 @@ def test_contents_of_a_run_that_was_not_sent_leave_their_slot(
     assert table.start(X[1], DEVICES) == "results"
     assert [each.number for each in server.writings] == [0, 1], "the server may have counted the run"
     assert server.taken[-1] == X[1].tobytes()
+
+
+def test_contents_of_a_run_that_was_sent_when_the_user_interrupts_the_script_stay(
+    server: Server,
+) -> None:
+    # Python handles the signal when the C code that sends the run has returned.
+    send = functools.partial(next, map(_thread.interrupt_main, [signal.SIGINT]))
+    table = SmallWriteTable(lambda client, payload: SimpleNamespace(execute_sharded=send))
+    table.open(SlotWriter(server.slots.descriptor))
+    for _ in range(LEAST_WRITTEN):
+        table.start(X[0], DEVICES)
+    with pytest.raises(KeyboardInterrupt):
+        table.start(X[0], DEVICES)
+    assert server.slots.take(first_feed(0), 6) == X[0].tobytes()
+    table.start(X[1], DEVICES)
+    assert server.slots.take(first_feed(0) + 1, 6) == X[1].tobytes(), "the server has counted the first run"
 
 
 def test_types_beyond_the_most_executables_replace_no_other_type(server: Server, table: SmallWriteTable) -> None:

@@ -61,6 +61,7 @@ class NumberedRuns:
           JaxRuntimeError, ValueError: the server refuses the run, or `expected` the value, or no number is left.
         """
         number: int | None = None
+        sent: list[Any] = []
         with self._lock:  # the server counts the runs of an executable in the order in which they are sent
             try:
                 executable = self._executables.get(key)
@@ -71,9 +72,12 @@ class NumberedRuns:
                     executable = self._add(key, submit)
                     number = next(executable.numbers)
                 expected[number] = value
-                return number, executable.run(arguments)
-            except BaseException:  # the server may have received the run or not: its count may differ from now on
-                self._executables.pop(key, None)
+                sent.extend(map(executable.run, (arguments,)))  # C code, which no signal handler of Python interrupts
+                return number, sent.pop()
+            except BaseException:
+                if sent:  # the server takes the value, though the script has no results
+                    raise
+                self._executables.pop(key, None)  # the server may have counted the run or not
                 if number is not None:
                     expected.pop(number, None)  # another thread may have removed all values meanwhile
                 raise
