@@ -94,6 +94,7 @@ class Cluster:
         host: int = -1,
         token: str | None = None,
         run: NamedRun = UNNAMED,
+        process: str = "",
     ) -> int:
         """A connection that has said Hello, with the cluster's own token unless told otherwise."""
         number = self._next
@@ -111,6 +112,7 @@ class Cluster:
                 host,
                 incarnation=pid,
                 run=run,
+                process=process,
             ),
         )
         return number
@@ -118,9 +120,11 @@ class Cluster:
     def receive(self, connection: int, message: Any) -> None:
         self.event(e.Received(self.now, connection, message))
 
-    def join(self, host: int, address: str = "", pid: int = 0, max_in_flight: int = GANG_WINDOW) -> None:
+    def join(
+        self, host: int, address: str = "", pid: int = 0, max_in_flight: int = GANG_WINDOW, process: str = ""
+    ) -> None:
         """A host's worker joins."""
-        connection = self.connect("worker", pid or 1000 + host)
+        connection = self.connect("worker", pid or 1000 + host, process=process)
         self._names[connection] = ("host", host)
         self._hosts[host] = connection
         hello = ready(self.controller.resources.topology, host, address or f"unix:/data-{host}")

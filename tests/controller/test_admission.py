@@ -47,7 +47,7 @@ def hello(role: str = "operator", token: str = "", protocol: int = m.PROTOCOL) -
         (
             hello("king", "right"),
             Code.FAILED_PRECONDITION,
-            "unknown role 'king': expected worker, proxy",
+            "unknown role 'king': expected worker, relay, proxy",
         ),
     ],
 )

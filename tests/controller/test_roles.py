@@ -65,6 +65,9 @@ class Roles(Play):
     def host_that_joins(self) -> int:
         return self.connect("worker")
 
+    def relay(self) -> int:
+        return self.connect("relay", process=f"process {self._next}")
+
     def agent(self) -> int:
         return self.connect("agent", label="machine")
 
@@ -121,7 +124,12 @@ WORKER = {*get_args(m.FromWorker), *get_args(m.FromRelay)} - {m.WorkerReady}
 SPEAKERS: dict[Peer, dict[Speaker, set[type[Any]]]] = {
     Peer.USER: {Roles.users_command: COMMAND, Roles.users_program: PROGRAM},
     Peer.OPERATOR: {Roles.operators_command: COMMAND, Roles.operators_program: PROGRAM},
-    Peer.HOST: {Roles.host: WORKER, Roles.host_that_joins: {m.WorkerReady}, Roles.agent: {m.AgentSays}},
+    Peer.HOST: {
+        Roles.host: WORKER,
+        Roles.host_that_joins: {m.WorkerReady},
+        Roles.relay: set(get_args(m.FromProcessRelay)),
+        Roles.agent: {m.AgentSays},
+    },
     Peer.ENGINE: {Roles.engine_itself: set(get_args(m.FromEngine))},
 }
 EACH = [(peer, speaker) for peer, speakers in SPEAKERS.items() for speaker in speakers]

@@ -26,6 +26,7 @@ from atoll.protocol.messages.standby_messages import ToStandby
 UNIONS = {
     "ToController": m.ToController,
     "ToWorker": m.ToWorker,
+    "ToProcessRelay": m.ToProcessRelay,
     "ToProxy": m.ToProxy,
     "ToEngine": m.ToEngine,
     "ToOperator": m.ToOperator,

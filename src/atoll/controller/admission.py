@@ -108,6 +108,7 @@ class Admission:
         self._agent = PeerHandlers("agent", agents.received, self._expel, agents.lost)
         self._joining_worker = PeerHandlers("joining worker", self._worker_ready, self._refuse_with)
         self._worker = PeerHandlers("worker", self._from_worker, self._expel_worker, self._worker_disconnected)
+        self._relay = PeerHandlers("relay", self._from_relay, self._expel)
         self._waiting_proxy = PeerHandlers("waiting proxy", self._hello, self._refuse_with, self._proxy_gone)
         self._proxy = PeerHandlers("proxy", self._from_proxy, self._end_session, self._proxy_disconnected)
         self._by_name = {
@@ -120,12 +121,14 @@ class Admission:
                 self._agent,
                 self._joining_worker,
                 self._worker,
+                self._relay,
                 self._waiting_proxy,
                 self._proxy,
             )
         }
         self._roles = {
             "worker": self._hello_of_worker,
+            "relay": self._hello_of_relay,
             "proxy": self._hello_of_proxy,
             "engine": self._hello_of_engine,
             "spare engine": self._hello_of_spare_engine,
@@ -324,6 +327,16 @@ class Admission:
 
     def _hello_of_worker(self, peer: Peer, hello: m.Hello) -> None:
         peer.handlers = self._joining_worker
+
+    def _hello_of_relay(self, peer: Peer, hello: m.Hello) -> None:
+        if not hello.process or hello.process in self._connections.relays:
+            self._refuse(peer, Code.ALREADY_EXISTS, f"process {hello.process!r} cannot have one more relay")
+            return
+        self._name(peer, f"the relay of process {hello.pid}")
+        peer.handlers = self._relay
+        self._connections.relays[hello.process] = peer.connection
+        for host in sorted(self._connections.hosts):
+            self._relays.join_process(host)
 
     def _hello_of_proxy(self, peer: Peer, hello: m.Hello) -> None:
         self._name(peer, f"the proxy of {hello.label or hello.pid}")
@@ -524,6 +537,7 @@ class Admission:
         was_complete = resources.is_complete
         self._leases.renew(ready.host, event.seconds)
         self._hosts.join(ready, peer.hello)
+        self._relays.join_process(ready.host)
         self.introduce_hosts()
         if resources.is_complete and not was_complete:
             waiting, self._waiting = self._waiting, []
@@ -568,6 +582,10 @@ class Admission:
             self._hosts.handle(peer.number, event.message)
         except StatusError as error:
             self._expel_worker(peer, error.status)
+
+    def _from_relay(self, peer: Peer, event: Received) -> None:
+        assert isinstance(event.message, m.MembersDone | m.MemberFailed)  # the permission table allows nothing else
+        self._relays.handle(peer.connection, event.message)
 
     def _expel_worker(self, peer: Peer, status: Status) -> None:
         """Disconnect a worker that has sent a message that no worker of this version sends."""

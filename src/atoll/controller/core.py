@@ -551,6 +551,8 @@ class Controller:
         for host, connection in list(self.connections.hosts.items()):
             self._outbox.to_host(host, m.Stop())
             self._outbox.close(connection)
+        for connection in list(self.connections.relays.values()):
+            self._outbox.close(connection)
         self.agents.dismiss()
         self._outbox.add(End(self._outbox.cause))
 

@@ -62,12 +62,13 @@ class Peer:
 
 
 class Connections:
-    """The open connections, by number, and those of hosts, sessions and the engine."""
+    """The open connections, by number, and those of hosts, sessions, relays of processes, and the engine."""
 
     def __init__(self) -> None:
         self.peers: dict[int, Peer] = {}
         self.hosts: dict[int, int] = {}  # connections, by host
         self.sessions: dict[int, int] = {}  # connections, by session
+        self.relays: dict[str, int] = {}  # connections of relays, by the names of their processes
         self.engine: int | None = None
         self.spare_engine: int | None = None  # takes the role of the engine if that is lost
         self.away: set[int] = set()  # connections without a socket now
@@ -107,6 +108,8 @@ class Connections:
             del self.hosts[peer.number]
         if self.sessions.get(peer.number) == connection:
             del self.sessions[peer.number]
+        if peer.hello is not None and self.relays.get(peer.hello.process) == connection:
+            del self.relays[peer.hello.process]
         if self.engine == connection:
             self.engine = None
         if self.spare_engine == connection:

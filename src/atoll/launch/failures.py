@@ -73,12 +73,15 @@ class Failures:
 
         The other hosts may be on other islands.
         """
+        collectives = [each for each in self._launcher.in_flight.values() if each.run.spec.collective]
+        nodes = {each.node.number: each.node for each in collectives}
+        failed = {
+            number for number, node in nodes.items() if any(each.state is GangState.FAILED for each in node.gangs)
+        }
         return [
             gang
-            for gang in self._launcher.in_flight.values()
-            if gang.run.spec.collective
-            and gang.run.hosts_left
-            and (gang.run.failure is not None or any(each.state is GangState.FAILED for each in gang.node.gangs))
+            for gang in collectives
+            if gang.run.hosts_left and (gang.run.failure is not None or gang.node.number in failed)
         ]
 
     def fail_launches_of_island(self, island: int, status: Status) -> Survivors:

@@ -353,7 +353,7 @@ class PeerDump(Dump):
     leases: Ref[Leases] | None = None
 
 
-@dump_of(Connections, "connections", version=2)
+@dump_of(Connections, "connections", version=3)
 class ConnectionsDump(Dump):
     peers: dict[int, Ref[Peer]] = {}
     hosts: dict[int, int] = {}
@@ -361,17 +361,20 @@ class ConnectionsDump(Dump):
     engine: int | None = None
     away: set[int] = set()
     spare_engine: int | None = None
+    relays: dict[str, int] = {}
 
 
 def _relays(relays: dict[int, int]) -> RelayTable:
     made = RelayTable()
-    made._relays.update(relays)
+    for host, relay in relays.items():
+        made.form((host,), relay)
     return made
 
 
 def _update_relays(table: RelayTable, made: RelayTable) -> None:
     table._relays.clear()
     table._relays.update(made._relays)
+    table._in_processes = made._in_processes
     table._known.clear()
 
 

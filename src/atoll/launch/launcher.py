@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from atoll.cluster.resources import ResourceManager
 from atoll.errors import Code, Kind, Status
@@ -45,7 +45,7 @@ from atoll.state.gang_specs import GangSpec
 from atoll.state.gang_states import GangState, Reason
 from atoll.state.launch_states import LaunchState
 from atoll.state.offenses import TenantOffenses
-from atoll.state.programs import RegisteredProgram
+from atoll.state.programs import HostPlan, RegisteredProgram
 from atoll.state.quarantine import Quarantine
 from atoll.state.queued_nodes import Dropped, Gang, HostCallKind, QueuedNode
 from atoll.state.rates import TenantRates
@@ -56,6 +56,19 @@ from atoll.state.stepped_work import Remains
 GANG_WINDOW = 24
 # Buffers of a closed session that are released in one step of a flush.
 _ENTRIES_PER_STEP = 4
+
+
+class _NewestRun(NamedTuple):
+    """The message that starts a launch on a host. Hosts whose plans have the same arguments and results share it."""
+
+    launch: Launch
+    plan: HostPlan
+    segments: int
+    run: m.Run
+
+    def is_of(self, launch: Launch, plan: HostPlan, segments: int) -> bool:
+        same = self.plan is plan or (self.plan.arguments == plan.arguments and self.plan.results == plan.results)
+        return self.launch is launch and self.segments == segments and same
 
 
 class Launcher:
@@ -100,6 +113,8 @@ class Launcher:
         self.scheduler.use_memory(self.memory.reserve)
         self.in_flight: dict[int, Gang[GangRun]] = {}  # by sequence, in the order in which they were started
         self._left_out: set[int] = set()  # numbers of nodes with `GangRun.left_out`: see `note_left_out`
+        # While gangs are started on hosts whose processes have relays: the gangs of a node mostly send the same.
+        self._newest_run: _NewestRun | None = None
         self.charges = GangCharges(trace)
         self.remains = remains
         self._resources = resources
@@ -404,6 +419,7 @@ class Launcher:
                 touched.discard(island)
                 while (gang := scheduler.next(island)) is not None:
                     self._start(gang)
+        self._newest_run = None
 
     def _start(self, gang: Gang[GangRun]) -> None:
         run, launch = gang.run, gang.run.launch
@@ -453,6 +469,10 @@ class Launcher:
         for host in hosts:
             begun[host] = sequence
         for plan, some_hosts in launch.program.by_plan(hosts):
+            newest = self._newest_run
+            if newest is not None and newest.is_of(launch, plan, segments):
+                outbox.start(some_hosts, newest.run, sequence)
+                continue
             run = m.Run(
                 sequence,
                 launch.session,
@@ -465,7 +485,11 @@ class Launcher:
                 segments,
                 contents=launch.contents,
             )
-            outbox.to_hosts(some_hosts, run)
+            if outbox.has_processes:
+                self._newest_run = _NewestRun(launch, plan, segments, run)
+                outbox.start(some_hosts, run, sequence)
+            else:
+                outbox.to_hosts(some_hosts, run)
 
     # ---- gangs
 

@@ -5,7 +5,7 @@ Frees of buffers are collected and sent at the end, in one message per host. Mes
 the session are in flight, its credits wait until there are several: its proxy needs none while its window is not full.
 
 The hosts of a group get all messages except those in `DIRECT` through their relay: one message for all hosts of the
-group that get the same.
+group that get the same. See `protocol.forwarding`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from msgspec import structs
+
 from atoll.launch.connections import Connections
 from atoll.launch.launch_checks import LAUNCH_WINDOW
 from atoll.protocol import messages as m
 from atoll.protocol.actions import Action, AnyAction, Close, Send, SetPatience
-from atoll.protocol.forwarding import DIRECT, Forwarded, RelayTable, encode_forwards, is_only_for
+from atoll.protocol.forwarding import DIRECT, Forwarded, RelayTable, encode_forwards, is_only_for, process_relay
 
 # Credits that are returned to a session together. With more, its launches would arrive in bursts for which the
 # controller needs more time than hosts have work.
@@ -77,7 +79,7 @@ class Outbox:
         self._hosts = connections.hosts
         self._sessions = connections.sessions
         self._actions: list[AnyAction | Forwarded] = []
-        self._last: dict[int, int] = {}  # by host or relay: index of the last message to it or its group
+        self._last: dict[int, int] = {}  # by host or relay: index of the last message to it, or to its group
         self._frees = Frees()
         self._credits: dict[int, int] = {}  # to return, by session
         self._due: dict[int, None] = {}  # sessions whose credits are returned at the next flush
@@ -94,7 +96,22 @@ class Outbox:
         """Have the first of these hosts relay messages to the others, until one of them is forgotten."""
         for host in hosts:
             self.to_host(host, m.JoinGroup(hosts[0], hosts))
-        self._relays.form(hosts)
+        self._relays.form(hosts, hosts[0])
+
+    def join_process(self, host: int, incarnation: int, connection: int) -> None:
+        """Have the relay of the host's process, which has this connection, relay messages to the host."""
+        self.to_host(host, m.JoinGroup(m.PROCESS_RELAY, ()))
+        self.send(connection, m.AddMember(host, incarnation))
+        self._relays.form((host,), process_relay(connection))
+
+    def relay_of(self, host: int) -> int | None:
+        """Return the number of the relay of a host, or None: see `RelayTable`."""
+        return self._relays.of(host)
+
+    @property
+    def has_processes(self) -> bool:
+        """Whether some hosts receive messages through the relays of their processes."""
+        return self._relays.has_processes
 
     def to_host(self, host: int, message: Any) -> None:
         connection = self._hosts.get(host)
@@ -105,7 +122,7 @@ class Outbox:
             self._last[host] = len(self._actions)
             self._actions.append(Send(self.cause, connection, message))
             return
-        last = self._actions[self._last[relay]] if relay in self._last else None
+        last = self._actions[self._last[relay]] if relay >= 0 and relay in self._last else None
         if isinstance(last, Forwarded) and last.message is message:
             last.hosts += (host,)
         else:
@@ -118,16 +135,27 @@ class Outbox:
                 self.to_host(host, message)
             return
         for relay, some in self._relays.partition(hosts):
-            if relay >= 0:
+            if relay is not None:
                 self._forward(relay, some, message)
             else:
                 self.to_host(some[0], message)
+
+    def start(self, hosts: tuple[int, ...], run: m.Run, sequence: int) -> None:
+        """Start a run on several hosts under this number, which may differ from that of `run`.
+
+        The hosts of a process share a message if they start the same `run`.
+        """
+        for relay, some in self._relays.partition(hosts):
+            if relay is not None and relay < 0:
+                self._forward(relay, some, run, runs=(sequence,) * len(some))
+            else:
+                self.to_hosts(some, structs.replace(run, sequence=sequence))
 
     def to_hosts_in_pieces(self, hosts: tuple[int, ...], message: Any) -> None:
         """Send a large message to several hosts in pieces. Later messages to these hosts may overtake it."""
         for relay, some in self._relays.partition(hosts):
             connection = self._hosts.get(some[0])
-            if relay >= 0:
+            if relay is not None:
                 self._forward(relay, some, message, in_pieces=True)
             elif connection is not None:
                 self._last[some[0]] = len(self._actions)
@@ -138,25 +166,32 @@ class Outbox:
         units = ((sequence, segments),)
         message = None
         for relay, some in self._relays.partition(hosts):
-            index = self._last.get(relay if relay >= 0 else some[0])
+            index = self._last.get(some[0] if relay is None or relay < 0 else relay)
             last: Any = None if index is None else self._actions[index]
+            if relay is not None and relay < 0 and any([self._last.get(host) != index for host in some]):
+                last = None
             if last is not None and type(last.message) is m.Dispatch and last.message.run == run and index is not None:
                 together = m.Dispatch(session, run, last.message.units + units)
-                if relay < 0:
+                if relay is None:
                     self._actions[index] = Send(self.cause, last.connection, together)
                     continue
                 if last.hosts == some:
                     self._actions[index] = Forwarded(self.cause, relay, some, together)
                     continue
             message = message or m.Dispatch(session, run, units)
-            if relay >= 0:
+            if relay is not None:
                 self._forward(relay, some, message)
             else:
                 self.to_host(some[0], message)
 
-    def _forward(self, relay: int, hosts: tuple[int, ...], message: Any, in_pieces: bool = False) -> None:
-        self._last[relay] = len(self._actions)
-        self._actions.append(Forwarded(self.cause, relay, hosts, message, in_pieces))
+    def _forward(
+        self, relay: int, hosts: tuple[int, ...], message: Any, in_pieces: bool = False, runs: tuple[int, ...] = ()
+    ) -> None:
+        index = len(self._actions)
+        self._last[relay] = index
+        if relay < 0:
+            self._last.update(dict.fromkeys(hosts, index))
+        self._actions.append(Forwarded(self.cause, relay, hosts, message, in_pieces, runs))
         self._has_forwarded = True
 
     # ---- other peers

@@ -1,4 +1,8 @@
-"""Replaces messages for the hosts of a group by one message to the group's relay, which forwards it. Pure."""
+"""Replaces messages for the hosts of a group by one message to the group's relay, which forwards it. Pure.
+
+The relay of a group is one of its hosts. Several islands in one process share a relay with a separate connection. It
+also forwards the starts of gangs of one node, which have the same contents except for their numbers, as one message.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +23,25 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Forwarded:
-    """A queued message for hosts of one group."""
+    """A queued message for hosts of one group. The numbers of the message are relative to the `runs` of the hosts."""
 
-    __slots__ = ("cause", "hosts", "in_pieces", "message", "relay")
+    __slots__ = ("cause", "hosts", "in_pieces", "message", "relay", "runs")
 
-    def __init__(self, cause: int, relay: int, hosts: tuple[int, ...], message: Any, in_pieces: bool = False) -> None:
+    def __init__(
+        self,
+        cause: int,
+        relay: int,
+        hosts: tuple[int, ...],
+        message: Any,
+        in_pieces: bool = False,
+        runs: tuple[int, ...] = (),
+    ) -> None:
         self.cause = cause
         self.relay = relay
         self.hosts = hosts
         self.message = message
         self.in_pieces = in_pieces
+        self.runs = runs
 
 
 def is_only_for(action: AnyAction | Forwarded, host: int, connection: int) -> bool:
@@ -37,9 +50,16 @@ def is_only_for(action: AnyAction | Forwarded, host: int, connection: int) -> bo
     A message that a lost relay should forward counts as well, because the other hosts of its group are also lost.
     """
     if isinstance(action, Forwarded):
+        if action.runs:
+            action.runs = tuple(run for run, other in zip(action.runs, action.hosts, strict=True) if other != host)
         action.hosts = tuple(other for other in action.hosts if other != host)
         return action.relay == host or not action.hosts
     return type(action) is Send and action.connection == connection
+
+
+def process_relay(connection: int) -> int:
+    """Return the number of the relay of a process, by its connection. Relays that are hosts have their numbers."""
+    return -1 - connection
 
 
 class RelayTable:
@@ -47,33 +67,41 @@ class RelayTable:
 
     def __init__(self) -> None:
         self._relays: dict[int, int] = {}
-        self._known: dict[tuple[int, ...], list[tuple[int, tuple[int, ...]]]] = {}
+        self._known: dict[tuple[int, ...], list[tuple[int | None, tuple[int, ...]]]] = {}
         self.of = self._relays.get  # returns the relay of a host, or None
+        self._in_processes = 0  # number of hosts whose relay is that of their process
 
     @property
     def is_empty(self) -> bool:
         """Whether there are no groups."""
         return not self._relays
 
-    def form(self, hosts: tuple[int, ...]) -> None:
-        """Form a group. The first of the hosts is its relay."""
-        self._relays.update(dict.fromkeys(hosts, hosts[0]))
+    @property
+    def has_processes(self) -> bool:
+        """Whether some relays are those of processes."""
+        return self._in_processes > 0
+
+    def form(self, hosts: tuple[int, ...], relay: int) -> None:
+        """Add these hosts, which are in no group, to the group of the relay."""
+        self._relays.update(dict.fromkeys(hosts, relay))
+        self._in_processes += len(hosts) * (relay < 0)
         self._known.clear()
 
     def forget(self, host: int) -> None:
-        self._relays.pop(host, None)
+        self._in_processes -= self._relays.pop(host, 0) < 0
         self._known.clear()
 
-    def partition(self, hosts: tuple[int, ...]) -> list[tuple[int, tuple[int, ...]]]:
-        """Return the hosts by relay. A host without a relay is separate, with -1 as its relay."""
+    def partition(self, hosts: tuple[int, ...]) -> list[tuple[int | None, tuple[int, ...]]]:
+        """Return the hosts by relay. A host without a relay is separate, with None as its relay."""
         if not self._relays:
-            return [(-1, (host,)) for host in hosts]
+            return [(None, (host,)) for host in hosts]
         known = self._known.get(hosts)
         if known is None:
-            groups: dict[int, list[int]] = {}
+            groups: dict[tuple[int | None, int], list[int]] = {}
             for host in hosts:
-                groups.setdefault(self._relays.get(host, -1 - host), []).append(host)
-            known = [(max(relay, -1), tuple(some)) for relay, some in groups.items()]
+                relay = self._relays.get(host)
+                groups.setdefault((relay, host if relay is None else -1), []).append(host)
+            known = [(relay, tuple(some)) for (relay, _), some in groups.items()]
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
             self._known[hosts] = known
@@ -88,24 +116,80 @@ def encode_forwards(actions: Iterable[AnyAction | Forwarded], connections: Mappi
     found: list[AnyAction] = []
     message, content = None, b""
     units: tuple[int, ...] = ()
-    for each in actions:
+    for each in _joined(actions):
         if not isinstance(each, Forwarded):
             found.append(each)
             continue
         if each.message is not message:
             message = each.message
-            content, units = _encode(message), _units_of(message)
-        connection = connections.get(each.relay)
+            content, units = _encode(message), _units_of(message, bool(each.runs))
+        connection = connections.get(each.relay) if each.relay >= 0 else -1 - each.relay
         if connection is not None:  # otherwise, its island is about to be lost
-            forward = m.Forward(each.hosts, content, units, each.in_pieces)
+            forward = m.Forward(each.hosts, content, units, each.in_pieces, each.runs)
             found.append(Send(each.cause, connection, forward, each.in_pieces))
     return found
 
 
-def _units_of(message: Any) -> tuple[int, ...]:
-    """Return the dispatch units that a message starts."""
+class _Open:
+    """A message to the relay of a process, to which hosts may still be added. `place` is among all actions."""
+
+    __slots__ = ("forwarded", "hosts", "place", "runs")
+
+    def __init__(self, place: int, forwarded: Forwarded) -> None:
+        self.place = place
+        self.forwarded = forwarded
+        self.hosts: list[int] = []
+        self.runs: list[int] = []
+
+    def closed(self) -> Forwarded:
+        each = self.forwarded
+        return Forwarded(each.cause, each.relay, tuple(self.hosts), each.message, each.in_pieces, tuple(self.runs))
+
+
+def _joined(actions: Iterable[AnyAction | Forwarded]) -> list[AnyAction | Forwarded]:
+    """Return the actions, with equal messages for hosts of one process as one message.
+
+    A host is added to an earlier message only if nothing between the two is for this host, so its order is kept.
+    """
+    found: list[AnyAction | Forwarded] = []
+    opened: list[_Open] = []
+    newest: dict[tuple[int, Any], _Open] = {}  # by relay and message
+    last: dict[int, int] = {}  # place of the last message by host
+    for each in actions:
+        if not isinstance(each, Forwarded) or each.relay >= 0:
+            if type(each) is Send and type(each.message) is m.AddMember:
+                last[each.message.host] = len(found)  # the relay drops what it receives for the host before
+            found.append(each)
+            continue
+        if type(each.message) is m.Dispatch:
+            each = _relative(each)
+        message, hosts = each.message, each.hosts
+        key = each.relay, message if type(message) is m.Dispatch else id(message)
+        before = newest.get(key)
+        if before is None or any([last.get(host, -1) >= before.place for host in hosts]):
+            before = newest[key] = _Open(len(found), each)
+            opened.append(before)
+            found.append(each)
+        before.hosts += hosts
+        before.runs += each.runs
+        last.update(dict.fromkeys(hosts, before.place))
+    for before in opened:
+        found[before.place] = before.closed()
+    return found
+
+
+def _relative(dispatch: Forwarded) -> Forwarded:
+    """Return a queued `Dispatch` with numbers relative to its run, so that those of other runs may be equal."""
+    message, hosts = dispatch.message, dispatch.hosts
+    units = tuple([(sequence - message.run, segments) for sequence, segments in message.units])
+    relative = m.Dispatch(message.session, 0, units)
+    return Forwarded(dispatch.cause, dispatch.relay, hosts, relative, runs=(message.run,) * len(hosts))
+
+
+def _units_of(message: Any, is_relative: bool) -> tuple[int, ...]:
+    """Return the dispatch units that a message starts, without delegated runs, whose hosts report their progress."""
     if type(message) is m.Run:
-        return (message.sequence,)
+        return () if message.ahead else (0,) if is_relative else (message.sequence,)
     if type(message) is m.Dispatch:
         return tuple(sequence for sequence, _ in message.units)
     return ()

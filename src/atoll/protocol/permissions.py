@@ -63,6 +63,7 @@ for _messages, _peers in (
     (m.FromProxy, _CLIENT),
     (m.FromWorker, _HOST),
     (m.FromRelay, _HOST),
+    (m.FromProcessRelay, _HOST),
     (m.AgentSays, _HOST),
     (m.FromEngine, _ENGINE),
 ):
@@ -78,6 +79,7 @@ ROLES: dict[str, frozenset[type[Any]]] = {
     "waiting proxy": frozenset(),
     "worker": frozenset((*get_args(m.FromWorker), *get_args(m.FromRelay))) - {m.WorkerReady},
     "joining worker": frozenset((m.WorkerReady,)),
+    "relay": frozenset(get_args(m.FromProcessRelay)),
     "agent": frozenset((m.AgentSays,)),
     "engine": frozenset(get_args(m.FromEngine)),
     "spare engine": frozenset(),
@@ -87,6 +89,7 @@ _NAMES = {"agent": "a host agent", "engine": "an engine", "spare engine": "a spa
 _PEERS = {
     "worker": (Peer.HOST,),
     "joining worker": (Peer.HOST,),
+    "relay": (Peer.HOST,),
     "agent": (Peer.HOST,),
     "engine": (Peer.ENGINE,),
     "spare engine": (Peer.ENGINE,),

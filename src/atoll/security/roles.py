@@ -22,7 +22,7 @@ JOINING = (Role.HOST, Role.CLIENT)  # each of these roles has a token
 _SAYS = {
     Role.CONTROLLER: frozenset[str](),
     Role.ENGINE: frozenset({"engine", "spare engine", "standby"}),
-    Role.HOST: frozenset({"worker", "agent"}),
+    Role.HOST: frozenset({"worker", "relay", "agent"}),
     Role.CLIENT: frozenset({"proxy", "operator"}),
 }
 

@@ -41,21 +41,39 @@ def decoded(content: Any) -> m.InGroup:
     return message
 
 
+class Ends(Protocol):
+    """Takes the ends of dispatch units on hosts of a group, from any thread."""
+
+    def ended(self, host: int, runs: tuple[tuple[int, int, int], ...]) -> None:
+        """Take units that have ended on a host, as in `Done`."""
+
+    def failed(self, failure: m.MemberFailed) -> None:
+        """Take the failure of a unit on a host."""
+
+
 class HostGroup:
     """This host's membership in its group. Safe to use from any thread.
 
     `handle(message)` handles the messages for this host, and returns whether more may follow. `send` sends to another
-    host of the group, and `to_controller` to the controller.
+    host of the group, and `to_controller` to the controller. `process` takes the ends if the host's process has a
+    relay.
     """
 
     def __init__(
-        self, host: int, handle: Callable[[Any], bool], send: SendToHost, to_controller: Callable[..., None]
+        self,
+        host: int,
+        handle: Callable[[Any], bool],
+        send: SendToHost,
+        to_controller: Callable[..., None],
+        process: Ends | None = None,
     ) -> None:
         self._host = host
         self._handle = handle
         self._send_to = send
         self._to_controller = to_controller
         self._relay_host: int | None = None
+        self._process = process
+        self._ends: Ends | None = None  # takes the ends of this host's units, once it has a relay
         self._lock = threading.Lock()  # guards `_early`; held while its messages are handled
         self._early: list[Any] | None = []  # messages that arrived before the host joined the group
         self._has_joined = False  # and has handled the early messages
@@ -102,31 +120,31 @@ class HostGroup:
     def _join(self, message: m.JoinGroup) -> None:
         with self._lock:
             self._relay_host = message.relay
+            self._ends = self._ends_to(message.relay)
             early, self._early = self._early or [], None
             for each in early:
                 self._handle(each)
             self._has_joined = True
 
+    def _ends_to(self, relay: int) -> Ends:
+        if relay == m.PROCESS_RELAY:
+            assert self._process is not None
+            return self._process
+        return self._relay if relay == self._host else _EndsToHost(relay, self._send_to)
+
     # ---- sending
 
     def report(self, *messages: Any) -> None:
         """Send messages to the controller. If there is a relay, ends of dispatch units are sent through it."""
-        relay = self._relay_host
-        if relay is None:
+        ends = self._ends
+        if ends is None:
             self._to_controller(*messages)
             return
         for message in messages:
             if type(message) is m.Done:
-                if relay == self._host:
-                    self._relay.ended(relay, message.runs)
-                else:
-                    self._send_to(relay, _encode(m.MemberDone(self._host, message.runs)))
+                ends.ended(self._host, message.runs)
             elif type(message) is m.Failed:
-                failure = m.MemberFailed(self._host, message.sequence, message.status)
-                if relay == self._host:
-                    self._relay.failed(failure)
-                else:
-                    self._send_to(relay, _encode(failure))
+                ends.failed(m.MemberFailed(self._host, message.sequence, message.status))
             else:
                 self._to_controller(message)
 
@@ -137,6 +155,20 @@ class HostGroup:
             self._send_to(host, content, True)
         else:
             self._send_to(host, content)
+
+
+class _EndsToHost:
+    """Sends ends to the relay of the group, which is another host."""
+
+    def __init__(self, relay: int, send: SendToHost) -> None:
+        self._relay = relay
+        self._send = send
+
+    def ended(self, host: int, runs: tuple[tuple[int, int, int], ...]) -> None:
+        self._send(self._relay, _encode(m.MemberDone(host, runs)))
+
+    def failed(self, failure: m.MemberFailed) -> None:
+        self._send(self._relay, _encode(failure))
 
 
 @dataclass(slots=True)

@@ -232,11 +232,22 @@ def introduction(
     incarnation: int = 0,
     token: str = "",
     sandbox: Mechanisms | None = None,
+    process: str = "",
 ) -> tuple[m.Hello, m.WorkerReady]:
-    """Return the first messages of a worker."""
+    """Return the first messages of a worker. `process` is the name of its process if that has a relay."""
     pid = os.getpid()
     return (
-        m.Hello(m.PROTOCOL, "worker", token, pid, __version__, host=host, incarnation=incarnation, resumes=True),
+        m.Hello(
+            m.PROTOCOL,
+            "worker",
+            token,
+            pid,
+            __version__,
+            host=host,
+            incarnation=incarnation,
+            resumes=True,
+            process=process,
+        ),
         m.WorkerReady(
             island,
             host,

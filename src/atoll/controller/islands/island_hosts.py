@@ -12,6 +12,7 @@ from atoll.controller.state import ClusterState
 from atoll.launch.launcher import Launcher
 from atoll.launch.registry import ProgramRegistry
 from atoll.protocol import messages as m
+from atoll.protocol.forwarding import process_relay
 from atoll.state.memory_ledger import MemoryLedger
 from atoll.state.session import Session
 from atoll.telemetry.trace_requests import Tracing
@@ -127,6 +128,9 @@ class Relays:
     """Forms groups of `size` hosts, each with a relay, and handles the relays' reports. 0: no groups.
 
     A group belongs to one incarnation of its island. All hosts of an island end with it, so groups never change.
+
+    A process of several islands has a relay beside its hosts, which forwards messages to all of them. It ends
+    only with the process. The islands join and leave one by one, and form no other groups.
     """
 
     def __init__(self, state: ClusterState, launcher: Launcher, size: int) -> None:
@@ -136,19 +140,42 @@ class Relays:
         self._launcher = launcher
         self._size = size
         self._islands: set[int] = set()  # islands with groups
+        self._connections = state.connections
         self.handlers: dict[type[Any], Any] = {
             m.Gathered: self._gathered,
             m.MemberFailed: self._failed,
             m.LinkLost: self._link_lost,
         }
 
+    def join_process(self, host: int) -> None:
+        """Add a host to the group of its process, if this process has a relay and the host is new there."""
+        connections = self._connections
+        peer = connections.peers[connections.hosts[host]]
+        relay = None if peer.hello is None else connections.relays.get(peer.hello.process)
+        if peer.hello is not None and relay is not None and self._outbox.relay_of(host) is None:
+            self._outbox.join_process(host, peer.hello.incarnation, relay)
+
+    def handle(self, connection: int, message: m.MembersDone | m.MemberFailed) -> None:
+        """Handle the report of a relay of a process, with this connection. Ignore hosts that it has no more."""
+        relay, of = process_relay(connection), self._outbox.relay_of
+        if isinstance(message, m.MemberFailed):
+            if of(message.host) == relay:
+                self._failed(message.host, message)
+            return
+        ended, times = self._launcher.parts_ended, message.times
+        for i, (host, sequence) in enumerate(zip(message.hosts, message.sequences, strict=True)):
+            if of(host) == relay:
+                ended((host,), sequence, times[2 * i : 2 * i + 2])
+
     def form(self) -> None:
         """Form the groups of islands whose hosts have all joined and know each other."""
         for island, record in self._resources.islands.items():
             if record.works and island not in self._islands and self._resources.has_all_hosts(island):
                 self._islands.add(island)
-                for hosts in relay_groups(self._resources.hosts_of(island), self._size):
-                    self._outbox.form_group(hosts)
+                hosts = self._resources.hosts_of(island)
+                if self._outbox.relay_of(hosts[0]) is None:
+                    for group in relay_groups(hosts, self._size):
+                        self._outbox.form_group(group)
 
     def forget_groups(self, lost: IslandFailed) -> None:
         self._islands.discard(lost.island)

@@ -120,6 +120,13 @@ def gathered(message: m.Gathered, topology: Topology) -> None:
                 raise violation(message, "units.hosts", host, f"hosts of {topology}")
 
 
+def members_done(message: m.MembersDone, topology: Topology) -> None:
+    if len(message.sequences) != len(message.hosts):
+        raise violation(message, "sequences", f"{len(message.sequences)} numbers", f"{len(message.hosts)}")
+    if len(message.times) != 2 * len(message.hosts):
+        raise violation(message, "times", f"{len(message.times)} times", f"{2 * len(message.hosts)}")
+
+
 def world_served(message: m.WorldServed, topology: Topology) -> None:
     check_number(message, "world")
     check_text(message, "address", _MAX_NAME)
@@ -147,6 +154,7 @@ HOSTS: Mapping[type[Any], _Validator] = {
     m.SendSpilledFailed: _field(check_status, "status", is_error=True),
     m.RunProgress: run_progress,
     m.Gathered: gathered,
+    m.MembersDone: members_done,
     m.MemberFailed: _failure_of_host,
     m.StoresReported: _field(check_number, "check"),
     m.WorkerEnded: _host,

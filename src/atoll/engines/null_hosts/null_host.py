@@ -28,7 +28,7 @@ from atoll.worker.delegated_run_dispatcher import DelegatedRunDispatcher, Delega
 from atoll.worker.dispatch_unit import DispatchUnit
 from atoll.worker.executor_thread import Units
 from atoll.worker.host_functions import Functions
-from atoll.worker.host_group import HostGroup, SendToHost
+from atoll.worker.host_group import Ends, HostGroup, SendToHost
 from atoll.worker.host_network import SendPort, send_to_host
 from atoll.worker.message_handler import MessageHandler
 from atoll.worker.plan_executor import PlanExecutor
@@ -101,6 +101,7 @@ class NullHost:
         report: Sends messages to the controller, from any thread.
         call_soon: Schedules a call on the thread of `handle`, from any thread.
         send: Sends to another host of the group; see `HostGroup`.
+        process: The relay of this process, if it has one.
         dispatch_soon: Schedules the start of the next segment of a delegated run; `call_soon` by default.
     """
 
@@ -120,8 +121,9 @@ class NullHost:
         readers: ReadThreads,
         send: SendToHost,
         dispatch_soon: Callable[[Callable[[], None]], None] | None = None,
+        process: Ends | None = None,
     ) -> None:
-        self.group = HostGroup(host, self._handle, send, report)
+        self.group = HostGroup(host, self._handle, send, report, process)
         report = self.group.report
 
         def now() -> int:

@@ -6,12 +6,14 @@ import asyncio
 import logging
 import os
 import resource
+import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from atoll._version import __version__
 from atoll.cluster.processes.bugs import BugTrap
 from atoll.cluster.processes.leases import LAPSED_STATUS
 from atoll.cluster.processes.lifeline import Lease
@@ -26,10 +28,11 @@ from atoll.retries import Retry
 from atoll.security.access import identity_for, token_for
 from atoll.security.roles import Role
 from atoll.transfers.inbox import Inbox
-from atoll.wire.address import check_may_listen, parse_address
+from atoll.wire.address import Address, check_may_listen, parse_address
 from atoll.wire.resumption.dialed_connection import DialedConnection, dial
 from atoll.wire.tls.identity import Identity
 from atoll.worker.host_group import decoded
+from atoll.worker.process_relay import ProcessRelay
 from atoll.worker.read_threads import ReadThreads
 from atoll.worker.worker_main import CONNECT_SECONDS, RETRY_SECONDS, advertised, introduction
 from atoll.worker.worker_options import IslandOptions
@@ -46,6 +49,68 @@ def raise_limits() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
+class IslandsRelay:
+    """The connection of a process of several islands through which the controller starts gangs on their hosts.
+
+    The process should end when it is lost: `on_lost` is called.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, bugs: BugTrap, on_lost: Callable[[], None]) -> None:
+        self.process = secrets.token_hex(16)
+        self.relay = ProcessRelay(self._report, loop.call_later)
+        self._loop = loop
+        self._bugs = bugs
+        self._thread = threading.get_ident()
+        self._on_lost = on_lost
+        self._connection: DialedConnection | None = None
+
+    async def open(self, controller: Address, identity: Identity | None) -> None:
+        """Connect to the controller unless that has been done. Raise ConnectError if it does not listen in time."""
+        if self._connection is not None:
+            return
+        self._connection = await _dial(controller, m.ToProcessRelay, self._handle, lambda _: self._on_lost(), identity)
+        token, pid = token_for(controller, Role.HOST), os.getpid()
+        self._report(m.Hello(m.PROTOCOL, "relay", token, pid, __version__, resumes=True, process=self.process))
+
+    def _handle(self, message: Any) -> None:
+        try:
+            self.relay.handle(message)
+        except Exception as error:  # ends the process, since all hosts share state
+            self._bugs.end(error)
+            raise
+
+    def _report(self, *messages: Any) -> None:
+        assert self._connection is not None
+        for message in messages:
+            self._connection.send(message)
+
+    # ---- ends of units, from any thread
+
+    def ended(self, host: int, runs: tuple[tuple[int, int, int], ...]) -> None:
+        self._call(partial(self.relay.ended, host, runs))
+
+    def failed(self, failure: m.MemberFailed) -> None:
+        self._call(partial(self.relay.failed, failure))
+
+    def _call(self, call: Callable[[], None]) -> None:
+        if threading.get_ident() == self._thread:
+            call()
+        else:
+            self._loop.call_soon_threadsafe(call)
+
+
+async def _dial(
+    controller: Address,
+    messages: Any,
+    handle: Callable[[Any], None],
+    on_lost: Callable[[str], None],
+    identity: Identity | None,
+) -> DialedConnection:
+    """Connect to the controller. Retry for CONNECT_SECONDS, since it may still be starting."""
+    reach = partial(dial, controller, messages, handle, on_lost, name="the controller", identity=identity)
+    return await Retry(RETRY_SECONDS, patience=CONNECT_SECONDS).call_async(reach, ConnectError, unless=AccessError)
+
+
 @dataclass(frozen=True)
 class NullProcess:
     """The common state of the islands of a process. Open it on the event loop."""
@@ -55,13 +120,16 @@ class NullProcess:
     clock: FineClock
     readers: ReadThreads
     model: NullModel
+    relay: IslandsRelay | None = None  # of a process of several islands
 
     @classmethod
-    def open(cls, name: str) -> NullProcess:
+    def open(cls, name: str, on_relay_lost: Callable[[], None] | None = None) -> NullProcess:
+        """Return the state of this process. It has a relay if `on_relay_lost` is given."""
         loop, bugs = asyncio.get_running_loop(), BugTrap(name)
         bugs.watch_threads()
         bugs.watch_loop(loop)
-        return cls(bugs, loop, FineClock(loop), ReadThreads(), chosen_model())
+        relay = None if on_relay_lost is None else IslandsRelay(loop, bugs, on_relay_lost)
+        return cls(bugs, loop, FineClock(loop), ReadThreads(), chosen_model(), relay)
 
 
 class NullIsland:
@@ -91,6 +159,8 @@ class NullIsland:
         self._identity = await asyncio.to_thread(
             identity_for, parse_address(options.controller), Role.HOST, hosts_of(options), CONNECT_SECONDS
         )
+        if self._process.relay is not None:
+            await self._process.relay.open(parse_address(options.controller), self._identity)
         for rank in range(options.hosts):
             await self._start_host(rank)
 
@@ -99,13 +169,15 @@ class NullIsland:
         self._is_closed = True
         for connection in self._connections:
             connection.close()
-        for host in self._hosts.values():
+        for number, host in self._hosts.items():
             host.port.close()
+            if self._process.relay is not None:
+                self._process.relay.relay.host_ended(number, host.group)
         self._connections.clear()
         self._hosts.clear()
 
     async def _start_host(self, rank: int) -> None:
-        options = self._options
+        options, relay = self._options, self._process.relay
         number = options.first + rank
         host: NullHost | None = None
 
@@ -119,7 +191,9 @@ class NullIsland:
             if not continues:
                 self._stop.set()
 
-        connection = await self._connect(handle)
+        connection = await _dial(
+            parse_address(options.controller), m.ToWorker, handle, lambda _: self._stop.set(), self._identity
+        )
         self._connections.append(connection)
         address = parse_address(options.data_address.format(host=number))
         token = token_for(parse_address(options.controller), Role.HOST)
@@ -138,25 +212,16 @@ class NullIsland:
             self._call_soon,
             self._process.readers,
             self._send,
+            process=relay,
         )
         self._hosts[number] = host
-        where = advertised(host.port.address, options.advertise)
-        for message in introduction(options.island, number, host.backend, where, options.incarnation, token):
+        if relay is not None:
+            relay.relay.host_started(number, options.incarnation, host.group)
+        where, process = advertised(host.port.address, options.advertise), "" if relay is None else relay.process
+        for message in introduction(
+            options.island, number, host.backend, where, options.incarnation, token, process=process
+        ):
             connection.send(message)
-
-    async def _connect(self, handle: Callable[[Any], None]) -> DialedConnection:
-        """Connect to the controller. Retry for CONNECT_SECONDS, since it may still be starting."""
-        reach = partial(
-            dial,
-            parse_address(self._options.controller),
-            m.ToWorker,
-            handle,
-            lambda _: self._stop.set(),
-            name="the controller",
-            identity=self._identity,
-        )
-        retry = Retry(RETRY_SECONDS, patience=CONNECT_SECONDS)
-        return await retry.call_async(reach, ConnectError, unless=AccessError)
 
     def _send(self, host: int, content: bytes, in_pieces: bool = False) -> None:
         """Deliver a message between hosts of a group, which are all in this process. Decode repeated content once."""

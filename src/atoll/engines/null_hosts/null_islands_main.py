@@ -76,7 +76,7 @@ class NullIslands:
 async def serve(options: SharedOptions, signs: StartupHeartbeat, stop: asyncio.Event) -> None:
     engine = socket.socket(fileno=options.descriptor)
     engine.set_inheritable(False)
-    NullIslands(engine, NullProcess.open("a process of null islands"), stop)
+    NullIslands(engine, NullProcess.open("a process of null islands", stop.set), stop)
     signs.ready()
     freeze_gc()
     await stop.wait()

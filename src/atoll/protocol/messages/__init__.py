@@ -5,6 +5,7 @@ namespace of numbers: a worker and the controller identify a buffer by (session,
 
     peer      to the controller                       from the controller
     worker    Hello, then FromWorker and FromRelay    ToWorker
+    relay     Hello, then FromProcessRelay            ToProcessRelay
     proxy     Hello, then FromProxy                   ToProxy
     engine    Hello, then FromEngine                  ToEngine
     agent     Hello, then AgentSays                   TellAgent
@@ -30,6 +31,7 @@ from atoll.protocol.messages.proxy_messages import FromProxy
 from atoll.protocol.messages.standby_messages import *  # noqa: F403
 from atoll.protocol.messages.worker_messages import *  # noqa: F403
 from atoll.protocol.messages.worker_messages import (
+    FromProcessRelay,
     FromRelay,
     FromWorker,
     MemberDone,
@@ -40,4 +42,4 @@ from atoll.protocol.messages.worker_messages import (
 
 # Messages between the hosts of a group: messages of the controller from the relay, and results to the relay.
 InGroup = ToWorker | MemberDone | MemberFailed | RelayedPiece
-ToController = Hello | FromWorker | FromRelay | FromProxy | FromEngine | FromOperator | AgentSays
+ToController = Hello | FromWorker | FromRelay | FromProcessRelay | FromProxy | FromEngine | FromOperator | AgentSays

@@ -22,7 +22,7 @@ class Hello(Message, frozen=True, tag=1):
     """The first message on any connection to the controller."""
 
     protocol: int
-    role: str  # "proxy", "worker", "engine", "spare engine", "agent", "operator" or "standby"
+    role: str  # "proxy", "worker", "relay", "engine", "spare engine", "agent", "operator" or "standby"
     token: str
     pid: int
     version: str
@@ -33,6 +33,7 @@ class Hello(Message, frozen=True, tag=1):
     platform: str = ""  # of the devices for a proxy's session; "": the platform of the first island
     resumes: bool = False  # whether the peer can resume the connection on another socket: see `wire.resumption`
     run: NamedRun = UNNAMED  # of a proxy's session
+    process: str = ""  # of a relay, and of the workers of its process: a name that no other process has
 
 
 class Refused(Message, frozen=True, tag=2):

@@ -431,11 +431,16 @@ class Stop(Message, frozen=True, tag=31):
 # ---- controller -> worker, for groups of hosts
 
 
+# In place of the number of a host: see `JoinGroup`.
+PROCESS_RELAY = -1
+
+
 class JoinGroup(Message, frozen=True, tag=36):
     """Join the group of `hosts`, whose host `relay` forwards the controller's messages from now on.
 
-    Ping and Stop still arrive directly. A host holds messages from the relay until it has received JoinGroup, so that
-    it handles all messages in the order in which the controller sent them.
+    If `relay` is `PROCESS_RELAY`, the relay of the host's process does so. Ping and Stop still arrive directly. A host
+    holds messages from the relay until it has received JoinGroup, so that it handles all messages in the order in which
+    the controller sent them.
     """
 
     relay: int
@@ -445,13 +450,26 @@ class JoinGroup(Message, frozen=True, tag=36):
 class Forward(Message, frozen=True, tag=37):
     """Forward an encoded message to these hosts of the relay's group. It starts the dispatch units `units`.
 
-    With `in_pieces`, messages that are forwarded later may overtake it.
+    With `in_pieces`, messages that are forwarded later may overtake it. Only the relays of processes receive messages
+    with `runs`: the message is a Run or a Dispatch, and `runs` has the sequence number of the run on each host. The
+    units of the Dispatch, and `units`, are relative to this number.
     """
 
     hosts: tuple[int, ...]
     content: bytes
     units: tuple[int, ...] = ()
     in_pieces: bool = False
+    runs: tuple[int, ...] = ()
+
+
+# ---- controller -> relay of a process
+
+
+class AddMember(Message, frozen=True, tag=193):
+    """Forward messages to a host of this process from now on, if it has this incarnation of the host's island."""
+
+    host: int
+    incarnation: int
 
 
 # ---- relay -> controller
@@ -469,6 +487,17 @@ class Gathered(Message, frozen=True, tag=18):
     """Report dispatch units that have ended on hosts of the group."""
 
     units: tuple[GroupEnds, ...]
+
+
+class MembersDone(Message, frozen=True, tag=194):
+    """Report dispatch units that have ended on hosts of a process, as a relay of the process does.
+
+    Unit `sequences[i]` has ended on `hosts[i]`. `times` has its start and its end there, as in `Done`.
+    """
+
+    hosts: tuple[int, ...]
+    sequences: tuple[int, ...]
+    times: tuple[int, ...]
 
 
 class LinkLost(Message, frozen=True, tag=39):
@@ -574,6 +603,7 @@ class DropSpilled(Message, frozen=True, tag=164):
 
 
 FromRelay = Gathered | LinkLost | MemberFailed
+FromProcessRelay = MembersDone | MemberFailed
 FromWorker = (
     WorkerReady
     | Compiled
@@ -630,3 +660,4 @@ ToWorker = (
     | ReportStores
     | Stop
 )
+ToProcessRelay = Refused | AddMember | Forward
