@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any
 
 import msgspec
 import pytest
 
+from atoll.controller.sessions.array_copies import _MOST_LOOKED
 from atoll.errors import Code
 from atoll.ir.program import Mapping, Rearrange, single
 from atoll.ir.types import Sharding
@@ -410,6 +412,7 @@ class Crowded(Copying):
     def __init__(self, topology: str = "8x1x2", memory: int = 4) -> None:
         super().__init__(topology, device_memory=10_000)
         self.lowered = 0
+        self.memory = memory  # that is free on each device of the other islands
         copies = self.controller.published.copies
         ledger, make = self.controller.launcher.memory.ledger, copies._internal.make
         free = ledger.free
@@ -419,7 +422,7 @@ class Crowded(Copying):
             return make(*arguments)
 
         copies._internal.make = count
-        ledger.free = lambda device: memory if device[0] else free(device)
+        ledger.free = lambda device: self.memory if device[0] else free(device)
 
     def pass_seconds(self, seconds: float) -> bool:
         """Time passes; whether the version was examined."""
@@ -459,6 +462,33 @@ def test_the_time_between_attempts_to_make_a_copy_doubles_until_an_island_is_rea
     play.join_again(7)
     assert play.pass_seconds(1.0)
     assert play.pass_seconds(11.0)
+
+
+def test_freed_memory_starts_the_next_attempt_to_make_a_copy() -> None:
+    play = Crowded()
+    play.replicate()
+    for seconds in (11.0, 21.0, 41.0):
+        assert play.pass_seconds(seconds)
+    assert not play.pass_seconds(1.0)
+    play.memory = 8
+    assert play.pass_seconds(1.0)
+    assert play.lowered == 1
+
+
+def test_each_second_few_versions_are_looked_at_for_freed_memory_and_all_in_turn() -> None:
+    play = Crowded()
+    play.replicate()
+    copies = play.controller.published.copies
+    assert set(copies._awaited[play.version.key].values()) == {8}
+    others = [("trainer", "other", number) for number in range(3 * _MOST_LOOKED)]
+    copies._retries.update(dict.fromkeys(others, math.inf))
+    copies._awaited.update({key: {(1, 0): 8} for key in others})
+    play.memory = 8
+    for seconds in range(1, 5):
+        play.tick(play.now + 1.0)
+        left = sum(key in copies._awaited for key in others)
+        assert left >= len(others) - seconds * _MOST_LOOKED
+    assert not copies._awaited
 
 
 def test_arrays_on_many_islands_are_examined_in_several_steps() -> None:

@@ -13,7 +13,7 @@ import atoll.launch.launch_dumps
 import atoll.migration.migration_dumps
 import atoll.telemetry.telemetry_dumps  # noqa: F401
 from atoll._version import __version__
-from atoll.cluster.locations import DeviceLocation
+from atoll.cluster.locations import DeviceLocation, HostDevice
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.slice_placement import IslandDevices
 from atoll.controller.admission import Admission
@@ -203,7 +203,7 @@ class CopyRunDump(Dump):
     following: int = 0
 
 
-@dump_of(ArrayCopies, "array copies", version=3)
+@dump_of(ArrayCopies, "array copies", version=4)
 class ArrayCopiesDump(Dump):
     due: dict[tuple[str, str, int], int] = {}
     leaving: set[int] = set()
@@ -211,6 +211,7 @@ class ArrayCopiesDump(Dump):
     _runs: dict[tuple[str, str, int], Ref[CopyRun]] = {}
     _retries: dict[tuple[str, str, int], float] = {}
     _delays: dict[tuple[str, str, int], float] = {}
+    _awaited: dict[tuple[str, str, int], dict[HostDevice, int]] = {}
 
 
 @dump_of(TransferTree, "transfer tree")

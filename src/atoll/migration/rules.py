@@ -100,16 +100,20 @@ def check_memory(session: Session, programs: Iterable[int], ledger: MemoryLedger
     wanted = total(requirements)
     lacking = ledger.lacking(wanted)
     if lacking is not None:
-        raise lacks_memory(lacking, dict(wanted)[lacking], ledger)
+        raise MemoryLackedError(lacking, dict(wanted)[lacking], ledger)
 
 
-def lacks_memory(device: HostDevice, nbytes: int, ledger: MemoryLedger) -> StatusError:
-    """Return the error for copies that need more bytes of a device than are free."""
-    return StatusError(
-        Code.RESOURCE_EXHAUSTED,
-        f"its arrays need {human_bytes(nbytes)} on device {device[1]} of host {device[0]}, "
-        f"where only {human_bytes(max(0, ledger.free(device)))} are free",
-    )
+class MemoryLackedError(StatusError):
+    """The error for copies that need more bytes of a device than are free there."""
+
+    def __init__(self, device: HostDevice, nbytes: int, ledger: MemoryLedger) -> None:
+        super().__init__(
+            Code.RESOURCE_EXHAUSTED,
+            f"its arrays need {human_bytes(nbytes)} on device {device[1]} of host {device[0]}, "
+            f"where only {human_bytes(max(0, ledger.free(device)))} are free",
+        )
+        self.device = device
+        self.nbytes = nbytes
 
 
 def _check_together(what: str, devices: Iterable[int], changes: Changes, after: Mapping[int, DeviceLocation]) -> None:

@@ -2,8 +2,8 @@
 
 A version needs copies if its publisher asked for replicas, or if one of its islands is being drained. The vault
 launches transfers that make them, at most `MOST_READ` arrays at a time for each version. Copies never wait for memory:
-if no island has enough, the version lacks them, and Atoll looks again later. When arrays on another island exist, those
-on the island that is drained are freed.
+if no island has enough, the version lacks them. Atoll looks again when one has enough, or later. When arrays on another
+island exist, those on the island that is drained are freed.
 
 If an island fails, other copies of the arrays take the place of those that are lost.
 """
@@ -14,13 +14,14 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
+from types import MappingProxyType
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from atoll.cluster.lifecycle import IslandReady, IslandRestarted, IslandState
-from atoll.cluster.locations import DeviceLocation
+from atoll.cluster.locations import DeviceLocation, HostDevice
 from atoll.controller.sessions.vaults import Vaults, spec_of
 from atoll.controller.state import ClusterState
 from atoll.errors import Code, Details, Kind, Status, StatusError, failed
@@ -28,7 +29,7 @@ from atoll.ir import program as ir
 from atoll.ir.types import DTYPE_BITS, ArraySpec, shard_shape
 from atoll.launch.launcher import Launcher
 from atoll.migration.controller import InternalPrograms
-from atoll.migration.rules import check_memory, lacks_memory
+from atoll.migration.rules import MemoryLackedError, check_memory
 from atoll.named_arrays.copy_rules import Islands, independent, type_of_copy, useful_islands
 from atoll.named_arrays.named_arrays import NamedArrays, Version, VersionKey
 from atoll.named_arrays.version_states import VersionState
@@ -40,6 +41,10 @@ _MOST_AT_ONCE = 4
 # Until Atoll tries again to make a copy. The time doubles with each attempt that changes nothing.
 RETRY_SECONDS = 10.0
 _LONGEST_RETRY_SECONDS = 320.0
+# Devices without enough memory that are remembered for a version.
+_MOST_AWAITED = 64
+# Versions for which Atoll looks each second whether such a device has enough memory now.
+_MOST_LOOKED = 32
 # Groups of arrays on different islands that are copied in one flush: each one looks at all islands.
 _MOST_PLACES = 4
 # Islands for which a transfer is lowered although its scratch memory may not fit there.
@@ -99,6 +104,8 @@ class ArrayCopies:
         self._runs: dict[VersionKey, CopyRun] = {}
         self._retries: dict[VersionKey, float] = {}  # versions that lack copies, with the time to try again
         self._delays: dict[VersionKey, float] = {}  # seconds between the attempts, after the first
+        # Devices that lack memory for copies of these versions, with the bytes that must be free there.
+        self._awaited: dict[VersionKey, dict[HostDevice, int]] = {}
         self._open = state.sessions
         self._outbox = state.outbox
         self._resources = state.resources
@@ -115,8 +122,8 @@ class ArrayCopies:
         self._admit()
 
     def _enqueue(self, version: Version) -> None:
-        self._retries.pop(version.key, None)
-        self._delays.pop(version.key, None)
+        for table in (self._retries, self._delays, self._awaited):
+            table.pop(version.key, None)
         self._queues.setdefault(version.tenant, {})[version.key] = None
 
     def _admit(self) -> None:
@@ -201,7 +208,19 @@ class ArrayCopies:
         for key in list(self._retries):
             self._retries[key] = 0.0
 
+    def _look_for_memory(self) -> None:
+        """Try again now to make copies that lacked memory which is free. Each second, other versions are looked at."""
+        free = self._launcher.memory.ledger.free
+        for key in list(islice(self._awaited, _MOST_LOOKED)):
+            awaited = self._awaited.pop(key)
+            if key in self._retries:
+                if any(nbytes <= free(device) for device, nbytes in awaited.items()):
+                    self._retries[key] = 0.0
+                else:
+                    self._awaited[key] = awaited
+
     def tick(self, now: float) -> None:
+        self._look_for_memory()
         for key in [key for key, seconds in self._retries.items() if seconds <= now]:
             if self._retries.pop(key) > 0.0:
                 self._delays[key] = min(2 * self._delays.get(key, RETRY_SECONDS), _LONGEST_RETRY_SECONDS)
@@ -227,6 +246,7 @@ class ArrayCopies:
             return
         if not first:
             version.problem = ""
+            self._awaited.pop(key, None)
         stop = min(first + m.MOST_READ, len(version.held))
         results, stop = self._launch(vault, version, range(first, stop))
         if results:
@@ -244,8 +264,13 @@ class ArrayCopies:
         version = self._names.find(key)
         return None if version is None or version.error is not None else version
 
-    def _lacks(self, version: Version, problem: str) -> None:
+    def _lacks(self, version: Version, problem: str, lacking: Mapping[HostDevice, int] = MappingProxyType({})) -> None:
+        """Note why a version lacks copies. `lacking` are devices, with the bytes that must be free there."""
         version.problem = problem
+        awaited = self._awaited.setdefault(version.key, {}) if lacking else {}
+        for device, nbytes in lacking.items():
+            if device in awaited or len(awaited) < _MOST_AWAITED:
+                awaited[device] = min(nbytes, awaited.get(device, nbytes))
         self._retries[version.key] = self._outbox.seconds + self._delays.get(version.key, RETRY_SECONDS)
 
     def _copies(self, vault: Session, version: Version, position: int) -> dict[int, Islands]:
@@ -285,19 +310,27 @@ class ArrayCopies:
             among = [island for island in self._resources.islands if self._takes_copies(island, platform)]
             ranked = self._ranked(useful_islands(copies_of, wanted, among), copies_of)
             for reshards in (True, False):
+                awaited: dict[HostDevice, int] = {}
                 try:
-                    results |= self._copy(vault, platform, ranked, sources, reshards)
+                    results |= self._copy(vault, platform, ranked, sources, reshards, awaited)
                 except StatusError as error:
-                    self._lacks(version, error.status.message)
+                    self._lacks(version, error.status.message, awaited)
                     self._settle(vault, version, [each.position for each in sources])
         return results, stop
 
     def _copy(
-        self, vault: Session, platform: str, ranked: Sequence[int], sources: Sequence[_Source], reshards: bool
+        self,
+        vault: Session,
+        platform: str,
+        ranked: Sequence[int],
+        sources: Sequence[_Source],
+        reshards: bool,
+        awaited: dict[HostDevice, int],
     ) -> dict[int, int]:
         """Copy those of these arrays whose transfer reshards, or does not, to the first island with enough memory.
 
-        Return the positions of the arrays, by the handles of the copies. Raise StatusError if no island can take them.
+        Return the positions of the arrays, by the handles of the copies. Raise StatusError if no island can take them;
+        `awaited` then gets the devices that lack memory, with the bytes that must be free there.
         """
         if not ranked:
             raise failed(
@@ -323,24 +356,27 @@ class ArrayCopies:
             lacking = self._lacking(plan, locations)
             if lacking is not None:
                 problem = problem or lacking
+                awaited.setdefault(lacking.device, lacking.nbytes)
                 continue
             try:
                 return self._launch_copy(vault, plan, [self._vaults.number(vault, each) for each in locations])
             except StatusError as error:
                 problem = problem or error
+                if isinstance(error, MemoryLackedError):
+                    awaited.setdefault(error.device, error.nbytes)
                 lowered += 1
                 if lowered == _MOST_LOWERED:
                     break
         assert problem is not None
         raise problem
 
-    def _lacking(self, plan: _Plan, locations: Sequence[DeviceLocation]) -> StatusError | None:
+    def _lacking(self, plan: _Plan, locations: Sequence[DeviceLocation]) -> MemoryLackedError | None:
         """Return an error if the copies do not fit on the devices of an island."""
         ledger = self._launcher.memory.ledger
         for position, nbytes in plan.nbytes.items():
             device = locations[position].host, locations[position].ordinal
             if nbytes > ledger.free(device):
-                return lacks_memory(device, nbytes, ledger)
+                return MemoryLackedError(device, nbytes, ledger)
         return None
 
     def _launch_copy(self, vault: Session, plan: _Plan, devices: Sequence[int]) -> dict[int, int]:
