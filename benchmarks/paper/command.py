@@ -22,7 +22,7 @@ from benchmarks.paper.costs import points as cost_points
 from benchmarks.paper.costs import rows as cost_rows
 from benchmarks.paper.figure import Figure, Options
 from benchmarks.paper.markdown import write_page
-from benchmarks.paper.plot import draw
+from benchmarks.paper.plot import draw, require_matplotlib
 from benchmarks.paper.table import render
 from benchmarks.paper.trace_plot import draw_traces
 from benchmarks.paper.traces import take_trace
@@ -110,6 +110,7 @@ def report(
 
 def _measure(figure: Figure, options: Options, rounds: int | None, results: Path) -> bool:
     """Measures, shows and keeps it; whether no contestant failed."""
+    require_matplotlib()
     console = make_console()
     name = f"{figure.key}-null" if options.null else figure.key
     points = figure.points(options)

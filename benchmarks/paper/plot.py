@@ -12,6 +12,18 @@ from benchmarks.paper.figure import Axes
 _MARKERS = "osv^D<>P*X"
 
 
+def require_matplotlib() -> None:
+    """Check that pictures can be drawn, so that a measurement of minutes does not end without one.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("figures are drawn with matplotlib: pip install 'atoll[bench]'") from error
+
+
 def draw(run: RunRecord, title: str, axes: Axes, path: Path) -> None:
     """Lines of medians with their quartiles, as a PNG file."""
     import matplotlib

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from pathlib import Path
 
 import msgspec
@@ -18,7 +19,7 @@ from benchmarks.paper import fig5, fig6
 from benchmarks.paper.figure import Axes, Options, apart, at_least, at_most, quotient_by_rounds
 from benchmarks.paper.figures import FIGURES
 from benchmarks.paper.markdown import write_page
-from benchmarks.paper.plot import lines
+from benchmarks.paper.plot import lines, require_matplotlib
 from benchmarks.paper.table import cells, last_words
 
 MACHINE = Machine("an abacus", 2, 1 << 30, "none", "3.11", {"jax": "0"}, None)
@@ -159,3 +160,10 @@ def test_the_page_has_what_was_measured_and_nothing_else(tmp_path: Path):
     assert "| a ratio | 0.990 | ≥ 0.98 | yes |" in text
     assert text.count("### ") == 1
     assert msgspec.json.decode((tmp_path / "fig5.json").read_bytes(), type=RunRecord).claims[0].reached
+
+
+def test_missing_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A figure that cannot be drawn is refused before it is measured."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ModuleNotFoundError, match="figures are drawn with matplotlib"):
+        require_matplotlib()

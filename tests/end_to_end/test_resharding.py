@@ -218,3 +218,26 @@ def test_a_small_array_gets_another_sharding_if_transfers_are_forbidden(python: 
     assert not read
     values = np.arange(64, dtype=np.float32).reshape(8, 8)
     assert_same(pieces, [values[:4], values[4:], values[:4], values[4:]])
+
+
+DTYPES_OF_64_BITS = ("int64", "float64", "complex128")
+
+
+def put_64_bits(rows: int) -> list[Any]:
+    """Reshard arrays of 64 bits while 64 bits are switched off. Return their types and values."""
+    values = np.arange(rows * 512).reshape(rows, 512) + 2**40
+    with jax.enable_x64(True):
+        arrays = [jax.device_put(values.astype(dtype), on(0, "x", "y")) for dtype in DTYPES_OF_64_BITS]
+    with jax.enable_x64(False):
+        made = [jax.device_put(each, on(first, "y")) for first in (0, 4) for each in arrays]
+        made += jax.device_put(arrays * 2, on(4, "y"))
+    return [(each.dtype.name, [np.asarray(shard.data) for shard in each.addressable_shards]) for each in made]
+
+
+@pytest.mark.parametrize("rows", [LARGE_BYTES // 4096, 4], ids=["large", "small"])
+def test_an_array_of_64_bits_keeps_them_while_they_are_switched_off(python: RemotePython, rows: int) -> None:
+    # Stock JAX truncates the values to 32 bits, in arrays whose type has 64.
+    upper, lower = np.split(np.arange(rows * 512).reshape(rows, 512) + 2**40, 2)
+    pieces = [upper, lower, upper, lower]
+    expected = [(dtype, [piece.astype(dtype) for piece in pieces]) for dtype in DTYPES_OF_64_BITS * 4]
+    assert_same(python.call(put_64_bits, rows), expected)

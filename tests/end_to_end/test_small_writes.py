@@ -36,10 +36,18 @@ def table() -> Any:
 def arrays(number: int) -> list[Any]:
     x = np.arange(12).reshape(3, 4) + number
     mesh = Mesh(np.array(jax.devices()[:2]), ("x",))
+    grid = Mesh(np.array(jax.devices()[3::-1]).reshape(2, 2).T, ("x", "y"))
     return [
         *(jax.device_put(x.astype(dtype), jax.devices()[1]) for dtype in TYPES),
         *(jax.device_put(value) for value in (np.float32(number), number, 1.5, True, np.zeros((0, 3)), x.T, x[:, ::2])),
         *(jax.device_put(x.astype(np.int32), NamedSharding(mesh, spec)) for spec in (P(), P(None, "x"))),
+        *(
+            jax.device_put(x[:2].T, NamedSharding(grid, spec))
+            for spec in (P("y"), P(None, "x"), P("x", "y"), P(("y", "x")))
+        ),
+        jax.make_array_from_callback(
+            (4, 4), NamedSharding(grid, P("x", "y")), lambda index: np.full((4, 4), x[0])[index]
+        ),
         jnp.asarray(x),
         jnp.asarray(x, jnp.float16),
         jnp.asarray([number, 2.5]),
@@ -48,8 +56,9 @@ def arrays(number: int) -> list[Any]:
         jnp.array(2.5),
         jnp.float32(number) + np.float32(1),
         jax.jit(lambda y, z: y * z)(x, np.int8(2)),
-        jax.device_put(np.zeros(1024, np.float32) + number),
         jax.device_put(np.zeros(1025, np.float32) + number),
+        jax.device_put(np.zeros(16384, np.float32) + number),
+        jax.device_put(np.zeros(16385, np.float32) + number),
         jax.jit(lambda y: y * 2, donate_argnums=0)(jax.device_put(np.float32(number))),
         jax.random.key_data(jax.random.key(number)),
     ]
@@ -77,7 +86,7 @@ def counted() -> Iterator[list[Any]]:
     found = table()
     start = found.start
     made: list[Any] = []
-    found.start = lambda array, devices: made.append(start(array, devices)) or made[-1]
+    found.start = lambda *write: made.append(start(*write)) or made[-1]
     try:
         yield made
     finally:
@@ -85,10 +94,13 @@ def counted() -> Iterator[list[Any]]:
 
 
 def writes() -> int:
-    """Return how many of ten arrays of one type are made of contents in slots."""
+    """Return how many of ten arrays on one device, and of ten divided ones, are made of contents in slots."""
+    mesh = Mesh(np.array(jax.devices()[:2]), ("x",))
     with counted() as made:
         for number in range(10):
             assert float(jax.device_put(np.float32(number), jax.devices()[1])) == number
+            x = np.arange(6, dtype=np.uint8) + number
+            assert (np.asarray(jax.device_put(x, NamedSharding(mesh, P("x")))) == x).all()
     return sum(each is not None for each in made)
 
 
@@ -147,7 +159,7 @@ def overwritten() -> list[float]:
 def copied() -> int:
     """Return how many arrays have values that were written after the functions that copy had returned."""
     wrong = 0
-    for size in (1, 1000, 3000, 1 << 18):
+    for size in (1, 1000, 3000, 20_000, 1 << 18):
         x = np.zeros(size, np.float32)
         for number in range(10):
             x[:] = number
@@ -179,19 +191,24 @@ def divided_with_slots() -> list[Any]:
     return divided()
 
 
-def overflows() -> str:
-    table()
-    call = jax.jit(lambda amount: amount)
-    for number in range(5):
-        call(number)
+def overflows() -> list[str]:
+    """Return the errors of calls with numbers that are too large, after calls with others."""
+    call = jax.jit(lambda unused, amount, tree: amount + tree["a"][0])
+    found = []
     with jax.enable_x64(False):
         for number in range(5):
-            call(number)
-        try:
-            call(2**40)
-        except OverflowError as error:
-            return str(error)
-    return "no error"
+            call(number, number, {"a": (number,)})
+        for arguments in ((0, 2**40, {"a": (1,)}), (0, 1, {"a": (-(2**40),)})):
+            try:
+                call(*arguments)
+            except OverflowError as error:
+                found.append(str(error))
+    return found
+
+
+def overflows_with_slots() -> list[str]:
+    table()
+    return overflows()
 
 
 def guarded() -> str:
@@ -211,7 +228,7 @@ def test_the_values_and_types_are_those_of_stock_jax(atoll_python: RemotePython)
 
 
 def test_arrays_of_a_frequent_type_are_made_of_slots(atoll_python: RemotePython) -> None:
-    assert atoll_python.call(writes) >= 8
+    assert atoll_python.call(writes) >= 16
 
 
 def test_arguments_of_jit_are_made_of_slots(atoll_python: RemotePython) -> None:
@@ -241,8 +258,10 @@ def test_host_arguments_of_functions_on_several_devices_are_divided(atoll_python
     assert_same(atoll_python.call(divided_with_slots), divided())
 
 
-def test_a_number_that_is_too_large_is_an_error_that_names_it(atoll_python: RemotePython) -> None:
-    assert f"{2**40} too large to convert to int32" in atoll_python.call(overflows)
+def test_a_number_that_is_too_large_is_an_error_that_names_the_argument(atoll_python: RemotePython) -> None:
+    found = overflows()
+    assert ["argument path is amount" in found[0], "argument path is tree['a'][0]" in found[1]] == [True, True]
+    assert atoll_python.call(overflows_with_slots) == found
 
 
 def test_a_guard_that_forbids_transfers_forbids_small_writes(atoll_python: RemotePython) -> None:

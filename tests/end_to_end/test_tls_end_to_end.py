@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 
 from atoll.errors import AccessError, ConnectError
@@ -32,6 +33,7 @@ from tests.end_to_end.refusals import refusals
 from tests.end_to_end.remote_python import RemoteError, StartPython
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
 from tests.end_to_end.two_islands import from_island_to_island
+from tests.waiting import until
 
 SECONDS = 30.0
 
@@ -82,6 +84,38 @@ def test_a_script_with_the_join_string_alone_runs_over_tls(secured: StandingClus
         python.close()
     join = join_of(secured)
     assert len(request_report(join.address, "", join)) > 100
+
+
+def on_own_channels() -> tuple[list[bool], bool]:
+    """Return whether values are right before and after the script's channels to hosts end, and whether these are used.
+
+    Runs in a child on Atoll.
+    """
+    import jax
+
+    from atoll.client.jax_patches.host_callbacks import TABLE
+
+    x = np.arange(1 << 19, dtype=np.float32)
+    add_one = jax.jit(lambda y: y + 1)
+
+    def are_right() -> list[bool]:
+        return [np.array_equal(add_one(jax.device_put(x, device)), x + 1) for device in jax.devices()]
+
+    found = are_right()
+    until(lambda: all(map(TABLE.sends_to, jax.devices())))
+    found += are_right()
+    counts = [channel.liveness.counts() for channel in TABLE._direct if channel.liveness is not None]
+    for channel in list(TABLE._direct):
+        channel.shut_down()
+    return found + are_right(), [min(both) >= x.nbytes for both in counts] == [True, True]
+
+
+def test_large_arrays_use_the_scripts_own_channels_to_hosts_on_other_machines(
+    secured: StandingCluster, start_python: StartPython
+) -> None:
+    python = start_python(ATOLL_JOIN=str(join_of(secured)))
+    assert python.call(on_own_channels) == ([True] * 6, True)
+    python.close()
 
 
 def test_bulk_tls_off_leaves_data_connections_in_the_clear_and_control_connections_not(

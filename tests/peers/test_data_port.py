@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import resource
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,15 +18,18 @@ from atoll.errors import AtollError, Code, StatusError
 from atoll.peers import listener
 from atoll.peers.data_port import DataPort
 from atoll.protocol.number_ranges import HOST_FEEDS
+from atoll.protocol.script_secrets import script_secret
 from atoll.transfers.channel import DataChannel, Open
 from atoll.transfers.inbox import MAX_INBOX_BYTES, Inbox
+from atoll.transfers.piece_contents import BufferContents
 from atoll.transfers.shared_memory_engine import BlockReturned
 from atoll.transfers.socket_engine import SocketPiece
 from atoll.wire.address import Address
 from atoll.wire.pending_connections import MAX_PER_ADDRESS, PendingConnections
 from atoll.wire.sockets import dial
 from tests.conftest import gone
-from tests.transfers.ends import SECONDS, content, descriptors, frame, is_closed
+from tests.transfers.ends import SECONDS, Receiver, content, descriptors, frame, is_closed
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -298,3 +303,107 @@ def test_a_stream_that_is_admitted_before_its_channel_waits_for_it() -> None:
     for each in (stream, channel):
         each.close()
     data_port.close()
+
+
+LARGE = 300_000  # bytes of a transfer whose end is confirmed
+
+
+class Unread:
+    """The answers of a host without calls, with the feeds of which it notifies the session."""
+
+    def __init__(self) -> None:
+        self.feeds: list[tuple[int, int]] = []
+
+    def takes(self, feed: int) -> bool:
+        return False
+
+    def answered(self, session: int, feed: int, content: Any, done: Callable[[], None]) -> None:
+        done()
+
+    def fail(self, session: int) -> None:
+        pass
+
+    def channel(self, session: int, proxy: DataChannel) -> DataChannel:
+        return proxy
+
+    def unread(self, session: int, feed: int) -> None:
+        self.feeds.append((session, feed))
+
+
+@contextlib.contextmanager
+def between_machines() -> Iterator[tuple[DataPort, Unread, list[tuple[int, int]]]]:
+    """A port on TCP that admits session 5, and what has arrived there."""
+    arrived: list[tuple[int, int]] = []
+    data_port = DataPort(Address(host="127.0.0.1"), Inbox(lambda *which: arrived.append(which)))
+    answers = data_port.answers = Unread()
+    data_port.open_session(5, "secret five")
+    try:
+        yield data_port, answers, arrived
+    finally:
+        data_port.close()
+
+
+def dialed_by_script(data_port: DataPort) -> tuple[DataChannel, Receiver]:
+    channel = DataChannel.connect(data_port.address, 5, script_secret("secret five"))
+    receiver = Receiver(channel)
+    until(lambda: data_port.send_to_script(5, 1, [BufferContents((memoryview(content(LARGE)),))]))
+    receiver.wait(1)
+    receiver.pieces.clear()
+    return channel, receiver
+
+
+def test_large_contents_are_sent_on_the_channel_that_the_clients_process_has_opened() -> None:
+    with between_machines() as (data_port, answers, _):
+        parts = [BufferContents((memoryview(content(LARGE, seed)),)) for seed in (1, 2)]
+        assert not data_port.send_to_script(5, 8, parts)
+        channel, receiver = dialed_by_script(data_port)
+        assert data_port.send_to_script(5, 8, parts)
+        small = BufferContents((memoryview(b"whose arrival nobody confirms"),))
+        assert not data_port.send_to_script(5, 9, [parts[0], small])
+        assert [feed for _, feed, _ in receiver.wait(2)] == [8, 8]
+        assert b"".join(each for _, _, each in receiver.pieces) == content(LARGE, 1).tobytes() + bytes(
+            content(LARGE, 2)
+        )
+        assert receiver.more[-2:] == [True, False]
+        assert answers.feeds == []
+        channel.close()
+        receiver.join()
+
+
+def test_the_clients_process_sends_large_contents_of_its_session() -> None:
+    with between_machines() as (data_port, _, arrived):
+        channel, receiver = dialed_by_script(data_port)
+        landed: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        whole = content(LARGE)
+        channel.start_in_chunks(0, 7, BufferContents((memoryview(whole),)), landed.put)
+        assert landed.get(timeout=SECONDS) is None
+        until(lambda: arrived)
+        assert arrived == [(5, 7)]
+        assert bytes(data_port.inbox.take(5, 7)[0]) == whole.tobytes()
+        channel.close()
+        receiver.join()
+
+
+def test_the_session_learns_which_contents_a_lost_channel_of_the_clients_process_has_lost() -> None:
+    with between_machines() as (data_port, answers, _):
+        channel, receiver = dialed_by_script(data_port)
+        held = data_port._scripts[5]
+        channel.close()
+        receiver.join()
+        until(lambda: held.is_closed)
+        data_port._scripts[5] = held  # as at a send that has just begun
+        assert data_port.send_to_script(5, 8, [BufferContents((memoryview(content(LARGE)),))])
+        assert answers.feeds == [(5, 8)]
+
+
+def test_the_secret_of_the_clients_process_opens_no_channel_of_its_proxy() -> None:
+    with between_machines() as (data_port, _, _):
+        proxy = DataChannel.connect(data_port.address, 5, "secret five")
+        of_proxy = data_port.to_proxy(5)
+        channel, receiver = dialed_by_script(data_port)
+        assert data_port.to_proxy(5) is of_proxy
+        assert not of_proxy.is_closed
+        data_port.close_session(5)
+        assert receiver.join() is None, "it was closed with its session"
+        channel.close()
+        proxy.close()

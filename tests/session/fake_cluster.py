@@ -9,7 +9,7 @@ from typing import Any
 from atoll.protocol import messages as m
 from atoll.session.cluster_session import ClusterSession
 from atoll.session.outgoing_messages import Outgoing
-from atoll.session.session_interfaces import CallbackHandler, OnBroken, OnFeed, Unreached
+from atoll.session.session_interfaces import CallbackHandler, HostAccess, OnBroken, OnFeed, Unreached
 
 WINDOW = 4
 
@@ -41,6 +41,7 @@ class FakeCluster:
         self.losses = 0  # of hosts, as reported to the front end
         self.closed = False
         self.local: set[int] = set()  # hosts on the machine of the session
+        self.far: dict[int, HostAccess] = {}  # hosts that the client's process can reach
         self._sent: list[Any] = []
         self.session = ClusterSession(
             welcome(**shape),
@@ -87,6 +88,9 @@ class FakeCluster:
     def upload_file(self, hosts: Sequence[int], feed: int, nbytes: int, descriptor: int, launch: int = 0) -> None:
         with open(descriptor, "rb") as file:
             self.upload(hosts, feed, [file.read(nbytes)])
+
+    def access(self, host: int) -> HostAccess | None:
+        return self.far.get(host)
 
     def is_local(self, host: int) -> bool:
         return host in self.local

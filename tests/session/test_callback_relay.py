@@ -15,7 +15,9 @@ import pytest
 from atoll.errors import Code, Details, Kind, Status, StatusError, failure
 from atoll.host_services.calls.call_messages import (
     GREETING,
+    Arrived,
     Call,
+    Dial,
     DirectWanted,
     Landed,
     Raised,
@@ -33,6 +35,8 @@ from atoll.host_services.calls.call_messages import (
 from atoll.protocol import messages as m
 from atoll.protocol.number_ranges import SCRIPT_FEEDS
 from atoll.session.callback_relay import CallbackPort, CallbackRelay
+from atoll.session.downloads import DirectDownload
+from atoll.session.session_interfaces import HostAccess
 from atoll.transfers.channel import DataChannel
 from atoll.transfers.shared_slots import SlotWriter
 from atoll.wire.address import Address, parse_address
@@ -213,6 +217,41 @@ def test_local_hosts_are_asked_for_direct_channels_once_the_client_sends_content
     receiver.join()
 
 
+def test_the_client_may_dial_hosts_on_other_machines_once_it_sends_or_reads_much(
+    cluster: FakeCluster, relay: CallbackRelay
+):
+    cluster.far = {1: HostAccess("10.0.0.1:7", 5, "its secret", 10.0, None)}
+    channel = connected(relay)
+    receiver = listening(channel)
+    relay.host_opened(1, is_local=False)  # the client has no use for it yet
+    channel.send(0, first_call(0), encode(DirectWanted()))
+    receiver.wait(1)
+    relay.host_opened(1, is_local=False)  # it has restarted
+    dial = Dial(1, "10.0.0.1:7", 5, "its secret", 10.0)
+    assert [decode(content)[0] for _, _, content in receiver.wait(2)] == [dial, dial]
+    assert "its secret" not in repr(dial)
+    channel.close()
+    receiver.join()
+
+
+def test_contents_on_the_clients_own_channel_are_expected_until_it_has_them_or_a_host_cannot_send_them(
+    cluster: FakeCluster, relay: CallbackRelay
+):
+    lost: list[Status] = []
+    downloads = cluster.session.downloads
+    for feed in (SCRIPT_FEEDS.start, SCRIPT_FEEDS.start + 1):
+        downloads.expect(DirectDownload(feed, (0,), lost.append))
+    channel = connected(relay)
+    receiver = listening(channel)
+    channel.send(0, first_call(0), encode(Arrived(SCRIPT_FEEDS.start)))
+    give(relay, first_call(1), Unread((SCRIPT_FEEDS.start + 1,)))
+    assert [decode(content)[0] for _, _, content in receiver.wait(1)] == [Unread((SCRIPT_FEEDS.start + 1,))]
+    until(lambda: not downloads.any())
+    assert lost == []
+    channel.close()
+    receiver.join()
+
+
 def test_a_client_that_leaves_while_hosts_await_its_contents_ends_its_session(
     cluster: FakeCluster, relay: CallbackRelay
 ):
@@ -328,28 +367,53 @@ def test_callables_are_kept_for_a_host_that_has_yet_to_say_that_it_may_call_them
     receiver.join()
 
 
+class Slots:
+    """The slots that a client gets on its channel."""
+
+    def __init__(self, channel: DataChannel) -> None:
+        self._channel = channel
+        self.found: queue.SimpleQueue[SlotWriter] = queue.SimpleQueue()
+        self._reading = threading.Thread(
+            target=channel.receive,
+            args=(lambda piece, content, done: done(),),
+            kwargs={"on_memory": lambda descriptor: self.found.put(SlotWriter(descriptor))},
+        )
+        self._reading.start()
+
+    def writer(self) -> SlotWriter:
+        for _ in range(2):  # asked twice, the proxy answers once
+            self._channel.send(0, first_call(0), encode(SlotsWanted()))
+        return self.found.get(timeout=SECONDS)
+
+    def close(self) -> None:
+        self._channel.close()
+        self._reading.join(SECONDS)
+
+
 def test_the_client_puts_small_contents_into_slots_of_its_channel(relay: CallbackRelay) -> None:
     write = SCRIPT_FEEDS.start + 1
     with pytest.raises(StatusError, match="INVALID_ARGUMENT: the client has sent no contents"):
         relay.take_small(write, 4)
-    channel = connected(relay)
-    found: queue.SimpleQueue[SlotWriter] = queue.SimpleQueue()
-    reading = threading.Thread(
-        target=channel.receive,
-        args=(lambda piece, content, done: done(),),
-        kwargs={"on_memory": lambda descriptor: found.put(SlotWriter(descriptor))},
-    )
-    reading.start()
-    for _ in range(2):  # asked twice, it has the same slots
-        channel.send(0, first_call(0), encode(SlotsWanted()))
-    writer = found.get(timeout=SECONDS)
-    writer[write] = b"1234"
+    slots = Slots(connected(relay))
+    slots.writer()[write] = b"1234"
     assert relay.take_small(write, 4) == b"1234"
-    writer[write + 1] = b"5678"
-    channel.close()
-    reading.join(SECONDS)
-    until(lambda: relay._channel is None)
-    connected(relay).close()
     with pytest.raises(StatusError, match="INVALID_ARGUMENT: the client has sent no contents"):
-        relay.take_small(write + 1, 4)
-    assert found.empty()
+        relay.take_small(write, 4)
+    slots.close()
+    assert slots.found.empty()
+
+
+def test_small_contents_outlive_the_channel_on_which_the_client_got_their_slots(relay: CallbackRelay) -> None:
+    write = SCRIPT_FEEDS.start + 1
+    before = Slots(connected(relay))
+    old = before.writer()
+    old[write] = b"1234"
+    before.close()
+    until(lambda: relay._channel is None)
+    after = Slots(connected(relay))
+    assert relay.take_small(write, 4) == b"1234"
+    new = after.writer()
+    old[write + 1] = b"5678"  # by a thread that had found the slots before
+    new[write + 2] = b"90ab"
+    assert [relay.take_small(write + i, 4) for i in (2, 1)] == [b"90ab", b"5678"]
+    after.close()

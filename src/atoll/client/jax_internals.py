@@ -191,6 +191,13 @@ def calls_out(primitive: Any, params: dict[str, Any]) -> bool:
     return primitive.name in ("debug_callback", "debug_print", "io_callback") or bool(params.get("has_side_effect"))
 
 
+def argument_names(executable: Any, count: int) -> Sequence[str]:
+    """Return the paths of the `count` arguments of a compiled function, constants and unused ones included."""
+    info = executable._all_args_info
+    names = () if info is None else info.debug_info.arg_names or ()
+    return names if len(names) == count else ("unknown",) * count
+
+
 def note_effects(devices: Iterable[Any], results: Any) -> None:
     """Make `jax.effects_barrier` wait for the run with these `results`, which include a token, on `devices`."""
     token = results.consume_token().get_token(0)
@@ -372,6 +379,11 @@ def put(values: Sequence[Any], shardings: Sequence[Any]) -> Sequence[Any]:
 def has_numpy_contents(dtype: Any) -> bool:
     """Return whether arrays of the type consist of whole bytes per element, as NumPy's do."""
     return not jax.dtypes.issubdtype(dtype, jax.dtypes.extended) and DTYPE_BITS.get(dtype.name, 0) >= 8
+
+
+def is_canonical(dtype: Any) -> bool:
+    """Return whether JAX makes arrays of this type of host values now, rather than of a type with 32 bits."""
+    return bool(jax.dtypes.issubdtype(dtype, jax.dtypes.extended) or jax.dtypes.canonicalize_dtype(dtype) == dtype)
 
 
 def device_to_host_guard() -> str | None:

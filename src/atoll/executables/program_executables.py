@@ -14,7 +14,7 @@ from atoll.executables.program_checks import Arguments, ProgramChecker
 from atoll.executables.session_arrays import ArrayRecord
 from atoll.ir.program import Call, Node, Program, consumes, output_count, preserving
 from atoll.ir.types import DTYPE_BITS, ArraySpec, Sharding, nbytes
-from atoll.ir.validation import MAX_VALUES
+from atoll.ir.validation import MAX_VALUES, check_definition
 from atoll.protocol.ifrt import executables_pb2
 from atoll.protocol.submission import (
     RUNS_OF_A_READING,
@@ -210,13 +210,11 @@ class ReadingExecutable(_Numbered):
 class _OfSentContents(_Numbered):
     """Makes an array of contents that the client's process sends."""
 
-    def __init__(
-        self, name: str, devices: tuple[int, ...], number: int, array: PutArray, cluster: ClusterSession
-    ) -> None:
-        super().__init__(name, devices, number, cluster)
+    def __init__(self, name: str, sharding: Sharding, number: int, array: PutArray, cluster: ClusterSession) -> None:
+        super().__init__(name, sharding.devices, number, cluster)
         if DTYPE_BITS.get(array.dtype, 0) < 8:
             raise invalid(f"arrays of dtype {array.dtype} cannot be made of contents that a client sends")
-        self.outputs = (ArraySpec(array.dtype, array.shape, Sharding(self.devices)),)
+        self.outputs = (ArraySpec(array.dtype, array.shape, sharding),)
 
     def check(self, arguments: Sequence[ArrayRecord]) -> None:
         if arguments:
@@ -233,7 +231,7 @@ class WritingExecutable(_OfSentContents):
     """
 
     def __init__(self, writing: Writing, cluster: ClusterSession) -> None:
-        super().__init__("writing", (writing.device,), writing.number, writing.array, cluster)
+        super().__init__("writing", Sharding((writing.device,)), writing.number, writing.array, cluster)
 
 
 class SmallWritingExecutable(_OfSentContents):
@@ -243,8 +241,11 @@ class SmallWritingExecutable(_OfSentContents):
     """
 
     def __init__(self, writing: SmallWriting, cluster: ClusterSession) -> None:
-        super().__init__("small writing", writing.devices, writing.number, writing.array, cluster)
-        self.nbytes = nbytes(self.outputs[0]) // len(self.devices)  # of the contents, which each device has
+        sharding = Sharding(writing.devices, writing.tiling)
+        super().__init__("small writing", sharding, writing.number, writing.array, cluster)
+        check_definition(Program(self.name, self.outputs, (), (), 0), self.devices)
+        whole = ArraySpec(writing.array.dtype, writing.array.shape, Sharding(self.devices[:1]))
+        self.nbytes = nbytes(whole)  # of the contents
         if self.nbytes > SLOT_BYTES:
             raise invalid(f"small contents have at most {SLOT_BYTES} bytes, and these {self.nbytes}")
 

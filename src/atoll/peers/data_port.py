@@ -1,11 +1,13 @@
-"""The worker's data port, which receives feeds from proxies and other hosts and sends array contents.
+"""The worker's data port, which receives feeds from clients and other hosts and sends array contents.
 
 Each connection has a thread that blocks on its socket, so bulk bytes never pass through the control loop. A proxy is
 admitted by the secret of its session, a host by the secret between hosts. The controller sends a secret to both ends.
+The process of a client on another machine can open a channel as well, with a secret that its proxy passes to it.
 """
 
 from __future__ import annotations
 
+import enum
 import hmac
 import logging
 import threading
@@ -18,10 +20,12 @@ from atoll.errors import AtollError, Code, Details, Kind, Status, StatusError, f
 from atoll.peers.host_channels import HostChannels, OnLost
 from atoll.peers.host_watch import HostWatch, OnSilent
 from atoll.peers.listener import Listener
+from atoll.protocol.script_secrets import script_secret
 from atoll.transfers.channel import CONTROL, ChannelStatistics, DataChannel, Open
 from atoll.transfers.inbox import Inbox, InboxStatistics
 from atoll.transfers.liveness import SILENCE_SECONDS
-from atoll.transfers.transfer_engine import Piece, TransferEngine
+from atoll.transfers.streams import STREAM_THRESHOLD
+from atoll.transfers.transfer_engine import Contents, Piece, TransferEngine
 from atoll.transfers.transfer_kinds import KINDS
 from atoll.wire.address import Address, parse_address
 from atoll.wire.pending_connections import OPEN_SECONDS
@@ -30,6 +34,14 @@ from atoll.wire.tls.identity import Identity
 _log = logging.getLogger(__name__)
 
 NEWS_SECONDS = 5.0  # by which all hosts have received what the controller sent to one of them
+
+
+class Opener(enum.Enum):
+    """The process that has opened a channel, as its secret shows."""
+
+    HOST = "host"
+    PROXY = "proxy"
+    SCRIPT = "script"  # the client's process, for large contents that bypass its proxy
 
 
 @dataclass(frozen=True)
@@ -49,6 +61,9 @@ class Answers(Protocol):
 
     def fail(self, session: int) -> None:
         """Fail the session's calls, because its channel has ended."""
+
+    def unread(self, session: int, feed: int) -> None:
+        """Notify the session that contents will not arrive on the client's own channel, which has ended."""
 
     def channel(self, session: int, proxy: DataChannel) -> DataChannel:
         """Return the shortest channel to the session's client: directly to its process, or `proxy`."""
@@ -85,7 +100,9 @@ class DataPort:
         self.answers: Answers | None = None
         self._secrets: dict[int, str] = {}
         self._channels: dict[int, DataChannel] = {}
-        self._named: dict[tuple[int, str], DataChannel] = {}  # by session and the name that the dialer chose
+        self._scripts: dict[int, DataChannel] = {}  # channels that clients' processes have opened themselves
+        # By session, opener, and the name that the dialer chose:
+        self._named: dict[tuple[int, Opener, str], DataChannel] = {}
         self._hosts = HostChannels(on_lost, identity, lambda host: self._watch.add(host))
         self._watch = HostWatch(self._hosts, on_silent)
         self._lease = SILENCE_SECONDS
@@ -100,22 +117,23 @@ class DataPort:
     # ---- admission
 
     def open_session(self, session: int, secret: str) -> None:
-        """Admit the session's proxy if it shows `secret`."""
+        """Admit the session's proxy if it shows `secret`, and the client's process if it shows `script_secret`."""
         with self._opened:
             self._secrets[session] = secret
             self._opened.notify_all()
 
     def close_session(self, session: int) -> None:
-        """Stop admitting the session's proxy, and close its channel with all its shared memory.
+        """Stop admitting the session, and close its channels with all their shared memory.
 
         The store frees the session's pieces in the inbox.
         """
         with self._opened:
             self._secrets.pop(session, None)
-            channel = self._channels.pop(session, None)
+            channels = self._channels.pop(session, None), self._scripts.pop(session, None)
             self._opened.notify_all()
-        if channel is not None:
-            channel.close()
+        for channel in channels:
+            if channel is not None:
+                channel.close()
         self._fail_calls(session)
 
     def _fail_calls(self, session: int) -> None:
@@ -153,22 +171,27 @@ class DataPort:
             opening = channel.receive_open()
             if opening.session == 0 and channel.peer_role not in ("", "host"):
                 raise AtollError(f"a data connection was refused: a {channel.peer_role} is not a host")
-            if not self._admit(channel, opening.session, opening.secret):
+            opener = self._admit(channel, opening.session, opening.secret)
+            if opener is None:
                 raise AtollError("a data connection was refused: its secret is not the session's")
             has_opened = self._listener.opened(channel)
             if not has_opened:
                 return  # its time to open was over
             if opening.stream:
-                self._run_stream(opening, channel)
+                self._run_stream(opening, opener, channel)
                 return
             session = opening.session
             if channel.liveness is not None:
-                channel.liveness.patience = CLIENT_LEASES * self._lease if session else self._lease
-            if session:
-                self._set_channel(session, channel)
-            self._name(opening, channel)
+                # If a client's own channel is silent, its proxy may still be reachable.
+                channel.liveness.patience = CLIENT_LEASES * self._lease if opener is Opener.PROXY else self._lease
+            if opener is not Opener.HOST:
+                self._set_channel(self._scripts if opener is Opener.SCRIPT else self._channels, session, channel)
+            self._name(opening, opener, channel)
 
             def on_answer(feed: int, content: Any, done: Callable[[], None]) -> None:
+                if opener is Opener.SCRIPT:  # calls and their answers use the other channels
+                    done()
+                    return
                 assert self.answers is not None
                 self.answers.answered(session, feed, content, done)
 
@@ -184,6 +207,8 @@ class DataPort:
                 is_last = self._channels.get(session) is channel
                 if is_last:
                     del self._channels[session]
+                if self._scripts.get(session) is channel:
+                    del self._scripts[session]
             channel.shut_down()  # before calls fail, so that a call that is just being sent fails as well
             if is_last:
                 self._fail_calls(session)
@@ -210,16 +235,16 @@ class DataPort:
 
         channel.receive(on_piece, on_failure, budget=_InboxBudget(self, session))
 
-    def _name(self, opening: Open, channel: DataChannel) -> None:
+    def _name(self, opening: Open, opener: Opener, channel: DataChannel) -> None:
         """Let the channel's streams find the channel by its name."""
         if opening.channel:
             with self._opened:
-                self._named.setdefault((opening.session, opening.channel), channel)
+                self._named.setdefault((opening.session, opener, opening.channel), channel)
                 self._opened.notify_all()
 
-    def _run_stream(self, opening: Open, stream: DataChannel) -> None:
+    def _run_stream(self, opening: Open, opener: Opener, stream: DataChannel) -> None:
         """Serve a further connection of a channel. It was opened with the same secret."""
-        name = (opening.session, opening.channel)
+        name = (opening.session, opener, opening.channel)
         with self._opened:
             # If both waited for this host to receive the secret, the stream may be admitted before its channel.
             self._opened.wait_for(lambda: name in self._named or stream.is_closed, NEWS_SECONDS)
@@ -227,19 +252,20 @@ class DataPort:
         if channel is not None:
             channel.run_stream(stream, sends=opening.stream == "receives")
 
-    def _set_channel(self, session: int, channel: DataChannel) -> None:
-        """Make `channel` the session's channel, and close the one that it replaces."""
+    def _set_channel(self, channels: dict[int, DataChannel], session: int, channel: DataChannel) -> None:
+        """Make `channel` the session's one of `channels`, and close the one that it replaces."""
         with self._opened:
             if session in self._secrets:
-                before = self._channels.get(session)
-                self._channels[session] = channel
+                before = channels.get(session)
+                channels[session] = channel
             else:  # the session was closed meanwhile
                 before = channel
             self._opened.notify_all()
         if before is not None:
             before.close()
 
-    def _admit(self, channel: DataChannel, session: int, secret: str) -> bool:
+    def _admit(self, channel: DataChannel, session: int, secret: str) -> Opener | None:
+        """Return who opens a channel, after waiting a few seconds for its secret. None: it shows a wrong one."""
         with self._opened:
             # The controller sends secrets to both ends at the same time, so a peer may connect before its secret
             # arrives here.
@@ -248,12 +274,16 @@ class DataPort:
                 if not secret or not self._opened.wait_for(
                     lambda: secret in self._admitted or channel.is_closed, seconds
                 ):
-                    return False
+                    return None
                 self._from_hosts[channel] = secret
-                return True
+                return Opener.HOST
             self._opened.wait_for(lambda: session in self._secrets or channel.is_closed, OPEN_SECONDS)
             expected = self._secrets.get(session, "")
-        return bool(expected) and hmac.compare_digest(expected.encode(), secret.encode())
+        if not expected:
+            return None
+        known = {Opener.PROXY: expected, Opener.SCRIPT: script_secret(expected)}
+        found = [opener for opener, its in known.items() if hmac.compare_digest(its.encode(), secret.encode())]
+        return found[0] if found else None
 
     def _wake_waiters(self) -> None:
         with self._opened:
@@ -286,6 +316,22 @@ class DataPort:
         proxy = self.to_proxy(session)
         return proxy if self.answers is None else self.answers.channel(session, proxy)
 
+    def send_to_script(self, session: int, feed: int, parts: Sequence[Contents]) -> bool:
+        """Send contents on the channel that the client's process has opened itself, and wait until they have arrived.
+
+        Return False without sending anything if there is no such channel, or if a part is so small that its arrival
+        would not be confirmed. If the channel ends, notify the session. Raise StatusError if the contents fail.
+        """
+        channel = self._scripts.get(session)
+        if channel is None or self.answers is None or min([part.nbytes for part in parts]) < STREAM_THRESHOLD:
+            return False
+        try:
+            for part in parts:
+                channel.send_contents(session, feed, part, more=part is not parts[-1])
+        except OSError:
+            self.answers.unread(session, feed)
+        return True
+
     def to_host(self, host: int) -> DataChannel:
         """Return the channel to another host's data port, which the first use opens. Raise ConnectError if it fails."""
         return self._hosts.to(host)
@@ -311,7 +357,7 @@ class DataPort:
         self._watch.close()
         self._hosts.close()
         with self._opened:
-            sessions = list(self._channels)
+            sessions = {*self._channels, *self._scripts}
         for session in sessions:
             self.close_session(session)
 

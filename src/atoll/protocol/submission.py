@@ -16,6 +16,7 @@ import msgspec
 
 from atoll.errors import invalid
 from atoll.ir.program import Program
+from atoll.ir.types import Replicated, Tiled
 from atoll.ir.validation import MAX_RANK
 from atoll.protocol.number_ranges import SCRIPT_FEEDS
 from atoll.protocol.questions import MOST_ARRAYS, MOST_CONTENTS
@@ -83,13 +84,15 @@ class Writing(msgspec.Struct, frozen=True, array_like=True, tag="writing"):
 class SmallWriting(msgspec.Struct, frozen=True, array_like=True, tag="small writing"):
     """A program whose runs make an array of small contents that the client's process has put into a shared slot.
 
-    Each of `devices` has the whole array, in its default memory. The contents, in row-major order, have the number
-    `first_feed(number)` for the first run, and the next number for each further run: see `transfers.shared_slots`.
+    The array is on `devices`, in their default memory: each has the whole array, or one of its tiles. The contents of
+    the whole array, in row-major order, have the number `first_feed(number)` for the first run, and the next number
+    for each further run: see `transfers.shared_slots`.
     """
 
     devices: Annotated[tuple[int, ...], msgspec.Meta(min_length=1)]
     number: Annotated[int, msgspec.Meta(ge=0, lt=MOST_READINGS)]
     array: PutArray
+    tiling: Replicated | Tiled
     version: int = VERSION
 
 

@@ -19,7 +19,9 @@ from atoll.errors import OK, AtollError, Code, Details, Kind, Status, failure, i
 from atoll.host_services.calls.call_messages import (
     GREETING,
     NO_CLIENT,
+    Arrived,
     CallMessage,
+    Dial,
     DirectWanted,
     Landed,
     Released,
@@ -40,6 +42,7 @@ from atoll.protocol.callbacks import CallbackAddress
 from atoll.protocol.number_ranges import SCRIPT_FEEDS
 from atoll.session.cluster_session import ClusterSession
 from atoll.session.script_writes import ScriptWrites
+from atoll.session.session_interfaces import HostAccess
 from atoll.transfers.channel import DataChannel
 from atoll.transfers.shared_slots import SharedSlots
 from atoll.transfers.transfer_engine import Piece
@@ -111,8 +114,11 @@ class CallbackRelay:
         self.where = where
         self._on_loop = on_loop
         self.writes = ScriptWrites(self._ask, self._forget, cluster.sent_by_client, self._upload)
-        self._sends_contents = False  # whether the client wants direct channels
-        self._slots: SharedSlots | None = None  # shared with the client of the channel, after it has asked for them
+        self._wants_direct = False  # whether the client wants direct channels
+        # Shared with the client after it has asked for them. Its later channels share the same slots, because launches
+        # may arrive whose contents it has put there before the channel was replaced.
+        self._slots: SharedSlots | None = None
+        self._slots_channel: DataChannel | None = None  # the last channel on which they were shared
         self._cluster = cluster
         self._channel: DataChannel | None = None
         self._unanswered: dict[int, DataChannel | None] = {}  # the channel that took the call, by feed
@@ -149,8 +155,19 @@ class CallbackRelay:
                 channel.pass_socket(sock, host)
 
     def host_opened(self, host: int, is_local: bool) -> None:
-        if self._sends_contents and is_local:
+        if not self._wants_direct:
+            return
+        if is_local:
             self._cluster.answer(first_call(host), encode(DirectWanted()))
+        elif (access := self._cluster.far_hosts.get(host)) is not None:
+            self._let_dial(host, access)
+
+    def _let_dial(self, host: int, access: HostAccess) -> None:
+        """Let the client open its own channel to a host on another machine. Its credentials stay on this machine."""
+        found = access.certificate
+        certificate = None if found is None else (found.certificate, found.key, found.authority)
+        if self.is_local:
+            self._notify(Dial(host, access.address, access.session, access.secret, access.lease, certificate))
 
     @property
     def has_client(self) -> bool:
@@ -229,27 +246,39 @@ class CallbackRelay:
         return contents
 
     def _share_slots(self, channel: DataChannel) -> None:
-        if channel.is_local and self._channel is channel and self._slots is None:
-            self._slots = SharedSlots()
+        if channel.is_local and self._channel is channel and self._slots_channel is not channel:
+            self._slots_channel = channel
+            self._slots = self._slots or SharedSlots()
             channel.pass_memory(self._slots.descriptor)
 
     def _take_notice_of_client(self, channel: DataChannel, content: Any) -> None:
         notice, _ = decode(content)
         if isinstance(notice, Landed):
             self._on_loop(self.writes.landed, notice.write)
+        elif isinstance(notice, Arrived):
+            self._on_loop(self._cluster.received_by_client, notice.feed)
         elif isinstance(notice, DirectWanted):
             self._on_loop(self._open_direct_channels)
         elif isinstance(notice, SlotsWanted):
             self._share_slots(channel)
 
     def _open_direct_channels(self) -> None:
-        if not self._sends_contents and self.is_local:
-            self._sends_contents = True
+        if not self.is_local:
+            return
+        if not self._wants_direct:
+            self._wants_direct = True
             for host in self._cluster.local_hosts:
                 self.host_opened(host, True)
+        for host, access in self._cluster.far_hosts.items():  # each time, because the client may have lost its channel
+            self._let_dial(host, access)
 
     def _take_notice(self, host: int, content: Any) -> None:
         notice, _ = decode(content)
+        if isinstance(notice, Unread):  # the client's own channel to the host has ended during a transfer
+            for feed in notice.feeds:
+                self._on_loop(self._cluster.received_by_client, feed)
+                self.cannot_read((feed,))
+            return
         first = notice.callbacks[0]
         with self._lock:
             if isinstance(notice, Retained):
@@ -306,7 +335,6 @@ class CallbackRelay:
         """Send calls to the client and receive its answers, until the client closes the channel."""
         with self._lock:
             before, self._channel = self._channel, channel
-            self._slots = None
         if before is not None:
             before.close()
         channel.send(0, first_call(0), encode(GREETING))
@@ -345,6 +373,6 @@ class CallbackRelay:
     def close(self) -> None:
         with self._lock:
             channel, self._channel = self._channel, None
-            self._slots = None
+            self._slots = self._slots_channel = None
         if channel is not None:
             channel.close()

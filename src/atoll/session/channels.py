@@ -21,9 +21,10 @@ from atoll.cluster.processes.bugs import start_in
 from atoll.errors import AtollError, Code, ConnectError, Status
 from atoll.host_services.calls.call_messages import NO_CLIENT, host_of, is_call, is_notice
 from atoll.protocol.number_ranges import SCRIPT_FEEDS
+from atoll.protocol.script_secrets import script_secret
 from atoll.retries import Retry
 from atoll.session.sent_uploads import SentUploads, Upload
-from atoll.session.session_interfaces import CallbackHandler, OnBroken, OnFeed, Unreached
+from atoll.session.session_interfaces import CallbackHandler, HostAccess, OnBroken, OnFeed, Unreached
 from atoll.transfers.channel import DataChannel
 from atoll.transfers.liveness import SILENCE_SECONDS
 from atoll.transfers.piece_contents import BufferContents, FileContents, as_views
@@ -76,6 +77,7 @@ class Channels:
         self._awaits = awaits
         self._looking = loop.call_later(_LOOK_SECONDS, self._look)
         self._open: dict[int, DataChannel] = {}
+        self._addresses: dict[int, str] = {}  # of the hosts' data ports
         self._absent: dict[int, dict[int, Upload]] = {}  # waiting uploads by host and feed
         self._sent = SentUploads()
         self._unexplained: dict[int, asyncio.TimerHandle] = {}  # broken channels by host, until its loss is reported
@@ -90,6 +92,7 @@ class Channels:
         self, hosts: Sequence[tuple[int, str]], then: Callable[[Unreached], None], patience: float = 0.0
     ) -> None:
         """Connect to all hosts concurrently. Send the waiting uploads to each host when it is reached."""
+        self._addresses.update(hosts)
         task = self._loop.create_task(self._connect(hosts, then, patience))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -227,6 +230,18 @@ class Channels:
     def is_local(self, host: int) -> bool:
         channel = self._open.get(host)
         return channel is not None and channel.is_local
+
+    def access(self, host: int) -> HostAccess | None:
+        channel = self._open.get(host)
+        if channel is None or channel.is_local:
+            return None
+        return HostAccess(
+            str(_reachable(self._addresses[host], self._controller)),
+            self._session,
+            script_secret(self._secret),
+            self._lease,
+            None if self._identity is None else self._identity.certificate,
+        )
 
     # ---- methods for any thread
 

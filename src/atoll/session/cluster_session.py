@@ -27,7 +27,7 @@ from atoll.session.controller_lease import ControllerLease
 from atoll.session.downloads import DirectDownload, Download, Downloads
 from atoll.session.outgoing_messages import LaunchWindow, Outgoing
 from atoll.session.registered_programs import ProgramCache, RegisteredPrograms
-from atoll.session.session_interfaces import CallbackHandler, OpenChannels, ReplyFuture, Unreached
+from atoll.session.session_interfaces import CallbackHandler, HostAccess, OpenChannels, ReplyFuture, Unreached
 
 _log = logging.getLogger(__name__)
 
@@ -386,7 +386,7 @@ class ClusterSession:
             return
         hosts = self.hosts_of(download.devices)
         if isinstance(download, DirectDownload) and download.may_bypass and all(map(self._channels.is_local, hosts)):
-            self.downloads.arrived(download)
+            self.downloads.end(download.feed)
         else:
             self.downloads.sent(download, hosts)
 
@@ -400,6 +400,16 @@ class ClusterSession:
     def local_hosts(self) -> list[int]:
         """The hosts that are on this machine and have a channel."""
         return [host for host in sorted(set(self._hosts.values())) if self._channels.is_local(host)]
+
+    @property
+    def far_hosts(self) -> dict[int, HostAccess]:
+        """The hosts on other machines that have a channel, with how the client's process can reach them."""
+        found = {host: self._channels.access(host) for host in sorted(set(self._hosts.values()))}
+        return {host: access for host, access in found.items() if access is not None}
+
+    def received_by_client(self, feed: int) -> None:
+        """Note that the client has contents that bypass the proxy, or knows that it does not get them."""
+        self.downloads.end(feed)
 
     def sent_by_client(self, feed: int) -> None:
         """Note that the client itself has sent a feed of `feed()` to its host."""

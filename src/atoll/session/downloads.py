@@ -178,9 +178,10 @@ class Downloads:
         """Note that `hosts` have sent everything. If one of them fails before it has arrived, the download fails."""
         download.senders = hosts
 
-    def arrived(self, download: DirectDownload) -> None:
-        """Note that contents have arrived that bypass the proxy."""
-        self._downloads.pop(download.feed, None)
+    def end(self, feed: int) -> None:
+        """Stop to expect contents that bypass the proxy."""
+        if isinstance(self._downloads.get(feed), DirectDownload):
+            del self._downloads[feed]
 
     def fail(self, download: Download | DirectDownload, status: Status) -> None:
         """Fail a download whose feed will not arrive, unless it has arrived."""

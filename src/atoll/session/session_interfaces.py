@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from atoll.errors import ConnectError, Status
+from atoll.wire.tls.identity import Certificate
 
 # The feed, a part of its contents, whether more will follow, and a function to call when the part has been read.
 OnFeed = Callable[[int, Any, bool, Callable[[], None]], None]
@@ -18,6 +19,16 @@ OnFeed = Callable[[int, Any, bool, Callable[[], None]], None]
 OnBroken = Callable[[Status], None]
 # The hosts that could not be reached, each with the reason.
 Unreached = Mapping[int, ConnectError]
+
+
+class HostAccess(NamedTuple):
+    """How the client's process can open its own channel to a host on another machine: see `call_messages.Dial`."""
+
+    address: str
+    session: int
+    secret: str
+    lease: float
+    certificate: Certificate | None
 
 
 class ControlConnection(Protocol):
@@ -80,6 +91,9 @@ class DataChannels(Protocol):
 
     def is_local(self, host: int) -> bool:
         """Return whether there is a channel to the host on this machine, so that it can also reach local clients."""
+
+    def access(self, host: int) -> HostAccess | None:
+        """Return how the client's process can reach a host, or None if it is on this machine or has no channel."""
 
     def answer(self, feed: int, contents: Sequence[Any]) -> None:
         """Send the answer to a call, or drop it if the host is lost. Thread-safe; may wait for the host to read."""

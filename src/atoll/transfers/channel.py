@@ -267,12 +267,13 @@ class DataChannel:
         on_end(None)
 
     def start_in_chunks(self, session: int, feed: int, contents: Contents, on_end: OnEnd) -> None:
-        """Start to send one piece of at least 256 KiB to a local peer through few blocks. Otherwise like `start`.
+        """Start to send one piece of at least 256 KiB in chunks, to a local peer through few blocks.
 
-        The receiver copies each chunk to its destination at once.
+        The receiver copies each chunk to its destination at once. Otherwise like `start`.
         """
-        assert self._chunks is not None
-        self._chunks.start(session, feed, contents, False, on_end)
+        engine = self._chunks or self._streams
+        assert engine is not None
+        engine.start(session, feed, contents, False, on_end)
 
     def send_in_parts(self, session: int, feed: int, content: Any) -> None:
         """Send one buffer, split into pieces if it is large. The receiver uses one piece while the next is copied."""

@@ -18,8 +18,8 @@ import numpy as np
 
 from atoll.errors import FrameError
 
-SLOTS = 256
-SLOT_BYTES = 4096
+SLOTS = 128
+SLOT_BYTES = 1 << 16
 _TABLE_BYTES = 8 * SLOTS  # the number of the contents in each slot, before the slots; 0 if the slot is free
 _NBYTES = _TABLE_BYTES + SLOTS * SLOT_BYTES
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL

@@ -172,6 +172,9 @@ class VirtualConnection:
         os.close(descriptor)
         self.upload(hosts, feed, [contents])
 
+    def access(self, host: int) -> None:
+        return None
+
     def is_local(self, host: int) -> bool:
         return False
 

@@ -28,8 +28,8 @@ from atoll.protocol.number_ranges import SCRIPT_FEEDS
 from atoll.transfers.channel import DataChannel
 from atoll.transfers.dtypes import numpy_dtype
 from atoll.transfers.host_memory import aligned
-from atoll.transfers.piece_contents import Filled
-from atoll.transfers.transfer_engine import nothing_to_release
+from atoll.transfers.piece_contents import BufferContents, Filled, as_views
+from atoll.transfers.transfer_engine import Contents, nothing_to_release
 from atoll.worker.completions import ArrayCompletion, DeletionGuard, RunCompletion
 from atoll.worker.dispatch_unit import DispatchUnit, Read
 from atoll.worker.future_arrays import ClientRunThreads, FutureArray, Outcome, has_thread, raise_failure, stream_of
@@ -445,10 +445,14 @@ class StepRunner:
                     return
                 whole = tuple((0, size) for size in step.shape)
                 if step.strides is None and step.boxes == (whole,) and arrays[0].flags.c_contiguous:
-                    channel.send_in_parts(run.session, feed, host_data.bytes_of(arrays[0]))
+                    contents = host_data.bytes_of(arrays[0])
+                    if not self._is_sent_to_script(run.session, feed, [BufferContents(as_views([contents]))]):
+                        channel.send_in_parts(run.session, feed, contents)
                     return
                 if step.strides is None and 0 not in step.shape:
                     parts = list(row_major_parts(step.shape, step.boxes, arrays))
+                    if self._is_sent_to_script(run.session, feed, parts):
+                        return
                     for part in parts:
                         channel.send_contents(run.session, feed, part, more=part is not parts[-1])
                     return
@@ -493,7 +497,8 @@ class StepRunner:
                 if any(each.dtype.kind == "T" for each in contents):
                     raise invalid("strings cannot be read together with other arrays")
                 whole = b"".join([each.tobytes() for each in contents])
-                self._receiver(run.session, feed).send_in_parts(run.session, feed, whole)
+                if not self._is_sent_to_script(run.session, feed, [BufferContents(as_views([whole]))]):
+                    self._receiver(run.session, feed).send_in_parts(run.session, feed, whole)
             except Exception:
                 for buffer in buffers:
                     _raise_cause_of(buffer)
@@ -513,6 +518,10 @@ class StepRunner:
         if feed in SCRIPT_FEEDS:
             can_send = self._data_port.can_send_to_client_nowait
         return can_send(session, SMALL_BYTES)
+
+    def _is_sent_to_script(self, session: int, feed: int, parts: Sequence[Contents]) -> bool:
+        """Send contents for the client's process on its own channel, if possible. Return whether they were sent."""
+        return feed in SCRIPT_FEEDS and self._data_port.send_to_script(session, feed, parts)
 
     def _receiver(self, session: int, feed: int) -> DataChannel:
         """Return the channel to the session's proxy or, if the feed is for the client's process, the shortest one."""

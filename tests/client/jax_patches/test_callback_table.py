@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import queue
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,22 +15,35 @@ import numpy as np
 import pytest
 
 import atoll
+from atoll.client.jax_patches import callback_table as module
 from atoll.client.jax_patches.callback_table import CallbackTable
 from atoll.errors import ConnectError
 from atoll.host_services.calls.call_messages import (
     GREETING,
     ArrayType,
+    Arrived,
     Call,
+    Dial,
+    DirectWanted,
+    Landed,
     Raised,
     Returned,
+    Unread,
+    Wanted,
     decode,
     encode,
     first_call,
 )
+from atoll.peers.data_port import DataPort
 from atoll.peers.listener import Listener
 from atoll.protocol.callbacks import CallbackAddress
+from atoll.protocol.script_secrets import script_secret
+from atoll.protocol.submission import first_feed
 from atoll.transfers.channel import DataChannel, Open
+from atoll.transfers.inbox import Inbox
+from atoll.transfers.piece_contents import BufferContents
 from atoll.wire.address import Address
+from tests.waiting import until
 
 SECONDS = 10.0
 FEED = 77
@@ -152,3 +168,106 @@ def test_a_proxy_that_does_not_greet_takes_no_callables() -> None:
         assert not len(table)
     finally:
         listener.close()
+
+
+class FarHost:
+    """A proxy that lets its client dial a host on another machine, and that host's data port."""
+
+    def __init__(self, directory: Path) -> None:
+        self.told: queue.SimpleQueue[Any] = queue.SimpleQueue()  # the client's notices
+        self.arrived: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
+        self.port = DataPort(Address(host="127.0.0.1"), Inbox(lambda *which: self.arrived.put(which)))
+        self.port.open_session(5, "secret five")
+        self.port.answers = SimpleNamespace(takes=lambda feed: False, fail=lambda session: None, unread=self._unread)  # type: ignore[assignment]
+        self.to_client: DataChannel | None = None
+        self._proxy = Listener(Address(path=str(directory / "proxy")), self._serve, lambda: None)
+        where = CallbackAddress(str(self._proxy.address), 11, "secret")
+        self.table = CallbackTable(lambda client, payload: self._submit(payload, where))
+
+    def _submit(self, payload: bytes, where: CallbackAddress) -> Any:
+        return SimpleNamespace(fingerprint=msgspec.json.encode(where), execute_sharded=lambda arguments: None)
+
+    def _serve(self, channel: DataChannel) -> None:
+        channel.receive_open()
+        self._proxy.opened(channel)
+        channel.send(0, first_call(0), encode(GREETING))
+        self.to_client = channel
+        channel.receive(self._take)
+
+    def _take(self, piece: Any, content: Any, done: Callable[[], None]) -> None:
+        self.told.put(decode(content)[0])
+        done()
+
+    def _unread(self, session: int, feed: int) -> None:
+        self.notify(Unread((feed,)))
+
+    def notify(self, message: Any) -> None:
+        assert self.to_client is not None
+        self.to_client.send(0, first_call(0), encode(message))
+
+    def let_dial(self) -> DataChannel:
+        """Let the client dial, and return its channel once it is open."""
+        self.notify(Dial(3, str(self.port.address), 5, script_secret("secret five"), 10.0))
+        until(lambda: 3 in self.table._direct.values() and 5 in self.port._scripts)
+        (channel,) = self.table._direct
+        return channel
+
+    def __enter__(self) -> FarHost:
+        assert self.table.receives_from(None)
+        until(lambda: self.to_client is not None)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.table.clear_cache()
+        self._proxy.close()
+        self.port.close()
+
+
+@pytest.fixture
+def far(short_directory: Path) -> Iterator[FarHost]:
+    with FarHost(short_directory) as host:
+        yield host
+
+
+DEVICE = SimpleNamespace(id=0, host=3, client=None)
+VALUES = np.arange(1 << 20, dtype=np.uint8)
+
+
+def test_contents_arrive_on_a_channel_that_the_client_has_dialed(far: FarHost) -> None:
+    channel = far.let_dial()
+    far.notify(Dial(3, str(far.port.address), 5, "of a channel that is open", 10.0))
+    contents = far.table.reads.start(None, [DEVICE], VALUES.nbytes, far.table.reads.losses)
+    assert far.port.send_to_script(5, first_feed(0), [BufferContents((memoryview(VALUES),))])
+    np.testing.assert_array_equal(contents.wait(), VALUES)
+    assert far.told.get(timeout=SECONDS) == Arrived(first_feed(0))
+    assert list(far.table._direct) == [channel]
+
+
+def test_contents_are_sent_on_a_channel_that_the_client_has_dialed(far: FarHost) -> None:
+    far.let_dial()
+    far.table.writes.start(VALUES, DEVICE)
+    far.notify(Wanted(first_feed(0), 77, 3))
+    assert far.told.get(timeout=SECONDS) == Landed(first_feed(0))
+    assert far.arrived.get(timeout=SECONDS) == (5, 77)
+    assert bytes(far.port.inbox.take(5, 77)[0]) == VALUES.tobytes()
+
+
+def test_reads_end_with_a_dialed_channel_and_the_proxy_is_asked_for_another(
+    far: FarHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_ASK_SECONDS", 0.0)
+    channel = far.let_dial()
+    assert far.table.sends_to(DEVICE)
+    contents = far.table.reads.start(None, [DEVICE], VALUES.nbytes, far.table.reads.losses)
+    channel.shut_down()
+    assert contents.wait() is None
+    until(lambda: not far.table._dialed and 5 not in far.port._scripts)
+    assert far.told.empty()
+    assert not far.table.sends_to(DEVICE)
+    assert far.told.get(timeout=SECONDS) == DirectWanted()
+    far.let_dial()
+
+
+def test_a_host_that_cannot_be_dialed_is_reached_through_the_proxy(far: FarHost) -> None:
+    far.notify(Dial(3, "127.0.0.1:1", 5, "secret", 10.0))
+    far.let_dial()

@@ -16,6 +16,7 @@ from atoll.client.jax_patches.direct_reads import value_of
 from atoll.client.jax_patches.read_table import ArrivingContents, ReadTable
 from atoll.errors import Code, Status, details_of
 from atoll.protocol.submission import Reading, decode, first_feed
+from atoll.transfers.transfer_engine import nothing_to_release
 
 CLIENT = object()
 
@@ -193,6 +194,15 @@ def test_contents_are_not_shared_with_the_channel(table: ReadTable) -> None:
     found = contents.wait()
     assert found is not None
     np.testing.assert_array_equal(found, [97, 98])
+
+
+def test_memory_that_nobody_else_uses_becomes_the_arrays(table: ReadTable) -> None:
+    contents = start(table, "x", devices(0), 2)
+    arrived = np.frombuffer(b"ab", np.uint8)
+    table.take(first_feed(0), arrived, False, nothing_to_release)
+    found = contents.wait()
+    assert found is not None
+    assert np.shares_memory(found, arrived)
 
 
 class ReadByAnotherThread:

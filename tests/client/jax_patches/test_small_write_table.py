@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 
 from atoll.client.jax_patches.small_write_table import LEAST_WRITTEN, SmallWriteTable
+from atoll.ir.types import Replicated, Tiled
 from atoll.protocol.submission import PutArray, SmallWriting, decode, first_feed
 from atoll.transfers.shared_slots import SLOTS, SharedSlots, SlotWriter
 
 CLIENT = object()
 DEVICES = [SimpleNamespace(id=number, client=CLIENT) for number in (4, 5)]
 X = np.arange(6, dtype=np.int16).reshape(2, 3)
+COLUMNS = Tiled((1, 2), (0, 1))
 
 
 class Server:
@@ -64,19 +66,21 @@ def test_arrays_of_a_type_that_is_written_often_are_made_of_contents_in_slots(
 ) -> None:
     found = [table.start(X[0] + i, DEVICES[:1]) for i in range(LEAST_WRITTEN + 2)]
     assert found == [None] * LEAST_WRITTEN + ["results"] * 2
-    assert server.writings == [SmallWriting((4,), 0, PutArray("int16", (3,)))]
+    assert server.writings == [SmallWriting((4,), 0, PutArray("int16", (3,)), Replicated())]
     assert server.taken == [(X[0] + i).tobytes() for i in (LEAST_WRITTEN, LEAST_WRITTEN + 1)]
 
 
-def test_each_type_and_each_list_of_devices_has_an_executable(server: Server, table: SmallWriteTable) -> None:
+def test_each_type_and_each_sharding_has_an_executable(server: Server, table: SmallWriteTable) -> None:
     for _ in range(LEAST_WRITTEN + 1):
         table.start(np.float32(3), DEVICES)
         table.start(np.float32(3), DEVICES[1:])
         table.start(X.T, DEVICES)
-    assert [(each.devices, each.array) for each in server.writings] == [
-        ((4, 5), PutArray("float32", ())),
-        ((5,), PutArray("float32", ())),
-        ((4, 5), PutArray("int16", (3, 2))),
+        table.start(X.T, DEVICES, COLUMNS)
+    assert [(each.devices, each.array, each.tiling) for each in server.writings] == [
+        ((4, 5), PutArray("float32", ()), Replicated()),
+        ((5,), PutArray("float32", ()), Replicated()),
+        ((4, 5), PutArray("int16", (3, 2)), Replicated()),
+        ((4, 5), PutArray("int16", (3, 2)), COLUMNS),
     ]
 
 

@@ -12,7 +12,7 @@ from atoll.errors import Code, StatusError
 from atoll.executables.program_executables import SmallWritingExecutable, WritingExecutable
 from atoll.ifrt.requests.contents_requests import put_small_contents, write_contents
 from atoll.ir.program import HostBuffer, HostToDevice
-from atoll.ir.types import ArraySpec, Sharding
+from atoll.ir.types import ArraySpec, Replicated, Sharding, Tiled
 from atoll.protocol.submission import PutArray, SmallWriting, Writing, first_feed
 from tests.ifrt.rig import Rig, node_of
 
@@ -31,9 +31,10 @@ def test_a_write_is_refused_while_the_client_cannot_be_asked_for_it(rig: Rig, mo
     assert asked == [(first_feed(0) + 1, launch.feeds[0], 0, 16)], "the client has counted the refused run"
 
 
+@pytest.mark.parametrize("tiling", [Replicated(), Tiled((2,), (1, 0))])
 @pytest.mark.parametrize("carries", [False, True])
 def test_small_contents_are_taken_from_the_slot_of_each_run(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, carries: bool
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, carries: bool, tiling: Replicated | Tiled
 ) -> None:
     welcome = msgspec.structs.replace(rig.cluster.session.welcome, most_carried=16 if carries else 0)
     rig.cluster.session.welcome = welcome
@@ -45,12 +46,12 @@ def test_small_contents_are_taken_from_the_slot_of_each_run(
         return slots.pop(write)[:nbytes]
 
     monkeypatch.setattr(rig.session, "client_relay", lambda: SimpleNamespace(take_small=take_small))
-    executable = SmallWritingExecutable(SmallWriting((0, 2), 3, PutArray("float32", (4,))), rig.session.cluster)
+    executable = SmallWritingExecutable(SmallWriting((0, 2), 3, PutArray("float32", (4,)), tiling), rig.session.cluster)
     with pytest.raises(StatusError, match="no contents"):
         put_small_contents(rig.session, executable, [7], 0)
     put_small_contents(rig.session, executable, [8], 0)
     program, launch = rig.take_launch()
-    made = ArraySpec("float32", (4,), Sharding((0, 2)))
+    made = ArraySpec("float32", (4,), Sharding((0, 2), tiling))
     assert node_of(program) == HostToDevice((HostBuffer(0, (4,), None, None),), (made,))
     assert launch.contents == (b"0123456789abcdef" if carries else None)
     assert [(hosts, contents) for hosts, _, contents in rig.cluster.uploads] == (
@@ -60,5 +61,14 @@ def test_small_contents_are_taken_from_the_slot_of_each_run(
 
 
 def test_large_contents_have_no_slot(rig: Rig) -> None:
-    with pytest.raises(StatusError, match="small contents have at most 4096 bytes, and these 4100"):
-        SmallWritingExecutable(SmallWriting((0,), 0, PutArray("float32", (1025,))), rig.session.cluster)
+    writing = SmallWriting((0,), 0, PutArray("float32", (16385,)), Replicated())
+    with pytest.raises(StatusError, match="small contents have at most 65536 bytes, and these 65540"):
+        SmallWritingExecutable(writing, rig.session.cluster)
+
+
+@pytest.mark.parametrize(
+    "tiling", [Tiled((3,), (0, 1)), Tiled((2,), (0, 0)), Tiled((2,), (0, 9)), Tiled((), (0, 1)), Tiled((1,) * 99, (0,))]
+)
+def test_tiles_that_do_not_fit_are_refused(rig: Rig, tiling: Tiled) -> None:
+    with pytest.raises(StatusError, match="INVALID_ARGUMENT"):
+        SmallWritingExecutable(SmallWriting((0, 2), 0, PutArray("float32", (4,)), tiling), rig.session.cluster)

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
+import math
 import os
 import socket
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -27,7 +30,9 @@ from atoll.client.jax_patches.write_table import WriteTable
 from atoll.errors import AtollError, ConnectError, traceback_of
 from atoll.host_services.calls.call_messages import (
     GREETING,
+    Arrived,
     Call,
+    Dial,
     DirectWanted,
     Raised,
     Released,
@@ -49,6 +54,9 @@ from atoll.transfers.channel import DataChannel, OnMemory
 from atoll.transfers.shared_slots import SlotWriter
 from atoll.transfers.transfer_engine import Piece
 from atoll.wire.address import Address, parse_address
+from atoll.wire.tls.identity import Certificate, Identity
+
+_log = logging.getLogger(__name__)
 
 Callback = Callable[..., Sequence[Any]]
 
@@ -59,6 +67,8 @@ _SMALL_BYTES = 64 * 1024
 _GREETING_SECONDS = 10.0
 # Timeout for the greeting on a channel that only reads need. jaxlib's client can also read arrays.
 _READ_SECONDS = 3.0
+# Seconds until the proxy is asked again for channels that do not exist, such as after one was lost.
+_ASK_SECONDS = 10.0
 # Directory of files whose frames are not the user's.
 _OURS = str(Path(__file__).parents[2])  # all of atoll
 
@@ -76,13 +86,15 @@ class CallbackTable:
         self._lock = threading.Lock()
         self._threads = Threads()
         self._channel: DataChannel | None = None
-        self._direct: dict[DataChannel, int] = {}  # channels from hosts on this machine, with the host
+        self._direct: dict[DataChannel, int] = {}  # channels to hosts that bypass the proxy, with the host
+        self._dialed: dict[int, str] = {}  # addresses of hosts on other machines to which a channel is open or dialed
         self.proxy = Address()  # address at which the client reached the proxy, if it is in another process
         self._loaded: Any = None  # the proxy's answer, which reserves the data channel while it is referenced
         self.reads = ReadTable(submit)
         self.writes = WriteTable(submit, self._threads.run)
         self.small_writes = SmallWriteTable(submit)
-        self._wants_direct = False  # whether hosts were asked for direct channels
+        self._unreachable: set[str] = set()  # addresses of which the user knows that they cannot be dialed
+        self._asked = -math.inf  # when direct channels were last asked for
         self._wants_slots = False  # whether the proxy was asked for slots
         self._client: Any = None  # the client of the channel
         self._process = os.getpid()
@@ -115,11 +127,15 @@ class CallbackTable:
             return self._receives(client)
 
     def sends_to(self, device: Any) -> bool:
-        """Return whether there is a direct channel to the device's host. The first call asks hosts to open them."""
+        """Return whether there is a direct channel to the device's host. Without one, ask for them from time to time.
+
+        Hosts on this machine open them themselves, and this process dials the others.
+        """
         if device.host in self._direct.values():
             return self.receives_from(device.client)
-        if not self._wants_direct and self.receives_from(device.client):
-            self._wants_direct = True
+        now = time.monotonic()
+        if now - self._asked >= _ASK_SECONDS and self.receives_from(device.client):
+            self._asked = now
             self._ask(DirectWanted())
         return False
 
@@ -174,7 +190,7 @@ class CallbackTable:
         with self._lock:
             channel, self._channel, self._loaded = self._channel, None, None
             self._callbacks.clear()
-            self._client, self._refused, self._wants_direct, self._wants_slots = None, False, False, False
+            self._client, self._refused, self._asked, self._wants_slots = None, False, -math.inf, False
         self.reads.clear()
         self.writes.clear()
         self.small_writes.clear()
@@ -185,11 +201,22 @@ class CallbackTable:
 
     # ---- calls
 
-    def _receive(self, channel: DataChannel, heard: threading.Event, on_memory: OnMemory | None = None) -> None:
+    def _receive(
+        self,
+        channel: DataChannel,
+        heard: threading.Event,
+        on_memory: OnMemory | None = None,
+        proxy: DataChannel | None = None,
+    ) -> None:
+        """Receive on a channel until it ends. `proxy` is that of the proxy, if `channel` was dialed without it."""
+
         def on_piece(piece: Piece, content: Any, done: Callable[[], None]) -> None:
             heard.set()
             if piece.feed in SCRIPT_FEEDS:
                 self.reads.take(piece.feed, content, piece.more, done)
+                if proxy is not None and not piece.more:
+                    with contextlib.suppress(AtollError, OSError):
+                        proxy.send(0, first_call(0), encode(Arrived(piece.feed)))
                 return
             try:
                 message, offsets = decode(content)
@@ -205,6 +232,9 @@ class CallbackTable:
             elif isinstance(message, Wanted):
                 done()
                 self.writes.send(message, self._direct_to(message.host), channel)
+            elif isinstance(message, Dial):
+                done()
+                self._start_dialing(message, channel)
             elif isinstance(message, Written):
                 done()
                 self.writes.written(message.write)
@@ -238,6 +268,42 @@ class CallbackTable:
         ).start()
         with contextlib.suppress(OSError):
             channel.send(0, first_call(0), encode(GREETING))
+
+    def _start_dialing(self, dial: Dial, proxy: DataChannel) -> None:
+        """Open a channel to a host on another machine, unless one is open to this address."""
+        if self._dialed.get(dial.host) == dial.address:
+            return
+        before = self._direct_to(dial.host)
+        if before is not None:  # to the host before it restarted
+            before.shut_down()
+        self._dialed[dial.host] = dial.address
+        threading.Thread(target=self._dial, args=(dial, proxy), name="atoll-callbacks", daemon=True).start()
+
+    def _dial(self, dial: Dial, proxy: DataChannel) -> None:
+        try:
+            channel = DataChannel.connect(
+                parse_address(dial.address),
+                dial.session,
+                dial.secret,
+                None if dial.certificate is None else Identity(Certificate(*dial.certificate, "client", 0.0, 0.0)),
+            )
+            if channel.liveness is not None:
+                channel.liveness.patience = dial.lease
+            with self._lock:
+                is_wanted = self._channel is proxy and self._dialed.get(dial.host) == dial.address
+                if is_wanted:
+                    self._direct[channel] = dial.host
+            if is_wanted:
+                self._receive(channel, threading.Event(), proxy=proxy)
+            else:
+                channel.close()
+        except (AtollError, OSError) as error:
+            if dial.address not in self._unreachable:
+                self._unreachable.add(dial.address)
+                _log.warning("large arrays of host %d are sent through the proxy: %s", dial.host, error)
+        finally:
+            if self._dialed.get(dial.host) == dial.address:
+                del self._dialed[dial.host]
 
     def _call(
         self, channel: DataChannel, feed: int, call: Call, content: Any, offsets: list[int], done: Callable[[], None]

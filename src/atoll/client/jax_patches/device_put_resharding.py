@@ -7,9 +7,10 @@ reshards on the same devices, as in a jit, and a program reshards to other devic
 JAX splits an array on one device there, and then copies the parts, so the device holds the array twice. If the parts go
 to another island, a program sends them directly.
 
-On CPUs, single small arrays still use JAX's own path, which is faster than to compile and run a computation. If a
-transfer guard forbids that path, Atoll reshards them on the cluster. Several arrays of a tree that go to other devices,
-of any size, are one program.
+On CPUs, single small arrays still use JAX's own path, which is faster than to compile and run a computation. Atoll
+reshards them on the cluster if a transfer guard forbids that path. It also does so if they have 64 bits while the
+script has switched 64 bits off, because that path would truncate their contents. Several arrays of a tree that go to
+other devices, of any size, are one program.
 """
 
 from __future__ import annotations
@@ -111,7 +112,8 @@ def _should_reshard(x: Any, sharding: Any, indices: tuple[Any, ...]) -> bool:
     target = internals.devices_of(sharding)
     if target is None or not _may_reshard(x, sharding):
         return False
-    if x.nbytes < CPU_LEAST_BYTES and target[0].platform == "cpu" and not internals.forbids_transfers():
+    is_small = x.nbytes < CPU_LEAST_BYTES and target[0].platform == "cpu"
+    if is_small and not internals.forbids_transfers() and internals.is_canonical(x.dtype):
         return False
     return _has_other_shards(x, indices)
 
@@ -143,7 +145,8 @@ def _compiled(aval: Any, source: Any, target: Any) -> Callable[[Any], Any]:
     from atoll.client import jax_internals as internals
 
     jitted = jax.jit(_reshard, in_shardings=internals.by_tiles(source, aval.ndim), out_shardings=target)
-    compiled: Callable[[Any], Any] = jitted.lower(jax.ShapeDtypeStruct(aval.shape, aval.dtype)).compile()
+    with jax.enable_x64(True):  # otherwise JAX makes the computation for 32 bits if the script does not use 64 now
+        compiled: Callable[[Any], Any] = jitted.lower(jax.ShapeDtypeStruct(aval.shape, aval.dtype)).compile()
     return compiled
 
 

@@ -1,8 +1,8 @@
 """Reads arrays with one request, whose contents hosts send to this process without jaxlib's client.
 
 jaxlib's client sends three requests for an array, and waits for two of them. It receives large contents in messages of
-gRPC and copies them several times. A host on this machine shares memory with this process instead. If the host is on
-another machine, its proxy receives the contents and shares memory with this process.
+gRPC and copies them several times. A host on this machine shares memory with this process instead. A host on another
+machine sends large contents on a channel that this process has opened, and others to the proxy.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from atoll.client.jax_patches.patch import Patch, Replacement
 from atoll.client.jax_patches.read_table import ArrivingContents
 from atoll.client.plugin_programs import client_of, is_atoll
 
+LEAST_BYTES = 1 << 20  # of contents for which a direct channel to a host on another machine is opened
 _REQUESTED = "_atoll_contents"  # attribute of an array whose contents were requested
 
 
@@ -37,6 +38,8 @@ def request_contents(array: Any) -> ArrivingContents | None:
     losses = TABLE.reads.losses
     if not TABLE.receives_from(devices[0].client):
         return None
+    if array.nbytes >= LEAST_BYTES:
+        TABLE.sends_to(devices[0])  # asks for a direct channel if necessary
     try:
         requested = TABLE.reads.start(array, devices, array.nbytes, losses)
     except (RuntimeError, ValueError):  # JaxRuntimeError is a RuntimeError

@@ -8,9 +8,11 @@ JAX instead if the argument has a layout. The patch gives these arguments a layo
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,11 +25,14 @@ from atoll.transfers.shared_slots import SLOT_BYTES
 _MOST_TYPES = 512
 
 
+@dataclass(frozen=True, slots=True)
 class _FromHost:
-    """The layout of an argument whose values come from this process. JAX's C++ has a separate entry for arrays."""
+    """The layout of an argument whose values come from this process. JAX's C++ has a separate entry for arrays.
 
+    `name` is the argument's path in the call, as JAX's errors name it.
+    """
 
-_FROM_HOST = _FromHost()
+    name: str
 
 
 def _is_small(argument: Any) -> bool:
@@ -46,16 +51,20 @@ def _marking(fastpath_data: Callable[..., Any]) -> Callable[..., Any]:
     def _get_fastpath_data(
         executable: Any, out_tree: Any, args_flat: Sequence[Any], *others: Any, **options: Any
     ) -> Any:
+        from atoll.client import jax_internals as internals
+
         data = fastpath_data(executable, out_tree, args_flat, *others, **options)
         if data is None or not is_atoll(data.xla_executable.client):
             return data
-        arguments = [*itertools.compress((*data.const_args, *args_flat), data.kept_var_bitvec)]
+        arguments = [*data.const_args, *args_flat]
+        names = [*itertools.compress(internals.argument_names(executable, len(arguments)), data.kept_var_bitvec)]
+        arguments = [*itertools.compress(arguments, data.kept_var_bitvec)]
         before = [*data.in_device_local_layouts]
         if len(arguments) != len(before) or not any(map(_is_small, arguments)):
             return data
         layouts = [
-            _FROM_HOST if layout is None and _is_small(argument) else layout
-            for layout, argument in zip(before, arguments, strict=True)
+            _FromHost(name) if layout is None and _is_small(argument) else layout
+            for layout, argument, name in zip(before, arguments, names, strict=True)
         ]
         return data._replace(in_device_local_layouts=layouts)
 
@@ -64,11 +73,17 @@ def _marking(fastpath_data: Callable[..., Any]) -> Callable[..., Any]:
 
 def _making(shard_arg: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
     def cc_shard_arg(x: Any, sharding: Any, layout: Any) -> Any:
-        if layout is not _FROM_HOST:
+        if not isinstance(layout, _FromHost):
             return shard_arg(x, sharding, layout)
         if not _is_small(x):
             return shard_arg(x, sharding, None)
-        array = _made(x, sharding, committed=True)
+        try:
+            array = _made(x, sharding, committed=True)
+        except OverflowError:  # JAX's C++ would call JAX's Python again, which raises this error
+            raise OverflowError(
+                "An overflow was encountered while parsing an argument to a jitted computation, whose argument path is "
+                f"{layout.name}. Got {type(x)} with value {x}"
+            ) from None
         return shard_arg(x, sharding, None) if array is None else array
 
     return cc_shard_arg
@@ -79,14 +94,20 @@ def _staging(stage: Callable[[Any], Any]) -> Callable[[Any], Any]:
         from atoll.client import jax_internals as internals
 
         device = internals.eager_device() if _is_small(x) else None
-        array = None if device is None else _made(x, _sharding_on(device), committed=False)
+        array = None
+        if device is not None:
+            with contextlib.suppress(OverflowError):  # JAX's own error names the type
+                array = _made(x, _sharding_on(device), committed=False)
         return stage(x) if array is None else array
 
     return impl
 
 
 def _made(x: Any, sharding: Any, committed: bool) -> Any:
-    """Return an array that is the small value `x` on each device, or None if JAX itself has to make it."""
+    """Return an array that is the small value `x` on each device, or None if JAX itself has to make it.
+
+    Raise OverflowError if a number is too large for its type.
+    """
     from atoll.client import jax_internals as internals
 
     devices = sharding._device_assignment
@@ -97,11 +118,8 @@ def _made(x: Any, sharding: Any, committed: bool) -> Any:
     if aval is None:
         kind: Any = (x.dtype, x.shape) if is_array else type(x)
         aval = _type_of(kind, internals.type_settings())
-    try:
-        with np.errstate(over="ignore", invalid="ignore"):  # JAX has warned in the first call
-            value = np.asarray(x, aval.dtype)
-    except OverflowError:  # the error of JAX names the type
-        return None
+    with np.errstate(over="ignore", invalid="ignore"):  # JAX has warned in the first call
+        value = np.asarray(x, aval.dtype)
     return made_of(aval, sharding, [value], devices, committed)
 
 

@@ -1,5 +1,6 @@
-"""Makes large arrays of contents that this process sends to hosts on this machine through few shared blocks.
+"""Makes large arrays of contents that this process sends to hosts itself.
 
+Hosts on this machine receive them through few shared blocks, and hosts on other machines on a channel of this process.
 jaxlib's client writes large contents to a new file in shared memory, whose fresh pages cost more than the copy.
 """
 
@@ -87,6 +88,7 @@ def _make_large(aval: Any, sharding: Any, xs: Sequence[Any], devices: Sequence[A
 
 PATCH = Patch(
     name="large writes",
-    enables="`jax.device_put` and `jax.make_array_from_callback` of large arrays at memory speed, on one machine",
+    enables="`jax.device_put` and `jax.make_array_from_callback` of large arrays at memory speed on one machine, and "
+    "at the network's speed from another one",
     changes=(made_first_by(_make_large),),
 )

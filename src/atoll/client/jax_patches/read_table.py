@@ -16,6 +16,7 @@ import numpy as np
 from atoll.client.jax_patches.numbered_runs import NumberedRuns
 from atoll.errors import OK, Status
 from atoll.protocol.submission import Reading, encode
+from atoll.transfers.transfer_engine import nothing_to_release
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -33,9 +34,14 @@ class ArrivingContents:
         self._process = os.getpid()
         self._ended = threading.Event()
 
-    def take(self, content: Any, more: bool) -> bool:
-        """Add a part. Return whether it was the last one."""
+    def take(self, content: Any, more: bool, is_own: bool = False) -> bool:
+        """Add a part. Return whether it was the last one. `is_own`: no one else uses the memory of `content`."""
         part = np.frombuffer(content, np.uint8)
+        if is_own and not more and not self._filled and part.nbytes == self._buffer.nbytes:
+            self._buffer = part
+            self.is_complete = True
+            self.end()
+            return True
         stop = self._filled + part.nbytes
         if stop > self._buffer.nbytes or (not more and stop != self._buffer.nbytes):
             self.end()
@@ -99,10 +105,13 @@ class ReadTable:
         return contents
 
     def take(self, feed: int, content: Any, more: bool, done: Callable[[], None]) -> None:
-        """Take a part of the contents that hosts have sent. Call `done` once it has been read."""
+        """Take a part of the contents that hosts have sent. Call `done` once it has been read.
+
+        If nothing has to be released, the memory of contents that arrive at once becomes the array's.
+        """
         try:
             contents = self._arriving.get(feed)
-            if contents is not None and contents.take(content, more):
+            if contents is not None and contents.take(content, more, done is nothing_to_release):
                 self._arriving.pop(feed, None)
         finally:
             done()

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from atoll.client.jax_patches.numbered_runs import NumberedRuns
+from atoll.ir.types import Replicated, Tiled
 from atoll.protocol.submission import PutArray, SmallWriting, encode
 from atoll.transfers.shared_slots import SlotWriter
 
@@ -20,6 +21,8 @@ Array = np.ndarray[Any, Any] | np.generic
 # An array of a type that was written so often before is made here. Its executable costs round trips.
 LEAST_WRITTEN = 2
 MOST_TYPES = 1024  # whose arrays are counted
+
+_REPLICATED = Replicated()
 
 
 class SmallWriteTable:
@@ -53,15 +56,15 @@ class SmallWriteTable:
         self._runs.forget_executables()
         self._written.clear()
 
-    def start(self, array: Array, devices: Sequence[Any]) -> Any:
-        """Return jaxlib's results of the run that makes a copy of `array` on all of `devices`.
+    def start(self, array: Array, devices: Sequence[Any], tiling: Replicated | Tiled = _REPLICATED) -> Any:
+        """Return jaxlib's results of the run that makes a copy of `array` on `devices`, in tiles or replicated.
 
         Return None if JAX has to make the array. Raise JaxRuntimeError or ValueError if the server refuses.
         """
         slots, client = self._slots, devices[0].client
         if slots is None or not slots.has_space():
             return None
-        key = client, tuple([device.id for device in devices]), array.dtype, array.shape
+        key = client, tuple([device.id for device in devices]), array.dtype, array.shape, tiling
         if not self._runs.takes(key):  # types in turn would replace one another's executables, each for round trips
             return None
         written = self._written.get(key, 0)
@@ -71,7 +74,7 @@ class SmallWriteTable:
 
         def submit(number: int) -> Any:
             made = PutArray(array.dtype.name, array.shape)
-            return self._submit(client, encode(SmallWriting(key[1], number, made))).execute_sharded
+            return self._submit(client, encode(SmallWriting(key[1], number, made, tiling))).execute_sharded
 
         _, results = self._runs.run(key, submit, [], slots, array.tobytes())
         return results

@@ -1,4 +1,4 @@
-"""Arrays whose contents this process sends to their hosts itself, through shared memory.
+"""Arrays whose contents this process sends to their hosts itself, on channels that bypass the proxy.
 
 The array is made by a run of an executable of the server. The proxy then asks for the contents, because it knows the
 array's host and the order of the uploads, which decides which one a full host receives first.

@@ -78,7 +78,8 @@ class Released(msgspec.Struct, frozen=True, array_like=True, tag="f"):
 class Unread(msgspec.Struct, frozen=True, array_like=True, tag="u"):
     """A notice to a client that the contents of these feeds will not arrive. None stands for all feeds until now.
 
-    `error` is the reason. Without one, the client can read the arrays in another way. Has no answer.
+    `error` is the reason. Without one, the client can read the arrays in another way. Has no answer. A host sends it
+    to the proxy if the client's own channel has ended during a transfer.
     """
 
     feeds: tuple[int, ...] = ()
@@ -87,8 +88,37 @@ class Unread(msgspec.Struct, frozen=True, array_like=True, tag="u"):
 
 
 class DirectWanted(msgspec.Struct, frozen=True, array_like=True, tag="d"):
-    """A client's notice that it sends contents. Hosts on its machine open direct channels to it. Has no answer."""
+    """A client's notice that it sends or reads large contents. Has no answer.
 
+    Hosts on its machine open direct channels to it, and the proxy sends `Dial` for other hosts.
+    """
+
+    arrays: tuple[ArrayType, ...] = ()
+
+
+class Dial(msgspec.Struct, frozen=True, array_like=True, tag="o"):
+    """Asks a client to open its own channel to a host on another machine, for large contents. Has no answer.
+
+    `session` and `secret` open the channel. `certificate` is for addresses with TLS: a certificate, its key, and the CA
+    that signed it, in PEM. The host may be silent for `lease` seconds during a transfer.
+    """
+
+    host: int
+    address: str
+    session: int
+    secret: str
+    lease: float
+    certificate: tuple[bytes, bytes, bytes] | None = None
+    arrays: tuple[ArrayType, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"Dial(host={self.host}, address={self.address!r}, session={self.session})"  # without secrets
+
+
+class Arrived(msgspec.Struct, frozen=True, array_like=True, tag="a"):
+    """A client's notice that it has received a feed on its own channel to a host. Has no answer."""
+
+    feed: int
     arrays: tuple[ArrayType, ...] = ()
 
 
@@ -132,7 +162,19 @@ GREETING = Released(())
 _TOKEN = ArrayType("", (), 0)
 
 CallMessage = (
-    Call | Returned | Raised | Retained | Released | Unread | DirectWanted | SlotsWanted | Wanted | Landed | Written
+    Call
+    | Returned
+    | Raised
+    | Retained
+    | Released
+    | Unread
+    | DirectWanted
+    | Dial
+    | Arrived
+    | SlotsWanted
+    | Wanted
+    | Landed
+    | Written
 )
 
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(CallMessage)

@@ -25,6 +25,7 @@ from atoll.host_services.calls.call_messages import (
     Released,
     Retained,
     Returned,
+    Unread,
     decode,
     encode,
     first_call,
@@ -103,6 +104,10 @@ class Calls:
     def channel(self, session: int, proxy: DataChannel) -> DataChannel:
         """Return the channel for contents that a session's client receives: directly to its process, or `proxy`."""
         return self._direct.of(session, proxy)
+
+    def unread(self, session: int, feed: int) -> None:
+        """Notify the session that contents will not arrive on the client's own channel, which has ended."""
+        _send(self._channel_of(session), session, first_call(self._host), encode(Unread((feed,))))
 
     def _forget(self, session: int, feed: int) -> queue.SimpleQueue[Any] | None:
         with self._lock:
