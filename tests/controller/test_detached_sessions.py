@@ -8,8 +8,8 @@ import pytest
 
 from atoll.cluster.named_runs import NamedRun
 from atoll.cluster.tenant_settings import TenantSettings, token_hash
-from atoll.controller.admission import MOST_ATTACHING
 from atoll.controller.sessions.detached_sessions import ARRIVAL_SECONDS, MOST_DETACHED
+from atoll.controller.sessions.name_waits import MOST_WAITING
 from atoll.errors import Code, Status
 from atoll.protocol import actions as a
 from atoll.protocol import events as e
@@ -145,7 +145,7 @@ def test_a_script_waits_for_a_name_although_the_session_that_has_it_reaches_the_
 
 def test_a_limited_number_of_scripts_of_a_tenant_waits_for_names() -> None:
     play = Detaching()
-    for _ in range(MOST_ATTACHING):
+    for _ in range(MOST_WAITING):
         play.connect("proxy", run=RUN)
     assert play.refusals() == []
     play.connect("proxy", run=RUN)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from atoll.cluster.lifecycle import IslandState
-from atoll.controller.admission import ENGINE_AWAY_SECONDS
+from atoll.controller.islands.engine_role import ENGINE_AWAY_SECONDS
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from tests.controller.play import Cluster, joined

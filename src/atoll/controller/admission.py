@@ -11,23 +11,23 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from msgspec import structs
-
 from atoll.cluster.lifecycle import HostState, IslandFailed
 from atoll.cluster.sandbox.mechanisms import why_not_confined
 from atoll.cluster.tenant_settings import DEFAULT_NAME
 from atoll.controller.faults import NothingChangedError
 from atoll.controller.islands.engine_requests import Agents
+from atoll.controller.islands.engine_role import EngineRole
 from atoll.controller.islands.island_hosts import Hosts, Relays
 from atoll.controller.islands.island_recovery import Recovery
-from atoll.controller.sessions.detached_sessions import DetachedSessions, held_text
+from atoll.controller.sessions.detached_sessions import DetachedSessions
+from atoll.controller.sessions.name_waits import NameWaits
 from atoll.controller.sessions.sessions import Sessions
 from atoll.controller.state import ClusterState
 from atoll.controller.validation import ALLOWED, validate
 from atoll.errors import Code, Status, StatusError
 from atoll.launch.connections import Peer, PeerHandlers
 from atoll.protocol import messages as m
-from atoll.protocol.actions import Name, ReportReady, SetTimer
+from atoll.protocol.actions import ReportReady, SetTimer
 from atoll.protocol.events import (
     ConnectionAway,
     ConnectionBack,
@@ -47,11 +47,6 @@ from atoll.state.tenants import Tenant
 HELLO_SECONDS = 10.0
 # The loss of a host's connection is handled after this time: the engine knows the cause better and usually reports it.
 ENGINE_SAYS_SECONDS = 1.0
-# The engine whose workers continue without it, so that a spare engine can take its role.
-SPARED_ENGINE = "hosts"
-# For the engine to reconnect before the spare engine takes its role.
-ENGINE_AWAY_SECONDS = 5.0
-MOST_ATTACHING = 16  # scripts of a tenant that wait for the names of their runs
 
 
 class Admission:
@@ -97,13 +92,11 @@ class Admission:
         self._relays = relays
         self._agents = agents
         self._waiting: list[Peer] = []  # proxies that connected before the cluster was complete
-        self._attaching: dict[int, float] = {}  # connections of proxies that wait for a name, until this time
         self._timers: dict[int, Callable[[], None]] = {}
         self._next_timer = 1
-        self._engine_lost_at: float | None = None  # None while there is an engine
+        self.name_waits = NameWaits(state, detached)
+        self.engine_role = EngineRole(state, recovery, agents, from_engine, self._expel)
         self._stranger = PeerHandlers("", self._hello, self._refuse_with)
-        self._engine = PeerHandlers("engine", from_engine, self._expel)
-        self._spare_engine = PeerHandlers("spare engine", lambda peer, event: None, self._expel)
         self._operator = PeerHandlers("operator", from_operator, self._answer_refused)
         self._agent = PeerHandlers("agent", agents.received, self._expel, agents.lost)
         self._joining_worker = PeerHandlers("joining worker", self._worker_ready, self._refuse_with)
@@ -115,8 +108,8 @@ class Admission:
             each.speaks: each
             for each in (
                 self._stranger,
-                self._engine,
-                self._spare_engine,
+                self.engine_role.engine,
+                self.engine_role.spare_engine,
                 self._operator,
                 self._agent,
                 self._joining_worker,
@@ -130,8 +123,8 @@ class Admission:
             "worker": self._hello_of_worker,
             "relay": self._hello_of_relay,
             "proxy": self._hello_of_proxy,
-            "engine": self._hello_of_engine,
-            "spare engine": self._hello_of_spare_engine,
+            "engine": self.engine_role.admit,
+            "spare engine": self.engine_role.admit_spare,
             "operator": self._hello_of_operator,
             "agent": self._hello_of_agent,
         }
@@ -262,68 +255,18 @@ class Admission:
             text = f"unknown role {hello.role!r}: expected {', '.join(self._roles)}"
             self._refuse(peer, Code.FAILED_PRECONDITION, text)
             return
-        admit(peer, hello)
-
-    def _hello_of_engine(self, peer: Peer, hello: m.Hello) -> None:
-        if self._connections.engine is not None:
-            self._refuse(peer, Code.ALREADY_EXISTS, "this cluster has its engine")
-            return
-        self._make_engine(peer)
-
-    def _make_engine(self, peer: Peer) -> None:
-        peer.handlers = self._engine
-        self._connections.engine = peer.connection
-        self._name(peer, "the engine")
-        self._agents.reconnect()
-        self._recovery.engine_joined()
-
-    def _hello_of_spare_engine(self, peer: Peer, hello: m.Hello) -> None:
-        engine = self._settings.engine
-        if engine != SPARED_ENGINE:
-            text = f"this cluster's engine is {engine!r}, whose workers end with it: only {SPARED_ENGINE!r} has spares"
-            self._refuse(peer, Code.FAILED_PRECONDITION, text)
-            return
-        former = self._connections.spare_engine
-        if former is not None and former not in self._connections.away:
-            self._refuse(peer, Code.ALREADY_EXISTS, "this cluster has a spare engine")
-            return
-        if former is not None:
-            self._outbox.close(former, "a process that started later offers a spare engine in its place")
-        peer.handlers = self._spare_engine
-        self._connections.spare_engine = peer.connection
-        self._name(peer, "the spare engine")
-
-    def tick(self, now: float) -> None:
-        """Give the spare engine, if there is one, the role of an engine that is lost. Called once per second."""
-        if self._connections.has_engine:
-            self._engine_lost_at = None
-        elif self._engine_lost_at is None:
-            self._engine_lost_at = now
-        elif now - self._engine_lost_at > ENGINE_AWAY_SECONDS:
-            self._replace_engine()
-
-    def _replace_engine(self) -> None:
-        spare, engine = self._connections.spare_engine, self._connections.engine
-        if spare is None or spare in self._connections.away:
-            return
-        if engine is not None:
-            self._outbox.close(engine, "the engine is lost: the spare engine takes its role")
-        self._connections.spare_engine = None
-        settings = structs.replace(self._settings, tenants=())
-        self._outbox.send(spare, m.BecomeEngine(settings, self._recovery.known_islands()))
-        self._make_engine(self._peers[spare])
-        self._history.record("engine replaced", "the engine was lost, and the spare engine has its role")
+        try:
+            admit(peer, hello)
+        except StatusError as error:
+            self._refuse_with(peer, error.status)
 
     def _hello_of_operator(self, peer: Peer, hello: m.Hello) -> None:
         peer.handlers = self._operator
 
     def _hello_of_agent(self, peer: Peer, hello: m.Hello) -> None:
-        self._name(peer, f"the host agent on {hello.label}")
+        self._outbox.name(peer.connection, f"the host agent on {hello.label}")
         peer.handlers = self._agent
-        try:
-            self._agents.admit(peer)
-        except StatusError as error:
-            self._refuse(peer, Code(error.status.code), error.status.message)
+        self._agents.admit(peer)
 
     def _hello_of_worker(self, peer: Peer, hello: m.Hello) -> None:
         peer.handlers = self._joining_worker
@@ -332,14 +275,14 @@ class Admission:
         if not hello.process or hello.process in self._connections.relays:
             self._refuse(peer, Code.ALREADY_EXISTS, f"process {hello.process!r} cannot have one more relay")
             return
-        self._name(peer, f"the relay of process {hello.pid}")
+        self._outbox.name(peer.connection, f"the relay of process {hello.pid}")
         peer.handlers = self._relay
         self._connections.relays[hello.process] = peer.connection
         for host in sorted(self._connections.hosts):
             self._relays.join_process(host)
 
     def _hello_of_proxy(self, peer: Peer, hello: m.Hello) -> None:
-        self._name(peer, f"the proxy of {hello.label or hello.pid}")
+        self._outbox.name(peer.connection, f"the proxy of {hello.label or hello.pid}")
         assert peer.tenant is not None
         try:
             hello.run.check()
@@ -370,7 +313,7 @@ class Admission:
 
     def _proxy_gone(self, peer: Peer, reason: str = "") -> None:
         """Handle that a proxy no longer waits for its session."""
-        if self._attaching.pop(peer.connection, None) is not None:
+        if self.name_waits.remove(peer):
             return
         if peer in self._waiting:
             self._waiting.remove(peer)
@@ -408,59 +351,33 @@ class Admission:
     def _answer_refused(self, peer: Peer, status: Status) -> None:
         self._outbox.send(peer.connection, m.OperationReply(status, ""))
 
-    def _name(self, peer: Peer, name: str) -> None:
-        self._outbox.add(Name(self._outbox.cause, peer.connection, name))
-
     # ---- sessions
 
     def _wait_for_name(self, peer: Peer) -> None:
-        """Let a proxy wait until no other session has the name of its run. It does not count as a session meanwhile."""
-        assert peer.hello is not None
-        assert peer.tenant is not None
-        if len(self._attaching) >= self._max_sessions:
-            text = f"{self._max_sessions} scripts wait for the names of their runs"
-            self._refuse_session(peer, Status(Code.RESOURCE_EXHAUSTED, text))
-            return
-        waiting = sum(self._peers[connection].tenant is peer.tenant for connection in self._attaching)
-        if waiting >= MOST_ATTACHING:
-            text = f"{waiting} scripts of tenant {peer.tenant.name} wait for the names of their runs"
-            self._refuse_session(peer, Status(Code.RESOURCE_EXHAUSTED, text))
-            return
-        peer.handlers = self._waiting_proxy
-        self._attaching[peer.connection] = self._outbox.seconds + peer.hello.run.wait
+        try:
+            self.name_waits.add(peer)
+        except StatusError as error:
+            self._refuse_session(peer, error.status)
+        else:
+            peer.handlers = self._waiting_proxy
 
     def attach(self) -> None:
         """Open sessions whose names have become free, in the order of their requests."""
-        if not (self._attaching and self._resources.is_complete):
+        if not self._resources.is_complete:
             return
-        held = self._detached.held()
-        for connection in list(self._attaching):
-            peer = self._peers[connection]
-            assert peer.hello is not None
+        for peer in self.name_waits.with_free_names():
             assert peer.tenant is not None
-            key = (peer.tenant, peer.hello.run.name)
-            if key in held:
-                continue
             exceeded = self._exceeded(peer.tenant)
             if exceeded is not None:
                 self._refuse_session(peer, exceeded)
-                continue
-            del self._attaching[connection]
-            self._open_session(peer)
-            held.add(key)
+            else:
+                self.name_waits.remove(peer)
+                self._open_session(peer)
 
     def refuse_late(self, now: float) -> None:
         """Refuse the proxies that have waited for a name for too long. Called once per second."""
-        for connection, until in list(self._attaching.items()):
-            if now < until:
-                continue
-            peer = self._peers[connection]
-            assert peer.hello is not None
-            assert peer.tenant is not None
-            name = peer.hello.run.name
-            holder = self._detached.holder(peer.tenant, name)
-            if holder is not None:
-                self._refuse_session(peer, Status(Code.ALREADY_EXISTS, held_text(holder, name)))
+        for peer, status in self.name_waits.late(now):
+            self._refuse_session(peer, status)
 
     def _open_or_wait(self, peer: Peer) -> None:
         """Open a session now that the cluster is complete, unless one that also waited for this has its name."""
@@ -507,7 +424,7 @@ class Admission:
             leases=self._sessions.leases,
         )
         self._peers[connection] = peer
-        self._name(peer, f"the proxy of {hello.label or hello.pid}")
+        self._outbox.name(peer.connection, f"the proxy of {hello.label or hello.pid}")
 
     def _from_proxy(self, peer: Peer, event: Received) -> None:
         self._sessions.leases.renew(peer.number, event.seconds)
@@ -533,7 +450,7 @@ class Admission:
         peer.number = ready.host
         peer.handlers, peer.leases = self._worker, self._leases
         self._connections.hosts[ready.host] = peer.connection
-        self._name(peer, f"the worker of host {ready.host}")
+        self._outbox.name(peer.connection, f"the worker of host {ready.host}")
         was_complete = resources.is_complete
         self._leases.renew(ready.host, event.seconds)
         self._hosts.join(ready, peer.hello)

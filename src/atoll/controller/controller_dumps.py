@@ -19,6 +19,7 @@ from atoll.cluster.slice_placement import IslandDevices
 from atoll.controller.admission import Admission
 from atoll.controller.core import Controller
 from atoll.controller.islands.engine_requests import Agents
+from atoll.controller.islands.engine_role import EngineRole
 from atoll.controller.islands.island_hosts import Relays
 from atoll.controller.islands.island_recovery import Recovery, _AtLoss
 from atoll.controller.islands.overruns import Overruns, _Closed
@@ -29,6 +30,7 @@ from atoll.controller.operators.service import WaitingRequests
 from atoll.controller.sessions.array_copies import ArrayCopies, CopyRun
 from atoll.controller.sessions.detached_sessions import DetachedSessions
 from atoll.controller.sessions.inboxes import Inboxes
+from atoll.controller.sessions.name_waits import NameWaits
 from atoll.controller.sessions.proxy_requests import SliceRequests
 from atoll.controller.sessions.published_arrays import PublishedArrays
 from atoll.controller.sessions.queries import Queries
@@ -83,18 +85,26 @@ def _restore_handlers(admission: Admission) -> None:
     admission.restore_handlers({peer: str(peer.handlers) for peer in admission._peers.values()})
 
 
-@dump_of(Admission, "admission", version=3, rebuild=_restore_handlers)
+@dump_of(Admission, "admission", version=4, rebuild=_restore_handlers)
 class AdmissionDump(Dump):
     _guesses: Ref[Guesses]
     _next_timer: int
     _waiting: list[Ref[Peer]] = []
-    _attaching: dict[int, float] = {}
     _timers: dict[int, Callback] = {}
-    _engine_lost_at: float | None = None
 
 
 callback("admission: expect introduction", Admission, Admission._expect_introduction, int)
 callback("admission: fail absent worker", Admission, Admission._fail_absent_worker, int, str)
+
+
+@dump_of(EngineRole, "engine role")
+class EngineRoleDump(Dump):
+    _lost_at: float | None = None
+
+
+@dump_of(NameWaits, "name waits")
+class NameWaitsDump(Dump):
+    _until: dict[int, float] = {}
 
 
 @dump_of(Agents, "agents")

@@ -454,6 +454,8 @@ class Controller:
             "recovery": self._recovery,
             "overruns": self._overruns,
             "sessions": self._sessions,
+            "engine role": self._admission.engine_role,
+            "name waits": self._admission.name_waits,
             "session leases": self._sessions.leases,
             "detached sessions": self.detached,
             "operators": self._operators,
@@ -511,7 +513,7 @@ class Controller:
         self.detached.tick(now)
         self._admission.refuse_late(now)
         self._recovery.tick(now)
-        self._admission.tick(now)
+        self._admission.engine_role.tick(now)
         self._overruns.tick(now)
         self._compilation.tick(now)
         self.migrations.tick(now)

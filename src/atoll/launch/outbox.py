@@ -18,7 +18,7 @@ from msgspec import structs
 from atoll.launch.connections import Connections
 from atoll.launch.launch_checks import LAUNCH_WINDOW
 from atoll.protocol import messages as m
-from atoll.protocol.actions import Action, AnyAction, Close, Send, SetPatience
+from atoll.protocol.actions import Action, AnyAction, Close, Name, Send, SetPatience
 from atoll.protocol.forwarding import DIRECT, Forwarded, RelayTable, encode_forwards, is_only_for, process_relay
 
 # Credits that are returned to a session together. With more, its launches would arrive in bursts for which the
@@ -215,6 +215,10 @@ class Outbox:
         """Close the connection. Messages of its peer that arrive later are ignored."""
         self._connections.remove(connection)
         self._actions.append(Close(self.cause, connection, reason))
+
+    def name(self, connection: int, name: str) -> None:
+        """Let errors and the log name the connection's peer."""
+        self._actions.append(Name(self.cause, connection, name))
 
     def set_patience(self, session: int, seconds: float) -> None:
         """Let the session's proxy wait for `seconds` if the controller is away; 0: as long as usual."""
