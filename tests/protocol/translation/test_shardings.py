@@ -394,3 +394,12 @@ def test_an_outputs_own_sharding_is_sent_as_xla_made_it():
     op = Op(type=Op.OTHER, tile_assignment_dimensions=[2]).SerializeToString()
     sharding = Sharding((4, 6), Tiled((2,), (0, 1)), "device")
     assert sharding_from(sharding_to(sharding, (4,), op), (4,)) == sharding
+
+
+@pytest.mark.parametrize(
+    "tiling", [Tiled((2, 1), (0, 1)), Tiled((2, 1), (1, 0)), Tiled((1, 2), (0, 1)), Tiled((1, 1, 2), (0, 1))]
+)
+def test_tiles_without_xlas_form_are_written_as_tiles(tiling: Tiled) -> None:
+    sharding = Sharding((3, 5), tiling)
+    found = sharding_from(sharding_to(sharding, (5, 4), None), (5, 4))
+    assert shard_boxes(found, (5, 4)) == shard_boxes(sharding, (5, 4))

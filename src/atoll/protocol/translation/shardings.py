@@ -223,9 +223,22 @@ def _named(sharding: Any, devices: int, shape: Shape | None) -> Tiling:
     return Tiled((*dims, devices // math.prod(dims)), tuple(ids[i] for i in order))
 
 
+def _op_sharding(tiling: Tiled, rank: int) -> xla_pb2.OpSharding:
+    """Return tiles in XLA's form, in which one further dimension enumerates the replicas of a tile."""
+    dims, replicas = tiling.dims[:rank], tiling.dims[rank:]
+    return xla_pb2.OpSharding(
+        type=xla_pb2.OpSharding.OTHER,
+        tile_assignment_dimensions=[*dims, math.prod(replicas)] if replicas else dims,
+        tile_assignment_devices=tiling.order,
+        replicate_on_last_tile_dim=bool(replicas),
+    )
+
+
 def sharding_to(sharding: Sharding, shape: Shape, op_sharding: bytes | None) -> Any:
     """Return the message for an output's sharding. `op_sharding` is its form in XLA, if it has one."""
     message: Message
+    if op_sharding is None and isinstance(sharding.tiling, Tiled):
+        op_sharding = _op_sharding(sharding.tiling, len(shape)).SerializeToString()
     kind = sharding.memory_kind or None
     devices = values_pb2.DeviceList(device_ids=sharding.devices)
     if len(sharding.devices) == 1:
