@@ -142,7 +142,7 @@ class _Memory:
             here = tuple(each for each in requirement if each[0][0] == host and each[1])
             if here:
                 block = ledger.take(here)
-                entries[number].blocks += (block,)
+                entries[number].blocks.add(block)
                 donors[id(block)] = number
         before = ledger.used
 

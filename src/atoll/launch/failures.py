@@ -103,14 +103,17 @@ class Failures:
             self._launcher.fail(gang.run.launch, status.within(gang.run.launch.program.name))
             self._launcher.end_gang(gang)
         granted = set(map(id, survivors.granted))
-        for gang in [*self._launcher.in_flight.values(), *self._committed()]:
+        sent = [*self._launcher.in_flight.values(), *self._committed()]
+        nodes = {gang.node.number: gang.node for gang in sent}
+        on_island = {number for number, node in nodes.items() if any(gang.island == island for gang in node.gangs)}
+        for gang in sent:
             if id(gang.run.launch) in granted:
                 continue
             # Data may be lost on the way although the sender had ended its part, or the sending failed. A function on
             # several islands fails when its world is closed.
             spec = gang.run.spec
             depends_on_it = spec.incoming or gang.run.failure is not None or (spec.collective and spec.functions)
-            if depends_on_it and any(other.island == island for other in gang.node.gangs):
+            if depends_on_it and gang.node.number in on_island:
                 self._launcher.fail(gang.run.launch, status.within(gang.run.launch.program.name))
         self._launcher.delegated_runs.hosts_failed(hosts)
         return survivors
@@ -134,8 +137,7 @@ class Failures:
 
     def _committed(self) -> list[Gang[GangRun]]:
         """Return the gangs that are committed and have not started."""
-        nodes = (node for island in self._resources.islands for node in self._scheduler.nodes(island))
-        return [gang for node in nodes for gang in node.gangs if gang.state is GangState.COMMITTED]
+        return [gang for node in self._waiting() for gang in node.gangs if gang.state is GangState.COMMITTED]
 
     def fail_without_inputs(self) -> None:
         """Fail the launches in line that have lost an input."""

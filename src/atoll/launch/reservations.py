@@ -121,12 +121,12 @@ class Reservations:
         for value, requirement in need.fresh:
             # The gang is a user until it has ended, even if the client releases the buffer before.
             block = self.ledger.take(requirement, owner, account, users=2)
-            entries[value].blocks += (block,)
+            entries[value].blocks.add(block)
             run.blocks.append(block)
         if need.inherited:
             for entry, donor, block in need.inherited:
-                donor.blocks = tuple(other for other in donor.blocks if other is not block)
-                entry.blocks += (block,)
+                donor.blocks.remove(block)
+                entry.blocks.add(block)
             run.inherited = need.inherited
         for value, sources in run.spec.memory.views:
             for source in sources:
@@ -146,7 +146,7 @@ class Reservations:
         counts_copies = bool(settings.memory or settings.total_memory)
         for value in gang.run.spec.consumes:
             entry = gang.run.launch.entries[value]
-            for block in _on(gang.run.spec.hosts, entry):
+            for block in entry.blocks.on(gang.run.spec.hosts):
                 if not (block.views and (counts_copies or block.is_published)):
                     found.setdefault(block.requirement, []).append((entry, block))
         return found
@@ -180,9 +180,8 @@ class Reservations:
 
     def release(self, entry: Entry) -> None:
         """Release the memory of a buffer, which is not needed any more, or lost."""
-        blocks, entry.blocks = entry.blocks, ()
-        if blocks:
-            self._leave(blocks)
+        if entry.blocks:
+            self._leave(entry.blocks.take())
 
     def ended(self, gang: Gang[GangRun]) -> None:
         """Release the memory of a gang that has ended, and of values that no later gang needs."""
@@ -191,10 +190,10 @@ class Reservations:
         blocks, gang.run.blocks = gang.run.blocks, []
         for value in gang.run.spec.drops:
             entry = gang.run.launch.entries[value]
-            dropped = _on(gang.run.spec.hosts, entry)
-            if dropped:
-                entry.blocks = tuple(block for block in entry.blocks if block not in dropped)
-                self._leave(dropped)
+            dropped = entry.blocks.on(gang.run.spec.hosts)
+            for block in dropped:
+                entry.blocks.remove(block)
+            self._leave(dropped)
         self._release(blocks)
         if self.waits.waiting:
             self.waits.retry(gang.island)
@@ -220,8 +219,9 @@ class Reservations:
         entries, (host,) = gang.run.launch.entries, gang.hosts
         given: dict[int, list[Block]] = {}
         for number in lost:
-            blocks = given[number] = _on((host,), entries[number])
-            entries[number].blocks = tuple(block for block in entries[number].blocks if block not in blocks)
+            given[number] = entries[number].blocks.on((host,))
+            for each in given[number]:
+                entries[number].blocks.remove(each)
         fresh = []
         for value, requirement, donor in kept:
             block = next((each for each in given.get(donor, ()) if each.requirement == requirement), None)
@@ -229,12 +229,12 @@ class Reservations:
                 fresh.append((value, requirement))
             else:
                 given[donor].remove(block)
-                entries[value].blocks += (block,)
+                entries[value].blocks.add(block)
         for blocks in given.values():
             self._leave(blocks)
         for value, requirement in fresh:
             account = gang.run.launch.program.account
-            entries[value].blocks += (self.ledger.take(requirement, gang.node.tenant.memory, account),)
+            entries[value].blocks.add(self.ledger.take(requirement, gang.node.tenant.memory, account))
 
     def grow(self, gang: Gang[GangRun]) -> None:
         """Release the memory that the gang holds while it runs, and take what its present `scratch` needs."""
@@ -246,7 +246,7 @@ class Reservations:
 
     def has_memory_on(self, host: int, entry: Entry) -> bool:
         """Return whether the buffer has memory on the host."""
-        return bool(_on((host,), entry))
+        return bool(entry.blocks.on((host,)))
 
     def dropped(self, dropped: Dropped[GangRun]) -> None:
         """Release the memory of gangs that were dropped, and end their node's wait for memory."""
@@ -258,8 +258,8 @@ class Reservations:
             dropped.node.tenant.gave_back()
             for entry, donor, block in run.inherited:
                 if block in entry.blocks:
-                    entry.blocks = tuple(other for other in entry.blocks if other is not block)
-                    donor.blocks += (block,)
+                    entry.blocks.remove(block)
+                    donor.blocks.add(block)
             blocks, run.blocks, run.inherited = run.blocks, [], ()
             self._release(blocks)
 
@@ -273,17 +273,12 @@ class Reservations:
     def _release(self, blocks: Iterable[Block]) -> None:
         for block in blocks:
             if self.ledger.release(block) and self.waits.waiting:
-                self.waits.retry(self._resources.topology.island_of(block.requirement[0][0][0]))
-
-
-def _on(hosts: tuple[int, ...], entry: Entry) -> list[Block]:
-    """Return the blocks of a buffer that are on these hosts."""
-    return [block for block in entry.blocks if block.requirement[0][0][0] in hosts]
+                self.waits.retry(self._resources.topology.island_of(block.host))
 
 
 def _share(source: Entry, view: Entry, hosts: tuple[int, ...]) -> None:
     """Have the view share the memory of its source on these hosts."""
-    for block in _on(hosts, source):
+    for block in source.blocks.on(hosts):
         _share_block(block, view)
 
 
@@ -292,4 +287,4 @@ def _share_block(block: Block, view: Entry) -> None:
         block.users += 1
         block.views += 1
         block.is_published |= view.is_published
-        view.blocks += (block,)
+        view.blocks.add(block)

@@ -14,8 +14,8 @@ from atoll.cluster.state_machine import StateMachine
 from atoll.errors import OK, Code, Status
 from atoll.ir.types import ArraySpec
 from atoll.protocol import messages as m
+from atoll.state.buffer_blocks import BufferBlocks
 from atoll.state.buffer_states import TRANSITIONS, BufferState, HandleState
-from atoll.state.memory_ledger import Block
 from atoll.state.queued_nodes import Dependency
 
 
@@ -73,7 +73,7 @@ class Entry(StateMachine[BufferState]):
     released: bool = False  # by the client
     uses: int = 0  # number of gangs that need the buffer and have not started
     waits: list[int] | None = None  # numbers of the waits for the buffer
-    blocks: tuple[Block, ...] = ()  # device memory
+    blocks: BufferBlocks = field(default_factory=BufferBlocks)  # device memory
     producer: str = ""  # name of the program that returns the buffer
     traceback_id: int = 0  # the client's number for the Python stack of its request
     spec: ArraySpec | None = None  # None for an error from the start and for the completion of a call

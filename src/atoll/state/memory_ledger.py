@@ -29,6 +29,11 @@ class Block:
     views: int = 0  # number of buffers that share the memory, less one; if it is not 0, workers write no outputs to it
     is_published: bool = False  # some of these buffers are published, so they outlive the others
 
+    @property
+    def host(self) -> int:
+        """Return the first of its hosts."""
+        return self.requirement[0][0][0]
+
 
 @dataclass(slots=True, eq=False)
 class _Memory:

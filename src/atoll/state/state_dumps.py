@@ -30,6 +30,7 @@ from atoll.ir.types import ArraySpec
 from atoll.ir.validation import DefinitionCheck
 from atoll.protocol import messages as m
 from atoll.security.tokens import Guesses
+from atoll.state.buffer_blocks import BufferBlocks
 from atoll.state.buffer_directory import Directory, Entry, SpilledArray, _Wait
 from atoll.state.buffer_states import BufferState, HandleState
 from atoll.state.compiled_functions import FunctionRegistry, FunctionReport, Registration
@@ -331,6 +332,9 @@ class BlockDump(Dump):
     is_published: bool = False
 
 
+BlocksForm = Annotated[tuple[Ref[Block], ...], As(BufferBlocks.fromkeys, read=tuple)]
+
+
 @dump_of(Entry, "buffer")
 class EntryDump(Dump):
     hosts: Hosts
@@ -341,7 +345,7 @@ class EntryDump(Dump):
     released: bool = False
     uses: int = 0
     waits: list[int] | None = None
-    blocks: tuple[Ref[Block], ...] = ()
+    blocks: BlocksForm = ()
     producer: str = ""
     traceback_id: int = 0
     spec: Shared[ArraySpec] | None = None
