@@ -146,10 +146,17 @@ class Outbox:
         The hosts of a process share a message if they start the same `run`.
         """
         for relay, some in self._relays.partition(hosts):
-            if relay is not None and relay < 0:
-                self._forward(relay, some, run, runs=(sequence,) * len(some))
-            else:
+            if relay is None or relay >= 0:
                 self.to_hosts(some, structs.replace(run, sequence=sequence))
+                continue
+            runs = (sequence,) * len(some)
+            last = self._actions[self._last[relay]] if relay in self._last else None
+            if isinstance(last, Forwarded) and last.message is run:
+                last.hosts += some
+                last.runs += runs
+                self._last.update(dict.fromkeys(some, self._last[relay]))
+            else:
+                self._forward(relay, some, run, runs=runs)
 
     def to_hosts_in_pieces(self, hosts: tuple[int, ...], message: Any) -> None:
         """Send a large message to several hosts in pieces. Later messages to these hosts may overtake it."""

@@ -205,7 +205,10 @@ class Scheduler(Generic[Payload]):
         """Add a node to its session's lines, which are ordered by age."""
         self._deferred.pop(node.number, None)
         for gang in node.gangs:
-            line = self._islands[gang.island].lines.setdefault(node.session, deque())
+            lines = self._islands[gang.island].lines
+            line = lines.get(node.session)
+            if line is None:
+                line = lines[node.session] = deque()
             place = len(line)
             while place and line[place - 1].age > node.age:
                 place -= 1
