@@ -195,6 +195,32 @@ def test_in_the_foreground_a_cluster_ends_with_ctrl_c(user: User) -> None:
     assert user.leftovers() == []
 
 
+@pytest.mark.parametrize(
+    ("process", "reason"),
+    [
+        ("atoll.controller_process.controller_main", "the controller ended: killed by SIGKILL"),
+        ("atoll.engines.engine_main", "its engine ended: killed by SIGKILL"),
+    ],
+)
+def test_a_command_in_the_foreground_fails_and_says_why_if_its_cluster_is_lost(
+    user: User, process: str, reason: str
+) -> None:
+    command = user.start_atoll("up", *WITHOUT_XLA, "--islands", "1x1x1", "--foreground")
+    first_line(command)
+    user.process(process).kill()
+    ended = finish(command)
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1] == f"atoll: cluster default has ended: {reason}"
+    assert eventually(lambda: not user.leftovers()), user.leftovers()
+
+
+def test_a_command_in_the_foreground_succeeds_if_its_cluster_is_ended(user: User) -> None:
+    command = user.start_atoll("up", *WITHOUT_XLA, "--islands", "1x1x1", "--foreground")
+    first_line(command)
+    user.atoll("down").check()
+    assert "cluster default has ended" in finish(command).check().stderr
+
+
 def test_a_cluster_in_the_foreground_does_not_outlive_its_command(user: User) -> None:
     process = user.start_atoll("up", *WITHOUT_XLA, "--islands", "1x1x1", "--foreground")
     first_line(process)

@@ -23,7 +23,7 @@ from atoll.cluster.sandbox.mechanisms import why_not_confined
 from atoll.cluster.settings import DEFAULT_ENGINE, settings_text
 from atoll.cluster.tenant_settings import persisted_tenants
 from atoll.engines.engine_interface import make_engine
-from atoll.engines.engine_options import EngineOptions, Started
+from atoll.engines.engine_options import EngineEnd, EngineOptions, Started
 from atoll.engines.successor_supervisor import SuccessorSupervisor
 from atoll.engines.supervisor import Supervisor
 from atoll.errors import AtollError, ClusterError
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 async def serve(options: EngineOptions, stop: StopEvent) -> None:
-    """Run the cluster until `stop` is set. Report to `ready_fd` that it is up, or why it is not."""
+    """Run the cluster until `stop` is set. Report to `ready_fd` that it is up, or why it is not, and why it ended."""
     reason = ""
 
     def parent_ended() -> None:
@@ -67,15 +67,15 @@ async def serve(options: EngineOptions, stop: StopEvent) -> None:
         await supervisor.start()
         if stop.is_set():
             reason = reason or supervisor.reason
-            write_ready(options.ready_fd, Started(error="the cluster was ended while it started"))
+            write_ready(options.ready_fd, Started(error="the cluster was ended while it started"), is_last=False)
         else:
-            write_ready(options.ready_fd, Started(address=options.controller_address))
+            write_ready(options.ready_fd, Started(address=options.controller_address), is_last=False)
             if not options.has_one_client:
                 _log.info("the cluster is up at %s", options.controller_address)
             await stop.wait()
     except AtollError as error:
         reason = str(error)
-        write_ready(options.ready_fd, Started(error=str(error)))
+        write_ready(options.ready_fd, Started(error=str(error)), is_last=False)
     finally:
         reason = reason or (supervisor.reason if supervisor is not None else "") or f"its engine received {stop.reason}"
         if supervisor is not None:
@@ -84,10 +84,12 @@ async def serve(options: EngineOptions, stop: StopEvent) -> None:
             _log.info("the cluster has ended: %s", reason)
         if rotating is not None:
             rotating.cancel()
+        expected = bool(stop.reason) or (supervisor is not None and supervisor.was_asked)
         if run is not None:
-            run.end(reason, expected=bool(stop.reason) or (supervisor is not None and supervisor.was_asked))
+            run.end(reason, expected=expected)
         for directory in (options.directory, *options.client_directories):
             shutil.rmtree(directory, ignore_errors=True)
+        write_ready(options.ready_fd, EngineEnd(reason, expected))
 
 
 async def _rotate(log: Path) -> None:

@@ -1,4 +1,4 @@
-"""The options of an engine process, and its answer."""
+"""The options of an engine process, and its answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     journal: str = ""  # directory of the controller's journal; "" for none
     standby: str = ""  # address of a controller: if given, this engine runs its standby, without hosts
     continues: bool = False  # the cluster in the journal if it was killed, and leave it to the next engine if killed
-    ready_fd: int = -1  # descriptor for the `Started` answer
+    ready_fd: int = -1  # descriptor for the answers `Started` and `EngineEnd`
     run_directory: str = ""  # of a standing cluster, with its log: see `cluster.cluster_runs`; "" for none
     client_directories: tuple[str, ...] = ()  # of the client of an embedded cluster, removed in this order at the end
 
@@ -40,3 +40,10 @@ class Started(msgspec.Struct, frozen=True):
 
     address: str = ""
     error: str = ""
+
+
+class EngineEnd(msgspec.Struct, frozen=True):
+    """The engine's answer when the cluster has ended. `expected` says whether somebody asked for the end."""
+
+    reason: str
+    expected: bool

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from atoll.cluster.processes.child import Child
+from atoll.cluster.processes.child import Child, describe_exit, wait_for_any
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.tenant_settings import keep_tenants
 from atoll.devices.device_kinds import check_platform
 from atoll.engines.engine_interface import check_engine
-from atoll.engines.engine_options import EngineOptions, Started
+from atoll.engines.engine_options import EngineEnd, EngineOptions, Started
 from atoll.engines.ray.bundles import demand_of
 from atoll.errors import ClusterError
 from atoll.launch.policies import find_policy
@@ -59,11 +59,23 @@ class EngineProcess(Child):
         self._directory = options.directory
         self._seconds = options.settings.start_seconds + START_GRACE_SECONDS
 
-    def wait_until_up(self) -> None:
-        """Return when the cluster is up. Raise ClusterError with the reason if it does not start."""
-        started = self.read(Started, self._seconds)
+    def wait_until_up(self, *, until_end: bool = False) -> None:
+        """Return when the cluster is up. Raise ClusterError with the reason if it does not start.
+
+        With `until_end`, this process calls `wait_for_end` later.
+        """
+        started = self.read(Started, self._seconds, is_last=not until_end)
         if started.error:
             raise ClusterError(started.error)
+
+    def wait_for_end(self) -> EngineEnd:
+        """Block until the engine has ended, and return why. An exception of a signal handler ends the wait."""
+        wait_for_any([self])
+        status = self.process.wait()
+        try:
+            return self.read(EngineEnd, 0.0)
+        except ClusterError:
+            return EngineEnd(f"its engine ended: {describe_exit(status)}", expected=False)
 
     def join_token(self, role: Role) -> JoinToken:
         """Wait for the engine to make the join token of a role (host or client), and return it. Requires TLS.

@@ -14,11 +14,10 @@ import msgspec
 
 from atoll.cluster.cluster_runs import ClusterRun, RunRecord, open_log
 from atoll.cluster.directories import default_cache_directory, sockets_base, usage_file
-from atoll.cluster.processes.child import wait_for_any
 from atoll.cluster.processes.client_directories import sweep
 from atoll.cluster.processes.process_logging import logging_environment, parse_line
 from atoll.cluster.settings import GRACE_SECONDS, ClusterSettings
-from atoll.engines.engine_options import EngineOptions
+from atoll.engines.engine_options import EngineEnd, EngineOptions
 from atoll.engines.ray.actors import EngineStart
 from atoll.engines.ray.ray_cluster import RayCluster, end_cluster
 from atoll.engines.start_engine import EngineProcess, check_settings
@@ -77,6 +76,7 @@ class StandingCluster:
             check_persisted(journal, settings)
         registry = ClusterRegistry()
         self._directory = registry.directory(name)
+        self._stays = options.stays
         address = _listening_address(options.listen or registry.address(name), options)
         advertised(address, options.advertise)
         environment: dict[str, str] = {}
@@ -140,7 +140,7 @@ class StandingCluster:
     def wait(self) -> None:
         """Wait until the cluster is up. Raises ClusterError, and cleans up, if it does not start."""
         try:
-            self.engine.wait_until_up()
+            self.engine.wait_until_up(until_end=not self._stays)
         except BaseException:
             self.end()
             raise
@@ -149,9 +149,9 @@ class StandingCluster:
         """Keep the cluster running after this process exits."""
         self.engine.leave()
 
-    def wait_for_end(self) -> None:
-        """Block until the cluster has ended."""
-        wait_for_any([self.engine])
+    def wait_for_end(self) -> EngineEnd:
+        """Block until a cluster that ends with this process has ended, and return why."""
+        return self.engine.wait_for_end()
 
     def end(self) -> None:
         """End the cluster, killing remaining processes, and remove its directory."""
@@ -231,9 +231,9 @@ class StandingOnRay:
         """Keep the cluster running after this process exits."""
         self._cluster.leave()
 
-    def wait_for_end(self) -> None:
-        """Block until the cluster has ended."""
-        self._cluster.wait_for_end()
+    def wait_for_end(self) -> EngineEnd:
+        """Block until the cluster has ended, and return why."""
+        return self._cluster.wait_for_end()
 
     def end(self) -> None:
         """End the cluster, and remove its record."""

@@ -30,7 +30,7 @@ END_SECONDS = 5.0
 
 
 class Child:
-    """A process of Atoll that writes one line when it is up or when its start has failed.
+    """A process of Atoll that writes a line when it is up or when its start has failed, and maybe one when it ends.
 
     It has its own session, so Ctrl-C reaches the command but not the process. `options` has a field `ready_fd`. `who`
     names the process in errors. The process prints to the descriptor `output`. `environment` is added to that of this
@@ -47,6 +47,7 @@ class Child:
     ) -> None:
         self.who = who
         self._readable, writable = os.pipe()
+        self._unread = b""  # lines of the process
         # The user's choice of JAX platforms is only for the user's scripts.
         env = {**own_environment(), **(environment or {})}
         env.pop(JAX_PLATFORMS.variable, None)
@@ -63,21 +64,27 @@ class Child:
         finally:
             os.close(writable)
 
-    def read(self, kind: type[Message], seconds: float = START_SECONDS) -> Message:
-        """Return the line that the process writes when it is up. Raise ClusterError if it writes none in time."""
+    def read(self, kind: type[Message], seconds: float = START_SECONDS, *, is_last: bool = True) -> Message:
+        """Return the line that the process writes when it is up. Raise ClusterError if it writes none in time.
+
+        If the line is not the last one to be read, a further call returns the next.
+        """
         deadline = time.monotonic() + seconds
-        line = b""
         try:
-            while not line.endswith(b"\n"):
+            while b"\n" not in self._unread:
                 ready, _, _ = select.select([self._readable], [], [], max(0.0, deadline - time.monotonic()))
                 if not ready:
                     raise ClusterError(f"{self.who} was not up within {seconds:.0f} s")
                 part = os.read(self._readable, 65536)
                 if not part:
                     raise ClusterError(f"{self.who} ended before it was up; its messages are above")
-                line += part
-        finally:
+                self._unread += part
+        except BaseException:
             os.close(self._readable)
+            raise
+        if is_last:
+            os.close(self._readable)
+        line, _, self._unread = self._unread.partition(b"\n")
         return msgspec.json.decode(line, type=kind)
 
     def leave(self) -> None:

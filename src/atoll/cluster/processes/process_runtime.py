@@ -24,12 +24,14 @@ def read_options(kind: type[Options]) -> Options:
     return msgspec.json.decode(sys.argv[1].encode(), type=kind)
 
 
-def write_ready(descriptor: int, line: msgspec.Struct) -> None:
-    """Write the line that the parent process waits for; see `processes.child`. Do nothing if `descriptor` is -1."""
-    if descriptor >= 0:
-        with contextlib.suppress(OSError):
-            os.write(descriptor, msgspec.json.encode(line) + b"\n")
-            os.close(descriptor)
+def write_ready(descriptor: int, line: msgspec.Struct, *, is_last: bool = True) -> None:
+    """Write a line that the parent process waits for; see `processes.child`. Do nothing if `descriptor` is -1."""
+    if descriptor < 0:
+        return
+    with contextlib.suppress(OSError):  # the parent process may have ended, or read no further lines
+        os.write(descriptor, msgspec.json.encode(line) + b"\n")
+    if is_last:
+        os.close(descriptor)
 
 
 # Settings of Python for the user's script, which Atoll's processes do not inherit.

@@ -43,6 +43,7 @@ from atoll.wire.sockets import free_address
 NOTE = "engine"  # name of the file in the directory of a journal
 _LAST_LINES = 20
 _LINGER_SECONDS = 20.0  # after a failed start, for the caller to read the reason
+_DELIVERY_SECONDS = 1.0  # for Ray to deliver the result of a method before the actor ends
 
 
 class AgentEnd(NamedTuple):
@@ -125,7 +126,7 @@ class EngineActor:
 
     def __init__(self, journal: str = "") -> None:
         self._engine: _Engine | None = None
-        self._is_up = False
+        self._is_up = self._is_awaited = False
         self._was_told = threading.Event()
         self._note = Path(journal) / NOTE if journal else None
         if self._note is not None:
@@ -207,7 +208,7 @@ class EngineActor:
         engine = self._started()
         assert isinstance(engine.process, EngineProcess)
         try:
-            engine.process.wait_until_up()
+            engine.process.wait_until_up(until_end=True)
             self._is_up = True
             return Up("", "")
         except AtollError as error:
@@ -216,13 +217,21 @@ class EngineActor:
         finally:
             self._was_told.set()
 
-    def ended(self) -> None:
-        """Return when the engine has ended."""
-        self._started().process.wait()
+    def ended(self) -> tuple[str, bool]:
+        """Return the fields of `EngineEnd` when the engine has ended. If it was adopted, the reason is unknown."""
+        process = self._started().process
+        self._is_awaited = True
+        if isinstance(process, EngineProcess):
+            end = process.wait_for_end()
+            return end.reason, end.expected
+        process.wait()
+        return "", True
 
     def end(self) -> None:
         """End the engine, and return when nothing of the cluster is left, in Ray or elsewhere."""
         self._started().process.end()
+        if self._is_awaited:
+            time.sleep(_DELIVERY_SECONDS)  # Ray delivers the result of `ended` before the caller kills this actor
 
     def _started(self) -> _Engine:
         assert self._engine is not None, "the engine was started"
@@ -235,7 +244,7 @@ class EngineActor:
             self._note.unlink(missing_ok=True)
         if not self._is_up:
             self._was_told.wait(_LINGER_SECONDS)
-        self._end_later(0.0 if self._is_up else 1.0)
+        self._end_later(_DELIVERY_SECONDS)
 
     def _end_later(self, seconds: float = _LINGER_SECONDS) -> None:
         def end() -> None:

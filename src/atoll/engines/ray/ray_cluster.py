@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from atoll.engines.engine_options import EngineEnd
 from atoll.engines.ray.actors import EngineActor, EngineBegun, EngineStart, Up, engine_environment
 from atoll.engines.ray.ray_connection import connect
 from atoll.engines.start_engine import START_GRACE_SECONDS, check_settings
@@ -100,10 +101,12 @@ class RayCluster:
         """Disconnect from Ray, and leave the cluster running."""
         self._ray.shutdown()
 
-    def wait_for_end(self) -> None:
-        """Block until the cluster has ended."""
-        with contextlib.suppress(self._ray.exceptions.RayError):
-            self._ray.get(self._actor.ended.remote())
+    def wait_for_end(self) -> EngineEnd:
+        """Block until the cluster has ended, and return why."""
+        try:
+            return EngineEnd(*self._ray.get(self._actor.ended.remote()))
+        except self._ray.exceptions.RayError as error:
+            return EngineEnd(f"the actor of its engine has ended: {_last_line(error)}", expected=False)
 
     def end(self) -> None:
         """End the cluster with everything that it has in Ray."""

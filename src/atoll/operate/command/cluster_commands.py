@@ -17,7 +17,7 @@ from atoll.cluster.environment_variables import AUTHORITY
 from atoll.cluster.settings import DEFAULT_ENGINE, ClusterSettings
 from atoll.cluster.tenant_settings import DEFAULT_NAME as DEFAULT_TENANT_NAME
 from atoll.cluster.tenant_settings import TENANT_MARK
-from atoll.errors import AtollError
+from atoll.errors import AtollError, ClusterError
 from atoll.operate.cluster_registry import DEFAULT_NAME
 from atoll.operate.command.command_options import (
     ClusterChoice,
@@ -125,7 +125,11 @@ def up(
         ),
     ] = "",
     foreground: Annotated[
-        bool, typer.Option("--foreground", help="Stay in the foreground. Ctrl-C ends the cluster.")
+        bool,
+        typer.Option(
+            "--foreground",
+            help="Stay in the foreground. Ctrl-C ends the cluster. If the cluster fails, the exit status is 1.",
+        ),
     ] = False,
 ) -> None:
     """Start a standing cluster, and print its address.
@@ -215,9 +219,13 @@ def up(
     say("  end:   Ctrl-C")
     end_on_signals()
     try:
-        standing.wait_for_end()
+        end = standing.wait_for_end()
     except KeyboardInterrupt:
         say("ending")
+    else:
+        if not end.expected:
+            raise ClusterError(f"cluster {name} has ended: {end.reason}")
+        say(f"cluster {name} has ended")
     finally:
         standing.end()
 
