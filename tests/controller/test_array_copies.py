@@ -16,6 +16,7 @@ from atoll.ir.types import Sharding
 from atoll.named_arrays.named_arrays import Version
 from atoll.named_arrays.version_states import VersionState
 from atoll.protocol import messages as m
+from tests.controller.dumps import check_dump
 from tests.controller.play import BROKEN, on, runs
 from tests.controller.publishing_play import Trainer
 
@@ -527,3 +528,21 @@ def test_the_refusal_of_a_drain_names_few_of_many_versions() -> None:
     (reply,) = play.replies()
     assert reply.status.message.count("its arrays need 8 B") == 8
     assert "and 2 more versions" in reply.status.message
+
+
+def test_versions_on_an_island_are_found_without_a_look_at_those_elsewhere() -> None:
+    play = Copying("4x1x2", device_memory=1000)
+    play.end(play.replicate())
+    names, copies = play.controller.published.names, play.controller.published.copies
+    names.versions = lambda: pytest.fail("all versions are visited")
+    assert [copies.is_on(island) for island in range(4)] == [True, True, False, False]
+    assert copies.island_lost(2) == []
+    assert copies.obstacles(3) == []
+
+
+def test_the_versions_on_an_island_are_known_again_after_a_restart_of_the_controller() -> None:
+    play = Copying()
+    play.end(play.replicate())
+    controller = check_dump(play.controller)
+    controller.named_arrays.validate()
+    assert [controller.published.copies.is_on(island) for island in range(2)] == [True, True]

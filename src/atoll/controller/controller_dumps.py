@@ -44,7 +44,7 @@ from atoll.errors import JournalError, Status
 from atoll.ir.types import ArraySpec
 from atoll.journal.event_log import EventLog
 from atoll.launch.connections import Peer
-from atoll.named_arrays.named_arrays import Name, NamedArrays, PublishedArray, Version, Wait
+from atoll.named_arrays.named_arrays import Name, NamedArrays, PublishedArray, Version, VersionIndex, Wait
 from atoll.named_arrays.transfer_trees import TransferTree
 from atoll.named_arrays.version_states import VersionState
 from atoll.protocol import messages as m
@@ -147,7 +147,7 @@ class SessionPersistenceDump(Dump):
     _operators: list[int] = []
 
 
-@dump_of(Version, "version of arrays", version=3, oldest=3)
+@dump_of(Version, "version of arrays", version=3, oldest=3, rebuilt={"index": VersionIndex})
 class ArraysVersionDump(Dump):
     tenant: str
     name: str
@@ -181,7 +181,7 @@ class ArraysNameDump(Dump):
     failure: tuple[int, Status] | None = None
 
 
-@dump_of(NamedArrays, "named arrays", version=3)
+@dump_of(NamedArrays, "named arrays", version=3, rebuilt={"index": VersionIndex}, rebuild=NamedArrays.rebuild_index)
 class NamedArraysDump(Dump):
     names: dict[tuple[str, str], Ref[Name]] = {}
     readers: dict[int, tuple[int, Ref[Version]]] = {}

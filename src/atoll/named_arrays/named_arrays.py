@@ -10,7 +10,7 @@ controller performs the actions (`controller.sessions.published_arrays`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import msgspec
@@ -46,6 +46,36 @@ class PublishedArray(msgspec.Struct, frozen=True):
 VersionKey = tuple[str, str, int]  # the tenant, the name, and the number of a version
 
 
+class VersionIndex:
+    """The versions that have arrays or copies on each device, by the number of the device in vaults."""
+
+    def __init__(self) -> None:
+        self._on: dict[int, dict[VersionKey, Version]] = {}
+
+    def add(self, version: Version, device: int) -> None:
+        self._on.setdefault(device, {})[version.key] = version
+
+    def remove(self, version: Version, device: int) -> None:
+        """Remove a version from a device. It may not be there."""
+        versions = self._on.get(device, {})
+        if versions.pop(version.key, None) is not None and not versions:
+            del self._on[device]
+
+    @property
+    def content(self) -> set[tuple[int, VersionKey]]:
+        """All devices with the versions on them."""
+        return {(device, key) for device, versions in self._on.items() for key in versions}
+
+    def has_some(self, devices: Iterable[int]) -> bool:
+        """Return whether versions are on some of the devices."""
+        return any(device in self._on for device in devices)
+
+    def on(self, devices: Iterable[int]) -> list[Version]:
+        """Return the versions on some of the devices, ordered by their keys."""
+        found = {key: version for device in devices for key, version in self._on.get(device, {}).items()}
+        return [found[key] for key in sorted(found)]
+
+
 @dataclass(eq=False)
 class Version(StateMachine[VersionState]):
     """A version of a name. `error` is the reason if it is LOST or FAILED.
@@ -54,6 +84,7 @@ class Version(StateMachine[VersionState]):
       held: handles in the vault of the arrays that it has taken over. Readers get these.
       copies: further handles in the vault, by the position of the array in `held`.
       devices: the number of arrays and copies on each device, by its number in vaults.
+      index: the index of all versions by device.
       problem: why copies are missing.
     """
 
@@ -73,6 +104,7 @@ class Version(StateMachine[VersionState]):
     replicas: int = 1  # copies of each array that share no island, with the published one
     copies: dict[int, tuple[int, ...]] = field(default_factory=dict)
     devices: dict[int, int] = field(default_factory=dict)
+    index: VersionIndex = field(default_factory=VersionIndex, repr=False)
     problem: str = ""
     readers: set[int] = field(default_factory=set)
     error: Status | None = None
@@ -102,8 +134,16 @@ class Version(StateMachine[VersionState]):
             number = self.devices.get(device, 0) + by
             if number:
                 self.devices[device] = number
+                self.index.add(self, device)
             else:
                 del self.devices[device]
+                self.index.remove(self, device)
+
+    def leave_devices(self) -> None:
+        """Handle that no array or copy is left."""
+        for device in self.devices:
+            self.index.remove(self, device)
+        self.devices.clear()
 
     @property
     def device_numbers(self) -> tuple[int, ...]:
@@ -193,6 +233,14 @@ class NamedArrays:
         self._reading: dict[int, int] = {}  # number of the reads of each reader that have not begun
         self._closing: set[int] = set()  # readers that leave when these have begun
         self._first_number = 1  # of new names
+        self.index = VersionIndex()
+
+    def rebuild_index(self) -> None:
+        """Make the index again, which is not stored."""
+        for version in self.versions():
+            version.index = self.index
+            for device in version.devices:
+                self.index.add(version, device)
 
     # ---- publishing
 
@@ -219,7 +267,7 @@ class NamedArrays:
         if found is None:
             found = self.names[tenant, name] = Name(tenant, name, next_number=self._first_number)
         version = Version(tenant, name, found.next_number, session, handles, paths, structure, keep, now)
-        version.replicas = replicas
+        version.replicas, version.index = replicas, self.index
         found.next_number += 1
         found.versions[version.number] = version
         self.pending[version.key] = version
@@ -246,6 +294,7 @@ class NamedArrays:
     def _forget(self, version: Version) -> None:
         """Forget a version that has failed, was freed, or whose tenant was removed."""
         del self._name_of(version).versions[version.number]
+        version.leave_devices()
         tenant = version.tenant
         self._arrays_of[tenant] -= len(version.handles)
         self._described_of[tenant] -= version.described
@@ -529,6 +578,7 @@ class NamedArrays:
         assert self._guests <= set(readers)
         assert self._closing <= self._reading.keys() <= set(readers)
         assert sum(self._waits_of.values()) == len(self.waits)
+        assert self.index.content == {(device, each.key) for each in self.versions() for device in each.devices}
         for counts, size in ((self._arrays_of, _arrays), (self._described_of, _size)):
             found: dict[str, int] = {}
             for version in self.versions():

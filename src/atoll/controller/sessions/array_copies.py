@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from types import MappingProxyType
@@ -153,7 +153,7 @@ class ArrayCopies:
 
     def is_on(self, island: int) -> bool:
         """Return whether versions have arrays or copies on the island."""
-        return next(self._on(island), None) is not None
+        return self._names.index.has_some(self._vaults.numbers_on(island))
 
     def obstacles(self, island: int) -> list[str] | None:
         """Return why versions stay on an island that is being drained; None if arrays are still being copied."""
@@ -162,7 +162,7 @@ class ArrayCopies:
             version = self._names.find(key)
             if version is not None and not there.isdisjoint(version.devices):
                 return None
-        found = list(self._on(island))
+        found = self._on(island)
         unexamined = [each for each in found if not each.problem]
         for version in unexamined:
             self._enqueue(version)
@@ -172,15 +172,15 @@ class ArrayCopies:
         named = [f"{each.title}: {each.problem}" for each in found[:_MOST_NAMED]]
         return named if len(found) <= _MOST_NAMED else [*named, f"and {len(found) - _MOST_NAMED} more versions"]
 
-    def _on(self, island: int) -> Iterator[Version]:
-        there = self._vaults.numbers_on(island)
-        return (each for each in self._names.versions() if not there.isdisjoint(each.devices))
+    def _on(self, island: int) -> list[Version]:
+        """Return the versions with arrays or copies on the island."""
+        return self._names.index.on(self._vaults.numbers_on(island))
 
     def island_lost(self, island: int) -> list[Version]:
         """Let copies elsewhere take the place of arrays on the island. Return the versions that lack some of these."""
         self.leaving.discard(island)
         lost = []
-        for version in list(self._on(island)):
+        for version in self._on(island):
             if self._survives(version, island):
                 self.examine(version)
             else:

@@ -227,7 +227,7 @@ class Vaults:
         copies = [handle for some in version.copies.values() for handle in some]
         self._launcher.buffers.release(vault, (*version.held, *copies), delete=False)
         version.copies.clear()
-        version.devices.clear()
+        version.leave_devices()
         lent, version.lent = version.lent, []
         self._hand_over(vault, lent)
 
