@@ -141,7 +141,7 @@ def test_the_client_learns_which_contents_do_not_arrive(relay: CallbackRelay):
 
 def test_the_client_is_asked_for_contents_until_they_have_landed(cluster: FakeCluster, relay: CallbackRelay):
     write, feed = SCRIPT_FEEDS.start + 1, cluster.session.feed()
-    relay.writes.start(write, feed, 1, 4)  # nobody is connected yet
+    relay.writes.start(write, feed, (1,), 4)  # nobody is connected yet
     channel = connected(relay)
     receiver = listening(channel)
     assert [decode(content)[0] for _, _, content in receiver.wait(1)] == [Wanted(write, feed, 1)]
@@ -157,7 +157,7 @@ def test_contents_that_the_client_sends_here_are_uploaded(cluster: FakeCluster, 
     channel = connected(relay)
     receiver = listening(channel)
     write, feed = SCRIPT_FEEDS.start + 1, cluster.session.feed()
-    relay.writes.start(write, feed, 1, 4)
+    relay.writes.start(write, feed, (1,), 4)
     channel.send(0, write, [b"ab"], more=True)
     channel.send(0, write + 5, [b"for nobody"])
     channel.send(0, write, [b"cdef"])  # more than was announced
@@ -172,7 +172,7 @@ def test_a_write_whose_contents_the_client_does_not_have_gets_none(cluster: Fake
     channel = connected(relay)
     receiver = listening(channel)
     write, feed = SCRIPT_FEEDS.start + 1, cluster.session.feed()
-    relay.writes.start(write, feed, 1, 4)
+    relay.writes.start(write, feed, (1,), 4)
     channel.send_in_parts(0, write, memoryview(b""))
     receiver.wait(2)
     assert cluster.uploads == [((1,), feed, b"")]
@@ -185,8 +185,8 @@ def test_parts_from_a_former_channel_are_dropped(cluster: FakeCluster, relay: Ca
     receiver = listening(former)
     write, other = SCRIPT_FEEDS.start + 1, SCRIPT_FEEDS.start + 2
     feed = cluster.session.feed()
-    relay.writes.start(write, feed, 1, 4)
-    relay.writes.start(other, cluster.session.feed(), 1, 4)
+    relay.writes.start(write, feed, (1,), 4)
+    relay.writes.start(other, cluster.session.feed(), (1,), 4)
     former.send(0, write, [b"ab"], more=True)
     former.send(0, first_call(0), encode(Landed(other)))
     receiver.wait(3)  # the part has arrived, because its channel keeps the order
@@ -257,7 +257,7 @@ def test_a_client_that_leaves_while_hosts_await_its_contents_ends_its_session(
 ):
     channel = connected(relay)
     receiver = listening(channel)
-    relay.writes.start(SCRIPT_FEEDS.start, cluster.session.feed(), 1, 4)
+    relay.writes.start(SCRIPT_FEEDS.start, cluster.session.feed(), (1,), 4)
     receiver.wait(1)
     channel.close()
     receiver.join()

@@ -23,10 +23,10 @@ class Rig:
             lambda feed: self.done.append(("sent", feed)),
             self._upload,
         )
-        self.writes.start(WRITE, FEED, HOST, 10)
+        self.writes.start(WRITE, FEED, (HOST,), 10)
 
-    def _upload(self, feed: int, host: int, contents: Sequence[Any]) -> None:
-        self.done.append(("upload", feed, host, b"".join(contents)))
+    def _upload(self, hosts: tuple[int, ...], feed: int, contents: Sequence[Any]) -> None:
+        self.done.append(("upload", hosts, feed, b"".join(contents)))
 
     def take(self) -> list[tuple[Any, ...]]:
         done, self.done = self.done, []
@@ -50,7 +50,7 @@ def test_contents_that_landed_are_forgotten(rig: Rig) -> None:
 
 
 def test_contents_that_landed_at_a_host_that_failed_since_are_asked_for_again(rig: Rig) -> None:
-    rig.writes.hosts_failed((0, HOST))
+    rig.writes.hosts_failed({0, HOST})
     rig.writes.landed(WRITE)
     assert rig.take() == [("ask", WRITE, FEED, HOST)]
     rig.writes.landed(WRITE)
@@ -58,21 +58,29 @@ def test_contents_that_landed_at_a_host_that_failed_since_are_asked_for_again(ri
 
 
 def test_the_failure_of_another_host_changes_nothing(rig: Rig) -> None:
-    rig.writes.hosts_failed((0,))
+    rig.writes.hosts_failed({0})
     rig.writes.landed(WRITE)
     assert rig.take() == [("sent", FEED), ("forget", WRITE)]
 
 
 def test_contents_that_arrive_here_are_uploaded(rig: Rig) -> None:
-    rig.writes.hosts_failed((HOST,))
+    rig.writes.hosts_failed({HOST})
     rig.writes.arrived(WRITE, [b"ab", b"c"])
     rig.writes.arrived(WRITE, [b"again"])
-    assert rig.take() == [("upload", FEED, HOST, b"abc"), ("forget", WRITE)]
+    assert rig.take() == [("upload", (HOST,), FEED, b"abc"), ("forget", WRITE)]
 
 
 def test_a_new_connection_of_the_client_is_asked_for_everything(rig: Rig) -> None:
-    rig.writes.start(WRITE + 1, FEED + 1, 0, 1)
+    rig.writes.start(WRITE + 1, FEED + 1, (0,), 1)
     rig.writes.landed(WRITE)
     rig.take()
     rig.writes.ask_again()
     assert rig.take() == [("ask", WRITE + 1, FEED + 1, 0)]
+
+
+def test_several_hosts_get_contents_from_the_proxy(rig: Rig) -> None:
+    rig.writes.start(WRITE + 1, FEED + 1, (0, HOST), 4)
+    assert rig.take() == [("ask", WRITE + 1, FEED + 1, -1)]
+    rig.writes.hosts_failed({0})
+    rig.writes.arrived(WRITE + 1, [b"ab", b"cd"])
+    assert rig.take() == [("upload", (0, HOST), FEED + 1, b"abcd"), ("forget", WRITE + 1)]

@@ -18,7 +18,6 @@ from atoll.ir.validation import MAX_VALUES, check_definition
 from atoll.protocol.ifrt import executables_pb2
 from atoll.protocol.submission import (
     RUNS_OF_A_READING,
-    PutArray,
     Putting,
     Reading,
     SmallWriting,
@@ -208,13 +207,16 @@ class ReadingExecutable(_Numbered):
 
 
 class _OfSentContents(_Numbered):
-    """Makes an array of contents that the client's process sends."""
+    """Makes an array of contents that the client's process sends, and that have `nbytes` bytes."""
 
-    def __init__(self, name: str, sharding: Sharding, number: int, array: PutArray, cluster: ClusterSession) -> None:
-        super().__init__(name, sharding.devices, number, cluster)
-        if DTYPE_BITS.get(array.dtype, 0) < 8:
-            raise invalid(f"arrays of dtype {array.dtype} cannot be made of contents that a client sends")
-        self.outputs = (ArraySpec(array.dtype, array.shape, sharding),)
+    def __init__(self, name: str, writing: Writing | SmallWriting, cluster: ClusterSession) -> None:
+        super().__init__(name, writing.devices, writing.number, cluster)
+        dtype, shape = writing.array.dtype, writing.array.shape
+        if DTYPE_BITS.get(dtype, 0) < 8:
+            raise invalid(f"arrays of dtype {dtype} cannot be made of contents that a client sends")
+        self.outputs = (ArraySpec(dtype, shape, Sharding(self.devices, writing.tiling)),)
+        check_definition(Program(name, self.outputs, (), (), 0), self.devices)
+        self.nbytes = nbytes(ArraySpec(dtype, shape, Sharding(self.devices[:1])))
 
     def check(self, arguments: Sequence[ArrayRecord]) -> None:
         if arguments:
@@ -231,7 +233,7 @@ class WritingExecutable(_OfSentContents):
     """
 
     def __init__(self, writing: Writing, cluster: ClusterSession) -> None:
-        super().__init__("writing", Sharding((writing.device,)), writing.number, writing.array, cluster)
+        super().__init__("writing", writing, cluster)
 
 
 class SmallWritingExecutable(_OfSentContents):
@@ -241,11 +243,7 @@ class SmallWritingExecutable(_OfSentContents):
     """
 
     def __init__(self, writing: SmallWriting, cluster: ClusterSession) -> None:
-        sharding = Sharding(writing.devices, writing.tiling)
-        super().__init__("small writing", sharding, writing.number, writing.array, cluster)
-        check_definition(Program(self.name, self.outputs, (), (), 0), self.devices)
-        whole = ArraySpec(writing.array.dtype, writing.array.shape, Sharding(self.devices[:1]))
-        self.nbytes = nbytes(whole)  # of the contents
+        super().__init__("small writing", writing, cluster)
         if self.nbytes > SLOT_BYTES:
             raise invalid(f"small contents have at most {SLOT_BYTES} bytes, and these {self.nbytes}")
 

@@ -22,6 +22,9 @@ class Replicated(msgspec.Struct, frozen=True, array_like=True, tag="r", gc=False
     """Each device holds the whole array, as for a single-device array."""
 
 
+REPLICATED = Replicated()
+
+
 class Tiled(msgspec.Struct, frozen=True, array_like=True, tag="t"):
     """Each dimension is cut into `dims` tiles. Tiles are numbered in row-major order.
 

@@ -70,23 +70,22 @@ class PutArray(msgspec.Struct, frozen=True, array_like=True):
 class Writing(msgspec.Struct, frozen=True, array_like=True, tag="writing"):
     """A program whose runs make an array of contents that the client's process sends.
 
-    The array is on one device, in its default memory. The contents, in row-major order, are write number
-    `first_feed(number)` for the first run, and the next number for each further run: see
-    `host_services.calls.call_messages.Wanted`.
+    The array is on `devices`, in their default memory: each has the whole array, or one of its tiles. The contents of
+    the whole array, in row-major order, are write number `first_feed(number)` for the first run, and the next number
+    for each further run: see `host_services.calls.call_messages.Wanted`.
     """
 
-    device: int
+    devices: Annotated[tuple[int, ...], msgspec.Meta(min_length=1)]
     number: Annotated[int, msgspec.Meta(ge=0, lt=MOST_READINGS)]
     array: PutArray
+    tiling: Replicated | Tiled
     version: int = VERSION
 
 
 class SmallWriting(msgspec.Struct, frozen=True, array_like=True, tag="small writing"):
     """A program whose runs make an array of small contents that the client's process has put into a shared slot.
 
-    The array is on `devices`, in their default memory: each has the whole array, or one of its tiles. The contents of
-    the whole array, in row-major order, have the number `first_feed(number)` for the first run, and the next number
-    for each further run: see `transfers.shared_slots`.
+    The array is that of a `Writing`. The contents have the same numbers: see `transfers.shared_slots`.
     """
 
     devices: Annotated[tuple[int, ...], msgspec.Meta(min_length=1)]

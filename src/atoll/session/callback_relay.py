@@ -223,8 +223,8 @@ class CallbackRelay:
     def _forget(self, write: int) -> None:
         self._notify(Written(write))
 
-    def _upload(self, feed: int, host: int, contents: Sequence[Any]) -> None:
-        self._cluster.upload([host], feed, contents, feed)
+    def _upload(self, hosts: tuple[int, ...], feed: int, contents: Sequence[Any]) -> None:
+        self._cluster.upload(hosts, feed, contents, feed)
 
     def _take_part(self, arriving: Arriving, write: int, content: Any, more: bool) -> None:
         """Take a part of contents that the client sends here. Drop what is more than was announced."""
@@ -292,7 +292,7 @@ class CallbackRelay:
             self._unanswered = {feed: each for feed, each in self._unanswered.items() if host_of(feed) != host}
             for holders in self._holders.values():
                 holders.discard(host)
-        self.writes.hosts_failed((host,))
+        self.writes.hosts_failed({host})
         self._release_unheld()
         if was_local:  # contents may have been lost that count as arrived: see `DirectDownload`
             self.cannot_read()

@@ -5,17 +5,24 @@ Pure: `ask`, `forget`, `sent` and `upload` are the effects. Use it on the sessio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
+
+_NO_HOST = -1  # to which no client has a connection
 
 
 @dataclass(slots=True)
 class _Write:
     feed: int
-    host: int
+    hosts: tuple[int, ...]
     nbytes: int
-    is_lost: bool = False  # whether the host has failed since the client was asked
+    is_lost: bool = False  # whether a host has failed since the client was asked
+
+    @property
+    def asked(self) -> int:
+        """The host to which the client sends the contents: several hosts get them from the proxy."""
+        return self.hosts[0] if len(self.hosts) == 1 else _NO_HOST
 
 
 class ScriptWrites:
@@ -28,7 +35,7 @@ class ScriptWrites:
         ask: Asks the client to send the contents of a write as a feed to a host.
         forget: Tells the client that the contents of a write are not needed any more.
         sent: Called when a host has received a feed from the client.
-        upload: Sends the contents of a feed that the client has sent here to a host.
+        upload: Sends the contents of a feed that the client has sent here to hosts.
     """
 
     def __init__(
@@ -36,7 +43,7 @@ class ScriptWrites:
         ask: Callable[[int, int, int], None],
         forget: Callable[[int], None],
         sent: Callable[[int], None],
-        upload: Callable[[int, int, Sequence[Any]], None],
+        upload: Callable[[tuple[int, ...], int, Sequence[Any]], None],
     ) -> None:
         self._ask, self._forget, self._sent, self._upload = ask, forget, sent, upload
         self._writes: dict[int, _Write] = {}
@@ -44,10 +51,10 @@ class ScriptWrites:
     def __len__(self) -> int:
         return len(self._writes)
 
-    def start(self, write: int, feed: int, host: int, nbytes: int) -> None:
-        """Ask for the contents of a write, which a host awaits as `feed`."""
-        self._writes[write] = _Write(feed, host, nbytes)
-        self._ask(write, feed, host)
+    def start(self, write: int, feed: int, hosts: Sequence[int], nbytes: int) -> None:
+        """Ask for the contents of a write, which hosts await as `feed`."""
+        started = self._writes[write] = _Write(feed, tuple(hosts), nbytes)
+        self._ask(write, feed, started.asked)
 
     def nbytes(self, write: int) -> int:
         """Return the size of a write whose contents are awaited, or -1 for others."""
@@ -61,7 +68,7 @@ class ScriptWrites:
             return
         if found.is_lost:
             found.is_lost = False
-            self._ask(write, found.feed, found.host)
+            self._ask(write, found.feed, found.asked)
             return
         del self._writes[write]
         self._sent(found.feed)
@@ -71,15 +78,15 @@ class ScriptWrites:
         """Note that the client has sent the contents here, because it has no connection to the host."""
         found = self._writes.pop(write, None)
         if found is not None:
-            self._upload(found.feed, found.host, contents)
+            self._upload(found.hosts, found.feed, contents)
             self._forget(write)
 
-    def hosts_failed(self, hosts: Collection[int]) -> None:
+    def hosts_failed(self, hosts: Set[int]) -> None:
         """Note that hosts have lost what they had received."""
         for each in self._writes.values():
-            each.is_lost = each.is_lost or each.host in hosts
+            each.is_lost = each.is_lost or not hosts.isdisjoint(each.hosts)
 
     def ask_again(self) -> None:
         """Ask for all contents, because the client has a new connection."""
         for write, each in self._writes.items():
-            self._ask(write, each.feed, each.host)
+            self._ask(write, each.feed, each.asked)

@@ -245,7 +245,7 @@ def test_contents_arrive_on_a_channel_that_the_client_has_dialed(far: FarHost) -
 
 def test_contents_are_sent_on_a_channel_that_the_client_has_dialed(far: FarHost) -> None:
     far.let_dial()
-    far.table.writes.start(VALUES, DEVICE)
+    far.table.writes.start(VALUES, [DEVICE])
     far.notify(Wanted(first_feed(0), 77, 3))
     assert far.told.get(timeout=SECONDS) == Landed(first_feed(0))
     assert far.arrived.get(timeout=SECONDS) == (5, 77)

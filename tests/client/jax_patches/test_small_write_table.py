@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atoll.client.jax_patches.small_write_table import LEAST_WRITTEN, SmallWriteTable
+from atoll.client.jax_patches.numbered_runs import LEAST_WRITTEN
+from atoll.client.jax_patches.small_write_table import SmallWriteTable
 from atoll.ir.types import Replicated, Tiled
 from atoll.protocol.submission import PutArray, SmallWriting, decode, first_feed
 from atoll.transfers.shared_slots import SLOTS, SharedSlots, SlotWriter

@@ -13,6 +13,7 @@ from atoll.client.jax_patches.write_table import WriteTable
 from atoll.errors import Code, StatusError
 from atoll.host_services.calls.call_messages import Landed, Wanted
 from atoll.host_services.calls.call_messages import decode as decode_message
+from atoll.ir.types import REPLICATED
 from atoll.protocol.submission import PutArray, Writing, decode, first_feed
 
 CLIENT = object()
@@ -92,15 +93,18 @@ def table(server: Server) -> WriteTable:
 
 
 def test_arrays_of_one_type_have_one_executable(server: Server, table: WriteTable) -> None:
-    table.start(X, DEVICE)
-    table.start(X + 1, DEVICE)
-    table.start(X[:1], DEVICE)
-    assert server.writings == [Writing(4, 0, PutArray("int16", (2, 3))), Writing(4, 1, PutArray("int16", (1, 3)))]
+    table.start(X, [DEVICE])
+    table.start(X + 1, [DEVICE])
+    table.start(X[:1], [DEVICE])
+    assert server.writings == [
+        Writing((4,), 0, PutArray("int16", (2, 3)), REPLICATED),
+        Writing((4,), 1, PutArray("int16", (1, 3)), REPLICATED),
+    ]
     assert server.runs == [0, 0, 1]
 
 
 def test_contents_are_sent_to_the_host_and_kept_until_they_are_not_needed(table: WriteTable) -> None:
-    table.start(X, DEVICE)
+    table.start(X, [DEVICE])
     write, direct, proxy = first_feed(0), Channel(), Channel()
     table.send(Wanted(write, 9, 0), direct, proxy)  # type: ignore[arg-type]
     assert direct.sent == [(9, X.tobytes())]
@@ -113,7 +117,7 @@ def test_contents_are_sent_to_the_host_and_kept_until_they_are_not_needed(table:
 
 
 def test_without_a_direct_channel_contents_are_sent_to_the_proxy(table: WriteTable) -> None:
-    table.start(X, DEVICE)
+    table.start(X, [DEVICE])
     write, proxy = first_feed(0), Channel()
     table.send(Wanted(write, 9, 0), None, proxy)  # type: ignore[arg-type]
     table.send(Wanted(write, 9, 0), Channel(fails=True), proxy)  # type: ignore[arg-type]
@@ -122,7 +126,7 @@ def test_without_a_direct_channel_contents_are_sent_to_the_proxy(table: WriteTab
 
 
 def test_contents_that_a_broken_direct_channel_lost_are_sent_to_the_proxy(table: WriteTable) -> None:
-    table.start(X, DEVICE)
+    table.start(X, [DEVICE])
     write, direct, proxy = first_feed(0), Channel(), Channel()
     table.send(Wanted(write, 9, 0), direct, proxy)  # type: ignore[arg-type]
     direct.on_end(BrokenPipeError())
@@ -130,7 +134,7 @@ def test_contents_that_a_broken_direct_channel_lost_are_sent_to_the_proxy(table:
 
 
 def test_a_host_that_refuses_contents_has_them_as_an_error(table: WriteTable) -> None:
-    table.start(X, DEVICE)
+    table.start(X, [DEVICE])
     write, direct, proxy = first_feed(0), Channel(), Channel()
     table.send(Wanted(write, 9, 0), direct, proxy)  # type: ignore[arg-type]
     direct.on_end(StatusError(Code.RESOURCE_EXHAUSTED, "no memory"))
@@ -138,14 +142,14 @@ def test_a_host_that_refuses_contents_has_them_as_an_error(table: WriteTable) ->
 
 
 def test_a_proxy_that_cannot_receive_contents_is_disconnected(table: WriteTable) -> None:
-    table.start(X, DEVICE)
+    table.start(X, [DEVICE])
     proxy = Channel(fails=True)
     table.send(Wanted(first_feed(0), 9, 0), None, proxy)  # type: ignore[arg-type]
     assert proxy.is_closed
 
 
 def test_contents_that_were_forgotten_are_answered_without_bytes(table: WriteTable) -> None:
-    table.start(X, DEVICE)
+    table.start(X, [DEVICE])
     table.clear()
     direct, proxy = Channel(), Channel()
     table.send(Wanted(first_feed(0), 9, 0), direct, proxy)  # type: ignore[arg-type]
@@ -156,12 +160,12 @@ def test_contents_that_were_forgotten_are_answered_without_bytes(table: WriteTab
 def test_after_an_interrupt_before_a_run_the_counts_of_client_and_server_agree(
     server: Server, table: WriteTable
 ) -> None:
-    table.start(X, DEVICE)
+    table.start(X, [DEVICE])
     table._contents = InterruptedOnce()
     with pytest.raises(KeyboardInterrupt):
-        table.start(X, DEVICE)
+        table.start(X, [DEVICE])
     assert len(table) == 0
-    table.start(X, DEVICE)
+    table.start(X, [DEVICE])
     assert server.runs == [0, 1]
     assert list(table._contents) == [first_feed(1)], "the first run of the second executable"
 
@@ -169,5 +173,5 @@ def test_after_an_interrupt_before_a_run_the_counts_of_client_and_server_agree(
 def test_contents_of_a_run_that_failed_are_not_kept(server: Server, table: WriteTable) -> None:
     server.fails = True
     with pytest.raises(RuntimeError, match="no connection"):
-        table.start(X, DEVICE)
+        table.start(X, [DEVICE])
     assert len(table) == 0

@@ -12,7 +12,7 @@ from atoll.errors import Code, StatusError
 from atoll.executables.program_executables import SmallWritingExecutable, WritingExecutable
 from atoll.ifrt.requests.contents_requests import put_small_contents, write_contents
 from atoll.ir.program import HostBuffer, HostToDevice
-from atoll.ir.types import ArraySpec, Replicated, Sharding, Tiled
+from atoll.ir.types import REPLICATED, ArraySpec, Replicated, Sharding, Tiled
 from atoll.protocol.submission import PutArray, SmallWriting, Writing, first_feed
 from tests.ifrt.rig import Rig, node_of
 
@@ -21,17 +21,17 @@ def test_a_write_is_refused_while_the_client_cannot_be_asked_for_it(rig: Rig, mo
     asked: list[Any] = []
     relay = SimpleNamespace(has_client=False, writes=SimpleNamespace(start=lambda *write: asked.append(write)))
     monkeypatch.setattr(rig.session, "client_relay", lambda: relay)
-    executable = WritingExecutable(Writing(0, 0, PutArray("float32", (4,))), rig.session.cluster)
+    executable = WritingExecutable(Writing((0,), 0, PutArray("float32", (4,)), REPLICATED), rig.session.cluster)
     with pytest.raises(StatusError, match="UNAVAILABLE: the connection on which the client sends contents"):
         write_contents(rig.session, executable, [7], 0)
     assert (rig.take(), asked) == ([], [])
     relay.has_client = True
     write_contents(rig.session, executable, [8], 0)
     _, launch = rig.take_launch()
-    assert asked == [(first_feed(0) + 1, launch.feeds[0], 0, 16)], "the client has counted the refused run"
+    assert asked == [(first_feed(0) + 1, launch.feeds[0], [0], 16)], "the client has counted the refused run"
 
 
-@pytest.mark.parametrize("tiling", [Replicated(), Tiled((2,), (1, 0))])
+@pytest.mark.parametrize("tiling", [REPLICATED, Tiled((2,), (1, 0))])
 @pytest.mark.parametrize("carries", [False, True])
 def test_small_contents_are_taken_from_the_slot_of_each_run(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, carries: bool, tiling: Replicated | Tiled
@@ -61,7 +61,7 @@ def test_small_contents_are_taken_from_the_slot_of_each_run(
 
 
 def test_large_contents_have_no_slot(rig: Rig) -> None:
-    writing = SmallWriting((0,), 0, PutArray("float32", (16385,)), Replicated())
+    writing = SmallWriting((0,), 0, PutArray("float32", (16385,)), REPLICATED)
     with pytest.raises(StatusError, match="small contents have at most 65536 bytes, and these 65540"):
         SmallWritingExecutable(writing, rig.session.cluster)
 

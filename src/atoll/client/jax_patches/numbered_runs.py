@@ -10,6 +10,9 @@ from typing import Any, Protocol, TypeVar
 from atoll.protocol.submission import MOST_READINGS, RUNS_OF_A_READING, first_feed
 
 _MOST_EXECUTABLES = 256
+# An array of a type that was written so often before is made by an executable, which costs round trips.
+LEAST_WRITTEN = 2
+MOST_TYPES = 1024  # whose arrays are counted
 
 Value = TypeVar("Value", contravariant=True)
 
@@ -30,6 +33,27 @@ class _Executable:
         self.run = run
         first = first_feed(number)
         self.numbers: Iterator[int] = iter(range(first, first + RUNS_OF_A_READING))
+
+
+class WrittenTypes:
+    """Counts the arrays that were written, by type. Thread-safe: a lost count only delays an executable."""
+
+    def __init__(self) -> None:
+        self._written: dict[Hashable, int] = {}
+
+    def is_frequent(self, key: Hashable) -> bool:
+        """Count an array of this type. Return whether it was written `LEAST_WRITTEN` times before."""
+        written = self._written.get(key, 0)
+        if written >= LEAST_WRITTEN:
+            return True
+        if len(self._written) >= MOST_TYPES:
+            self._written.clear()
+        self._written[key] = written + 1
+        return False
+
+    def clear(self) -> None:
+        """Forget all counts."""
+        self._written.clear()
 
 
 class NumberedRuns:

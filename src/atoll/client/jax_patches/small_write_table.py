@@ -6,23 +6,17 @@ run. So the contents need no message, and the array no answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from atoll.client.jax_patches.numbered_runs import NumberedRuns
-from atoll.ir.types import Replicated, Tiled
+from atoll.client.jax_patches.numbered_runs import NumberedRuns, WrittenTypes
+from atoll.ir.types import REPLICATED, Replicated, Tiled
 from atoll.protocol.submission import PutArray, SmallWriting, encode
 from atoll.transfers.shared_slots import SlotWriter
 
 Array = np.ndarray[Any, Any] | np.generic
-
-# An array of a type that was written so often before is made here. Its executable costs round trips.
-LEAST_WRITTEN = 2
-MOST_TYPES = 1024  # whose arrays are counted
-
-_REPLICATED = Replicated()
 
 
 class SmallWriteTable:
@@ -35,7 +29,7 @@ class SmallWriteTable:
         self._submit = submit
         self._runs = NumberedRuns()
         self._slots: SlotWriter | None = None
-        self._written: dict[Hashable, int] = {}
+        self._written = WrittenTypes()
 
     @property
     def is_open(self) -> bool:
@@ -56,7 +50,7 @@ class SmallWriteTable:
         self._runs.forget_executables()
         self._written.clear()
 
-    def start(self, array: Array, devices: Sequence[Any], tiling: Replicated | Tiled = _REPLICATED) -> Any:
+    def start(self, array: Array, devices: Sequence[Any], tiling: Replicated | Tiled = REPLICATED) -> Any:
         """Return jaxlib's results of the run that makes a copy of `array` on `devices`, in tiles or replicated.
 
         Return None if JAX has to make the array. Raise JaxRuntimeError or ValueError if the server refuses.
@@ -67,9 +61,7 @@ class SmallWriteTable:
         key = client, tuple([device.id for device in devices]), array.dtype, array.shape, tiling
         if not self._runs.takes(key):  # types in turn would replace one another's executables, each for round trips
             return None
-        written = self._written.get(key, 0)
-        if written < LEAST_WRITTEN:
-            self._count(key, written + 1)
+        if not self._written.is_frequent(key):
             return None
 
         def submit(number: int) -> Any:
@@ -78,9 +70,3 @@ class SmallWriteTable:
 
         _, results = self._runs.run(key, submit, [], slots, array.tobytes())
         return results
-
-    def _count(self, key: Hashable, written: int) -> None:
-        counts = self._written
-        if len(counts) >= MOST_TYPES:
-            counts.clear()
-        counts[key] = written

@@ -6,15 +6,16 @@ array's host and the order of the uploads, which decides which one a full host r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from atoll.client.jax_patches.numbered_runs import NumberedRuns
+from atoll.client.jax_patches.numbered_runs import NumberedRuns, WrittenTypes
 from atoll.errors import AtollError, StatusError
 from atoll.host_services.calls.call_messages import Landed, Wanted, encode, first_call
+from atoll.ir.types import REPLICATED, Replicated, Tiled
 from atoll.protocol.submission import PutArray, Writing
 from atoll.protocol.submission import encode as encode_submission
 from atoll.transfers.channel import DataChannel
@@ -34,25 +35,32 @@ class WriteTable:
         self._submit = submit
         self._run = run
         self._runs = NumberedRuns()
+        self._written = WrittenTypes()
         self._contents: dict[int, Array] = {}
 
     def __len__(self) -> int:
         """Return the number of writes whose contents are kept."""
         return len(self._contents)
 
-    def start(self, array: Array, device: Any) -> Any:
-        """Return jaxlib's results of the run that makes a copy of `array`, which is contiguous, on `device`.
+    def start(self, array: Array, devices: Sequence[Any], tiling: Replicated | Tiled = REPLICATED) -> Any:
+        """Return jaxlib's results of the run that makes a copy of `array` on `devices`, in tiles or replicated.
 
-        Raise JaxRuntimeError or ValueError if the server refuses.
+        The array is contiguous. Raise JaxRuntimeError or ValueError if the server refuses.
         """
+        client, numbers = devices[0].client, tuple([device.id for device in devices])
         made = PutArray(array.dtype.name, array.shape)
 
         def submit(number: int) -> Any:
-            return self._submit(device.client, encode_submission(Writing(device.id, number, made))).execute_sharded
+            return self._submit(client, encode_submission(Writing(numbers, number, made, tiling))).execute_sharded
 
-        key = device.client, device.id, made
+        key = _key(devices, made, tiling)
         _, results = self._runs.run(key, submit, [], self._contents, array.view(np.ndarray))
         return results
+
+    def is_frequent(self, array: Array, devices: Sequence[Any], tiling: Replicated | Tiled) -> bool:
+        """Count an array, and return whether arrays of its type are written often."""
+        key = _key(devices, PutArray(array.dtype.name, array.shape), tiling)
+        return self._runs.takes(key) and self._written.is_frequent(key)
 
     # ---- from the proxy
 
@@ -95,7 +103,12 @@ class WriteTable:
     def clear(self) -> None:
         """Forget everything, because the client was closed."""
         self._runs.forget_executables()
+        self._written.clear()
         self._contents.clear()
+
+
+def _key(devices: Sequence[Any], array: PutArray, tiling: Replicated | Tiled) -> Hashable:
+    return devices[0].client, tuple([device.id for device in devices]), array, tiling
 
 
 def _notify(proxy: DataChannel, write: int) -> None:

@@ -141,9 +141,8 @@ def write_contents(session: IfrtSession, executable: WritingExecutable, handles:
         raise StatusError(Code.UNAVAILABLE, "the connection on which the client sends contents of arrays has ended")
     cluster, specs = session.cluster, executable.outputs
     program = cluster.programs.number(("put all", specs), lambda: _put_program(specs))
-    (host,) = cluster.hosts_of(executable.devices)
     feed = cluster.feed()
-    relay.writes.start(write, feed, host, nbytes(specs[0]))
+    relay.writes.start(write, feed, cluster.hosts_of(executable.devices), executable.nbytes)
     session.launch(program, (), handles, (feed,), context)
     session.define(handles, specs, context)
 
