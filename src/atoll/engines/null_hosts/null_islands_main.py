@@ -23,7 +23,7 @@ _FAILED = 1  # the status of an island that could not be started
 
 
 class NullIslands:
-    """The islands of this process. `stop` is set when the engine closes its end of the socket."""
+    """The islands of this process. `stop` is set when the engine closes its end of the socket, or ends."""
 
     def __init__(self, engine: socket.socket, process: NullProcess, stop: asyncio.Event) -> None:
         self._engine = engine
@@ -35,15 +35,21 @@ class NullIslands:
         process.loop.add_reader(engine, self._read)
 
     def _read(self) -> None:
-        data = self._engine.recv(1 << 16)
+        try:
+            data = self._engine.recv(1 << 16)
+        except OSError:  # the engine has ended before it read what was sent to it
+            data = b""
         if not data:
-            self._process.loop.remove_reader(self._engine)
-            self._stop.set()
+            self._engine_left()
         for message in self._lines.messages(data):
             if isinstance(message, StartIsland):
                 self._start(message.options)
             elif isinstance(message, EndIsland) and message.island in self._islands:
                 self._islands[message.island].cancel()
+
+    def _engine_left(self) -> None:
+        self._process.loop.remove_reader(self._engine)
+        self._stop.set()
 
     def _start(self, options: IslandOptions) -> None:
         task = self._islands[options.island] = self._process.loop.create_task(self._run(options))
@@ -70,7 +76,10 @@ class NullIslands:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self._process.bugs.end(error)
-        self._engine.sendall(line(IslandEnded(island, 0 if task.cancelled() else task.result())))
+        try:
+            self._engine.sendall(line(IslandEnded(island, 0 if task.cancelled() else task.result())))
+        except OSError:
+            self._engine_left()
 
 
 async def serve(options: SharedOptions, signs: StartupHeartbeat, stop: asyncio.Event) -> None:
