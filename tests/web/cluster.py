@@ -12,6 +12,7 @@ from atoll.cluster.usage.usage_records import By
 from atoll.errors import ConnectError
 from atoll.protocol.messages import SetTenant
 from atoll.protocol.spans import Span
+from atoll.telemetry.log_rows import LogRow
 from tests.cluster_process import User, finish, first_line
 
 
@@ -41,6 +42,11 @@ class ScriptedSource:
         if self.fails:
             raise ConnectError(self.fails)
         return {"by": str(by), "since": seconds}
+
+    async def log(self) -> list[LogRow]:
+        if self.fails:
+            raise ConnectError(self.fails)
+        return []
 
     async def drain(self, island: int) -> str:
         raise NotImplementedError

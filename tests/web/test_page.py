@@ -41,9 +41,10 @@ HOLDS = """
 
 
 @pytest.fixture(scope="module")
-def up(program_cache: Path) -> Iterator[tuple[User, str]]:
+def up(program_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[User, str]]:
     """A user whose cluster of null devices is up, and its address."""
     with tempfile.TemporaryDirectory(prefix="at-") as directory, User(Path(directory), program_cache) as user:
+        user.env["ATOLL_STATE_DIR"] = str(tmp_path_factory.mktemp("state"))
         address = user.atoll("up", "--islands", "2x1x2", "--platform", "null").check().stdout.strip()
         yield user, address
         user.atoll("down").check()
@@ -98,6 +99,7 @@ def test_all_pages_load_and_ask_nobody_else(up: tuple[User, str], url: str):
             ("/usage", '[data-table="Usage by tenant"] thead'),
             ("/timeline", "svg.time-line"),
             ("/events", "[data-table=Events] tbody tr"),
+            ("/log", "[data-table=Log] tbody tr"),
         ):
             await page.open(base + path)
             await page.until(f"document.querySelector({json.dumps(what)})")
@@ -122,7 +124,7 @@ def test_the_time_line_is_paused_and_zoomed(up: tuple[User, str], url: str):
 def test_a_phone_scrolls_tables_and_not_the_page(up: tuple[User, str], url: str):
     async def use(page: Page, base: str) -> None:
         await page.resize(390, 844)
-        for path in ("/", "/sessions", "/usage", "/timeline", "/events"):
+        for path in ("/", "/sessions", "/usage", "/timeline", "/events", "/log"):
             await page.open(base + path)
             await page.until("document.querySelector('.q-table thead tr, svg.time-line')")
             await page.until("document.documentElement.scrollWidth <= 390")
@@ -143,6 +145,28 @@ def test_a_filter_leaves_the_events_that_contain_its_text(up: tuple[User, str], 
         await page.fill("input[data-filter]", "Island 1")
         await page.until("document.querySelectorAll('[data-table=Events] tbody tr').length === 1")
         assert [row["where"] for row in await page.rows("Events")] == ["island 1"]
+
+    visit(url, use)
+
+
+def test_the_log_is_filtered_and_hostile_names_in_it_are_text(up: tuple[User, str], url: str):
+    evil = "<img src=x onerror=document.title='evil'> {{ 7 * 7 }}"
+    (log,) = Path(up[0].env["ATOLL_STATE_DIR"]).rglob("log")
+    with open(log, "a") as file:
+        file.write(f"2026-11-26 20:05:55,123 atoll controller[17] WARNING atoll.state: session 4711 {evil} opened\n")
+
+    async def use(page: Page, base: str) -> None:
+        await page.open(base + "/log")
+        await page.until("document.querySelectorAll('[data-table=Log] tbody tr').length >= 3")
+        await page.fill("input[data-session]", "4711")
+        await page.until("document.querySelectorAll('[data-table=Log] tbody tr').length === 1")
+        (row,) = await page.rows("Log")
+        assert (row["process"], row["level"]) == ("controller", "warning")
+        assert row["message"] == f"atoll.state: session 4711 {evil} opened"
+        assert await page.value("document.querySelector('[data-table=Log] tbody img')") is None
+        assert "evil" not in await page.value("document.title")
+        await page.fill("input[data-filter]", "nowhere")
+        await page.until("document.querySelector('[data-line=log]').innerText.startsWith('0 of the last')")
 
     visit(url, use)
 

@@ -57,11 +57,12 @@ _WORKS = """
 
 
 @pytest.fixture(scope="module")
-def shared(program_cache: Path) -> Iterator[User]:
+def shared(program_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[User]:
     """A cluster with tenants, of which two have a session that computes."""
     with tempfile.TemporaryDirectory(prefix="at-") as directory, User(Path(directory), program_cache) as user:
         file = Path(directory) / "tenants.toml"
         file.write_text(_FILE)
+        user.env["ATOLL_STATE_DIR"] = str(tmp_path_factory.mktemp("state"))
         address = user.atoll("up", "--islands", "2x1x1", "--platform", "null", "--tenants", str(file)).check().stdout
         running = []
         for name, token in (("red", RED), ("blue", BLUE)):
@@ -95,6 +96,19 @@ def test_top_with_a_users_token_shows_its_own_alone(shared: User):
     shown = shared.atoll("top", ATOLL_TOKEN=RED).check().stdout
     assert "red.py" in shown
     assert "blue" not in shown
+
+
+@needs_browser
+def test_a_page_with_a_users_token_shows_no_log(shared: User):
+    async def use(url: str) -> None:
+        async with looking(url) as page:
+            await page.open(url.partition("/?")[0] + "/log")
+            await page.until("document.querySelector('[data-line=log]')?.innerText.includes('only operators')")
+            assert await page.value("document.querySelector('[data-table=Log]').offsetParent") is None
+            assert await page.rows("Log") == []
+
+    with serving(shared, "web", ATOLL_TOKEN=RED) as url:
+        asyncio.run(use(url))
 
 
 @asynccontextmanager

@@ -8,11 +8,12 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from atoll.cluster.cluster_runs import names_of_runs, runs_of
+from atoll.cluster.cluster_runs import ClusterRun, names_of_runs, runs_of
 from atoll.cluster.environment_variables import ADDRESS, JOIN
 from atoll.cluster.processes.process_table import ancestors
 from atoll.cluster.usage.usage_records import By
@@ -20,6 +21,7 @@ from atoll.controller_process.standby_status import StandbyStatus, standby_statu
 from atoll.errors import ClusterError, UnreachableError
 from atoll.operate.cluster_registry import DEFAULT_NAME, ClusterRecord, ClusterRegistry, embedded_clusters
 from atoll.operate.joining import is_at, reach, reach_of
+from atoll.operate.log_tail import LogTail
 from atoll.operate.operator_requests import (
     Operation,
     OperatorConnection,
@@ -36,9 +38,14 @@ from atoll.protocol import messages as m
 from atoll.protocol.messages import AddIslandRequest, CheckReply
 from atoll.protocol.spans import Span, TraceRecord
 from atoll.security.join_token import JoinToken
+from atoll.telemetry.log_rows import LogRow
 from atoll.wire.address import Address
 
 _START_HINT = "start one with `atoll up --islands 1x1x8`, or set ATOLL_ADDRESS to the address of one"
+_NO_LOG = (
+    "this command does not find the log of this cluster: `atoll web` shows the log of a cluster that the same user has "
+    "started on the same machine, without --foreground"
+)
 _ADD_GRACE_SECONDS = 30.0  # for the controller to fail a new island itself, with the reason
 _FETCH_SECONDS = 30.0  # for fetching a recording after its end
 RESUME_SECONDS = 600.0  # for a resumption to wait for memory and devices
@@ -235,6 +242,7 @@ class ClusterSource:
         self._token = token
         self._connection: OperatorConnection | None = None
         self._opening = asyncio.Lock()
+        self._log: LogTail | None = None
 
     @property
     def name(self) -> str:
@@ -256,6 +264,13 @@ class ClusterSource:
 
     async def trace(self) -> bytes:
         return await asyncio.to_thread(trace_of, self._target, self._token)
+
+    async def log(self) -> list[LogRow]:
+        if self._log is None:
+            if self._target.record is None or not self._target.record.run:
+                raise ClusterError(_NO_LOG)
+            self._log = LogTail(ClusterRun(Path(self._target.record.run)).log)
+        return await asyncio.to_thread(self._log.rows)
 
     async def _ask(self, request: m.Message) -> Any:
         async with self._opening:

@@ -14,6 +14,7 @@ from atoll.protocol.messages import SetTenant
 from atoll.protocol.spans import Span
 from atoll.quantities import human_seconds
 from atoll.state.tallies import BOUNDS
+from atoll.telemetry.log_rows import LogRow
 from atoll.telemetry.samples import Sample, Samples
 from atoll.telemetry.snapshot import HistogramView, Snapshot, read_snapshot
 from atoll.telemetry.timeline import TimeLine
@@ -37,6 +38,9 @@ class Source(Protocol):
 
     async def trace(self) -> bytes:
         """Return a trace of recent work, as Chrome trace events."""
+
+    async def log(self) -> list[LogRow]:
+        """Return the last rows of the cluster's log, oldest first. They are about all tenants."""
 
     async def drain(self, island: int) -> str:
         """Drain an island, and return a sentence for people, as the methods below do. Raises StatusError if refused."""

@@ -13,7 +13,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from atoll.web.metrics_server import listening_socket, metrics_answer
 from atoll.web.page_key import METRICS, KeyGuard
-from atoll.web.pages import Pages
+from atoll.web.pages import register_pages
 from atoll.web.poller import Poller
 from atoll.web.tls import PageTls
 from atoll.wire.address import Address
@@ -44,7 +44,7 @@ async def serve_page(
         return Response(body, int(status.split()[0]), {"content-type": content_type})
 
     app.add_api_route(METRICS, metrics, methods=["GET"])
-    Pages(poller).register()
+    register_pages(poller)
     ui.run_with(
         app,
         title=f"Atoll: {poller.source.name}",

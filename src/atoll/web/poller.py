@@ -14,6 +14,7 @@ import msgspec
 
 from atoll.cluster.usage.usage_records import By
 from atoll.errors import AtollError
+from atoll.telemetry.log_rows import LogRow
 from atoll.telemetry.watch import Source, Watch
 
 FRESH_SECONDS = 0.9  # younger data is not requested again
@@ -54,6 +55,14 @@ class Poller:
             except (AtollError, msgspec.MsgspecError) as error:
                 self.watch.fail(str(error), time.monotonic())
             self._traced = time.monotonic()
+
+    async def log(self) -> tuple[list[LogRow], str]:
+        """Return the last rows of the cluster's log, oldest first, or none and the reason why it cannot be read."""
+        async with self._asking:
+            try:
+                return await self.source.log(), ""
+            except AtollError as error:
+                return [], str(error)
 
     async def usage(self, by: By, seconds: float) -> dict[str, Any] | None:
         """Return the usage of the last `seconds`, or of all time if 0. Return None if the cluster does not answer.

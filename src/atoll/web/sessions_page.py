@@ -1,0 +1,82 @@
+"""The page Sessions: the sessions and the gangs that wait."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from atoll.telemetry import tables as t
+from atoll.web.dialogs import chosen, confirmed, operate
+from atoll.web.live_table import Act, Column, LiveTable
+from atoll.web.page_frame import PageFrame, filter_input
+
+
+class SessionsPage:
+    """Shows sessions, and suspends, resumes and ends them."""
+
+    def __init__(self, frame: PageFrame) -> None:
+        self._frame = frame
+
+    async def build(self) -> None:
+        def show() -> None:
+            sessions.show(t.matching(t.session_rows(self._frame.watch.snapshot), wanted.value or ""))
+            waits.show(t.matching(t.wait_rows(self._frame.watch.snapshot), wanted.value or ""))
+
+        await self._frame.build("/sessions", show)
+        wanted = filter_input("tenant, program or session", show)
+        sessions = LiveTable(
+            "Sessions",
+            [
+                Column("id", "session", True),
+                Column("program", "program"),
+                Column("state", "state"),
+                Column("tenant", "tenant"),
+                Column("pid", "pid", True),
+                Column("arrays", "arrays", True),
+                Column("memory", "memory", True),
+                Column("functions", "functions", True),
+                Column("launches", "launches", True),
+                Column("in_flight", "in flight", True),
+                Column("devices", "slices", is_text=True),
+                Column("waits_for", "waits for", is_text=True),
+                Column("last_error", "last error", is_text=True),
+            ],
+            "id",
+            [
+                Act("Suspend", self._suspend, lambda row: row.state == "runs"),
+                Act("Resume", self._resume, lambda row: row.state.startswith("suspended")),
+                Act("End", self._end_session),
+            ],
+        )
+        waits = LiveTable(
+            "Waiting gangs",
+            [
+                Column("session", "session", True),
+                Column("client", "program"),
+                Column("tenant", "tenant"),
+                Column("program", "first in line"),
+                Column("island", "island", True),
+                Column("gangs", "gangs", True),
+                Column("seconds", "for (s)", True),
+                Column("reason", "reason"),
+                Column("text", "waits for", is_text=True),
+            ],
+            "key",
+        )
+
+    async def _suspend(self, row: dict[str, Any]) -> None:
+        session = int(row["id"])
+        question = f"Suspend session {session} ({row['program']})? Its arrays leave the devices, and its program waits."
+        to = await chosen(question, "To memory", "To disk")
+        if to:
+            await operate(f"suspending session {session}", self._frame.source.suspend(session, to == "To disk"))
+
+    async def _resume(self, row: dict[str, Any]) -> None:
+        session = int(row["id"])
+        if await confirmed(f"Resume session {session} ({row['program']}) on its devices?", "Resume"):
+            await operate(f"resuming session {session}", self._frame.source.resume(session))
+
+    async def _end_session(self, row: dict[str, Any]) -> None:
+        session = int(row["id"])
+        question = f"End session {session} ({row['program']})? Its program gets an error, and its arrays are deleted."
+        if await confirmed(question, "End the session"):
+            await operate(f"ending session {session}", self._frame.source.end_session(session))
