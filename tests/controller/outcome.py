@@ -93,3 +93,4 @@ def check_nothing_is_left(world: World) -> None:
     assert world.controller.functions.users == {}
     assert world.controller.launcher.in_flight == {}
     assert world.controller.launcher.control_flow.statistics() == {"awaited": 0}
+    assert world.controller.parts()["dependencies"].statistics() == {"unresolved": 0}

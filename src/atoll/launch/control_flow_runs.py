@@ -90,7 +90,7 @@ class ControlFlowRuns:
             return problem
         entries = session.directory.entries
         arguments = [entries[handle] for handle in message.arguments]
-        dependency = self._dependencies.of_control_flow(session.number, arguments)
+        dependency = self._dependencies.undecided(session.number, arguments)
         last = parts[-1]
         for made in last.values:
             if made.result >= 0:
@@ -163,6 +163,7 @@ class ControlFlowRuns:
     def session_closed(self, number: int) -> None:
         for whole in [each for each in self._awaited.values() if each.session == number]:
             self._over(whole)
+            self._dependencies.resolve(whole.dependency)
 
     # ---- parts
 

@@ -31,7 +31,7 @@ class DeferredResults:
         self, session: Session, handles: Sequence[int], specs: Sequence[ArraySpec], producer: str
     ) -> Dependency[GangRun]:
         """Add arrays to the session. Return the dependency that they have in common."""
-        dependency = self._dependencies.of_control_flow(session.number, ())
+        dependency = self._dependencies.undecided(session.number, ())
         for handle, spec in zip(handles, specs, strict=True):
             entry = Entry((), 0, producer=producer, spec=spec, dependency=dependency)
             entry.uses = 1  # so that it is not forgotten before `complete` or `fail`

@@ -15,7 +15,8 @@ in turn. These orders are kept:
 - the nodes of a launch follow one another.
 
 Launches that need the results of a control flow node (`launch.control_flow_runs`) are deferred in the same way:
-they depend on the node before it is known what the node will run.
+they depend on the node before it is known what the node will run. So are launches that need arrays which a later launch
+of the controller makes (`launch.deferred_results`).
 """
 
 from __future__ import annotations
@@ -44,6 +45,10 @@ class DependencyTracker(Generic[Payload]):
     def has_some(self, session: int) -> bool:
         """Return whether the session has an unresolved dependency. If not, only unbounded launches need `order`."""
         return session in self._unresolved
+
+    def statistics(self) -> dict[str, int]:
+        """Return the number of unresolved dependencies."""
+        return {"unresolved": self._unresolved.total()}
 
     def order(
         self,
@@ -86,7 +91,7 @@ class DependencyTracker(Generic[Payload]):
             self._start(deque([first]))
         return last
 
-    def of_control_flow(self, session: int, arguments: Sequence[Entry]) -> Dependency[Payload]:
+    def undecided(self, session: int, arguments: Sequence[Entry]) -> Dependency[Payload]:
         """Return the dependency for a launch that reads `arguments`, whose nodes are unknown until `decided`."""
         dependency: Dependency[Payload] = Dependency(session, (), None, awaited=1)
         self._await_inputs(dependency, arguments, ())
