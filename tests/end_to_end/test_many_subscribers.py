@@ -1,0 +1,71 @@
+"""Subscribers on several islands feed each other, also while the worker of the publisher is stopped."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import SingleDeviceSharding
+
+import atoll
+from atoll.pins import Version
+from tests.end_to_end.remote_python import RemotePython, StartPython
+from tests.end_to_end.standing_cluster import StartCluster
+
+ARRAYS, ITEMS = 4, 1 << 18
+SECONDS = 300.0
+
+# ---- what runs in scripts
+
+kept: list[Version] = []  # a copy feeds others as long as its script has it
+
+
+def publish(version: int) -> int:
+    """Publish arrays of numbers that depend on the version."""
+    tree = [jnp.full(ITEMS, version * ARRAYS + each, jnp.float32) for each in range(ARRAYS)]
+    return atoll.publish("policy", tree, checksums=True)
+
+
+def subscribe(device: int, version: int) -> list[float]:
+    """Read a version that may not exist yet, and verify it. Return the number that each of its arrays consists of."""
+    place = SingleDeviceSharding(jax.devices()[device])
+    found = atoll.subscribe("policy", place, newer_than=version - 1, wait=SECONDS, verify=True)
+    assert found.number == version
+    kept.append(found)
+    return [float(array[-1]) for array in found.tree]
+
+
+# ---- the tests
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_subscribers_feed_each_other(start_cluster: StartCluster, start_python: StartPython) -> None:
+    cluster = start_cluster(islands="4x1x1", lease_seconds=SECONDS)
+    trainer, *readers = (start_python(ATOLL_ADDRESS=cluster.address) for _ in range(4))
+    _all_at_once(trainer, readers, 1)
+    assert trainer.call(publish, 2) == 2
+    assert readers[0].call(subscribe, 1, 2) == _values(2)
+    worker = cluster.worker(0)
+    worker.suspend()
+    try:
+        for island in (2, 3):
+            assert readers[island - 1].call(subscribe, island, 2) == _values(2)
+    finally:
+        worker.resume()
+    _all_at_once(trainer, readers, 3)
+    for each in (trainer, *readers):
+        each.close()
+
+
+def _all_at_once(trainer: RemotePython, readers: list[RemotePython], version: int) -> None:
+    """Let all readers wait for a version, and publish it."""
+    for island, reader in enumerate(readers, start=1):
+        reader.begin(subscribe, island, version)
+    assert trainer.call(publish, version) == version
+    for reader in readers:
+        assert reader.finish(SECONDS) == _values(version)
+
+
+def _values(version: int) -> list[float]:
+    return [float(version * ARRAYS + each) for each in range(ARRAYS)]
