@@ -12,6 +12,7 @@ from atoll.errors import Code
 from atoll.ir.program import Mapping, Rearrange, single
 from atoll.named_arrays.version_states import VersionState
 from atoll.protocol import messages as m
+from atoll.protocol.number_ranges import SHARED_HANDLES
 from tests.controller.migrating_world import MigratingClient, MigratingWorld
 from tests.controller.world import Client, World
 
@@ -124,6 +125,15 @@ class PublishingWorld(MigratingWorld):
             entries = self.controller.sessions[number].directory.entries
             unreleased = [handle for handle, entry in sorted(entries.items()) if not entry.released]
             assert sorted(held.get(number, [])) == unreleased
+
+    def deferred_launches(self) -> set[tuple[int, int]]:
+        """The results of launches that need arrays of versions, of those that read them, and of sessions that ended."""
+        found = set()
+        for session, result in (each for host in self.hosts.values() for each in host.launches):
+            client = self.clients.get(session)
+            if client is None or result in SHARED_HANDLES or "lost" in client.maybe[result]:
+                found.add((session, result))
+        return found
 
     def end_publishing(self) -> None:
         """All readers leave, and all names are removed. Nothing of them is left."""

@@ -52,5 +52,5 @@ def check_end(world: PublishingWorld) -> None:
         for handle in sorted(client.unreleased):
             client.release(handle)
     world.settle()
-    check_order(world)
+    check_order(world, world.deferred_launches())
     check_nothing_is_left(world)
