@@ -27,7 +27,14 @@ _donated: set[str] = set()
 
 
 def publish(
-    name: str, tree: Any, *, keep: int = 2, dtype: Any = None, replicas: int = 1, checksums: bool = False
+    name: str,
+    tree: Any,
+    *,
+    keep: int = 2,
+    dtype: Any = None,
+    replicas: int = 1,
+    spill: str | None = None,
+    checksums: bool = False,
 ) -> int:
     """Publish a tree of arrays under a name, and return the number of this version.
 
@@ -55,6 +62,8 @@ def publish(
         takes less memory and less time to read.
       replicas: number of islands of which each has all arrays, at most 8. With 2, the devices copy the version to
         another island when it is complete, and it survives the loss of one island.
+      spill: "disk" if the devices' hosts write the version to files when it is complete. It then survives the loss of
+        its islands, and of the cluster if that has a journal.
       checksums: also publish checksums of the arrays, which their devices compute. Subscribers can verify them.
 
     Raises:
@@ -69,6 +78,8 @@ def publish(
     from atoll.client.published_trees import arrays_to_publish
 
     check_array_name(name)
+    if spill not in (None, "disk"):
+        raise StatusError(Code.INVALID_ARGUMENT, f'spill must be "disk" or None, not {spill!r}')
     client = cluster_client()
     paths_and_leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     if not paths_and_leaves:
@@ -86,7 +97,7 @@ def publish(
     if len(arrays) > MOST_PUBLISHED:
         text = f"{name} has {len(arrays)} arrays that are not small: a version can have at most {MOST_PUBLISHED}"
         raise StatusError(Code.INVALID_ARGUMENT, text)
-    request = PublishArrays(name, keep, tuple(each.path for each in arrays), structure, replicas)
+    request = PublishArrays(name, keep, tuple(each.path for each in arrays), structure, replicas, spill is not None)
     stages = {each: _stage(client, each) for each in dict.fromkeys(array.devices for array in arrays)}
     with staging:
         try:

@@ -61,6 +61,7 @@ class ModelHost:
         self.numbers: list[int] = []  # sequences of units whose numbers are to be reported
         self.spilled: dict[int, dict[int, int]] = {}  # by session: pieces, with the handles that they are of
         self.copied: list[m.SpillReply] = []  # to be reported
+        self.files: dict[int, int] = {}  # pieces in files, with the numbers of their directories; outlives the host
         self.returning: list[tuple[int, int, int]] = []  # (host, session, feed) of pieces that are to arrive
 
     @property
@@ -117,11 +118,16 @@ class ModelHost:
                     self.take(each)
             case m.SendSpilled(session=session, pieces=pieces):
                 for piece, feed, hosts in pieces:
-                    assert piece.number in self.spilled[session], "a piece comes back that is not spilled"
+                    there = self.files if piece.path else self.spilled[session]
+                    assert piece.number in there, "a piece comes back that is not spilled"
                     self.returning.extend((host, session, feed) for host in hosts)
             case m.DropSpilled(session=session, pieces=pieces):
                 for piece in pieces:  # of a host that failed meanwhile, it is gone already
-                    self.spilled.get(session, {}).pop(piece.number, None)
+                    (self.files if piece.path else self.spilled.get(session, {})).pop(piece.number, None)
+            case m.KeepFiles(before=before, numbers=numbers):
+                for piece, directory in list(self.files.items()):
+                    if directory < before and directory not in numbers:
+                        del self.files[piece]
 
     def dispatch(self, state: ModelRun, sequence: int, count: int) -> None:
         self.sequences.append((state.run.session, sequence))
@@ -176,6 +182,12 @@ class ModelHost:
                     self.stores[session].pop(handle, None)
             case m.DropRun(run=run):
                 self.runs.pop(run, None)
+            case m.SpillRequest(request=request, shards=shards, to_files=True, directory=directory):
+                for number, handle, _ in shards:
+                    assert self.stores[session].get(handle, OK) is None, "an array is written that is not there"
+                    self.files[number] = int(directory.rpartition("-")[2])
+                pieces = tuple(m.SpilledPiece(number, 8, f"/files/{number}") for number, _, _ in shards)
+                self.copied.append(m.SpillReply(session, request, OK, pieces))
             case m.SpillRequest(request=request, shards=shards):
                 own = self.spilled.setdefault(session, {})
                 for number, handle, _ in shards:

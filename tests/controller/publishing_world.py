@@ -14,6 +14,7 @@ from atoll.named_arrays.version_states import VersionState
 from atoll.protocol import messages as m
 from atoll.protocol.number_ranges import SHARED_HANDLES
 from tests.controller.migrating_world import MigratingClient, MigratingWorld
+from tests.controller.model_host import ModelHost
 from tests.controller.world import Client, World
 
 _LATE = (Code.CANCELLED, Code.DATA_LOSS, Code.DEADLINE_EXCEEDED, Code.INTERNAL)
@@ -53,7 +54,9 @@ class PublishingClient(MigratingClient):
         name = self.rng.choice("ab")
         paths = tuple(map(str, chosen))
         replicas = self.rng.randint(1, len(self.world.controller.resources.islands))
-        self.say(m.Publish(request, name, self.rng.randint(1, 2), tuple(views), paths, replicas=replicas))
+        keep = self.rng.randint(1, 2)
+        on_disk = bool(self.world.spilling) and self.rng.random() < self.world.spilling
+        self.say(m.Publish(request, name, keep, tuple(views), paths, replicas=replicas, on_disk=on_disk))
 
     def open_version(self) -> None:
         request = self.fresh()
@@ -89,7 +92,18 @@ class PublishingWorld(MigratingWorld):
     """A world whose published arrays are checked after each step."""
 
     kind_of_client = PublishingClient
+    spilling = 0.0  # how probably a version is also written to files
     copy_loss = 0.0  # how probably an island fails before a step of the hosts while arrays are being copied
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self.files: dict[int, int] = {}  # of all hosts
+        super().__init__(*arguments, **options)
+
+    def host_of(self, number: int) -> ModelHost:
+        """A model host on the only machine of this world, which has its files."""
+        made = super().host_of(number)
+        made.files = self.files
+        return made
 
     def work(self) -> bool:
         copies = self.controller.published.copies
@@ -110,6 +124,8 @@ class PublishingWorld(MigratingWorld):
         held: dict[int, list[int]] = {}
         for run in published.copies._runs.values():
             held.setdefault(run.vault, []).extend(run.results)
+        for restoration in published.files._restorations.values():
+            held.setdefault(restoration.vault, []).extend(restoration.held)
         for version in published.names.versions():
             if version.error is not None or not version.held:
                 assert version.devices == version.copies == {}
@@ -152,6 +168,8 @@ class PublishingWorld(MigratingWorld):
         for client in clients:
             assert isinstance(client, PublishingClient)
             assert client.asked == set(), "each request is answered"
+        assert self.files == {}, "all files are removed"
+        assert published.files._stored == published.files._bytes == published.files._directories == {}
         assert published.reads.is_idle, "all reads end, and nothing is kept of them"
         assert [each.state for each in published.names.versions() if each.state is not VersionState.FREED] == []
         for vault in self.controller.vaults.by_tenant.values():

@@ -44,6 +44,21 @@ def test_versions_that_are_lost_while_they_are_copied_leave_nothing(seed, steps,
     check_end(world)
 
 
+@settings(max_examples=examples(10))
+@given(
+    st.integers(0, 2**32),
+    st.integers(20, 160),
+    st.sampled_from(["1x1x2", "2x1x2", "3x1x1"]),
+    st.sampled_from([0, 200]),
+    st.sampled_from([0.0, 0.05]),
+)
+def test_versions_in_files_outlive_islands_and_leave_nothing(seed, steps, topology, memory, loss):
+    world = PublishingWorld(random.Random(seed), topology, 0.0, device_memory=memory)
+    world.spilling = 0.7
+    play(world, world.rng, steps, loss)
+    check_end(world)
+
+
 def check_end(world: PublishingWorld) -> None:
     """Everything ends, and nothing is left."""
     world.copy_loss = 0.0

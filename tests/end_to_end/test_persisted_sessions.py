@@ -142,7 +142,7 @@ def test_a_session_on_disk_continues_after_its_cluster_was_killed(
     clusters.begin_anew()
     (row,) = clusters.now.report()["sessions"]
     assert (row["id"], row["state"]) == (session, "suspended on disk")
-    assert "sessions on disk, which can be resumed: 1; removed files of other sessions: 0" in clusters.now.messages()
+    assert "can be resumed: 1; published versions on disk: 0; removed files of others: 0" in clusters.now.messages()
     assert files
     assert list(clusters.spilled.rglob("*.piece")) == files
     assert resume(clusters, session) == f"session {session} continues on island 0"

@@ -41,7 +41,15 @@ def eventful_snapshot() -> Snapshot:
         "publish": ("run-*",),
         "subscribe": ("bob/policy",),
     }
-    limits = {"total_memory": 100, "devices": 4, "sessions": 5, "launches": 6, "uploads": 7, "compiles": 8}
+    limits = {
+        "total_memory": 100,
+        "disk": 1000,
+        "devices": 4,
+        "sessions": 5,
+        "launches": 6,
+        "uploads": 7,
+        "compiles": 8,
+    }
     alice = TenantSettings("alice", token_hash("alice"), 2.0, **settings, **limits)
     others = (TenantSettings(name, token_hash(name)) for name in ("bob", "carol"))
     tenants = (alice, *others)
@@ -78,7 +86,7 @@ def eventful_snapshot() -> Snapshot:
     play.report(0, m.Compiled(compile_function.function, OK, b"", 0.1, True))
     play.session = own
     play.say(m.Launch(1, (10,), (13,), ()))  # waits for its tenant's memory
-    play.say(m.Publish(50, "run-1", 2, (12,), ("w",)))
+    play.say(m.Publish(50, "run-1", 2, (12,), ("w",), on_disk=True))
     play.say(m.OpenVersion(51, "run-1"))
     play.say(m.Publish(52, "run-1", 2, (13,), ("w",), replicas=2))  # waits for its array
     play.operator(m.SuspendRequest(default, False))

@@ -70,3 +70,12 @@ def test_a_directory_that_cannot_be_is_named(tmp_path: Path):
         spill_files.make_directory(str(tmp_path / "file" / "session"))
     with pytest.raises(StatusError, match=r"cannot write 10 B to .*: No such file"):
         spill_files.write(str(tmp_path / "none"), 1, CONTENTS[:10].data)
+
+
+def test_only_directories_that_no_version_has_are_removed(tmp_path: Path):
+    names = ["published-a-1", "published-a-2", "published-a-3", "published-b-1", "published-a-x", "session-1"]
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.piece").touch()
+    spill_files.remove_others(str(tmp_path / "published-a-"), 3, {2})
+    assert sorted(each.name for each in tmp_path.iterdir()) == sorted(set(names) - {"published-a-1"})

@@ -66,6 +66,7 @@ class TenantSettings(msgspec.Struct, frozen=True):
     role: TenantRole = TenantRole.USER
     memory: _Limit = 0  # bytes on each device
     total_memory: _Limit = 0  # bytes on all devices
+    disk: _Limit = 0  # bytes of the files of its published arrays
     devices: _Limit = 0  # in the slices of its sessions
     sessions: _Limit = 0
     launches: _Limit = 0  # in flight
@@ -93,6 +94,7 @@ class TenantSettings(msgspec.Struct, frozen=True):
 LIMIT_TEXTS = {
     "memory": "{bytes} per device",
     "total_memory": "{bytes} in total",
+    "disk": "{bytes} in files",
     "devices": "{count} device{s}",
     "sessions": "{count} session{s}",
     "launches": "{count} launch{es}",
@@ -168,7 +170,7 @@ def check_tenant_name(name: str) -> str:
     return name
 
 
-_AMOUNTS = ("memory", "total_memory", "upload_rate")  # also as text, such as 8GiB
+_AMOUNTS = ("memory", "total_memory", "disk", "upload_rate")  # also as text, such as 8GiB
 # A tenant in a file: it has a token in place of a name and a hash.
 _Entry: Any = msgspec.defstruct(
     "_Entry",

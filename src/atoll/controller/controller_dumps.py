@@ -28,6 +28,7 @@ from atoll.controller.operators.drains import Drains, _Drain
 from atoll.controller.operators.requests import Operators, _Start
 from atoll.controller.operators.service import WaitingRequests
 from atoll.controller.sessions.array_copies import ArrayCopies, CopyRun
+from atoll.controller.sessions.array_files import ArrayFiles, ArrayWrite, Restoration
 from atoll.controller.sessions.detached_sessions import DetachedSessions
 from atoll.controller.sessions.inboxes import Inboxes
 from atoll.controller.sessions.name_waits import NameWaits
@@ -44,8 +45,10 @@ from atoll.errors import JournalError, Status
 from atoll.ir.types import ArraySpec
 from atoll.journal.event_log import EventLog
 from atoll.launch.connections import Peer
+from atoll.migration.persisted_arrays import StoredArray
 from atoll.named_arrays.named_arrays import Name, NamedArrays, PublishedArray, Version, VersionIndex, Wait
 from atoll.named_arrays.transfer_trees import TransferTree
+from atoll.named_arrays.version_files import FileState, VersionFiles
 from atoll.named_arrays.version_states import VersionState
 from atoll.protocol import messages as m
 from atoll.security.tokens import Guesses
@@ -147,7 +150,16 @@ class SessionPersistenceDump(Dump):
     _operators: list[int] = []
 
 
-@dump_of(Version, "version of arrays", version=3, oldest=3, rebuilt={"index": VersionIndex})
+@dump_of(VersionFiles, "files of a version")
+class VersionFilesDump(Dump):
+    state: FileState = FileState.WRITING
+    nbytes: int = 0
+    problem: str = ""
+    failure: Status | None = None
+    failed: float = 0.0
+
+
+@dump_of(Version, "version of arrays", version=4, oldest=3, rebuilt={"index": VersionIndex})
 class ArraysVersionDump(Dump):
     tenant: str
     name: str
@@ -169,6 +181,7 @@ class ArraysVersionDump(Dump):
     error: Status | None = None
     retired: float = 0.0
     lent: list[tuple[int, int]] = []
+    files: Ref[VersionFiles] | None = None
 
 
 @dump_of(Name, "name of arrays")
@@ -193,7 +206,7 @@ class NamedArraysDump(Dump):
     _described_of: dict[str, int] = {}
     _next_reader: int = 1
     _guests: set[int] = set()
-    _first_number: int = 1
+    first_number: int = 1
     _reading: dict[int, int] = {}
     _closing: set[int] = set()
 
@@ -264,6 +277,42 @@ class VersionReadsDump(Dump):
 
 
 callback("reads of versions: note end", VersionReads, VersionReads._note_end, int)
+
+
+@dump_of(ArrayWrite, "write of arrays")
+class ArrayWriteDump(Dump):
+    key: tuple[str, str, int]
+    number: int
+    handles: tuple[int, ...]
+    stored: tuple[tuple[ArraySpec, str], ...]
+
+
+@dump_of(Restoration, "restoration of arrays")
+class ArrayRestorationDump(Dump):
+    key: tuple[str, str, int]
+    vault: int
+    places: dict[int, int]
+    islands: set[int]
+    held: list[int] = []
+    left: set[int] = set()
+
+
+@dump_of(ArrayFiles, "array files")
+class ArrayFilesDump(Dump):
+    due: dict[tuple[str, str, int], None] = {}
+    lineage: str = ""
+    _stored: dict[tuple[str, str, int], list[StoredArray]] = {}
+    _directories: dict[tuple[str, str, int], list[int]] = {}
+    _bytes: dict[str, int] = {}
+    _queue: dict[tuple[str, str, int], None] = {}
+    _writes: dict[tuple[str, str, int], Ref[ArrayWrite]] = {}
+    _retries: dict[tuple[str, str, int], float] = {}
+    _waiting: dict[tuple[str, str, int], None] = {}
+    _restorations: dict[tuple[str, str, int], Ref[Restoration]] = {}
+
+
+callback("array files: written", ArrayFiles, ArrayFiles._written, Ref[ArrayWrite])
+callback("array files: restored", ArrayFiles, ArrayFiles._restored, Ref[Restoration])
 
 
 @dump_of(PublishedArrays, "published arrays", version=3)

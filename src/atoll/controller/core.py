@@ -111,7 +111,9 @@ class Controller:
             self.agents.pending_reason,
             self.agents.departure_of,
         )
-        self._persistence = SessionPersistence(state, self._compilation, self._spiller, self.suspensions)
+        self._persistence = SessionPersistence(
+            state, self._compilation, self._spiller, self.suspensions, self.published.files
+        )
         from_operators = OperatorService(
             self,
             state,
@@ -330,11 +332,13 @@ class Controller:
         subscribe(IslandReady, self._operators.island_ready)
         subscribe(IslandReady, self._persistence.island_ready)
         subscribe(IslandReady, self.published.copies.island_ready)
+        subscribe(IslandReady, self.published.files.island_ready)
         subscribe(IslandFailed, self._recovery.fail_work_of_island)
         subscribe(IslandFailed, self.published.island_failed)
         subscribe(IslandFailed, self.detached.island_failed)
         subscribe(IslandFailed, self.migrations.give_up_on_island)
         subscribe(IslandFailed, self.suspensions.lose_spilled_arrays)
+        subscribe(IslandFailed, self.published.files.island_lost)
         subscribe(IslandFailed, self._relays.forget_groups)
         subscribe(IslandFailed, self.programs.require_plans_again)
         subscribe(IslandFailed, self._admission.introduce_remaining_hosts)
@@ -344,6 +348,7 @@ class Controller:
         subscribe(IslandRemoved, self._worlds.close_worlds_of)
         subscribe(IslandRestarted, self._recovery.island_restarted)
         subscribe(IslandRestarted, self.published.copies.island_ready)
+        subscribe(IslandRestarted, self.published.files.island_ready)
         subscribe(IslandRestarted, self._operators.island_restarted)
         subscribe(IslandRemoved, self._recovery.island_removed)
         subscribe(IslandRemoved, self._operators.island_removed)
@@ -391,7 +396,10 @@ class Controller:
         self.history.record("controller restarted", f"it continues in term {event.term}")
 
     def _sessions_persisted(self, event: e.SessionsPersisted) -> None:
-        self._sessions.next_number = self._persistence.restore(event, self._admission.admit_again)
+        found = self._persistence.restore(event, self._admission.admit_again)
+        self._sessions.next_number = found.next_session
+        if found.arrays is not None:
+            self.published.files.restore_persisted(found.arrays)
 
     def _estimates_read(self, event: e.EstimatesRead) -> None:
         self._estimates.load(event.estimates)
@@ -406,7 +414,13 @@ class Controller:
         programs, large = self.programs, self.launcher.large_launches
         waiting = programs.lowerings.waiting, programs.discards.waiting, self._inboxes.waiting, self._requests.waiting
         reads = self.published.reads.due, self.published.reads.launched
-        published = self.published.more, self.published.replies, self.published.copies.due, *reads
+        published = (
+            self.published.more,
+            self.published.replies,
+            self.published.copies.due,
+            self.published.files.due,
+            *reads,
+        )
         return *waiting, *published, large.beginning, large.ended, self._state.remains.waiting
 
     def parts(self) -> dict[str, Any]:
@@ -469,6 +483,7 @@ class Controller:
             "published arrays": self.published,
             "array copies": self.published.copies,
             "version reads": self.published.reads,
+            "array files": self.published.files,
             "named arrays": self.published.names,
         }
 
@@ -494,7 +509,9 @@ class Controller:
         self.migrations.proceed()
         launcher.release_delayed()
         launcher.start_ready()
-        launcher.memory.waits.seek_relief()
+        if launcher.memory.waits.waiting:
+            launcher.memory.waits.seek_relief()
+            launcher.start_ready()  # published arrays may have been freed at once
         self._compilation.release_late()
         launcher.publish_frees()
         return self._outbox.take()
@@ -565,7 +582,8 @@ class Controller:
         self._spiller.restore(session, handles)
 
     def _reclaim(self, node: QueuedNode[GangRun], device: HostDevice, nbytes: int, is_last: bool) -> bool:
-        return self._pressure.reclaim(node, device, nbytes, is_last)
+        self.published.give_up(node.tenant, device, nbytes - self.memory.free(device))
+        return nbytes <= self.memory.free(device) or self._pressure.reclaim(node, device, nbytes, is_last)
 
     def _drop_spilled(self, session: Session, spilled: SpilledArray) -> None:
         self._spiller.drop(session, spilled)

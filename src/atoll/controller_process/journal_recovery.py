@@ -83,4 +83,5 @@ class JournalRecovery:
         shell.start(self._persisted.sessions, self._persisted.secrets)
         shell.flush_now()
         persisted.unlink(missing_ok=True)  # this cluster's journal contains them now
-        _log.warning("%s can be resumed in this cluster", self._persisted.cluster)
+        if str(self._persisted.cluster):
+            _log.warning("%s of the previous cluster can be used in this one", self._persisted.cluster)

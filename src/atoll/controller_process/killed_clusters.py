@@ -81,10 +81,12 @@ def _persist(directory: Directory, start: Callable[..., ControllerShell], persis
             directory.write_persisted(NAME, found.term, persisted)
         except OSError as error:  # the journal stays, so that another start can do it
             raise JournalError(f"cannot persist suspended sessions in {directory.path}: {error}") from None
+    cluster = decode_persisted(persisted).cluster if persisted else None
     _log.warning(
-        "%s contained the journal of a cluster that was killed; sessions on disk, which can be resumed: %d; removed "
-        "files of other sessions: %d",
+        "%s contained the journal of a cluster that was killed; sessions on disk, which can be resumed: %d; "
+        "published versions on disk: %d; removed files of others: %d",
         directory.path,
-        len(decode_persisted(persisted).cluster.sessions) if persisted else 0,
+        len(cluster.sessions) if cluster is not None else 0,
+        len(cluster.versions) if cluster is not None else 0,
         files.remove_except(persisted),  # the hosts of the killed cluster cannot do it any more
     )

@@ -300,7 +300,7 @@ class ControllerShell:
     def _persist_sessions(self) -> bytes:
         """Close all connections except those of persisted sessions, which wait for the next cluster.
 
-        Return the state that the next cluster needs, or b"" if no session is persisted.
+        Return the state that the next cluster needs, or b"" if nothing is persisted.
         """
         state = self.state()  # before the connections are closed
         numbers = {number for each in self._to_persist for number in each.sessions.values()}
@@ -314,7 +314,8 @@ class ControllerShell:
         last = self._to_persist[-1]
         state.links = [link for link in state.links if link.number in numbers]
         state.others, state.timers = {}, {}
-        cluster = PersistedCluster(self.controller.resources.topology.shapes, tuple(sorted(last.sessions)))
+        shapes = self.controller.resources.topology.shapes
+        cluster = PersistedCluster(shapes, tuple(sorted(last.sessions)), last.versions)
         return encode_persisted(PersistedState(cluster, encode_shell(state), last.content, last.secrets))
 
     def _tick(self) -> None:

@@ -1,4 +1,4 @@
-"""The file in which an ended cluster persists its suspended sessions for the next one.
+"""The file in which an ended cluster persists its suspended sessions and its published arrays for the next one.
 
 It is in the journal's directory, beside the snapshots and segments of a running cluster.
 """
@@ -19,26 +19,35 @@ NAME = "suspended"
 
 
 class PersistedCluster(msgspec.Struct, frozen=True):
-    """The islands of an ended cluster, and the numbers of the sessions that it has persisted."""
+    """The islands of an ended cluster, the numbers of the sessions that it has persisted, and its published arrays.
+
+    Published arrays can be restored on other islands than before.
+    """
 
     shapes: tuple[IslandShape, ...]
     sessions: tuple[int, ...]
+    versions: tuple[tuple[str, str, int], ...] = ()  # of published arrays: tenant, name and number
 
     def check(self, settings: ClusterSettings, where: str) -> None:
         """Raise SettingsError if a cluster with these settings lacks islands of the sessions persisted in `where`."""
         shapes = settings.topology.shapes
-        for island, shape in enumerate(self.shapes):
+        for island, shape in enumerate(self.shapes if self.sessions else ()):
             has = shapes[island] if island < len(shapes) else None
             if has != shape:
-                verb = "are" if len(self.sessions) > 1 else "is"
+                what = f"{self._named()} {'are' if len(self.sessions) > 1 else 'is'}"
                 raise SettingsError(
-                    f"{self} {verb} persisted in {where}, of a cluster whose island {island} has {shape}: in this "
+                    f"{what} persisted in {where}, of a cluster whose island {island} has {shape}: in this "
                     f"cluster it would {f'have {has}' if has else 'not exist'}. Start the same islands to restore "
                     f"{'them' if len(self.sessions) > 1 else 'it'}, or remove {where} to continue without"
                 )
 
     def __str__(self) -> str:
-        """Return text such as "the suspended sessions 3, 7"."""
+        """Return text such as "the suspended sessions 3, 7 and 2 versions of published arrays"."""
+        count = len(self.versions)
+        versions = f"{count} version{'s' if count > 1 else ''} of published arrays" if count else ""
+        return " and ".join(filter(None, (self._named() if self.sessions else "", versions)))
+
+    def _named(self) -> str:
         many = "s" if len(self.sessions) > 1 else ""
         return f"the suspended session{many} {', '.join(map(str, self.sessions))}"
 
@@ -56,7 +65,7 @@ class PersistedState(msgspec.Struct, frozen=True):
     secrets: dict[int, str]
 
 
-_TAG, _VERSION = "persisted state", (1, 1)
+_TAG, _VERSION = "persisted state", (2, 1)
 
 
 def encode_persisted(state: PersistedState) -> bytes:

@@ -30,6 +30,8 @@ from atoll.state.buffer_directory import Entry, SpilledArray, SpilledPart
 from atoll.state.memory_ledger import Block
 from atoll.state.session import Launch, Session
 
+_MOST_DROPPED = 1024  # pieces of a message
+
 # A handle and the position of one of its shards.
 Shard = tuple[int, int]
 
@@ -43,6 +45,21 @@ class _Spill:
     views: dict[int, tuple[Shard, ...]]  # of these
     left: set[int]  # hosts
     then: Callable[[Status], None]
+    pieces: dict[int, m.SpilledPiece] = field(default_factory=dict)  # by number
+    failure: Status | None = None
+
+
+# Called when hosts have saved arrays, with their contents by handle, or with an error and nothing.
+Saved = Callable[[Status, dict[int, SpilledArray]], None]
+
+
+@dataclass(eq=False)
+class _Save:
+    """Arrays that are being written to files, and stay on devices."""
+
+    parts: dict[int, tuple[SpilledPart, ...]]  # by handle
+    left: set[int]  # hosts
+    then: Saved
     pieces: dict[int, m.SpilledPiece] = field(default_factory=dict)  # by number
     failure: Status | None = None
 
@@ -81,6 +98,7 @@ class ArraySpiller:
         self._internal = internal
         self._out = out
         self._spills: dict[int, _Spill] = {}  # by request
+        self._saves: dict[int, _Save] = {}  # by request
         self._restores: dict[tuple[int, int], _Restore] = {}  # by session and handle
         self.losses: Counter[int] = Counter()  # by host: how often its memory was lost
         self._by_feed: dict[tuple[int, int], _Restore] = {}  # by session and feed
@@ -109,7 +127,7 @@ class ArraySpiller:
         arrays: dict[int, tuple[Entry, tuple[SpilledPart, ...]]] = {}
         shards: dict[int, list[tuple[int, int, int]]] = {}  # by host
         for handle, entry in sorted(entries.items(), key=lambda each: each[0] in views):  # views after the others
-            parts = self._parts(session, entry) if handle not in views else []
+            parts = self._parts(session, handle, entry, per_host=True) if handle not in views else []
             arrays[handle] = (entry, tuple(part for part, _ in parts))
             for part, shard in parts:
                 shards.setdefault(part.host, []).append((part.piece.number, handle, shard))
@@ -125,27 +143,98 @@ class ArraySpiller:
         if not shards:
             self._spill_done(request, spill)
 
-    def _parts(self, session: Session, entry: Entry) -> list[tuple[SpilledPart, int]]:
-        """Return the parts of an array to keep, each with the number of a shard on its host that holds the contents."""
+    def _parts(self, session: Session, handle: int, entry: Entry, per_host: bool) -> list[tuple[SpilledPart, int]]:
+        """Return the parts of an array to keep, each with the number of a shard on its host that holds the contents.
+
+        With `per_host`, each host keeps what it has. Otherwise each part is kept once, and arrays with different
+        handles are kept on different hosts.
+        """
         spec = entry.spec
         assert spec is not None
-        same: dict[tuple[int, object], list[int]] = {}
-        first: dict[tuple[int, object], int] = {}
+        same: dict[object, list[int]] = {}
+        holders: dict[object, list[tuple[int, int]]] = {}  # a host, and the number of the shard there
         counts: dict[int, int] = {}
         for position, device in enumerate(spec.sharding.devices):
             host = session.devices.locations[device].host
-            key = (host, _contents(spec, position))
-            first.setdefault(key, counts.get(host, 0))
+            key: object = (host if per_host else -1, _contents(spec, position))
+            holders.setdefault(key, []).append((host, counts.get(host, 0)))
             counts[host] = counts.get(host, 0) + 1
             same.setdefault(key, []).append(position)
         parts = []
-        for key, positions in same.items():
-            parts.append((SpilledPart(m.SpilledPiece(self.next_piece), key[0], tuple(positions)), first[key]))
+        for contents, positions in same.items():
+            host, shard = holders[contents][0 if per_host else handle % len(positions)]
+            parts.append((SpilledPart(m.SpilledPiece(self.next_piece), host, tuple(positions)), shard))
             self.next_piece += 1
         return parts
 
+    # ---- saving
+
+    def save(self, session: Session, handles: Iterable[int], directory: str, then: Saved) -> None:
+        """Write these arrays to files in a `directory`, all or none. They also stay on devices.
+
+        Raises UNIMPLEMENTED for an array that has no known shards.
+        """
+        entries = {handle: session.directory.entries[handle] for handle in handles}
+        for handle, entry in entries.items():
+            _check_kind(handle, entry)
+        parts: dict[int, tuple[SpilledPart, ...]] = {}
+        shards: dict[int, list[tuple[int, int, int]]] = {}  # by host
+        for handle, entry in entries.items():
+            of_array = self._parts(session, handle, entry, per_host=False)
+            parts[handle] = tuple(part for part, _ in of_array)
+            for part, shard in of_array:
+                shards.setdefault(part.host, []).append((part.piece.number, handle, shard))
+        request = self._next_request
+        self._next_request += 1
+        self._saves[request] = save = _Save(parts, set(shards), then)
+        for host, some in sorted(shards.items()):
+            self._out.to_host(host, m.SpillRequest(session.number, request, tuple(some), True, directory))
+        if not shards:
+            self._save_done(request, save)
+
+    def _save_done(self, request: int, save: _Save) -> None:
+        del self._saves[request]
+        found = {
+            handle: SpilledArray(
+                tuple(
+                    SpilledPart(save.pieces[part.piece.number], part.host, part.positions)
+                    for part in parts
+                    if part.piece.number in save.pieces
+                )
+            )
+            for handle, parts in save.parts.items()
+        }
+        if save.failure is None and sum(len(each.parts) for each in found.values()) < sum(
+            map(len, save.parts.values())
+        ):
+            save.failure = Status(Code.INTERNAL, "a host has not written all of its pieces")
+        if save.failure is None:
+            save.then(OK, found)
+            return
+        self.drop_files(found.values())
+        save.then(save.failure, {})
+
+    def drop_files(self, arrays: Iterable[SpilledArray]) -> None:
+        """Remove the files of saved arrays, if the hosts that wrote them are there."""
+        by_host: dict[int, list[m.SpilledPiece]] = {}
+        for each in arrays:
+            for part in each.parts:
+                by_host.setdefault(part.host, []).append(part.piece)
+        for host, pieces in sorted(by_host.items()):
+            for first in range(0, len(pieces), _MOST_DROPPED):
+                self._drop(0, host, tuple(pieces[first : first + _MOST_DROPPED]))
+
     def spill_replied(self, host: int, message: m.SpillReply) -> None:
         """Handle that a host has copied its part, or failed to."""
+        save = self._saves.get(message.request)
+        if save is not None and host in save.left:
+            save.left.discard(host)
+            save.pieces.update((piece.number, piece) for piece in message.pieces)
+            if not message.status.ok:
+                save.failure = save.failure or message.status
+            if not save.left:
+                self._save_done(message.request, save)
+            return
         spill = self._spills.get(message.request)
         if spill is None or host not in spill.left:
             self._drop(message.session, host, message.pieces)
@@ -282,6 +371,13 @@ class ArraySpiller:
         if restore is not None and restore.launch is not None:
             self._launches.fail(restore.launch, message.status)
 
+    def fail_restores(self, session: Session, handles: Iterable[int], status: Status) -> None:
+        """Fail the launches that restore these arrays."""
+        for handle in handles:
+            restore = self._restores.get((session.number, handle))
+            if restore is not None and restore.launch is not None:
+                self._launches.fail(restore.launch, status)
+
     def restore_failed(
         self, session: Session, kept: Mapping[int, SpilledArray], losses: Mapping[int, int], status: Status
     ) -> None:
@@ -340,6 +436,12 @@ class ArraySpiller:
                     self.drop(session, entry.spilled)
                     session.directory.lose(entry, status.within(entry.producer))
                     session.note_error(status)
+        for request, save in list(self._saves.items()):
+            if save.left & hosts:
+                save.failure = save.failure or status
+                save.left -= hosts
+                if not save.left:
+                    self._save_done(request, save)
         for request, spill in list(self._spills.items()):
             if spill.left & hosts:
                 spill.failure = spill.failure or status

@@ -8,7 +8,7 @@ from atoll.ir.types import ArraySpec
 from atoll.launch.launcher import Launcher
 from atoll.launch.outbox import Outbox
 from atoll.migration import suspensions
-from atoll.migration.array_spiller import ArraySpiller, _Restore, _Spill
+from atoll.migration.array_spiller import ArraySpiller, _Restore, _Save, _Spill
 from atoll.migration.controller import InternalPrograms
 from atoll.migration.memory_pressure import MemoryPressure, _Eviction
 from atoll.migration.migrations import Migration, Migrations, MigrationState
@@ -42,6 +42,15 @@ class SpillDump(Dump):
     failure: Status | None = None
 
 
+@dump_of(_Save, "save")
+class SaveDump(Dump):
+    parts: dict[int, tuple[SpilledPart, ...]]
+    left: set[int]
+    then: Callback
+    pieces: dict[int, m.SpilledPiece] = {}
+    failure: Status | None = None
+
+
 @dump_of(_Restore, "restore")
 class RestoreDump(Dump):
     session: Ref[Session]
@@ -53,12 +62,13 @@ class RestoreDump(Dump):
     launch: Ref[Launch] | None = None
 
 
-@dump_of(ArraySpiller, "array spiller")
+@dump_of(ArraySpiller, "array spiller", version=2)
 class ArraySpillerDump(Dump):
     _next_request: int
     next_piece: int
     _next_feed: int
     _spills: dict[int, Ref[_Spill]] = {}
+    _saves: dict[int, Ref[_Save]] = {}
     _restores: dict[Key, Ref[_Restore]] = {}
     losses: Counts[int] = {}
     _by_feed: dict[Key, Ref[_Restore]] = {}

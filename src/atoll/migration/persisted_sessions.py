@@ -17,6 +17,7 @@ from atoll.cluster.virtual_devices import SessionDevices, Slice, VirtualDevice
 from atoll.errors import Code, Details, Kind, Status, failure
 from atoll.ir.program import Program
 from atoll.ir.types import ArraySpec
+from atoll.migration.persisted_arrays import PersistedArrays
 from atoll.protocol import messages as m
 from atoll.state.buffer_directory import Entry, SpilledArray
 from atoll.state.buffer_states import BufferState
@@ -67,15 +68,16 @@ class PersistedSession(msgspec.Struct, frozen=True):
 
 
 class PersistedSessions(msgspec.Struct, frozen=True):
-    """All persisted sessions of a cluster, and the next free numbers of sessions and pieces."""
+    """All persisted sessions and published arrays of a cluster, and the next free numbers of sessions and pieces."""
 
     sessions: tuple[PersistedSession, ...]
     next_session: int
     next_piece: int
+    arrays: PersistedArrays | None = None
 
 
 # Increase the first number if you change one of these structs: see CONTRIBUTING.md.
-_TAG, _VERSION = "persisted sessions", (2, 1)
+_TAG, _VERSION = "persisted sessions", (3, 1)
 
 
 def encode(persisted: PersistedSessions) -> bytes:

@@ -19,6 +19,7 @@ from atoll.cluster.array_names import SEPARATOR
 from atoll.cluster.state_machine import StateMachine
 from atoll.errors import Code, Status, StatusError, not_found
 from atoll.ir.types import ArraySpec
+from atoll.named_arrays.version_files import FileState, VersionFiles
 from atoll.named_arrays.version_states import TRANSITIONS, VersionState
 from atoll.protocol.number_ranges import PUBLISHED_DEVICES
 
@@ -31,6 +32,7 @@ MOST_PENDING = 16  # versions of a session that are not complete
 MOST_READERS = 4096  # per session
 MOST_WAITS = 256  # per session
 MOST_WAIT_SECONDS = 60.0  # of one request
+RETRY_SECONDS = 10.0  # until Atoll tries again to restore a version from files that it could not restore
 GUEST_SECONDS = 300.0  # until readers of other tenants leave a version that was replaced or removed
 
 _S = VersionState
@@ -86,6 +88,7 @@ class Version(StateMachine[VersionState]):
       devices: the number of arrays and copies on each device, by its number in vaults.
       index: the index of all versions by device.
       problem: why copies are missing.
+      files: those of a version that was published with `spill="disk"`.
     """
 
     transitions = TRANSITIONS
@@ -106,6 +109,7 @@ class Version(StateMachine[VersionState]):
     devices: dict[int, int] = field(default_factory=dict)
     index: VersionIndex = field(default_factory=VersionIndex, repr=False)
     problem: str = ""
+    files: VersionFiles | None = None
     readers: set[int] = field(default_factory=set)
     error: Status | None = None
     retired: float = 0.0  # time since which it is RETIRED
@@ -127,6 +131,11 @@ class Version(StateMachine[VersionState]):
     def nbytes(self) -> int:
         """Return the size of the arrays that are held, without copies of replicated arrays."""
         return sum(each.nbytes for each in self.arrays)
+
+    @property
+    def is_on_devices(self) -> bool:
+        """Return whether the arrays are on devices. Otherwise they are in files only."""
+        return self.files is None or self.files.are_on_devices
 
     def count(self, spec: ArraySpec, by: int) -> None:
         """Add an array or a copy of this type to `devices`, or remove it. `by` is 1 or -1."""
@@ -195,6 +204,13 @@ class Free:
 
 
 @dataclass(frozen=True)
+class Restore:
+    """Make the arrays of a version again, from its files."""
+
+    version: Version
+
+
+@dataclass(frozen=True)
 class Opened:
     """Answer a request: the session has a new reader of this version."""
 
@@ -213,7 +229,7 @@ class Refused:
     status: Status
 
 
-Action = Free | Opened | Refused
+Action = Free | Restore | Opened | Refused
 
 
 class NamedArrays:
@@ -232,7 +248,7 @@ class NamedArrays:
         self._guests: set[int] = set()  # readers that belong to other tenants than their versions
         self._reading: dict[int, int] = {}  # number of the reads of each reader that have not begun
         self._closing: set[int] = set()  # readers that leave when these have begun
-        self._first_number = 1  # of new names
+        self.first_number = 1  # of new names
         self.index = VersionIndex()
 
     def rebuild_index(self) -> None:
@@ -255,6 +271,7 @@ class NamedArrays:
         paths: tuple[str, ...],
         structure: bytes = b"",
         replicas: int = 1,
+        on_disk: bool = False,
     ) -> Version:
         """Begin a version. Raise RESOURCE_EXHAUSTED if the tenant or the session has too many."""
         self._check_space(tenant, len(handles), _described(paths, structure))
@@ -265,9 +282,10 @@ class NamedArrays:
             text = f"{MOST_PENDING} versions of session {session} are not complete: publish fewer at once"
             raise StatusError(Code.RESOURCE_EXHAUSTED, text)
         if found is None:
-            found = self.names[tenant, name] = Name(tenant, name, next_number=self._first_number)
+            found = self.names[tenant, name] = Name(tenant, name, next_number=self.first_number)
         version = Version(tenant, name, found.next_number, session, handles, paths, structure, keep, now)
         version.replicas, version.index = replicas, self.index
+        version.files = VersionFiles() if on_disk else None
         found.next_number += 1
         found.versions[version.number] = version
         self.pending[version.key] = version
@@ -311,7 +329,7 @@ class NamedArrays:
 
     def _forget_name(self, key: tuple[str, str]) -> None:
         name = self.names.pop(key)
-        self._first_number = max(self._first_number, name.next_number)
+        self.first_number = max(self.first_number, name.next_number)
 
     def complete(self, now: float, version: Version) -> list[Action]:
         """Handle that all arrays of the version are complete. It replaces the oldest of the kept versions."""
@@ -359,6 +377,57 @@ class NamedArrays:
         version.enter(_S.FREED)
         self._forget(version)
         return [Free(version)]
+
+    # ---- files
+
+    def written(self, version: Version) -> None:
+        """Handle that all arrays of the version are in files."""
+        _files(version).enter(FileState.WRITTEN)
+
+    def store(self, version: Version) -> list[Action]:
+        """Handle that the arrays of the version are not on devices any more. Readers need them there."""
+        _files(version).enter(FileState.STORED)
+        return [Restore(version)] if version.readers else []
+
+    def restoring(self, version: Version) -> None:
+        """Handle that launches make the arrays of the version again."""
+        _files(version).enter(FileState.RESTORING)
+
+    def restored(self, version: Version) -> list[Action]:
+        """Handle that all arrays of the version are on devices again."""
+        files = _files(version)
+        files.enter(FileState.WRITTEN)
+        files.problem, files.failure = "", None
+        return self._answer_waits(self._name_of(version))
+
+    def not_restored(self, now: float, version: Version, status: Status | None) -> list[Action]:
+        """Handle that the arrays of the version could not be restored.
+
+        Refuse the requests for it with `status` if there is one. Otherwise they wait for another attempt.
+        """
+        files = _files(version)
+        files.enter(FileState.STORED)
+        if status is None:
+            return [Restore(version)]
+        files.failure, files.failed = status, now
+        return self._answer_waits(self._name_of(version))
+
+    def may_be_restored(self, version: Version) -> bool:
+        """Return whether the arrays are in files only, and the last attempt to restore them did not fail."""
+        files = version.files
+        is_there = version.error is None and self.find(version.key) is version
+        return is_there and files is not None and not files.are_on_devices and files.failure is None
+
+    def add_stored(self, now: float, version: Version, keep: int, next_number: int) -> None:
+        """Add a version that an ended cluster had in files, to a name that keeps `keep` versions."""
+        key = version.tenant, version.name
+        name = self.names.setdefault(key, Name(*key))
+        name.keep, name.next_number = keep, max(name.next_number, next_number)
+        version.seconds, version.index = now, self.index
+        name.versions[version.number] = version
+        tenant = version.tenant
+        self._arrays_of[tenant] = self._arrays_of.get(tenant, 0) + len(version.handles)
+        self._described_of[tenant] = self._described_of.get(tenant, 0) + version.described
 
     # ---- losses and removals
 
@@ -414,14 +483,34 @@ class NamedArrays:
         if len(self._readers_of.get(wait.session, ())) >= MOST_READERS:
             text = f"session {wait.session} has {MOST_READERS} versions of arrays open: delete some"
             return [Refused(wait.session, wait.request, Status(Code.RESOURCE_EXHAUSTED, text))]
+        actions = self._wake(now, self._wanted(wait))
         answer = self._answer(wait)
         if answer is None and wait.until <= now:
             answer = self._timed_out(wait)
         if answer is None:
             self.waits[wait.session, wait.request] = wait
             self._waits_of[wait.session] = self._waits_of.get(wait.session, 0) + 1
+            return actions
+        return [*actions, answer]
+
+    def _wake(self, now: float, version: Version | None) -> list[Action]:
+        """Begin to restore a version that is in files only, unless the last attempt has just failed."""
+        files = None if version is None else version.files
+        if version is None or files is None or files.state is not FileState.STORED:
             return []
-        return [answer]
+        if files.failure is not None and now < files.failed + RETRY_SECONDS:
+            return []
+        files.failure = None
+        return [Restore(version)]
+
+    def _wanted(self, wait: Wait) -> Version | None:
+        """Return the complete version that a request is for, or None if it does not exist yet."""
+        name = self.names.get((wait.tenant, wait.name))
+        found = [] if name is None else [each for each in name.versions.values() if each.state is _S.COMPLETE]
+        if wait.number >= 0:
+            return next((each for each in found if each.number == wait.number), None)
+        newest = max(found, key=_number, default=None)
+        return None if newest is None or newest.number <= wait.newer_than else newest
 
     def _end_wait(self, key: tuple[int, int]) -> Wait:
         session = key[0]
@@ -435,13 +524,12 @@ class NamedArrays:
         name = self.names.get((wait.tenant, wait.name))
         if name is None:
             return None
+        wanted = self._wanted(wait)
+        if wanted is not None:
+            return self._opened(wait, wanted) if wanted.is_on_devices else _unrestored(wait, wanted)
         if wait.number < 0:
-            complete = [each for each in name.versions.values() if each.state is _S.COMPLETE]
-            newest = max(complete, key=_number, default=None)
-            return None if newest is None or newest.number <= wait.newer_than else self._opened(wait, newest)
+            return None
         version = name.versions.get(wait.number)
-        if version is not None and version.state is _S.COMPLETE:
-            return self._opened(wait, version)
         if version is not None and version.state is _S.LOST:
             assert version.error is not None
             return Refused(wait.session, wait.request, version.error.within(version.title))
@@ -584,15 +672,19 @@ class NamedArrays:
             for version in self.versions():
                 found[version.tenant] = found.get(version.tenant, 0) + size(version)
             assert counts == found, f"{counts} are counted, and there are {found}"
-        assert all(self._answer_is_due(wait) is None for wait in self.waits.values())
+        waited_for = [each for wait in self.waits.values() if (each := self._wanted(wait)) is not None]
+        assert not any(each.is_on_devices for each in waited_for), "requests are answered"
 
-    def _answer_is_due(self, wait: Wait) -> Version | None:
-        name = self.names.get((wait.tenant, wait.name))
-        found = [] if name is None else [each for each in name.versions.values() if each.state is _S.COMPLETE]
-        wanted = (
-            each for each in found if each.number == wait.number or (wait.number < 0 and each.number > wait.newer_than)
-        )
-        return next(wanted, None)
+
+def _files(version: Version) -> VersionFiles:
+    assert version.files is not None
+    return version.files
+
+
+def _unrestored(wait: Wait, version: Version) -> Refused | None:
+    """Return the error of a version that could not be restored, or None if that has not been tried."""
+    failure = _files(version).failure
+    return None if failure is None else Refused(wait.session, wait.request, failure.within(version.title))
 
 
 def _number(version: Version) -> int:
@@ -611,6 +703,15 @@ def _described(paths: tuple[str, ...], structure: bytes) -> int:
     return sum(map(len, paths)) + len(structure)
 
 
+def restoring_text(files: VersionFiles) -> str:
+    """Return when arrays that are in files only will be on devices again, as text."""
+    if files.failure is not None:
+        return f"could not be restored: {files.failure.message}"
+    if files.problem:
+        return f"waits to be restored: {files.problem}"
+    return "is being restored" if files.state is FileState.RESTORING else "is restored when it is read"
+
+
 def _contents(name: Name) -> str:
     """Return the name's versions as text."""
     parts = []
@@ -622,6 +723,8 @@ def _contents(name: Name) -> str:
         if version.state is _S.PENDING:
             count = f"{len(version.held)} of {len(version.handles)} arrays"
             parts.append(f"version {version.number} has {count} complete, and session {version.session} computes it")
+        elif version.state is _S.COMPLETE and not version.is_on_devices:
+            parts.append(f"version {version.number} is in files, and {restoring_text(_files(version))}")
         elif version.state is _S.LOST and version.error is not None:
             parts.append(f"version {version.number} is lost: {version.error.message}")
     if name.failure is not None and name.failure[0] > (complete[-1] if complete else 0):

@@ -21,6 +21,7 @@ from atoll.telemetry.snapshot import (
     Snapshot,
     VersionSnapshot,
 )
+from atoll.telemetry.tables import state_of_version
 from atoll.telemetry.tenant_limits import limits_of
 from atoll.telemetry.usage_tables import TITLES, usage_notes, usage_rows
 
@@ -238,7 +239,7 @@ def versions_table(versions: Sequence[VersionSnapshot]) -> RenderableType:
     for each in sorted(versions, key=lambda each: (each.tenant, each.name, each.version)):
         numbers = (str(each.version), str(each.arrays), human_bytes(each.bytes))
         places = (ranges(list(each.islands)), ranges(list(each.devices)))
-        state = Text(f"{each.state}: {each.note}" if each.note else each.state)
+        state = Text(state_of_version(each))
         table.add_row(f"{each.tenant}/{each.name}", *numbers, state, *places, str(each.readers), f"{each.age:.0f}")
     return table
 

@@ -79,11 +79,15 @@ class StoreEstimates(Action, frozen=True, tag=9):
 
 
 class PersistSessions(Action, frozen=True, tag=10):
-    """Persist these sessions and their connections. The next cluster receives them as `SessionsPersisted`."""
+    """Persist these sessions and their connections, and versions of published arrays.
+
+    The next cluster receives them as `SessionsPersisted`.
+    """
 
     content: bytes
     sessions: dict[int, int]  # connections by session
     secrets: dict[int, str]  # by session
+    versions: tuple[tuple[str, str, int], ...] = ()  # tenant, name and number of each
 
 
 class Log(Action, frozen=True, tag=11):

@@ -124,9 +124,10 @@ class Restarted(Event, frozen=True, tag=10):
 
 
 class SessionsPersisted(Event, frozen=True, tag=13):
-    """Suspended sessions that an ended cluster has persisted (`migration.persisted_sessions`), to restore.
+    """Suspended sessions and published arrays that an ended cluster has persisted, to restore.
 
-    `secrets` are the secrets by session with which hosts identify them.
+    `content` is encoded by `migration.persisted_sessions`. `secrets` are the secrets by
+    session with which hosts identify them.
     """
 
     content: bytes

@@ -33,6 +33,7 @@ class PublishArrays(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
     paths: Annotated[tuple[_Path, ...], msgspec.Meta(max_length=MOST_PUBLISHED)]
     structure: Annotated[bytes, msgspec.Meta(max_length=MOST_STRUCTURE)] = b""
     replicas: Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)] = 1
+    on_disk: bool = False
 
 
 class OpenArrays(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="open"):

@@ -91,7 +91,7 @@ class BareClient:
     async def publish(self, name: str, handles: Sequence[int], keep: int = 2) -> int:
         """Publish arrays, which belong to the controller from now on. Return the number of the version."""
         paths = [str(position) for position in range(len(handles))]
-        return await self._session.publish(name, keep, handles, paths, b"", 1)
+        return await self._session.publish(name, keep, handles, paths, b"", 1, on_disk=False)
 
     async def subscribe(self, name: str, targets: Sequence[ArraySpec], seconds: float = 60.0) -> list[int]:
         """Return the handles of the newest version's arrays, of these types. They may not be ready.

@@ -320,13 +320,14 @@ class ClusterSession:
         paths: Sequence[str],
         structure: bytes,
         replicas: int,
+        on_disk: bool,
     ) -> Coroutine[Any, Any, int]:
         """Publish arrays, whose handles belong to the controller from now on.
 
         The coroutine returns the number of the version, or raises StatusError.
         """
         number = self.number()
-        message = m.Publish(number, name, keep, tuple(handles), tuple(paths), structure, replicas)
+        message = m.Publish(number, name, keep, tuple(handles), tuple(paths), structure, replicas, on_disk)
         return _published(self.ask(number, message))
 
     async def open_version(self, name: str, version: int, newer_than: int, seconds: float) -> m.VersionOpened:

@@ -157,6 +157,7 @@ _TENANT_GAUGES: tuple[tuple[str, str, Callable[[TenantSnapshot], float]], ...] =
     ("published_names", "Names under which a tenant has published arrays.", lambda each: each.names),
     ("published_versions", "Versions of published arrays of a tenant.", lambda each: each.versions),
     ("published_bytes", "Size of the published arrays of a tenant, on all devices.", lambda each: each.published_bytes),
+    ("published_file_bytes", "Size of the files of a tenant's published arrays.", lambda each: each.file_bytes),
 )
 _QUOTAS = [name for name in (*TEXTS, *RATES) if name != "reserve"]
 

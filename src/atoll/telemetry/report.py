@@ -21,7 +21,7 @@ from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.tenant_settings import may_read
 from atoll.launch.launcher import Launcher
 from atoll.launch.scheduler import Wait
-from atoll.named_arrays.named_arrays import NamedArrays, Version
+from atoll.named_arrays.named_arrays import NamedArrays, Version, restoring_text
 from atoll.named_arrays.version_states import VersionState
 from atoll.protocol.messages import EngineReport
 from atoll.quantities import human_bytes
@@ -259,6 +259,7 @@ def _tenant(tenant: Tenant, controller: ReportSource, now: float) -> TenantSnaps
         names=len({version.name for version in versions}),
         versions=len(versions),
         published_bytes=sum(version.nbytes for version in versions),
+        file_bytes=sum(version.files.nbytes for version in versions if version.files is not None),
         suspended_seconds=round(controller.offenses.suspended_seconds(tenant.name, now), 1),
     )
 
@@ -287,6 +288,7 @@ def _versions(controller: ReportSource, viewer: Tenant | None, now: float) -> tu
             readers=len(each.readers),
             age=round(max(0.0, now - each.seconds), 3),
             note=_note(each),
+            files="" if each.files is None else each.files.state.name.lower(),
         )
         for each in reversed(newest)
     )
@@ -297,6 +299,10 @@ def _note(version: Version) -> str:
         return version.error.message
     if version.state is VersionState.PENDING:
         return f"{len(version.held)} arrays are complete"
+    if version.files is not None and not version.is_on_devices:
+        return restoring_text(version.files)
+    if version.files is not None and version.files.problem:
+        return f"it is not in files: {version.files.problem}"
     return version.problem and f"a copy is missing: {version.problem}"
 
 

@@ -110,6 +110,7 @@ class TenantSnapshot(SnapshotStruct, frozen=True):
     role: str = ""
     memory: int = 0
     total_memory: int = 0
+    disk: int = 0
     devices: int = 0
     sessions: int = 0
     launches: int = 0
@@ -133,6 +134,7 @@ class TenantSnapshot(SnapshotStruct, frozen=True):
     names: int = 0  # of published arrays
     versions: int = 0  # of these
     published_bytes: int = 0
+    file_bytes: int = 0  # of the files of published arrays
     suspended_seconds: float = 0.0  # until it may launch and compile again (`state.offenses`)
 
 
@@ -152,6 +154,7 @@ class VersionSnapshot(SnapshotStruct, frozen=True):
     readers: int = 0
     age: float = 0.0  # seconds since it is complete, or since its publication
     note: str = ""
+    files: str = ""  # the state of its files, if it was published with `spill="disk"`
 
 
 class Viewer(SnapshotStruct, frozen=True):

@@ -11,7 +11,14 @@ from dataclasses import astuple, dataclass
 from typing import Any, TypeVar
 
 from atoll.quantities import human_bytes
-from atoll.telemetry.snapshot import DeviceSnapshot, HistogramView, HostSnapshot, IslandSnapshot, Snapshot
+from atoll.telemetry.snapshot import (
+    DeviceSnapshot,
+    HistogramView,
+    HostSnapshot,
+    IslandSnapshot,
+    Snapshot,
+    VersionSnapshot,
+)
 from atoll.telemetry.tenant_limits import fullness, limits_of
 from atoll.telemetry.watch import Watch, quantile
 
@@ -261,6 +268,12 @@ class VersionRow:
     age: float
 
 
+def state_of_version(version: VersionSnapshot) -> str:
+    """Return the state of a version, the state of its files if it has some, and its note."""
+    state = f"{version.state}, files {version.files}" if version.files else version.state
+    return f"{state}: {version.note}" if version.note else state
+
+
 def version_rows(snapshot: Snapshot) -> list[VersionRow]:
     """Return the versions, the newest first."""
     return [
@@ -268,7 +281,7 @@ def version_rows(snapshot: Snapshot) -> list[VersionRow]:
             f"{each.tenant}/{each.name} {each.version}",
             f"{each.tenant}/{each.name}",
             each.version,
-            f"{each.state}: {each.note}" if each.note else each.state,
+            state_of_version(each),
             each.arrays,
             human_bytes(each.bytes),
             each.bytes,

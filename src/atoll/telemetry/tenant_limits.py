@@ -20,6 +20,7 @@ def _used_bytes(tenant: TenantSnapshot) -> int:
 TEXTS: dict[str, Callable[[TenantSnapshot], str]] = {
     "memory": lambda t: f"{human_bytes(_used_bytes(t))} of {human_bytes(t.memory)} per device",
     "total_memory": lambda t: f"{human_bytes(t.bytes)} of {human_bytes(t.total_memory)} in total",
+    "disk": lambda t: f"{human_bytes(t.file_bytes)} of {human_bytes(t.disk)} in files",
     "sessions": lambda t: f"{t.open_sessions} of {t.sessions} sessions",
     "launches": lambda t: f"{t.in_flight} of {t.launches} launches",
     "devices": lambda t: f"{t.devices} devices",

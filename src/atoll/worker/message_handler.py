@@ -95,6 +95,8 @@ class MessageHandler:
                 self._spill_store.send(message)
             case m.DropSpilled():
                 self._spill_store.drop(message)
+            case m.KeepFiles():
+                self._spill_store.keep(message)
             case m.FailFeeds(session=session, feeds=feeds, status=status):
                 for first, count in feeds:
                     self._data_port.inbox.fail(session, first, count, status)

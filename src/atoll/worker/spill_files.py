@@ -6,9 +6,11 @@ and the host's pieces with sizes and checksums. It is written last and atomicall
 
 from __future__ import annotations
 
+import glob
 import os
+import shutil
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -123,6 +125,15 @@ def remove(pieces: Iterable[m.SpilledPiece]) -> None:
                 for each in directory.glob("host-*.json"):
                     each.unlink(missing_ok=True)
                 directory.rmdir()
+
+
+def remove_others(prefix: str, before: int, numbers: Container[int]) -> None:
+    """Remove the directories whose name is `prefix` and a number below `before` that is not one of `numbers`."""
+    start = path_of(prefix)
+    for path in start.parent.glob(f"{glob.escape(start.name)}*"):
+        number = path.name.removeprefix(start.name)
+        if number.isdecimal() and int(number) < before and int(number) not in numbers:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _failed(what: str, path: Path, error: OSError) -> StatusError:

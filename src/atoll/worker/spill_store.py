@@ -213,8 +213,15 @@ class SpillStore:
                 own.pop(piece.number, None)
         files = [piece for piece in message.pieces if piece.path]
         if files:
-            self._removals.append(self._pool.submit(spill_files.remove, files))
-            self._removals = [each for each in self._removals if not each.done()]
+            self._remove(spill_files.remove, files)
+
+    def keep(self, message: m.KeepFiles) -> None:
+        """Remove the directories of published arrays that no version has."""
+        self._remove(spill_files.remove_others, message.prefix, message.before, frozenset(message.numbers))
+
+    def _remove(self, remove: Callable[..., None], *arguments: Any) -> None:
+        self._removals.append(self._pool.submit(remove, *arguments))
+        self._removals = [each for each in self._removals if not each.done()]
 
     def finish(self) -> None:
         """Wait briefly for the removal of files, before the process ends."""

@@ -202,6 +202,16 @@ class ArrayCopies:
         self._vaults.keep_copies(version, chosen)
         return True
 
+    def forget(self, version: Version) -> None:
+        """Forget the copies of a version that are being made, since its arrays are in files only."""
+        run = self._runs.pop(version.key, None)
+        vault = None if run is None else self._open.get(run.vault)
+        if run is not None and vault is not None:
+            self._launcher.buffers.release(vault, tuple(run.results), delete=False)
+        for table in (self.due, self._retries, self._delays, self._awaited):
+            table.pop(version.key, None)
+        version.problem = ""
+
     def island_ready(self, ready: IslandReady | IslandRestarted) -> None:
         """Try again to make the copies that are missing: the island may have memory for them."""
         self._delays.clear()

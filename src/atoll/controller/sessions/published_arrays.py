@@ -14,12 +14,15 @@ from collections.abc import Sequence
 
 from atoll.cluster.array_names import SEPARATOR, check_array_name, matches, split_name
 from atoll.cluster.lifecycle import IslandDrained, IslandFailed
+from atoll.cluster.locations import HostDevice
 from atoll.cluster.tenant_settings import may_read
 from atoll.controller.sessions.array_copies import ArrayCopies
+from atoll.controller.sessions.array_files import ArrayFiles
 from atoll.controller.sessions.vaults import Vaults
 from atoll.controller.sessions.version_reads import VersionReads
 from atoll.controller.state import ClusterState
 from atoll.errors import OK, Code, Details, Kind, StatusError, failure, invalid, not_found
+from atoll.ir.types import Opaque
 from atoll.launch.launcher import Launcher
 from atoll.migration.array_spiller import ArraySpiller
 from atoll.migration.controller import InternalPrograms
@@ -32,10 +35,13 @@ from atoll.named_arrays.named_arrays import (
     NamedArrays,
     Opened,
     Refused,
+    Restore,
     Version,
     VersionKey,
     Wait,
 )
+from atoll.named_arrays.version_files import FileState
+from atoll.named_arrays.version_states import VersionState
 from atoll.protocol import messages as m
 from atoll.state.buffer_states import BufferState
 from atoll.state.session import Session
@@ -63,6 +69,7 @@ class PublishedArrays:
     ) -> None:
         self.names = NamedArrays()
         self.copies = ArrayCopies(state, self.names, vaults, launcher, internal)
+        self.files = ArrayFiles(state, self.names, vaults, launcher, spiller, self._perform, self._restored)
         self.more: dict[VersionKey, None] = {}  # pending versions with more arrays to take over
         self.reads = VersionReads(state, self.names, self.copies, vaults, launcher, internal)
         self.replies: deque[tuple[int, int, int]] = deque()  # to send: session, request and reader
@@ -88,6 +95,8 @@ class PublishedArrays:
             self._outbox.to_session(session.number, m.Published(message.request, error.status))
             return
         session.publishing += 1
+        if version.files is not None:
+            self.files.published(session)
         for handle in message.handles:
             self._launcher.memory.publish(session.directory.entries[handle])
         self._outbox.to_session(session.number, m.Published(message.request, OK, version.number))
@@ -109,8 +118,16 @@ class PublishedArrays:
                 raise StatusError(Code(problem.code), f"array {path} of {name}: {problem.message}", problem.payloads)
             entry = entries[handle]
             spec = entry.spec
+            if message.on_disk and spec is not None and isinstance(spec.sharding.tiling, Opaque):
+                raise invalid(
+                    f"array {path} of {name} cannot be in files, since the positions of its shards are unknown"
+                )
             if spec is None or not spec.sharding.devices or spec.dtype in _UNPUBLISHABLE or entry.is_published:
                 raise invalid(f"array {path} of {name} cannot be published")
+        if message.on_disk:
+            self.files.check_quota(
+                tenant, [spec for each in message.handles if (spec := entries[each].spec) is not None]
+            )
         return self.names.publish(
             self._outbox.seconds,
             tenant.name,
@@ -121,6 +138,7 @@ class PublishedArrays:
             message.paths,
             message.structure,
             message.replicas,
+            message.on_disk,
         )
 
     def _check_replicas(self, session: Session, replicas: int) -> None:
@@ -137,6 +155,7 @@ class PublishedArrays:
         """Take over arrays of pending versions that are complete, complete the versions, and answer requests."""
         self._take_over_complete_arrays()
         self.copies.proceed()
+        self.files.proceed()
         self.reads.proceed()
         while self.reads.begun:
             self._perform(self.names.begin_read(self.reads.begun.popleft()))
@@ -159,6 +178,8 @@ class PublishedArrays:
                 self._perform(self.names.complete(self._outbox.seconds, version))
                 if version.replicas > 1:
                     self.copies.examine(version)
+                if version.files is not None:
+                    self.files.write(version)
             elif left <= 0:
                 self.more[version.key] = None
                 break
@@ -239,11 +260,15 @@ class PublishedArrays:
         self._perform(self.names.tick(now))
         self.copies.tick(now)
         self.reads.tick(now)
+        self.files.tick(now)
 
     def session_closed(self, session: Session) -> None:
         """End the session's readers and pending versions, or forget everything in a vault."""
         self.reads.session_closed(session)
         if session.is_vault:
+            for version in self.names.versions():
+                if version.tenant == session.tenant.name:
+                    self.files.forget(version)
             self._perform(self.names.tenant_removed(session.tenant.name))
             self.reads.tenant_removed(session.tenant.name)
         else:
@@ -260,11 +285,41 @@ class PublishedArrays:
     def _lose(self, island: int, what: str) -> None:
         self.reads.island_failed(island)
         for version in self.copies.island_lost(island):
+            if version.files is not None and version.files.state is FileState.WRITTEN:
+                self._store(version)
+                continue
             text = f"a part of {version.title} was on island {island}, which {what}"
             details = Details(Kind.ISLAND, (island,), retriable=True)
             self._perform(self.names.lose(version, failure(Code.DATA_LOSS, text, details)))
             self._vaults.free(version)
             self.reads.version_over(version.key)
+            self.files.forget(version)
+
+    def _store(self, version: Version) -> None:
+        """Free the arrays of a version that is in files. The version stays."""
+        self.copies.forget(version)
+        self._vaults.store(version)
+        self._perform(self.names.store(version))
+
+    def _restored(self, version: Version) -> None:
+        """Handle that the arrays of a version are on devices again, or could not be restored."""
+        self.reads.restored(version)
+        if version.is_on_devices and version.replicas > 1:
+            self.copies.examine(version)
+
+    def give_up(self, tenant: Tenant, device: HostDevice, missing: int) -> None:
+        """Free memory of the device for the tenant, from versions that are in files and that nobody reads.
+
+        Versions of lower priorities go first, then those that were complete first. Versions of higher priorities stay.
+        """
+        if missing <= 0:
+            return
+        for version in self.files.idle(tenant.settings.priority, device):
+            if missing <= 0:
+                break
+            missing -= self._vaults.freed(version, device)
+            self._store(version)
+        self._outbox.flush_frees()
 
     # ---- actions
 
@@ -273,6 +328,8 @@ class PublishedArrays:
             match action:
                 case Free(version=version):
                     self._free(version)
+                case Restore(version=version):
+                    self.files.restore(version)
                 case Refused(session=session, request=request, status=status):
                     self._outbox.to_session(session, m.VersionOpened(request, status))
                 case Opened(session=session, request=request, reader=reader):
@@ -295,9 +352,10 @@ class PublishedArrays:
 
     def _free(self, version: Version) -> None:
         session = self._open.get(version.session)
-        left = version.handles[len(version.held) :]
+        left = version.handles[len(version.held) :] if version.state is VersionState.FAILED else ()
         if session is not None and left:
             session.publishing -= 1
             self._launcher.buffers.release(session, left, delete=False)
         self._vaults.free(version)
         self.reads.version_over(version.key)
+        self.files.forget(version)

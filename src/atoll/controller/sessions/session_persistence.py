@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from atoll.cluster.lifecycle import IslandReady
+from atoll.controller.sessions.array_files import ArrayFiles
 from atoll.controller.state import ClusterState
 from atoll.errors import Code, Details, Kind, Status, failure
 from atoll.launch.compilation import Compilation
@@ -44,6 +45,7 @@ class SessionPersistence:
         compilation: Compilation,
         spiller: ArraySpiller,
         suspensions: Suspensions,
+        files: ArrayFiles,
     ) -> None:
         self._sessions = state.sessions
         self._connections = state.connections
@@ -54,6 +56,7 @@ class SessionPersistence:
         self._compilation = compilation
         self._spiller = spiller
         self._suspensions = suspensions
+        self._files = files
         self._persist_none = False  # requested by an operator
         self._operators: list[int] = []  # connections of operators that requested the end
 
@@ -65,7 +68,10 @@ class SessionPersistence:
         self._operators.append(operator)
 
     def stopping(self, persist: bool, seconds: float) -> None:
-        """Let the shell persist sessions, whose proxies wait for `seconds`. Remove the files of all others."""
+        """Let the shell persist sessions, whose proxies wait for `seconds`, and published arrays that are in files.
+
+        Remove the files of all others.
+        """
         connections = self._connections.sessions
         persisted: list[PersistedSession] = []
         for session, by_system in self._suspensions.on_disk():
@@ -75,11 +81,16 @@ class SessionPersistence:
                 self._outbox.to_session(session.number, m.HostsFailed(tuple(sorted(self._resources.hosts))))
             else:
                 self._spiller.session_closed(session)
-        if persisted:
-            found = PersistedSessions(tuple(persisted), max(self._sessions) + 1, self._spiller.next_piece)
+        arrays = self._files.stopping(persist and not self._persist_none)
+        if persisted or arrays is not None:
+            following = max(self._sessions, default=0) + 1
+            found = PersistedSessions(tuple(persisted), following, self._spiller.next_piece, arrays)
             numbers = {each.number: each.connection for each in persisted}
             secrets = {each.number: self._sessions[each.number].secret for each in persisted}
-            self._outbox.add(PersistSessions(self._outbox.cause, encode(found), numbers, secrets))
+            versions = (
+                () if arrays is None else tuple((each.tenant, each.name, each.number) for each in arrays.versions)
+            )
+            self._outbox.add(PersistSessions(self._outbox.cause, encode(found), numbers, secrets, versions))
         names = tuple((each.number, self._sessions[each.number].name) for each in persisted)
         for operator in self._operators:
             self._outbox.send(operator, m.StopReply(names, seconds))
@@ -87,8 +98,8 @@ class SessionPersistence:
 
     # ---- the start of the next cluster
 
-    def restore(self, event: SessionsPersisted, admit: Callable[[Session, int], None]) -> int:
-        """Add the persisted sessions to this cluster. Return the next free number of a session.
+    def restore(self, event: SessionsPersisted, admit: Callable[[Session, int], None]) -> PersistedSessions:
+        """Add the persisted sessions to this cluster. Return everything that the ended cluster has persisted.
 
         `admit(session, connection)` serves a session's proxy.
         """
@@ -110,7 +121,7 @@ class SessionPersistence:
             session.unacknowledged_failures = {island: [_ENDED] for island in self._resources.islands}
             self._suspensions.add_persisted(session, each.by_system)
             admit(session, each.connection)
-        return found.next_session
+        return found
 
     def _register_functions(self, session: Session) -> None:
         functions, places = self._compilation.functions, session.devices.locations

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from atoll.cluster.locations import DeviceLocation
+from atoll.cluster.locations import DeviceLocation, HostDevice
 from atoll.controller.sessions.sessions import Sessions
 from atoll.controller.state import ClusterState
 from atoll.ir.types import ArraySpec
@@ -53,7 +53,8 @@ class Vaults:
         """Return the vault with the arrays of a version."""
         return self._open[self.by_tenant[version.tenant]]
 
-    def _get(self, tenant: Tenant) -> Session:
+    def get(self, tenant: Tenant) -> Session:
+        """Return the vault of a tenant, which is opened if necessary."""
         vault = self.find(tenant.name)
         if vault is None:
             vault = self._sessions.open_vault(tenant)
@@ -101,7 +102,7 @@ class Vaults:
 
     def take(self, session: Session, version: Version, handles: Sequence[int]) -> None:
         """Take arrays of the session over, for the version. Hosts share their memory with the vault."""
-        vault = self._get(session.tenant)
+        vault = self.get(session.tenant)
         shares: dict[tuple[int, ...], list[tuple[int, int]]] = defaultdict(list)
         for handle in handles:
             entry = session.directory.take(handle)
@@ -212,6 +213,34 @@ class Vaults:
                 version.copies[position] = tuple(kept[1:])
         if chosen:
             self._hand_over(vault, version.lent)
+
+    # ---- files
+
+    def put_back(self, version: Version, held: Sequence[int]) -> None:
+        """Record that the arrays of a version that were in files only have these handles now."""
+        entries = self.of(version).directory.entries
+        version.held[:] = held
+        for handle in held:
+            self._launcher.memory.publish(entries[handle])
+            version.count(spec_of(entries[handle]), 1)
+
+    def freed(self, version: Version, device: HostDevice) -> int:
+        """Return the bytes of a device that become free if the version's arrays are freed.
+
+        Return 0 if a launch is still to read one of them.
+        """
+        entries = self.of(version).directory.entries
+        copies = (handle for some in version.copies.values() for handle in some)
+        own = [entries[handle] for handle in (*version.held, *copies)]
+        if not all(entry.is_idle for entry in own) or any(self._lent(each) is not None for each in version.lent):
+            return 0
+        blocks = [block for entry in own for block in entry.blocks if block.users == 1]
+        return sum(size for block in blocks for where, size in block.requirement if where == device)
+
+    def store(self, version: Version) -> None:
+        """Free the arrays of a version that is in files."""
+        self.free(version)
+        version.held.clear()
 
     # ---- arrays go
 

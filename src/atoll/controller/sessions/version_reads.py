@@ -238,6 +238,10 @@ class VersionReads:
             else:
                 self.due[key, part] = None
 
+    def restored(self, version: Version) -> None:
+        """Handle that the arrays of a version are on devices again, or could not be restored."""
+        self.due.update(((version.key, part), None) for part in self._trees.get(version.key, {}))
+
     def tenant_removed(self, tenant: str) -> None:
         """Handle that all versions of a tenant were freed."""
         for key in [each for each in self._trees if each[0] == tenant]:
@@ -249,9 +253,9 @@ class VersionReads:
         return self._trees[read.version.key][read.part]
 
     def _originals(self, read: VersionRead) -> list[Islands]:
-        """Return the islands of the copies in the vault; none if the version was lost or freed."""
+        """Return the islands of the copies in the vault; none if the version was lost or freed, or is in files only."""
         version = read.version
-        is_there = version.error is None and self._names.find(version.key) is version
+        is_there = version.error is None and version.is_on_devices and self._names.find(version.key) is version
         return self._vaults.originals(version, read.positions) if is_there else []
 
     def _start_one(self, key: VersionKey, part: Part) -> int:
@@ -270,7 +274,7 @@ class VersionReads:
             tree.drop(number)
             del self._received[number]
         else:
-            if not tree.running and not originals:
+            if not tree.running and not originals and not self._names.may_be_restored(read.version):
                 tree.forget(self._outbox.seconds, read.number)
                 self._fail(session, read, self._loss(read))
             return 1
@@ -281,7 +285,8 @@ class VersionReads:
 
     def _loss(self, read: VersionRead) -> Status:
         version = read.version
-        return version.error or Status(Code.NOT_FOUND, f"{version.title} was freed while it was read")
+        failure = None if version.files is None else version.files.failure
+        return version.error or failure or Status(Code.NOT_FOUND, f"{version.title} was freed while it was read")
 
     def _source(self, read: VersionRead, number: int) -> _Source | None:
         """Return the arrays of a source, or None if its session does not have all of them any more."""

@@ -59,7 +59,9 @@ def _publish(session: IfrtSession, request: PublishArrays) -> Coroutine[Any, Any
         made = [cluster.mint() for _ in part]
         session.launch(program, part, made)
         views += made
-    published = cluster.publish(request.name, request.keep, views, request.paths, request.structure, request.replicas)
+    published = cluster.publish(
+        request.name, request.keep, views, request.paths, request.structure, request.replicas, request.on_disk
+    )
     return _published(published, donates)
 
 

@@ -58,6 +58,10 @@ class TenantOptions:
     total_memory: Annotated[
         int | None, typer.Option(help="Memory limit for all devices together.", parser=read_amount, metavar="AMOUNT")
     ] = None
+    disk: Annotated[
+        int | None,
+        typer.Option(help="Limit of the files of its published arrays.", parser=read_amount, metavar="AMOUNT"),
+    ] = None
     devices: Count = None
     sessions: Count = None
     launches: Count = None

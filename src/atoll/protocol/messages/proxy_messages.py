@@ -351,6 +351,7 @@ class Publish(Message, frozen=True, tag=183):
     """Publish arrays as the next version of `name`. The handles of the arrays belong to the controller from now on.
 
     Copies of the arrays are made until there are `replicas` of each on different islands, with the published one.
+    With `on_disk`, the arrays are also written to files.
     `paths` are their places in the published tree. `structure` is the tree, in a form that only clients read.
     """
 
@@ -361,6 +362,7 @@ class Publish(Message, frozen=True, tag=183):
     paths: tuple[str, ...]
     structure: bytes = b""
     replicas: int = 1
+    on_disk: bool = False
 
 
 class Published(Message, frozen=True, tag=184):

@@ -602,6 +602,18 @@ class DropSpilled(Message, frozen=True, tag=164):
     pieces: tuple[SpilledPiece, ...]
 
 
+class KeepFiles(Message, frozen=True, tag=196):
+    """Remove the directories of published arrays that no version has, which killed hosts have left.
+
+    The name of a directory is `prefix`, in the directory for spilled arrays, and a number. Those with a number in
+    `numbers`, or not below `before`, stay.
+    """
+
+    prefix: str
+    before: int
+    numbers: tuple[int, ...] = ()
+
+
 FromRelay = Gathered | LinkLost | MemberFailed
 FromProcessRelay = MembersDone | MemberFailed
 FromWorker = (
@@ -652,6 +664,7 @@ ToWorker = (
     | SpillRequest
     | SendSpilled
     | DropSpilled
+    | KeepFiles
     | Ping
     | WorkerQuery
     | Peers

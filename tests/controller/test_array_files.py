@@ -1,0 +1,314 @@
+"""Files of published arrays at the controller: writing, lost islands, restoring, and the next cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from atoll.errors import OK, Code, Details, Kind, Status, failure
+from atoll.named_arrays.named_arrays import RETRY_SECONDS, Version
+from atoll.named_arrays.version_files import FileState, VersionFiles
+from atoll.named_arrays.version_states import VersionState
+from atoll.protocol import actions as a
+from atoll.protocol import events as e
+from atoll.protocol import messages as m
+from tests.controller.play import Cluster, on, runs
+from tests.controller.publishing_play import EVE, READER, TRAINER, Trainer
+
+FULL = Status(Code.INTERNAL, "cannot write /spilled/1.piece: No space left on device")
+CHANGED = failure(Code.DATA_LOSS, "/spilled/1.piece is not what was spilled there", Details(Kind.CONTENTS))
+
+
+class Spilling(Trainer):
+    """Publishes array 10 with files, and answers for the hosts."""
+
+    @property
+    def version(self) -> Version:
+        (version,) = self.controller.published.names.versions()
+        return version
+
+    @property
+    def files(self) -> VersionFiles:
+        assert self.version.files is not None
+        return self.version.files
+
+    def of_type(self, kind: type[Any]) -> list[Any]:
+        """Return the messages of this type since the last time."""
+        return [each for _, each in self.sent() if isinstance(each, kind)]
+
+    def publish_on_disk(self, keep: int = 2) -> m.SpillRequest:
+        """Publish array 10 and complete it; the request to write it."""
+        view, sequence = self.view()
+        (reply,) = self.say(m.Publish(self.request(), "policy", keep, (view,), ("w",), on_disk=True))
+        assert reply.status.ok, reply.status
+        self.worker(0, m.Done(((sequence, 0, 1),)))
+        (request,) = self.of_type(m.SpillRequest)
+        assert isinstance(request, m.SpillRequest)
+        return request
+
+    def wrote(self, request: m.SpillRequest, status: Status = OK) -> None:
+        """The host has written what it was asked to, or could not."""
+        numbers = [number for number, _, _ in request.shards] if status.ok else []
+        pieces = tuple(m.SpilledPiece(number, 8, f"/spilled/{number}.piece", 7) for number in numbers)
+        self.worker(0, m.SpillReply(request.session, request.request, status, pieces))
+
+    def on_disk(self) -> None:
+        self.wrote(self.publish_on_disk())
+
+    def reader(self) -> int:
+        return self.open(token="reader").number
+
+    def request_version(self, reader: int, number: int = -1, seconds: float = 30.0) -> list[Any]:
+        """A session asks for a version; what is sent."""
+        self.sent()
+        self.proxy(reader, m.OpenVersion(self.request(), "trainer/policy", number, seconds=seconds))
+        return [each for _, each in self.sent()]
+
+
+def _only(kind: type[Any], messages: list[Any]) -> Any:
+    (found,) = [each for each in messages if isinstance(each, kind)]
+    return found
+
+
+def _restored(cluster: Cluster, host: int, vault: int, feed: int) -> list[Any]:
+    """A host has got the bytes of an array, and makes it; what is sent then."""
+    cluster.worker(host, m.FeedsArrived(vault, (feed,)))
+    run = _only(m.Run, [each for _, each in cluster.sent()])
+    cluster.worker(host, m.Done(((run.sequence, 0, 1),)))
+    return [each for _, each in cluster.sent()]
+
+
+def test_a_complete_version_is_written_to_a_directory_of_its_own() -> None:
+    play = Spilling()
+    request = play.publish_on_disk()
+    assert request.to_files
+    assert request.directory.startswith("published-")
+    assert [(handle, shard) for _, handle, shard in request.shards] == [(1, 0)]
+    assert play.files.state is FileState.WRITING
+    play.wrote(request)
+    assert play.files.state is FileState.WRITTEN
+
+
+def test_a_version_can_be_read_before_it_is_written() -> None:
+    play = Spilling()
+    play.publish_on_disk()
+    assert play.opened(play.reader()).status.ok
+
+
+def test_a_version_that_could_not_be_written_is_written_later() -> None:
+    play = Spilling()
+    play.wrote(play.publish_on_disk(), FULL)
+    assert play.files.problem == FULL.message
+    play.tick(play.now + RETRY_SECONDS + 1)
+    (request,) = play.of_type(m.SpillRequest)
+    play.wrote(request)
+    assert (play.files.state, play.files.problem) == (FileState.WRITTEN, "")
+
+
+def test_a_lost_version_is_restored_before_a_request_for_it_is_answered() -> None:
+    play = Spilling()
+    play.on_disk()
+    reader = play.reader()
+    play.lose(0, "it burnt")
+    assert (play.version.state, play.files.state) == (VersionState.COMPLETE, FileState.STORED)
+    sent = play.request_version(reader)
+    assert not [each for each in sent if isinstance(each, m.VersionOpened)]
+    send = _only(m.SendSpilled, sent)
+    ((piece, feed, hosts),) = send.pieces
+    assert (piece.path, hosts) == ("/spilled/1.piece", (1,)), "the other island is ready"
+    assert _only(m.VersionOpened, _restored(play, 1, send.session, feed)).status.ok
+    assert play.files.state is FileState.WRITTEN
+    assert play.version.device_numbers == (2,)
+
+
+def test_a_read_of_an_open_version_waits_until_it_is_restored() -> None:
+    play = Spilling()
+    play.on_disk()
+    reader = play.reader()
+    opened = play.opened(reader)
+    play.sent()
+    play.lose(0, "it burnt")
+    play.proxy(reader, m.ReadVersion(opened.reader, 0, (on(3),), (7,)))
+    sent = [each for _, each in play.sent()]
+    send = _only(m.SendSpilled, sent)
+    ((_, feed, _),) = send.pieces
+    assert not [each for each in sent if isinstance(each, m.Run)]
+    play.worker(1, m.FeedsArrived(send.session, (feed,)))
+    (run,) = play.of_type(m.Run)
+    play.worker(1, m.Done(((run.sequence, 0, 1),)))
+    (run,) = play.of_type(m.Run)
+    assert run.session == reader
+
+
+def test_a_version_waits_for_an_island() -> None:
+    play = Spilling("1x1x2")
+    play.on_disk()
+    reader = play.reader()
+    play.lose(0, "it burnt")
+    assert not [each for each in play.request_version(reader, seconds=5.0) if isinstance(each, m.VersionOpened)]
+    assert play.files.problem == "no island with 1 cpu devices is ready"
+    play.tick(play.now + 6)
+    reply = _only(m.VersionOpened, [each for _, each in play.sent()])
+    assert reply.status.code == Code.DEADLINE_EXCEEDED
+    assert "version 1 is in files, and waits to be restored: no island" in reply.status.message
+
+
+def test_a_version_is_lost_with_its_island_if_it_is_not_written() -> None:
+    play = Spilling()
+    play.publish_on_disk()
+    play.lose(0, "it burnt")
+    assert play.version.state is VersionState.LOST
+
+
+def test_wrong_files_refuse_requests_and_the_version_stays() -> None:
+    play = Spilling()
+    play.on_disk()
+    reader = play.reader()
+    play.lose(0, "it burnt")
+    send = _only(m.SendSpilled, play.request_version(reader))
+    ((_, feed, _),) = send.pieces
+    play.worker(1, m.SendSpilledFailed(send.session, feed, CHANGED))
+    reply = _only(m.VersionOpened, [each for _, each in play.sent()])
+    assert reply.status.code == Code.DATA_LOSS
+    assert "/spilled/1.piece is not what was spilled there" in reply.status.message
+    assert play.files.state is FileState.STORED
+    assert _only(m.VersionOpened, play.request_version(reader)).status.code == Code.DATA_LOSS, "not tried again at once"
+    play.now += RETRY_SECONDS + 1
+    assert [each for each in play.request_version(reader) if isinstance(each, m.SendSpilled)]
+
+
+def test_files_are_removed_when_the_version_ends() -> None:
+    play = Spilling()
+    play.on_disk()
+    play.sent()
+    play.controller.published.remove("trainer", "policy")
+    (dropped,) = play.of_type(m.DropSpilled)
+    assert [each.path for each in dropped.pieces] == ["/spilled/1.piece"]
+
+
+def test_files_that_are_written_after_the_end_of_the_version_are_removed() -> None:
+    play = Spilling()
+    request = play.publish_on_disk()
+    play.controller.published.remove("trainer", "policy")
+    play.wrote(request)
+    (dropped,) = play.of_type(m.DropSpilled)
+    assert [each.path for each in dropped.pieces] == ["/spilled/1.piece"]
+
+
+def test_the_next_cluster_restores_a_version() -> None:
+    play = Spilling()
+    play.on_disk()
+    play.event(e.StopAsked(play.now, True))
+    actions = play.flush()
+    (persisted,) = [each for each in actions if isinstance(each, a.PersistSessions)]
+    assert persisted.versions == (("trainer", "policy", 1),)
+    assert not [each for each in actions if isinstance(each, a.Send) and isinstance(each.message, m.DropSpilled)]
+    following = Cluster("1x1x2", token="cluster", tenants=(TRAINER, READER, EVE))
+    following.event(e.SessionsPersisted(0.0, persisted.content, {}))
+    following.join(0)
+    following.outbox()
+    reader = following.open(token="reader").number
+    following.outbox()
+    following.proxy(reader, m.OpenVersion(1, "trainer/policy", seconds=30.0))
+    send = _only(m.SendSpilled, following.outbox())
+    ((_, feed, _),) = send.pieces
+    opened = _only(m.VersionOpened, _restored(following, 0, send.session, feed))
+    assert (opened.status, opened.version) == (OK, 1)
+    (version,) = following.controller.published.names.versions()
+    assert following.controller.published.names.names["trainer", "policy"].next_number == 2
+    assert version.files is not None
+    assert version.files.state is FileState.WRITTEN
+
+
+def test_nothing_is_persisted_if_the_operator_ends_all() -> None:
+    play = Spilling()
+    play.on_disk()
+    play.event(e.StopAsked(play.now, False))
+    actions = play.flush()
+    assert not [each for each in actions if isinstance(each, a.PersistSessions)]
+    assert [each for each in actions if isinstance(each, a.Send) and isinstance(each.message, m.DropSpilled)]
+
+
+def test_hosts_that_join_remove_what_no_version_has() -> None:
+    play = Spilling()
+    request = play.publish_on_disk()
+    prefix = request.directory.removesuffix("1")
+    play.wrote(request)
+    play.publish_on_disk()
+    play.lose(0, "it burnt")
+    play.sent()
+    play.join_again(0)
+    kept = [each for each in play.actions if isinstance(each, a.Send) and isinstance(each.message, m.KeepFiles)]
+    assert kept[-1].message == m.KeepFiles(prefix, 3, (1,)), "the second version was not written and is lost"
+
+
+def test_a_version_that_exceeds_the_quota_is_refused() -> None:
+    play = Spilling()
+    play.operator(m.SetTenant("trainer", limits={"disk": 7}))
+    view, _ = play.view()
+    play.sent()
+    reply = _only(m.Published, play.say(m.Publish(play.request(), "policy", 2, (view,), ("w",), on_disk=True)))
+    assert reply.status.code == Code.RESOURCE_EXHAUSTED
+    assert "quota `disk` of 7" in reply.status.message
+
+
+def test_a_version_is_written_when_others_have_made_room() -> None:
+    play = Spilling()
+    play.operator(m.SetTenant("trainer", limits={"disk": 15}))
+    play.on_disk()
+    view, sequence = play.view()
+    play.say(m.Publish(play.request(), "policy", 2, (view,), ("w",), on_disk=True))
+    play.worker(0, m.Done(((sequence, 0, 1),)))
+    assert play.of_type(m.SpillRequest) == []
+    play.controller.published.remove("trainer", "policy", 1)
+    play.tick(play.now + 1)
+    assert len(play.of_type(m.SpillRequest)) == 1
+    assert play.files.problem == ""
+
+
+def _make(play: Spilling, session: int, handle: int) -> list[Any]:
+    """A session makes an array of 8 bytes on device 0; what is sent."""
+    play.session = session
+    if 2 not in play.controller.sessions[session].programs:
+        play.with_put()
+    play.worker(0, m.FeedsArrived(session, (handle,)))
+    play.sent()
+    return play.say(m.Launch(2, (), (handle,), (handle,)))
+
+
+def test_a_version_that_nobody_reads_gives_up_its_memory() -> None:
+    play = Spilling("1x1x1", device_memory=20)
+    play.on_disk()
+    reader, eve = play.reader(), play.open(token="eve").number
+    play.close(play.session)
+    opened = play.opened(reader)
+    assert runs(_make(play, eve, 1)) != []
+    assert runs(_make(play, eve, 2)) == []
+    play.tick(play.now + 1)
+    assert play.of_type(m.Run) == [], "the version has a reader"
+    play.proxy(reader, m.CloseVersion(opened.reader))
+    play.tick(play.now + 1)
+    (run,) = play.of_type(m.Run)
+    assert (run.session, run.results) == (eve, (2,))
+    assert play.files.state is FileState.STORED
+    assert play.version.state is VersionState.COMPLETE
+
+
+def test_a_restored_version_waits_for_memory() -> None:
+    play = Spilling("1x1x1", device_memory=20)
+    play.on_disk()
+    reader, eve = play.reader(), play.open(token="eve").number
+    play.close(play.session)
+    (run,) = runs(_make(play, eve, 1))
+    play.worker(0, m.Done(((run.sequence, 0, 1),)))
+    assert runs(_make(play, eve, 2)) == []
+    play.tick(play.now + 1)
+    (run,) = play.of_type(m.Run)
+    play.worker(0, m.Done(((run.sequence, 0, 1),)))
+    send = _only(m.SendSpilled, play.request_version(reader))
+    ((_, feed, _),) = send.pieces
+    play.worker(0, m.FeedsArrived(send.session, (feed,)))
+    assert play.of_type(m.Run) == []
+    play.proxy(eve, m.Release((1,)))
+    (run,) = play.of_type(m.Run)
+    play.worker(0, m.Done(((run.sequence, 0, 1),)))
+    assert _only(m.VersionOpened, [each for _, each in play.sent()]).status.ok

@@ -1,0 +1,37 @@
+"""Publishes arrays with files, and reads them, in children."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import atoll
+from atoll.errors import StatusError
+
+
+def publish(first: int, value: float) -> int:
+    """Publish arrays of this value with different shardings on two devices."""
+    mesh = Mesh(np.array(jax.devices()[first : first + 2]), "x")
+    rows, whole = NamedSharding(mesh, PartitionSpec("x")), NamedSharding(mesh, PartitionSpec())
+    tree = {
+        "rows": jax.device_put(jnp.full((64, 8), value), rows),
+        "whole": jax.device_put(jnp.full(5, value, jnp.bfloat16), whole),
+        "one": jax.device_put(jnp.float32(value), jax.devices()[first]),
+    }
+    return atoll.publish("policy", tree, spill="disk", checksums=True)
+
+
+def read(version: int) -> set[float]:
+    """The values of a version, read to the first two devices."""
+    mesh = Mesh(np.array(jax.devices()[:2]), "x")
+    tree = atoll.subscribe("policy", NamedSharding(mesh, PartitionSpec()), version=version, verify=True).tree
+    return {float(value) for leaf in jax.tree.leaves(tree) for value in np.asarray(leaf, np.float32).ravel()}
+
+
+def error_of_read(version: int) -> str:
+    with pytest.raises(StatusError) as error:
+        read(version)
+    return str(error.value)

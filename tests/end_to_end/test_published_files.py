@@ -1,0 +1,103 @@
+"""Published arrays in files, which outlive their island and their cluster, on a real cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.operate.operator_requests import request_check, request_operation
+from atoll.protocol.messages import RemoveArraysRequest
+from atoll.wire.address import parse_address
+from tests.conftest import script_environment
+from tests.end_to_end.arrays_on_disk import error_of_read, publish, read
+from tests.end_to_end.remote_python import StartPython
+from tests.end_to_end.standing_cluster import StandingCluster
+
+SECONDS = 60.0
+
+
+class Clusters:
+    """Clusters one after the other, with the same journal, address and directory for files."""
+
+    def __init__(self, directory: Path, program_cache: Path) -> None:
+        self.files = directory / "files"
+        directory.mkdir(mode=0o700)
+        self._start = partial(
+            StandingCluster,
+            directory,
+            script_environment(directory, program_cache),
+            islands="2x1x2",
+            suspend_directory=str(self.files),
+            journal=str(directory / "journal"),
+        )
+        self.now = self._start()
+
+    def start_next(self) -> None:
+        self.now = self._start()
+
+    def until(self, version: int, files: str) -> None:
+        """Wait until the files of a version are in this state."""
+
+        def is_so(report: dict[str, Any]) -> bool:
+            return [each["files"] for each in report["versions"] if each["version"] == version] == [files]
+
+        self.now.until(is_so, SECONDS)
+
+
+@pytest.fixture
+def clusters(
+    tmp_path_factory: pytest.TempPathFactory, module_directory: Path, program_cache: Path
+) -> Iterator[Clusters]:
+    made = Clusters(module_directory / tmp_path_factory.mktemp("c").name, program_cache)
+    yield made
+    made.now.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_a_version_outlives_its_island_and_its_killed_cluster(clusters: Clusters, start_python: StartPython) -> None:
+    trainer = start_python(ATOLL_ADDRESS=clusters.now.address)
+    version = trainer.call(publish, 0, 7.0)
+    clusters.until(version, "written")
+    trainer.close()
+    clusters.now.worker(0).kill()
+    clusters.until(version, "stored")
+    reader = start_python(ATOLL_ADDRESS=clusters.now.address)
+    assert reader.call(read, version) == {7.0}
+    reader.close()
+    clusters.until(version, "written")
+    clusters.now.kill()
+    clusters.start_next()
+    clusters.until(version, "stored")
+    reader = start_python(ATOLL_ADDRESS=clusters.now.address)
+    assert reader.call(read, version) == {7.0}
+    assert reader.call(publish, 0, 8.0) == version + 1
+    clusters.until(version + 1, "written")
+    check = request_check(parse_address(clusters.now.address), "")
+    assert [*check.contradictions, *check.differences] == []
+    address = parse_address(clusters.now.address)
+    request_operation(address, "", RemoveArraysRequest("policy", -1))
+    clusters.now.until(lambda report: not report["versions"], SECONDS)
+    clusters.now.until(lambda report: not any(clusters.files.iterdir()), SECONDS)
+    reader.close()
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_a_changed_file_is_an_error_that_names_it(clusters: Clusters, start_python: StartPython) -> None:
+    trainer = start_python(ATOLL_ADDRESS=clusters.now.address)
+    version = trainer.call(publish, 0, 7.0)
+    clusters.until(version, "written")
+    trainer.close()
+    clusters.now.kill()
+    path = max(clusters.files.rglob("*.piece"), key=lambda each: each.stat().st_size)
+    content = path.read_bytes()
+    path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+    clusters.start_next()
+    reader = start_python(ATOLL_ADDRESS=clusters.now.address)
+    assert f"{path} is not what was spilled there" in reader.call(error_of_read, version)
+    reader.close()
