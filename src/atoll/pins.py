@@ -118,7 +118,8 @@ class Pin:
             for pack, part in zip(packs, parts, strict=True)
         ]
         wanted_arrays = [*opened.arrays, *sums] if verify else opened.arrays
-        places += [first] * (len(wanted_arrays) - len(places))
+        beside = jax.sharding.SingleDeviceSharding(min(places[0].device_set, key=lambda device: device.id))
+        places += [beside] * (len(wanted_arrays) - len(places))
         avals = [jax.core.ShapedArray(each.shape, jax.numpy.dtype(each.dtype)) for each in wanted_arrays]
         targets = tuple(array_spec(aval, place) for aval, place in zip(avals, places, strict=True))
         handlers = [internals.result_handler(aval, place, True) for aval, place in zip(avals, places, strict=True)]

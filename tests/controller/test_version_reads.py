@@ -201,6 +201,26 @@ def test_a_copy_in_an_exclusive_slice_feeds_only_its_session() -> None:
     assert play.sources() == {3: 0}
 
 
+def test_a_reader_with_one_of_its_arrays_on_the_publishers_island_counts_as_one_of_two() -> None:
+    play = Reading()
+    play.session = play.open(token="trainer").number
+    play.array(10)
+    play.say(m.RegisterProgram(5, play.view_program))
+    views = []
+    for _ in range(2):
+        view, sequence = play.view()
+        views.append(view)
+        play.done(sequence)
+    play.say(m.Publish(play.request(), "policy", 2, tuple(views), ("w", "checksums")))
+    play.flush()
+    sessions = [play.open(token="reader").number for _ in range(3)]
+    readers = [play.opened(each).reader for each in sessions]
+    for island, (session, reader) in enumerate(zip(sessions, readers, strict=True), start=1):
+        play.proxy(session, m.ReadVersion(reader, 0, (on(2 * island), on(0)), (7, 8)))
+    runs = [to[1] for to, each in play.sent() if isinstance(each, m.Run) and to[1]]
+    assert runs == [1, 2]
+
+
 def test_a_reader_does_not_wait_for_a_copy_that_does_not_come() -> None:
     play = Reading()
     play.read(1, 2, 3, 4)

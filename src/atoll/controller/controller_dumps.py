@@ -246,7 +246,7 @@ class TransferTreeDump(Dump):
     changed: float = 0.0
 
 
-@dump_of(VersionRead, "read of a version")
+@dump_of(VersionRead, "read of a version", version=2)
 class VersionReadDump(Dump):
     number: int
     session: int
@@ -258,6 +258,7 @@ class VersionReadDump(Dump):
     dependency: Ref[Dependency[Any]]
     islands: tuple[int, ...]
     nbytes: int
+    near: tuple[int, ...] = ()
     made: tuple[int, ...] = ()
     senders: tuple[int, ...] = ()
     attempts: int = 0

@@ -75,6 +75,7 @@ class VersionRead:
     Attributes:
       results: handles of the arrays of the reader.
       islands: the islands of these arrays.
+      near: the islands of which a source sends nothing: `islands` if all arrays are on the same ones, otherwise none.
       made: handles of the arrays that the present launch makes.
       senders: the islands that it transfers from.
       attempts: the number of launches so far.
@@ -91,6 +92,7 @@ class VersionRead:
     dependency: Dependency[GangRun]
     islands: tuple[int, ...]
     nbytes: int
+    near: tuple[int, ...] = ()
     made: tuple[int, ...] = ()
     senders: tuple[int, ...] = ()
     attempts: int = 0
@@ -158,6 +160,7 @@ class VersionReads:
         is_usual = first % m.MOST_READ == 0 and count == min(m.MOST_READ, len(version.arrays) - first)
         part = first, count, session.tenant.name, 0 if is_usual else number
         places = session.devices.locations
+        islands = {frozenset([places[device].island for device in each.sharding.devices]) for each in targets}
         dependency = self._launcher.deferred_results.add(session, message.results, targets, "subscribe")
         read = self._reads[number] = VersionRead(
             number,
@@ -168,12 +171,13 @@ class VersionReads:
             targets,
             message.results,
             dependency,
-            tuple(sorted({places[device].island for each in targets for device in each.sharding.devices})),
+            tuple(sorted(frozenset().union(*islands))),
             sum(each.nbytes for each in version.arrays[first : first + count]),
+            tuple(sorted(next(iter(islands)))) if len(islands) == 1 else (),
         )
         session.reading += 1
         tree = self._trees.setdefault(version.key, {}).setdefault(part, TransferTree())
-        tree.add(number, frozenset(read.islands), self._originals(read) if tree.waiting else ())
+        tree.add(number, frozenset(read.near), self._originals(read) if tree.waiting else ())
         self.due[version.key, part] = None
 
     def _checked(self, session: Session, message: m.ReadVersion) -> tuple[Version, tuple[ArraySpec, ...]]:
@@ -267,7 +271,7 @@ class VersionReads:
         read = self._reads[next(iter(tree.waiting))]
         session = self._open[read.session]
         originals, is_late = self._originals(read), self._is_late(tree, read)
-        while (number := tree.choose(frozenset(read.islands), originals, is_late)) is not None:
+        while (number := tree.choose(frozenset(read.near), originals, is_late)) is not None:
             found = self._source(read, number)
             if found is not None:
                 break
@@ -292,7 +296,7 @@ class VersionReads:
         """Return the arrays of a source, or None if its session does not have all of them any more."""
         if number < 0:
             vault = self._vaults.of(read.version)
-            arrays = self._vaults.copies_of(read.version, read.positions, -1 - number, frozenset(read.islands))
+            arrays = self._vaults.copies_of(read.version, read.positions, -1 - number, frozenset(read.near))
             return _Source(vault, arrays, vault.devices.locations)
         copy = self._received[number]
         owner = self._open.get(copy.session)
@@ -321,7 +325,7 @@ class VersionReads:
 
     def _launch(self, session: Session, read: VersionRead, source: _Source, tree: TransferTree, number: int) -> None:
         senders = {source.places[device].island for _, spec in source.arrays for device in spec.sharding.devices}
-        tree.start(self._outbox.seconds, read.number, number, is_near=senders.issubset(read.islands))
+        tree.start(self._outbox.seconds, read.number, number, is_near=senders.issubset(read.near))
         try:
             program = self._program(session, source, read.targets)
         except StatusError as error:
