@@ -83,10 +83,10 @@ def read_cluster_file(
     return msgspec.structs.replace(settings, shapes=tuple(shapes), islands=str(Topology(tuple(shapes))))
 
 
-def settings_from_environment(path: str | Path = "") -> ClusterSettings:
-    """Return the settings of the environment, overridden by the cluster file at `path` or in $ATOLL_CLUSTER."""
+def settings_from_environment() -> ClusterSettings:
+    """Return the settings of the environment, overridden by the cluster file in $ATOLL_CLUSTER."""
     settings = ClusterSettings.from_environment()
-    path = path or CLUSTER_FILE.text()
+    path = CLUSTER_FILE.text()
     return read_cluster_file(path, settings) if path else settings
 
 

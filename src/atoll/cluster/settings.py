@@ -41,9 +41,9 @@ def check_known(what: str, name: str, known: Collection[str]) -> None:
         raise SettingsError(f"there is no {what} {name!r}; the known ones are: {', '.join(known)}")
 
 
-def read_topology(text: str, mesh: str = "") -> Topology:
-    """Parse the topology of a cluster. Raise SettingsError for invalid text or a mesh that does not fit its islands."""
-    return ClusterSettings(text, mesh=mesh).topology
+def read_topology(text: str) -> Topology:
+    """Parse the topology of a cluster. Raise SettingsError for invalid text."""
+    return ClusterSettings(text).topology
 
 
 class Dispatch(StrEnum):

@@ -237,7 +237,6 @@ class Controller:
         pressure = self._pressure = MemoryPressure(
             self.sessions,
             self.launcher.memory,
-            self.slices,
             spiller,
             self.suspensions,
             settings.spill,

@@ -28,7 +28,6 @@ class SuccessorSupervisor:
     """
 
     def __init__(self, options: EngineOptions, stop: asyncio.Event) -> None:
-        self._options = options
         self._standby = options.standby
         self._what = "the standby" if options.standby else f"the cluster of the journal in {options.journal}"
         self._stop = stop

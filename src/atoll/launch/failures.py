@@ -118,7 +118,7 @@ class Failures:
         self._launcher.delegated_runs.hosts_failed(hosts)
         return survivors
 
-    def feeds_lost(self, session: Session, lost: Iterable[tuple[Key, QueuedNode[GangRun]]], status: Status) -> None:
+    def feeds_lost(self, lost: Iterable[tuple[Key, QueuedNode[GangRun]]], status: Status) -> None:
         """Fail the launches that await bytes of a session's client that will not arrive."""
         hosts = {id(node): (node.gangs[0].run.launch, host) for (host, _), node in lost}
         for launch, host in hosts.values():

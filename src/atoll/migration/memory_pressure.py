@@ -22,7 +22,7 @@ from functools import partial
 
 from atoll.cluster.locations import DeviceLocation, HostDevice
 from atoll.cluster.settings import SuspendLower
-from atoll.cluster.slice_placement import Choice, Slices
+from atoll.cluster.slice_placement import Choice
 from atoll.errors import Status, StatusError
 from atoll.launch.reservations import Reservations
 from atoll.migration.array_spiller import ArraySpiller
@@ -51,7 +51,6 @@ class MemoryPressure:
         self,
         sessions: Mapping[int, Session],
         memory: Reservations,
-        slices: Slices,
         spiller: ArraySpiller,
         suspensions: Suspensions,
         spill_bytes: int,
@@ -59,7 +58,6 @@ class MemoryPressure:
     ) -> None:
         self._sessions = sessions
         self._memory = memory
-        self._slices = slices
         self._spiller = spiller
         self._suspensions = suspensions
         self._spill_bytes = spill_bytes

@@ -134,7 +134,7 @@ def _start_keeper(directory: Path, record: ScriptRecord, environment: Mapping[st
     return found
 
 
-def keep(directory: Path, name: str, command: Sequence[str]) -> None:
+def keep(directory: Path, command: Sequence[str]) -> None:
     """Run the script in a process that this one does not wait for, and record its exit status.
 
     SIGTERM ends the script. Called in the keeper process, which has one thread.

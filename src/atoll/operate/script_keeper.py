@@ -8,4 +8,4 @@ from pathlib import Path
 from atoll.operate.detached_scripts import keep
 
 if __name__ == "__main__":
-    keep(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])
+    keep(Path(sys.argv[1]), sys.argv[3:])  # sys.argv[2] is the script's name, for `ps`

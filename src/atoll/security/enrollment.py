@@ -41,6 +41,7 @@ _RENEWED_AFTER = 2 / 3  # of a certificate's validity
 _RETRY_SECONDS = 5.0
 _CHECK_SECONDS = 60.0  # between looks at the wall clock
 _CONTROLLER_NAME = "the controller"
+_SHOWN = 16  # digits of a fingerprint
 
 
 class AskAuthority(msgspec.Struct, frozen=True, array_like=True, tag="authority?"):
@@ -285,9 +286,9 @@ class Renewal:
         self._thread.join()
 
 
-def _where_they_differ(found: str, expected: str, most: int = 16) -> tuple[str, str]:
+def _where_they_differ(found: str, expected: str) -> tuple[str, str]:
     """Return the same digits of two fingerprints, up to and including the first that differs."""
     same = next((i for i, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b), len(expected))
-    start = 0 if same < most else same - most // 2
-    shown = [each[start : start + most] for each in (found, expected)]
+    start = 0 if same < _SHOWN else same - _SHOWN // 2
+    shown = [each[start : start + _SHOWN] for each in (found, expected)]
     return tuple(f"{'...' if start else ''}{each}..." for each in shown)  # type: ignore[return-value]

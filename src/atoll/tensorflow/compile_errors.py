@@ -102,7 +102,7 @@ def unsupported_result(traced: Any, number: int, name: str) -> tf.errors.OpError
     """Return the error for a result or a variable whose shape depends on values."""
     which, made = "a variable that it assigns", None
     if number < len(traced.outputs):
-        which, made = f"its result {number}", _maker(traced, traced.outputs[number])
+        which, made = f"its result {number}", _maker(traced.outputs[number])
     by = f", made by the op {made.type}{_at(_frames(made))}," if made is not None else ""
     return tf.errors.UnimplementedError(
         made and made.node_def,
@@ -112,7 +112,7 @@ def unsupported_result(traced: Any, number: int, name: str) -> tf.errors.OpError
     )
 
 
-def _maker(traced: Any, tensor: Any) -> Any:
+def _maker(tensor: Any) -> Any:
     """Return the op that made a result, seen through identities and function calls."""
     op = tensor.op
     while op.type in ("Identity", "PartitionedCall", "StatefulPartitionedCall"):

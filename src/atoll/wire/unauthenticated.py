@@ -48,7 +48,6 @@ class UnauthenticatedConnections:
         seconds: float = AUTHENTICATE_SECONDS,
     ) -> None:
         self._pending: PendingConnections[Accepted] = PendingConnections(most, seconds, most_per_address)
-        self._most_per_address = most_per_address
         self._seconds = seconds
         self._refusals = Refusals()
         self._expired = 0

@@ -350,7 +350,7 @@ class Recovery:
             hosts = set(self._resources.hosts_of(island))
             lost = session.feeds.lost_on(hosts, message.resent, message.unsent)
             if lost:
-                self._failures.feeds_lost(session, lost, status)
+                self._failures.feeds_lost(lost, status)
                 self._failures.fail_without_inputs()
 
     # ---- subscriptions

@@ -37,7 +37,6 @@ class DetachedSessions:
         self._connections = state.connections
         self._outbox = state.outbox
         self._history = state.history
-        self._resources = state.resources
         self._sessions = sessions
         self._failures = failures
         self._suspensions = suspensions
@@ -102,7 +101,7 @@ class DetachedSessions:
                 self._sessions.close(number, Status(Code.DEADLINE_EXCEEDED, text))
             elif session.feeds.awaited and now >= until - session.run.detach + ARRIVAL_SECONDS:
                 gone = Status(Code.CANCELLED, f"the script of {session.name} has ended")
-                self._failures.feeds_lost(session, list(session.feeds.awaited.items()), gone)
+                self._failures.feeds_lost(list(session.feeds.awaited.items()), gone)
                 self._failures.fail_without_inputs()
 
     def island_failed(self, lost: IslandFailed) -> None:

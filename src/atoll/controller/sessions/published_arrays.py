@@ -74,10 +74,8 @@ class PublishedArrays:
         self.reads = VersionReads(state, self.names, self.copies, vaults, launcher, internal)
         self.replies: deque[tuple[int, int, int]] = deque()  # to send: session, request and reader
         self._open = state.sessions
-        self._tenants = state.tenants
         self._outbox = state.outbox
         self._resources = state.resources
-        self._history = state.history
         self._launcher = launcher
         self._spiller = spiller
         self._vaults = vaults

@@ -191,10 +191,9 @@ Incoming = TypeVar("Incoming")
 class Link(Generic[Incoming]):
     """One end of a connection. One thread at a time may send, and one may receive."""
 
-    def __init__(self, sock: socket.socket, incoming: Any, most: int = MOST_BYTES) -> None:
+    def __init__(self, sock: socket.socket, incoming: Any) -> None:
         self._socket = sock
         self._decoder: msgspec.msgpack.Decoder[Incoming] = msgspec.msgpack.Decoder(incoming)
-        self._most = most
 
     def send(self, message: msgspec.Struct) -> None:
         """Send a message. Raises OSError if the peer has ended."""
@@ -210,8 +209,8 @@ class Link(Generic[Incoming]):
         for invalid bytes.
         """
         length: int = _LENGTH.unpack(self._read(_LENGTH.size, deadline))[0]
-        if length > self._most:
-            raise FrameError(f"a message of {length} bytes is over the limit of {self._most}")
+        if length > MOST_BYTES:
+            raise FrameError(f"a message of {length} bytes is over the limit of {MOST_BYTES}")
         try:
             return self._decoder.decode(self._read(length, deadline))
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -52,10 +52,10 @@ class NuisanceCredit:
         self._level = 0.0
         self._time = clock()
 
-    def spend(self, cost: float = 1.0) -> None:
+    def spend(self) -> None:
         """Raise ConnectionFailure if the peer has used up its credit."""
         now = self._clock()
-        self._level = max(0.0, self._level - (now - self._time) * self._limits.nuisance_per_second) + cost
+        self._level = max(0.0, self._level - (now - self._time) * self._limits.nuisance_per_second) + 1.0
         self._time = now
         if self._level > self._limits.nuisance_burst:
             raise ConnectionFailure(ErrorCode.ENHANCE_YOUR_CALM, "too many resets, settings or empty frames")
