@@ -235,7 +235,7 @@ NOT_POOLS = [
     "host_services/python/program/python_runner.py: stream.submit",
     "host_services/python/program/python_runner.py: stream.submit",
     "worker/host_functions.py: self._asking.submit",
-    "web/pages.py: dialog.submit",
+    "web/cluster_page.py: dialog.submit",
     "worker/message_handler.py: self._recorder.submit",
 ]
 

@@ -1,4 +1,4 @@
-"""What a reviewer would find in any change: names that do not resolve, state that nobody reads, dead files, prose."""
+"""Check each file for names that do not resolve, state that nobody reads, dead files and prose."""
 
 from __future__ import annotations
 
