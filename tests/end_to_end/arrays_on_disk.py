@@ -24,6 +24,12 @@ def publish(first: int, value: float) -> int:
     return atoll.publish("policy", tree, spill="disk", checksums=True)
 
 
+def publish_large(count: int, megabytes: int) -> int:
+    """Publish so many arrays of so many MiB each."""
+    tree = [jax.device_put(jnp.full(megabytes << 18, index, jnp.float32), jax.devices()[0]) for index in range(count)]
+    return atoll.publish("large", tree, spill="disk")
+
+
 def read(version: int) -> set[float]:
     """The values of a version, read to the first two devices."""
     mesh = Mesh(np.array(jax.devices()[:2]), "x")

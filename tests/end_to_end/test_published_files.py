@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from atoll.operate.operator_requests import request_check, request_operation
 from atoll.protocol.messages import RemoveArraysRequest
 from atoll.wire.address import parse_address
 from tests.conftest import script_environment
-from tests.end_to_end.arrays_on_disk import error_of_read, publish, read
+from tests.end_to_end.arrays_on_disk import error_of_read, publish, publish_large, read
 from tests.end_to_end.remote_python import StartPython
 from tests.end_to_end.standing_cluster import StandingCluster
 
@@ -35,6 +36,9 @@ class Clusters:
             journal=str(directory / "journal"),
         )
         self.now = self._start()
+
+    def has_no_files(self) -> bool:
+        return not self.files.exists() or not any(self.files.iterdir())
 
     def start_next(self) -> None:
         self.now = self._start()
@@ -82,7 +86,7 @@ def test_a_version_outlives_its_island_and_its_killed_cluster(clusters: Clusters
     address = parse_address(clusters.now.address)
     request_operation(address, "", RemoveArraysRequest("policy", -1))
     clusters.now.until(lambda report: not report["versions"], SECONDS)
-    clusters.now.until(lambda report: not any(clusters.files.iterdir()), SECONDS)
+    clusters.now.until(lambda report: clusters.has_no_files(), SECONDS)
     reader.close()
 
 
@@ -101,3 +105,22 @@ def test_a_changed_file_is_an_error_that_names_it(clusters: Clusters, start_pyth
     reader = start_python(ATOLL_ADDRESS=clusters.now.address)
     assert f"{path} is not what was spilled there" in reader.call(error_of_read, version)
     reader.close()
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.parametrize("seconds", [0.0, 0.1, 0.3])
+def test_a_cluster_that_is_killed_while_it_writes_leaves_nothing(
+    clusters: Clusters, start_python: StartPython, seconds: float
+) -> None:
+    trainer = start_python(ATOLL_ADDRESS=clusters.now.address)
+    trainer.call(publish_large, 8, 32)
+    time.sleep(seconds)
+    clusters.now.kill()
+    clusters.start_next()
+    address = parse_address(clusters.now.address)
+    versions = clusters.now.report()["versions"]
+    assert [each["files"] for each in versions] in ([], ["stored"])
+    if versions:
+        request_operation(address, "", RemoveArraysRequest("large", -1))
+    clusters.now.until(lambda report: clusters.has_no_files(), SECONDS)
