@@ -312,3 +312,15 @@ def test_a_restored_version_waits_for_memory() -> None:
     (run,) = play.of_type(m.Run)
     play.worker(0, m.Done(((run.sequence, 0, 1),)))
     assert _only(m.VersionOpened, [each for _, each in play.sent()]).status.ok
+
+
+def test_a_version_is_not_restored_to_an_island_that_is_being_drained() -> None:
+    play = Spilling()
+    play.on_disk()
+    reader = play.reader()
+    play.lose(0, "it burnt")
+    play.controller.published.copies.leave(1)
+    assert not [each for each in play.request_version(reader) if isinstance(each, m.SendSpilled)]
+    play.controller.published.copies.stay(1)
+    play.tick(play.now + 1)
+    assert len(play.of_type(m.SendSpilled)) == 1

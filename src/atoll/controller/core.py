@@ -352,6 +352,7 @@ class Controller:
         subscribe(IslandRemoved, self._recovery.island_removed)
         subscribe(IslandRemoved, self._operators.island_removed)
         subscribe(IslandDrained, self.published.island_drained)
+        subscribe(IslandDrained, self.published.files.island_drained)
         subscribe(IslandDrained, self._operators.drains.island_drained)
         self._sessions.subscribe(
             self.detached.session_closed,

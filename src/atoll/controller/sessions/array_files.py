@@ -19,8 +19,9 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from atoll.cluster.lifecycle import IslandFailed, IslandReady, IslandRestarted, IslandState
+from atoll.cluster.lifecycle import IslandDrained, IslandFailed, IslandReady, IslandRestarted, IslandState
 from atoll.cluster.locations import DeviceLocation, HostDevice
+from atoll.controller.sessions.array_copies import ArrayCopies
 from atoll.controller.sessions.vaults import Vaults, spec_of
 from atoll.controller.state import ClusterState
 from atoll.errors import Code, Kind, Status, StatusError
@@ -84,6 +85,7 @@ class ArrayFiles:
         self,
         state: ClusterState,
         names: NamedArrays,
+        copies: ArrayCopies,
         vaults: Vaults,
         launcher: Launcher,
         spiller: ArraySpiller,
@@ -107,6 +109,7 @@ class ArrayFiles:
         self._history = state.history
         self._directory = state.settings.suspend_directory
         self._names = names
+        self._copies = copies
         self._vaults = vaults
         self._launcher = launcher
         self._spiller = spiller
@@ -156,6 +159,13 @@ class ArrayFiles:
         for restoration in list(self._restorations.values()):
             if lost.island in restoration.islands:
                 self._give_up(restoration, lost.status, is_final=False)
+
+    def island_drained(self, drained: IslandDrained) -> None:
+        """Try again to restore the versions that need the island, which its operator has drained."""
+        status = Status(Code.UNAVAILABLE, f"island {drained.island} was drained")
+        for restoration in list(self._restorations.values()):
+            if drained.island in restoration.islands:
+                self._give_up(restoration, status, is_final=False)
 
     def island_ready(self, ready: IslandReady | IslandRestarted) -> None:
         """Let versions that wait for the island be restored, and its hosts remove what killed hosts have left."""
@@ -349,7 +359,8 @@ class ArrayFiles:
         return self._is_ready(location.island) and location in self._locations(vault, location.island)
 
     def _is_ready(self, island: int) -> bool:
-        return self._resources.islands[island].state is IslandState.READY
+        is_ready = self._resources.islands[island].state is IslandState.READY
+        return is_ready and island not in self._copies.leaving
 
     def _locations(self, vault: Session, island: int) -> list[DeviceLocation]:
         """Return the devices of an island that arrays can be restored to now."""

@@ -69,7 +69,9 @@ class PublishedArrays:
     ) -> None:
         self.names = NamedArrays()
         self.copies = ArrayCopies(state, self.names, vaults, launcher, internal)
-        self.files = ArrayFiles(state, self.names, vaults, launcher, spiller, self._perform, self._restored)
+        self.files = ArrayFiles(
+            state, self.names, self.copies, vaults, launcher, spiller, self._perform, self._restored
+        )
         self.more: dict[VersionKey, None] = {}  # pending versions with more arrays to take over
         self.reads = VersionReads(state, self.names, self.copies, vaults, launcher, internal)
         self.replies: deque[tuple[int, int, int]] = deque()  # to send: session, request and reader
