@@ -236,6 +236,7 @@ NOT_POOLS = [
     "host_services/python/program/python_runner.py: stream.submit",
     "worker/host_functions.py: self._asking.submit",
     "web/cluster_page.py: dialog.submit",
+    "web/sessions_page.py: dialog.submit",
     "worker/message_handler.py: self._recorder.submit",
 ]
 

@@ -63,6 +63,9 @@ class ScriptedSource:
     async def resume(self, session: int) -> str:
         raise NotImplementedError
 
+    async def remap(self, session: int, number: int, island: int, devices: tuple[int, ...]) -> str:
+        raise NotImplementedError
+
     async def end_session(self, session: int) -> str:
         raise NotImplementedError
 

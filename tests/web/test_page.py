@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -83,7 +84,6 @@ def status(user: User) -> Any:
 
 def holder(user: User, address: str) -> Any:
     code = HOLDS.replace("ADDRESS", repr(address))
-    import sys
     import textwrap
 
     process = user.start(sys.executable, "-c", textwrap.dedent(code))
@@ -250,6 +250,46 @@ def test_a_session_is_suspended_and_resumed(up: tuple[User, str], url: str):
             assert not status(user)["sessions"][0]["state"]
 
         visit(url, use)
+    finally:
+        process.kill()
+        process.communicate()
+    assert eventually(lambda: status(user)["sessions"] == [])
+
+
+def test_a_slice_is_moved_by_who_says_where(up: tuple[User, str], url: str):
+    user, address = up
+    process = user.start(
+        sys.executable,
+        "-c",
+        "import atoll, time\n"
+        "atoll.make_virtual_device_set().add_slice(devices=1)\n"
+        "print('holds', flush=True)\n"
+        "time.sleep(300)",
+        ATOLL_ADDRESS=address,
+        JAX_PLATFORMS="atoll",
+    )
+    try:
+        assert first_line(process) == "holds"
+        (before,) = status(user)["sessions"][0]["slices"]
+
+        async def use(page: Page, base: str) -> None:
+            await page.open(base + "/sessions")
+            await page.click("Move", "[data-table=Slices]")
+            await page.fill(".q-dialog input", "nowhere")
+            await page.click("Move the slice", ".q-dialog")
+            await page.until("document.querySelector('.q-dialog .problem').innerText.includes('invalid target')")
+            await page.fill(".q-dialog input", str(1 - before["island"]))
+            await page.click("Move the slice", ".q-dialog")
+            await page.until("[...document.querySelectorAll('.q-notification')].some(e => /slice/.test(e.innerText))")
+            await page.until(
+                f"[...document.querySelectorAll('[data-table=Slices] tbody td')].some(e => e.innerText === "
+                f"'{1 - before['island']}')"
+            )
+
+        visit(url, use)
+        (after,) = status(user)["sessions"][0]["slices"]
+        assert after["island"] == 1 - before["island"]
+        assert status(user)["events"][-1]["kind"] == "operation"
     finally:
         process.kill()
         process.communicate()

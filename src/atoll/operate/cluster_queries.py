@@ -301,6 +301,9 @@ class ClusterSource:
     async def resume(self, session: int) -> str:
         return await self._operate(m.ResumeRequest(session, (), RESUME_SECONDS))
 
+    async def remap(self, session: int, number: int, island: int, devices: tuple[int, ...]) -> str:
+        return await self._operate(m.RemapRequest(session, number, island, devices))
+
     async def end_session(self, session: int) -> str:
         return await self._operate(m.EndSessionRequest(session))
 

@@ -253,6 +253,37 @@ def session_rows(snapshot: Snapshot) -> list[SessionRow]:
 
 
 @dataclass(frozen=True)
+class SliceRow:
+    """A slice of a session."""
+
+    key: str
+    session: int
+    program: str
+    tenant: str
+    slice: int
+    shape: str
+    island: int
+    devices: str
+
+
+def slice_rows(snapshot: Snapshot) -> list[SliceRow]:
+    return [
+        SliceRow(
+            f"{session.id}/{each.id}",
+            session.id,
+            session.label,
+            session.tenant,
+            each.id,
+            "x".join(map(str, each.shape)),
+            each.island,
+            ", ".join(map(str, each.physical)),
+        )
+        for session in snapshot.sessions
+        for each in session.slices
+    ]
+
+
+@dataclass(frozen=True)
 class VersionRow:
     """A version of published arrays."""
 

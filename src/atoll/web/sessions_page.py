@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from nicegui import ui
+
+from atoll.cluster.migration_target import read_migration_target
 from atoll.telemetry import tables as t
-from atoll.web.dialogs import chosen, confirmed, operate
+from atoll.web.dialogs import chosen, confirmed, delete, operate
 from atoll.web.live_table import Act, Column, LiveTable
 from atoll.web.page_frame import PageFrame, filter_input
 
@@ -19,6 +22,7 @@ class SessionsPage:
     async def build(self) -> None:
         def show() -> None:
             sessions.show(t.matching(t.session_rows(self._frame.watch.snapshot), wanted.value or ""))
+            slices.show(t.matching(t.slice_rows(self._frame.watch.snapshot), wanted.value or ""), also_none=False)
             waits.show(t.matching(t.wait_rows(self._frame.watch.snapshot), wanted.value or ""))
 
         await self._frame.build("/sessions", show)
@@ -47,6 +51,20 @@ class SessionsPage:
                 Act("End", self._end_session),
             ],
         )
+        slices = LiveTable(
+            "Slices",
+            [
+                Column("session", "session", True),
+                Column("program", "program"),
+                Column("tenant", "tenant"),
+                Column("slice", "slice", True),
+                Column("shape", "shape"),
+                Column("island", "island", True),
+                Column("devices", "devices", is_text=True),
+            ],
+            "key",
+            [Act("Move", self._move)],
+        )
         waits = LiveTable(
             "Waiting gangs",
             [
@@ -74,6 +92,30 @@ class SessionsPage:
         session = int(row["id"])
         if await confirmed(f"Resume session {session} ({row['program']}) on its devices?", "Resume"):
             await operate(f"resuming session {session}", self._frame.source.resume(session))
+
+    async def _move(self, row: dict[str, Any]) -> None:
+        session, number = int(row["session"]), int(row["slice"])
+        with ui.dialog() as dialog, ui.card():
+            ui.label(
+                f"Move slice {number} of session {session} ({row['program']}), which is on island {row['island']}? Its "
+                "arrays are copied, its functions are recompiled, and the program pauses meanwhile."
+            )
+            to = ui.input("island, such as 1, or with its devices 1:4-7").props("data-target")
+            problem = ui.label().classes("problem")
+
+            def submit() -> None:
+                try:
+                    dialog.submit(read_migration_target(to.value or ""))
+                except ValueError as error:
+                    problem.set_text(str(error))
+
+            with ui.row():
+                ui.button("Cancel", on_click=lambda: dialog.submit(None)).props("flat no-caps")
+                ui.button("Move the slice", on_click=submit).props("no-caps color=negative")
+        target = await dialog
+        delete(dialog)
+        if target is not None:
+            await operate(f"moving slice {number}", self._frame.source.remap(session, number, *target))
 
     async def _end_session(self, row: dict[str, Any]) -> None:
         session = int(row["id"])

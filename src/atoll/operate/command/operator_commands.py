@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from atoll.cluster.topology import IslandShape
     from atoll.operate.operator_requests import Operation
 
-_MOST_DEVICES = 1 << 16  # per slice
-
-
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", help="File to write. Defaults to standard output.", metavar="FILE")
 ]
@@ -55,9 +52,13 @@ def remap(
 
     Addresses the same cluster as `atoll status`.
     """
+    from atoll.cluster.migration_target import read_migration_target
     from atoll.protocol.messages import RemapRequest
 
-    island, devices = _target(to)
+    try:
+        island, devices = read_migration_target(to)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
     request = RemapRequest(session, slice_number, island, devices)
     _operate(cluster, f"moving slice {slice_number} of session {session}", request)
 
@@ -161,26 +162,6 @@ def undrain(
     from atoll.protocol.messages import UndrainRequest
 
     _operate(cluster, f"starting island {island} again", UndrainRequest(island))
-
-
-def _target(text: str) -> tuple[int, tuple[int, ...]]:
-    """Parse an island and optionally its devices: 1, 1:4,5 or 1:4-7."""
-    island, _, rest = text.partition(":")
-    devices: list[int] = []
-    try:
-        for part in rest.split(",") if rest else []:
-            first, dash, last = part.partition("-")
-            numbers = range(int(first), int(last if dash else first) + 1)
-            if len(devices) + len(numbers) > _MOST_DEVICES:
-                raise ValueError
-            devices.extend(numbers)
-        if not island.isdecimal() or (":" in text and not devices):
-            raise ValueError
-    except ValueError:
-        raise typer.BadParameter(
-            f"invalid target {text!r}: expected an island and optionally its devices, such as 1, 1:4,5 or 1:4-7"
-        ) from None
-    return int(island), tuple(devices)
 
 
 @with_option_groups

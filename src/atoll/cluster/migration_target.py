@@ -1,0 +1,25 @@
+"""The devices to which a slice migrates, as people write them: an island, and optionally its devices."""
+
+from __future__ import annotations
+
+_MOST_DEVICES = 1 << 16  # per slice
+
+
+def read_migration_target(text: str) -> tuple[int, tuple[int, ...]]:
+    """Return the island and the devices of a text such as 1, 1:4,5 or 1:4-7. Raises ValueError."""
+    island, _, rest = text.strip().partition(":")
+    devices: list[int] = []
+    try:
+        for part in rest.split(",") if rest else []:
+            first, dash, last = part.partition("-")
+            numbers = range(int(first), int(last if dash else first) + 1)
+            if len(devices) + len(numbers) > _MOST_DEVICES:
+                raise ValueError
+            devices.extend(numbers)
+        if not island.isdecimal() or (":" in text and not devices):
+            raise ValueError
+        return int(island), tuple(devices)
+    except ValueError:
+        raise ValueError(
+            f"invalid target {text!r}: expected an island and optionally its devices, such as 1, 1:4,5 or 1:4-7"
+        ) from None
