@@ -30,6 +30,15 @@ UNREAD = {
     "devices/xla/executable.py: _held",  # keeps memory that the executable uses
     "programs/launch.py: _functions",  # keeps the session from dropping them
 }
+# Private attributes of other projects, with names that Atoll also has.
+NAMESAKES = {
+    "client/jax_patches/host_arguments.py: data._replace",
+    "client/jax_patches/other_clients.py: array._committed",
+    "devices/xla/xla_arrays.py: array._arrays",
+    "engines/ray/ray_connection.py: ray._private",
+    "programs/program_tracing.py: given._trace",
+    "programs/traced_program.py: leaf._committed",
+}
 # Findings of `tests.prose` per 100 sentences. The target is 0.5; a change lowers these, and never raises them.
 MOST_FINDINGS = {"src": 0.5, "docs": 0.5, "examples": 0.5}
 
@@ -133,6 +142,36 @@ def test_each_private_attribute_is_read() -> None:
         and node.attr not in readers[name]
     }
     assert unread == UNREAD
+
+
+def _defined_in(path: Path) -> set[str]:
+    """Return the names that a module defines: functions, classes, variables and attributes."""
+    found = {
+        each.target.id
+        for each in nodes_of(path)
+        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+    }
+    for node in nodes_of(path):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found.add(node.attr)
+    return found | _names_in(path)
+
+
+def test_a_private_attribute_is_used_in_its_module() -> None:
+    """Structs of dumps, which declare the attributes that a journal stores, also name those of other modules."""
+    defined = {path: _defined_in(path) for path in modules().values()}
+    everywhere = frozenset().union(*defined.values())
+    found = {
+        f"{path.relative_to(SOURCE)}: {ast.unparse(node)}"
+        for path, own in defined.items()
+        if not path.name.endswith("_dumps.py")
+        for node in nodes_of(path)
+        if isinstance(node, ast.Attribute)
+        and re.match(r"_[^_]", node.attr)
+        and ast.unparse(node.value) not in ("self", "cls", "super()")
+        and node.attr in everywhere - own
+    }
+    assert found == NAMESAKES
 
 
 def test_no_module_is_dead() -> None:
