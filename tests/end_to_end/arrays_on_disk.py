@@ -37,6 +37,16 @@ def read(version: int) -> set[float]:
     return {float(value) for leaf in jax.tree.leaves(tree) for value in np.asarray(leaf, np.float32).ravel()}
 
 
+def fill(megabytes: int) -> float:
+    """The sum of an array of ones of this size, which is on the first device meanwhile."""
+    return float(jnp.sum(jax.device_put(jnp.ones(megabytes << 18, jnp.float32), jax.devices()[0])))
+
+
+def read_large(newer_than: int) -> float:
+    (array,) = atoll.subscribe("large", newer_than=newer_than).tree
+    return float(array[-1])
+
+
 def error_of_read(version: int) -> str:
     with pytest.raises(StatusError) as error:
         read(version)

@@ -14,9 +14,9 @@ from atoll.operate.operator_requests import request_check, request_operation
 from atoll.protocol.messages import RemoveArraysRequest
 from atoll.wire.address import parse_address
 from tests.conftest import script_environment
-from tests.end_to_end.arrays_on_disk import error_of_read, publish, publish_large, read
+from tests.end_to_end.arrays_on_disk import error_of_read, fill, publish, publish_large, read, read_large
 from tests.end_to_end.remote_python import StartPython
-from tests.end_to_end.standing_cluster import StandingCluster
+from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
 
 SECONDS = 60.0
 
@@ -124,3 +124,23 @@ def test_a_cluster_that_is_killed_while_it_writes_leaves_nothing(
     if versions:
         request_operation(address, "", RemoveArraysRequest("large", -1))
     clusters.now.until(lambda report: clusters.has_no_files(), SECONDS)
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_a_version_makes_room_and_comes_back(start_cluster: StartCluster, start_python: StartPython) -> None:
+    cluster = start_cluster(islands="1x1x1", device_memory=100 << 20)
+    trainer = start_python(ATOLL_ADDRESS=cluster.address)
+    trainer.call(publish_large, 1, 32)
+
+    def until(files: str) -> None:
+        cluster.until(lambda report: [each["files"] for each in report["versions"]] == [files], SECONDS)
+
+    until("written")
+    trainer.close()
+    other = start_python(ATOLL_ADDRESS=cluster.address)
+    assert other.call(fill, 80) == 80 << 18
+    until("stored")
+    assert other.call(read_large, 0) == 0.0
+    until("written")
+    other.close()
