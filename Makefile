@@ -40,7 +40,7 @@ thorough: $(VENV)/.test  ## Run for long what the suite runs for short, or not a
 	ATOLL_TEST_FUZZED_MESSAGES=1000000 ATOLL_TEST_FUZZED_FRAMES=100000 \
 	  $(BIN)/python -m pytest --timeout 7200 -s tests/end_to_end/test_fuzzed_control.py tests/grpc/http2/test_long_fuzz.py $(ARGS)
 	ATOLL_TEST_ISLAND_COLLECTIVES=30000 $(BIN)/python -m pytest --timeout 3600 -s tests/end_to_end/test_order_over_islands.py $(ARGS)
-	ATOLL_TEST_READ_SECONDS=600 $(BIN)/python -m pytest --timeout 3600 -s tests/end_to_end/test_reads_under_faults.py $(ARGS)
+	ATOLL_TEST_THOROUGHNESS=20 ATOLL_TEST_READ_SECONDS=600 $(BIN)/python -m pytest --timeout 3600 -s tests/end_to_end/test_reads_under_faults.py $(ARGS)
 	ATOLL_TEST_MOVE_MIB=8192 $(BIN)/python -m pytest --timeout 3600 -s -rs tests/end_to_end/test_large_moves.py $(ARGS)
 
 restarts: $(VENV)/.test  ## Kill the controller a hundred times, have standbys take over, and inject faults into a training, which takes long
