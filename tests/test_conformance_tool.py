@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from scripts.conformance import attempt, comparison, environments, markdown, projects, reasons, suites
+from scripts.conformance.__main__ import tell
 from scripts.conformance.baseline import BaselineCache
 from scripts.conformance.comparison import Difference, Report
 from scripts.conformance.environments import Environment
@@ -313,6 +314,15 @@ def test_files_of_which_nothing_passes_on_stock_have_no_score_but_are_told_of() 
     text = markdown.render(Report("1", "1", "0", "1x1x8", "atoll,cpu", {"f": skipped, "g": broken}))
     assert "| `f`" not in text
     assert "- `f`: 1 skipped\n- `g`: no module x\n" in text
+
+
+def test_a_file_of_which_stock_runs_no_test_is_a_failure() -> None:
+    files = {
+        "f": comparison.compare(results_of(a=Outcome.SKIPPED), results_of(a=Outcome.SKIPPED)),
+        "g": comparison.compare(FileResults({}, 1.0, 1, ["no module x"]), FileResults({}, 1.0, 1)),
+    }
+    assert tell(Report("1", "1", "0", "1x1x8", "atoll,cpu", {"f": files["f"]})) == 0
+    assert tell(Report("1", "1", "0", "1x1x8", "atoll,cpu", files)) == 1
 
 
 def test_a_score_is_never_rounded_up_to_all() -> None:

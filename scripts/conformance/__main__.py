@@ -78,8 +78,13 @@ def run_atoll(
 
 
 def tell(report: Report) -> int:
-    """Prints what went wrong and has no reason; returns the number of unexplained differences."""
+    """Print what went wrong. Return the number of differences without a reason, and of files that stock did not run."""
+    not_run = 0
     for name, file in report.files.items():
+        if not sum(file.stock.counts.values()):
+            not_run += 1
+            why = file.stock.troubles[0] if file.stock.troubles else "no test was collected"
+            console.print(f"[red]NOT RUN[/red] {name} on stock JAX: {escape(why)}", highlight=False)
         for trouble in file.atoll.troubles:
             console.print(f"[yellow]{name}[/yellow]: {escape(trouble)}", highlight=False)
     unexplained = report.unexplained()
@@ -89,7 +94,7 @@ def tell(report: Report) -> int:
             console.print(f"  {escape(test)}", highlight=False)
         if len(tests) > SHOWN:
             console.print(f"  and {len(tests) - SHOWN} more, in the report", highlight=False)
-    return len(unexplained)
+    return len(unexplained) + not_run
 
 
 def option(help_text: str, *names: str, **limits: Any) -> Any:
@@ -133,7 +138,8 @@ def conformance(
 ) -> None:
     """Run the tests of JAX and of its libraries on stock JAX and on Atoll, and compare them test by test.
 
-    Exits with 1 if a test passes on stock and not on Atoll and the table of reasons does not say why.
+    Exits with 1 if a test passes on stock and not on Atoll and the table of reasons does not say why, or if stock JAX
+    runs no test of a file.
     """
     cache = cache.expanduser()
     report_path = json or cache / "report.json"
