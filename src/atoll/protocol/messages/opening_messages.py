@@ -11,7 +11,7 @@ from atoll.errors import Status
 
 # Version of the protocol. Increase it if the meaning of a message changes; processes with different versions refuse to
 # work together.
-PROTOCOL = 28
+PROTOCOL = 29
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
