@@ -19,7 +19,7 @@ BEGIN, END = "<!-- faults: begin (written by benchmarks.publishing_faults) -->",
 
 
 class SubscriberResult(msgspec.Struct):
-    """What a script has seen that reads each new version.
+    """The observations of a script that reads each new version.
 
     Attributes:
       versions: the number of the versions that it has read.

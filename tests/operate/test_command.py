@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
 from atoll import __version__
 from atoll.operate import cluster_queries, standalone_proxy, standing
 from atoll.operate import command as cli
-from atoll.operate.command import operator_commands, scripts
+from atoll.operate.command import scripts
 from atoll.operate.log_replay import replay
 from atoll.protocol.actions import Send
 from atoll.protocol.messages import Run
@@ -485,18 +484,6 @@ def test_a_wrong_command_line_is_one_line_and_status_2(user: User, arguments: tu
 def test_remap_says_what_it_cannot_do(owner: tuple[User, str]) -> None:
     user, _ = owner
     assert "session 99 does not exist" in user.atoll("remap", "99", "1", "--to", "1").error
-
-
-@pytest.mark.parametrize("target", ["", "x", "-1", "1:", "1:a", "1:3-", "1:0-99999999", ":3"])
-def test_a_remap_to_anything_but_devices_is_a_wrong_command_line(target: str) -> None:
-    with pytest.raises(typer.BadParameter, match=r"invalid target .*: expected an island"):
-        operator_commands._target(target)
-
-
-def test_a_remap_goes_to_an_island_and_perhaps_devices_of_it() -> None:
-    assert operator_commands._target("1") == (1, ())
-    assert operator_commands._target("1:4,6") == (1, (4, 6))
-    assert operator_commands._target("0:2-4,0") == (0, (2, 3, 4, 0))
 
 
 def test_a_mesh_that_is_not_that_of_the_islands_is_refused(user: User) -> None:
