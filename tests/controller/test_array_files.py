@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from atoll.errors import OK, Code, Details, Kind, Status, failure
-from atoll.named_arrays.named_arrays import RETRY_SECONDS, Version
+from atoll.named_arrays.named_arrays import MOST_WAIT_SECONDS, RETRY_SECONDS, Version
 from atoll.named_arrays.version_files import FileState, VersionFiles
 from atoll.named_arrays.version_states import VersionState
 from atoll.protocol import actions as a
@@ -137,6 +137,41 @@ def test_a_read_of_an_open_version_waits_until_it_is_restored() -> None:
     play.worker(1, m.Done(((run.sequence, 0, 1),)))
     (run,) = play.of_type(m.Run)
     assert run.session == reader
+
+
+def test_a_read_whose_reader_is_closed_has_a_lost_version_restored() -> None:
+    play = Spilling("3x1x2")
+    play.on_disk()
+    reader = play.reader()
+    opened = play.opened(reader)
+    play.proxy(reader, m.ReadVersion(opened.reader, 0, (on(3),), (7,)))
+    play.proxy(reader, m.CloseVersion(opened.reader))
+    play.sent()
+    gangs = [each for each in play.controller.launcher.in_flight.values() if each.island == 1]
+    play.lose(0, "it burnt")
+    for gang in gangs:
+        play.worker(1, m.Failed(gang.sequence, Status(Code.DATA_LOSS, "the sender is gone")))
+    assert len(play.of_type(m.SendSpilled)) == 1
+
+
+def test_a_read_does_not_wait_for_an_island_for_ever() -> None:
+    play = Spilling("1x1x2")
+    play.on_disk()
+    reader = play.reader()
+    opened = play.opened(reader)
+    play.lose(0, "it burnt")
+    play.proxy(reader, m.ReadVersion(opened.reader, 0, (on(1),), (7,)))
+    play.proxy(reader, m.ReadVersion(opened.reader, 0, (on(1),), (8,)))
+    play.tick(play.now + MOST_WAIT_SECONDS / 2)
+    play.flush()
+    entries = play.controller.sessions[reader].directory.entries
+    assert [entries[handle].error for handle in (7, 8)] == [None, None]
+    play.tick(play.now + MOST_WAIT_SECONDS + 10)
+    play.flush()
+    errors = [entries[handle].error for handle in (7, 8)]
+    assert all(error is not None and error.code == Code.UNAVAILABLE for error in errors), errors
+    assert "is in files, and waits to be restored: no island with 1 cpu devices is ready" in str(errors[0])
+    assert play.controller.sessions[reader].reading == 0
 
 
 def test_a_version_waits_for_an_island() -> None:

@@ -73,7 +73,7 @@ class PublishedArrays:
             state, self.names, self.copies, vaults, launcher, spiller, self._perform, self._restored
         )
         self.more: dict[VersionKey, None] = {}  # pending versions with more arrays to take over
-        self.reads = VersionReads(state, self.names, self.copies, vaults, launcher, internal)
+        self.reads = VersionReads(state, self.names, self.copies, vaults, launcher, internal, self.files.restore)
         self.replies: deque[tuple[int, int, int]] = deque()  # to send: session, request and reader
         self._open = state.sessions
         self._outbox = state.outbox

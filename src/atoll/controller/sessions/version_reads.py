@@ -13,7 +13,7 @@ arrays are whole, or errors.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -32,8 +32,17 @@ from atoll.ir.validation import DefinitionCheck
 from atoll.launch.launcher import Launcher
 from atoll.migration.controller import InternalPrograms
 from atoll.named_arrays.copy_rules import Islands
-from atoll.named_arrays.named_arrays import GUEST_SECONDS, NamedArrays, PublishedArray, Version, VersionKey
+from atoll.named_arrays.named_arrays import (
+    GUEST_SECONDS,
+    MOST_WAIT_SECONDS,
+    NamedArrays,
+    PublishedArray,
+    Version,
+    VersionKey,
+    restoring_text,
+)
 from atoll.named_arrays.transfer_trees import TransferTree
+from atoll.named_arrays.version_files import FileState
 from atoll.protocol import messages as m
 from atoll.state.buffer_directory import Entry
 from atoll.state.buffer_states import BufferState
@@ -124,6 +133,7 @@ class VersionReads:
         vaults: Vaults,
         launcher: Launcher,
         internal: InternalPrograms,
+        restore: Callable[[Version], None],
     ) -> None:
         self.due: dict[tuple[VersionKey, Part], None] = {}  # trees in which a read may start
         self.launched: deque[tuple[int, Status | None]] = deque()  # reads whose launch has ended, with its error
@@ -141,6 +151,7 @@ class VersionReads:
         self._vaults = vaults
         self._launcher = launcher
         self._internal = internal
+        self._restore = restore
 
     # ---- events
 
@@ -278,14 +289,27 @@ class VersionReads:
             tree.drop(number)
             del self._received[number]
         else:
-            if not tree.running and not originals and not self._names.may_be_restored(read.version):
-                tree.forget(self._outbox.seconds, read.number)
-                self._fail(session, read, self._loss(read))
+            if not tree.running and not originals:
+                self._await_restoration(session, tree, read)
             return 1
         self._launch(session, read, found, tree, number)
         if tree.waiting:
             self.due[key, part] = None
         return max(_LEAST_ARRAYS, len(read.results))
+
+    def _await_restoration(self, session: Session, tree: TransferTree, read: VersionRead) -> None:
+        """Have a version restored that is in files only, or fail a read that gets no source."""
+        version, files, now = read.version, read.version.files, self._outbox.seconds
+        if files is None or not self._names.may_be_restored(version):
+            status = self._loss(read)
+        elif files.state is FileState.STORED and files.problem and now - tree.changed > MOST_WAIT_SECONDS:
+            status = Status(Code.UNAVAILABLE, f"{version.title} is in files, and {restoring_text(files)}")
+        else:
+            if files.state is FileState.STORED:  # the reader may be closed, so nothing else asks for it
+                self._restore(version)
+            return
+        tree.forget(tree.changed, read.number)  # the time stays, so that others of the tree do not wait as long again
+        self._fail(session, read, status)
 
     def _loss(self, read: VersionRead) -> Status:
         version = read.version
