@@ -174,6 +174,21 @@ def test_a_read_does_not_wait_for_an_island_for_ever() -> None:
     assert play.controller.sessions[reader].reading == 0
 
 
+def test_a_read_waits_for_an_island_that_has_been_missing_for_long() -> None:
+    play = Spilling("1x1x2")
+    play.on_disk()
+    play.now += 2 * MOST_WAIT_SECONDS
+    reader = play.reader()
+    opened = play.opened(reader)
+    play.lose(0, "it burnt")
+    play.tick(play.now + 1)
+    play.flush()
+    assert play.files.problem
+    play.proxy(reader, m.ReadVersion(opened.reader, 0, (on(1),), (7,)))
+    play.flush()
+    assert play.controller.sessions[reader].directory.entries[7].error is None
+
+
 def test_a_version_waits_for_an_island() -> None:
     play = Spilling("1x1x2")
     play.on_disk()

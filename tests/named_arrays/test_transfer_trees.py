@@ -14,7 +14,7 @@ class Readers:
         self.tree = TransferTree()
         self.originals = VAULT if originals is None else originals
         for read in reads:
-            self.tree.add(read, frozenset({read}), self.originals)
+            self.tree.add(0.0, read, frozenset({read}), self.originals)
 
     def start(self, is_late: bool = False) -> dict[int, int]:
         """Start the reads that have a source; the sources."""
@@ -59,7 +59,7 @@ def test_the_source_that_has_fed_the_fewest_readers_is_chosen() -> None:
     readers.start()
     readers.complete(1)
     for read, source in ((2, 1), (3, 2), (4, 3)):
-        readers.tree.add(read, frozenset({read}), VAULT)
+        readers.tree.add(0.0, read, frozenset({read}), VAULT)
         assert readers.start() == {read: source}
         readers.complete(read)
 
@@ -83,7 +83,7 @@ def test_a_copy_on_the_islands_of_the_reader_is_used_at_once_and_has_room_for_al
     readers = Readers(1, 2, 3, 4)
     readers.start()
     for read in (5, 6, 7):
-        readers.tree.add(read, frozenset({0}), VAULT)
+        readers.tree.add(0.0, read, frozenset({0}), VAULT)
         assert next(iter(readers.tree.waiting)) == read
         assert readers.tree.choose(frozenset({0}), VAULT, is_late=False) == -1
         readers.tree.start(0.0, read, -1, is_near=True)

@@ -34,7 +34,7 @@ class TransferTree:
       running: the reads that receive, with their sources.
       copies: the islands of the copies that completed reads have received.
       fed: the number of readers on other islands that each source feeds or has fed.
-      changed: the time at which a read was started or ended.
+      changed: the time at which a read was started or ended, or was added when no other one was there.
     """
 
     waiting: dict[int, None] = field(default_factory=dict)
@@ -48,8 +48,10 @@ class TransferTree:
         """Return whether no read waits or receives."""
         return not (self.waiting or self.running)
 
-    def add(self, read: int, islands: Islands, originals: Sequence[Islands]) -> None:
+    def add(self, now: float, read: int, islands: Islands, originals: Sequence[Islands]) -> None:
         """Add a read. It waits behind the others unless it has a source on its own islands."""
+        if self.is_idle:
+            self.changed = now
         is_near = any(its <= islands for its in (*originals, *self.copies.values()))
         self.waiting = {read: None} | self.waiting if is_near else self.waiting | {read: None}
 

@@ -188,7 +188,8 @@ class VersionReads:
         )
         session.reading += 1
         tree = self._trees.setdefault(version.key, {}).setdefault(part, TransferTree())
-        tree.add(number, frozenset(read.near), self._originals(read) if tree.waiting else ())
+        originals = self._originals(read) if tree.waiting else ()
+        tree.add(self._outbox.seconds, number, frozenset(read.near), originals)
         self.due[version.key, part] = None
 
     def _checked(self, session: Session, message: m.ReadVersion) -> tuple[Version, tuple[ArraySpec, ...]]:
