@@ -48,6 +48,21 @@ def test_control_characters_of_hostile_names_are_escaped(tmp_path: Path) -> None
     assert all(each.isprintable() or each == "\n" for row in rows for each in row.text)
 
 
+def test_control_characters_of_a_forged_record_are_escaped(tmp_path: Path) -> None:
+    forged = {"time": "2026-11-26T20:05:55Z", "level": "\x1b[31m", "process": "\x1b[32m", "\x07": "\x1b"}
+    (row,) = tail(tmp_path, json.dumps(forged) + "\n").rows()
+    assert all(text.isprintable() for text in (row.process, row.level, row.text))
+
+
+def test_a_log_that_could_not_be_read_is_read_again(tmp_path: Path) -> None:
+    found = tail(tmp_path, line("one"))
+    (tmp_path / "log").unlink()
+    (tmp_path / "log").mkdir()
+    for _ in range(2):
+        with pytest.raises(ClusterError, match="cannot read the log"):
+            found.rows()
+
+
 def test_only_the_end_of_a_long_log_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_tail, "MOST_BYTES", 1000)
     rows = tail(tmp_path, "".join(line(f"number {number}") for number in range(1000))).rows()

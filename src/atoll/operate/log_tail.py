@@ -6,9 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from atoll.cluster.printable import printable_text
+from atoll.cluster.printable import printable_name, printable_text
 from atoll.cluster.processes.process_logging import LogLine, parse_line
 from atoll.errors import ClusterError
 from atoll.telemetry.log_rows import LogRow
@@ -32,8 +30,8 @@ class LogTail:
         try:
             found = self._file.stat()
             if self._read_at != (found.st_size, found.st_mtime_ns):
-                self._read_at = found.st_size, found.st_mtime_ns
                 self._rows = _rows_of(self._file, found.st_size)
+                self._read_at = found.st_size, found.st_mtime_ns
         except OSError as error:
             raise ClusterError(f"cannot read the log {self._file}: {error.strerror}") from None
         return self._rows
@@ -51,7 +49,7 @@ def _rows_of(file: Path, size: int) -> list[LogRow]:
         found = parse_line(line) if number or position == 0 else None  # the first line may be a part of one
         if found is not None:
             rows.append(_row(position, line, found))
-        elif rows:
+        elif rows and len(rows[-1].text) < MOST_TEXT:
             text = f"{rows[-1].text}\n{printable_text(line)}"[:MOST_TEXT]
             rows[-1] = LogRow(rows[-1].number, rows[-1].time, rows[-1].process, rows[-1].level, text)
         position += len(raw)
@@ -60,13 +58,13 @@ def _rows_of(file: Path, size: int) -> list[LogRow]:
 
 def _row(number: int, line: str, found: LogLine) -> LogRow:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.seconds))
-    text = _json_text(line) if line.startswith("{") else line.partition("] ")[2].partition(" ")[2]
-    return LogRow(number, when, found.process, found.level, printable_text(text)[:MOST_TEXT])
+    text = _json_text(found.fields) if found.fields else line.partition("] ")[2].partition(" ")[2]
+    process, level = printable_name(found.process), printable_name(found.level)
+    return LogRow(number, when, process, level, printable_text(text)[:MOST_TEXT])
 
 
-def _json_text(line: str) -> str:
+def _json_text(fields: dict[str, Any]) -> str:
     """Return the logger, the message and the further fields of a record in JSON, as a line of text has them."""
-    fields: dict[str, Any] = msgspec.json.decode(line)
     others = ", ".join(f"{name} {value}" for name, value in fields.items() if name not in _SHOWN_ELSEWHERE)
     text = f"{fields.get('logger', '')}: {fields.get('message', '')}"
     return f"{text} ({others})" if others else text

@@ -61,16 +61,23 @@ def test_lines_of_both_forms_are_read_back():
         assert parse_line(other) is None
 
 
+JSON = '{"time": "%s", "process": "worker", "level": "info"%s}'
+
+
 @pytest.mark.parametrize(
     "line",
     [
-        '{"time": "2026-01-01T00:00:00.xZ", "process": "worker"}',
-        '{"time": "2026-01-01T00:00:00.' + "9" * 400 + 'Z", "process": "worker"}',
+        JSON % ("2026-01-01T00:00:00.xZ", ""),
+        JSON % ("2026-01-01T00:00:00." + "9" * 300 + "Z", ""),
+        JSON % ("2026-01-01T00:00:00.-" + "9" * 30 + "Z", ""),
+        JSON % ("2026-01-01T00:00:00Z", ', "x": 1e999'),
+        JSON % ("2026-01-01T00:00:00Z", ', "x": ' + "[" * 9999 + "]" * 9999),
+        '{"x":' + "[" * 9999,
         "2026-99-99 00:00:00,000 atoll worker[1] INFO printed by a user",
         "0000-01-01 00:00:00,000 atoll worker[1] INFO printed by a user",
     ],
 )
-def test_a_line_with_an_impossible_time_is_not_a_record(line: str):
+def test_a_line_that_a_user_has_forged_badly_is_not_a_record(line: str):
     assert parse_line(line) is None
 
 

@@ -24,6 +24,7 @@ _TEXT_LINE = re.compile(
     r"(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(?P<millis>\d{3}) "
     r"atoll (?P<process>[^\[]+)\[\d+\] (?P<level>[A-Z]+) "
 )
+_JSON_TIME = re.compile(r"(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.(?P<millis>\d{3}))?Z", re.ASCII)
 
 
 def start_logging(process: str) -> None:
@@ -112,11 +113,15 @@ class Repetitions(logging.Filter):
 
 
 class LogLine(msgspec.Struct, frozen=True):
-    """The properties of a line of a log: the time in seconds since 1970, the kind of process, and the level."""
+    """The properties of a line of a log: the time in seconds since 1970, the kind of process, and the level.
+
+    `fields` are all fields of a line in JSON, and empty for a line of text.
+    """
 
     seconds: float
     process: str
     level: str  # in lower case
+    fields: dict[str, Any] = {}
 
 
 class _JsonLine(msgspec.Struct):
@@ -126,15 +131,21 @@ class _JsonLine(msgspec.Struct):
 
 
 def parse_line(line: str) -> LogLine | None:
-    """Return what a line says about itself. Return None for a line that continues the one before, or is not Atoll's."""
+    """Return what a line says about itself. Return None for a line that continues the one before, or is not Atoll's.
+
+    Programs of users can print anything to the log.
+    """
     if line.startswith("{"):
         try:
-            found = msgspec.json.decode(line, type=_JsonLine)
-            whole, _, millis = found.time.rstrip("Z").partition(".")
-            seconds = calendar.timegm(time.strptime(whole, "%Y-%m-%dT%H:%M:%S")) + int(millis or 0) / 1000
-        except (msgspec.MsgspecError, ValueError, OverflowError):
+            fields = msgspec.json.decode(line, type=dict[str, Any])
+            found = msgspec.convert(fields, _JsonLine)
+            stamp = _JSON_TIME.fullmatch(found.time)
+            if stamp is None:
+                return None
+            whole = calendar.timegm(time.strptime(stamp["time"], "%Y-%m-%dT%H:%M:%S"))
+        except (msgspec.MsgspecError, ValueError, RecursionError):
             return None
-        return LogLine(seconds, found.process, found.level)
+        return LogLine(whole + int(stamp["millis"] or 0) / 1000, found.process, found.level, fields)
     match = _TEXT_LINE.match(line)
     if match is None:
         return None
