@@ -39,6 +39,7 @@ from atoll.controller.sessions.session_persistence import SessionPersistence
 from atoll.controller.sessions.sessions import Sessions
 from atoll.controller.sessions.vaults import Vaults
 from atoll.controller.sessions.version_reads import Part, ReadProgram, VersionRead, VersionReads
+from atoll.controller.sessions.version_relief import Search, VersionRelief
 from atoll.controller.state import ClusterState
 from atoll.controller.watchdog import Watchdog
 from atoll.errors import JournalError, Status
@@ -314,6 +315,11 @@ class ArrayFilesDump(Dump):
 
 callback("array files: written", ArrayFiles, ArrayFiles._written, Ref[ArrayWrite])
 callback("array files: restored", ArrayFiles, ArrayFiles._restored, Ref[Restoration])
+
+
+@dump_of(VersionRelief, "version relief")
+class VersionReliefDump(Dump):
+    _searches: dict[HostDevice, Search] = {}
 
 
 @dump_of(PublishedArrays, "published arrays", version=3)

@@ -484,6 +484,7 @@ class Controller:
             "array copies": self.published.copies,
             "version reads": self.published.reads,
             "array files": self.published.files,
+            "version relief": self.published.relief,
             "named arrays": self.published.names,
         }
 
@@ -582,8 +583,11 @@ class Controller:
         self._spiller.restore(session, handles)
 
     def _reclaim(self, node: QueuedNode[GangRun], device: HostDevice, nbytes: int, is_last: bool) -> bool:
-        self.published.give_up(node.tenant, device, nbytes - self.memory.free(device))
-        return nbytes <= self.memory.free(device) or self._pressure.reclaim(node, device, nbytes, is_last)
+        missing = nbytes - self.memory.free(device)
+        is_searching = self.published.relief.free(node.tenant, device, missing, is_last)
+        if nbytes <= self.memory.free(device) or (is_last and is_searching):
+            return True
+        return self._pressure.reclaim(node, device, nbytes, is_last)
 
     def _drop_spilled(self, session: Session, spilled: SpilledArray) -> None:
         self._spiller.drop(session, spilled)

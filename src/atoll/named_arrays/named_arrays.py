@@ -21,6 +21,7 @@ from atoll.errors import Code, Status, StatusError, not_found
 from atoll.ir.types import ArraySpec
 from atoll.named_arrays.version_files import FileState, VersionFiles
 from atoll.named_arrays.version_states import TRANSITIONS, VersionState
+from atoll.named_arrays.written_versions import Rank, WrittenVersions
 from atoll.protocol.number_ranges import PUBLISHED_DEVICES
 
 MOST_NAMES = 1024  # per tenant
@@ -49,19 +50,32 @@ VersionKey = tuple[str, str, int]  # the tenant, the name, and the number of a v
 
 
 class VersionIndex:
-    """The versions that have arrays or copies on each device, by the number of the device in vaults."""
+    """The versions that have arrays or copies on each device, by the number of the device in vaults.
+
+    `written` has those of them that are also in files.
+    """
 
     def __init__(self) -> None:
         self._on: dict[int, dict[VersionKey, Version]] = {}
+        self.written = WrittenVersions()
 
     def add(self, version: Version, device: int) -> None:
         self._on.setdefault(device, {})[version.key] = version
+        if version.is_written:
+            self.written.add(device, version.tenant, version.rank)
 
     def remove(self, version: Version, device: int) -> None:
         """Remove a version from a device. It may not be there."""
         versions = self._on.get(device, {})
         if versions.pop(version.key, None) is not None and not versions:
             del self._on[device]
+        if version.files is not None:
+            self.written.remove(device, version.tenant, version.rank)
+
+    def files_written(self, version: Version) -> None:
+        """Handle that a version on devices is in files now."""
+        for device in version.devices:
+            self.written.add(device, version.tenant, version.rank)
 
     @property
     def content(self) -> set[tuple[int, VersionKey]]:
@@ -136,6 +150,16 @@ class Version(StateMachine[VersionState]):
     def is_on_devices(self) -> bool:
         """Return whether the arrays are on devices. Otherwise they are in files only."""
         return self.files is None or self.files.are_on_devices
+
+    @property
+    def is_written(self) -> bool:
+        """Return whether the arrays are on devices and in files."""
+        return self.files is not None and self.files.state is FileState.WRITTEN
+
+    @property
+    def rank(self) -> Rank:
+        """Return the place of the version among those of its tenant in `WrittenVersions`."""
+        return self.seconds, self.name, self.number
 
     def count(self, spec: ArraySpec, by: int) -> None:
         """Add an array or a copy of this type to `devices`, or remove it. `by` is 1 or -1."""
@@ -383,6 +407,7 @@ class NamedArrays:
     def written(self, version: Version) -> None:
         """Handle that all arrays of the version are in files."""
         _files(version).enter(FileState.WRITTEN)
+        self.index.files_written(version)
 
     def store(self, version: Version) -> list[Action]:
         """Handle that the arrays of the version are not on devices any more. Readers need them there."""
@@ -398,6 +423,7 @@ class NamedArrays:
         files = _files(version)
         files.enter(FileState.WRITTEN)
         files.problem, files.failure = "", None
+        self.index.files_written(version)
         return self._answer_waits(self._name_of(version))
 
     def not_restored(self, now: float, version: Version, status: Status | None) -> list[Action]:
@@ -667,6 +693,10 @@ class NamedArrays:
         assert self._closing <= self._reading.keys() <= set(readers)
         assert sum(self._waits_of.values()) == len(self.waits)
         assert self.index.content == {(device, each.key) for each in self.versions() for device in each.devices}
+        written = {
+            (device, each.tenant, each.rank) for each in self.versions() if each.is_written for device in each.devices
+        }
+        assert self.index.written.content == written
         for counts, size in ((self._arrays_of, _arrays), (self._described_of, _size)):
             found: dict[str, int] = {}
             for version in self.versions():

@@ -20,7 +20,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from atoll.cluster.lifecycle import IslandDrained, IslandFailed, IslandReady, IslandRestarted, IslandState
-from atoll.cluster.locations import DeviceLocation, HostDevice
+from atoll.cluster.locations import DeviceLocation
 from atoll.controller.sessions.array_copies import ArrayCopies
 from atoll.controller.sessions.vaults import Vaults, spec_of
 from atoll.controller.state import ClusterState
@@ -294,19 +294,6 @@ class ArrayFiles:
             self._directories[write.key].remove(write.number)
             self._lacks(version, version.files, status)
         self._admit()
-
-    def idle(self, priority: int, device: HostDevice) -> list[Version]:
-        """Return the versions without readers that are in files and have memory of the device.
-
-        Versions of a higher priority are left out. The first one is to leave the device first.
-        """
-        found = []
-        for key in self._stored:
-            version, settings = self._find(key), self._tenants.by_name[key[0]].settings
-            is_idle = version.files is not None and version.files.state is FileState.WRITTEN and not version.readers
-            if is_idle and settings.priority <= priority and self._vaults.freed(version, device):
-                found.append((settings.priority, version.seconds, version))
-        return [version for _, _, version in sorted(found, key=lambda each: each[:2])]
 
     # ---- restoring
 

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 
 from atoll.cluster.array_names import SEPARATOR, check_array_name, matches, split_name
 from atoll.cluster.lifecycle import IslandDrained, IslandFailed
-from atoll.cluster.locations import HostDevice
 from atoll.cluster.tenant_settings import may_read
 from atoll.controller.sessions.array_copies import ArrayCopies
 from atoll.controller.sessions.array_files import ArrayFiles
 from atoll.controller.sessions.vaults import Vaults
 from atoll.controller.sessions.version_reads import VersionReads
+from atoll.controller.sessions.version_relief import VersionRelief
 from atoll.controller.state import ClusterState
 from atoll.errors import OK, Code, Details, Kind, StatusError, failure, invalid, not_found
 from atoll.ir.types import Opaque
@@ -74,6 +74,7 @@ class PublishedArrays:
         )
         self.more: dict[VersionKey, None] = {}  # pending versions with more arrays to take over
         self.reads = VersionReads(state, self.names, self.copies, vaults, launcher, internal, self.files.restore)
+        self.relief = VersionRelief(state, self.names, vaults, self.reads, self._store)
         self.replies: deque[tuple[int, int, int]] = deque()  # to send: session, request and reader
         self._open = state.sessions
         self._outbox = state.outbox
@@ -261,6 +262,7 @@ class PublishedArrays:
         self.copies.tick(now)
         self.reads.tick(now)
         self.files.tick(now)
+        self.relief.tick(now)
 
     def session_closed(self, session: Session) -> None:
         """End the session's readers and pending versions, or forget everything in a vault."""
@@ -306,20 +308,6 @@ class PublishedArrays:
         self.reads.restored(version)
         if version.is_on_devices and version.replicas > 1:
             self.copies.examine(version)
-
-    def give_up(self, tenant: Tenant, device: HostDevice, missing: int) -> None:
-        """Free memory of the device for the tenant, from versions that are in files and that nobody reads.
-
-        Versions of lower priorities go first, then those that were complete first. Versions of higher priorities stay.
-        """
-        if missing <= 0:
-            return
-        for version in self.files.idle(tenant.settings.priority, device):
-            if missing <= 0:
-                break
-            missing -= self._vaults.freed(version, device)
-            self._store(version)
-        self._outbox.flush_frees()
 
     # ---- actions
 

@@ -214,6 +214,10 @@ class VersionReads:
             f"{GUEST_SECONDS:.0f} s after another tenant had replaced its version"
         )
 
+    def are_waiting(self, key: VersionKey) -> bool:
+        """Return whether reads of the version wait for a source."""
+        return any(tree.waiting for tree in self._trees.get(key, {}).values())
+
     def proceed(self) -> None:
         """Complete reads whose launches have ended, and launch others that have a source."""
         left = _MOST_ARRAYS

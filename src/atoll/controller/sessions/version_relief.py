@@ -1,0 +1,139 @@
+"""Memory of published arrays for launches that wait for it: versions that are also in files leave their devices.
+
+A search examines the versions on a device that nobody reads, until enough memory is free. It examines some versions in
+one flush, and continues in a later one. Versions that cannot leave the device, for example because the arrays of a
+script share their memory, are examined at most once per `_SEARCH_SECONDS`. So launches that wait cost the controller
+little, regardless of the number of versions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+
+import msgspec
+
+from atoll.cluster.locations import HostDevice
+from atoll.controller.sessions.vaults import Vaults
+from atoll.controller.sessions.version_reads import VersionReads
+from atoll.controller.state import ClusterState
+from atoll.named_arrays.named_arrays import NamedArrays, Version
+from atoll.named_arrays.written_versions import Position
+from atoll.protocol.number_ranges import PUBLISHED_DEVICES
+from atoll.state.tenants import Tenant
+
+# Time between searches that free nothing on a device, unless a launch of a higher priority waits.
+_SEARCH_SECONDS = 1.0
+# Cost of the versions that one call examines, in the cost of an array that is examined (about 0.2 us).
+_MOST_EXAMINED = 4096
+_COST_OF_VERSION = 8
+_COST_OF_FREEING = 16  # per array
+
+
+class Search(msgspec.Struct, frozen=True):
+    """A search for memory of a device.
+
+    Attributes:
+      began: time of the first call.
+      seconds: time of the last call.
+      priority: that of the tenant that needed the memory.
+      after: the last version that was examined, or None if all were examined.
+      has_freed: whether the last call freed memory.
+    """
+
+    began: float
+    seconds: float
+    priority: int
+    after: Position | None
+    has_freed: bool
+
+
+class VersionRelief:
+    """Frees memory of versions that are in files. `store` frees the arrays of one."""
+
+    def __init__(
+        self,
+        state: ClusterState,
+        names: NamedArrays,
+        vaults: Vaults,
+        reads: VersionReads,
+        store: Callable[[Version], None],
+    ) -> None:
+        self._searches: dict[HostDevice, Search] = {}
+        self._outbox = state.outbox
+        self._tenants = state.tenants
+        self._resources = state.resources
+        self._names = names
+        self._vaults = vaults
+        self._reads = reads
+        self._store = store
+
+    def tick(self, now: float) -> None:
+        for device in [each for each, last in self._searches.items() if now - last.seconds > 10 * _SEARCH_SECONDS]:
+            del self._searches[device]
+
+    def free(self, tenant: Tenant, device: HostDevice, missing: int, is_last: bool) -> bool:
+        """Free `missing` bytes of the device for a launch of the tenant that waits for them.
+
+        Versions of lower priorities leave the device first, then those that were complete first. Versions of higher
+        priorities stay.
+
+        Args:
+          tenant: the tenant that needs the memory.
+          device: the device.
+          missing: the number of bytes.
+          is_last: whether the launch fails otherwise. The versions are then examined although that was in vain lately.
+
+        Returns:
+          whether the bytes are free, or some versions have not been examined yet.
+        """
+        if missing <= 0:
+            return True
+        now, priority = self._outbox.seconds, tenant.settings.priority
+        last = self._searches.get(device)
+        began, after = now, None
+        if last is not None and priority <= last.priority:
+            is_recent = now - last.seconds < _SEARCH_SECONDS and not last.has_freed
+            is_repeated = now == last.seconds or (last.after is None and last.began != last.seconds)
+            if is_recent and (is_repeated or not is_last):
+                return last.after is not None
+            if last.after is not None:
+                began, after = last.began, last.after
+        position, missing, has_freed = self._examine(priority, device, missing, after)
+        if has_freed:
+            self._outbox.flush_frees()
+        if missing <= 0:
+            self._searches.pop(device, None)
+            return True
+        self._searches[device] = Search(began, now, priority, position, has_freed)
+        return position is not None
+
+    def _examine(
+        self, priority: int, device: HostDevice, missing: int, after: Position | None
+    ) -> tuple[Position | None, int, bool]:
+        """Free versions on the device, from this position on.
+
+        Return the last version that was examined, or None if all were, the bytes that are still missing, and whether
+        some were freed.
+        """
+        number = PUBLISHED_DEVICES.start + self._resources.topology.number_of(*device)
+        written = self._names.index.written
+        priorities = {each: self._tenants.by_name[each].settings.priority for each in written.tenants(number)}
+        lower = [(each, its) for each, its in priorities.items() if its <= priority]
+        most = _MOST_EXAMINED // _COST_OF_VERSION
+        positions = list(islice(written.after(number, lower, after), most))
+        has_freed, left = False, _MOST_EXAMINED
+        for position in positions:
+            version = self._names.find(position[2:])
+            assert version is not None
+            left -= _COST_OF_VERSION
+            if not version.readers and not self._reads.are_waiting(version.key):
+                left -= len(version.held)
+                freed = self._vaults.freed(version, device)
+                if freed:
+                    left -= _COST_OF_FREEING * len(version.held)
+                    missing, has_freed = missing - freed, True
+                    self._store(version)
+            if missing <= 0 or left <= 0:
+                return position, missing, has_freed
+        return (positions[-1] if len(positions) == most else None), missing, has_freed

@@ -1,0 +1,176 @@
+"""Searches for versions that are in files and can leave a device for lack of memory."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from atoll.cluster.tenant_settings import TenantSettings
+from atoll.controller.sessions.version_relief import VersionRelief
+from atoll.ir.types import ArraySpec, Sharding
+from atoll.named_arrays.named_arrays import NamedArrays, Version, VersionKey
+from atoll.protocol.number_ranges import PUBLISHED_DEVICES
+from atoll.state.tenants import Tenant
+
+DEVICE, OTHER = (0, 0), (1, 0)
+
+
+class Devices:
+    """Two devices with versions of 8 bytes per array. `stuck` cannot leave, and reads wait for `awaited`."""
+
+    def __init__(self) -> None:
+        self.seconds = 100.0
+        self.names = NamedArrays()
+        self.stuck: set[VersionKey] = set()
+        self.awaited: set[VersionKey] = set()
+        self.versions: list[VersionKey] = []
+        self.examined: list[VersionKey] = []
+        self.stored: list[VersionKey] = []
+        self.is_possible = False  # what the last search returned
+        self.tenants = {name: Tenant(TenantSettings(name, "", priority=p)) for name, p in (("low", 1), ("high", 5))}
+        state = SimpleNamespace(
+            outbox=self,
+            tenants=SimpleNamespace(by_name=self.tenants),
+            resources=SimpleNamespace(topology=SimpleNamespace(number_of=lambda host, _: host)),
+        )
+        self.relief = VersionRelief(cast(Any, state), self.names, cast(Any, self), cast(Any, self), self.store)
+
+    def version(self, tenant: str = "low", device: tuple[int, int] = DEVICE, arrays: int = 1) -> VersionKey:
+        """A version that is complete and in files. Each 64 ones have a name."""
+        self.seconds += 1
+        handles, paths = tuple(range(arrays)), tuple(map(str, range(arrays)))
+        name = f"name{len(self.versions) // 64}"
+        version = self.names.publish(self.seconds, tenant, name, 1, 64, handles, paths, on_disk=True)
+        version.held.extend(handles)
+        version.count(ArraySpec("f32", (2,), Sharding((PUBLISHED_DEVICES.start + device[0],))), 1)
+        self.names.complete(self.seconds, version)
+        self.names.written(version)
+        self.versions.append(version.key)
+        return version.key
+
+    def many(self) -> list[VersionKey]:
+        """Versions that cannot leave the device, more than are examined at once."""
+        found = [self.version() for _ in range(2000)]
+        self.stuck.update(found)
+        return found
+
+    def free(self, missing: int, tenant: str = "low", later: float = 0.0, is_last: bool = False) -> list[VersionKey]:
+        """Free memory of the device after some seconds; the versions that were examined."""
+        self.seconds += later
+        self.examined.clear()
+        self.is_possible = self.relief.free(self.tenants[tenant], DEVICE, missing, is_last)
+        return list(self.examined)
+
+    # ---- the parts of the controller that the search uses
+
+    def flush_frees(self) -> None:
+        pass
+
+    def are_waiting(self, key: VersionKey) -> bool:
+        return key in self.awaited
+
+    def freed(self, version: Version, device: tuple[int, int]) -> int:
+        self.examined.append(version.key)
+        return 0 if version.key in self.stuck else 8 * len(version.held)
+
+    def store(self, version: Version) -> None:
+        self.stored.append(version.key)
+        version.leave_devices()
+        self.names.store(version)
+
+
+def test_the_first_complete_versions_leave_until_the_memory_is_enough() -> None:
+    devices = Devices()
+    one, two, _ = devices.version(), devices.version(arrays=2), devices.version()
+    devices.free(20)
+    assert (devices.stored, devices.is_possible) == ([one, two], True)
+
+
+def test_versions_of_lower_priorities_leave_first_and_those_of_higher_ones_stay() -> None:
+    devices = Devices()
+    high, low = devices.version("high"), devices.version("low")
+    devices.free(16, "low")
+    assert (devices.stored, devices.is_possible) == ([low], False)
+    devices.free(8, "high")
+    assert devices.stored == [low, high]
+
+
+def test_versions_on_other_devices_are_not_examined() -> None:
+    devices = Devices()
+    devices.version(device=OTHER)
+    assert devices.free(8) == []
+
+
+def test_versions_with_readers_or_with_reads_that_wait_stay() -> None:
+    devices = Devices()
+    read, awaited = devices.version(), devices.version()
+    found = devices.names.find(read)
+    assert found is not None
+    found.readers.add(1)
+    devices.awaited.add(awaited)
+    assert devices.free(8) == []
+    devices.awaited.clear()
+    assert devices.free(8, later=1) == [awaited]
+
+
+def test_a_version_that_cannot_leave_is_examined_once_per_second() -> None:
+    devices = Devices()
+    stuck = devices.version()
+    devices.stuck.add(stuck)
+    assert devices.free(8) == [stuck]
+    assert [devices.free(8, later=0.125) for _ in range(7)] == [[]] * 7
+    assert devices.free(8, later=0.125) == [stuck]
+
+
+def test_a_higher_priority_does_not_wait_for_the_next_search() -> None:
+    devices = Devices()
+    high = devices.version("high")
+    assert devices.free(8, "low") == []
+    assert devices.free(8, "high") == [high]
+
+
+def test_a_search_examines_some_versions_at_once_and_continues_later() -> None:
+    devices = Devices()
+    many = devices.many()
+    searches = [devices.free(8, later=1) for _ in range(5)]
+    assert [key for search in searches for key in search] == many
+    assert max(map(len, searches)) <= 512
+
+
+def test_a_search_that_has_freed_memory_continues_at_once() -> None:
+    devices = Devices()
+    one, two = devices.version(arrays=1000), devices.version(arrays=1000)
+    assert (devices.free(1 << 20), devices.is_possible) == ([one], True)
+    assert (devices.free(1 << 20), devices.is_possible) == ([two], True)
+
+
+def test_the_last_search_examines_versions_again() -> None:
+    devices = Devices()
+    stuck = devices.version()
+    devices.stuck.add(stuck)
+    devices.free(8)
+    assert devices.free(8, later=0.1, is_last=True) == [stuck]
+    assert not devices.is_possible
+    assert devices.free(8, is_last=True) == [], "another launch waits for the same"
+    assert not devices.is_possible
+
+
+def test_a_launch_does_not_fail_before_all_versions_were_examined_and_then_it_does() -> None:
+    devices = Devices()
+    many, examined = devices.many(), list[VersionKey]()
+    for _ in range(10):
+        examined += devices.free(8, later=1, is_last=True)
+        if not devices.is_possible:
+            break
+    assert examined == many
+    devices.free(8, later=0.1, is_last=True)
+    assert not devices.is_possible
+
+
+def test_a_search_is_forgotten_after_a_while() -> None:
+    devices = Devices()
+    stuck = devices.version()
+    devices.stuck.add(stuck)
+    devices.free(8)
+    devices.relief.tick(devices.seconds + 60)
+    assert devices.free(8) == [stuck]
