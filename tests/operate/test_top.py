@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from atoll.errors import ConnectError
+from atoll.errors import ConnectError, StatusError
 from atoll.operate.cluster_queries import ClusterSource, Target
 from atoll.operate.operator_requests import OperatorConnection
 from atoll.operate.top import view
@@ -133,6 +133,20 @@ def test_who_does_not_reply_in_time_is_asked_no_more_over_that_connection(short_
         assert connection.is_lost
         await closed.get()
         server.close()
+
+    asyncio.run(ask())
+
+
+def test_a_number_of_more_than_64_bits_is_refused_and_the_next_request_gets_its_own_reply(owner: User):
+    address = parse_address(owner.atoll("status").check().stdout.split(" at ")[1].split()[0])
+
+    async def ask() -> None:
+        source = ClusterSource(Target(address), "")
+        for _ in range(2):
+            with pytest.raises(StatusError, match="EndSessionRequest has a number of more than 64 bits"):
+                await source.end_session(1 << 64)
+            assert json.loads(await source.report())["topology"] == "2x1x2"
+        source.close()
 
     asyncio.run(ask())
 

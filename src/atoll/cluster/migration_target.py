@@ -12,14 +12,21 @@ def read_migration_target(text: str) -> tuple[int, tuple[int, ...]]:
     try:
         for part in rest.split(",") if rest else []:
             first, dash, last = part.partition("-")
-            numbers = range(int(first), int(last if dash else first) + 1)
-            if len(devices) + len(numbers) > _MOST_DEVICES:
+            start, end = _number(first), _number(last if dash else first)
+            if not 0 <= end - start < _MOST_DEVICES - len(devices):
                 raise ValueError
-            devices.extend(numbers)
-        if not island.isdecimal() or (":" in text and not devices):
+            devices.extend(range(start, end + 1))
+        if ":" in text and not devices:
             raise ValueError
-        return int(island), tuple(devices)
+        return _number(island), tuple(devices)
     except ValueError:
         raise ValueError(
             f"invalid target {text!r}: expected an island and optionally its devices, such as 1, 1:4,5 or 1:4-7"
         ) from None
+
+
+def _number(text: str) -> int:
+    text = text.strip()
+    if not (text.isascii() and text.isdecimal()):
+        raise ValueError
+    return int(text)

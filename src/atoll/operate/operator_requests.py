@@ -19,7 +19,7 @@ import msgspec
 
 from atoll._version import __version__
 from atoll.cluster.usage.usage_records import By
-from atoll.errors import AccessError, Code, ConnectError, refusal
+from atoll.errors import AccessError, Code, ConnectError, invalid, refusal
 from atoll.protocol import messages as m
 from atoll.protocol.spans import TraceRecord
 from atoll.security.access import joined, token_beside
@@ -200,12 +200,18 @@ class OperatorConnection:
         return cls(connection, replies)
 
     async def ask(self, request: m.Message, seconds: float = REPLY_SECONDS) -> Any:
-        """Return the reply. Raises ConnectError or a subclass, also if no reply arrives within `seconds`."""
+        """Return the reply. Raises ConnectError or a subclass, also if no reply arrives within `seconds`.
+
+        Raises INVALID_ARGUMENT if the request has a number of more than 64 bits.
+        """
         replies = self._replies
         if replies.lost is not None:
             raise replies.lost
+        try:
+            self._connection.send(request)
+        except OverflowError:
+            raise invalid(f"{type(request).__name__} has a number of more than 64 bits") from None
         reply = replies.next()
-        self._connection.send(request)
         try:
             async with asyncio.timeout(seconds):
                 return await reply

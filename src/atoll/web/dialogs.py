@@ -35,7 +35,8 @@ async def operate(what: str, operation: Awaitable[str]) -> None:
         text, kind = await operation, "positive"
     except AtollError as error:
         text, kind = str(error), "negative"
-    notification.dismiss()
+    finally:
+        notification.dismiss()
     ui.notify(text, type=kind, multi_line=True, timeout=8000, close_button="Close")
 
 
