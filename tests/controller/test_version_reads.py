@@ -9,6 +9,7 @@ from atoll.controller.sessions.version_reads import MOST_READS
 from atoll.errors import Code, Status
 from atoll.ir.program import Call, single
 from atoll.named_arrays.version_states import VersionState
+from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.state.queued_nodes import Gang
 from atoll.state.session import GangRun
@@ -231,6 +232,47 @@ def test_a_reader_does_not_wait_for_a_copy_that_does_not_come() -> None:
     assert play.sources() == {3: 0}
     play.tick(play.now + 3.0)
     assert play.sources() == {4: 0}
+
+
+def test_readers_that_stall_delay_others_by_the_logarithm_of_their_number() -> None:
+    play = Reading("9x1x2")
+    *_, (last, _, _) = play.read(1, 2, 3, 4, 5, 6, 7, 8)
+    begun = [sorted(play.sources())]
+    for _ in range(3):
+        play.tick(play.now + 3.0)
+        begun.append(sorted(play.sources()))
+    assert begun == [[1, 2], [3], [4, 5], [6, 7, 8]]
+    play.end(8)
+    assert play.controller.sessions[last].directory.entries[7].error is None
+
+
+def test_a_session_with_many_reads_that_stall_does_not_delay_another_one() -> None:
+    play = Reading()
+    (hostile,) = play.read(1)
+    for handle in range(100, 120):
+        play.proxy(hostile.session, m.ReadVersion(hostile.reader, 0, (on(2),), (handle,)))
+    play.flush()
+    play.read(2)
+    play.tick(play.now + 3.0)
+    assert 2 in play.sources()
+
+
+def test_a_flush_drops_only_some_copies_that_do_not_exist_any_more() -> None:
+    play = Reading("31x1x2")
+    readers = play.read(*range(1, 31))
+    begun = play.sources()
+    while begun:
+        begun = play.end(*begun)
+    for session, *_ in readers:
+        play.proxy(session, m.Release((7,)))
+    play.flush()
+    play.read(1)
+    flushes = 1
+    while play.controller.has_work:
+        play.event(e.Flush(play.now))
+        flushes += 1
+    assert flushes > len(readers) // 8
+    assert play.controller.launcher.in_flight, "the read has begun"
 
 
 def test_a_version_that_is_closed_and_replaced_exists_until_its_reads_begin() -> None:

@@ -14,20 +14,29 @@ class Readers:
         self.tree = TransferTree()
         self.originals = VAULT if originals is None else originals
         for read in reads:
-            self.tree.add(0.0, read, frozenset({read}), self.originals)
+            self.add(read)
 
-    def start(self, is_late: bool = False) -> dict[int, int]:
+    def add(self, read: int, session: int | None = None, island: int | None = None) -> None:
+        """Add a read of a session to an island. By default, no other read has the same session or island."""
+        where = frozenset({read if island is None else island})
+        self.tree.add(0.0, read, read if session is None else session, where, self.originals)
+
+    def start(self) -> dict[int, int]:
         """Start the reads that have a source; the sources."""
-        started = {}
-        while self.tree.waiting:
-            read = next(iter(self.tree.waiting))
-            source = self.tree.choose(frozenset({read}), self.originals, is_late)
+        started: dict[int, int] = {}
+        while heads := self.tree.heads():
+            read = heads[0]
+            source = self.tree.choose(frozenset({read}), self.originals)
             if source is None:
                 break
             self.tree.start(0.0, read, source, is_near=False)
             started[read] = source
-            is_late = False
         return started
+
+    def stall(self) -> dict[int, int]:
+        """No transfer begins or ends for long; the sources of the reads that start."""
+        self.tree.stall(1.0)
+        return self.start()
 
     def complete(self, *reads: int) -> dict[int, int]:
         for read in reads:
@@ -59,7 +68,7 @@ def test_the_source_that_has_fed_the_fewest_readers_is_chosen() -> None:
     readers.start()
     readers.complete(1)
     for read, source in ((2, 1), (3, 2), (4, 3)):
-        readers.tree.add(0.0, read, frozenset({read}), VAULT)
+        readers.add(read)
         assert readers.start() == {read: source}
         readers.complete(read)
 
@@ -72,20 +81,58 @@ def test_a_reader_waits_for_no_copy_if_none_is_on_its_way() -> None:
     assert readers.start() == {3: -1}
 
 
-def test_a_reader_that_has_waited_for_long_gets_a_source_that_has_no_room() -> None:
+def test_readers_that_have_waited_for_long_get_a_source_that_has_fed_two_readers() -> None:
     readers = Readers(1, 2, 3, 4)
     readers.start()
-    assert readers.start(is_late=True) == {3: -1}
+    assert readers.stall() == {3: -1}
     assert list(readers.tree.waiting) == [4]
 
 
-def test_a_copy_on_the_islands_of_the_reader_is_used_at_once_and_has_room_for_all() -> None:
+def test_each_time_transfers_stall_twice_as_many_readers_start_until_one_has_its_copy() -> None:
+    readers = Readers(*range(1, 64))
+    readers.start()
+    assert [len(readers.stall()) for _ in range(4)] == [1, 2, 4, 8]
+    assert readers.complete(17) == {18: 17, 19: 17}
+    assert len(readers.stall()) == 1
+
+
+def test_transfers_stall_if_none_begins_or_ends_for_long() -> None:
+    readers = Readers(1, 2, 3)
+    readers.tree.patience = 2.0
+    readers.start()
+    assert [readers.tree.is_late(now) for now in (1.0, 2.0, 2.1)] == [False, False, True]
+    readers.tree.stall(2.1)
+    assert [readers.tree.is_late(now) for now in (4.0, 4.2)] == [False, True]
+
+
+def test_reads_on_the_islands_of_their_sources_do_not_hide_that_others_stall() -> None:
+    readers = Readers(1, 2, 3)
+    readers.tree.patience = 2.0
+    readers.start()
+    for read in range(10, 14):
+        readers.add(read, session=10, island=0)
+        readers.tree.start(float(read), read, -1, is_near=True)
+        readers.tree.complete(float(read), read, frozenset({0}))
+    assert readers.tree.is_late(2.1)
+
+
+def test_the_only_read_of_a_session_precedes_further_reads_of_others_and_these_take_turns() -> None:
+    readers = Readers()
+    for read, session in ((1, 1), (2, 1), (3, 1), (4, 1), (5, 2), (6, 2), (7, 3)):
+        readers.add(read, session)
+    readers.start()
+    for _ in range(3):
+        readers.stall()
+    assert list(readers.tree.running) == [1, 5, 7, 2, 6, 3, 4]
+
+
+def test_a_copy_on_the_islands_of_the_reader_is_used_at_once_by_any_number_of_readers() -> None:
     readers = Readers(1, 2, 3, 4)
     readers.start()
     for read in (5, 6, 7):
-        readers.tree.add(0.0, read, frozenset({0}), VAULT)
-        assert next(iter(readers.tree.waiting)) == read
-        assert readers.tree.choose(frozenset({0}), VAULT, is_late=False) == -1
+        readers.add(read, island=0)
+        assert readers.tree.heads() == [3, read]
+        assert readers.tree.choose(frozenset({0}), VAULT) == -1
         readers.tree.start(0.0, read, -1, is_near=True)
     assert readers.tree.fed == {-1: 2}
 
@@ -102,13 +149,12 @@ def test_an_interrupted_read_gets_another_source_before_later_reads() -> None:
     readers.tree.drop(1)
     readers.tree.wait_again(0.0, 4)
     readers.tree.wait_again(0.0, 3)
-    assert list(readers.tree.waiting) == [3, 4, 5]
-    assert readers.complete(2) == {3: 2, 4: 2}
+    assert readers.complete(2) == {4: 2, 3: 2}
 
 
 def test_the_copies_of_readers_are_sources_after_the_loss_of_the_version() -> None:
     readers = Readers(1, 2, 3, originals=[])
-    assert readers.tree.choose(frozenset({1}), [], is_late=False) is None
+    assert readers.tree.choose(frozenset({1}), []) is None
     readers.originals = VAULT
     readers.start()
     readers.originals = []

@@ -38,7 +38,7 @@ from atoll.controller.sessions.queries import Queries
 from atoll.controller.sessions.session_persistence import SessionPersistence
 from atoll.controller.sessions.sessions import Sessions
 from atoll.controller.sessions.vaults import Vaults
-from atoll.controller.sessions.version_reads import Part, ReadProgram, VersionRead, VersionReads
+from atoll.controller.sessions.version_reads import Part, ReadProgram, TreeKey, VersionRead, VersionReads
 from atoll.controller.sessions.version_relief import Search, VersionRelief
 from atoll.controller.state import ClusterState
 from atoll.controller.watchdog import Watchdog
@@ -72,6 +72,8 @@ from atoll.state.queued_nodes import Dependency
 from atoll.state.session import Session
 from atoll.state.state_dumps import DurationsOf, Key, TurnsOf
 from atoll.state.tenants import Tenant
+
+_NO_TURNS: Any = ([], {})  # the stored form of empty `Turns`
 
 
 @dump_of(EventLog, "event log")
@@ -238,16 +240,28 @@ class ArrayCopiesDump(Dump):
     _awaited: dict[tuple[str, str, int], dict[HostDevice, int]] = {}
 
 
-@dump_of(TransferTree, "transfer tree")
+@dump_of(TransferTree, "transfer tree", version=2, oldest=2)
 class TransferTreeDump(Dump):
+    patience: float = 0.0
+    sessions: dict[int, int] = {}
+    reads_of: dict[int, int] = {}
     waiting: dict[int, None] = {}
+    interrupted: dict[int, None] = {}
+    line: dict[int, None] = {}
+    others: dict[int, dict[int, None]] = {}
+    near: dict[int, dict[int, None]] = {}
     running: dict[int, int] = {}
+    beside: set[int] = set()
     copies: dict[int, frozenset[int]] = {}
     fed: dict[int, int] = {}
     changed: float = 0.0
+    stalled: float = 0.0
+    rounds: int = 0
+    extra: int = 0
+    due: set[int] = set()
 
 
-@dump_of(VersionRead, "read of a version", version=2)
+@dump_of(VersionRead, "read of a version", version=3, oldest=3)
 class VersionReadDump(Dump):
     number: int
     session: int
@@ -258,7 +272,6 @@ class VersionReadDump(Dump):
     results: tuple[int, ...]
     dependency: Ref[Dependency[Any]]
     islands: tuple[int, ...]
-    nbytes: int
     near: tuple[int, ...] = ()
     made: tuple[int, ...] = ()
     senders: tuple[int, ...] = ()
@@ -266,14 +279,16 @@ class VersionReadDump(Dump):
     is_interrupted: bool = False
 
 
-@dump_of(VersionReads, "reads of versions")
+@dump_of(VersionReads, "reads of versions", version=2)
 class VersionReadsDump(Dump):
     _next: int
-    due: dict[tuple[tuple[str, str, int], Part], None] = {}
-    launched: Deque[tuple[int, Status | None]] = []
+    starts: TurnsOf[TreeKey] = _NO_TURNS
+    ends: TurnsOf[tuple[int, Status | None]] = _NO_TURNS
     begun: Deque[int] = []
     programs: dict[int, list[ReadProgram]] = {}
     _reads: dict[int, Ref[VersionRead]] = {}
+    _reads_of: dict[int, dict[int, None]] = {}
+    _blocked: dict[TreeKey, None] = {}
     _received: dict[int, Ref[VersionRead]] = {}
     _trees: dict[tuple[str, str, int], dict[Part, Ref[TransferTree]]] = {}
 

@@ -16,6 +16,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 
 import msgspec
 from msgspec.structs import replace
@@ -48,24 +49,28 @@ from atoll.state.buffer_directory import Entry
 from atoll.state.buffer_states import BufferState
 from atoll.state.queued_nodes import Dependency
 from atoll.state.session import GangRun, Launch, Session
+from atoll.state.stepped_work import Turns
 
 # Programs that a session keeps to read further versions of the same types.
 MOST_READ_PROGRAMS = 128
 # Reads of a session that have not ended. A read has at most `MOST_READ` arrays.
 MOST_READS = 4096
-# Arrays of reads that are launched or completed in one flush, and the least that a read counts.
+# Arrays of reads that are launched or completed in one flush, and the least that a read or a choice of a source counts.
 _MOST_ARRAYS = 128
 _LEAST_ARRAYS = 16
-# A read waits for so long for a source that may feed it if no other read of its tree starts or ends: some seconds, and
-# the time for its bytes at a rate that is lower than that of usual networks.
+# Transfers of a tree stall if none begins or ends for some seconds, and the time for the bytes of the version at a rate
+# that is lower than that of usual networks with two readers per source.
 _PATIENCE_SECONDS = 2.0
-_SLOWEST = float(1 << 30)
+_SLOWEST = float(1 << 29)
+# Trees with waiting reads that are examined per second.
+MOST_EXAMINED = 1024
 # Launches of one read, of which all but the last one were interrupted.
 _MOST_ATTEMPTS = 4
 
 # The arrays of a version that a tree transfers: the first one, their number, and the tenant of the readers. For arrays
 # that are not read in the usual parts, the last item is the number of the only read.
 Part = tuple[int, int, str, int]
+TreeKey = tuple[VersionKey, Part]
 
 
 class ReadProgram(msgspec.Struct, frozen=True):
@@ -100,7 +105,6 @@ class VersionRead:
     results: tuple[int, ...]
     dependency: Dependency[GangRun]
     islands: tuple[int, ...]
-    nbytes: int
     near: tuple[int, ...] = ()
     made: tuple[int, ...] = ()
     senders: tuple[int, ...] = ()
@@ -135,13 +139,15 @@ class VersionReads:
         internal: InternalPrograms,
         restore: Callable[[Version], None],
     ) -> None:
-        self.due: dict[tuple[VersionKey, Part], None] = {}  # trees in which a read may start
-        self.launched: deque[tuple[int, Status | None]] = deque()  # reads whose launch has ended, with its error
+        self.starts: Turns[TreeKey] = Turns()  # trees in which a read may start, by the session of this read
+        self.ends: Turns[tuple[int, Status | None]] = Turns()  # reads whose launch has ended, with its error
         self.begun: deque[int] = deque()  # the readers of reads that do not wait any more
         self.programs: dict[int, list[ReadProgram]] = {}  # by session, the last used one at the end
         self._reads: dict[int, VersionRead] = {}  # by number
+        self._reads_of: dict[int, dict[int, None]] = {}  # their numbers, by session
         self._received: dict[int, VersionRead] = {}  # those that have received copies that feed others
         self._trees: dict[VersionKey, dict[Part, TransferTree]] = {}
+        self._blocked: dict[TreeKey, None] = {}  # trees in which reads wait, the next one to examine first
         self._next = 1
         self._open = state.sessions
         self._outbox = state.outbox
@@ -183,14 +189,17 @@ class VersionReads:
             message.results,
             dependency,
             tuple(sorted(frozenset().union(*islands))),
-            sum(each.nbytes for each in version.arrays[first : first + count]),
             tuple(sorted(next(iter(islands)))) if len(islands) == 1 else (),
         )
+        self._reads_of.setdefault(session.number, {})[number] = None
         session.reading += 1
-        tree = self._trees.setdefault(version.key, {}).setdefault(part, TransferTree())
+        trees = self._trees.setdefault(version.key, {})
+        tree = trees.get(part)
+        if tree is None:
+            tree = trees[part] = TransferTree(_patience(version, part))
         originals = self._originals(read) if tree.waiting else ()
-        tree.add(self._outbox.seconds, number, frozenset(read.near), originals)
-        self.due[version.key, part] = None
+        tree.add(self._outbox.seconds, number, session.number, frozenset(read.near), originals)
+        self._note_due(version.key, part, tree, session)
 
     def _checked(self, session: Session, message: m.ReadVersion) -> tuple[Version, tuple[ArraySpec, ...]]:
         """Return the version and the types of the arrays. Raise StatusError if these cannot be read."""
@@ -219,23 +228,28 @@ class VersionReads:
         return any(tree.waiting for tree in self._trees.get(key, {}).values())
 
     def proceed(self) -> None:
-        """Complete reads whose launches have ended, and launch others that have a source."""
+        """Complete reads whose launches have ended, and launch others that have a source. Sessions take turns."""
         left = _MOST_ARRAYS
-        while left > 0 and (self.launched or self.due):
-            if self.launched:
-                left -= self._launch_ended(*self.launched.popleft())
-            else:
-                left -= self._start_one(*next(iter(self.due)))
+        while left > 0 and (self.ends.waiting or self.starts.waiting):
+            session = self.ends.next()
+            if session is not None:
+                left -= self._launch_ended(*self.ends.take(session))
+            session = self.starts.next()
+            if session is not None:
+                left -= self._start_one(session, *self.starts.take(session))
 
     def tick(self, now: float) -> None:
-        """Let reads start that have waited for too long."""
-        for read in self._reads.values():
-            tree = self._tree_of(read)
-            if read.number in tree.waiting and self._is_late(tree, read):
-                self.due[read.version.key, read.part] = None
-
-    def _is_late(self, tree: TransferTree, read: VersionRead) -> bool:
-        return self._outbox.seconds - tree.changed > _PATIENCE_SECONDS + read.nbytes / _SLOWEST
+        """Find trees whose transfers stall, and let further reads of them start."""
+        for place in list(islice(self._blocked, MOST_EXAMINED)):
+            del self._blocked[place]
+            tree = self._trees[place[0]][place[1]]
+            if not tree.waiting:
+                continue
+            if tree.running and not tree.is_late(now):
+                self._blocked[place] = None
+                continue
+            tree.stall(now)
+            self._start_later(*place)
 
     def island_failed(self, island: int) -> None:
         """Note the reads that have lost their source. Follows the failure of their launches, which end later."""
@@ -245,7 +259,7 @@ class VersionReads:
     def session_closed(self, session: Session) -> None:
         """Forget the reads of the session. Its arrays are gone."""
         self.programs.pop(session.number, None)
-        for read in [each for each in self._reads.values() if each.session == session.number]:
+        for read in [self._reads[each] for each in self._reads_of.get(session.number, ())]:
             self._launcher.deferred_results.forget(read.dependency)
             self._tree_of(read).forget(self._outbox.seconds, read.number)
             self._end(session, read)
@@ -256,11 +270,12 @@ class VersionReads:
             if tree.is_idle:
                 self._forget(key, part)
             else:
-                self.due[key, part] = None
+                self._start_later(key, part)
 
     def restored(self, version: Version) -> None:
         """Handle that the arrays of a version are on devices again, or could not be restored."""
-        self.due.update(((version.key, part), None) for part in self._trees.get(version.key, {}))
+        for part in self._trees.get(version.key, {}):
+            self._start_later(version.key, part)
 
     def tenant_removed(self, tenant: str) -> None:
         """Handle that all versions of a tenant were freed."""
@@ -278,29 +293,46 @@ class VersionReads:
         is_there = version.error is None and version.is_on_devices and self._names.find(version.key) is version
         return self._vaults.originals(version, read.positions) if is_there else []
 
-    def _start_one(self, key: VersionKey, part: Part) -> int:
-        """Launch the first read of a tree that waits, if it has a source. Return the cost, in arrays."""
-        del self.due[key, part]
-        tree = self._trees.get(key, {}).get(part)
-        if tree is None or not tree.waiting:
-            return 1
-        read = self._reads[next(iter(tree.waiting))]
-        session = self._open[read.session]
-        originals, is_late = self._originals(read), self._is_late(tree, read)
-        while (number := tree.choose(frozenset(read.near), originals, is_late)) is not None:
-            found = self._source(read, number)
-            if found is not None:
-                break
-            tree.drop(number)
-            del self._received[number]
-        else:
+    def _start_later(self, key: VersionKey, part: Part) -> None:
+        """Try later to start a read of a tree, in the turn of the session of the first one."""
+        tree = self._trees[key][part]
+        heads = tree.heads()
+        session = self._open.get(tree.sessions[heads[0]]) if heads else None
+        if session is not None:  # otherwise `session_closed` is about to forget the read
+            self._note_due(key, part, tree, session)
+
+    def _note_due(self, key: VersionKey, part: Part, tree: TransferTree, session: Session) -> None:
+        if session.number not in tree.due:
+            tree.due.add(session.number)
+            self.starts.add(session.number, session.tenant.name, (key, part))
+
+    def _start_one(self, session: int, key: VersionKey, part: Part) -> int:
+        """Launch a read of a tree that waits, if it has a source. Return the cost, in arrays."""
+        tree, cost = self._trees.get(key, {}).get(part), 1
+        if tree is None:
+            return cost
+        tree.due.discard(session)
+        for number in tree.heads():
+            read = self._reads[number]
+            originals, near = self._originals(read), frozenset(read.near)
+            while (source := tree.choose(near, originals)) is not None:
+                cost += max(_LEAST_ARRAYS, len(read.results))
+                found = self._source(read, source)
+                if found is not None:
+                    self._launch(self._open[read.session], read, found, tree, source)
+                    self._start_later(key, part)
+                    return cost
+                tree.drop(source)
+                del self._received[source]
+                if cost >= _MOST_ARRAYS:
+                    self._start_later(key, part)
+                    return cost
+            cost += _LEAST_ARRAYS
             if not tree.running and not originals:
-                self._await_restoration(session, tree, read)
-            return 1
-        self._launch(session, read, found, tree, number)
+                self._await_restoration(self._open[read.session], tree, read)
         if tree.waiting:
-            self.due[key, part] = None
-        return max(_LEAST_ARRAYS, len(read.results))
+            self._blocked[key, part] = None
+        return cost
 
     def _await_restoration(self, session: Session, tree: TransferTree, read: VersionRead) -> None:
         """Have a version restored that is in files only, or fail a read that gets no source."""
@@ -358,7 +390,7 @@ class VersionReads:
         try:
             program = self._program(session, source, read.targets)
         except StatusError as error:
-            self.launched.append((read.number, error.status))
+            self._note_end_of(read, error.status)
             return
         read.senders, read.is_interrupted = tuple(sorted(senders)), False
         if not read.attempts:
@@ -371,7 +403,7 @@ class VersionReads:
         self._launcher.launch(session, launch, partial(self._note_end, read.number))
         entry = session.directory.entries[read.made[0]]
         if entry.spec is None:  # it was not launched
-            self.launched.append((read.number, entry.error))
+            self._note_end_of(read, entry.error)
         self._launcher.buffers.release(session, lent, delete=False)
 
     def _program(self, session: Session, source: _Source, targets: tuple[ArraySpec, ...]) -> int:
@@ -406,7 +438,12 @@ class VersionReads:
     # ---- ends
 
     def _note_end(self, number: int, launch: Launch) -> None:
-        self.launched.append((number, launch.error))
+        read = self._reads.get(number)
+        if read is not None:  # otherwise its session has ended
+            self._note_end_of(read, launch.error)
+
+    def _note_end_of(self, read: VersionRead, error: Status | None) -> None:
+        self.ends.add(read.session, read.part[2], (read.number, error))
 
     def _launch_ended(self, number: int, error: Status | None) -> int:
         """Complete a read, let it wait for another source, or fail it. Return the cost, in arrays."""
@@ -428,7 +465,7 @@ class VersionReads:
             self._launcher.buffers.release(session, made, delete=False)
             if self._may_retry(read, error):
                 tree.wait_again(now, number)
-                self.due[read.version.key, read.part] = None
+                self._start_later(read.version.key, read.part)
             else:
                 tree.forget(now, number)
                 self._fail(session, read, error)
@@ -449,10 +486,14 @@ class VersionReads:
     def _end(self, session: Session, read: VersionRead) -> None:
         """Forget a read that has ended. Others of its tree may start."""
         del self._reads[read.number]
+        own = self._reads_of[read.session]
+        del own[read.number]
+        if not own:
+            del self._reads_of[read.session]
         session.reading -= 1
         if not read.attempts:
             self.begun.append(read.reader)
-        self.due[read.version.key, read.part] = None
+        self._start_later(read.version.key, read.part)
         is_over = read.part[3] or self._names.find(read.version.key) is not read.version
         if is_over and self._tree_of(read).is_idle:
             self._forget(read.version.key, read.part)
@@ -462,7 +503,7 @@ class VersionReads:
         trees = self._trees[key]
         for copy in trees.pop(part).copies:
             del self._received[copy]
-        self.due.pop((key, part), None)
+        self._blocked.pop((key, part), None)
         if not trees:
             del self._trees[key]
 
@@ -471,12 +512,25 @@ class VersionReads:
     @property
     def is_idle(self) -> bool:
         """Return whether no read has not ended, and no copy is a source."""
-        return not (self._reads or self._received or self._trees or self.due or self.launched or self.begun)
+        queues = self.starts.waiting, self.ends.waiting, self.begun
+        return not (self._reads or self._received or self._trees or any(queues))
 
     def validate(self) -> None:
         """Raise AssertionError if the state contradicts itself. For tests, since it looks at everything."""
         trees = [tree for parts in self._trees.values() for tree in parts.values()]
         waiting = {read for tree in trees for read in tree.waiting}
+        for tree in trees:
+            lines = tree.interrupted, tree.line, *tree.others.values(), *tree.near.values()
+            assert sorted(read for line in lines for read in line) == sorted(tree.waiting)
+            assert tree.waiting.keys() | tree.running.keys() == tree.sessions.keys()
+            assert tree.reads_of == Counter(tree.sessions.values())
+            assert tree.beside <= tree.running.keys()
+        places = [(key, part) for key, parts in self._trees.items() for part in parts]
+        assert self._blocked.keys() <= set(places)
+        stuck = [(key, part) for key, part in places if self._trees[key][part].waiting]
+        assert all(place in self._blocked or self._trees[place[0]][place[1]].due for place in stuck)
+        numbers = {(read.session, read.number) for read in self._reads.values()}
+        assert numbers == {(session, read) for session, own in self._reads_of.items() for read in own}
         running = {read for tree in trees for read in tree.running}
         assert waiting.isdisjoint(running)
         assert waiting | running == self._reads.keys()
@@ -484,6 +538,12 @@ class VersionReads:
         assert all(self._tree_of(read).running.keys() >= {read.number} for read in self._reads.values() if read.made)
         reading = Counter(read.session for read in self._reads.values())
         assert reading == {each.number: each.reading for each in self._open.values() if each.reading}
+
+
+def _patience(version: Version, part: Part) -> float:
+    """Return the seconds after which transfers of a part stall if none begins or ends, while all parts are read."""
+    nbytes = sum(each.nbytes for each in version.arrays[part[0] : part[0] + part[1]])
+    return _PATIENCE_SECONDS + nbytes * len(version.arrays) / part[1] / _SLOWEST
 
 
 def _is_usable(entry: Entry) -> bool:
