@@ -20,6 +20,7 @@ from atoll.cluster.processes.process_runtime import command
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.tenant_settings import keep_tenants
 from atoll.engines.engine_options import EngineOptions, Started
+from atoll.errors import ConnectError
 from atoll.ifrt.proxy_options import ProxyOptions, Ready
 from atoll.operate.operator_requests import request_report
 from atoll.security.join_token import JoinToken, read_join
@@ -152,13 +153,21 @@ class StandingCluster:
         return report
 
     def until(self, holds: Callable[[dict[str, Any]], bool], seconds: float) -> dict[str, Any]:
-        """The report, once `holds(report)`; fails the test where that takes longer."""
+        """The report, once `holds(report)`; fails the test where that takes longer.
+
+        A controller that cannot be reached is asked again: it may be restarting, or starved on a busy machine.
+        """
         deadline = time.monotonic() + seconds
         while True:
-            report = self.report()
-            if holds(report):
-                return report
-            assert time.monotonic() < deadline, f"after {seconds} s still: {json.dumps(report['sessions'])}"
+            try:
+                report = self.report()
+            except ConnectError:
+                if time.monotonic() > deadline:
+                    raise
+            else:
+                if holds(report):
+                    return report
+                assert time.monotonic() < deadline, f"after {seconds} s still: {json.dumps(report['sessions'])}"
             time.sleep(0.01)
 
     def messages(self) -> str:
