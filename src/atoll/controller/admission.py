@@ -363,7 +363,7 @@ class Admission:
 
     def attach(self) -> None:
         """Open sessions whose names have become free, in the order of their requests."""
-        if not self._resources.is_complete:
+        if not self.name_waits or not self._resources.is_complete:
             return
         for peer in self.name_waits.with_free_names():
             assert peer.tenant is not None

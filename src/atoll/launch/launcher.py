@@ -325,9 +325,11 @@ class Launcher:
 
     def clear(self, launch: Launch, values: Sequence[int], nodes: Sequence[QueuedNode[GangRun]]) -> None:
         """Free the memory of inner values, and the records of nodes, after the end of a large launch."""
+        entries, release = launch.entries, self.memory.release
         for value in values:
-            self.memory.release(launch.entries[value])
-            launch.entries[value] = NO_ENTRY
+            if entries[value].blocks:  # few have memory, and a pipeline's step has thousands of values
+                release(entries[value])
+            entries[value] = NO_ENTRY
         for node in nodes:
             node.end()
 

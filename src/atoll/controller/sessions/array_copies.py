@@ -239,6 +239,8 @@ class ArrayCopies:
 
     def proceed(self) -> None:
         """Record the copies that are complete, and examine more versions."""
+        if not (self._runs or self.due or self._queues):  # nearly always, at the end of each turn of the controller
+            return
         for run in [each for each in self._runs.values() if self._has_ended(each)]:
             self._ended(run)
         if self.due:

@@ -26,10 +26,14 @@ class NameWaits:
         self._detached = detached
         self._until: dict[int, float] = {}  # by connection
 
+    def __len__(self) -> int:
+        """Return the number of proxies that wait."""
+        return len(self._until)
+
     def add(self, peer: Peer) -> None:
         """Let a proxy wait for the time that its Hello gives. Raises StatusError if too many wait."""
         tenant, _, seconds = _request_of(peer)
-        if len(self._until) >= self._most:
+        if len(self) >= self._most:
             raise StatusError(Code.RESOURCE_EXHAUSTED, f"{self._most} scripts wait for the names of their runs")
         waiting = sum(self._peers[connection].tenant is tenant for connection in self._until)
         if waiting >= MOST_WAITING:
@@ -43,8 +47,6 @@ class NameWaits:
 
     def with_free_names(self) -> Iterator[Peer]:
         """Yield the proxies whose names no session has. Each is to be removed before the next one is taken."""
-        if not self._until:
-            return
         held = self._detached.held()
         for connection in list(self._until):
             peer = self._peers[connection]

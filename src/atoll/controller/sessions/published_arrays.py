@@ -154,7 +154,8 @@ class PublishedArrays:
 
     def proceed(self) -> None:
         """Take over arrays of pending versions that are complete, complete the versions, and answer requests."""
-        self._take_over_complete_arrays()
+        if self.names.pending or self.more:
+            self._take_over_complete_arrays()
         self.copies.proceed()
         self.files.proceed()
         self.reads.proceed()
