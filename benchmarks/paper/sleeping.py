@@ -130,8 +130,8 @@ def _spmd(microbatches: int) -> Any:
 
 
 def check(loss: Any) -> None:
-    """Waits for it. Weights and rows begin as ones, so the loss does, and training moves it little."""
-    if not 0.5 < float(loss) < 1.01:
+    """Waits for it. Weights and rows begin as ones, so the loss does, and each step of training lowers it a little."""
+    if not 0.1 < float(loss) < 1.01:
         raise AssertionError(f"the loss is {float(loss)}")
 
 
