@@ -315,6 +315,28 @@ def test_a_version_is_written_when_others_have_made_room() -> None:
     assert play.files.problem == ""
 
 
+def _complete(play: Spilling, tenant: str, count: int) -> list[Version]:
+    """Versions of a tenant that are complete and wait to be written. They have no arrays."""
+    published = play.controller.published
+    versions = []
+    for _ in range(count):
+        version = published.names.publish(play.now, tenant, "many", play.session, 64, (), (), on_disk=True)
+        published.names.complete(play.now, version)
+        published.files.write(version)
+        versions.append(version)
+    return versions
+
+
+def test_one_version_of_each_tenant_is_written_at_a_time() -> None:
+    play = Spilling(dumps=False)
+    files = play.controller.published.files
+    first, second, _ = _complete(play, "trainer", 3)
+    (other,) = _complete(play, "eve", 1)
+    assert list(files.due) == [first.key, other.key]
+    files.forget(first)
+    assert list(files.due) == [other.key, second.key]
+
+
 def _make(play: Spilling, session: int, handle: int) -> list[Any]:
     """A session makes an array of 8 bytes on device 0; what is sent."""
     play.session = session

@@ -314,16 +314,18 @@ class ArrayRestorationDump(Dump):
     left: set[int] = set()
 
 
-@dump_of(ArrayFiles, "array files")
+@dump_of(ArrayFiles, "array files", version=2)
 class ArrayFilesDump(Dump):
     due: dict[tuple[str, str, int], None] = {}
     lineage: str = ""
     _stored: dict[tuple[str, str, int], list[StoredArray]] = {}
     _directories: dict[tuple[str, str, int], list[int]] = {}
     _bytes: dict[str, int] = {}
-    _queue: dict[tuple[str, str, int], None] = {}
+    _queues: dict[str, dict[tuple[str, str, int], None]] = {}
+    _writing: dict[str, tuple[str, str, int]] = {}
     _writes: dict[tuple[str, str, int], Ref[ArrayWrite]] = {}
-    _retries: dict[tuple[str, str, int], float] = {}
+    _lacking: dict[str, dict[tuple[str, str, int], float]] = {}
+    _relieved: set[str] = set()
     _waiting: dict[tuple[str, str, int], None] = {}
     _restorations: dict[tuple[str, str, int], Ref[Restoration]] = {}
 

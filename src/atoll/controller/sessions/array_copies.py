@@ -34,6 +34,7 @@ from atoll.named_arrays.copy_rules import Islands, independent, type_of_copy, us
 from atoll.named_arrays.named_arrays import NamedArrays, Version, VersionKey
 from atoll.named_arrays.version_states import VersionState
 from atoll.protocol import messages as m
+from atoll.state.buffer_directory import Entry
 from atoll.state.session import Session
 
 # Versions of a tenant of which arrays are examined or copied at the same time. Copies may wait for a quota.
@@ -190,14 +191,15 @@ class ArrayCopies:
     def _survives(self, version: Version, island: int) -> bool:
         if not version.copies:
             return False
-        vault = self._vaults.of(version)
+        entries, lost = self._vaults.of(version).directory.entries, self._vaults.numbers_on(island)
         chosen: dict[int, list[int]] = {}
-        for position in range(len(version.held)):
-            copies = self._copies(vault, version, position)
-            kept = [handle for handle, islands in copies.items() if island not in islands]
+        for position, held in enumerate(version.held):
+            copies = (held, *version.copies.get(position, ()))
+            found = [(handle, entries[handle]) for handle in copies if handle in entries]
+            kept = [each for each, entry in found if entry.error is None and lost.isdisjoint(_devices(entry))]
             if not kept:
                 return False
-            if len(kept) < 1 + len(version.copies.get(position, ())):
+            if len(kept) < len(copies):
                 chosen[position] = kept
         self._vaults.keep_copies(version, chosen)
         return True
@@ -485,6 +487,10 @@ class ArrayCopies:
             if kept and len(kept) < 1 + len(version.copies.get(position, ())):
                 chosen[position] = list(kept)
         self._vaults.keep_copies(version, chosen)
+
+
+def _devices(entry: Entry) -> tuple[int, ...]:
+    return spec_of(entry).sharding.devices
 
 
 def _plan(sources: Sequence[_Source], count: int, reshards: bool) -> _Plan | None:

@@ -16,6 +16,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -42,6 +44,8 @@ from atoll.state.tenants import Tenant
 
 # Versions whose arrays are written at the same time, one per tenant.
 _MOST_WRITTEN = 4
+# Versions of a tenant that could not be written and are put in line again in one tick.
+_MOST_RETRIED = 64
 # Arrays of a version whose restoration begins in one flush.
 _MOST_RESTORED = 16
 
@@ -97,9 +101,12 @@ class ArrayFiles:
         self._stored: dict[VersionKey, list[StoredArray]] = {}
         self._directories: dict[VersionKey, list[int]] = {}  # numbers of those with files of a version
         self._bytes: dict[str, int] = {}  # of the files of each tenant
-        self._queue: dict[VersionKey, None] = {}  # versions to write after others
+        self._queues: dict[str, dict[VersionKey, None]] = {}  # versions to write after others, by tenant
+        self._writing: dict[str, VersionKey] = {}  # the version of each tenant that is being written now
         self._writes: dict[VersionKey, ArrayWrite] = {}
-        self._retries: dict[VersionKey, float] = {}  # versions that could not be written, with the time to try again
+        # Versions of each tenant that could not be written, with the time to try again, in this order.
+        self._lacking: dict[str, dict[VersionKey, float]] = {}
+        self._relieved: set[str] = set()  # tenants of these whose files were removed since the last tick
         self._waiting: dict[VersionKey, None] = {}  # versions to restore that wait for an island
         self._restorations: dict[VersionKey, Restoration] = {}
         self._open = state.sessions
@@ -130,7 +137,7 @@ class ArrayFiles:
 
     def write(self, version: Version) -> None:
         """Write a version that is complete to files."""
-        self._queue[version.key] = None
+        self._enqueue(version.key)
         self._admit()
 
     def restore(self, version: Version) -> None:
@@ -140,8 +147,12 @@ class ArrayFiles:
     def forget(self, version: Version) -> None:
         """Remove the files of a version that was freed or lost."""
         key = version.key
-        for table in (self.due, self._queue, self._retries, self._waiting, self._writes):
+        for table in (self.due, self._waiting, self._writes):
             table.pop(key, None)
+        for tables in (self._queues, self._lacking):
+            _remove(tables, key)
+        if self._writing.get(key[0]) == key:
+            del self._writing[key[0]]
         restoration = self._restorations.pop(key, None)
         if restoration is not None:
             self._release(restoration)
@@ -149,9 +160,8 @@ class ArrayFiles:
         self._directories.pop(key, None)
         if version.files is not None:
             self._count(version.files, version.tenant, 0)
-        for other in self._retries:
-            if other[0] == version.tenant:
-                self._retries[other] = 0.0  # it may fit now
+        if version.tenant in self._lacking:
+            self._relieved.add(version.tenant)  # others may fit now
         self._admit()
 
     def island_lost(self, lost: IslandFailed) -> None:
@@ -177,9 +187,12 @@ class ArrayFiles:
                 self._outbox.to_host(host, keep)
 
     def tick(self, now: float) -> None:
-        for key in [key for key, seconds in self._retries.items() if seconds <= now]:
-            del self._retries[key]
-            self._queue[key] = None
+        for tenant, lacking in list(self._lacking.items()):
+            first = list(islice(lacking.items(), _MOST_RETRIED))
+            for key in [key for key, seconds in first if seconds <= now or tenant in self._relieved]:
+                _remove(self._lacking, key)
+                self._enqueue(key)
+        self._relieved.clear()
         self._try_again()
         self._admit()
 
@@ -209,20 +222,21 @@ class ArrayFiles:
 
     # ---- writing
 
-    def _admit(self) -> None:
-        """Let as many versions be written as may be at once."""
-        busy = {key[0] for key in (*self._writes, *self.due) if self._is_writing(key)}
-        for key in list(self._queue):
-            if len(busy) >= _MOST_WRITTEN:
-                return
-            if key[0] not in busy:
-                busy.add(key[0])
-                del self._queue[key]
-                self.due[key] = None
+    def _enqueue(self, key: VersionKey) -> None:
+        self._queues.setdefault(key[0], {})[key] = None
 
-    def _is_writing(self, key: VersionKey) -> bool:
-        version = self._names.find(key)
-        return version is not None and version.files is not None and version.files.state is FileState.WRITING
+    def _admit(self) -> None:
+        """Let as many versions be written as may be at once, of the tenants that have waited longest."""
+        free = _MOST_WRITTEN - len(self._writing)
+        others = (tenant for tenant in self._queues if tenant not in self._writing)
+        for tenant in list(islice(others, free)):
+            waiting = self._queues.pop(tenant)
+            key = next(iter(waiting))
+            del waiting[key]
+            if waiting:
+                self._queues[tenant] = waiting  # behind those of other tenants
+            self._writing[tenant] = key
+            self.due[key] = None
 
     def _write(self, version: Version, files: VersionFiles) -> None:
         """Have hosts write the next arrays of a version."""
@@ -270,8 +284,9 @@ class ArrayFiles:
         return self._resources.topology.shapes[location.island].platform
 
     def _lacks(self, version: Version, files: VersionFiles, status: Status) -> None:
+        del self._writing[version.tenant]
         files.problem = status.message
-        self._retries[version.key] = self._outbox.seconds + RETRY_SECONDS
+        self._lacking.setdefault(version.tenant, {})[version.key] = self._outbox.seconds + RETRY_SECONDS
 
     def _written(self, write: ArrayWrite, status: Status, arrays: dict[int, SpilledArray]) -> None:
         """Record the files of arrays, or remove them if the version does not exist any more."""
@@ -286,8 +301,9 @@ class ArrayFiles:
                 StoredArray(spec, platform, arrays[handle])
                 for handle, (spec, platform) in zip(write.handles, write.stored, strict=True)
             ]
+            del self._writing[version.tenant]
             if len(stored) < len(version.held):
-                self._queue[write.key] = None
+                self._enqueue(write.key)
             else:
                 self._names.written(version)
         else:
@@ -516,6 +532,16 @@ class ArrayFiles:
             self._directories[version.key] = list(each.directories)
             assert version.files is not None
             self._count(version.files, each.tenant, sum(stored.spilled.nbytes for stored in each.stored))
+
+
+def _remove(tables: dict[str, dict[VersionKey, Any]], key: VersionKey) -> None:
+    """Remove a version from the table of its tenant. It may not be there."""
+    table = tables.get(key[0])
+    if table is None:
+        return
+    table.pop(key, None)
+    if not table:
+        del tables[key[0]]
 
 
 def file_bytes(spec: ArraySpec) -> int:

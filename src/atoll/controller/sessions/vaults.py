@@ -201,17 +201,19 @@ class Vaults:
         The first chosen one is in the place of the published array. Memory that other tenants still read is theirs.
         """
         vault = self.of(version)
+        freed = []
         for position, kept in chosen.items():
             for handle in (version.held[position], *version.copies.get(position, ())):
                 entry = vault.directory.entries.get(handle)
                 if handle not in kept and entry is not None:
                     version.count(spec_of(entry), -1)
-                    self._launcher.buffers.release(vault, (handle,), delete=False)
+                    freed.append(handle)
             version.held[position] = kept[0]
             version.copies.pop(position, None)
             if len(kept) > 1:
                 version.copies[position] = tuple(kept[1:])
         if chosen:
+            self._launcher.buffers.release(vault, tuple(freed), delete=False)
             self._hand_over(vault, version.lent)
 
     # ---- files
