@@ -9,6 +9,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from atoll.controller.admission import ENGINE_SAYS_SECONDS
 from atoll.errors import OK, Code
 from atoll.ir.program import Call, Program, single
 from atoll.ir.types import ArraySpec, Sharding, Tiled
@@ -16,6 +17,7 @@ from atoll.launch.connections import Connections
 from atoll.launch.outbox import Outbox
 from atoll.protocol import messages as m
 from atoll.protocol.actions import Send
+from atoll.protocol.events import ConnectionLost
 from atoll.worker.host_group import HostGroup
 from atoll.worker.process_relay import ProcessRelay
 from tests.controller.play import BROKEN, Play
@@ -69,6 +71,13 @@ class Processes(Play):
                 sent += self.relay_says(each.hosts[0] % 2, ends)
         return sent
 
+    def lose_relay(self, number: int, reason: str) -> None:
+        """The connection to a relay is lost, and the engine reports nothing."""
+        self.event(ConnectionLost(self.now, self.relays[number], reason))
+        self.flush()
+        self.end_timers(ENGINE_SAYS_SECONDS)
+        self.flush()
+
     def relay_says(self, number: int, message: Any) -> list[Any]:
         self.receive(self.relays[number], message)
         return self.outbox()
@@ -76,6 +85,12 @@ class Processes(Play):
 
 def forwards(messages: list[Any]) -> list[m.Forward]:
     return [each for each in messages if isinstance(each, m.Forward)]
+
+
+def restarts(play: Processes) -> list[m.RestartIsland]:
+    """The requests to restart islands that the engine has received."""
+    sends = [each for each in play.actions if isinstance(each, Send)]
+    return [each.message for each in sends if isinstance(each.message, m.RestartIsland)]
 
 
 def added(play: Processes) -> list[tuple[int, m.AddMember]]:
@@ -155,6 +170,57 @@ def test_an_island_that_restarts_leaves_the_relay_and_joins_it_again():
     play.actions.clear()
     play.join_again(2)
     assert added(play) == [(0, m.AddMember(2, 2002))]
+
+
+def test_the_islands_of_a_process_whose_relay_is_lost_are_restarted():
+    play = Processes()
+    play.with_calls()
+    play.say(m.Launch(1, (10,), (11,), ()))
+    play.actions.clear()
+    play.lose_relay(0, "it closed the connection")
+    assert sorted(each.island for each in restarts(play)) == [0, 2]
+    states = play.controller.resources.islands
+    assert [states[host].works for host in HOSTS] == [False, True, False, True]
+    assert {gang.island for gang in play.controller.launcher.in_flight.values()} == {1, 3}
+    error = play.controller.sessions[play.session].directory.entries[11].error
+    assert error is not None
+    assert "the relay of the process of island 0 was lost: it closed the connection" in error.message
+
+
+def test_a_relay_that_sends_an_invalid_message_is_lost():
+    play = Processes()
+    play.actions.clear()
+    play.receive(play.relays[1], m.MembersDone((0, 1), (5,), (0, 1)))
+    play.flush()
+    play.end_timers(ENGINE_SAYS_SECONDS)
+    play.flush()
+    assert sorted(each.island for each in restarts(play)) == [1, 3]
+
+
+def test_hosts_that_are_lost_with_their_relay_are_lost_for_their_own_reason():
+    play = Processes()
+    play.actions.clear()
+    play.event(ConnectionLost(play.now, play.relays[0], "closed"))
+    play.event(ConnectionLost(play.now, play._hosts[2], "killed"))
+    play.lose(0, "killed")
+    play.flush()
+    assert restarts(play) == []
+    failures = [play.controller.resources.islands[island].last_failure for island in (0, 2)]
+    assert all(each is not None and "killed" in each.message for each in failures)
+
+
+def test_islands_that_restart_without_their_relay_receive_messages_directly():
+    play = Processes()
+    play.lose_relay(0, "it closed the connection")
+    for host in (0, 2):
+        play.say(m.FailureAcknowledged((host,), (), ()))
+    play.actions.clear()
+    play.join_again(0, 2)
+    assert added(play) == []
+    play.with_put(3, 2)
+    play.report(2, m.FeedsArrived(play.session, (20,)))
+    (run,) = play.say(m.Launch(3, (), (12,), (20,)))
+    assert type(run) is m.Run
 
 
 def test_a_process_has_one_relay():

@@ -101,7 +101,7 @@ class Admission:
         self._agent = PeerHandlers("agent", agents.received, self._expel, agents.lost)
         self._joining_worker = PeerHandlers("joining worker", self._worker_ready, self._refuse_with)
         self._worker = PeerHandlers("worker", self._from_worker, self._expel_worker, self._worker_disconnected)
-        self._relay = PeerHandlers("relay", self._from_relay, self._expel)
+        self._relay = PeerHandlers("relay", self._from_relay, self._expel, self._relay_disconnected)
         self._waiting_proxy = PeerHandlers("waiting proxy", self._hello, self._refuse_with, self._proxy_gone)
         self._proxy = PeerHandlers("proxy", self._from_proxy, self._end_session, self._proxy_disconnected)
         self._by_name = {
@@ -503,6 +503,17 @@ class Admission:
     def _from_relay(self, peer: Peer, event: Received) -> None:
         assert isinstance(event.message, m.MembersDone | m.MemberFailed)  # the permission table allows nothing else
         self._relays.handle(peer.connection, event.message)
+
+    def _relay_disconnected(self, peer: Peer, reason: str) -> None:
+        self._after(ENGINE_SAYS_SECONDS, partial(self._fail_without_relay, peer.connection, reason))
+
+    def _fail_without_relay(self, connection: int, reason: str) -> None:
+        """Restart the islands whose hosts have lost their relay, and the messages that it should have forwarded.
+
+        Usually the process has ended, and the hosts have lost their connections as well.
+        """
+        for island in self._relays.islands_behind(connection):
+            self._recovery.relay_lost(island, reason)
 
     def _expel_worker(self, peer: Peer, status: Status) -> None:
         """Disconnect a worker that has sent a message that no worker of this version sends."""

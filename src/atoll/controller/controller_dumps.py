@@ -101,6 +101,7 @@ class AdmissionDump(Dump):
 
 callback("admission: expect introduction", Admission, Admission._expect_introduction, int)
 callback("admission: fail absent worker", Admission, Admission._fail_absent_worker, int, str)
+callback("admission: fail without relay", Admission, Admission._fail_without_relay, int, str)
 
 
 @dump_of(EngineRole, "engine role")

@@ -108,6 +108,10 @@ class Outbox:
         """Return the number of the relay of a host, or None: see `RelayTable`."""
         return self._relays.of(host)
 
+    def hosts_behind(self, relay: int) -> list[int]:
+        """Return the hosts that receive messages through a relay."""
+        return self._relays.hosts_behind(relay)
+
     @property
     def has_processes(self) -> bool:
         """Whether some hosts receive messages through the relays of their processes."""

@@ -87,6 +87,10 @@ class RelayTable:
         self._in_processes += len(hosts) * (relay < 0)
         self._known.clear()
 
+    def hosts_behind(self, relay: int) -> list[int]:
+        """Return the hosts in the group of a relay."""
+        return [host for host, its in self._relays.items() if its == relay]
+
     def forget(self, host: int) -> None:
         self._in_processes -= self._relays.pop(host, 0) < 0
         self._known.clear()

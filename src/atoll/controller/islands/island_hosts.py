@@ -155,6 +155,12 @@ class Relays:
         if peer.hello is not None and relay is not None and self._outbox.relay_of(host) is None:
             self._outbox.join_process(host, peer.hello.incarnation, relay)
 
+    def islands_behind(self, connection: int) -> list[int]:
+        """Return the islands with connected hosts that receive messages through the relay with this connection."""
+        island_of, connected = self._resources.topology.island_of, self._connections.hosts
+        hosts = self._outbox.hosts_behind(process_relay(connection))
+        return sorted({island_of(host) for host in hosts if host in connected})
+
     def handle(self, connection: int, message: m.MembersDone | m.MemberFailed) -> None:
         """Handle the report of a relay of a process, with this connection. Ignore hosts that it has no more."""
         relay, of = process_relay(connection), self._outbox.relay_of

@@ -195,6 +195,13 @@ class Recovery:
             self._outbox.to_engine(m.RestartIsland(island.number, reason))
             self._fail_island(island.number, Status(Code.DEADLINE_EXCEEDED, reason))
 
+    def relay_lost(self, island: int, reason: str) -> None:
+        """Restart an island in a process whose relay is lost. Its hosts may still have their own connections."""
+        text = f"the relay of the process of island {island} was lost: {reason}"
+        if not self._resources.islands[island].is_over:
+            self._outbox.to_engine(m.RestartIsland(island, text))
+            self._fail_island(island, Status(Code.DATA_LOSS, f"{text}; its island is restarted, and {_LOST}"))
+
     def engine_joined(self) -> None:
         """Repeat the pending requests to restart islands, since a new engine does not know them."""
         for island in self._resources.islands.values():
