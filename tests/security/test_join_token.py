@@ -50,6 +50,7 @@ def test_it_is_written_to_a_file_for_its_user_alone_and_read_from_there(
     ("text", "words"),
     [
         ("/nowhere/join", "neither a join token .* nor a file with one: No such file"),
+        ("join", "No such file or directory in the working directory; give an absolute path"),
         ("10.0.0.1:7000", "neither a join token"),
         (f"atoll://10.0.0.1/{PRINT}/sesame", "begins with atoll://HOST:PORT/"),
         ("atoll://10.0.0.1:7000", "was cut"),

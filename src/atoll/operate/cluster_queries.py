@@ -41,7 +41,10 @@ from atoll.security.join_token import JoinToken
 from atoll.telemetry.log_rows import LogRow
 from atoll.wire.address import Address
 
-_START_HINT = "start one with `atoll up --islands 1x1x8`, or set ATOLL_ADDRESS to the address of one"
+_START_HINT = (
+    "start one with `atoll up --islands 1x1x8`, or set ATOLL_ADDRESS to the address of one; for one on another "
+    "machine, set ATOLL_JOIN to a copy of the file from `atoll up --join-file FILE`"
+)
 _NO_LOG = (
     "this command does not find the log of this cluster: `atoll web` shows the log of a cluster that the same user has "
     "started on the same machine, without --foreground"

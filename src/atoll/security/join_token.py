@@ -50,9 +50,10 @@ def read_join(text: str) -> JoinToken:
             content = Path(text).expanduser().read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not text"
+            where = "" if text.startswith(("/", "~")) else " in the working directory; give an absolute path"
             raise AccessError(
                 f"{text[:200]!r} is neither a join token (atoll://HOST:PORT/FINGERPRINT/TOKEN) nor a file with one: "
-                f"{reason}"
+                f"{reason}{where}"
             ) from None
         if not content.startswith(_SCHEME):
             raise AccessError(f"{text} does not contain a join token, which begins with {_SCHEME}")

@@ -108,11 +108,22 @@ def test_an_island_starts_when_all_of_its_machines_are_there_and_meets_at_the_fi
         play.come(1)
         assert play.heard() == []
         assert dict(play.report.waits)[0] == "waits for 1 of 2 hosts: rank 1 (rank 0 would be m1)"
+        assert [each.state for each in play.report.machines] == ["waits for the other hosts of island 0"]
         play.come(2)
         assert play.heard() == [(1, start(0)), (2, start(1))]
         assert play.placed == [("m1", "m2")]
         assert play.report.waits == ()
         assert [each.state for each in play.report.machines] == ["host 0 of island 0", "host 1 of island 0"]
+
+    played(scene)
+
+
+def test_an_agent_is_told_that_it_has_joined_before_its_worker_starts() -> None:
+    def scene() -> None:
+        play = Scene("1x1x4")
+        play.place(hosts=1)
+        play.come(1)
+        assert [type(message) for _, message in play.told] == [m.Renew, m.StartWorker]
 
     played(scene)
 

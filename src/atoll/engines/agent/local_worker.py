@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -18,8 +17,6 @@ from atoll.engines.engine_interface import HostStart
 from atoll.engines.worker_command import WorkerPlace, worker_command, worker_environment
 from atoll.protocol import messages as m
 from atoll.wire.address import Address
-
-_log = logging.getLogger(__name__)
 
 
 class LocalWorker:
@@ -87,7 +84,6 @@ class LocalWorker:
 
     def _ended(self, status: int, reason: str) -> None:
         reason = reason or describe_exit(status) + self._kills.note(status)
-        _log.info("the worker of incarnation %d has ended: %s", self.incarnation, reason)
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
         self.last_end = self.incarnation, status

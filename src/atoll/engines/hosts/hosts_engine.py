@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 
@@ -201,20 +201,28 @@ class HostsEngine:
 
     def _report(self) -> None:
         """Send the controller what `atoll status` shows, if it has changed."""
-        machines = tuple(self._machine(each) for each in self._agents.values())
+        wanted = self._wanted()
+        machines = tuple(self._machine(each, wanted) for each in self._agents.values())
         report = m.EngineReport(tuple(self._waits()), machines)
         if report != self._reported:
             self._reported = report
             self._send(report)
 
-    def _machine(self, agent: Agent) -> m.MachineReport:
-        """Return the report of an agent: numbered among those of its machine, and with a note if no island fits it."""
+    def _machine(self, agent: Agent, wanted: Mapping[str, int]) -> m.MachineReport:
+        """Return the report of an agent: numbered among those of its machine, with the use of a free one."""
         twins = [each for each in self._agents.values() if each.hello.machine == agent.hello.machine]
         name = f"{agent.hello.machine} ({twins.index(agent) + 1} of {len(twins)})" if len(twins) > 1 else ""
         state = ""
         if agent.is_free and not self._has_place(agent.hello.rank_slot):
             state = f"free, but no island has a place for it: it asks for {agent.hello.rank_slot}"
+        elif agent.is_free and agent.hello.agent in wanted:
+            state = f"waits for the other hosts of island {wanted[agent.hello.agent]}"
         return agent.report(name, state)
+
+    def _wanted(self) -> dict[str, int]:
+        """Return the first island that waits for more machines and would use this one, by the agent of a machine."""
+        waiting = sorted(self._waiting.items(), reverse=True)
+        return {each.agent: island for island, (starts, _) in waiting for each in self._chosen(starts) if each}
 
     def _has_place(self, rank_slot: RankSlot) -> bool:
         """Return whether a host of an island can be at the rank slot, or of an island that was not placed yet."""
@@ -280,6 +288,7 @@ class HostsEngine:
         self._connections[connection] = agent
         self._leases.renew(agent.number, asyncio.get_running_loop().time())
         agent.came(hello, connection)
+        agent.tell(self._renewal(agent))  # first, since it tells the agent that it has joined
         if ended is not None:  # last, since the island may start its next worker on this agent at once
             ended.ended(HostEnd(hello.ended[1], describe_exit(hello.ended[1])))
         self._form()
@@ -336,9 +345,13 @@ class HostsEngine:
                 seconds = f"{self._leases.seconds:.0f} s"
                 self._forget(agent, f"the host agent on {agent.name} sent nothing for {seconds}")
             else:
-                agent.tell(m.Renew(round(self._leases.left(agent.number, now), 1), self._settings.grace_seconds))
+                agent.tell(self._renewal(agent))
         for island in self._drains.due(now, self._left_by_machines()):
             self._ask_to_drain(island)
+
+    def _renewal(self, agent: Agent) -> m.Renew:
+        left = self._leases.left(agent.number, asyncio.get_running_loop().time())
+        return m.Renew(round(left, 1), self._settings.grace_seconds)
 
     # ---- machines that leave
 
