@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from atoll.controller.sessions.array_files import file_bytes
 from atoll.errors import OK, Code, Details, Kind, Status, failure
+from atoll.ir.types import ArraySpec, Sharding
 from atoll.named_arrays.named_arrays import MOST_WAIT_SECONDS, RETRY_SECONDS, Version
 from atoll.named_arrays.version_files import FileState, VersionFiles
 from atoll.named_arrays.version_states import VersionState
@@ -45,10 +47,10 @@ class Spilling(Trainer):
         assert isinstance(request, m.SpillRequest)
         return request
 
-    def wrote(self, request: m.SpillRequest, status: Status = OK) -> None:
+    def wrote(self, request: m.SpillRequest, status: Status = OK, nbytes: int = 8) -> None:
         """The host has written what it was asked to, or could not."""
         numbers = [number for number, _, _ in request.shards] if status.ok else []
-        pieces = tuple(m.SpilledPiece(number, 8, f"/spilled/{number}.piece", 7) for number in numbers)
+        pieces = tuple(m.SpilledPiece(number, nbytes, f"/spilled/{number}.piece", 7) for number in numbers)
         self.worker(0, m.SpillReply(request.session, request.request, status, pieces))
 
     def on_disk(self) -> None:
@@ -313,6 +315,29 @@ def test_a_version_is_written_when_others_have_made_room() -> None:
     play.tick(play.now + 1)
     assert len(play.of_type(m.SpillRequest)) == 1
     assert play.files.problem == ""
+
+
+def test_files_that_are_larger_than_their_arrays_count_with_their_size() -> None:
+    play = Spilling()
+    play.operator(m.SetTenant("trainer", limits={"disk": 100}))
+    play.wrote(play.publish_on_disk(), nbytes=60)
+    assert (play.files.state, play.files.nbytes) == (FileState.WRITTEN, 60)
+
+
+def test_files_that_exceed_the_quota_are_removed() -> None:
+    play = Spilling()
+    play.operator(m.SetTenant("trainer", limits={"disk": 100}))
+    play.wrote(play.publish_on_disk(), nbytes=101)
+    (dropped,) = play.of_type(m.DropSpilled)
+    assert [each.path for each in dropped.pieces] == ["/spilled/1.piece"]
+    assert play.files.state is FileState.WRITING
+    assert "and version 1 of trainer/policy needs 93 B" in play.files.problem
+
+
+def test_the_estimated_size_of_files() -> None:
+    sharding = Sharding((1,))
+    sizes = {dtype: file_bytes(ArraySpec(dtype, (2, 3), sharding)) for dtype in ("float32", "int4", "bool", "string")}
+    assert sizes == {"float32": 24, "int4": 6, "bool": 6, "string": 12}
 
 
 def _complete(play: Spilling, tenant: str, count: int) -> list[Version]:

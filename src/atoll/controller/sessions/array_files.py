@@ -46,6 +46,8 @@ from atoll.state.tenants import Tenant
 _MOST_WRITTEN = 4
 # Versions of a tenant that could not be written and are put in line again in one tick.
 _MOST_RETRIED = 64
+# Size of an empty string in a file.
+_LEAST_STRING_BYTES = 2
 # Arrays of a version whose restoration begins in one flush.
 _MOST_RESTORED = 16
 
@@ -244,9 +246,7 @@ class ArrayFiles:
         first = len(self._stored.setdefault(version.key, []))
         if not files.nbytes:
             size = sum(file_bytes(each.spec) for each in version.arrays)
-            used = self._bytes.get(version.tenant, 0)
-            text = f"its versions have {human_bytes(used)} in files, and {version.title} needs {human_bytes(size)}"
-            exceeded = self._tenants.by_name[version.tenant].exceeded("disk", size, used, text)
+            exceeded = self._exceeded(version, size)
             if exceeded is not None:
                 self._lacks(version, files, exceeded)
                 return
@@ -265,6 +265,12 @@ class ArrayFiles:
             del self._writes[version.key]
             self._directories[version.key].remove(number)
             self._lacks(version, files, error.status)
+
+    def _exceeded(self, version: Version, nbytes: int) -> Status | None:
+        """Return an error if the tenant's quota `disk` does not allow so many bytes more, for this version."""
+        used = self._bytes.get(version.tenant, 0)
+        text = f"its versions have {human_bytes(used)} in files, and {version.title} needs {human_bytes(nbytes)}"
+        return self._tenants.by_name[version.tenant].exceeded("disk", nbytes, used, text)
 
     def _path(self) -> str:
         """Return the beginning of the paths of all directories of this cluster, which a number follows."""
@@ -295,18 +301,24 @@ class ArrayFiles:
             self._spiller.drop_files(arrays.values())
             return
         del self._writes[write.key]
+        found = [
+            StoredArray(spec, platform, arrays[handle])
+            for handle, (spec, platform) in zip(write.handles if status.ok else (), write.stored, strict=status.ok)
+        ]
+        larger = sum(max(0, each.spilled.nbytes - file_bytes(each.spec)) for each in found)
+        if larger:
+            status = self._exceeded(version, larger) or status
         if status.ok:
+            self._count(version.files, version.tenant, version.files.nbytes + larger)
             stored = self._stored[write.key]
-            stored += [
-                StoredArray(spec, platform, arrays[handle])
-                for handle, (spec, platform) in zip(write.handles, write.stored, strict=True)
-            ]
+            stored += found
             del self._writing[version.tenant]
             if len(stored) < len(version.held):
                 self._enqueue(write.key)
             else:
                 self._names.written(version)
         else:
+            self._spiller.drop_files(arrays.values())
             self._directories[write.key].remove(write.number)
             self._lacks(version, version.files, status)
         self._admit()
@@ -545,10 +557,14 @@ def _remove(tables: dict[str, dict[VersionKey, Any]], key: VersionKey) -> None:
 
 
 def file_bytes(spec: ArraySpec) -> int:
-    """Return the size of an array in files, where equal shards are stored once."""
+    """Return the size of an array in files, where equal shards are stored once; the least possible one for strings.
+
+    In files, numbers of less than 8 bits have a byte each.
+    """
     match spec.sharding.tiling:
         case Even() | Uneven():
             shapes = [shard_shape(spec.sharding, spec.shape, i) for i in range(len(spec.sharding.devices))]
         case _:
             shapes = [spec.shape]
-    return sum(-(-math.prod(shape) * DTYPE_BITS.get(spec.dtype, 0) // 8) for shape in shapes)
+    item = _LEAST_STRING_BYTES if spec.dtype == "string" else -(-DTYPE_BITS.get(spec.dtype, 0) // 8)
+    return item * sum(map(math.prod, shapes))
