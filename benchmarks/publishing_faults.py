@@ -40,6 +40,8 @@ class FaultResult(msgspec.Struct, frozen=True):
     Attributes:
       kills: the number of kills of the publisher, of the controller, and of an island of readers.
       differences: what `atoll check` finds after the scripts have ended.
+      spill: the argument of `publish`.
+      homes: the number of kills of the island with the published arrays.
     """
 
     seed: int
@@ -47,26 +49,45 @@ class FaultResult(msgspec.Struct, frozen=True):
     kills: list[int]
     subscribers: list[SubscriberResult]
     differences: list[str]
+    spill: str | None = None
+    homes: int = 0
+
+
+_COLUMNS = {None: "on devices", "disk": 'with `spill="disk"`'}
 
 
 def table(results: list[FaultResult]) -> str:
     """Return the sum of the results as a Markdown table."""
-    subscribers = [each for result in results for each in result.subscribers]
-    publisher, controller, island = (sum(kills) for kills in zip(*[each.kills for each in results], strict=True))
     commits = dict.fromkeys(each.commit for each in results)
     described = ", ".join(map(describe_commit, commits))
-    rows = {
+    chosen = {spill: [each for each in results if each.spill == spill] for spill in _COLUMNS}
+    columns = [_column(runs) for runs in chosen.values() if runs]
+    names = [_COLUMNS[spill] for spill, runs in chosen.items() if runs]
+    lines = [
+        f"{len(results)} runs, {described}. {age(next(reversed(commits)))}".strip(),
+        "",
+        f"| versions | {' | '.join(names)} |",
+        f"|---|{'---:|' * len(names)}",
+    ]
+    for row in columns[0]:
+        lines.append(f"| {row} | {' | '.join(f'{each[row]:,}' for each in columns)} |")
+    return "\n".join(lines)
+
+
+def _column(results: list[FaultResult]) -> dict[str, float]:
+    subscribers = [each for result in results for each in result.subscribers]
+    publisher, controller, readers = (sum(kills) for kills in zip(*[each.kills for each in results], strict=True))
+    return {
         "kills of the publisher": publisher,
         "kills of the controller": controller,
-        "kills of an island of readers": island,
+        "kills of an island of readers": readers,
+        "kills of the island with the published arrays": sum(each.homes for each in results),
         "versions that three readers have read": sum(each.versions for each in subscribers),
         "versions that were mixtures": sum(len(each.mixtures) for each in subscribers),
         "requests that failed": sum(sum(each.errors.values()) for each in subscribers),
         "the slowest request, s": max(each.slowest for each in subscribers),
         "differences that `atoll check` found after the runs": sum(len(each.differences) for each in results),
     }
-    lines = [f"{len(results)} runs, {described}. {age(next(reversed(commits)))}".strip(), "", "| | |", "|---|---:|"]
-    return "\n".join([*lines, *(f"| {name} | {value:,} |" for name, value in rows.items())])
 
 
 def write_page(page: Path = PAGE, result: Path = RESULT) -> None:

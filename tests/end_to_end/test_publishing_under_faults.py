@@ -1,8 +1,9 @@
 """Publishers, the controller and the islands of subscribers are killed: no mixtures, no long waits, nothing left.
 
-`make thorough` kills the trainer 200 times, and the controller and an island of subscribers 20 times each. The moments
-depend on `ATOLL_TEST_SEED`, so the test can run in several parts. If `ATOLL_TEST_RESULTS` names a file, the result is
-appended to it, and `python -m benchmarks.publishing_faults` makes a table of such results.
+`make thorough` kills the trainer 200 times, and the controller and an island of subscribers 20 times each. It repeats
+this with versions that are also in files, and then also kills the island with the published arrays 20 times. The
+moments depend on `ATOLL_TEST_SEED`, so the test can run in several parts. If `ATOLL_TEST_RESULTS` names a file, the
+result is appended to it, and `python -m benchmarks.publishing_faults` makes a table of such results.
 """
 
 from __future__ import annotations
@@ -58,20 +59,20 @@ def _checksums(arrays: list[Any]) -> list[int]:
     return [zlib.crc32(np.ascontiguousarray(each)) for each in arrays]
 
 
-def publish_for_ever(seed: int) -> None:
+def publish_for_ever(seed: int, spill: str | None) -> None:
     place = _sharding(0)
     donate = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
     while True:
         seed += 1
         tree = jax.device_put({"seed": np.uint32(seed), "w": _made(seed)}, place)
-        atoll.publish("policy", tree, keep=2, checksums=True)
+        atoll.publish("policy", tree, keep=2, checksums=True, spill=spill)
         donate(tree)
 
 
-def publish_one(seed: int) -> int:
+def publish_one(seed: int, spill: str | None) -> int:
     """Publish one version, and wait until it is complete."""
     tree = jax.device_put({"seed": np.uint32(seed), "w": _made(seed)}, _sharding(0))
-    number = atoll.publish("policy", tree, checksums=True)
+    number = atoll.publish("policy", tree, checksums=True, spill=spill)
     atoll.subscribe("policy", _sharding(0), version=number)
     return number
 
@@ -123,23 +124,25 @@ def _differences(cluster: StandingCluster) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.thorough
 @pytest.mark.timeout(3600)
+@pytest.mark.parametrize("spill", [None, "disk"])
 def test_subscribers_see_whole_versions_while_everything_else_is_killed(
-    start_cluster: StartCluster, start_python: StartPython, module_directory: Path, tmp_path: Path
+    start_cluster: StartCluster,
+    start_python: StartPython,
+    tmp_path: Path,
+    spill: str | None,
 ) -> None:
     rng = random.Random(SEED)
-    cluster = start_cluster(
-        islands="3x1x2", journal=str(module_directory / "journal of faults"), grace_seconds=GRACE_SECONDS
-    )
+    cluster = start_cluster(islands="3x1x2", journal=str(tmp_path / "journal"), grace_seconds=GRACE_SECONDS)
     stop = tmp_path / "stop"
     subscribers = [start_python(ATOLL_ADDRESS=cluster.address) for _ in range(3)]
     for each, first in zip(subscribers, (2, 2, 4), strict=True):
         each.begin(watch, first, str(stop))
-    controllers = islands = 0
+    controllers = islands = homes = 0
     for kill in range(1, KILLS + 1):
         _wait_for_controller(cluster)  # a new script tries to connect for 5 s only
         trainer = start_python(ATOLL_ADDRESS=cluster.address)
-        trainer.call(publish_one, kill << 16)
-        trainer.begin(publish_for_ever, kill << 16)
+        trainer.call(publish_one, kill << 16, spill)
+        trainer.begin(publish_for_ever, kill << 16, spill)
         time.sleep(rng.uniform(0.0, 0.4))
         if kill % EVERY == 0:
             next(each for name, each in cluster.processes().items() if "controller_main" in name).kill()
@@ -147,6 +150,9 @@ def test_subscribers_see_whole_versions_while_everything_else_is_killed(
         if kill % EVERY == EVERY // 2:
             cluster.worker(2).kill()
             islands += 1
+        if spill and kill % EVERY == EVERY // 2 + 2:
+            cluster.worker(0).kill()
+            homes += 1
         trainer.process.kill()
         trainer.close()
         if kill % EVERY == 0:
@@ -156,7 +162,9 @@ def test_subscribers_see_whole_versions_while_everything_else_is_killed(
     for each in subscribers:
         each.close()
     report = cluster.until(lambda report: not report["sessions"], END_SECONDS)
-    result = FaultResult(SEED, current_commit(), [KILLS, controllers, islands], found, _differences(cluster))
+    result = FaultResult(
+        SEED, current_commit(), [KILLS, controllers, islands, homes], found, _differences(cluster), spill
+    )
     print(msgspec.json.encode(result).decode())
     if RESULTS:
         with Path(RESULTS).open("ab") as file:
