@@ -243,6 +243,20 @@ def test_contents_arrive_on_a_channel_that_the_client_has_dialed(far: FarHost) -
     assert list(far.table._direct) == [channel]
 
 
+def test_a_proxy_learns_of_contents_that_arrive_after_its_channel_was_replaced(far: FarHost) -> None:
+    channel, before = far.let_dial(), far.to_client
+    assert before is not None
+    before.shut_down()
+    until(lambda: far.table._channel is not None and far.table._channel.is_closed)
+    far.table.add(None, [lambda: ()])  # opens another channel
+    until(lambda: far.to_client is not before)
+    contents = far.table.reads.start(None, [DEVICE], VALUES.nbytes, far.table.reads.losses)
+    assert far.port.send_to_script(5, first_feed(0), [BufferContents((memoryview(VALUES),))])
+    np.testing.assert_array_equal(contents.wait(), VALUES)
+    assert far.told.get(timeout=SECONDS) == Arrived(first_feed(0))
+    assert list(far.table._direct) == [channel]
+
+
 def test_contents_are_sent_on_a_channel_that_the_client_has_dialed(far: FarHost) -> None:
     far.let_dial()
     far.table.writes.start(VALUES, [DEVICE])

@@ -206,15 +206,16 @@ class CallbackTable:
         channel: DataChannel,
         heard: threading.Event,
         on_memory: OnMemory | None = None,
-        proxy: DataChannel | None = None,
+        is_dialed: bool = False,
     ) -> None:
-        """Receive on a channel until it ends. `proxy` is that of the proxy, if `channel` was dialed without it."""
+        """Receive on a channel until it ends. If this process has dialed it, tell the proxy what has arrived."""
 
         def on_piece(piece: Piece, content: Any, done: Callable[[], None]) -> None:
             heard.set()
             if piece.feed in SCRIPT_FEEDS:
                 self.reads.take(piece.feed, content, piece.more, done)
-                if proxy is not None and not piece.more:
+                proxy = self._channel  # the present one, because the channel may outlive that of its `Dial`
+                if is_dialed and not piece.more and proxy is not None:
                     with contextlib.suppress(AtollError, OSError):
                         proxy.send(0, first_call(0), encode(Arrived(piece.feed)))
                 return
@@ -294,7 +295,7 @@ class CallbackTable:
                 if is_wanted:
                     self._direct[channel] = dial.host
             if is_wanted:
-                self._receive(channel, threading.Event(), proxy=proxy)
+                self._receive(channel, threading.Event(), is_dialed=True)
             else:
                 channel.close()
         except (AtollError, OSError) as error:
