@@ -29,8 +29,11 @@ def test_a_cluster_stays_connected_over_many_cells_until_it_is_closed(run_script
             print(first.is_closed, second.is_closed, len(jax.devices("atoll")), repr(first)[-7:])
             first.close()
             print(second.is_closed, float(jnp.ones(4).sum()))
+            kept = jnp.ones(6)
             second.close()
             second.close()
+            print(kept.is_deleted())
+            del kept  # jaxlib's client would print an error
             print(jax.devices()[0].platform, jax.config.jax_platforms, float(jnp.ones(5).sum()))
 
         asyncio.run(cells())
@@ -42,6 +45,7 @@ def test_a_cluster_stays_connected_over_many_cells_until_it_is_closed(run_script
         "True",
         "True False 1 closed)",
         "False 4.0",
+        "True",
         "cpu cpu 5.0",
     ]
     assert result.stderr == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import functools
 import os
@@ -160,6 +161,17 @@ def _users_cache() -> str:
 
     directory = jax.config.jax_compilation_cache_dir if jax.config.jax_enable_compilation_cache else None
     return str(directory or "")
+
+
+def delete_arrays() -> None:
+    """Delete the arrays of this process's client, before it disconnects.
+
+    Otherwise each of them tells the ended connection when the script drops it, and jaxlib's client logs the failure.
+    """
+    if _client is not None:
+        for array in _client.live_arrays():
+            with contextlib.suppress(RuntimeError):  # the connection is lost
+                array.delete()
 
 
 def disconnect() -> None:

@@ -94,7 +94,7 @@ def connect(
 
     JAX's platforms are "atoll,cpu" until the cluster is closed, and then the previous ones. Both changes drop the
     arrays and compiled functions of the other backends, like `jax.extend.backend.clear_backends`. Arrays on the cluster
-    end with the connection.
+    are deleted with the connection.
 
     Raises:
       atoll.AddressError: `address` cannot be parsed.
@@ -130,6 +130,7 @@ def connect(
         global _open
         _open = None
         clear_backends()
+        backend.delete_arrays()
         backend.choose(None)
         backend.disconnect()
         jax.config.update("jax_platforms", before)
