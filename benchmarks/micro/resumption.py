@@ -23,6 +23,7 @@ from atoll.wire.address import Address
 from atoll.wire.blocking import BlockingConnection
 from atoll.wire.connection import Connection
 from atoll.wire.endpoints import connect, listen
+from atoll.wire.resumption.accepted_link import Acceptor
 from atoll.wire.resumption.dialed_connection import dial
 from atoll.wire.resumption.resumable_connections import ResumableConnections
 from benchmarks.harness.machine import describe
@@ -47,7 +48,12 @@ class Dialed:
         self.address = Address(path=f"{directory}/{'on' if grants else 'off'}")
         self._grants = grants
         self._table = ResumableConnections(
-            1, 60.0, b"key", _ignore, _ignore, lambda each: each.acknowledge(), lambda: None, lambda pid, then: None
+            Acceptor(1, 60.0, b"key"),
+            _ignore,
+            _ignore,
+            lambda each: each.acknowledge(),
+            lambda: None,
+            lambda pid, then: None,
         )
 
     def accept(self) -> Connection:

@@ -8,7 +8,7 @@ from atoll.controller.controller_dumps import load_controller
 from atoll.controller.faults import NothingChangedError
 from atoll.controller.validation import PROXIES
 from atoll.errors import Code
-from atoll.journal.event_log import replayed, skipped_of
+from atoll.journal.event_log import replayed, with_skips
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.state.offenses import FIRST_SUSPENSION_SECONDS, MOST_CRASHES
@@ -80,7 +80,9 @@ RECEIVED = [e.Received(1.0, connection, m.Pong()) for connection in (1, 2, 3)]
     ],
 )
 def test_what_is_skipped(events, expected):
-    assert skipped_of(events) == expected
+    marks = list(with_skips(events))
+    assert [event for event, _ in marks] == events
+    assert {position for position, (_, is_skipped) in enumerate(marks) if is_skipped} == expected
 
 
 def test_a_dump_replays_without_what_was_skipped():

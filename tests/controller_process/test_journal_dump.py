@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from atoll.controller_process.journal_dump import Pseudonyms, dump_of_journal
-from atoll.controller_process.process_state import ShellState, encode_snapshot
+from atoll.controller_process.process_state import ShellDump, encode_snapshot
 from atoll.errors import JournalError
 from atoll.journal.event_log import replayed
 from atoll.journal.files import Directory
@@ -42,7 +42,7 @@ class Secrets(Play):
 def journaled(play: Play, directory: Path) -> tuple[Journal, list[list[a.AnyAction]]]:
     """The journal of what happens in the play from now on, and the actions of each event."""
     opened = Directory(directory)
-    payload = encode_snapshot(play.controller, ShellState())
+    payload = encode_snapshot(play.controller, ShellDump())
     opened.write_snapshot(1, 3, payload)
     journal = Journal(opened, 3, 1, lambda: payload)
     journal.open_segment()
@@ -117,7 +117,7 @@ def test_a_dump_has_no_contents_of_arrays(play: Secrets, tmp_path: Path) -> None
     journal, _ = journaled(play, tmp_path / "journal")
     play.flush()
     journal.close()
-    assert b"SECRETS!" in encode_snapshot(play.controller, ShellState())
+    assert b"SECRETS!" in encode_snapshot(play.controller, ShellDump())
     assert all(
         b"SECRETS!" not in _bytes(json.loads(line).get("base", "")) for line in dump_of_journal(tmp_path / "journal")
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -13,7 +12,7 @@ import pytest
 from atoll.cluster.settings import ClusterSettings
 from atoll.controller_process.controller_options import ControllerOptions
 from atoll.controller_process.killed_clusters import end_killed_cluster
-from atoll.controller_process.process_state import ShellState, encode_snapshot
+from atoll.controller_process.process_state import ShellDump, encode_snapshot
 from atoll.controller_process.shell import ControllerShell
 from atoll.errors import IncompatibleJournalError, JournalError
 from atoll.journal.files import Directory
@@ -33,15 +32,15 @@ def killed(directory: Path, piece: Path) -> None:
     entry.spilled = SpilledArray((part,))
     piece.write_bytes(b"contents")
     journal = Directory(directory)
-    journal.write_snapshot(1, 3, encode_snapshot(play.controller, ShellState()))
+    journal.write_snapshot(1, 3, encode_snapshot(play.controller, ShellDump()))
     journal.close()
 
 
 def end(directory: Path, persist: bool) -> None:
     async def main() -> None:
         options = ControllerOptions("unix:/none", ClusterSettings("2x1x2"), 0)
-        start = partial(ControllerShell, options, "", asyncio.Event())
-        end_killed_cluster(str(directory), start, persist)
+        stop = asyncio.Event()
+        end_killed_cluster(str(directory), lambda state: ControllerShell(options, state, stop), persist)
 
     asyncio.run(main())
 

@@ -12,8 +12,8 @@ import pytest
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.topology import Topology
 from atoll.controller_process.controller_options import ControllerOptions
-from atoll.controller_process.process_state import decode_snapshot
-from atoll.controller_process.shell import ControllerShell, ShellTimes
+from atoll.controller_process.process_state import ProcessState, decode_snapshot
+from atoll.controller_process.shell import ControllerShell, ShellTimes, new_controller
 from atoll.journal.records import decode_event
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
@@ -53,13 +53,17 @@ class Peer:
                 return message
 
 
+TIMES = ShellTimes()
+
+
 class Process:
     """A controller's process, but for the process. `events` are what its controller has handled."""
 
-    def __init__(self, address: Address, **more: Any) -> None:
+    def __init__(self, address: Address, state: ProcessState | None = None, times: ShellTimes = TIMES) -> None:
         options = ControllerOptions(str(address), SETTINGS, 0)
         self.address = address
-        self.shell = ControllerShell(options, "", asyncio.Event(), **more)
+        state = state or ProcessState(new_controller(options))
+        self.shell = ControllerShell(options, state, asyncio.Event(), times=times)
         self.events: list[e.AnyEvent] = []
         self.server: asyncio.Server
         self._handles = self.shell.controller.handle
@@ -117,9 +121,9 @@ def test_a_shell_goes_on_with_another_ones_connections_and_nobody_notices(addres
 
         events = first.kill()
         early.connection.send(m.Await(7, ()))
-        controller, state = decode_snapshot(snapshot)
-        second = Process(address, controller=controller, state=state, term=2, times=ShellTimes(reconnect=0.1))
-        second.shell.replay(events)
+        state = ProcessState(*decode_snapshot(snapshot), 1)
+        state.replay(events)
+        second = Process(address, state, ShellTimes(reconnect=0.1))
         second.shell.resume(2)
         late.connection.send(m.Await(8, ()))
         await second.listen()

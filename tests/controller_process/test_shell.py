@@ -16,15 +16,14 @@ from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.topology import Topology
 from atoll.controller_process.controller_main import serve
 from atoll.controller_process.controller_options import ControllerOptions
-from atoll.controller_process.process_state import ShellState
-from atoll.controller_process.shell import ControllerShell
+from atoll.controller_process.process_state import ProcessState
+from atoll.controller_process.shell import ControllerShell, new_controller
 from atoll.controller_process.step_budget import FLUSH_SECONDS, StepBudget
 from atoll.errors import Code
 from atoll.journal.files import Directory
 from atoll.journal.journal import recover
 from atoll.journal.persisted_state import has_killed_cluster
 from atoll.operate.log_replay import replay
-from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.protocol.actions import AnyAction
 from atoll.protocol.events import STEPS_PER_FLUSH
@@ -150,7 +149,8 @@ def test_a_controller_whose_engine_has_ended_leaves_its_journal_if_another_engin
 
 def test_the_shell_can_do_all_that_a_controller_decides():
     async def does() -> set[type[Any]]:
-        return set(ControllerShell(ControllerOptions("unix:/x", SETTINGS, 0), "", asyncio.Event())._does)
+        options = ControllerOptions("unix:/x", SETTINGS, 0)
+        return set(ControllerShell(options, ProcessState(new_controller(options)), asyncio.Event())._does)
 
     assert asyncio.run(does()) == set(get_args(AnyAction))
 
@@ -176,16 +176,3 @@ def test_steps_that_take_little_are_done_in_the_usual_number_again():
     for _ in range(20):
         budget.observe(FLUSH_SECONDS / 4)
     assert budget.steps == STEPS_PER_FLUSH
-
-
-@pytest.mark.parametrize("uptime", [50.0, 5000.0])
-def test_the_clock_continues_that_of_another_machine(monkeypatch: pytest.MonkeyPatch, uptime: float) -> None:
-    async def main() -> None:
-        monkeypatch.setattr("time.monotonic", lambda: uptime)
-        options = ControllerOptions("unix:/x", SETTINGS, 0)
-        shell = ControllerShell(options, "", asyncio.Event(), state=ShellState(seconds=1000.0))
-        assert shell._clock() == 1000.0
-        shell.replay([e.Started(1003.0)])
-        assert shell._clock() == 1003.0
-
-    asyncio.run(main())

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine, Iterator
-from functools import partial
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,8 @@ import pytest
 from atoll.cluster.topology import Topology
 from atoll.controller_process.controller_options import FOLLOWS, ControllerOptions
 from atoll.controller_process.journal_recovery import JournalRecovery
-from atoll.controller_process.shell import ControllerShell, ShellTimes
+from atoll.controller_process.process_state import ProcessState
+from atoll.controller_process.shell import ControllerShell, ShellTimes, new_controller
 from atoll.controller_process.standby import Standby
 from atoll.controller_process.standby_status import StandbyState, standby_status
 from atoll.errors import ConnectError
@@ -24,6 +24,7 @@ from atoll.protocol import messages as m
 from atoll.wire.address import Address
 from atoll.wire.endpoints import listen
 from atoll.wire.framing import PIECE_BYTES
+from atoll.wire.resumption.accepted_link import AcceptedLink
 from tests.controller.play import ready
 from tests.controller_process.cuttable_network import Relay
 from tests.controller_process.test_resumption import SETTINGS, Peer
@@ -46,7 +47,10 @@ class Pair:
         self.directory = directory
         self.sent_by = sent_by
         self.stopped = asyncio.Event()  # the controller
-        self.shell = ControllerShell(ControllerOptions(str(self.first), SETTINGS, 0), "", self.stopped, times=times)
+        of_first = ControllerOptions(str(self.first), SETTINGS, 0)
+        self.before = JournalRecovery(str(directory / "journal"), restarts=False)
+        state = self.before.state(lambda: new_controller(of_first))
+        self.shell = ControllerShell(of_first, state, self.stopped, times=times)
         relays = [Relay(directory / f"to-first-{each}", self.first) for each in range(3)]
         self.relays = self.of_standby, self.of_worker, self.of_proxy = relays
         self.servers: list[asyncio.Server] = []
@@ -62,11 +66,11 @@ class Pair:
             directory=str(directory),
             standby=str(self.of_standby.address),
         )
-        self.standby = Standby(options, partial(ControllerShell, options, "", self.stop), self.stop)
+        self.standby = Standby(options, lambda state: ControllerShell(options, state, self.stop), self.stop)
         self.running: asyncio.Task[ControllerShell | None]
 
     async def start(self) -> None:
-        JournalRecovery(str(self.directory / "journal"), restarts=False).hand_over(self.shell)
+        self.before.begin(self.shell)
         self.shell.journal = self.sent_by(self.shell.journal)  # type: ignore[arg-type]
         self.servers = [
             (await listen(self.first, self.shell.accept))[0],
@@ -103,11 +107,15 @@ class Pair:
         Peers may know nothing that the standby lacks: it refuses those that do.
         """
 
-        def sent(shell: ControllerShell | None) -> dict[int, Any]:
-            assert shell is not None
-            return {each.number: each.link.buffer.sent for each in shell.resumable.all()}
+        def sent(links: Iterable[AcceptedLink]) -> dict[int, Any]:
+            return {link.number: link.buffer.sent for link in links}
 
-        await until_async(lambda: sent(self.standby.replica) == sent(self.shell))
+        def replica() -> ProcessState:
+            assert self.standby.replica is not None
+            return self.standby.replica
+
+        of_shell = self.shell.resumable
+        await until_async(lambda: sent(replica().links.values()) == sent(each.link for each in of_shell.all()))
 
     async def taken_over(self) -> ControllerShell:
         """Return the shell of the standby after all peers have connected to it."""
@@ -344,7 +352,7 @@ def test_a_controller_has_one_standby(play, tmp_path):
         options = ControllerOptions(
             f"unix:{tmp_path}/third", SETTINGS, 0, journal=str(tmp_path / "another"), standby=str(pair.first)
         )
-        another = Standby(options, partial(ControllerShell, options, "", pair.stop), asyncio.Event())
+        another = Standby(options, lambda state: ControllerShell(options, state, pair.stop), asyncio.Event())
         with pytest.raises(ConnectError, match=r"this controller has a standby, at unix:.*/second"):
             await another.run()
         pair.shell.stop()

@@ -32,7 +32,7 @@ def test_a_controller_that_learns_of_a_later_term_ends_and_writes_nothing_any_mo
         process = Process(address)
         shell = process.shell
         del shell.controller.handle  # type: ignore[attr-defined]
-        JournalRecovery(str(tmp_path / "journal"), restarts=False).hand_over(shell)
+        JournalRecovery(str(tmp_path / "journal"), restarts=False).begin(shell)
         await process.listen()
         peer = await Peer.open(address, "worker")
         peer.connection.send(ready(Topology.parse("1x1x1"), 0, "unix:/data-0"))

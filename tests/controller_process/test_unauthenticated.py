@@ -15,7 +15,8 @@ import pytest
 
 from atoll.cluster.settings import ClusterSettings
 from atoll.controller_process.controller_options import ControllerOptions
-from atoll.controller_process.shell import ControllerShell
+from atoll.controller_process.process_state import ProcessState
+from atoll.controller_process.shell import ControllerShell, new_controller
 from atoll.protocol import messages as m
 from atoll.security.certificate_authority import CertificateAuthority
 from atoll.security.enrollment import AskAuthority, Enroll
@@ -81,7 +82,8 @@ async def port(directory: Path, *, tls: bool, **bounds: Any) -> AsyncIterator[Po
     options = ControllerOptions("", ClusterSettings("1x1x1"), os.getpid(), directory=str(directory))
     if tls:
         CertificateAuthority.make("a test's").save(authority_file(directory))
-    shell = ControllerShell(options, TOKEN, asyncio.Event(), "", tls, unauthenticated=unauthenticated)
+    state = ProcessState(new_controller(options, TOKEN))
+    shell = ControllerShell(options, state, asyncio.Event(), has_tls=tls, unauthenticated=unauthenticated)
     shell.start()
     own = shell.joiners.identity if shell.joiners is not None else None
     server, address = await listen(Address(host="127.0.0.1", tls=tls), shell.accept, own, unauthenticated)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.controller.core import Controller
-from atoll.controller_process.process_state import ShellState, encode_shell, encode_snapshot
+from atoll.controller_process.process_state import ShellDump, encode_shell, encode_snapshot
 from atoll.journal.files import Directory
 from atoll.journal.journal import Journal
 from atoll.journal.persisted_state import PersistedCluster, PersistedState, encode_persisted
@@ -31,8 +31,8 @@ KINDS: dict[str, type[World]] = {"world": World, "migrating": MigratingWorld, "c
 LINK = LinkRecord(9, "client", "the proxy", Counts(5, 1), Counts(3, 0), [b"one", b"two"], [b"three"], [(1, Counts(4))])
 
 
-def shell_state() -> ShellState:
-    return ShellState(12.5, 10, b"k" * 32, [LINK], {4: "operator"}, {2: 13.5})
+def shell_state() -> ShellDump:
+    return ShellDump(12.5, 10, b"k" * 32, [LINK], {4: "operator"}, {2: 13.5})
 
 
 def facts(controller: Controller) -> dict[str, Any]:

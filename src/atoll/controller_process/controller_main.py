@@ -28,7 +28,8 @@ from atoll.controller_process.controller_options import (
 )
 from atoll.controller_process.journal_recovery import JournalRecovery
 from atoll.controller_process.killed_clusters import end_killed_cluster
-from atoll.controller_process.shell import ControllerShell
+from atoll.controller_process.process_state import ProcessState
+from atoll.controller_process.shell import ControllerShell, new_controller
 from atoll.controller_process.spilled_files import SpilledFiles
 from atoll.controller_process.standby import Standby
 from atoll.errors import AtollError, IncompatibleJournalError, JournalError
@@ -53,13 +54,17 @@ async def serve(options: ControllerOptions, stop: asyncio.Event) -> None:
 
     watch_in_loop(options.parent, engine_ended)
     unauthenticated = UnauthenticatedConnections()
-    start = partial(ControllerShell, options, token, stop, host_token, address.tls, unauthenticated=unauthenticated)
+
+    def make_shell(state: ProcessState, ends: asyncio.Event = stop) -> ControllerShell:
+        return ControllerShell(options, state, ends, has_tls=address.tls, unauthenticated=unauthenticated)
+
+    make_controller = partial(new_controller, options, token, host_token)
     bugs = BugTrap("the controller", lambda text: report(options.ready_fd, FAILED + text.encode() + b"\n"))
     bugs.watch_loop(asyncio.get_running_loop())
     # With TLS, peers trust the next cluster only if it has the same certificate authority.
     may_persist = not address.tls or bool(AUTHORITY_IS_KEPT.text())
     if options.standby and not options.restarts:
-        standby = Standby(options, start, stop, unauthenticated)
+        standby = Standby(options, make_shell, stop, unauthenticated)
         server, _ = await listen(address, standby.accept, standby.identity, unauthenticated)
         took_over = await standby.run()
         if took_over is None:
@@ -68,17 +73,16 @@ async def serve(options: ControllerOptions, stop: asyncio.Event) -> None:
         shell = took_over
     else:
         if options.journal and not options.restarts:
-            of_killed = partial(ControllerShell, options, token, asyncio.Event(), host_token, address.tls)
-            end_killed_cluster(options.journal, of_killed, may_persist)
+            end_killed_cluster(options.journal, partial(make_shell, ends=asyncio.Event()), may_persist)
         if options.journal:
             before = JournalRecovery(options.journal, options.restarts)
-            shell = start(term=before.term + 1, controller=before.controller, state=before.state)
+            shell = make_shell(before.state(make_controller))
             try:
-                before.hand_over(shell)
+                before.begin(shell)
             except OSError as error:
                 raise JournalError(f"cannot write the journal in {options.journal}: {error.strerror}") from None
         else:
-            shell = start()
+            shell = make_shell(ProcessState(make_controller()))
             shell.start()
         identity = shell.joiners.identity if shell.joiners is not None else None
         server, _ = await listen(address, shell.accept, identity, unauthenticated)

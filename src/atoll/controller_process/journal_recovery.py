@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 from atoll.controller.core import Controller
-from atoll.controller_process.process_state import ShellState, decode_shell, decode_snapshot
+from atoll.controller_process.process_state import ProcessState, ShellDump, decode_shell, decode_snapshot
 from atoll.controller_process.shell import ControllerShell
 from atoll.errors import JournalError
 from atoll.journal.files import Directory
@@ -20,7 +21,7 @@ from atoll.journal.persisted_state import NAME, PersistedState, persisted_in
 _log = logging.getLogger(__name__)
 
 
-def load_snapshot(payload: bytes, path: str) -> tuple[Controller, ShellState]:
+def load_snapshot(payload: bytes, path: str) -> tuple[Controller, ShellDump]:
     """Return the content of a snapshot in the directory `path`. Raises JournalError if it is unreadable."""
     try:
         return decode_snapshot(payload)
@@ -36,42 +37,46 @@ class JournalRecovery:
 
     def __init__(self, path: str, restarts: bool) -> None:
         self._began = time.monotonic()
-        self.term = 0
-        self.controller: Controller | None = None
-        self.state: ShellState | None = None
         self._directory = Directory(path)
         self._found: Recovered | None = None
         self._persisted: PersistedState | None = None
-        if not restarts:
-            persisted = persisted_in(self._directory.path)
-            self._directory.clear()
-            if persisted is not None:
-                self._persisted, self.term = persisted
-                self.state = decode_shell(self._persisted.shell)
+        self._last_term = 0
+        self._events = 0
+        if restarts:
+            self._found = recover(self._directory)
+            if self._found is None:
+                raise JournalError(f"the journal in {path} contains no snapshot to restart from")
+            self._last_term = self._found.term
             return
-        self._found = recover(self._directory)
-        if self._found is None:
-            raise JournalError(f"the journal in {path} contains no snapshot to restart from")
-        self.term = self._found.term
-        self.controller, self.state = load_snapshot(self._found.payload, path)
+        persisted = persisted_in(self._directory.path)
+        self._directory.clear()
+        if persisted is not None:
+            self._persisted, self._last_term = persisted
 
-    def hand_over(self, shell: ControllerShell) -> None:
-        """Begin, or replay the events after the snapshot. The shell keeps the journal from now on."""
-        found, term = self._found, self.term + 1
+    def state(self, make: Callable[[], Controller]) -> ProcessState:
+        """Return the state of the previous process after all its turns, or of a new controller, which `make` makes."""
+        if self._found is None:
+            dump = decode_shell(self._persisted.shell) if self._persisted is not None else None
+            return ProcessState(make(), dump, self._last_term + 1)
+        state = ProcessState(*load_snapshot(self._found.payload, str(self._directory.path)), self._found.term)
+        for turn in self._found.decoded_turns():
+            state.replay(turn)
+            self._events += len(turn)
+        return state
+
+    def begin(self, shell: ControllerShell) -> None:
+        """Begin the shell of the state. It keeps the journal from now on."""
+        found, term = self._found, self._last_term + 1
         if found is None:
             shell.journal = Journal(self._directory, term, 1, shell.snapshot)
             shell.journal.begin()
             self._start(shell)
             return
-        events = 0
-        for turn in found.decoded_turns():
-            shell.replay(turn)
-            events += len(turn)
         shell.journal = Journal(self._directory, term, found.last_number + 1, shell.snapshot)
-        shell.journal.open_segment(events)
+        shell.journal.open_segment(self._events)
         shell.resume(term)
         seconds = time.monotonic() - self._began
-        _log.warning("the controller continues in term %d: replayed %d events in %.2f s", term, events, seconds)
+        _log.warning("the controller continues in term %d: replayed %d events in %.2f s", term, self._events, seconds)
 
     def _start(self, shell: ControllerShell) -> None:
         """Start the shell, with persisted sessions if there are any. Raises SettingsError if the islands do not fit."""

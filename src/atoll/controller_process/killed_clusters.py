@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 
 from atoll.controller_process.journal_recovery import load_snapshot
+from atoll.controller_process.process_state import ProcessState
 from atoll.controller_process.shell import ControllerShell
 from atoll.controller_process.spilled_files import SpilledFiles
 from atoll.errors import IncompatibleJournalError, JournalError
@@ -21,13 +22,12 @@ from atoll.journal.persisted_state import NAME, decode_persisted
 _log = logging.getLogger(__name__)
 
 
-def end_killed_cluster(path: str, start: Callable[..., ControllerShell], persist: bool) -> None:
+def end_killed_cluster(path: str, make_shell: Callable[[ProcessState], ControllerShell], persist: bool) -> None:
     """End the cluster whose journal is in the directory, if there is one. With `persist`, persist its sessions.
 
-    `start` makes the shell of its controller from a `term`, a `controller` and its `state`.
-    Afterwards the directory has no journal, and the file of persisted sessions if there are any. Raises JournalError if
-    the directory is unusable or full, and IncompatibleJournalError, without changing a file, if the journal has
-    another protocol or key.
+    `make_shell` makes a shell that serves the cluster's last state. Afterwards the directory has no journal, and the
+    file of persisted sessions if there are any. Raises JournalError if the directory is unusable or full, and
+    IncompatibleJournalError, without changing a file, if the journal has another protocol or key.
     """
     directory = Directory(path)
     try:
@@ -43,23 +43,23 @@ def end_killed_cluster(path: str, start: Callable[..., ControllerShell], persist
                 directory.path / NAME,
             )
         else:
-            _persist(directory, start, persist)
+            _persist(directory, make_shell, persist)
         directory.clear()
     finally:
         directory.close()
 
 
-def _persist(directory: Directory, start: Callable[..., ControllerShell], persist: bool) -> None:
+def _persist(directory: Directory, make_shell: Callable[[ProcessState], ControllerShell], persist: bool) -> None:
     try:
         found = recover(directory)
         if found is None:
             return
-        controller, state = load_snapshot(found.payload, str(directory.path))
-        shell = start(term=found.term, controller=controller, state=state)
+        state = ProcessState(*load_snapshot(found.payload, str(directory.path)), found.term)
+        for turn in found.decoded_turns():
+            state.replay(turn)
+        shell = make_shell(state)
         try:
-            for turn in found.decoded_turns():
-                shell.replay(turn)
-            files = SpilledFiles(controller)
+            files = SpilledFiles(state.controller)
             persisted = shell.stop(persist)
         finally:
             shell.keeper.close()

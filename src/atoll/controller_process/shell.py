@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,11 +25,10 @@ from atoll.controller_process.collector import Collector
 from atoll.controller_process.controller_options import CHARGED, FAILED, READY, ControllerOptions, report
 from atoll.controller_process.entry import CLEANED, clean
 from atoll.controller_process.frame_limits import limits_of_client
-from atoll.controller_process.process_state import ShellState, encode_shell, encode_snapshot
+from atoll.controller_process.process_state import ProcessState, ShellDump, encode_shell, encode_snapshot
 from atoll.controller_process.standby_replication import SUSPICION_SECONDS, StandbyReplication, is_standby
 from atoll.controller_process.step_budget import StepBudget
-from atoll.errors import AtollError, Code, JournalError, Status
-from atoll.journal.event_log import skipped_of
+from atoll.errors import AtollError, Code, Status
 from atoll.journal.journal import Journal
 from atoll.journal.persisted_state import PersistedCluster, PersistedState, encode_persisted
 from atoll.journal.records import decode_event
@@ -45,7 +44,6 @@ from atoll.wire.connection import Connection
 from atoll.wire.framing import FrameLimits, encode
 from atoll.wire.resumption.accepted_link import CONTROLLERS
 from atoll.wire.resumption.link_messages import AlternateAddresses, AnyLinkMessage, Resume
-from atoll.wire.resumption.link_record import LinkRecord
 from atoll.wire.resumption.resumable_connections import AcceptedConnection, ResumableConnections
 from atoll.wire.unauthenticated import UnauthenticatedConnections
 
@@ -66,36 +64,33 @@ class ShellTimes:
     suspicion: float = SUSPICION_SECONDS  # for which a lost standby may have taken over
 
 
+def new_controller(options: ControllerOptions, token: str = "", host_token: str = "") -> Controller:
+    """Return the controller of a new cluster. Raises SettingsError if its persisted tenants are invalid."""
+    settings = msgspec.structs.replace(options.settings, tenants=persisted_tenants(options.directory))
+    return Controller(settings, digest(token), host_token=digest(host_token))
+
+
 class ControllerShell:
     """Turns what happens into events, and executes the controller's decisions once per turn of the loop.
 
-    With the `state` and the `controller` of an earlier process, it continues that process's connections, which have no
-    sockets at first. `replay` then takes later events, and `resume` begins. `term` rises from one process to the next.
+    It serves `state`, and sets `stop` when it ends. The state is that of a new controller, which `start` begins, or
+    that of an earlier process, which `resume` continues.
     """
 
     def __init__(
         self,
         options: ControllerOptions,
-        token: str,
+        state: ProcessState,
         stop: asyncio.Event,
-        host_token: str = "",
-        has_tls: bool = False,
         *,
-        term: int = 1,
-        controller: Controller | None = None,
-        state: ShellState | None = None,
+        has_tls: bool = False,
         unauthenticated: UnauthenticatedConnections | None = None,
         times: ShellTimes = ShellTimes(),
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._times = times
-        # The offset of the clock, negative if this machine has been up longer than that of the earlier process. Not
-        # relative to the loop's clock, since that of uvloop counts milliseconds.
-        self._later = state.seconds - time.monotonic() if state is not None else 0.0
-        state = state or ShellState()
-        settings = msgspec.structs.replace(options.settings, tenants=persisted_tenants(options.directory))
-        self.controller = controller or Controller(settings, digest(token), host_token=digest(host_token))
-        grace_seconds = self.controller.settings.grace_seconds
+        self._clock = state.clock.now
+        self.controller = state.controller
         self.joiners = (
             Joiners(load_certificate_authority(options.directory), self.controller.tokens) if has_tls else None
         )
@@ -103,15 +98,12 @@ class ControllerShell:
         self._report = partial(report, options.ready_fd)
         self._stop = stop
         self._unauthenticated = unauthenticated or UnauthenticatedConnections()
-        self._key = state.key
         self._next = state.next
-        self._timers = dict(state.timers)  # when they are due
-        self._others = dict(state.others)  # connections of the earlier process
+        self._timers = state.timers
+        self._others = state.others
         self._connections: dict[int, Connection | AcceptedConnection] = {}
         self.resumable = ResumableConnections(
-            term,
-            grace_seconds,
-            state.key,
+            state.acceptor,
             lambda number: self._handle(e.ConnectionAway(self._clock(), number)),
             lambda number: self._handle(e.ConnectionBack(self._clock(), number)),
             lambda connection: self._to_acknowledge.append(connection),  # at the end of this turn, when it is safe
@@ -125,7 +117,7 @@ class ControllerShell:
         self.replication = StandbyReplication(
             self.controller, lambda: self.journal, self._report, self._announce, self.resumable, times.suspicion
         )
-        self._resumes = grace_seconds > 0
+        self._resumes = self.controller.settings.grace_seconds > 0
         self._is_journaled = bool(options.journal)
         self.failure = ""  # the bug that ended this controller, which does nothing afterwards
         self.superseded_by = 0  # the term of a controller that has taken over; this one does nothing afterwards
@@ -141,7 +133,7 @@ class ControllerShell:
         self._encoded: tuple[Any, bytes] = (None, b"")  # the last message sent, and its frame
         self._load = LoadMeter(self._connections, self._clock)
         self._has_done_turn = False
-        self._suspects: tuple[int, ...] = ()  # connections of sessions that sent messages in the last failed turn
+        self._suspects = state.suspects
         self._turn = 0.0  # time of the first event in this turn
         self._to_persist: list[a.PersistSessions] = []
         self._does: dict[type[Any], Callable[[Any], None]] = {
@@ -158,16 +150,12 @@ class ControllerShell:
             a.StoreEstimates: lambda action: self.keeper.store_estimates(action.estimates),
             a.AnswerUsage: self._answer_usage,
         }
-        for link in state.links:
-            self._add_away(link)
+        for number, link in state.links.items():
+            self._connections[number] = self.resumable.add(link, *self._callbacks(number))
 
     @property
     def _is_over(self) -> bool:
         return bool(self.superseded_by or self.failure or self._has_left)
-
-    def _clock(self) -> float:
-        """Return a time that continues that of an earlier process, even one on another machine."""
-        return time.monotonic() + self._later
 
     # ---- events
 
@@ -302,7 +290,7 @@ class ControllerShell:
 
         Return the state that the next cluster needs, or b"" if nothing is persisted.
         """
-        state = self.state()  # before the connections are closed
+        dump = self._dump()  # before the connections are closed
         numbers = {number for each in self._to_persist for number in each.sessions.values()}
         for connection in self.resumable.all():
             if connection.number in numbers:
@@ -312,11 +300,11 @@ class ControllerShell:
         if not self._to_persist:
             return b""
         last = self._to_persist[-1]
-        state.links = [link for link in state.links if link.number in numbers]
-        state.others, state.timers = {}, {}
+        dump.links = [link for link in dump.links if link.number in numbers]
+        dump.others, dump.timers = {}, {}
         shapes = self.controller.resources.topology.shapes
         cluster = PersistedCluster(shapes, tuple(sorted(last.sessions)), last.versions)
-        return encode_persisted(PersistedState(cluster, encode_shell(state), last.content, last.secrets))
+        return encode_persisted(PersistedState(cluster, encode_shell(dump), last.content, last.secrets))
 
     def _tick(self) -> None:
         self._loop.call_later(self._times.ping, self._tick)  # first, so that workers are pinged again after an error
@@ -539,82 +527,22 @@ class ControllerShell:
 
     def snapshot(self) -> bytes:
         """Return the encoded state that another process needs to continue. Call this between two turns."""
-        return encode_snapshot(self.controller, self.state())
+        return encode_snapshot(self.controller, self._dump())
 
-    def state(self) -> ShellState:
-        """Return the part of a snapshot that is not the controller. Call this between two turns."""
+    def _dump(self) -> ShellDump:
         links = [connection.record() for connection in self.resumable.all()]
         resumable = {link.number for link in links}
         others = {number: each.peer_role for number, each in self._connections.items() if number not in resumable}
         others |= self._others
-        return ShellState(self._clock(), self._next, self._key, links, others, dict(self._timers))
-
-    def _add_away(self, link: LinkRecord) -> None:
-        self._connections[link.number] = self.resumable.add(link, *self._callbacks(link.number))
-
-    def replay(self, turn: Sequence[e.AnyEvent]) -> None:
-        """Replay events that the earlier process handled or failed at. Raises JournalError."""
-        skipped = skipped_of(turn)
-        for position, event in enumerate(turn):
-            self._replay(event, position in skipped)
-            if position in skipped and isinstance(event, e.Flush):
-                sessions = self.controller.connections.sessions.values()
-                before = next((i + 1 for i in range(position - 1, -1, -1) if isinstance(turn[i], e.Flush)), 0)
-                senders = {each.connection: None for each in turn[before:position] if isinstance(each, e.Received)}
-                self._suspects = tuple(each for each in senders if each in sessions)
-
-    def _replay(self, event: e.AnyEvent, is_skipped: bool) -> None:
-        """Repeat what the earlier process did with the event.
-
-        Messages are retained for peers that lack them.
-        """
-        self._later = max(self._later, event.seconds - time.monotonic())
-        match event:
-            case e.ConnectionOpened(connection=number, role=role):
-                self._next = max(self._next, number + 1)
-                self._others[number] = role
-            case e.ConnectionLost(connection=number):
-                self._forget(number)
-            case e.Received(connection=number, message=message):
-                if isinstance(message, m.Hello) and message.resumes and number in self._others:
-                    self._add_away(LinkRecord(number, self._others.pop(number), "a client of the controller"))
-                self.resumable.count(number)
-            case e.TimerEnded(timer=timer):
-                self._timers.pop(timer, None)
-            case e.Restarted(term=term):
-                self.resumable.begin(term)
-        if is_skipped:
-            return
-        try:
-            actions = self.controller.handle(event)
-        except AtollError:  # as in the earlier process: a later event is the loss of the connection
-            _log.info("a message was refused again during replay")
-            return
-        except Exception as error:
-            _log.critical("cannot replay the journal", exc_info=error)
-            raise JournalError(f"cannot replay the journal: {described(error)}") from None
-        for action in actions:
-            match action:
-                case a.Send() | a.Name() | a.SetPatience():
-                    self._does[type(action)](action)
-                case a.Close(connection=number):
-                    self._forget(number)
-                case a.SetTimer(timer=timer, seconds=seconds):
-                    self._timers[timer] = event.seconds + seconds
+        return ShellDump(self._clock(), self._next, self.resumable.key, links, others, dict(self._timers))
 
     def _lose_others(self, reason: str) -> None:
         for number in self._others:
             self._handle(e.ConnectionLost(self._clock(), number, reason))
         self._others = {}
 
-    def _forget(self, number: int) -> None:
-        self._others.pop(number, None)
-        connection = self._connections.pop(number, None)
-        if connection is not None:
-            connection.close()
-
     def resume(self, term: int) -> None:
-        """Begin after a replay: peers have time to reconnect, and timers continue."""
+        """Continue an earlier process in this term: peers have time to reconnect, and timers continue."""
         now = self._clock()
         self.resumable.begin(term)
         self._handle(e.Restarted(now, term))

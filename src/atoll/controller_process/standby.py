@@ -15,7 +15,7 @@ from typing import Any
 
 from atoll._version import __version__
 from atoll.controller_process.controller_options import FOLLOWS, RUNS, ControllerOptions, report
-from atoll.controller_process.process_state import decode_snapshot
+from atoll.controller_process.process_state import ProcessState, decode_snapshot
 from atoll.controller_process.shell import ControllerShell
 from atoll.controller_process.standby_status import StandbyProgress
 from atoll.controller_process.takeover import Takeover, next_term
@@ -51,14 +51,14 @@ _MOST_RETRY_SECONDS = 5.0
 class Standby:
     """A standby. `run` follows the controller until this process takes over or has nothing to follow anymore.
 
-    `make_shell(term=, controller=, state=)` makes a shell that continues from these. `accept` is called for each
+    `make_shell` makes the shell of the replicated state when this process takes over. `accept` is called for each
     connection to this process's address; `identity` is for TLS. Raises JournalError or AccessError.
     """
 
     def __init__(
         self,
         options: ControllerOptions,
-        make_shell: Callable[..., ControllerShell],
+        make_shell: Callable[[ProcessState], ControllerShell],
         stop: asyncio.Event,
         unauthenticated: UnauthenticatedConnections | None = None,
     ) -> None:
@@ -71,12 +71,12 @@ class Standby:
         self.identity, self._own_identity = _identities(options)
         self._directory = Directory(options.journal)
         self._takeover = Takeover()
-        self._shell: ControllerShell | None = None  # replicates the controller
+        self._state: ProcessState | None = None  # a replica of the controller's state
+        self._shell: ControllerShell | None = None  # after the takeover
         self._term = 0  # of the controller
         self._is_relied_on = False  # the controller will not be restarted if it ends
         self._unauthenticated = unauthenticated or UnauthenticatedConnections()
         self._is_over: asyncio.Future[bool] = self._loop.create_future()  # whether it takes over
-        self._has_taken_over = False
         self._progress = StandbyProgress(options.directory, options.standby)
         self._reset()
 
@@ -99,14 +99,14 @@ class Standby:
         finally:
             following.cancel()
             stopping.cancel()
-        if self._shell is None or not self._is_over.done() or not self._is_over.result():
+        if self._state is None or not self._is_over.done() or not self._is_over.result():
             return None
-        return self._take_over(self._shell)
+        return self._take_over(self._state)
 
     @property
-    def replica(self) -> ControllerShell | None:
-        """The shell that replicates the controller, if a snapshot of it has arrived."""
-        return self._shell if self._has_snapshot else None
+    def replica(self) -> ProcessState | None:
+        """The replica of the controller's state, if a snapshot has arrived."""
+        return self._state if self._has_snapshot else None
 
     # ---- following
 
@@ -183,8 +183,9 @@ class Standby:
                     self._acknowledge(connection)
             case Heartbeat(acknowledged=acknowledged, is_relied_on=is_relied_on):
                 self._heartbeats += 1
-                if self._has_snapshot and self._shell is not None:
-                    self._prune(self._shell, acknowledged)
+                if self._has_snapshot and self._state is not None:
+                    for number, whole, pieced in acknowledged:
+                        self._state.acknowledged(number, Counts(whole, pieced))
                 if is_relied_on and not self._is_relied_on:
                     self._is_relied_on = True
                     self._progress.follows()
@@ -193,8 +194,7 @@ class Standby:
 
     def _load_snapshot(self, payload: bytes, term: int) -> None:
         """Begin from the snapshot and the turns after it."""
-        controller, state = decode_snapshot(payload)
-        self._shell, self._term = self._make_shell(term=term, controller=controller, state=state), term
+        self._state, self._term = ProcessState(*decode_snapshot(payload), term), term
         self._has_snapshot = True
         self._chunks = []
         early, self._early = self._early, []
@@ -207,22 +207,17 @@ class Standby:
         connection.send_link(Acknowledge(self._turns + 1 if self._has_snapshot else 0, self._heartbeats))
 
     def _forget(self) -> None:
-        self._shell, self._is_relied_on = None, False
+        self._state, self._is_relied_on = None, False
 
     def _replay(self, turn: bytes) -> None:
-        assert self._shell is not None
-        self._shell.replay(list(decode_events(turn)))
-
-    def _prune(self, shell: ControllerShell, acknowledged: tuple[tuple[int, int, int], ...]) -> None:
-        """Drop messages that peers have acknowledged to the controller."""
-        for number, whole, pieced in acknowledged:
-            shell.resumable.acknowledged(number, Counts(whole, pieced))
+        assert self._state is not None
+        self._state.replay(decode_events(turn))
 
     # ---- peers
 
     def accept(self) -> Connection:
         """Return a connection object for an incoming connection."""
-        if self._has_taken_over and self._shell is not None:
+        if self._shell is not None:
             return self._shell.accept()
 
         def refuse(message: Any) -> None:
@@ -251,29 +246,30 @@ class Standby:
         return connection
 
     def _on_resume_attempt(self, message: Resume) -> None:
-        shell = self._shell
-        if shell is not None and message.term <= self._term and shell.resumable.is_secret_of(message):
+        state = self._state
+        if state is not None and message.term <= self._term and state.acceptor.is_secret_of(message):
             self._takeover.on_resume_attempt(self._loop.time(), message.number)
             # If this process was late, messages of the controller may still be unread: that is not silence.
             self._loop.call_later(_LATE_SECONDS, self._check_takeover)
 
     def _check_takeover(self) -> None:
-        shell = self._shell
-        if shell is None or not self._is_relied_on or self._is_over.done():
+        state = self._state
+        if state is None or not self._is_relied_on or self._is_over.done():
             return
-        if self._takeover.is_due(self._loop.time(), shell.controller.connections.deciders):
+        if self._takeover.is_due(self._loop.time(), state.controller.connections.deciders):
             self._is_over.set_result(True)
 
     # ---- taking over
 
-    def _take_over(self, shell: ControllerShell) -> ControllerShell:
+    def _take_over(self, state: ProcessState) -> ControllerShell:
         term = next_term(self._term)
         _log.warning("the controller at %s is lost: this standby takes over in term %d", self._address, term)
         self._directory.clear()
+        shell = self._make_shell(state)
         shell.journal = Journal(self._directory, term, 1, shell.snapshot)
         shell.journal.begin()
         shell.resume(term)
-        self._has_taken_over = True
+        self._shell = shell
         self._progress.takes_over()
         self._report(RUNS)
         self._announcing = self._loop.create_task(

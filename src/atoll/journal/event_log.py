@@ -176,9 +176,15 @@ def _token_of(tenant: str) -> str:
     return f"{RIGHT_TOKEN}:{tenant}"
 
 
-def skipped_of(events: Sequence[AnyEvent]) -> frozenset[int]:
-    """Return the positions of the events of a turn that are not handled, because the controller failed at them."""
-    return frozenset(each - 1 for each, event in enumerate(events) if isinstance(event, Skipped) and each)
+def with_skips(events: Iterable[AnyEvent]) -> Iterator[tuple[AnyEvent, bool]]:
+    """Yield each event, and whether it is skipped because the controller failed at it: a `Skipped` comes next."""
+    last: AnyEvent | None = None
+    for event in events:
+        if last is not None:
+            yield last, isinstance(event, Skipped)
+        last = event
+    if last is not None:
+        yield last, False
 
 
 def replayed(
@@ -188,13 +194,8 @@ def replayed(
 
     Events at which the controller failed are skipped, as by the next controller. Without `skips`, they raise.
     """
-    before: AnyEvent | None = None
-    for event in events:
-        if before is not None:
-            yield before, [] if skips and isinstance(event, Skipped) else _handled(handle, before)
-        before = event
-    if before is not None:
-        yield before, _handled(handle, before)
+    for event, is_skipped in with_skips(events):
+        yield event, [] if skips and is_skipped else _handled(handle, event)
 
 
 def _handled(handle: Callable[[AnyEvent], list[AnyAction]], event: AnyEvent) -> list[AnyAction]:

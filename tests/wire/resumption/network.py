@@ -11,9 +11,11 @@ import msgspec
 from atoll.errors import ConnectError
 from atoll.wire.address import Address
 from atoll.wire.connection import Connection
+from atoll.wire.resumption.accepted_link import AcceptedLink, Acceptor
 from atoll.wire.resumption.dialed_connection import DialedConnection, dial
 from atoll.wire.resumption.link import LIMITS, LinkLimits
 from atoll.wire.resumption.link_messages import AnyLinkMessage, Resume
+from atoll.wire.resumption.link_record import LinkRecord
 from atoll.wire.resumption.resumable_connections import AcceptedConnection, ResumableConnections
 
 PATIENCE_SECONDS = 60.0  # in which something happens on any machine, however busy
@@ -170,13 +172,12 @@ class Listener:
         self.connection: AcceptedConnection | Connection
         self.watched: dict[int, Callable[[], None]] = {}
         self.superseded: list[int] = []  # later terms of peers
-        self.table = self.make_table(seconds, term, limits)
+        self.acceptor = Acceptor(term, seconds, b"a key")
+        self.table = self.make_table(limits)
 
-    def make_table(self, seconds: float, term: int, limits: LinkLimits) -> ResumableConnections:
+    def make_table(self, limits: LinkLimits) -> ResumableConnections:
         return ResumableConnections(
-            term,
-            seconds,
-            b"a key",
+            self.acceptor,
             lambda number: self.events.append("away"),
             lambda number: self.events.append("back"),
             lambda connection: connection.acknowledge(),
@@ -191,6 +192,10 @@ class Listener:
 
     def lost(self, reason: str) -> None:
         self.events.append(reason)
+
+    def restore(self, record: LinkRecord) -> None:
+        """Continue the connection of another listener."""
+        self.connection = self.table.add(AcceptedLink(self.acceptor, record), self.messages.append, self.lost)
 
     def refuse(self) -> Connection:
         """As a process that is about to end."""

@@ -115,7 +115,7 @@ def test_where_a_later_term_has_begun_meanwhile_nothing_of_it_was_said():
         state = connection.record()
         connection.send(Note(3))  # of which the other knows nothing
         other = Listener(term=1)
-        other.connection = other.table.add(state, other.messages.append, other.lost)
+        other.restore(state)
         other.table.begin(1000)
         assert other.connection.link.term_history == [(1000, Counts(2, 0))]
         network.listener = other

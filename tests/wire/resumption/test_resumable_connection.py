@@ -195,7 +195,7 @@ def test_another_process_goes_on_with_the_state_of_the_first():
         )
 
         second = Listener(term=2)
-        second.connection = second.table.add(state, second.messages.append, second.lost)
+        second.restore(state)
         second.connection.wait("it was started again")
         network.listener, network.can_dial = second, True
         await until(lambda: dialer.messages == [Note(2)] and second.messages == [Note(3)])
@@ -215,7 +215,7 @@ def test_of_several_addresses_the_one_of_the_latest_term_is_resumed_at():
         await until(lambda: dialer.connection.can_resume)
         assert isinstance(first.connection, AcceptedConnection)
         standby = Listener(term=2)
-        standby.connection = standby.table.add(first.connection.record(), standby.messages.append, standby.lost)
+        standby.restore(first.connection.record())
         network.others = {"/there": Listener(), "/standby": standby}
         network.others["/there"].accept = first.refuse  # type: ignore[method-assign]
         network.cut(network.ends[0])

@@ -22,7 +22,7 @@ def state_of(listener: Listener) -> LinkRecord:
 
 def successor(state: LinkRecord, term: int) -> Listener:
     listener = Listener(term=term - 1)
-    listener.connection = listener.table.add(state, listener.messages.append, listener.lost)
+    listener.restore(state)
     listener.table.begin(term)
     return listener
 

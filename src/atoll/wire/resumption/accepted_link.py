@@ -35,10 +35,10 @@ class Acceptor:
         self.term = term
         self.seconds = seconds
         self.addresses: tuple[str, ...] = ()
-        self._key = key
+        self.key = key
 
     def secret(self, number: int) -> str:
-        return hmac.new(self._key, str(number).encode(), hashlib.sha256).hexdigest()
+        return hmac.new(self.key, str(number).encode(), hashlib.sha256).hexdigest()
 
     def is_secret_of(self, message: Resume) -> bool:
         """Return whether the message has the secret of its link, which is the same in all terms."""

@@ -26,7 +26,6 @@ from atoll.wire.resumption.link import LIMITS, LinkEvent, LinkLimits
 from atoll.wire.resumption.link_messages import AlternateAddresses, Resume, ResumeRefused
 from atoll.wire.resumption.link_record import LinkRecord
 from atoll.wire.resumption.resumable_connection import ResumableConnection
-from atoll.wire.resumption.retransmit_buffer import Counts
 
 
 class AcceptedConnection(ResumableConnection[AcceptedLink]):
@@ -144,7 +143,7 @@ class AcceptedConnection(ResumableConnection[AcceptedLink]):
 
 
 class ResumableConnections:
-    """The table of a process's accepted connections. A connection can be away for `seconds`.
+    """The table of a process's accepted connections, whose links have this `acceptor`.
 
     The table calls `on_away(number)` when a connection loses its transport, and `on_back(number)` when it has another.
     It calls `acknowledge_soon(connection)` when received messages should be acknowledged once they are safe, and
@@ -155,9 +154,7 @@ class ResumableConnections:
 
     def __init__(
         self,
-        term: int,
-        seconds: float,
-        key: bytes,
+        acceptor: Acceptor,
         on_away: Callable[[int], None],
         on_back: Callable[[int], None],
         acknowledge_soon: Callable[[AcceptedConnection], None],
@@ -167,7 +164,7 @@ class ResumableConnections:
         takeover_suspicion: Callable[[], str] = lambda: "",
         limits: LinkLimits = LIMITS,
     ) -> None:
-        self._acceptor = Acceptor(term, seconds, key)
+        self._acceptor = acceptor
         self.on_away = on_away
         self.on_back = on_back
         self._on_superseded = on_superseded
@@ -184,6 +181,11 @@ class ResumableConnections:
     def term(self) -> int:
         return self._acceptor.term
 
+    @property
+    def key(self) -> bytes:
+        """The key from which the secrets of the connections are derived."""
+        return self._acceptor.key
+
     def grant(
         self,
         number: int,
@@ -192,7 +194,8 @@ class ResumableConnections:
         on_lost: Callable[[str], None],
     ) -> AcceptedConnection:
         """Create a resumable connection from its first transport."""
-        connection = self.add(LinkRecord(number, transport.peer_role, transport.name), on_message, on_lost)
+        record = LinkRecord(number, transport.peer_role, transport.name)
+        connection = self.add(AcceptedLink(self._acceptor, record, self._limits), on_message, on_lost)
         connection.grant(transport)
         self._watch_process(connection, transport)
         return connection
@@ -214,11 +217,10 @@ class ResumableConnections:
         self._processes[pid].add(connection.number)
 
     def add(
-        self, record: LinkRecord, on_message: Callable[[Any], None], on_lost: Callable[[str], None]
+        self, link: AcceptedLink, on_message: Callable[[Any], None], on_lost: Callable[[str], None]
     ) -> AcceptedConnection:
         """Add a connection that has no transport yet."""
-        link = AcceptedLink(self._acceptor, record, self._limits)
-        connection = self._connections[record.number] = AcceptedConnection(self, link, on_message, on_lost)
+        connection = self._connections[link.number] = AcceptedConnection(self, link, on_message, on_lost)
         return connection
 
     def resume(self, transport: Connection, message: Resume) -> None:
@@ -274,10 +276,6 @@ class ResumableConnections:
         for connection in self._connections.values():
             connection.link.begin(term)
 
-    def is_secret_of(self, message: Resume) -> bool:
-        """Return whether the message has the secret of its connection, which is the same in all terms."""
-        return self._acceptor.is_secret_of(message)
-
     def secret(self, number: int) -> str:
         return self._acceptor.secret(number)
 
@@ -294,15 +292,3 @@ class ResumableConnections:
     def all(self) -> list[AcceptedConnection]:
         """Return all connections. The caller must acknowledge each once per second as a heartbeat."""
         return list(self._connections.values())
-
-    def count(self, number: int) -> None:
-        """Count one more message that an earlier process received, if the connection exists."""
-        connection = self._connections.get(number)
-        if connection is not None:
-            connection.link.count()
-
-    def acknowledged(self, number: int, counts: Counts) -> None:
-        """Apply an acknowledgement that an earlier process received, if the connection exists."""
-        connection = self._connections.get(number)
-        if connection is not None:
-            connection.link.acknowledged(counts)
