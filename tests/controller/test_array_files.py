@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from atoll.controller.sessions.array_files import file_bytes
 from atoll.errors import OK, Code, Details, Kind, Status, failure
 from atoll.ir.types import ArraySpec, Sharding
@@ -388,6 +390,35 @@ def test_a_version_that_nobody_reads_gives_up_its_memory() -> None:
     assert (run.session, run.results) == (eve, (2,))
     assert play.files.state is FileState.STORED
     assert play.version.state is VersionState.COMPLETE
+
+
+@pytest.mark.parametrize("quota", ["memory", "total_memory"])
+def test_a_version_gives_up_its_memory_for_its_tenants_quota(quota: str) -> None:
+    play = Spilling("1x1x1")
+    play.on_disk()
+    play.proxy(play.session, m.Release((10,)))
+    play.operator(m.SetTenant("trainer", limits={quota: 20}))
+    trainer = play.session
+    assert runs(_make(play, trainer, 1)) != []
+    assert runs(_make(play, trainer, 2)) == []
+    play.tick(play.now + 1)
+    (run,) = play.of_type(m.Run)
+    assert (run.session, run.results) == (trainer, (2,))
+    assert play.files.state is FileState.STORED
+
+
+def test_a_version_stays_if_a_launch_needs_more_than_its_tenants_quota() -> None:
+    play = Spilling("1x1x1")
+    play.on_disk()
+    play.operator(m.SetTenant("trainer", limits={"memory": 7}))
+    assert runs(_make(play, play.session, 1)) == []
+    for _ in range(3):
+        play.tick(play.now + 1)
+        play.flush()
+    assert play.files.state is FileState.WRITTEN
+    error = play.controller.sessions[play.session].directory.entries[1].error
+    assert error is not None
+    assert error.code == Code.RESOURCE_EXHAUSTED
 
 
 def test_a_restored_version_waits_for_memory() -> None:

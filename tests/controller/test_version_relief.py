@@ -61,6 +61,12 @@ class Devices:
         self.is_possible = self.relief.free(self.tenants[tenant], DEVICE, missing, is_last)
         return list(self.examined)
 
+    def free_quota(self, device: tuple[int, int] | None) -> list[VersionKey]:
+        """Free 8 bytes of the quota of tenant low, on a device or on all; the versions that were examined."""
+        self.examined.clear()
+        self.is_possible = self.relief.free_quota(self.tenants["low"], device, 8, is_last=False)
+        return list(self.examined)
+
     # ---- the parts of the controller that the search uses
 
     def flush_frees(self) -> None:
@@ -69,7 +75,7 @@ class Devices:
     def are_waiting(self, key: VersionKey) -> bool:
         return key in self.awaited
 
-    def freed(self, version: Version, device: tuple[int, int]) -> int:
+    def freed(self, version: Version, device: tuple[int, int] | None) -> int:
         self.examined.append(version.key)
         return 0 if version.key in self.stuck else 8 * len(version.held)
 
@@ -174,3 +180,28 @@ def test_a_search_is_forgotten_after_a_while() -> None:
     devices.free(8)
     devices.relief.tick(devices.seconds + 60)
     assert devices.free(8) == [stuck]
+
+
+def test_a_tenant_gets_its_quota_of_a_device_from_its_own_versions_there() -> None:
+    devices = Devices()
+    devices.tenants["other"] = Tenant(TenantSettings("other", ""))
+    devices.version("other")
+    devices.version(device=OTHER)
+    own = devices.version()
+    assert devices.free_quota(DEVICE) == [own]
+    assert (devices.stored, devices.is_possible) == ([own], True)
+
+
+def test_a_tenant_gets_its_total_quota_from_its_versions_on_all_devices() -> None:
+    devices = Devices()
+    devices.version("high")
+    own = devices.version(device=OTHER)
+    assert devices.free_quota(None) == [own]
+
+
+def test_searches_for_a_device_and_for_a_quota_are_independent() -> None:
+    devices = Devices()
+    stuck = devices.version()
+    devices.stuck.add(stuck)
+    assert devices.free(8) == devices.free_quota(DEVICE) == devices.free_quota(None) == [stuck]
+    assert devices.free_quota(DEVICE) == []

@@ -39,7 +39,7 @@ from atoll.controller.sessions.session_persistence import SessionPersistence
 from atoll.controller.sessions.sessions import Sessions
 from atoll.controller.sessions.vaults import Vaults
 from atoll.controller.sessions.version_reads import Part, ReadProgram, TreeKey, VersionRead, VersionReads
-from atoll.controller.sessions.version_relief import Search, VersionRelief
+from atoll.controller.sessions.version_relief import Place, Search, VersionRelief
 from atoll.controller.state import ClusterState
 from atoll.controller.watchdog import Watchdog
 from atoll.errors import JournalError, Status
@@ -335,9 +335,9 @@ callback("array files: written", ArrayFiles, ArrayFiles._written, Ref[ArrayWrite
 callback("array files: restored", ArrayFiles, ArrayFiles._restored, Ref[Restoration])
 
 
-@dump_of(VersionRelief, "version relief")
+@dump_of(VersionRelief, "version relief", version=2)
 class VersionReliefDump(Dump):
-    _searches: dict[HostDevice, Search] = {}
+    _searches: dict[Place, Search] = {}
 
 
 @dump_of(PublishedArrays, "published arrays", version=3)

@@ -20,7 +20,7 @@ from atoll.cluster.lifecycle import (
     IslandRemoved,
     IslandRestarted,
 )
-from atoll.cluster.locations import DeviceLocation, HostDevice
+from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.settings import ClusterSettings
 from atoll.controller.admission import Admission
 from atoll.controller.faults import Faults
@@ -46,6 +46,7 @@ from atoll.launch.compilation import Compilation
 from atoll.launch.failures import Failures
 from atoll.launch.launcher import Launcher
 from atoll.launch.long_gangs import LongGangs
+from atoll.launch.memory_waits import MemoryWait
 from atoll.launch.policies import find_policy
 from atoll.launch.registry import ProgramRegistry
 from atoll.launch.worlds import Worlds
@@ -62,8 +63,7 @@ from atoll.security.tokens import Tokens
 from atoll.state.buffer_directory import SpilledArray
 from atoll.state.estimates import Estimates
 from atoll.state.programs import RegisteredProgram
-from atoll.state.queued_nodes import QueuedNode
-from atoll.state.session import GangRun, Session
+from atoll.state.session import Session
 from atoll.state.usage import Meter
 from atoll.telemetry.consistency import Checks
 from atoll.telemetry.load import LoadRecord
@@ -582,12 +582,14 @@ class Controller:
     def _restore_spilled(self, session: Session, handles: list[int]) -> None:
         self._spiller.restore(session, handles)
 
-    def _reclaim(self, node: QueuedNode[GangRun], device: HostDevice, nbytes: int, is_last: bool) -> bool:
-        missing = nbytes - self.memory.free(device)
-        is_searching = self.published.relief.free(node.tenant, device, missing, is_last)
-        if nbytes <= self.memory.free(device) or (is_last and is_searching):
+    def _reclaim(self, waiting: MemoryWait, missing: int, is_last: bool) -> bool:
+        node, device, relief = waiting.node, waiting.device, self.published.relief
+        if waiting.quota:
+            return relief.free_quota(node.tenant, device if waiting.quota == "memory" else None, missing, is_last)
+        is_searching = relief.free(node.tenant, device, missing, is_last)
+        if waiting.nbytes <= self.memory.free(device) or (is_last and is_searching):
             return True
-        return self._pressure.reclaim(node, device, nbytes, is_last)
+        return self._pressure.reclaim(node, device, waiting.nbytes, is_last)
 
     def _drop_spilled(self, session: Session, spilled: SpilledArray) -> None:
         self._spiller.drop(session, spilled)

@@ -36,10 +36,6 @@ CLAIM_NS = 100_000_000
 # Time for running gangs to free memory, before memory is reclaimed from sessions.
 RELIEF_SECONDS = 0.1
 
-# Reclaims memory of a device for a node: (node, device, needed bytes, is_last). Returns whether some will be free soon.
-# If not, and if `is_last` is true, the node fails.
-Reclaim = Callable[[QueuedNode[GangRun], HostDevice, int, bool], bool]
-
 
 @dataclass(slots=True, eq=False)
 class MemoryWait:
@@ -47,7 +43,7 @@ class MemoryWait:
 
     Attributes:
       gang: the gang of the node that lacks memory.
-      nbytes: the bytes that the gang needs on `device`.
+      nbytes: the bytes that the gang needs on `device`; on all devices for the quota `total_memory`.
       quota: the quota of its tenant that is exceeded; "" if the device lacks memory.
       passed_ns: device time of other sessions' nodes that got memory during the wait.
       is_offered: whether the node is ready again.
@@ -66,6 +62,11 @@ class MemoryWait:
     @property
     def claims(self) -> bool:
         return not self.quota and self.passed_ns >= CLAIM_NS
+
+
+# Reclaims memory for a node that waits: (its wait, missing bytes, is_last). Returns whether some will be free soon. If
+# not, and if `is_last` is true, the node fails.
+Reclaim = Callable[[MemoryWait, int, bool], bool]
 
 
 class MemoryWaits:
@@ -108,7 +109,7 @@ class MemoryWaits:
                 self._offer(waiting)
 
     def _offer(self, waiting: MemoryWait) -> None:
-        if not waiting.is_offered and (waiting.quota or waiting.nbytes <= self._ledger.free(waiting.device)):
+        if not waiting.is_offered and self._missing(waiting) <= 0:
             waiting.is_offered = True
             self._scheduler.retry(waiting.node)
 
@@ -132,7 +133,7 @@ class MemoryWaits:
         return next((device for device, _ in total(wanted) if device in claims), None) if claims else None
 
     def lacking(self, node: QueuedNode[GangRun]) -> tuple[HostDevice, int, str] | None:
-        """Return what the node waits for: a device, the bytes that it needs there, and the quota or ""."""
+        """Return what the node waits for: a device, the bytes that it needs, and the quota or ""."""
         waiting = self.waiting.get(node)
         return None if waiting is None else (waiting.device, waiting.nbytes, waiting.quota)
 
@@ -175,14 +176,35 @@ class MemoryWaits:
                 self._may_be_relieved(waiting, is_last=False)
 
     def _may_be_relieved(self, waiting: MemoryWait, is_last: bool) -> bool:
-        if waiting.quota or waiting.nbytes > self._ledger.capacity.get(waiting.device, waiting.nbytes):
+        most = self._most(waiting)
+        if most is not None and waiting.nbytes > most:
             return False
-        return self._reclaim(waiting.node, waiting.device, waiting.nbytes, is_last)
+        missing = self._missing(waiting)
+        is_relieved = self._reclaim(waiting, missing, is_last)
+        if missing > 0:
+            self._offer(waiting)
+        return is_relieved
+
+    def _most(self, waiting: MemoryWait) -> int | None:
+        """Return the size of the memory that the node waits for, or None if it is unlimited."""
+        if waiting.quota:
+            return int(getattr(waiting.node.tenant.settings, waiting.quota)) or None
+        return self._ledger.capacity.get(waiting.device)
+
+    def _missing(self, waiting: MemoryWait) -> int:
+        """Return how many bytes must become free for the node. They are free if this is not positive."""
+        if not waiting.quota:
+            return waiting.nbytes - self._ledger.free(waiting.device)
+        memory, most = waiting.node.tenant.memory, self._most(waiting)
+        if memory is None or most is None:
+            return 0
+        used = memory.used_on(waiting.device) if waiting.quota == "memory" else memory.total
+        return used + waiting.nbytes - most
 
     def _is_hopeless(self, waiting: MemoryWait) -> bool:
         if not waiting.quota and waiting.nbytes > self._ledger.capacity.get(waiting.device, waiting.nbytes):
             return True
-        if not waiting.quota and waiting.nbytes <= self._ledger.free(waiting.device):
+        if self._missing(waiting) <= 0:
             return False  # it was freed just now, or is claimed by another node
         if self._may_be_helped(waiting):
             waiting.asked.clear()

@@ -94,26 +94,30 @@ class Reservations:
     def _lacking(self, node: QueuedNode[GangRun], need: _Need) -> MemoryWait | None:
         gang, wanted = need.gang, need.wanted
         device = self.ledger.lacking(*wanted)
-        quota = ""
+        quota, nbytes = "", 0
         if device is None and self.waits.waiting and not self._scheduler.is_idle(gang.island):
             device = self.waits.claimed(node, wanted)
         if device is None and node.tenant.memory is not None:
-            device, quota = self._over_quota(node.tenant, node.tenant.memory, wanted)
-        return None if device is None else MemoryWait(node, gang, device, dict(total(wanted))[device], quota)
+            device, quota, nbytes = self._over_quota(node.tenant, node.tenant.memory, wanted)
+        if device is None:
+            return None
+        return MemoryWait(node, gang, device, nbytes or dict(total(wanted))[device], quota)
 
     def _over_quota(
         self, tenant: Tenant, memory: MemoryLedger, wanted: Sequence[MemoryRequirement]
-    ) -> tuple[HostDevice | None, str]:
+    ) -> tuple[HostDevice | None, str, int]:
+        """Return the quota that is exceeded, with a device and the bytes that count against it, or None first."""
         settings = tenant.settings
         if settings.memory:
             device = memory.lacking(*wanted, limit=settings.memory)
             if device is not None:
-                return device, "memory"
+                return device, "memory", dict(total(wanted))[device]
         if settings.total_memory:
             sizes = total(wanted)
-            if sizes and memory.total + sum(nbytes for _, nbytes in sizes) > settings.total_memory:
-                return sizes[0][0], "total_memory"
-        return None, ""
+            nbytes = sum(size for _, size in sizes)
+            if sizes and memory.total + nbytes > settings.total_memory:
+                return sizes[0][0], "total_memory", nbytes
+        return None, "", 0
 
     def _take(self, need: _Need, owner: MemoryLedger | None) -> None:
         run = need.gang.run

@@ -21,7 +21,7 @@ from atoll.errors import Code, Status, StatusError, not_found
 from atoll.ir.types import ArraySpec
 from atoll.named_arrays.version_files import FileState, VersionFiles
 from atoll.named_arrays.version_states import TRANSITIONS, VersionState
-from atoll.named_arrays.written_versions import Rank, WrittenVersions
+from atoll.named_arrays.written_versions import ANY_DEVICE, Rank, WrittenVersions
 from atoll.protocol.number_ranges import PUBLISHED_DEVICES
 
 MOST_NAMES = 1024  # per tenant
@@ -74,7 +74,7 @@ class VersionIndex:
 
     def files_written(self, version: Version) -> None:
         """Handle that a version on devices is in files now."""
-        for device in version.devices:
+        for device in (ANY_DEVICE, *version.devices):
             self.written.add(device, version.tenant, version.rank)
 
     @property
@@ -174,7 +174,7 @@ class Version(StateMachine[VersionState]):
 
     def leave_devices(self) -> None:
         """Handle that no array or copy is left."""
-        for device in self.devices:
+        for device in (ANY_DEVICE, *self.devices):
             self.index.remove(self, device)
         self.devices.clear()
 
@@ -281,6 +281,8 @@ class NamedArrays:
             version.index = self.index
             for device in version.devices:
                 self.index.add(version, device)
+            if version.is_written:
+                self.index.files_written(version)
 
     # ---- publishing
 
@@ -693,10 +695,9 @@ class NamedArrays:
         assert self._closing <= self._reading.keys() <= set(readers)
         assert sum(self._waits_of.values()) == len(self.waits)
         assert self.index.content == {(device, each.key) for each in self.versions() for device in each.devices}
-        written = {
-            (device, each.tenant, each.rank) for each in self.versions() if each.is_written for device in each.devices
-        }
-        assert self.index.written.content == written
+        written = [each for each in self.versions() if each.is_written]
+        places = {(device, each.tenant, each.rank) for each in written for device in (ANY_DEVICE, *each.devices)}
+        assert self.index.written.content == places
         for counts, size in ((self._arrays_of, _arrays), (self._described_of, _size)):
             found: dict[str, int] = {}
             for version in self.versions():

@@ -7,6 +7,9 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from heapq import merge
 
+# In place of the number of a device: any device.
+ANY_DEVICE = -1
+
 # A version of a tenant: the time of its completion, its name and its number.
 Rank = tuple[float, str, int]
 # A version of all tenants: the priority of its tenant, the time of its completion, its tenant, its name and its number.
@@ -15,6 +18,8 @@ Position = tuple[int, float, str, str, int]
 
 class WrittenVersions:
     """The versions on each device that are also in files, by tenant, the first complete one first.
+
+    All of them are also on `ANY_DEVICE`.
 
     All operations find a version in logarithmic time, so that a search of some versions costs nothing for the others.
     """
@@ -51,7 +56,7 @@ class WrittenVersions:
         """Yield the versions of these tenants on the device, lower priorities first, then those complete first.
 
         Args:
-          device: the number of the device in vaults.
+          device: the number of the device in vaults, or `ANY_DEVICE`.
           priorities: the tenants with their priorities.
           position: the version after which to begin, or None to begin with the first one.
         """

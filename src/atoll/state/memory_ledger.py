@@ -95,6 +95,10 @@ class MemoryLedger:
         memory = self._groups.get(device)
         return 1 << 62 if memory is None or memory.capacity is None else memory.capacity - memory.used
 
+    def used_on(self, device: HostDevice) -> int:
+        memory = self._groups.get(device)
+        return 0 if memory is None else memory.used
+
     def statistics(self, device: HostDevice) -> dict[str, int]:
         """Return the keys of JAX's `Device.memory_stats` that are known, in bytes."""
         memory = self._groups.get(device) or _Memory()

@@ -226,8 +226,8 @@ class Vaults:
             self._launcher.memory.publish(entries[handle])
             version.count(spec_of(entries[handle]), 1)
 
-    def freed(self, version: Version, device: HostDevice) -> int:
-        """Return the bytes of a device that become free if the version's arrays are freed.
+    def freed(self, version: Version, device: HostDevice | None) -> int:
+        """Return the bytes of a device, or of all devices, that become free if the version's arrays are freed.
 
         Return 0 if a launch is still to read one of them.
         """
@@ -237,7 +237,7 @@ class Vaults:
         if not all(entry.is_idle for entry in own) or any(self._lent(each) is not None for each in version.lent):
             return 0
         blocks = [block for entry in own for block in entry.blocks if block.users == 1]
-        return sum(size for block in blocks for where, size in block.requirement if where == device)
+        return sum(size for block in blocks for where, size in block.requirement if device in (None, where))
 
     def store(self, version: Version) -> None:
         """Free the arrays of a version that is in files."""

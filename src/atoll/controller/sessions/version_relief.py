@@ -1,9 +1,12 @@
 """Memory of published arrays for launches that wait for it: versions that are also in files leave their devices.
 
-A search examines the versions on a device that nobody reads, until enough memory is free. It examines some versions in
-one flush, and continues in a later one. Versions that cannot leave the device, for example because the arrays of a
-script share their memory, are examined at most once per `_SEARCH_SECONDS`. So launches that wait cost the controller
-little, regardless of the number of versions.
+Launches that wait for memory of a device get that of versions of all tenants. Launches that wait for a quota of memory
+get that of their own tenant's versions.
+
+A search examines the versions that nobody reads, until enough memory is free. It examines some versions in one flush,
+and continues in a later one. Versions that cannot leave, for example because the arrays of a script share their memory,
+are examined at most once per `_SEARCH_SECONDS`. So launches that wait cost the controller little, regardless of the
+number of versions.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from atoll.controller.sessions.vaults import Vaults
 from atoll.controller.sessions.version_reads import VersionReads
 from atoll.controller.state import ClusterState
 from atoll.named_arrays.named_arrays import NamedArrays, Version
-from atoll.named_arrays.written_versions import Position
+from atoll.named_arrays.written_versions import ANY_DEVICE, Position
 from atoll.protocol.number_ranges import PUBLISHED_DEVICES
 from atoll.state.tenants import Tenant
 
@@ -30,8 +33,12 @@ _COST_OF_VERSION = 8
 _COST_OF_FREEING = 16  # per array
 
 
+# Memory that launches wait for: a device, or None for all devices, and the tenant whose quota lacks it, or "".
+Place = tuple[HostDevice | None, str]
+
+
 class Search(msgspec.Struct, frozen=True):
-    """A search for memory of a device.
+    """A search for memory of a device or of a quota.
 
     Attributes:
       began: time of the first call.
@@ -59,7 +66,7 @@ class VersionRelief:
         reads: VersionReads,
         store: Callable[[Version], None],
     ) -> None:
-        self._searches: dict[HostDevice, Search] = {}
+        self._searches: dict[Place, Search] = {}
         self._outbox = state.outbox
         self._tenants = state.tenants
         self._resources = state.resources
@@ -69,8 +76,8 @@ class VersionRelief:
         self._store = store
 
     def tick(self, now: float) -> None:
-        for device in [each for each, last in self._searches.items() if now - last.seconds > 10 * _SEARCH_SECONDS]:
-            del self._searches[device]
+        for place in [each for each, last in self._searches.items() if now - last.seconds > 10 * _SEARCH_SECONDS]:
+            del self._searches[place]
 
     def free(self, tenant: Tenant, device: HostDevice, missing: int, is_last: bool) -> bool:
         """Free `missing` bytes of the device for a launch of the tenant that waits for them.
@@ -82,15 +89,29 @@ class VersionRelief:
           tenant: the tenant that needs the memory.
           device: the device.
           missing: the number of bytes.
-          is_last: whether the launch fails otherwise. The versions are then examined although that was in vain lately.
+          is_last: whether the launch fails otherwise. The versions are then examined again, even within the time
+            between searches.
 
         Returns:
           whether the bytes are free, or some versions have not been examined yet.
         """
+        return self._free(tenant, None, device, missing, is_last)
+
+    def free_quota(self, tenant: Tenant, device: HostDevice | None, missing: int, is_last: bool) -> bool:
+        """Free `missing` bytes of a tenant's quota of memory on a device, or on all devices.
+
+        The arguments and the result are those of `free`. Versions of other tenants stay.
+        """
+        return self._free(tenant, tenant, device, missing, is_last)
+
+    def _free(
+        self, tenant: Tenant, owner: Tenant | None, device: HostDevice | None, missing: int, is_last: bool
+    ) -> bool:
         if missing <= 0:
             return True
         now, priority = self._outbox.seconds, tenant.settings.priority
-        last = self._searches.get(device)
+        place = device, "" if owner is None else owner.name
+        last = self._searches.get(place)
         began, after = now, None
         if last is not None and priority <= last.priority:
             is_recent = now - last.seconds < _SEARCH_SECONDS and not last.has_freed
@@ -99,26 +120,28 @@ class VersionRelief:
                 return last.after is not None
             if last.after is not None:
                 began, after = last.began, last.after
-        position, missing, has_freed = self._examine(priority, device, missing, after)
+        position, missing, has_freed = self._examine(owner, priority, device, missing, after)
         if has_freed:
             self._outbox.flush_frees()
         if missing <= 0:
-            self._searches.pop(device, None)
+            self._searches.pop(place, None)
             return True
-        self._searches[device] = Search(began, now, priority, position, has_freed)
+        self._searches[place] = Search(began, now, priority, position, has_freed)
         return position is not None
 
     def _examine(
-        self, priority: int, device: HostDevice, missing: int, after: Position | None
+        self, owner: Tenant | None, priority: int, device: HostDevice | None, missing: int, after: Position | None
     ) -> tuple[Position | None, int, bool]:
-        """Free versions on the device, from this position on.
+        """Free versions of the owner, or of all tenants, on the device, or on any device, from this position on.
 
         Return the last version that was examined, or None if all were, the bytes that are still missing, and whether
         some were freed.
         """
-        number = PUBLISHED_DEVICES.start + self._resources.topology.number_of(*device)
-        written = self._names.index.written
-        priorities = {each: self._tenants.by_name[each].settings.priority for each in written.tenants(number)}
+        written, number = self._names.index.written, ANY_DEVICE
+        if device is not None:
+            number = PUBLISHED_DEVICES.start + self._resources.topology.number_of(*device)
+        owners = written.tenants(number) if owner is None else [owner.name]
+        priorities = {each: self._tenants.by_name[each].settings.priority for each in owners}
         lower = [(each, its) for each, its in priorities.items() if its <= priority]
         most = _MOST_EXAMINED // _COST_OF_VERSION
         positions = list(islice(written.after(number, lower, after), most))
