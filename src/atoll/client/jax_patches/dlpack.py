@@ -72,7 +72,8 @@ def _importing(take: Callable[..., Any]) -> Callable[..., Any]:
             and _is_remote(external_array)
             and device in (None, external_array.device)
         ):
-            return jnp.array(external_array, copy=bool(copy))
+            array = jnp.array(external_array, copy=bool(copy))
+            return array.astype(array.dtype) if array.weak_type else array
         may_not_move = isinstance(external_array, jax.Array) or device is not None or (copy is not None and not copy)
         if may_not_move or not is_atoll(default_device().client):
             return take(external_array, device, copy)
