@@ -279,6 +279,19 @@ class Play(Cluster):
             self.join(host, f"unix:/data-{host}-again", 2000 + host)
         return self.outbox()
 
+    def drain_and_return(self, island: int) -> None:
+        """Between two sessions, an operator drains an island and has it start again."""
+        self.close(self.session)
+        self.operator(m.DrainRequest(island))
+        self.engine(m.IslandEnded(island))
+        self.operator(m.UndrainRequest(island))
+        self.outbox()
+        hosts = tuple(self.topology.hosts_of(island))
+        self.engine(m.IslandStarts(island, 5, tuple(f"m{host}" for host in hosts)))
+        for host in hosts:
+            self.join(host, pid=5)
+        self.session = self.open().number
+
     # ---- programs, under fixed numbers
 
     def with_function(self, function: int = 1, devices: tuple[int, ...] = (0,)) -> str:

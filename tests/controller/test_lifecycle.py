@@ -65,7 +65,7 @@ def test_subscribers_are_notified_in_the_order_in_which_they_subscribed():
         ("first", IslandRestarted(0), S.READY),
         ("first", IslandFailed(0, FAILED), S.RESTARTING),
         ("first", IslandRemoved(0, REMOVED), S.REMOVED),
-        ("first", IslandDrained(0), S.DRAINED),
+        ("first", IslandDrained(0, REMOVED), S.DRAINED),
     ]
     assert [who for who, _, _ in seen] == ["first", "second"] * 6
     assert life.islands[0].restarts == 2

@@ -148,6 +148,12 @@ def test_hosts_that_cannot_reach_each_other_have_their_island_restarted_with_the
     assert not [each for each in play.outbox() if isinstance(each, m.RestartIsland)]
 
 
+def test_a_drained_island_has_groups_again_when_it_is_back():
+    play = playing("2x4x1")
+    play.drain_and_return(1)
+    assert [each.relay for each in play.outbox() if isinstance(each, m.JoinGroup)] == [4, 4, 6, 6]
+
+
 def test_a_lost_island_has_groups_again_when_it_is_back():
     play = playing()
     with_call(play)

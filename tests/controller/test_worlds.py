@@ -78,6 +78,16 @@ def test_a_function_whose_parts_run_apart_needs_no_world_and_no_common_platform(
     assert sorted(each.ranks for each in compiles) == [(0, 2), (2, 2)]
 
 
+def test_functions_get_a_new_world_when_a_drained_island_is_back():
+    play = Play("2x1x1")
+    closed = with_function(play).world
+    play.drain_and_return(1)
+    sent = registered(play)
+    (serve,) = of(sent, m.JoinWorld)
+    assert serve.world != closed
+    assert {each.world for each in of(sent, m.Compile)} == {serve.world}
+
+
 def test_functions_on_the_same_islands_share_a_world_and_those_on_one_island_have_none():
     play = Play("2x1x2")
     first, second = (of(registered(play, i, devices), m.Compile) for i, devices in ((1, (0, 2)), (2, (1, 3))))

@@ -143,9 +143,10 @@ class IslandRemoved:
 
 @dataclass(frozen=True, slots=True)
 class IslandDrained:
-    """No session has anything on the island, and its workers must end."""
+    """No session has anything on the island, and its workers must end. `status` says who has drained it."""
 
     island: int
+    status: Status
 
 
 Notification = IslandReady | IslandFailed | IslandRestarted | IslandRemoved | IslandDrained
@@ -194,7 +195,7 @@ class Lifecycle:
         status = _explained(island, status)
         self._change(island, IslandState.DRAINED)
         self.islands[island].last_failure = status
-        self._notify(IslandDrained(island))
+        self._notify(IslandDrained(island, status))
 
     def begin_return(self, island: int) -> None:
         """Record that the workers of a drained island are about to start again."""

@@ -351,6 +351,8 @@ class Controller:
         subscribe(IslandRestarted, self._operators.island_restarted)
         subscribe(IslandRemoved, self._recovery.island_removed)
         subscribe(IslandRemoved, self._operators.island_removed)
+        subscribe(IslandDrained, self._relays.forget_groups)
+        subscribe(IslandDrained, self._worlds.close_worlds_of)
         subscribe(IslandDrained, self.published.island_drained)
         subscribe(IslandDrained, self.published.files.island_drained)
         subscribe(IslandDrained, self._operators.drains.island_drained)

@@ -1,8 +1,8 @@
 """Worlds: sets of islands on whose hosts functions of a tenant run together (`devices.xla.xla_world`).
 
 A world is *waiting* until all of its islands work. Then its first host starts a service, and all of its hosts join. A
-world is closed when one of its islands fails, and a new one takes its place when a function needs it again. Tenants
-share no worlds, because a failure of a function may close its world.
+world is closed when the workers of one of its islands end, and a new one takes its place when a function needs it
+again. Tenants share no worlds, because a failure of a function may close its world.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from atoll.cluster.lifecycle import IslandFailed, IslandReady, IslandRemoved, IslandRestarted
+from atoll.cluster.lifecycle import IslandDrained, IslandFailed, IslandReady, IslandRemoved, IslandRestarted
 from atoll.cluster.resources import ResourceManager
 from atoll.cluster.state_machine import StateMachine
 from atoll.errors import Code, Status, StatusError
@@ -115,10 +115,10 @@ class Worlds:
             if works.island in world.islands:
                 self._start(world)
 
-    def close_worlds_of(self, failed: IslandFailed | IslandRemoved) -> None:
-        """Close the worlds of an island."""
-        for world in [each for each in self._worlds.values() if failed.island in each.islands]:
-            self._close(world, failed.status)
+    def close_worlds_of(self, ended: IslandFailed | IslandRemoved | IslandDrained) -> None:
+        """Close the worlds of an island whose workers end."""
+        for world in [each for each in self._worlds.values() if ended.island in each.islands]:
+            self._close(world, ended.status)
 
     def has_left(self, node: QueuedNode[GangRun]) -> bool:
         """Return whether the world of a run in flight was replaced because of this run or of another one."""

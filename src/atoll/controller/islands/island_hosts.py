@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from atoll.cluster.lifecycle import HostState, IslandFailed
+from atoll.cluster.lifecycle import HostState, IslandDrained, IslandFailed
 from atoll.cluster.resources import Host
 from atoll.controller.islands.overruns import Overruns
 from atoll.controller.state import ClusterState
@@ -183,7 +183,7 @@ class Relays:
                     for group in relay_groups(hosts, self._size):
                         self._outbox.form_group(group)
 
-    def forget_groups(self, lost: IslandFailed) -> None:
+    def forget_groups(self, lost: IslandFailed | IslandDrained) -> None:
         self._islands.discard(lost.island)
         self.broken.pop(lost.island, None)
 
