@@ -82,16 +82,18 @@ class PublishingClient(MigratingClient):
             self.say(m.CloseVersion(self.opened.pop(self.rng.choice(sorted(self.opened))).reader))
 
     def act(self) -> None:
-        if self.held or self.rng.random() < 0.6:
+        if self.held or self.rng.random() >= self.world.publishing:
             super().act()
             return
-        self.rng.choice((self.publish, self.open_version, self.read, self.close_version))()
+        self.rng.choice((self.publish, self.open_version, *[self.read] * self.world.reading, self.close_version))()
 
 
 class PublishingWorld(MigratingWorld):
     """A world whose published arrays are checked after each step."""
 
     kind_of_client = PublishingClient
+    publishing = 0.4  # how probably an act of a client is one of publishing or reading
+    reading = 1  # how many times more probable a read is than a publication
     spilling = 0.0  # how probably a version is also written to files
     copy_loss = 0.0  # how probably an island fails before a step of the hosts while arrays are being copied
 

@@ -21,7 +21,9 @@ from atoll.state.object_dumps import declared
 from tests.controller.control_flow_world import ChoosingWorld
 from tests.controller.dumps import check_dump, dumped
 from tests.controller.migrating_world import MigratingWorld
+from tests.controller.outcome import play
 from tests.controller.play import Play
+from tests.controller.publishing_world import PublishingWorld
 from tests.controller.world import World
 from tests.journal.worlds import act
 from tests.thoroughness import examples
@@ -33,6 +35,7 @@ class Twins:
     def __init__(self, controller: Controller) -> None:
         self.controller = controller
         self.loaded = check_dump(controller)
+        self._unfinished = 0  # flushes after which work in steps was left
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.controller, name)
@@ -40,14 +43,40 @@ class Twins:
     def handle(self, event: e.AnyEvent) -> list[a.AnyAction]:
         actions = self.controller.handle(event)
         assert msgspec.msgpack.encode(self.loaded.handle(event)) == msgspec.msgpack.encode(actions)
+        if type(event) is e.Flush and self.controller.has_work:
+            self._unfinished += 1
+            if self._unfinished % 8 == 0:
+                self.load_again()
         return actions
 
     def load_again(self) -> None:
         self.loaded = check_dump(self.controller)
 
 
+def twins_of(world: World) -> Twins:
+    """Put twins in the place of the controller of a world."""
+    del world.controller.launcher.memory.waits.hopeless  # the world's own, which knows one controller
+    twins = Twins(world.controller)
+    world.controller = world.cluster.controller = twins  # type: ignore[assignment]
+    return twins
+
+
 class LongPrograms(World):
     longest = 16
+
+
+class ReadingWorld(PublishingWorld):
+    """Clients publish and read often, and the controller is loaded again at times."""
+
+    publishing = 0.7
+    reading = 3
+    spilling = 0.3
+    copy_loss = 0.05
+
+    def deliver(self) -> None:
+        super().deliver()
+        if isinstance(self.controller, Twins) and self.rng.random() < 0.05:
+            self.controller.load_again()
 
 
 @settings(max_examples=examples(40))
@@ -64,9 +93,7 @@ class LongPrograms(World):
 def test_a_loaded_controller_is_equal_and_decides_the_same(seed, steps, kind, topology, doom, memory, dispatch, relays):
     rng = random.Random(seed)
     world = kind(rng, topology, doom, device_memory=memory, dispatch=dispatch, relay_group=relays)
-    del world.controller.launcher.memory.waits.hopeless  # the world's own, which knows one controller
-    twins = Twins(world.controller)
-    world.controller = world.cluster.controller = twins  # type: ignore[assignment]
+    twins = twins_of(world)
     for _ in range(3):
         world.open()
     for _ in range(steps):
@@ -74,6 +101,22 @@ def test_a_loaded_controller_is_equal_and_decides_the_same(seed, steps, kind, to
         if rng.random() < 0.1:
             twins.load_again()
     world.settle()
+    twins.load_again()
+
+
+@settings(max_examples=examples(10))
+@given(
+    st.integers(0, 2**32),
+    st.integers(60, 160),
+    st.sampled_from(["2x1x2", "3x1x1", "4x1x2"]),
+    st.sampled_from([0.0, 0.1]),
+    st.sampled_from([0, 200]),
+    st.sampled_from([0, 2]),
+)
+def test_a_loaded_controller_publishes_and_reads_the_same(seed, steps, topology, doom, memory, relays):
+    world = ReadingWorld(random.Random(seed), topology, doom, device_memory=memory, relay_group=relays)
+    twins = twins_of(world)
+    play(world, world.rng, steps, loss=0.02)
     twins.load_again()
 
 
