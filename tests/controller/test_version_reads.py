@@ -83,6 +83,27 @@ def test_later_readers_get_the_copies_of_earlier_ones() -> None:
     assert [play.error(each) for each in readers] == [None] * 5
 
 
+def test_bytes_that_a_version_has_sent_and_that_readers_have_passed_on_are_counted() -> None:
+    play = Reading()
+    (version,) = play.controller.published.names.versions()
+    play.read(1, 2, 3, 4, 5)
+    begun = play.sources()
+    while begun:
+        begun = play.end(*begun)
+    assert (version.sent, version.passed_on) == (2 * version.nbytes, 3 * version.nbytes)
+
+
+def test_a_read_on_the_island_of_its_source_sends_nothing() -> None:
+    play = Reading()
+    (version,) = play.controller.published.names.versions()
+    session = play.session = play.open(token="reader").number
+    reader = play.opened(session).reader
+    (run,) = [each for each in play.say(m.ReadVersion(reader, 0, (on(1),), (7,))) if isinstance(each, m.Run)]
+    play.done(run.sequence)
+    assert play.controller.sessions[session].directory.entries[7].ready
+    assert (version.sent, version.passed_on) == (0, 0)
+
+
 def test_what_uses_an_array_that_waits_runs_after_it_and_holds_up_nothing_else() -> None:
     play = Reading()
     *_, last = play.read(1, 2, 3)

@@ -47,6 +47,12 @@ def test_scripts_on_three_islands_get_each_version_at_once(
     trainer, *readers = (start_python(ATOLL_ADDRESS=cluster.address) for _ in range(4))
     for version in (1, 2, 3):
         _all_at_once(trainer, readers, version)
+    versions = cluster.report()["versions"]
+    assert len(versions) == 2, "the name keeps two"
+    for each in versions:
+        assert each["sent"] + each["passed_on"] == 3 * each["bytes"]
+    # If no transfer ends for some seconds, the publisher feeds a third reader.
+    assert any(each["sent"] == 2 * each["bytes"] for each in versions)
     for each in (trainer, *readers):
         each.close()
 

@@ -51,11 +51,11 @@ def shown(*versions: VersionSnapshot) -> list[list[str]]:
 
 
 def test_versions_are_listed_by_name_and_number() -> None:
-    lost = VersionSnapshot("ana", "policy", 2, "lost", 3, 4, 2048, 1, (0,), (0, 1), 1, 7.0, "island 0 failed")
-    kept = VersionSnapshot("ana", "policy", 1, "complete", 3, 4, 1024, 1, (0, 1), (0, 1, 2), 0, 12.4)
+    lost = VersionSnapshot("ana", "policy", 2, "lost", 3, 4, 2048, 1, (0,), (0, 1), 1, age=7.0, note="island 0 failed")
+    kept = VersionSnapshot("ana", "policy", 1, "complete", 3, 4, 1024, 1, (0, 1), (0, 1, 2), 0, 2048, 6144, 12.4)
     assert shown(lost, kept) == [
-        ["ana/policy", "1", "4", "1.0 KiB", "complete", "0-1", "0-2", "0", "12"],
-        ["ana/policy", "2", "4", "2.0 KiB", "lost: island 0 failed", "0", "0-1", "1", "7"],
+        ["ana/policy", "1", "4", "1.0 KiB", "complete", "0-1", "0-2", "0", "2.0 KiB", "6.0 KiB", "12"],
+        ["ana/policy", "2", "4", "2.0 KiB", "lost: island 0 failed", "0", "0-1", "1", "0 B", "0 B", "7"],
     ]
 
 

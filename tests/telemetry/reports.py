@@ -88,6 +88,8 @@ def eventful_snapshot() -> Snapshot:
     play.say(m.Launch(1, (10,), (13,), ()))  # waits for its tenant's memory
     play.say(m.Publish(50, "run-1", 2, (12,), ("w",), on_disk=True))
     play.say(m.OpenVersion(51, "run-1"))
+    (version,) = play.controller.named_arrays.versions()
+    version.sent, version.passed_on = 16, 24  # as if scripts on other islands had read it
     play.say(m.Publish(52, "run-1", 2, (13,), ("w",), replicas=2))  # waits for its array
     play.operator(m.SuspendRequest(default, False))
     play.proxy(default, m.Quiesced(1))

@@ -163,7 +163,7 @@ class VersionFilesDump(Dump):
     failed: float = 0.0
 
 
-@dump_of(Version, "version of arrays", version=4, oldest=3, rebuilt={"index": VersionIndex})
+@dump_of(Version, "version of arrays", version=5, oldest=3, rebuilt={"index": VersionIndex})
 class ArraysVersionDump(Dump):
     tenant: str
     name: str
@@ -185,6 +185,8 @@ class ArraysVersionDump(Dump):
     error: Status | None = None
     retired: float = 0.0
     lent: list[tuple[int, int]] = []
+    sent: int = 0
+    passed_on: int = 0
     files: Ref[VersionFiles] | None = None
 
 

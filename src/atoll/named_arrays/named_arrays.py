@@ -103,6 +103,8 @@ class Version(StateMachine[VersionState]):
       index: the index of all versions by device.
       problem: why copies are missing.
       files: those of a version that was published with `spill="disk"`.
+      sent: bytes that its arrays and copies have sent to readers on other islands.
+      passed_on: bytes that readers on other islands have received from copies of earlier readers.
     """
 
     transitions = TRANSITIONS
@@ -128,6 +130,8 @@ class Version(StateMachine[VersionState]):
     error: Status | None = None
     retired: float = 0.0  # time since which it is RETIRED
     lent: list[tuple[int, int]] = field(default_factory=list)  # arrays of other tenants' sessions that share its memory
+    sent: int = 0
+    passed_on: int = 0
 
     def _described(self) -> str:
         return self.title

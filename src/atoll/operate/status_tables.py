@@ -234,13 +234,14 @@ def versions_table(versions: Sequence[VersionSnapshot]) -> RenderableType:
         table.add_column(column, justify="right")
     for column in ("state", "islands", "devices"):
         table.add_column(column)
-    for column in ("readers", "age (s)"):
+    for column in ("readers", "sent", "passed on", "age (s)"):
         table.add_column(column, justify="right")
     for each in sorted(versions, key=lambda each: (each.tenant, each.name, each.version)):
         numbers = (str(each.version), str(each.arrays), human_bytes(each.bytes))
         places = (ranges(list(each.islands)), ranges(list(each.devices)))
         state = Text(state_of_version(each))
-        table.add_row(f"{each.tenant}/{each.name}", *numbers, state, *places, str(each.readers), f"{each.age:.0f}")
+        traffic = (str(each.readers), human_bytes(each.sent), human_bytes(each.passed_on))
+        table.add_row(f"{each.tenant}/{each.name}", *numbers, state, *places, *traffic, f"{each.age:.0f}")
     return table
 
 

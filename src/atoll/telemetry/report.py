@@ -286,6 +286,8 @@ def _versions(controller: ReportSource, viewer: Tenant | None, now: float) -> tu
             islands=tuple(sorted({island_of(number) for number in each.device_numbers})),
             devices=each.device_numbers,
             readers=len(each.readers),
+            sent=each.sent,
+            passed_on=each.passed_on,
             age=round(max(0.0, now - each.seconds), 3),
             note=_note(each),
             files="" if each.files is None else each.files.state.name.lower(),

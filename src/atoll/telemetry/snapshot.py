@@ -152,6 +152,8 @@ class VersionSnapshot(SnapshotStruct, frozen=True):
     islands: tuple[int, ...] = ()
     devices: tuple[int, ...] = ()
     readers: int = 0
+    sent: int = 0  # bytes that its arrays and copies have sent to readers on other islands
+    passed_on: int = 0  # bytes that such readers have received from copies of earlier readers
     age: float = 0.0  # seconds since it is complete, or since its publication
     note: str = ""
     files: str = ""  # the state of its files, if it was published with `spill="disk"`

@@ -457,6 +457,7 @@ class VersionReads:
         if error is None:
             self._launcher.deferred_results.complete(session, read.results, made, read.dependency)
             self._received[number] = read
+            self._count(read, tree)
             dropped = tree.complete(now, number, frozenset(read.islands))
             if dropped is not None:
                 del self._received[dropped]
@@ -470,6 +471,17 @@ class VersionReads:
                 tree.forget(now, number)
                 self._fail(session, read, error)
         return max(_LEAST_ARRAYS, len(read.results))
+
+    def _count(self, read: VersionRead, tree: TransferTree) -> None:
+        """Count the bytes that a read has received from other islands."""
+        if read.number in tree.beside:
+            return
+        version, positions = read.version, read.positions
+        nbytes = sum(each.nbytes for each in version.arrays[positions.start : positions.stop])
+        if tree.running[read.number] < 0:
+            version.sent += nbytes
+        else:
+            version.passed_on += nbytes
 
     def _may_retry(self, read: VersionRead, error: Status) -> bool:
         """Return whether another source may succeed: the islands of the reader work, and the source has failed."""

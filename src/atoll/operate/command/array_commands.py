@@ -25,6 +25,9 @@ def arrays(
 ) -> None:
     """List the published arrays of a cluster by name and version, with their sizes, places and readers.
 
+    The column "sent" has the bytes that the version has sent to readers on other islands, and "passed on" those that
+    readers have sent to later ones.
+
     Operators see all names, users those that their scripts may read. The list has the 500 newest versions. Addresses
     the same cluster as `atoll status`.
     """
