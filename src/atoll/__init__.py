@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from atoll._version import __version__ as __version__
     from atoll.arrays import publish as publish
     from atoll.arrays import subscribe as subscribe
+    from atoll.arrays import wait_until_stored as wait_until_stored
     from atoll.client.client_slices import Slice as Slice
     from atoll.client.client_slices import VirtualDeviceSet as VirtualDeviceSet
     from atoll.client.client_slices import make_virtual_device_set as make_virtual_device_set
@@ -70,7 +71,7 @@ if TYPE_CHECKING:
 # Public names by module. A module is imported at the first use of a name: JAX imports this package in every script.
 _NAMES = {
     "atoll._version": ("__version__",),
-    "atoll.arrays": ("publish", "subscribe"),
+    "atoll.arrays": ("publish", "subscribe", "wait_until_stored"),
     "atoll.pins": ("Pin", "pin", "Version"),
     "atoll.client.connect": ("connect", "ConnectedCluster"),
     "atoll.programs.traced_program": ("program", "Program"),
@@ -158,6 +159,7 @@ __all__ = [
     "switch",
     "trace",
     "unroute",
+    "wait_until_stored",
     "while_loop",
 ]
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from atoll.cluster.array_names import check_array_name
 from atoll.errors import Code, StatusError
-from atoll.pins import Version, cluster_client, pin
+from atoll.pins import Version, check_name, cluster_client, open_version, pin
 from atoll.protocol.messages import MOST_PATH, MOST_PUBLISHED
 from atoll.protocol.submission import Staging, encode
 from atoll.protocol.version_requests import NumberedVersion, PublishArrays, write_request
@@ -63,7 +63,7 @@ def publish(
       replicas: number of islands of which each has all arrays, at most 8. With 2, the devices copy the version to
         another island when it is complete, and it survives the loss of one island.
       spill: "disk" if the devices' hosts write the version to files when it is complete. It then survives the loss of
-        its islands, and of the cluster if that has a journal.
+        its islands, and of the cluster if that has a journal. `atoll.wait_until_stored` waits for the files.
       checksums: also publish checksums of the arrays, which their devices compute. Subscribers can verify them.
 
     Raises:
@@ -156,6 +156,31 @@ def subscribe(
     """
     with pin(name, version=version, newer_than=newer_than, wait=wait) as pinned:
         return pinned.read(shardings, dtype=dtype, like=like, verify=verify)
+
+
+def wait_until_stored(name: str, version: int, *, timeout: float = 60.0) -> None:
+    """Wait until the files of a version that was published with `spill="disk"` are complete.
+
+    The version then survives the loss of its islands, and of the cluster if that has a journal. For example, a trainer
+    waits for its last version before it ends::
+
+        version = atoll.publish("policy", params, spill="disk")
+        atoll.wait_until_stored("policy", version, timeout=600)
+
+    Args:
+      name: the name, or `tenant/name` for arrays of another tenant.
+      version: the number of the version.
+      timeout: seconds to wait.
+
+    Raises:
+      StatusError: the files are not complete within `timeout` seconds, the version was published without
+        `spill="disk"`, it failed, is lost or does not exist any more, or access is not permitted. The message names the
+        reason, for example that a disk is full.
+      BackendError: JAX does not run on Atoll in this process.
+    """
+    if version < 1:
+        raise StatusError(Code.INVALID_ARGUMENT, f"versions are numbered from 1: {name} has no version {version}")
+    open_version(cluster_client(), check_name(name), version, 0, timeout, in_files=True)
 
 
 def _as_array(leaf: Any, path: str, client: Any, known: set[Any]) -> Any:

@@ -55,11 +55,7 @@ def pin(name: str, *, version: int | None = None, newer_than: int | None = None,
       BackendError: JAX does not run on Atoll in this process.
     """
     client = cluster_client()
-    owner, separator, last = name.rpartition(SEPARATOR)
-    check_array_name(last)
-    if separator:
-        check_array_name(owner)
-    reply, opened = _open(client, name, -1 if version is None else version, newer_than or 0, wait)
+    reply, opened = open_version(client, check_name(name), -1 if version is None else version, newer_than or 0, wait)
     return Pin(client, name, opened, reply)
 
 
@@ -157,14 +153,29 @@ def cluster_client() -> Any:
     return client
 
 
-def _open(client: Any, name: str, version: int, newer_than: int, wait: float) -> tuple[Any, OpenedVersion]:
-    """Return the reply, which keeps the version open, and its content. Raise StatusError."""
+def check_name(name: str) -> str:
+    """Return a name, or `tenant/name`. Raise StatusError if it is invalid."""
+    owner, separator, last = name.rpartition(SEPARATOR)
+    check_array_name(last)
+    if separator:
+        check_array_name(owner)
+    return name
+
+
+def open_version(
+    client: Any, name: str, version: int, newer_than: int, wait: float, in_files: bool = False
+) -> tuple[Any, OpenedVersion]:
+    """Return the reply, which keeps the version open, and its content. Raise StatusError.
+
+    With `in_files`, wait until the version is in files, and do not open it.
+    """
     from atoll.client.plugin_programs import submit
 
     until = time.monotonic() + wait
     while True:
         left = max(0.0, until - time.monotonic())
-        reply = submit(client, write_request(OpenArrays(name, version, newer_than, min(left, _POLL_SECONDS))))
+        request = OpenArrays(name, version, newer_than, min(left, _POLL_SECONDS), in_files)
+        reply = submit(client, write_request(request))
         opened = msgspec.msgpack.decode(bytes(reply.fingerprint), type=OpenedVersion)
         if opened.status.code != Code.DEADLINE_EXCEEDED or left <= _POLL_SECONDS:
             opened.status.raise_if_error()

@@ -92,6 +92,16 @@ def test_a_complete_version_is_written_to_a_directory_of_its_own() -> None:
     assert play.files.state is FileState.WRITTEN
 
 
+def test_a_session_is_told_when_a_version_is_in_files() -> None:
+    play = Spilling()
+    request = play.publish_on_disk()
+    asked = m.OpenVersion(play.request(), "policy", 1, seconds=30.0, in_files=True)
+    assert play.answers(play.session, asked) == []
+    play.wrote(request)
+    assert play.of_type(m.VersionOpened) == [m.VersionOpened(asked.request, OK, -1, 1)]
+    assert play.version.readers == set()
+
+
 def test_a_version_can_be_read_before_it_is_written() -> None:
     play = Spilling()
     play.publish_on_disk()

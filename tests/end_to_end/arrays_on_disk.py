@@ -30,6 +30,10 @@ def publish_large(count: int, megabytes: int) -> int:
     return atoll.publish("large", tree, spill="disk")
 
 
+def wait_until_stored(version: int) -> None:
+    atoll.wait_until_stored("policy", version)
+
+
 def read(version: int) -> set[float]:
     """The values of a version, read to the first two devices."""
     mesh = Mesh(np.array(jax.devices()[:2]), "x")

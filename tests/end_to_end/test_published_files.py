@@ -14,7 +14,15 @@ from atoll.operate.operator_requests import request_check, request_operation
 from atoll.protocol.messages import RemoveArraysRequest
 from atoll.wire.address import parse_address
 from tests.conftest import script_environment
-from tests.end_to_end.arrays_on_disk import error_of_read, fill, publish, publish_large, read, read_large
+from tests.end_to_end.arrays_on_disk import (
+    error_of_read,
+    fill,
+    publish,
+    publish_large,
+    read,
+    read_large,
+    wait_until_stored,
+)
 from tests.end_to_end.remote_python import StartPython
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
 
@@ -66,7 +74,7 @@ def clusters(
 def test_a_version_outlives_its_island_and_its_killed_cluster(clusters: Clusters, start_python: StartPython) -> None:
     trainer = start_python(ATOLL_ADDRESS=clusters.now.address)
     version = trainer.call(publish, 0, 7.0)
-    clusters.until(version, "written")
+    trainer.call(wait_until_stored, version)
     trainer.close()
     clusters.now.worker(0).kill()
     clusters.until(version, "stored")

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from atoll.errors import Code, Status, StatusError
 from atoll.named_arrays import named_arrays
-from atoll.named_arrays.named_arrays import Action, Free, NamedArrays, Opened, Refused, Version, Wait
+from atoll.named_arrays.named_arrays import Action, Free, NamedArrays, Opened, Refused, Stored, Version, Wait
+from atoll.named_arrays.version_files import FileState
 from atoll.named_arrays.version_states import TRANSITIONS, VersionState
 from tests.thoroughness import examples
 
@@ -36,8 +37,9 @@ def wait(
     session: int = 2,
     request: int = 1,
     is_guest: bool = False,
+    in_files: bool = False,
 ) -> Wait:
-    return Wait(session, request, "ana", "policy", number, newer_than, until, is_guest)
+    return Wait(session, request, "ana", "policy", number, newer_than, until, is_guest, in_files)
 
 
 def opened(names: NamedArrays, asked: Wait) -> Opened:
@@ -272,6 +274,62 @@ def test_each_state_is_reached_and_has_its_row() -> None:
     assert reached == set(VersionState)
 
 
+def publish_on_disk(names: NamedArrays, keep: int = 2) -> Version:
+    version = names.publish(0.0, "ana", "policy", 1, keep, (1, 2), ("w", "b"), on_disk=True)
+    version.held = [1, 2]
+    return version
+
+
+def test_a_request_for_files_is_answered_when_the_version_is_in_files() -> None:
+    names = NamedArrays()
+    version = publish_on_disk(names)
+    asked = wait(1, until=5.0, in_files=True)
+    assert names.open(0.0, asked) == names.complete(0.0, version) == []
+    stored = Stored(asked.session, asked.request, version)
+    assert names.written(version) == [stored]
+    assert names.open(0.0, asked) == [stored]
+    assert names.readers == {}, "it has no reader"
+
+
+def test_a_request_for_files_does_not_restore_the_version() -> None:
+    names = NamedArrays()
+    version = publish_on_disk(names)
+    names.complete(0.0, version)
+    names.written(version)
+    names.store(version)
+    asked = wait(1, in_files=True)
+    assert names.open(0.0, asked) == [Stored(asked.session, asked.request, version)]
+
+
+def test_a_request_for_files_of_a_version_without_files_is_refused() -> None:
+    names = NamedArrays()
+    complete(names)
+    text = 'version 1 of ana/policy has no files: publish it with spill="disk"'
+    assert refused(names, wait(1, until=5.0, in_files=True)) == text
+
+
+def test_a_request_for_files_ends_with_the_version() -> None:
+    names = NamedArrays()
+    version = publish_on_disk(names)
+    names.complete(0.0, version)
+    names.open(0.0, wait(1, until=5.0, in_files=True))
+    (answer,) = names.lose(version, LOST)
+    assert isinstance(answer, Refused)
+    assert "island 1 failed" in answer.status.message
+
+
+def test_a_request_for_files_times_out_with_the_reason() -> None:
+    names = NamedArrays()
+    version = publish_on_disk(names)
+    asked = wait(1, in_files=True)
+    names.complete(0.0, version)
+    missing = "ana/policy does not have version 1 in files yet: "
+    assert refused(names, asked) == missing + "its arrays are being written"
+    assert version.files is not None
+    version.files.problem = "No space left on device"
+    assert refused(names, asked) == missing + "No space left on device"
+
+
 class Player:
     """Random events, and a model of what may be read: each opened version exists until its reader leaves."""
 
@@ -301,6 +359,9 @@ class Player:
                 continue
             assert action.request not in self.answered, "a request is answered once"
             self.answered.add(action.request)
+            if isinstance(action, Stored):
+                assert action.version.files is not None
+                assert action.version.files.state is not FileState.WRITING
             if isinstance(action, Opened):
                 assert action.version.state is VersionState.COMPLETE, "only complete versions are read"
                 assert len(action.version.held) == len(action.version.handles)
@@ -313,10 +374,16 @@ class Player:
         session, tenant, name = rng.randint(1, 3), rng.choice(("ana", "ben")), rng.choice("ab")
         versions = list(names.versions())
         pending = list(names.pending.values())
-        match rng.randrange(9):
+        match rng.randrange(10):
             case 0 | 1:
+                keep, on_disk = rng.randint(1, 3), rng.random() < 0.5
                 with suppress(StatusError):  # there are too many pending ones
-                    names.publish(self.now, tenant, name, session, rng.randint(1, 3), (1, 2), ("w", "b"))
+                    names.publish(self.now, tenant, name, session, keep, (1, 2), ("w", "b"), on_disk=on_disk)
+            case 9 if versions:
+                version = rng.choice(versions)
+                is_there = version.state in (VersionState.COMPLETE, VersionState.RETIRED) and version.error is None
+                if is_there and version.files is not None and version.files.state is FileState.WRITING:
+                    self.perform(names.written(version))
             case 2 | 3 if pending:
                 version = rng.choice(pending)
                 version.held.append(len(version.held))
@@ -327,7 +394,8 @@ class Player:
                 number, newer = rng.choice((-1, -1, rng.randint(1, 5))), rng.randint(0, 4)
                 until = self.now + rng.choice((0, 3))
                 is_guest = self.asked_as_guest[self.requests] = rng.random() < 0.5
-                asked = Wait(session, self.requests, tenant, name, number, newer, until, is_guest)
+                in_files = number > 0 and rng.random() < 0.5
+                asked = Wait(session, self.requests, tenant, name, number, newer, until, is_guest, in_files)
                 self.perform(names.open(self.now, asked))
             case 5 if self.readers:
                 reader = rng.choice(sorted(self.readers))

@@ -209,7 +209,10 @@ class Name:
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """A session's request for a version. `number` is -1 for the newest one, which must be newer than `newer_than`."""
+    """A session's request for a version. `number` is -1 for the newest one, which must be newer than `newer_than`.
+
+    With `in_files`, the request is to know when version `number` is in files, and gets no reader.
+    """
 
     session: int
     request: int
@@ -219,6 +222,7 @@ class Wait(msgspec.Struct, frozen=True):
     newer_than: int
     until: float
     is_guest: bool = False  # the session belongs to another tenant than the name
+    in_files: bool = False
 
 
 # ---- actions
@@ -249,6 +253,15 @@ class Opened:
 
 
 @dataclass(frozen=True)
+class Stored:
+    """Answer a request: the version is in files."""
+
+    session: int
+    request: int
+    version: Version
+
+
+@dataclass(frozen=True)
 class Refused:
     """Answer a request with an error."""
 
@@ -257,7 +270,7 @@ class Refused:
     status: Status
 
 
-Action = Free | Restore | Opened | Refused
+Action = Free | Restore | Opened | Stored | Refused
 
 
 class NamedArrays:
@@ -410,10 +423,11 @@ class NamedArrays:
 
     # ---- files
 
-    def written(self, version: Version) -> None:
+    def written(self, version: Version) -> list[Action]:
         """Handle that all arrays of the version are in files."""
         _files(version).enter(FileState.WRITTEN)
         self.index.files_written(version)
+        return self._answer_waits(self._name_of(version))
 
     def store(self, version: Version) -> list[Action]:
         """Handle that the arrays of the version are not on devices any more. Readers need them there."""
@@ -515,7 +529,7 @@ class NamedArrays:
         if len(self._readers_of.get(wait.session, ())) >= MOST_READERS:
             text = f"session {wait.session} has {MOST_READERS} versions of arrays open: delete some"
             return [Refused(wait.session, wait.request, Status(Code.RESOURCE_EXHAUSTED, text))]
-        actions = self._wake(now, self._wanted(wait))
+        actions = [] if wait.in_files else self._wake(now, self._wanted(wait))
         answer = self._answer(wait)
         if answer is None and wait.until <= now:
             answer = self._timed_out(wait)
@@ -551,11 +565,13 @@ class NamedArrays:
             del self._waits_of[session]
         return self.waits.pop(key)
 
-    def _answer(self, wait: Wait) -> Opened | Refused | None:
+    def _answer(self, wait: Wait) -> Opened | Stored | Refused | None:
         """Return the answer to a request, or None if the request has to wait."""
         name = self.names.get((wait.tenant, wait.name))
         if name is None:
             return None
+        if wait.in_files and (written := name.versions.get(wait.number)) is not None and written.state is not _S.LOST:
+            return _stored(wait, written)
         wanted = self._wanted(wait)
         if wanted is not None:
             return self._opened(wait, wanted) if wanted.is_on_devices else _unrestored(wait, wanted)
@@ -609,6 +625,10 @@ class NamedArrays:
             what = "a version"
         name = self.names.get((wait.tenant, wait.name))
         state = "nothing was published under this name" if name is None else _contents(name)
+        version = None if name is None else name.versions.get(wait.number)
+        if wait.in_files and version is not None and version.files is not None and version.state is not _S.PENDING:
+            what += " in files"
+            state = version.files.problem or "its arrays are being written"
         return Refused(
             wait.session, wait.request, Status(Code.DEADLINE_EXCEEDED, f"{whose} does not have {what} yet: {state}")
         )
@@ -707,7 +727,8 @@ class NamedArrays:
             for version in self.versions():
                 found[version.tenant] = found.get(version.tenant, 0) + size(version)
             assert counts == found, f"{counts} are counted, and there are {found}"
-        waited_for = [each for wait in self.waits.values() if (each := self._wanted(wait)) is not None]
+        opening = [wait for wait in self.waits.values() if not wait.in_files]
+        waited_for = [each for wait in opening if (each := self._wanted(wait)) is not None]
         assert not any(each.is_on_devices for each in waited_for), "requests are answered"
 
 
@@ -720,6 +741,15 @@ def _unrestored(wait: Wait, version: Version) -> Refused | None:
     """Return the error of a version that could not be restored, or None if that has not been tried."""
     failure = _files(version).failure
     return None if failure is None else Refused(wait.session, wait.request, failure.within(version.title))
+
+
+def _stored(wait: Wait, version: Version) -> Stored | Refused | None:
+    """Return the answer to a request for the files of a version, or None if it has to wait for them."""
+    if version.files is None:
+        text = f'{version.title} has no files: publish it with spill="disk"'
+        return Refused(wait.session, wait.request, Status(Code.FAILED_PRECONDITION, text))
+    is_written = version.files.state is not FileState.WRITING
+    return Stored(wait.session, wait.request, version) if is_written else None
 
 
 def _number(version: Version) -> int:

@@ -37,12 +37,13 @@ class PublishArrays(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
 
 
 class OpenArrays(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="open"):
-    """Open a version: see `protocol.messages.OpenVersion`. The reply is an `OpenedVersion`."""
+    """Open a version, or wait for its files: see `protocol.messages.OpenVersion`. The reply is an `OpenedVersion`."""
 
     name: _Name
     version: _Number = -1
     newer_than: _Number = 0
     seconds: _Seconds = 0.0
+    in_files: bool = False
 
 
 class NumberedVersion(msgspec.Struct, frozen=True):
@@ -57,7 +58,7 @@ class NumberedVersion(msgspec.Struct, frozen=True):
 
 
 class OpenedVersion(msgspec.Struct, frozen=True):
-    """The reply to `OpenArrays`: an open version, and the number of its reader."""
+    """The reply to `OpenArrays`: an open version, and the number of its reader, or -1 if it only waited for files."""
 
     status: Status
     reader: int = -1

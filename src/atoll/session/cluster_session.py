@@ -330,10 +330,12 @@ class ClusterSession:
         message = m.Publish(number, name, keep, tuple(handles), tuple(paths), structure, replicas, on_disk)
         return _published(self.ask(number, message))
 
-    async def open_version(self, name: str, version: int, newer_than: int, seconds: float) -> m.VersionOpened:
-        """Open a version of published arrays: see `m.OpenVersion`. Raise StatusError."""
+    async def open_version(
+        self, name: str, version: int, newer_than: int, seconds: float, in_files: bool = False
+    ) -> m.VersionOpened:
+        """Open a version of published arrays, or wait for its files: see `m.OpenVersion`. Raise StatusError."""
         number = self.number()
-        reply = await self.ask(number, m.OpenVersion(number, name, version, newer_than, seconds))
+        reply = await self.ask(number, m.OpenVersion(number, name, version, newer_than, seconds, in_files))
         reply.status.raise_if_error()
         assert isinstance(reply, m.VersionOpened)
         return reply

@@ -316,7 +316,7 @@ class ArrayFiles:
             if len(stored) < len(version.held):
                 self._enqueue(write.key)
             else:
-                self._names.written(version)
+                self._perform(self._names.written(version))
         else:
             self._spiller.drop_files(arrays.values())
             self._directories[write.key].remove(write.number)

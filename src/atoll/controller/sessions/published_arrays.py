@@ -36,6 +36,7 @@ from atoll.named_arrays.named_arrays import (
     Opened,
     Refused,
     Restore,
+    Stored,
     Version,
     VersionKey,
     Wait,
@@ -228,7 +229,7 @@ class PublishedArrays:
     # ---- reading
 
     def open_version(self, session: Session, message: m.OpenVersion) -> None:
-        """Give the session a reader of a version, now or when the version is complete."""
+        """Give the session a reader of a version, or report that it is in files, now or when that is so."""
         now = self._outbox.seconds
         try:
             owner, name = split_name(message.name, session.tenant.name)
@@ -238,7 +239,17 @@ class PublishedArrays:
             return
         until = now + min(message.seconds, MOST_WAIT_SECONDS)
         is_guest = owner != session.tenant.name
-        wait = Wait(session.number, message.request, owner, name, message.number, message.newer_than, until, is_guest)
+        wait = Wait(
+            session.number,
+            message.request,
+            owner,
+            name,
+            message.number,
+            message.newer_than,
+            until,
+            is_guest,
+            message.in_files,
+        )
         self._perform(self.names.open(now, wait))
 
     def _check_may_read(self, tenant: Tenant, owner: str, name: str) -> None:
@@ -321,6 +332,8 @@ class PublishedArrays:
                     self.files.restore(version)
                 case Refused(session=session, request=request, status=status):
                     self._outbox.to_session(session, m.VersionOpened(request, status))
+                case Stored(session=session, request=request, version=version):
+                    self._outbox.to_session(session, m.VersionOpened(request, OK, -1, version.number))
                 case Opened(session=session, request=request, reader=reader):
                     self.replies.append((session, request, reader))
 

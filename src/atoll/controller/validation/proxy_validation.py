@@ -241,6 +241,8 @@ def open_version(session: Session, message: m.OpenVersion, topology: Topology) -
     for field in ("number", "newer_than"):
         if not -1 <= getattr(message, field) < MAX_NUMBER:
             raise violation(message, field, getattr(message, field), f"-1 to {MAX_NUMBER - 1}")
+    if message.in_files and message.number < 0:
+        raise violation(message, "number", message.number, "the number of a version")
 
 
 def read_version(session: Session, message: m.ReadVersion, topology: Topology) -> None:

@@ -90,7 +90,12 @@ class OpenVersionReply(ImmediateReply):
 
 async def _open(cluster: ClusterSession, request: OpenArrays) -> ImmediateReply:
     try:
-        opened = await cluster.open_version(request.name, request.version, request.newer_than, request.seconds)
+        opened = await cluster.open_version(
+            request.name, request.version, request.newer_than, request.seconds, request.in_files
+        )
     except StatusError as error:
         return ImmediateReply("no version", (0,), msgspec.msgpack.encode(OpenedVersion(error.status)))
+    if request.in_files:
+        content = OpenedVersion(OK, version=opened.version)
+        return ImmediateReply(f"version {opened.version}", (0,), msgspec.msgpack.encode(content))
     return OpenVersionReply(opened)

@@ -377,7 +377,7 @@ class OpenVersion(Message, frozen=True, tag=185):
     """Request a reader of a version of `name`: version `number`, or if it is -1, the newest one after `newer_than`.
 
     The name may begin with the name of a tenant and a slash. If there is no such version within `seconds`, the answer
-    is an error.
+    is an error. With `in_files`, wait until all arrays of version `number` are in files. The answer then has no reader.
     """
 
     request: int
@@ -385,6 +385,7 @@ class OpenVersion(Message, frozen=True, tag=185):
     number: int = -1
     newer_than: int = 0
     seconds: float = 0.0
+    in_files: bool = False
 
 
 class VersionArray(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -396,7 +397,7 @@ class VersionArray(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class VersionOpened(Message, frozen=True, tag=186):
-    """Answer OpenVersion. The version exists until `CloseVersion` with this `reader`."""
+    """Answer OpenVersion. The version exists until `CloseVersion` with this `reader`, unless the reader is -1."""
 
     request: int
     status: Status
