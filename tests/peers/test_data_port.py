@@ -17,13 +17,14 @@ import pytest
 from atoll.errors import AtollError, Code, StatusError
 from atoll.peers import listener
 from atoll.peers.data_port import DataPort
-from atoll.protocol.number_ranges import HOST_FEEDS
+from atoll.protocol.number_ranges import CALL_FEEDS, HOST_FEEDS
 from atoll.protocol.script_secrets import script_secret
 from atoll.transfers.channel import DataChannel, Open
 from atoll.transfers.inbox import MAX_INBOX_BYTES, Inbox
 from atoll.transfers.piece_contents import BufferContents
 from atoll.transfers.shared_memory_engine import BlockReturned
 from atoll.transfers.socket_engine import SocketPiece
+from atoll.transfers.stream_transfers import StreamPiece
 from atoll.wire.address import Address
 from atoll.wire.pending_connections import MAX_PER_ADDRESS, PendingConnections
 from atoll.wire.sockets import dial
@@ -309,13 +310,13 @@ LARGE = 300_000  # bytes of a transfer whose end is confirmed
 
 
 class Unread:
-    """The answers of a host without calls, with the feeds of which it notifies the session."""
+    """The answers of a host that awaits none, with the feeds of which it notifies the session."""
 
     def __init__(self) -> None:
         self.feeds: list[tuple[int, int]] = []
 
     def takes(self, feed: int) -> bool:
-        return False
+        return feed in CALL_FEEDS
 
     def answered(self, session: int, feed: int, content: Any, done: Callable[[], None]) -> None:
         done()
@@ -407,3 +408,14 @@ def test_the_secret_of_the_clients_process_opens_no_channel_of_its_proxy() -> No
         assert receiver.join() is None, "it was closed with its session"
         channel.close()
         proxy.close()
+
+
+@pytest.mark.parametrize("secret", ["secret five", script_secret("secret five")])
+def test_an_answer_whose_memory_nobody_bounds_ends_its_channel(secret: str, caplog: pytest.LogCaptureFixture) -> None:
+    with between_machines() as (data_port, _, _):
+        channel = DataChannel.connect(data_port.address, 5, secret)
+        receiver = Receiver(channel)
+        channel._socket.send(StreamPiece(5, CALL_FEEDS.start + 1, 1 << 30, transfer=1))
+        assert receiver.join() is None
+        until(lambda: "an answer of a call was announced like a feed" in caplog.text)
+        channel.close()

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.errors import ConnectError, FrameError, StatusError
+from atoll.protocol.number_ranges import CALL_FEEDS
 from atoll.transfers import channel as data
 from atoll.transfers import streams
 from atoll.transfers.channel import DataChannel, Open
@@ -143,6 +144,8 @@ def test_pieces_keep_their_order_whatever_their_sizes(sizes):
         (frame(Open(1, "x")), "opened once"),
         (frame(SocketPiece(1, 2, -1)), "a piece of -1 bytes"),
         (frame(SocketPiece(1, 2, 1 << 50)), "a piece of"),
+        (frame(SocketPiece(1, 2, (1 << 20) + 1)), "was sent at once"),
+        (frame(SocketPiece(1, CALL_FEEDS.start, (8 << 30) + 1)), "was sent at once"),
         (frame(SocketPiece(1, 2, 10), b"short"), "inside a piece"),
         (frame(FilePiece(1, 2, 10)), "without its descriptor"),
         (frame(SharedMemoryPiece(1, 2, 10, block=0, block_bytes=100)), "not known"),

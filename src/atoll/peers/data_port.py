@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from atoll.cluster.processes.leases import CLIENT_LEASES
-from atoll.errors import AtollError, Code, Details, Kind, Status, StatusError, failed
+from atoll.errors import AtollError, Code, Details, FrameError, Kind, Status, StatusError, failed
 from atoll.peers.host_channels import HostChannels, OnLost
 from atoll.peers.host_watch import HostWatch, OnSilent
 from atoll.peers.listener import Listener
@@ -378,9 +378,8 @@ class _InboxBudget:
 
     def admit(self, piece: Piece, launch: int, grant: Callable[[], None]) -> None:
         if self._port.takes_call(self._session, piece.feed):
-            grant()
-        else:
-            self._port.inbox.admit(self._session or piece.session, piece.feed, piece.nbytes, launch, grant)
+            raise FrameError("an answer of a call was announced like a feed, whose bytes may wait")
+        self._port.inbox.admit(self._session or piece.session, piece.feed, piece.nbytes, launch, grant)
 
     def withdraw(self, piece: Piece) -> None:
         if not self._port.takes_call(self._session, piece.feed):

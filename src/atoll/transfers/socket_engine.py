@@ -1,16 +1,24 @@
 """The simplest kind of transfer: a piece's bytes follow its frame on the socket. It reaches every peer.
 
 It is a model for other kinds.
+
+The receiver reads the bytes of each piece without an admission, so the size of a piece is limited. Other kinds carry
+large pieces of feeds, whose bytes may wait. Calls and their answers cannot wait, and have a larger limit.
 """
 
 from __future__ import annotations
 
 from functools import partial
 
+from atoll.errors import Code, FrameError, StatusError
+from atoll.protocol.number_ranges import CALL_FEEDS
 from atoll.transfers.frame_socket import FrameSocket
 from atoll.transfers.host_memory import aligned
 from atoll.transfers.liveness import Liveness
 from atoll.transfers.transfer_engine import Contents, Piece, Received, TransferEngine, nothing_to_release
+
+MOST_BYTES = 1 << 20  # of a piece of a feed
+MOST_CALL_BYTES = 8 << 30  # of a call or an answer
 
 
 class SocketPiece(Piece, frozen=True, array_like=True, tag="p"):
@@ -30,12 +38,23 @@ class SocketEngine(TransferEngine):
         return True
 
     def send(self, session: int, feed: int, contents: Contents, more: bool) -> None:
+        if contents.nbytes > _most(feed):
+            text = f"a piece of {contents.nbytes} bytes cannot be sent at once: the limit is {_most(feed)} bytes"
+            raise StatusError(Code.RESOURCE_EXHAUSTED, text)
         note = None if self.liveness is None else partial(self.liveness.sent, session, feed)
         self._socket.send(SocketPiece(session, feed, contents.nbytes, more), contents.views(), note=note)
 
     def handle(self, frame: SocketPiece, descriptor: int | None) -> Received:
+        if frame.nbytes > _most(frame.feed):
+            raise FrameError(
+                f"a piece of {frame.nbytes} bytes was sent at once: the limit is {_most(frame.feed)} bytes"
+            )
         content = aligned(frame.nbytes)
         self._socket.read_into(content.data)
         if self.liveness is not None:
             self.liveness.received()
         return content, nothing_to_release
+
+
+def _most(feed: int) -> int:
+    return MOST_CALL_BYTES if feed >= CALL_FEEDS.start else MOST_BYTES
