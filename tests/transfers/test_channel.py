@@ -22,7 +22,7 @@ from atoll.transfers.file_engine import FilePiece
 from atoll.transfers.host_memory import aligned
 from atoll.transfers.piece_contents import Filled
 from atoll.transfers.shared_memory_engine import SHARED_THRESHOLD, BlockReturned, SharedMemoryPiece
-from atoll.transfers.socket_engine import SocketPiece
+from atoll.transfers.socket_engine import SocketEngine, SocketPiece
 from atoll.wire.address import Address
 from tests.transfers.ends import SECONDS, Receiver, content, descriptors, frame, received, sealed
 
@@ -130,6 +130,18 @@ def test_pieces_keep_their_order_whatever_their_sizes(sizes):
         a.close()
         receiver.join()
         b.close()
+
+
+def test_a_piece_that_its_receiver_would_refuse_is_not_sent():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        channel = DataChannel(ours, (SocketEngine,))
+        with pytest.raises(StatusError, match="cannot be sent at once: the limit is 1048576 bytes"):
+            channel.send(1, 2, [bytes((1 << 20) + 1)])
+        theirs.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            theirs.recv(1)
+        channel.close()
 
 
 # ---- peers that misbehave
