@@ -374,6 +374,25 @@ def test_one_version_of_each_tenant_is_written_at_a_time() -> None:
     assert list(files.due) == [other.key, second.key]
 
 
+def test_a_version_stays_until_its_successor_is_in_files() -> None:
+    play = Spilling()
+    play.wrote(play.publish_on_disk(keep=1))
+    second = play.publish_on_disk(keep=1)
+    numbers = [version.number for version in play.controller.published.names.versions()]
+    assert numbers == [1, 2]
+    play.wrote(second)
+    assert (play.version.number, play.files.state) == (2, FileState.WRITTEN)
+    assert [each.path for sent in play.of_type(m.DropSpilled) for each in sent.pieces] == ["/spilled/1.piece"]
+
+
+def test_a_version_ends_before_its_successor_is_in_files_if_the_quota_has_no_space_for_both() -> None:
+    play = Spilling()
+    play.operator(m.SetTenant("trainer", limits={"disk": 15}))
+    play.wrote(play.publish_on_disk(keep=1))
+    play.wrote(play.publish_on_disk(keep=1))
+    assert (play.version.number, play.files.state) == (2, FileState.WRITTEN)
+
+
 def _make(play: Spilling, session: int, handle: int) -> list[Any]:
     """A session makes an array of 8 bytes on device 0; what is sent."""
     play.session = session

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
 from atoll.cluster.tenant_settings import TenantSettings
 from atoll.controller.sessions.version_relief import VersionRelief
 from atoll.ir.types import ArraySpec, Sharding
-from atoll.named_arrays.named_arrays import NamedArrays, Version, VersionKey
+from atoll.named_arrays.named_arrays import Action, Free, NamedArrays, Version, VersionKey
 from atoll.protocol.number_ranges import PUBLISHED_DEVICES
 from atoll.state.tenants import Tenant
 
@@ -26,6 +27,7 @@ class Devices:
         self.versions: list[VersionKey] = []
         self.examined: list[VersionKey] = []
         self.stored: list[VersionKey] = []
+        self.replaced: list[VersionKey] = []
         self.is_possible = False  # what the last search returned
         self.tenants = {name: Tenant(TenantSettings(name, "", priority=p)) for name, p in (("low", 1), ("high", 5))}
         state = SimpleNamespace(
@@ -33,18 +35,28 @@ class Devices:
             tenants=SimpleNamespace(by_name=self.tenants),
             resources=SimpleNamespace(topology=SimpleNamespace(number_of=lambda host, _: host)),
         )
-        self.relief = VersionRelief(cast(Any, state), self.names, cast(Any, self), cast(Any, self), self.store)
+        self.relief = VersionRelief(
+            cast(Any, state), self.names, cast(Any, self), cast(Any, self), self.store, self.perform
+        )
 
-    def version(self, tenant: str = "low", device: tuple[int, int] = DEVICE, arrays: int = 1) -> VersionKey:
-        """A version that is complete and in files. Each 64 ones have a name."""
+    def version(
+        self,
+        tenant: str = "low",
+        device: tuple[int, int] = DEVICE,
+        arrays: int = 1,
+        keep: int = 64,
+        is_written: bool = True,
+    ) -> VersionKey:
+        """A version that is complete, and in files unless that is not wanted. Each 64 ones have a name."""
         self.seconds += 1
         handles, paths = tuple(range(arrays)), tuple(map(str, range(arrays)))
         name = f"name{len(self.versions) // 64}"
-        version = self.names.publish(self.seconds, tenant, name, 1, 64, handles, paths, on_disk=True)
+        version = self.names.publish(self.seconds, tenant, name, 1, keep, handles, paths, on_disk=True)
         version.held.extend(handles)
         version.count(ArraySpec("f32", (2,), Sharding((PUBLISHED_DEVICES.start + device[0],))), 1)
         self.names.complete(self.seconds, version)
-        self.names.written(version)
+        if is_written:
+            self.names.written(self.seconds, version)
         self.versions.append(version.key)
         return version.key
 
@@ -78,6 +90,9 @@ class Devices:
     def freed(self, version: Version, device: tuple[int, int] | None) -> int:
         self.examined.append(version.key)
         return 0 if version.key in self.stuck else 8 * len(version.held)
+
+    def perform(self, actions: Sequence[Action]) -> None:
+        self.replaced += [action.version.key for action in actions if isinstance(action, Free)]
 
     def store(self, version: Version) -> None:
         self.stored.append(version.key)
@@ -205,3 +220,16 @@ def test_searches_for_a_device_and_for_a_quota_are_independent() -> None:
     devices.stuck.add(stuck)
     assert devices.free(8) == devices.free_quota(DEVICE) == devices.free_quota(None) == [stuck]
     assert devices.free_quota(DEVICE) == []
+
+
+def test_a_replaced_version_that_is_being_written_ends_before_a_launch_fails() -> None:
+    devices = Devices()
+    replaced, newest = (devices.version(keep=1, is_written=False) for _ in range(2))
+    devices.free(8)
+    assert devices.replaced == []
+    assert not devices.is_possible
+    devices.free(8, later=1, is_last=True)
+    assert (devices.replaced, devices.is_possible) == ([replaced], True)
+    devices.free(8, later=1, is_last=True)
+    assert not devices.is_possible
+    assert devices.names.find(newest) is not None

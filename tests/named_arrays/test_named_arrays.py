@@ -14,6 +14,7 @@ from atoll.named_arrays import named_arrays
 from atoll.named_arrays.named_arrays import Action, Free, NamedArrays, Opened, Refused, Stored, Version, Wait
 from atoll.named_arrays.version_files import FileState
 from atoll.named_arrays.version_states import TRANSITIONS, VersionState
+from atoll.named_arrays.written_versions import ANY_DEVICE
 from tests.thoroughness import examples
 
 LOST = Status(Code.DATA_LOSS, "island 1 failed")
@@ -286,7 +287,7 @@ def test_a_request_for_files_is_answered_when_the_version_is_in_files() -> None:
     asked = wait(1, until=5.0, in_files=True)
     assert names.open(0.0, asked) == names.complete(0.0, version) == []
     stored = Stored(asked.session, asked.request, version)
-    assert names.written(version) == [stored]
+    assert names.written(0.0, version) == [stored]
     assert names.open(0.0, asked) == [stored]
     assert names.readers == {}, "it has no reader"
 
@@ -295,7 +296,7 @@ def test_a_request_for_files_does_not_restore_the_version() -> None:
     names = NamedArrays()
     version = publish_on_disk(names)
     names.complete(0.0, version)
-    names.written(version)
+    names.written(0.0, version)
     names.store(version)
     asked = wait(1, in_files=True)
     assert names.open(0.0, asked) == [Stored(asked.session, asked.request, version)]
@@ -328,6 +329,69 @@ def test_a_request_for_files_times_out_with_the_reason() -> None:
     assert version.files is not None
     version.files.problem = "No space left on device"
     assert refused(names, asked) == missing + "No space left on device"
+
+
+def _exist(names: NamedArrays) -> list[int]:
+    return sorted(version.number for version in names.versions())
+
+
+def test_the_version_in_files_stays_until_a_newer_one_is_in_files() -> None:
+    names = NamedArrays()
+    versions = [publish_on_disk(names, keep=1) for _ in range(2)]
+    names.complete(0.0, versions[0])
+    names.written(0.0, versions[0])
+    assert names.complete(0.0, versions[1]) == []
+    assert opened(names, wait()).version is versions[1], "readers get the newest one"
+    assert names.written(0.0, versions[1]) == [Free(versions[0])]
+    assert _exist(names) == [2]
+    names.validate()
+
+
+def test_a_version_that_is_being_written_stays_until_then_if_scripts_publish_faster() -> None:
+    names = NamedArrays()
+    written = []
+    for _ in range(12):
+        version = publish_on_disk(names, keep=1)
+        names.complete(0.0, version)
+        if version.number % 3 == 0:  # the hosts write more slowly than the script publishes
+            first = next(each for each in names.versions() if each.files and each.files.state is FileState.WRITING)
+            names.written(0.0, first)
+            written.append(first.number)
+        names.validate()
+        assert len(_exist(names)) <= 3
+    assert written == [1, 3, 6, 9]
+
+
+def test_versions_without_files_replace_all_others() -> None:
+    names = NamedArrays()
+    version = publish_on_disk(names, keep=1)
+    names.complete(0.0, version)
+    names.written(0.0, version)
+    complete(names, keep=1)
+    assert _exist(names) == [2]
+
+
+def test_a_version_that_stays_only_until_it_is_written_is_the_newest_if_the_newest_is_lost() -> None:
+    names = NamedArrays()
+    versions = [publish_on_disk(names, keep=1) for _ in range(2)]
+    for version in versions:
+        names.complete(0.0, version)
+    assert names.awaited_on(ANY_DEVICE) == [versions[0]]
+    names.lose(versions[1], LOST)
+    assert names.awaited_on(ANY_DEVICE) == []
+    names.validate()
+
+
+def test_space_is_made_of_versions_that_the_name_does_not_keep() -> None:
+    names = NamedArrays()
+    versions = [publish_on_disk(names, keep=1) for _ in range(2)]
+    names.complete(0.0, versions[0])
+    names.written(0.0, versions[0])
+    names.complete(0.0, versions[1])
+    assert names.replaceable(versions[0]) == []
+    assert names.replaceable(versions[1]) == [versions[0]]
+    assert names.make_space(0.0, [versions[0]]) == [Free(versions[0])]
+    names.validate()
 
 
 class Player:
@@ -383,7 +447,7 @@ class Player:
                 version = rng.choice(versions)
                 is_there = version.state in (VersionState.COMPLETE, VersionState.RETIRED) and version.error is None
                 if is_there and version.files is not None and version.files.state is FileState.WRITING:
-                    self.perform(names.written(version))
+                    self.perform(names.written(self.now, version))
             case 2 | 3 if pending:
                 version = rng.choice(pending)
                 version.held.append(len(version.held))

@@ -200,7 +200,13 @@ class ArraysNameDump(Dump):
     failure: tuple[int, Status] | None = None
 
 
-@dump_of(NamedArrays, "named arrays", version=3, rebuilt={"index": VersionIndex}, rebuild=NamedArrays.rebuild_index)
+@dump_of(
+    NamedArrays,
+    "named arrays",
+    version=3,
+    rebuilt={"index": VersionIndex, "_awaited": dict},
+    rebuild=NamedArrays.rebuild_index,
+)
 class NamedArraysDump(Dump):
     names: dict[tuple[str, str], Ref[Name]] = {}
     readers: dict[int, tuple[int, Ref[Version]]] = {}

@@ -291,9 +291,12 @@ class NamedArrays:
         self._closing: set[int] = set()  # readers that leave when these have begun
         self.first_number = 1  # of new names
         self.index = VersionIndex()
+        self._awaited: dict[tuple[str, str], Version] = {}  # one of a name that stays only until it is in files
 
     def rebuild_index(self) -> None:
-        """Make the index again, which is not stored."""
+        """Make the index again, which is not stored, and the table of versions that stay until they are in files."""
+        for name in self.names.values():
+            self._note_awaited(name)
         for version in self.versions():
             version.index = self.index
             for device in version.devices:
@@ -372,6 +375,7 @@ class NamedArrays:
 
     def _forget_name(self, key: tuple[str, str]) -> None:
         name = self.names.pop(key)
+        self._awaited.pop(key, None)
         self.first_number = max(self.first_number, name.next_number)
 
     def complete(self, now: float, version: Version) -> list[Action]:
@@ -402,11 +406,20 @@ class NamedArrays:
 
     def _retire(self, now: float, name: Name) -> list[Action]:
         """Retire the versions beyond those that the name keeps, and lost versions that are older than these."""
-        complete = sorted((each for each in name.versions.values() if each.state is _S.COMPLETE), key=_number)
-        kept = complete[-name.keep :]
+        kept, older = _divided(name)
+        awaited = _awaited(kept, older)
         lost = [each for each in name.versions.values() if each.state is _S.LOST]
-        replaced = complete[: -name.keep] + [each for each in lost if kept and each.number < kept[-1].number]
-        return [action for version in replaced for action in self._retire_one(now, version)]
+        replaced = [each for each in older if each not in awaited]
+        replaced += [each for each in lost if kept and each.number < kept[-1].number]
+        return self.replace(now, name, replaced)
+
+    def _note_awaited(self, name: Name) -> None:
+        """Note the version of a name that stays only until it is in files."""
+        found = [each for each in _awaited(*_divided(name)) if _is_being_written(each)]
+        if found:
+            self._awaited[name.tenant, name.name] = found[0]
+        else:
+            self._awaited.pop((name.tenant, name.name), None)
 
     def _retire_one(self, now: float, version: Version) -> list[Action]:
         version.enter(_S.RETIRED)
@@ -423,11 +436,31 @@ class NamedArrays:
 
     # ---- files
 
-    def written(self, version: Version) -> list[Action]:
-        """Handle that all arrays of the version are in files."""
+    def written(self, now: float, version: Version) -> list[Action]:
+        """Handle that all arrays of the version are in files. Older ones that stayed until then are replaced."""
         _files(version).enter(FileState.WRITTEN)
         self.index.files_written(version)
-        return self._answer_waits(self._name_of(version))
+        name = self._name_of(version)
+        return [*self._retire(now, name), *self._answer_waits(name)]
+
+    def replaceable(self, version: Version) -> list[Version]:
+        """Return the older versions that the name does not keep, and that stay until this one is in files."""
+        return [each for each in _divided(self._name_of(version))[1] if each.number < version.number]
+
+    def awaited_on(self, device: int) -> list[Version]:
+        """Return the versions on the device that stay only until they are in files, although newer ones exist."""
+        found = [each for each in self._awaited.values() if device == ANY_DEVICE or device in each.devices]
+        return sorted(found, key=lambda each: each.key)
+
+    def replace(self, now: float, name: Name, versions: Iterable[Version]) -> list[Action]:
+        """Retire versions of a name that it does not keep."""
+        actions = [action for version in versions for action in self._retire_one(now, version)]
+        self._note_awaited(name)
+        return actions
+
+    def make_space(self, now: float, versions: Iterable[Version]) -> list[Action]:
+        """Retire versions that are `replaceable` or `awaited_on` a device, since there is no space for them."""
+        return [action for each in versions for action in self.replace(now, self._name_of(each), [each])]
 
     def store(self, version: Version) -> list[Action]:
         """Handle that the arrays of the version are not on devices any more. Readers need them there."""
@@ -485,6 +518,7 @@ class NamedArrays:
         if version.state is not _S.COMPLETE:
             return []
         version.enter(_S.LOST)
+        self._note_awaited(self._name_of(version))
         return self._answer_waits(self._name_of(version))
 
     def remove(self, now: float, tenant: str, name: str, number: int = -1) -> list[Action]:
@@ -501,6 +535,7 @@ class NamedArrays:
                 continue
             if version.state is not _S.RETIRED:
                 actions += self._retire_one(now, version)
+        self._note_awaited(found)
         return [*actions, *self._answer_waits(found)]
 
     def tenant_removed(self, tenant: str) -> list[Action]:
@@ -704,15 +739,19 @@ class NamedArrays:
     def validate(self) -> None:
         """Raise AssertionError if the state contradicts itself. For tests, since it looks at everything."""
         readers = {reader: version for reader, (_, version) in self.readers.items()}
+        awaited: dict[tuple[str, str], Version] = {}
         for name in self.names.values():
-            complete = [each for each in name.versions.values() if each.state is _S.COMPLETE]
-            assert len(complete) <= name.keep, f"{name.name} keeps {len(complete)} versions"
+            kept, older = _divided(name)
+            assert older == _awaited(kept, older), f"{name.name} keeps {len(kept) + len(older)} versions"
+            assert len(older) <= 2
+            awaited |= {(each.tenant, each.name): each for each in older if _is_being_written(each)}
             for number, version in name.versions.items():
                 assert version.number == number < name.next_number
                 assert version.state not in (_S.FAILED, _S.FREED)
                 assert (version.state is _S.PENDING) == (version.key in self.pending)
                 assert version.state is not _S.RETIRED or version.readers, f"nothing reads {version.title}"
                 assert all(readers.get(reader) is version for reader in version.readers)
+        assert awaited == self._awaited
         assert all(reader in version.readers for reader, version in readers.items())
         assert {reader for own in self._readers_of.values() for reader in own} == set(readers)
         assert self._guests <= set(readers)
@@ -735,6 +774,34 @@ class NamedArrays:
 def _files(version: Version) -> VersionFiles:
     assert version.files is not None
     return version.files
+
+
+def _divided(name: Name) -> tuple[list[Version], list[Version]]:
+    """Return the complete versions that the name keeps, and the older ones."""
+    complete = sorted((each for each in name.versions.values() if each.state is _S.COMPLETE), key=_number)
+    return complete[-name.keep :], complete[: -name.keep]
+
+
+def _awaited(kept: list[Version], older: list[Version]) -> list[Version]:
+    """Return the older versions that stay, because those that a name keeps will be in files, and none of them is.
+
+    These are the newest one in files, and the first one after it, so that versions become complete in files even if the
+    script publishes faster than the hosts write.
+    """
+    if not any(_is_being_written(each) for each in kept) or any(_has_files(each) for each in kept):
+        return []
+    in_files = [each for each in older if _has_files(each)][-1:]
+    last = in_files[0].number if in_files else 0
+    following = [each for each in older if _is_being_written(each) and each.number > last]
+    return in_files + following[:1]
+
+
+def _has_files(version: Version) -> bool:
+    return version.files is not None and version.files.state is not FileState.WRITING
+
+
+def _is_being_written(version: Version) -> bool:
+    return version.files is not None and version.files.state is FileState.WRITING
 
 
 def _unrestored(wait: Wait, version: Version) -> Refused | None:

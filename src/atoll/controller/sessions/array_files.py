@@ -247,6 +247,11 @@ class ArrayFiles:
         if not files.nbytes:
             size = sum(file_bytes(each.spec) for each in version.arrays)
             exceeded = self._exceeded(version, size)
+            older = self._names.replaceable(version)
+            older_bytes = sum(each.files.nbytes for each in older if each.files is not None)
+            if exceeded is not None and self._exceeded(version, size - older_bytes) is None:
+                self._perform(self._names.make_space(self._outbox.seconds, older))
+                exceeded = self._exceeded(version, size)
             if exceeded is not None:
                 self._lacks(version, files, exceeded)
                 return
@@ -316,7 +321,7 @@ class ArrayFiles:
             if len(stored) < len(version.held):
                 self._enqueue(write.key)
             else:
-                self._perform(self._names.written(version))
+                self._perform(self._names.written(self._outbox.seconds, version))
         else:
             self._spiller.drop_files(arrays.values())
             self._directories[write.key].remove(write.number)

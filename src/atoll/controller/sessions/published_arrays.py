@@ -75,7 +75,7 @@ class PublishedArrays:
         )
         self.more: dict[VersionKey, None] = {}  # pending versions with more arrays to take over
         self.reads = VersionReads(state, self.names, self.copies, vaults, launcher, internal, self.files.restore)
-        self.relief = VersionRelief(state, self.names, vaults, self.reads, self._store)
+        self.relief = VersionRelief(state, self.names, vaults, self.reads, self._store, self._perform)
         self.replies: deque[tuple[int, int, int]] = deque()  # to send: session, request and reader
         self._open = state.sessions
         self._outbox = state.outbox

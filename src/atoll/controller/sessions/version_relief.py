@@ -11,7 +11,7 @@ number of versions.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 
 import msgspec
@@ -20,7 +20,7 @@ from atoll.cluster.locations import HostDevice
 from atoll.controller.sessions.vaults import Vaults
 from atoll.controller.sessions.version_reads import VersionReads
 from atoll.controller.state import ClusterState
-from atoll.named_arrays.named_arrays import NamedArrays, Version
+from atoll.named_arrays.named_arrays import Action, NamedArrays, Version
 from atoll.named_arrays.written_versions import ANY_DEVICE, Position
 from atoll.protocol.number_ranges import PUBLISHED_DEVICES
 from atoll.state.tenants import Tenant
@@ -56,7 +56,10 @@ class Search(msgspec.Struct, frozen=True):
 
 
 class VersionRelief:
-    """Frees memory of versions that are in files. `store` frees the arrays of one."""
+    """Frees memory of versions that are in files.
+
+    `store` frees the arrays of one. `perform` performs the actions of `names`.
+    """
 
     def __init__(
         self,
@@ -65,6 +68,7 @@ class VersionRelief:
         vaults: Vaults,
         reads: VersionReads,
         store: Callable[[Version], None],
+        perform: Callable[[Sequence[Action]], None],
     ) -> None:
         self._searches: dict[Place, Search] = {}
         self._outbox = state.outbox
@@ -74,6 +78,7 @@ class VersionRelief:
         self._vaults = vaults
         self._reads = reads
         self._store = store
+        self._perform = perform
 
     def tick(self, now: float) -> None:
         for place in [each for each, last in self._searches.items() if now - last.seconds > 10 * _SEARCH_SECONDS]:
@@ -107,8 +112,30 @@ class VersionRelief:
     def _free(
         self, tenant: Tenant, owner: Tenant | None, device: HostDevice | None, missing: int, is_last: bool
     ) -> bool:
-        if missing <= 0:
+        if missing <= 0 or self._search(tenant, owner, device, missing, is_last):
             return True
+        return is_last and self._replace_unwritten(tenant, owner, device, missing)
+
+    def _replace_unwritten(self, tenant: Tenant, owner: Tenant | None, device: HostDevice | None, missing: int) -> bool:
+        """Free versions that newer ones have replaced, and that stay only until they are in files."""
+        for version in self._names.awaited_on(self._number(device)):
+            its = self._tenants.by_name[version.tenant]
+            is_permitted = its.settings.priority <= tenant.settings.priority if owner is None else its is owner
+            freed = self._vaults.freed(version, device) if is_permitted and not version.readers else 0
+            if freed:
+                missing -= freed
+                self._perform(self._names.make_space(self._outbox.seconds, [version]))
+                if missing <= 0:
+                    break
+        self._outbox.flush_frees()
+        return missing <= 0
+
+    def _number(self, device: HostDevice | None) -> int:
+        return ANY_DEVICE if device is None else PUBLISHED_DEVICES.start + self._resources.topology.number_of(*device)
+
+    def _search(
+        self, tenant: Tenant, owner: Tenant | None, device: HostDevice | None, missing: int, is_last: bool
+    ) -> bool:
         now, priority = self._outbox.seconds, tenant.settings.priority
         place = device, "" if owner is None else owner.name
         last = self._searches.get(place)
@@ -137,9 +164,7 @@ class VersionRelief:
         Return the last version that was examined, or None if all were, the bytes that are still missing, and whether
         some were freed.
         """
-        written, number = self._names.index.written, ANY_DEVICE
-        if device is not None:
-            number = PUBLISHED_DEVICES.start + self._resources.topology.number_of(*device)
+        written, number = self._names.index.written, self._number(device)
         owners = written.tenants(number) if owner is None else [owner.name]
         priorities = {each: self._tenants.by_name[each].settings.priority for each in owners}
         lower = [(each, its) for each, its in priorities.items() if its <= priority]
