@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ import msgspec
 
 from atoll.cluster.array_names import SEPARATOR, check_array_name
 from atoll.errors import BackendError, Code, StatusError, status_of
+from atoll.protocol.messages import VersionArray
 from atoll.protocol.version_requests import OpenArrays, OpenedVersion, ReadArrays, write_request
 
 # A request waits at most this long at the controller. It is repeated, so that an interrupt ends it.
@@ -88,11 +90,8 @@ class Pin:
         import jax
 
         from atoll.client import array_packing
-        from atoll.client import jax_internals as internals
         from atoll.client import published_trees as trees
         from atoll.client.array_conversions import converted
-        from atoll.client.plugin_programs import submit
-        from atoll.programs.values import array_spec
 
         name, opened = self._name, self._opened
         if self._reply is None:
@@ -113,17 +112,12 @@ class Pin:
             part[0] if pack is None else array_packing.target(pack, part[0])
             for pack, part in zip(packs, parts, strict=True)
         ]
-        wanted_arrays = [*opened.arrays, *sums] if verify else opened.arrays
         beside = jax.sharding.SingleDeviceSharding(min(places[0].device_set, key=lambda device: device.id))
-        places += [beside] * (len(wanted_arrays) - len(places))
-        avals = [jax.core.ShapedArray(each.shape, jax.numpy.dtype(each.dtype)) for each in wanted_arrays]
-        targets = tuple(array_spec(aval, place) for aval, place in zip(avals, places, strict=True))
-        handlers = [internals.result_handler(aval, place, True) for aval, place in zip(avals, places, strict=True)]
         try:
-            request = write_request(ReadArrays(opened.reader, targets))
-            arrays = submit(self._client, request).execute_sharded([]).consume_with_handlers(handlers)
-            jax.block_until_ready(arrays)
-            arrays, read_sums = arrays[: len(packs)], arrays[len(packs) :]
+            arrays = self._submit(0, opened.arrays, places)
+            # A request of their own: later subscribers get arrays from this script, which does not keep the checksums.
+            read_sums = self._submit(len(places), sums, [beside] * len(sums)) if verify else []
+            jax.block_until_ready((arrays, read_sums))
             if verify:
                 trees.check(name, opened, form, arrays, read_sums)
         except jax.errors.JaxRuntimeError as error:
@@ -137,6 +131,21 @@ class Pin:
         if dtype is not None:
             arrays = converted(arrays, jax.numpy.dtype(dtype))
         return Version(opened.version, jax.tree.map(lambda position: arrays[position], tree))
+
+    def _submit(self, first: int, arrays: Sequence[VersionArray], places: Sequence[Any]) -> list[Any]:
+        """Read arrays from number `first` on with these shardings."""
+        import jax
+
+        from atoll.client import jax_internals as internals
+        from atoll.client.plugin_programs import submit
+        from atoll.programs.values import array_spec
+
+        avals = [jax.core.ShapedArray(each.shape, jax.numpy.dtype(each.dtype)) for each in arrays]
+        targets = tuple(array_spec(aval, place) for aval, place in zip(avals, places, strict=True))
+        handlers = [internals.result_handler(aval, place, True) for aval, place in zip(avals, places, strict=True)]
+        request = write_request(ReadArrays(self._opened.reader, targets, first))
+        found: list[Any] = submit(self._client, request).execute_sharded([]).consume_with_handlers(handlers)
+        return found
 
 
 def cluster_client() -> Any:

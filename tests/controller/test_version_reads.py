@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from atoll.cluster.slice_requests import SliceRequest
-from atoll.controller.sessions.version_reads import MOST_READS
+from atoll.controller.sessions.version_reads import MOST_OTHER_PARTS, MOST_READS
 from atoll.errors import Code, Status
 from atoll.ir.program import Call, single
 from atoll.named_arrays.version_states import VersionState
@@ -327,6 +327,49 @@ def test_the_end_of_a_session_ends_its_reads_and_lets_others_start() -> None:
     play.close(second.session)
     play.flush()
     play.controller.published.reads.validate()
+
+
+class ReadingParts(Reading):
+    """A version of some arrays on island 0, of which sessions read some."""
+
+    def __init__(self, arrays: int = 3) -> None:
+        super().__init__()
+        views = []
+        for _ in range(arrays):
+            view, sequence = self.view()
+            views.append(view)
+            self.done(sequence)
+        self.say(m.Publish(self.request(), "policy", 2, tuple(views), tuple(map(str, views))))
+        self.flush()
+
+    def read_part(self, island: int, first: int, count: int) -> dict[int, int]:
+        """A session reads these arrays, and all reads end. Return `sources`."""
+        session = self.open(token="reader").number
+        reader = self.opened(session).reader
+        handles = tuple(range(7, 7 + count))
+        self.proxy(session, m.ReadVersion(reader, first, (on(2 * island),) * count, handles))
+        begun = self.sources()
+        self.end(*begun)
+        return begun
+
+
+def test_readers_without_the_checksums_and_readers_of_the_checksums_alone_feed_each_other() -> None:
+    play = ReadingParts()
+    assert play.read_part(1, 0, 2) == {1: 0}
+    assert play.read_part(2, 0, 2) == {2: 1}
+    assert play.read_part(3, 2, 1) == {3: 0}
+    assert play.read_part(4, 2, 1) == {4: 3}
+    assert play.read_part(5, 0, 3) == {5: 0}, "no session has all arrays"
+
+
+def test_the_unusual_parts_with_trees_are_bounded() -> None:
+    play = ReadingParts(arrays=6)
+    parts = [(first, count) for first in range(6) for count in range(1, 7 - first)]
+    unusual = [part for part in parts if part != (0, 6)]
+    assert len(unusual) > MOST_OTHER_PARTS
+    assert all(play.read_part(1, *part) == {1: 0} for part in unusual)
+    assert play.read_part(2, *unusual[MOST_OTHER_PARTS - 1]) == {2: 1}
+    assert play.read_part(2, *unusual[MOST_OTHER_PARTS]) == {2: 0}
 
 
 def test_the_reads_of_a_session_are_bounded() -> None:

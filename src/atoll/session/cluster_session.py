@@ -340,11 +340,11 @@ class ClusterSession:
         assert isinstance(reply, m.VersionOpened)
         return reply
 
-    def read_version(self, reader: int, targets: Sequence[ArraySpec], results: Sequence[int]) -> None:
-        """Make all arrays of an open version, with these types and handles."""
-        for first in range(0, len(targets), m.MOST_READ):
-            part = slice(first, first + m.MOST_READ)
-            self.send(m.ReadVersion(reader, first, tuple(targets[part]), tuple(results[part])))
+    def read_version(self, reader: int, targets: Sequence[ArraySpec], results: Sequence[int], first: int = 0) -> None:
+        """Make arrays of an open version from number `first` on, with these types and handles."""
+        for start in range(0, len(targets), m.MOST_READ):
+            part = slice(start, start + m.MOST_READ)
+            self.send(m.ReadVersion(reader, first + start, tuple(targets[part]), tuple(results[part])))
 
     # ---- data
 

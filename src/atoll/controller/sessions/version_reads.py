@@ -62,13 +62,16 @@ _LEAST_ARRAYS = 16
 # that is lower than that of usual networks with two readers per source.
 _PATIENCE_SECONDS = 2.0
 _SLOWEST = float(1 << 29)
+# Parts of a version, other than the usual ones, that have trees for all sessions of a tenant. Subscribers to a version
+# with checksums read such parts: the arrays without the checksums, and only the checksums.
+MOST_OTHER_PARTS = 16
 # Trees with waiting reads that are examined per second.
 MOST_EXAMINED = 1024
 # Launches of one read, of which all but the last one were interrupted.
 _MOST_ATTEMPTS = 4
 
-# The arrays of a version that a tree transfers: the first one, their number, and the tenant of the readers. For arrays
-# that are not read in the usual parts, the last item is the number of the only read.
+# The arrays of a version that a tree transfers: the first one, their number, and the tenant of the readers. If sessions
+# read too many different parts, the last item is the number of the only read.
 Part = tuple[int, int, str, int]
 TreeKey = tuple[VersionKey, Part]
 
@@ -147,6 +150,7 @@ class VersionReads:
         self._reads_of: dict[int, dict[int, None]] = {}  # their numbers, by session
         self._received: dict[int, VersionRead] = {}  # those that have received copies that feed others
         self._trees: dict[VersionKey, dict[Part, TransferTree]] = {}
+        self._others: dict[tuple[VersionKey, str], dict[Part, None]] = {}  # unusual parts with trees, by tenant
         self._blocked: dict[TreeKey, None] = {}  # trees in which reads wait, the next one to examine first
         self._next = 1
         self._open = state.sessions
@@ -173,9 +177,7 @@ class VersionReads:
             return
         number = self._next
         self._next += 1
-        first, count = message.first, len(targets)
-        is_usual = first % m.MOST_READ == 0 and count == min(m.MOST_READ, len(version.arrays) - first)
-        part = first, count, session.tenant.name, 0 if is_usual else number
+        part = self._part_of(session.tenant.name, version, message.first, len(targets), number)
         places = session.devices.locations
         islands = {frozenset([places[device].island for device in each.sharding.devices]) for each in targets}
         dependency = self._launcher.deferred_results.add(session, message.results, targets, "subscribe")
@@ -200,6 +202,17 @@ class VersionReads:
         originals = self._originals(read) if tree.waiting else ()
         tree.add(self._outbox.seconds, number, session.number, frozenset(read.near), originals)
         self._note_due(version.key, part, tree, session)
+
+    def _part_of(self, tenant: str, version: Version, first: int, count: int, number: int) -> Part:
+        """Return the part that a read with this number transfers. Other reads of the tenant may transfer it as well."""
+        part = first, count, tenant, 0
+        if first % m.MOST_READ == 0 and count == min(m.MOST_READ, len(version.arrays) - first):
+            return part
+        others = self._others.setdefault((version.key, tenant), {})
+        if part not in others and len(others) >= MOST_OTHER_PARTS:
+            return first, count, tenant, number
+        others[part] = None
+        return part
 
     def _checked(self, session: Session, message: m.ReadVersion) -> tuple[Version, tuple[ArraySpec, ...]]:
         """Return the version and the types of the arrays. Raise StatusError if these cannot be read."""
@@ -516,6 +529,9 @@ class VersionReads:
         for copy in trees.pop(part).copies:
             del self._received[copy]
         self._blocked.pop((key, part), None)
+        others = self._others.get((key, part[2]), {})
+        if others.pop(part, 0) is None and not others:
+            del self._others[key, part[2]]
         if not trees:
             del self._trees[key]
 
@@ -525,7 +541,7 @@ class VersionReads:
     def is_idle(self) -> bool:
         """Return whether no read has not ended, and no copy is a source."""
         queues = self.starts.waiting, self.ends.waiting, self.begun
-        return not (self._reads or self._received or self._trees or any(queues))
+        return not (self._reads or self._received or self._trees or self._others or any(queues))
 
     def validate(self) -> None:
         """Raise AssertionError if the state contradicts itself. For tests, since it looks at everything."""
@@ -539,6 +555,8 @@ class VersionReads:
             assert tree.beside <= tree.running.keys()
         places = [(key, part) for key, parts in self._trees.items() for part in parts]
         assert self._blocked.keys() <= set(places)
+        others = {(key, part) for (key, _), parts in self._others.items() for part in parts}
+        assert others <= set(places)
         stuck = [(key, part) for key, part in places if self._trees[key][part].waiting]
         assert all(place in self._blocked or self._trees[place[0]][place[1]].due for place in stuck)
         numbers = {(read.session, read.number) for read in self._reads.values()}
