@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ import msgspec
 from atoll.cluster.array_names import SEPARATOR, check_array_name
 from atoll.errors import BackendError, Code, StatusError, status_of
 from atoll.protocol.messages import VersionArray
+from atoll.protocol.tree_forms import TreeForm
 from atoll.protocol.version_requests import OpenArrays, OpenedVersion, ReadArrays, write_request
 
 # A request waits at most this long at the controller. It is repeated, so that an interrupt ends it.
@@ -112,14 +114,11 @@ class Pin:
             part[0] if pack is None else array_packing.target(pack, part[0])
             for pack, part in zip(packs, parts, strict=True)
         ]
-        beside = jax.sharding.SingleDeviceSharding(min(places[0].device_set, key=lambda device: device.id))
         try:
-            arrays = self._submit(0, opened.arrays, places)
-            # A request of their own: later subscribers get arrays from this script, which does not keep the checksums.
-            read_sums = self._submit(len(places), sums, [beside] * len(sums)) if verify else []
-            jax.block_until_ready((arrays, read_sums))
             if verify:
-                trees.check(name, opened, form, arrays, read_sums)
+                arrays = self._verified(opened, form, places, sums)
+            else:
+                arrays = jax.block_until_ready(self._submit(0, opened.arrays, places))
         except jax.errors.JaxRuntimeError as error:
             status = status_of(error)
             raise StatusError(Code(status.code), status.message, status.payloads) from error
@@ -132,7 +131,43 @@ class Pin:
             arrays = converted(arrays, jax.numpy.dtype(dtype))
         return Version(opened.version, jax.tree.map(lambda position: arrays[position], tree))
 
-    def _submit(self, first: int, arrays: Sequence[VersionArray], places: Sequence[Any]) -> list[Any]:
+    def _verified(
+        self, opened: OpenedVersion, form: TreeForm, places: Sequence[Any], sums: Sequence[VersionArray]
+    ) -> list[Any]:
+        """Read the arrays with these shardings, and compare them with their checksums. Raise DATA_LOSS.
+
+        The source may be the copy of another script. If it is wrong, the arrays are read once more, from the version.
+        """
+        try:
+            return self._compared(opened, form, places, sums, is_original=False)
+        except StatusError as error:
+            problem = error.status.message
+        arrays = self._compared(opened, form, places, sums, is_original=True)
+        warnings.warn(f"{problem}; the arrays were read again, from the devices of the version", stacklevel=4)
+        return arrays
+
+    def _compared(
+        self,
+        opened: OpenedVersion,
+        form: TreeForm,
+        places: Sequence[Any],
+        sums: Sequence[VersionArray],
+        is_original: bool,
+    ) -> list[Any]:
+        import jax
+
+        from atoll.client import published_trees
+
+        beside = jax.sharding.SingleDeviceSharding(min(places[0].device_set, key=lambda device: device.id))
+        arrays = self._submit(0, opened.arrays, places, is_original)
+        # A request of their own: later subscribers get arrays from this script, which does not keep the checksums.
+        read_sums = self._submit(len(places), sums, [beside] * len(sums), is_original)
+        published_trees.check(self._name, opened, form, *jax.block_until_ready((arrays, read_sums)))
+        return arrays
+
+    def _submit(
+        self, first: int, arrays: Sequence[VersionArray], places: Sequence[Any], is_original: bool = False
+    ) -> list[Any]:
         """Read arrays from number `first` on with these shardings."""
         import jax
 
@@ -143,7 +178,7 @@ class Pin:
         avals = [jax.core.ShapedArray(each.shape, jax.numpy.dtype(each.dtype)) for each in arrays]
         targets = tuple(array_spec(aval, place) for aval, place in zip(avals, places, strict=True))
         handlers = [internals.result_handler(aval, place, True) for aval, place in zip(avals, places, strict=True)]
-        request = write_request(ReadArrays(self._opened.reader, targets, first))
+        request = write_request(ReadArrays(self._opened.reader, targets, first, is_original))
         found: list[Any] = submit(self._client, request).execute_sharded([]).consume_with_handlers(handlers)
         return found
 

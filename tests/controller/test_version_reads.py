@@ -342,12 +342,12 @@ class ReadingParts(Reading):
         self.say(m.Publish(self.request(), "policy", 2, tuple(views), tuple(map(str, views))))
         self.flush()
 
-    def read_part(self, island: int, first: int, count: int) -> dict[int, int]:
+    def read_part(self, island: int, first: int, count: int, is_original: bool = False) -> dict[int, int]:
         """A session reads these arrays, and all reads end. Return `sources`."""
         session = self.open(token="reader").number
         reader = self.opened(session).reader
         handles = tuple(range(7, 7 + count))
-        self.proxy(session, m.ReadVersion(reader, first, (on(2 * island),) * count, handles))
+        self.proxy(session, m.ReadVersion(reader, first, (on(2 * island),) * count, handles, is_original))
         begun = self.sources()
         self.end(*begun)
         return begun
@@ -360,6 +360,14 @@ def test_readers_without_the_checksums_and_readers_of_the_checksums_alone_feed_e
     assert play.read_part(3, 2, 1) == {3: 0}
     assert play.read_part(4, 2, 1) == {4: 3}
     assert play.read_part(5, 0, 3) == {5: 0}, "no session has all arrays"
+
+
+def test_a_reader_that_asks_for_the_original_gets_no_copy_of_another_reader() -> None:
+    play = ReadingParts()
+    assert play.read_part(1, 0, 3) == {1: 0}
+    assert play.read_part(2, 0, 3) == {2: 1}
+    assert play.read_part(3, 0, 3, is_original=True) == {3: 0}
+    play.controller.published.reads.validate()
 
 
 def test_the_unusual_parts_with_trees_are_bounded() -> None:

@@ -26,8 +26,7 @@ class ReadExecutable(LoadedExecutable):
             cluster.hosts_of(target.sharding.devices)
             if not target.sharding.devices:
                 raise invalid("a published array is read to one or more devices")
-        self._reader = request.reader
-        self._first = request.first
+        self._request = request
         self.name = "subscribe"
         self.outputs: tuple[ArraySpec, ...] = request.targets
         self.devices = request.targets[0].sharding.devices
@@ -37,7 +36,8 @@ class ReadExecutable(LoadedExecutable):
             raise invalid("a read of published arrays takes no arguments")
 
     def run_on_host(self, cluster: ClusterSession, handles: Sequence[int], context: int) -> Coroutine[Any, Any, None]:
-        cluster.read_version(self._reader, self.outputs, handles, self._first)
+        request = self._request
+        cluster.read_version(request.reader, self.outputs, handles, request.first, request.is_original)
         ended = cluster.make_future()
         cluster.wait(handles, ended.set_result)
 

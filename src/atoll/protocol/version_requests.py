@@ -68,11 +68,15 @@ class OpenedVersion(msgspec.Struct, frozen=True):
 
 
 class ReadArrays(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="read"):
-    """Load an executable that returns arrays of an open version from number `first` on, as arrays of these types."""
+    """Load an executable that returns arrays of an open version from number `first` on, as arrays of these types.
+
+    If `is_original` is set, they come from the version itself, and not from another subscriber.
+    """
 
     reader: _Number
     targets: Annotated[tuple[ArraySpec, ...], msgspec.Meta(min_length=1, max_length=MOST_PUBLISHED)]
     first: Annotated[int, msgspec.Meta(ge=0, lt=MOST_PUBLISHED)] = 0
+    is_original: bool = False
 
 
 ArrayRequest = PublishArrays | OpenArrays | ReadArrays

@@ -340,11 +340,18 @@ class ClusterSession:
         assert isinstance(reply, m.VersionOpened)
         return reply
 
-    def read_version(self, reader: int, targets: Sequence[ArraySpec], results: Sequence[int], first: int = 0) -> None:
-        """Make arrays of an open version from number `first` on, with these types and handles."""
+    def read_version(
+        self,
+        reader: int,
+        targets: Sequence[ArraySpec],
+        results: Sequence[int],
+        first: int = 0,
+        is_original: bool = False,
+    ) -> None:
+        """Make arrays of an open version from number `first` on, with these types and handles: see `m.ReadVersion`."""
         for start in range(0, len(targets), m.MOST_READ):
             part = slice(start, start + m.MOST_READ)
-            self.send(m.ReadVersion(reader, first + start, tuple(targets[part]), tuple(results[part])))
+            self.send(m.ReadVersion(reader, first + start, tuple(targets[part]), tuple(results[part]), is_original))
 
     # ---- data
 

@@ -177,7 +177,9 @@ class VersionReads:
             return
         number = self._next
         self._next += 1
-        part = self._part_of(session.tenant.name, version, message.first, len(targets), number)
+        part = message.first, len(targets), session.tenant.name, number  # nothing but this read transfers it
+        if not message.is_original:
+            part = self._shared_part(version, part)
         places = session.devices.locations
         islands = {frozenset([places[device].island for device in each.sharding.devices]) for each in targets}
         dependency = self._launcher.deferred_results.add(session, message.results, targets, "subscribe")
@@ -203,14 +205,15 @@ class VersionReads:
         tree.add(self._outbox.seconds, number, session.number, frozenset(read.near), originals)
         self._note_due(version.key, part, tree, session)
 
-    def _part_of(self, tenant: str, version: Version, first: int, count: int, number: int) -> Part:
-        """Return the part that a read with this number transfers. Other reads of the tenant may transfer it as well."""
+    def _shared_part(self, version: Version, own: Part) -> Part:
+        """Return the part that the tenant's reads of these arrays have in common, or `own` if there are too many."""
+        first, count, tenant, _ = own
         part = first, count, tenant, 0
         if first % m.MOST_READ == 0 and count == min(m.MOST_READ, len(version.arrays) - first):
             return part
         others = self._others.setdefault((version.key, tenant), {})
         if part not in others and len(others) >= MOST_OTHER_PARTS:
-            return first, count, tenant, number
+            return own
         others[part] = None
         return part
 

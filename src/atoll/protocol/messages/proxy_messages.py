@@ -408,12 +408,16 @@ class VersionOpened(Message, frozen=True, tag=186):
 
 
 class ReadVersion(Message, frozen=True, tag=187):
-    """Make arrays of the types `targets` from those of a version, from number `first` on."""
+    """Make arrays of the types `targets` from those of a version, from number `first` on.
+
+    If `is_original` is set, the source is the version itself, and not the copy of another subscriber.
+    """
 
     reader: int
     first: int
     targets: tuple[ArraySpec, ...]
     results: tuple[int, ...]
+    is_original: bool = False
 
 
 class CloseVersion(Message, frozen=True, tag=188):
