@@ -95,11 +95,12 @@ class Cluster:
         token: str | None = None,
         run: NamedRun = UNNAMED,
         process: str = "",
+        address: str = "",
     ) -> int:
         """A connection that has said Hello, with the cluster's own token unless told otherwise."""
         number = self._next
         self._next += 1
-        self.event(e.ConnectionOpened(self.now, number, f"secret of connection {number}"))
+        self.event(e.ConnectionOpened(self.now, number, f"secret of connection {number}", address=address))
         self.receive(
             number,
             m.Hello(
@@ -131,11 +132,16 @@ class Cluster:
         self.receive(connection, msgspec.structs.replace(hello, max_in_flight=max_in_flight))
 
     def open(
-        self, pid: int = 42, label: str = "script.py", token: str | None = None, run: NamedRun = UNNAMED
+        self,
+        pid: int = 42,
+        label: str = "script.py",
+        token: str | None = None,
+        run: NamedRun = UNNAMED,
+        address: str = "",
     ) -> Session:
         """A session opens."""
         before = set(self.controller.sessions)
-        connection = self.connect("proxy", pid, label, token=token, run=run)
+        connection = self.connect("proxy", pid, label, token=token, run=run, address=address)
         (number,) = set(self.controller.sessions) - before
         self.session_opened(connection, number)
         return self.controller.sessions[number]

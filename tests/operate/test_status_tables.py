@@ -6,7 +6,7 @@ from rich.console import Console
 from atoll.operate.status_tables import ranges, status_tables, versions_table
 from atoll.protocol.events import JournalLoad
 from atoll.quantities import exact_bytes, human_bytes, parse_bytes
-from atoll.telemetry.snapshot import ControllerLoad, Snapshot, VersionSnapshot
+from atoll.telemetry.snapshot import ControllerLoad, SessionSnapshot, Snapshot, VersionSnapshot
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,13 @@ def shown(*versions: VersionSnapshot) -> list[list[str]]:
         console.print(versions_table(versions))
     lines = [line for line in capture.get().splitlines() if "│" in line]
     return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
+
+
+def test_a_session_of_another_machine_has_the_name_of_the_machine() -> None:
+    console = Console(width=140)
+    with console.capture() as capture:
+        console.print(status_tables(Snapshot(sessions=(SessionSnapshot(1, pid=7, machine="m1"),)), "unix:/x"))
+    assert "7 on m1" in capture.get()
 
 
 def test_versions_are_listed_by_name_and_number() -> None:

@@ -67,7 +67,7 @@ def eventful_snapshot() -> Snapshot:
     elsewhere = next(each for each in range(len(devices.virtual)) if each not in add_slice.devices)
     devices.relocate({elsewhere: DeviceLocation(0, 0, 0)})
 
-    default, play.session = play.session, play.open(43, "notebook.py", "alice", NamedRun("notebook")).number
+    default, play.session = play.session, play.open(43, "notebook.py", "alice", NamedRun("notebook"), "10.0.0.1").number
     play.with_call()
     play.array(10)
     (failing,) = play.say(m.Launch(1, (10,), (11,), ()))

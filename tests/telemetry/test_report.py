@@ -57,6 +57,14 @@ def test_the_last_error_of_a_session_is_told_and_shortened():
     assert len(session.last_error) == MOST_ERROR
 
 
+def test_a_session_is_on_the_machine_of_its_client():
+    play = Play()
+    play.engine(m.EngineReport((), (m.MachineReport("m1", "10.0.0.1", "free", "", {}, 0),)))
+    for address in ("user 0", "10.0.0.1", "10.0.0.2"):
+        play.open(address=address)
+    assert [session.machine for session in snapshot_of(play).sessions][-3:] == ["", "m1", "10.0.0.2"]
+
+
 def test_transfers_are_counted_with_their_bytes():
     play = playing()
     ((transfers,),) = [gangs.transfers for gangs in snapshot_of(play).gangs]

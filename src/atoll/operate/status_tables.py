@@ -163,7 +163,7 @@ def _sessions(sessions: Sequence[SessionSnapshot]) -> Table:
             str(each.id),
             Text(each.label),
             *([Text(each.tenant)] if show_tenant else []),
-            str(each.pid),
+            f"{each.pid} on {each.machine}" if each.machine else str(each.pid),
             str(each.arrays),
             human_bytes(each.bytes),
             *map(str, counts),

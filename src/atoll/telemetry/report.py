@@ -19,6 +19,7 @@ from atoll.cluster.resources import ResourceManager
 from atoll.cluster.sandbox.grants import PythonRules
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.tenant_settings import may_read
+from atoll.launch.connections import Connections
 from atoll.launch.launcher import Launcher
 from atoll.launch.scheduler import Wait
 from atoll.named_arrays.named_arrays import NamedArrays, Version, restoring_text
@@ -98,6 +99,8 @@ class ReportSource(Protocol):
     @property
     def sessions(self) -> Mapping[int, Session]: ...
     @property
+    def connections(self) -> Connections: ...
+    @property
     def launcher(self) -> Launcher: ...
     @property
     def functions(self) -> FunctionRegistry: ...
@@ -122,14 +125,17 @@ def report(controller: ReportSource, viewer: Tenant | None = None, now: float = 
     """
     functions, history, load = controller.functions, controller.history, controller.load
     waits = {island: _waits_of(controller, island, viewer) for island in controller.resources.islands}
+    machines = controller.agents.report.machines
+    agents = Counter(each.address for each in machines)
+    names = {each.address: each.name for each in machines if agents[each.address] == 1}
     return Snapshot(
         version=__version__,
         topology=str(controller.resources.topology),
         wait_seconds=controller.settings.start_seconds,
         islands=_islands(controller),
-        machines=tuple(MachineSnapshot(**msgspec.structs.asdict(each)) for each in controller.agents.report.machines),
+        machines=tuple(MachineSnapshot(**msgspec.structs.asdict(each)) for each in machines),
         sessions=tuple(
-            _session(session, controller.resources)
+            _session(session, controller.resources, _machine(session, controller.connections, names))
             for session in controller.sessions.values()
             if viewer in (None, session.tenant) and not session.is_vault
         ),
@@ -203,12 +209,20 @@ def _island(controller: ReportSource, island: int, hosts: tuple[HostSnapshot, ..
     )
 
 
-def _session(session: Session, resources: ResourceManager) -> SessionSnapshot:
+def _machine(session: Session, connections: Connections, names: Mapping[str, str]) -> str:
+    """Return the name or the IP address of the machine of a session's client, "" if it uses the unix socket."""
+    peer = connections.peers.get(connections.sessions.get(session.number, -1))
+    address = peer.address if peer is not None else ""
+    return "" if address.startswith("user ") else names.get(address, address)
+
+
+def _session(session: Session, resources: ResourceManager, machine: str) -> SessionSnapshot:
     devices, directory = session.devices, session.directory
     return SessionSnapshot(
         id=session.number,
         tenant=session.tenant.name,
         pid=session.pid,
+        machine=machine,
         label=session.label,
         arrays=len(directory.entries),
         bytes=directory.nbytes,

@@ -82,6 +82,7 @@ class SessionSnapshot(SnapshotStruct, frozen=True):
     id: int
     tenant: str = DEFAULT_NAME
     pid: int = 0
+    machine: str = ""  # its name or IP address; "" for the controller's machine if the client uses the unix socket
     label: str = ""
     run: str = ""  # the name of its run
     arrays: int = 0

@@ -214,6 +214,7 @@ class SessionRow:
     program: str
     tenant: str
     pid: int
+    machine: str
     arrays: int
     memory: str
     bytes: int
@@ -236,6 +237,7 @@ def session_rows(snapshot: Snapshot) -> list[SessionRow]:
             session.label,
             session.tenant,
             session.pid,
+            session.machine,
             session.arrays,
             human_bytes(session.bytes)
             + (f", {human_bytes(session.spilled_bytes)} spilled" if session.spilled_bytes else ""),

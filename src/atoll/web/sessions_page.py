@@ -35,6 +35,7 @@ class SessionsPage:
                 Column("state", "state"),
                 Column("tenant", "tenant"),
                 Column("pid", "pid", True),
+                Column("machine", "machine"),
                 Column("arrays", "arrays", True),
                 Column("memory", "memory", True),
                 Column("functions", "functions", True),
