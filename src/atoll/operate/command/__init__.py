@@ -54,9 +54,7 @@ def _print_version(wanted: bool) -> None:
 
 
 def _help() -> str:
-    """Return the text of `atoll --help`."""
-    variables = [f"- `{each.variable}`: {each.help}" for each in SCRIPTS.settings]
-    others = ", ".join(f"`{each.variable}`" for each in (*SETTINGS.values(), *PROCESSES.settings))
+    """Return the text of `atoll --help` above the commands."""
     return "\n\n".join(
         (
             "Atoll runs unmodified JAX programs on the devices of a cluster, under one controller.",
@@ -64,14 +62,18 @@ def _help() -> str:
             "with the script.",
             "For a standing cluster: start it with `atoll up`, run any number of scripts with `JAX_PLATFORMS=atoll "
             "ATOLL_ADDRESS=... python train.py`, show its state with `atoll status`, and end it with `atoll down`.",
-            "**Environment.**",
-            *variables,
-            f'- The page "Settings" also describes {others}.',
         )
     )
 
 
-@app.callback(help=_help())
+def _environment() -> str:
+    """Return the text of `atoll --help` below the commands."""
+    variables = [f"- `{each.variable}`: {each.help}" for each in SCRIPTS.settings]
+    others = ", ".join(f"`{each.variable}`" for each in (*SETTINGS.values(), *PROCESSES.settings))
+    return "\n\n".join(("**Environment.**", *variables, f'- The page "Settings" also describes {others}.'))
+
+
+@app.callback(help=_help(), epilog=_environment())
 def atoll(
     version: Annotated[
         bool,
