@@ -1,4 +1,4 @@
-"""Admission of connections: their roles, their permissions, and the handling of their loss.
+"""Admission of connections and of sessions: roles, permissions, and the handling of losses.
 
 A connection begins with a Hello. Each later message is handled if the permission table allows it for its sender
 (`protocol.permissions`) and it is valid (`controller.validation`). Otherwise its sender is refused, and nothing else
@@ -11,12 +11,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from atoll.cluster.lifecycle import HostState, IslandFailed
-from atoll.cluster.sandbox.mechanisms import why_not_confined
 from atoll.cluster.tenant_settings import DEFAULT_NAME
 from atoll.controller.faults import NothingChangedError
 from atoll.controller.islands.engine_requests import Agents
 from atoll.controller.islands.engine_role import EngineRole
+from atoll.controller.islands.host_admission import HostAdmission
 from atoll.controller.islands.island_hosts import Hosts, Relays
 from atoll.controller.islands.island_recovery import Recovery
 from atoll.controller.sessions.detached_sessions import DetachedSessions
@@ -74,34 +73,38 @@ class Admission:
         self._max_sessions = state.settings.max_sessions
         self._tenants = state.tenants
         self._offenses = state.offenses
-        self._settings = state.settings
         self._connections = state.connections
         self._peers = state.connections.peers
         self._outbox = state.outbox
         self._history = state.history
         self._resources = state.resources
-        self._leases = state.leases
         self._tokens = tokens
         self._guesses = Guesses()
         self._version = version
         self._sessions = sessions
         self._detached = detached
         self._handle_of_session = from_proxy
-        self._hosts = hosts
         self._recovery = recovery
-        self._relays = relays
         self._agents = agents
         self._waiting: list[Peer] = []  # proxies that connected before the cluster was complete
         self._timers: dict[int, Callable[[], None]] = {}
         self._next_timer = 1
         self.name_waits = NameWaits(state, detached)
         self.engine_role = EngineRole(state, recovery, agents, from_engine, self._expel)
+        self.hosts = HostAdmission(
+            state,
+            hosts,
+            recovery,
+            relays,
+            refuse=self._refuse_with,
+            expel=self._expel,
+            worker_lost=self._worker_disconnected,
+            relay_lost=self._relay_disconnected,
+            complete=self._hosts_complete,
+        )
         self._stranger = PeerHandlers("", self._hello, self._refuse_with)
         self._operator = PeerHandlers("operator", from_operator, self._answer_refused)
         self._agent = PeerHandlers("agent", agents.received, self._expel, agents.lost)
-        self._joining_worker = PeerHandlers("joining worker", self._worker_ready, self._refuse_with)
-        self._worker = PeerHandlers("worker", self._from_worker, self._expel_worker, self._worker_disconnected)
-        self._relay = PeerHandlers("relay", self._from_relay, self._expel, self._relay_disconnected)
         self._waiting_proxy = PeerHandlers("waiting proxy", self._hello, self._refuse_with, self._proxy_gone)
         self._proxy = PeerHandlers("proxy", self._from_proxy, self._end_session, self._proxy_disconnected)
         self._by_name = {
@@ -112,16 +115,16 @@ class Admission:
                 self.engine_role.spare_engine,
                 self._operator,
                 self._agent,
-                self._joining_worker,
-                self._worker,
-                self._relay,
+                self.hosts.joining_worker,
+                self.hosts.worker,
+                self.hosts.relay,
                 self._waiting_proxy,
                 self._proxy,
             )
         }
         self._roles = {
-            "worker": self._hello_of_worker,
-            "relay": self._hello_of_relay,
+            "worker": self.hosts.admit_worker,
+            "relay": self.hosts.admit_relay,
             "proxy": self._hello_of_proxy,
             "engine": self.engine_role.admit,
             "spare engine": self.engine_role.admit_spare,
@@ -147,7 +150,7 @@ class Admission:
             return
         if peer.hello is None:
             self._outbox.close(peer.connection, f"it sent no Hello within {HELLO_SECONDS:.0f} s")
-        elif peer.handlers is self._joining_worker:
+        elif peer.handlers is self.hosts.joining_worker:
             who = f"the worker of host {peer.hello.host} (process {peer.hello.pid})"
             reason = f"{who} has connected, but was not ready within {HELLO_SECONDS:.0f} s"
             self._outbox.close(peer.connection, reason)
@@ -267,19 +270,6 @@ class Admission:
         self._outbox.name(peer.connection, f"the host agent on {hello.label}")
         peer.handlers = self._agent
         self._agents.admit(peer)
-
-    def _hello_of_worker(self, peer: Peer, hello: m.Hello) -> None:
-        peer.handlers = self._joining_worker
-
-    def _hello_of_relay(self, peer: Peer, hello: m.Hello) -> None:
-        if not hello.process or hello.process in self._connections.relays:
-            self._refuse(peer, Code.ALREADY_EXISTS, f"process {hello.process!r} cannot have one more relay")
-            return
-        self._outbox.name(peer.connection, f"the relay of process {hello.pid}")
-        peer.handlers = self._relay
-        self._connections.relays[hello.process] = peer.connection
-        for host in sorted(self._connections.hosts):
-            self._relays.join_process(host)
 
     def _hello_of_proxy(self, peer: Peer, hello: m.Hello) -> None:
         self._outbox.name(peer.connection, f"the proxy of {hello.label or hello.pid}")
@@ -438,92 +428,23 @@ class Admission:
 
     # ---- hosts
 
-    def _worker_ready(self, peer: Peer, event: Received) -> None:
-        ready = event.message
-        assert isinstance(ready, m.WorkerReady)  # the permission table allows nothing else
-        assert peer.hello is not None
-        resources = self._resources
-        problem = self._not_expected(ready, peer.hello.incarnation)
-        if problem:
-            self._refuse(peer, Code.ALREADY_EXISTS, problem)
-            return
-        peer.number = ready.host
-        peer.handlers, peer.leases = self._worker, self._leases
-        self._connections.hosts[ready.host] = peer.connection
-        self._outbox.name(peer.connection, f"the worker of host {ready.host}")
-        was_complete = resources.is_complete
-        self._leases.renew(ready.host, event.seconds)
-        self._hosts.join(ready, peer.hello)
-        self._relays.join_process(ready.host)
-        self.introduce_hosts()
-        if resources.is_complete and not was_complete:
-            waiting, self._waiting = self._waiting, []
-            for proxy in waiting:
-                self._open_or_wait(proxy)
-            self._outbox.add(ReportReady(self._outbox.cause))
-
-    def introduce_remaining_hosts(self, lost: IslandFailed) -> None:
-        self.introduce_hosts()
-
-    def introduce_hosts(self) -> None:
-        """Tell all hosts which other hosts have joined. A host's secret is that of its worker's connection."""
-        if not self._resources.is_complete:
-            return
-        hosts, peers = self._connections.hosts, self._peers
-        there = {host: self._resources.hosts[host].data_address for host in hosts}
-        secrets = tuple((host, there[host], peers[hosts[host]].secret) for host in sorted(there))
-        everyone = m.Peers(secrets, self._leases.seconds)
-        for host in hosts:
-            self._outbox.to_host(host, everyone)
-        self._relays.form()
-
-    def _not_expected(self, ready: m.WorkerReady, incarnation: int) -> str:
-        """Return why the host is not admitted, or ""."""
-        topology = self._resources.topology
-        known = self._resources.hosts.get(ready.host)
-        is_there = known is not None and known.state is HostState.READY
-        if is_there or not 0 <= ready.host < topology.host_count or topology.island_of(ready.host) != ready.island:
-            return f"host {ready.host} of {topology} is not expected"
-        island = self._resources.islands[ready.island]
-        if incarnation < island.incarnation:
-            return f"host {ready.host} is not expected: a later incarnation of island {ready.island} has been started"
-        if island.is_over:
-            return f"host {ready.host} is not expected: island {ready.island} is {island.state}"
-        if self._tenants.are_told_apart and not self._settings.insecure_sandbox and ready.sandbox is not None:
-            return why_not_confined(ready.sandbox)
-        return ""
-
-    def _from_worker(self, peer: Peer, event: Received) -> None:
-        self._leases.renew(peer.number, event.seconds)
-        try:
-            self._hosts.handle(peer.number, event.message)
-        except StatusError as error:
-            self._expel_worker(peer, error.status)
-
-    def _from_relay(self, peer: Peer, event: Received) -> None:
-        assert isinstance(event.message, m.MembersDone | m.MemberFailed)  # the permission table allows nothing else
-        self._relays.handle(peer.connection, event.message)
-
-    def _relay_disconnected(self, peer: Peer, reason: str) -> None:
-        self._after(ENGINE_SAYS_SECONDS, partial(self._fail_without_relay, peer.connection, reason))
-
-    def _fail_without_relay(self, connection: int, reason: str) -> None:
-        """Restart the islands whose hosts have lost their relay, and the messages that it should have forwarded.
-
-        Usually the process has ended, and the hosts have lost their connections as well.
-        """
-        for island in self._relays.islands_behind(connection):
-            self._recovery.relay_lost(island, reason)
-
-    def _expel_worker(self, peer: Peer, status: Status) -> None:
-        """Disconnect a worker that has sent a message that no worker of this version sends."""
-        self._outbox.close(peer.connection, f"host {peer.number}: {status}")
-        self._recovery.fail_worker(peer.number, str(status))
+    def _hosts_complete(self) -> None:
+        """Open the sessions that waited for the last host."""
+        waiting, self._waiting = self._waiting, []
+        for proxy in waiting:
+            self._open_or_wait(proxy)
+        self._outbox.add(ReportReady(self._outbox.cause))
 
     def _worker_disconnected(self, peer: Peer, reason: str) -> None:
         self._after(ENGINE_SAYS_SECONDS, partial(self._fail_absent_worker, peer.number, reason))
 
+    def _relay_disconnected(self, peer: Peer, reason: str) -> None:
+        self._after(ENGINE_SAYS_SECONDS, partial(self._fail_without_relay, peer.connection, reason))
+
+    # These are stored as callbacks of timers, and timers belong to this class.
+
     def _fail_absent_worker(self, host: int, reason: str) -> None:
-        """Handle the loss, unless the engine has reported it or a new worker has joined meanwhile."""
-        if host not in self._connections.hosts and not self._resources.has_failed(host):
-            self._recovery.fail_worker(host, reason)
+        self.hosts.fail_absent_worker(host, reason)
+
+    def _fail_without_relay(self, connection: int, reason: str) -> None:
+        self.hosts.fail_without_relay(connection, reason)

@@ -340,7 +340,7 @@ class Controller:
         subscribe(IslandFailed, self.published.files.island_lost)
         subscribe(IslandFailed, self._relays.forget_groups)
         subscribe(IslandFailed, self.programs.require_plans_again)
-        subscribe(IslandFailed, self._admission.introduce_remaining_hosts)
+        subscribe(IslandFailed, self._admission.hosts.introduce_remaining_hosts)
         subscribe(IslandFailed, self._worlds.close_worlds_of)
         subscribe(IslandReady, self._worlds.start_waiting)
         subscribe(IslandRestarted, self._worlds.start_waiting)
