@@ -392,3 +392,32 @@ def test_the_reads_of_a_session_are_bounded() -> None:
     error = entries[MOST_READS + 1].error
     assert error is not None
     assert error.code == Code.RESOURCE_EXHAUSTED
+
+
+def _donate(play: Reading, reader: Reader, result: int) -> int:
+    """A session replaces its array 7 with the result of a function that gets its memory; bytes used on its device."""
+    play.session = reader.session
+    device = 2 * reader.island
+    play.with_function(90, (device,))
+    call = Call(90, (0,), (on(device),), (device,), donated=(0,))
+    play.say(m.RegisterProgram(90, single("step", (on(device),), call)))
+    play.say(m.Launch(90, (7,), (result,), ()))
+    return play.controller.memory.used[reader.island, 0]
+
+
+def test_a_copy_that_is_to_feed_others_is_counted_beside_the_output_that_replaces_it() -> None:
+    play = Reading()
+    first, *_ = play.read(1, 2, 3)
+    play.sources()
+    play.controller.memory.declare((3, 0), 7)
+    assert play.end(1) == {}, "the third reader waits for memory"
+    assert _donate(play, first, 8) == 16, "the host copies the array, since it is still to be sent"
+
+
+def test_a_copy_that_has_fed_others_gives_its_memory_to_the_output_that_replaces_it() -> None:
+    play = Reading()
+    first, *_ = play.read(1, 2, 3, 4, 5)
+    begun = play.sources()
+    while begun:
+        begun = play.end(*begun)
+    assert _donate(play, first, 8) == 8

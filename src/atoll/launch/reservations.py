@@ -142,8 +142,9 @@ class Reservations:
         """Return the blocks of donated inputs. An output of the same size is written to one of them.
 
         If other buffers share the memory of an input, workers copy the input and consume the copy. A quota of memory
-        counts this copy, and so does the ledger if one of the buffers is published. Otherwise it is not counted, since
-        scripts that read an array and then donate it have such a buffer for a moment.
+        counts this copy, and so does the ledger if one of the buffers is published, or lent to a session that reads it.
+        Otherwise it is not counted, since scripts that read an array and then donate it have such a buffer for a
+        moment.
         """
         found: dict[MemoryRequirement, list[tuple[Entry, Block]]] = {}
         settings = gang.node.tenant.settings
@@ -161,10 +162,11 @@ class Reservations:
         for block in entry.blocks:
             block.is_published = True
 
-    def share(self, source: Entry, view: Entry) -> None:
-        """Have the view share all memory of its source."""
+    def lend(self, source: Entry, view: Entry) -> None:
+        """Have a view in another session share all memory of its source, until the session has read it."""
         for block in source.blocks:
             _share_block(block, view)
+            block.is_published = True
 
     def hand_over(self, guests: Sequence[tuple[Entry, Tenant]], owner: Tenant) -> None:
         """Count memory that only other tenants use for them instead of the `owner`.
@@ -272,6 +274,7 @@ class Reservations:
         for block in blocks:
             if block.views:
                 block.views -= 1
+                block.is_published &= block.views > 0  # otherwise, only one buffer is left
         self._release(blocks)
 
     def _release(self, blocks: Iterable[Block]) -> None:
@@ -283,12 +286,12 @@ class Reservations:
 def _share(source: Entry, view: Entry, hosts: tuple[int, ...]) -> None:
     """Have the view share the memory of its source on these hosts."""
     for block in source.blocks.on(hosts):
-        _share_block(block, view)
+        _share_block(block, view, source.is_published)
 
 
-def _share_block(block: Block, view: Entry) -> None:
+def _share_block(block: Block, view: Entry, is_published: bool = False) -> None:
     if block not in view.blocks:
         block.users += 1
         block.views += 1
-        block.is_published |= view.is_published
+        block.is_published |= view.is_published or is_published
         view.blocks.add(block)

@@ -27,7 +27,7 @@ class Block:
     owner: MemoryLedger | None = None  # the ledger of the tenant, if memory is counted per tenant
     account: Account | None = None  # that the memory is charged to
     views: int = 0  # number of buffers that share the memory, less one; if it is not 0, workers write no outputs to it
-    is_published: bool = False  # some of these buffers are published, so they outlive the others
+    is_published: bool = False  # some of these buffers are published or lent, so they may outlive the others
 
     @property
     def host(self) -> int:

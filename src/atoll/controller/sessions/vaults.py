@@ -169,7 +169,7 @@ class Vaults:
             entry = owner.directory.entries[each]
             handle = self.new_shared_handle()
             shared = Entry(entry.hosts, entry.nbytes, BufferState.READY, producer=version.title, spec=spec)
-            self._launcher.memory.share(entry, shared)
+            self._launcher.memory.lend(entry, shared)
             session.directory.add(handle, shared)
             shares[entry.hosts].append((each, handle))
             lent.append(handle)
