@@ -380,6 +380,19 @@ def test_the_unusual_parts_with_trees_are_bounded() -> None:
     assert play.read_part(2, *unusual[MOST_OTHER_PARTS]) == {2: 0}
 
 
+def test_nothing_is_kept_of_the_copies_of_a_session_that_has_ended() -> None:
+    play = Reading()
+    first, _ = play.read(1, 2)
+    play.sources()
+    play.end(1)
+    play.close(first.session)
+    play.flush()
+    play.controller.published.reads.validate()
+    play.read(3)
+    assert play.sources() == {}, "the publisher has fed two readers, and one of them is about to have a copy"
+    assert play.end(2) == {3: 2}
+
+
 def test_the_reads_of_a_session_are_bounded() -> None:
     play = Reading("3x1x2")
     session = play.open(token="reader").number

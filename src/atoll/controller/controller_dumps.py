@@ -288,7 +288,7 @@ class VersionReadDump(Dump):
     is_interrupted: bool = False
 
 
-@dump_of(VersionReads, "reads of versions", version=3)
+@dump_of(VersionReads, "reads of versions", version=4)
 class VersionReadsDump(Dump):
     _next: int
     starts: TurnsOf[TreeKey] = _NO_TURNS
@@ -297,6 +297,7 @@ class VersionReadsDump(Dump):
     programs: dict[int, list[ReadProgram]] = {}
     _reads: dict[int, Ref[VersionRead]] = {}
     _reads_of: dict[int, dict[int, None]] = {}
+    _copies_of: dict[int, dict[int, None]] = {}
     _others: dict[tuple[tuple[str, str, int], str], dict[Part, None]] = {}
     _blocked: dict[TreeKey, None] = {}
     _received: dict[int, Ref[VersionRead]] = {}

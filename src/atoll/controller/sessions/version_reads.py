@@ -90,6 +90,7 @@ class VersionRead:
     """A read that has not ended, or that has received a copy that feeds others.
 
     Attributes:
+      targets: the types of the arrays of the reader, until it has received its copy.
       results: handles of the arrays of the reader.
       islands: the islands of these arrays.
       near: the islands of which a source sends nothing: `islands` if all arrays are on the same ones, otherwise none.
@@ -149,6 +150,7 @@ class VersionReads:
         self._reads: dict[int, VersionRead] = {}  # by number
         self._reads_of: dict[int, dict[int, None]] = {}  # their numbers, by session
         self._received: dict[int, VersionRead] = {}  # those that have received copies that feed others
+        self._copies_of: dict[int, dict[int, None]] = {}  # their numbers, by session
         self._trees: dict[VersionKey, dict[Part, TransferTree]] = {}
         self._others: dict[tuple[VersionKey, str], dict[Part, None]] = {}  # unusual parts with trees, by tenant
         self._blocked: dict[TreeKey, None] = {}  # trees in which reads wait, the next one to examine first
@@ -273,8 +275,11 @@ class VersionReads:
             read.is_interrupted |= bool(read.made) and island in read.senders
 
     def session_closed(self, session: Session) -> None:
-        """Forget the reads of the session. Its arrays are gone."""
+        """Forget the reads of the session, and its copies. Its arrays are gone."""
         self.programs.pop(session.number, None)
+        for number in list(self._copies_of.get(session.number, ())):
+            self._tree_of(self._received[number]).drop(number)
+            self._drop_copy(number)
         for read in [self._reads[each] for each in self._reads_of.get(session.number, ())]:
             self._launcher.deferred_results.forget(read.dependency)
             self._tree_of(read).forget(self._outbox.seconds, read.number)
@@ -339,7 +344,7 @@ class VersionReads:
                     self._start_later(key, part)
                     return cost
                 tree.drop(source)
-                del self._received[source]
+                self._drop_copy(source)
                 if cost >= _MOST_ARRAYS:
                     self._start_later(key, part)
                     return cost
@@ -473,10 +478,12 @@ class VersionReads:
         if error is None:
             self._launcher.deferred_results.complete(session, read.results, made, read.dependency)
             self._received[number] = read
+            self._copies_of.setdefault(read.session, {})[number] = None
+            read.targets = ()
             self._count(read, tree)
             dropped = tree.complete(now, number, frozenset(read.islands))
             if dropped is not None:
-                del self._received[dropped]
+                self._drop_copy(dropped)
             self._end(session, read)
         else:
             self._launcher.buffers.release(session, made, delete=False)
@@ -526,11 +533,19 @@ class VersionReads:
         if is_over and self._tree_of(read).is_idle:
             self._forget(read.version.key, read.part)
 
+    def _drop_copy(self, number: int) -> None:
+        """Forget a copy that is not a source any more."""
+        read = self._received.pop(number)
+        own = self._copies_of[read.session]
+        del own[number]
+        if not own:
+            del self._copies_of[read.session]
+
     def _forget(self, key: VersionKey, part: Part) -> None:
         """Forget a tree, and the copies that are sources in it."""
         trees = self._trees[key]
         for copy in trees.pop(part).copies:
-            del self._received[copy]
+            self._drop_copy(copy)
         self._blocked.pop((key, part), None)
         others = self._others.get((key, part[2]), {})
         if others.pop(part, 0) is None and not others:
@@ -562,8 +577,10 @@ class VersionReads:
         assert others <= set(places)
         stuck = [(key, part) for key, part in places if self._trees[key][part].waiting]
         assert all(place in self._blocked or self._trees[place[0]][place[1]].due for place in stuck)
-        numbers = {(read.session, read.number) for read in self._reads.values()}
-        assert numbers == {(session, read) for session, own in self._reads_of.items() for read in own}
+        for found, by_session in ((self._reads, self._reads_of), (self._received, self._copies_of)):
+            numbers = {(read.session, read.number) for read in found.values()}
+            assert numbers == {(session, read) for session, own in by_session.items() for read in own}
+            assert all(session in self._open for session in by_session)
         running = {read for tree in trees for read in tree.running}
         assert waiting.isdisjoint(running)
         assert waiting | running == self._reads.keys()
