@@ -9,7 +9,7 @@ import abc
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
-from atoll.errors import OK, Code, Status
+from atoll.errors import OK, Code, Status, StatusError, invalid, unimplemented
 from atoll.executables.session_arrays import ArrayRecord
 from atoll.ir.program import Program
 from atoll.ir.types import ArraySpec
@@ -76,8 +76,9 @@ class LoadedExecutable(abc.ABC):
         """Return the results of a run that are all complete only when the run has ended."""
         return tuple(completions)
 
-    @abc.abstractmethod
-    def metadata_reply(self) -> Any: ...
+    def metadata_reply(self) -> Any:
+        """Return the reply with the layouts, shardings and memory kinds of the arguments and outputs."""
+        return metadata_reply([spec.sharding.memory_kind for spec in self.outputs], sorted(self.donated))
 
     def mpmd_metadata(self, reply: Any) -> None:
         """Fill in the memory statistics of each fragment. Raises INVALID_ARGUMENT if there is only one mesh."""
@@ -111,6 +112,35 @@ class LoadedExecutable(abc.ABC):
     @abc.abstractmethod
     async def text(self, cluster: ClusterSession) -> str:
         """Return the program in readable form. Raises StatusError."""
+
+
+class ExecutableWithoutProgram(LoadedExecutable):
+    """An executable that a session runs in its own way, without a program of the cluster.
+
+    It takes no arguments unless a subclass takes them in `gather`, and refuses queries for its program.
+    """
+
+    def __init__(self, name: str, devices: tuple[int, ...], outputs: tuple[ArraySpec, ...] = ()) -> None:
+        super().__init__()
+        self.name = name
+        self.devices = devices
+        self.outputs = outputs
+
+    def check(self, arguments: Sequence[ArrayRecord]) -> None:
+        if arguments:
+            raise invalid(f"a {self.name} executable takes no arguments, but {len(arguments)} were passed")
+
+    def program(self, preserved: frozenset[int], completion: bool, stream: int) -> Program:
+        raise self._refusal()
+
+    async def cost(self, cluster: ClusterSession, reply: Any) -> None:
+        raise self._refusal()
+
+    async def text(self, cluster: ClusterSession) -> str:
+        raise self._refusal()
+
+    def _refusal(self) -> StatusError:
+        return unimplemented(f"a {self.name} executable has no program")
 
 
 class ImmediateReply:
@@ -161,4 +191,19 @@ def compile_reply(loaded: Loaded, handle: int, ready_future: int) -> Any:
         reply.mpmd_addressable_devices.SetInParent()
         for name, devices in loaded.meshes.items():
             reply.mpmd_addressable_devices.devices[name].device_ids.extend(devices)
+    return reply
+
+
+def metadata_reply(memory_kinds: Sequence[str], donated: Sequence[int]) -> Any:
+    """Return the metadata of an executable about whose functions the client can ask one by one."""
+    reply = executables_pb2.ExecutableMetadataReply()
+    reply.parameter_layouts_error.CopyFrom(codec.status_to(NO_LAYOUTS))
+    reply.output_layouts_error.CopyFrom(codec.status_to(NO_LAYOUTS))
+    kinds = reply.output_memory_kinds.memory_kind_lists.add()
+    kinds.memory_kinds.extend(memory_kinds)
+    reply.donated_input_indices.SetInParent()
+    reply.donated_input_indices.donated_input_indices.extend(donated)
+    no_stats = Status(Code.UNIMPLEMENTED, "memory statistics are only available for the functions of a program")
+    reply.compiled_memory_stats_error.CopyFrom(codec.status_to(no_stats))
+    reply.mpmd_compiled_memory_stats_error.CopyFrom(codec.status_to(MPMD_ERROR))
     return reply

@@ -14,12 +14,10 @@ from typing import Annotated, Any
 
 import msgspec
 
-from atoll.errors import StatusError, invalid, not_found
+from atoll.errors import StatusError
 from atoll.executables.json_requests import beginnings, read_request, reading
-from atoll.executables.loaded_executable import LoadedExecutable
-from atoll.executables.program_executables import metadata_reply
-from atoll.executables.session_arrays import ArrayRecord
-from atoll.ir.program import HostBuffer, HostToDevice, Program, single
+from atoll.executables.loaded_executable import ExecutableWithoutProgram
+from atoll.ir.program import HostBuffer, HostToDevice, single
 from atoll.ir.types import ArraySpec, Replicated, Sharding
 from atoll.protocol import messages as m
 from atoll.protocol import profiles as p
@@ -68,7 +66,7 @@ class _Request(msgspec.Struct, frozen=True, rename="camel"):
 PROFILE_REQUESTS = beginnings(_Request)
 
 
-class ProfileExecutable(LoadedExecutable):
+class ProfileExecutable(ExecutableWithoutProgram):
     """Starts a profile of some hosts at its first run, and ends it at its second, independently of launches.
 
     With `xprofTraceOptions`, each run returns one string: the directory of the hosts' files. The constructor raises
@@ -76,7 +74,6 @@ class ProfileExecutable(LoadedExecutable):
     """
 
     def __init__(self, payload: bytes, cluster: ClusterSession) -> None:
-        super().__init__()
         with reading("profileRequest"):
             request = read_request(_Request, payload, "profileRequest").profile_request
             options = request.xprof_trace_options or _XprofOptions()
@@ -94,10 +91,9 @@ class ProfileExecutable(LoadedExecutable):
         self._hosts = {host: hosts[host] for host in list(hosts)[: request.max_num_hosts]}
         self._running = False
         self._order = asyncio.Lock()
-        self.name = "profile"
-        self.devices = tuple(self._hosts.values())[:1]
-        place = ArraySpec("string", (1,), Sharding(self.devices, Replicated()))
-        self.outputs = () if request.xprof_trace_options is None else (place,)
+        devices = tuple(self._hosts.values())[:1]
+        place = ArraySpec("string", (1,), Sharding(devices, Replicated()))
+        super().__init__("profile", devices, () if request.xprof_trace_options is None else (place,))
 
     def run_on_host(self, cluster: ClusterSession, handles: Sequence[int], context: int) -> Coroutine[Any, Any, None]:
         self._make_outputs(cluster, handles, context)
@@ -134,18 +130,5 @@ class ProfileExecutable(LoadedExecutable):
             for device in self._hosts.values():
                 cluster.send(m.Query(cluster.number(), "profile", device, -1, p.encode(p.Collect())))
 
-    def check(self, arguments: Sequence[ArrayRecord]) -> None:
-        if arguments:
-            raise invalid("a profile takes no arguments")
-
-    def program(self, preserved: frozenset[int], completion: bool, stream: int) -> Program:
-        raise invalid("a profile does not run on devices")
-
-    async def cost(self, cluster: ClusterSession, reply: Any) -> None:
-        raise not_found("a profile has no known cost")
-
     async def text(self, cluster: ClusterSession) -> str:
         return f"a profile of {len(self._hosts)} hosts, to {self._directory}"
-
-    def metadata_reply(self) -> Any:
-        return metadata_reply([""] * len(self.outputs), ())

@@ -7,15 +7,14 @@ from typing import Any
 
 import msgspec
 
-from atoll.errors import Code, Status, invalid, unimplemented
+from atoll.errors import invalid, unimplemented
 from atoll.executables.compiled_executables import Executable
-from atoll.executables.loaded_executable import MPMD_ERROR, NO_LAYOUTS, LoadedExecutable
+from atoll.executables.loaded_executable import ExecutableWithoutProgram, LoadedExecutable
 from atoll.executables.program_checks import Arguments, ProgramChecker
 from atoll.executables.session_arrays import ArrayRecord
 from atoll.ir.program import Call, Node, Program, consumes, output_count, preserving
 from atoll.ir.types import DTYPE_BITS, ArraySpec, Sharding, nbytes
 from atoll.ir.validation import MAX_VALUES, check_definition
-from atoll.protocol.ifrt import executables_pb2
 from atoll.protocol.submission import (
     RUNS_OF_A_READING,
     Putting,
@@ -27,12 +26,10 @@ from atoll.protocol.submission import (
     decode,
     first_feed,
 )
-from atoll.protocol.translation import codec
 from atoll.protocol.translation.shardings import sharding_to
 from atoll.session.cluster_session import ClusterSession
 from atoll.transfers.shared_slots import SLOT_BYTES
 
-_NOTHING_RUNS = "this executable only passes on its arguments, and has no program"
 _ASK_THE_FUNCTIONS = "the cost of a program is not known: query its functions, as Compiled.cost_analysis() does"
 
 
@@ -135,45 +132,22 @@ class ProgramExecutable(LoadedExecutable):
     async def text(self, cluster: ClusterSession) -> str:
         return "\n".join(str(node) for node in self.definition.nodes)
 
-    def metadata_reply(self) -> Any:
-        return metadata_reply([output.sharding.memory_kind for output in self.outputs], sorted(self.donated))
-
     def output_sharding(self, position: int) -> Any:
         spec = self.outputs[position]
         return sharding_to(spec.sharding, spec.shape, self.op_shardings[self.definition.results[position]])
 
 
-class _WithoutProgram(LoadedExecutable):
-    """An executable whose runs only pass on their arguments, each with a shard for each of `devices`.
-
-    The constructor raises INVALID_ARGUMENT.
-    """
+class _Submitted(ExecutableWithoutProgram):
+    """An executable of a submission that is no program. The constructor raises INVALID_ARGUMENT."""
 
     def __init__(self, name: str, devices: tuple[int, ...], cluster: ClusterSession) -> None:
-        super().__init__()
+        super().__init__(name, devices)
         cluster.hosts_of(devices)
         if not devices or len(set(devices)) != len(devices):
             raise invalid(f"a {name} request needs one or more distinct devices")
-        self.name = name
-        self.devices = devices
-
-    def check(self, arguments: Sequence[ArrayRecord]) -> None:
-        raise unimplemented(_NOTHING_RUNS)
-
-    def program(self, preserved: frozenset[int], completion: bool, stream: int) -> Program:
-        raise unimplemented(_NOTHING_RUNS)
-
-    async def cost(self, cluster: ClusterSession, reply: Any) -> None:
-        raise unimplemented(_NOTHING_RUNS)
-
-    async def text(self, cluster: ClusterSession) -> str:
-        raise unimplemented(_NOTHING_RUNS)
-
-    def metadata_reply(self) -> Any:
-        return metadata_reply((), ())
 
 
-class StagingExecutable(_WithoutProgram):
+class StagingExecutable(_Submitted):
     """Stages its arguments for the program that runs next: see `atoll.protocol.submission`."""
 
     def gather(self, staged: list[int], arguments: list[int]) -> None:
@@ -183,7 +157,7 @@ class StagingExecutable(_WithoutProgram):
         staged.extend(arguments)
 
 
-class _Numbered(_WithoutProgram):
+class _Numbered(_Submitted):
     """An executable whose runs have consecutive numbers."""
 
     def __init__(self, name: str, devices: tuple[int, ...], number: int, cluster: ClusterSession) -> None:
@@ -218,13 +192,6 @@ class _OfSentContents(_Numbered):
         check_definition(Program(name, self.outputs, (), (), 0), self.devices)
         self.nbytes = nbytes(ArraySpec(dtype, shape, Sharding(self.devices[:1])))
 
-    def check(self, arguments: Sequence[ArrayRecord]) -> None:
-        if arguments:
-            raise invalid(f"an executable that makes an array takes no arguments, but {len(arguments)} were passed")
-
-    def metadata_reply(self) -> Any:
-        return metadata_reply([""], ())
-
 
 class WritingExecutable(_OfSentContents):
     """Makes an array of contents that it asks the client for: see `atoll.protocol.submission`.
@@ -248,7 +215,7 @@ class SmallWritingExecutable(_OfSentContents):
             raise invalid(f"small contents have at most {SLOT_BYTES} bytes, and these {self.nbytes}")
 
 
-class PuttingExecutable(_WithoutProgram):
+class PuttingExecutable(_Submitted):
     """Makes arrays of contents that it holds: see `atoll.protocol.submission`. Raise INVALID_ARGUMENT."""
 
     def __init__(self, putting: Putting, cluster: ClusterSession) -> None:
@@ -261,27 +228,6 @@ class PuttingExecutable(_WithoutProgram):
         if needed != len(putting.contents):
             raise invalid(f"these arrays need {needed} bytes, but {len(putting.contents)} were sent")
         self.contents = putting.contents
-
-    def check(self, arguments: Sequence[ArrayRecord]) -> None:
-        if arguments:
-            raise invalid(f"an executable that makes arrays takes no arguments, but {len(arguments)} were passed")
-
-    def metadata_reply(self) -> Any:
-        return metadata_reply([""] * len(self.outputs), ())
-
-
-def metadata_reply(memory_kinds: Sequence[str], donated: Sequence[int]) -> Any:
-    reply = executables_pb2.ExecutableMetadataReply()
-    reply.parameter_layouts_error.CopyFrom(codec.status_to(NO_LAYOUTS))
-    reply.output_layouts_error.CopyFrom(codec.status_to(NO_LAYOUTS))
-    kinds = reply.output_memory_kinds.memory_kind_lists.add()
-    kinds.memory_kinds.extend(memory_kinds)
-    reply.donated_input_indices.SetInParent()
-    reply.donated_input_indices.donated_input_indices.extend(donated)
-    no_stats = Status(Code.UNIMPLEMENTED, "memory statistics are only available for the functions of a program")
-    reply.compiled_memory_stats_error.CopyFrom(codec.status_to(no_stats))
-    reply.mpmd_compiled_memory_stats_error.CopyFrom(codec.status_to(MPMD_ERROR))
-    return reply
 
 
 def _values(definition: Program) -> list[ArraySpec]:

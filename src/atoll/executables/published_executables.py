@@ -5,35 +5,24 @@ from __future__ import annotations
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from atoll.errors import Status, invalid, not_found
-from atoll.executables.loaded_executable import LoadedExecutable
+from atoll.errors import Status, invalid
+from atoll.executables.loaded_executable import ExecutableWithoutProgram
 from atoll.executables.program_checks import op_sharding
-from atoll.executables.program_executables import metadata_reply
-from atoll.executables.session_arrays import ArrayRecord
-from atoll.ir.program import Program
-from atoll.ir.types import ArraySpec
 from atoll.protocol.translation.shardings import sharding_to
 from atoll.protocol.version_requests import ReadArrays
 from atoll.session.cluster_session import ClusterSession
 
 
-class ReadExecutable(LoadedExecutable):
+class ReadExecutable(ExecutableWithoutProgram):
     """Makes the arrays of an open version on the session's devices. The constructor raises INVALID_ARGUMENT."""
 
     def __init__(self, request: ReadArrays, cluster: ClusterSession) -> None:
-        super().__init__()
         for target in request.targets:
             cluster.hosts_of(target.sharding.devices)
             if not target.sharding.devices:
                 raise invalid("a published array is read to one or more devices")
+        super().__init__("subscribe", request.targets[0].sharding.devices, request.targets)
         self._request = request
-        self.name = "subscribe"
-        self.outputs: tuple[ArraySpec, ...] = request.targets
-        self.devices = request.targets[0].sharding.devices
-
-    def check(self, arguments: Sequence[ArrayRecord]) -> None:
-        if arguments:
-            raise invalid("a read of published arrays takes no arguments")
 
     def run_on_host(self, cluster: ClusterSession, handles: Sequence[int], context: int) -> Coroutine[Any, Any, None]:
         request = self._request
@@ -51,14 +40,5 @@ class ReadExecutable(LoadedExecutable):
         spec = self.outputs[position]
         return sharding_to(spec.sharding, spec.shape, op_sharding(spec))
 
-    def program(self, preserved: frozenset[int], completion: bool, stream: int) -> Program:
-        raise invalid("a read of published arrays has no program")
-
-    async def cost(self, cluster: ClusterSession, reply: Any) -> None:
-        raise not_found("a read of published arrays has no known cost")
-
     async def text(self, cluster: ClusterSession) -> str:
         return f"a read of {len(self.outputs)} published arrays"
-
-    def metadata_reply(self) -> Any:
-        return metadata_reply([each.sharding.memory_kind for each in self.outputs], ())

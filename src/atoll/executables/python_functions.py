@@ -18,7 +18,6 @@ import msgspec
 from atoll.errors import invalid, unimplemented
 from atoll.executables.loaded_executable import LoadedExecutable
 from atoll.executables.program_checks import Arguments, describe
-from atoll.executables.program_executables import metadata_reply
 from atoll.executables.session_arrays import ArrayRecord
 from atoll.ir.program import Call, Program, single
 from atoll.ir.types import ArraySpec, shard_shape
@@ -106,9 +105,6 @@ class PythonExecutable(LoadedExecutable):
 
     async def text(self, cluster: ClusterSession) -> str:
         return f"{self.name}: a Python function of {len(self.inputs)} arrays to {len(self.outputs)}"
-
-    def metadata_reply(self) -> Any:
-        return metadata_reply([spec.sharding.memory_kind for spec in self.outputs], ())
 
     def output_sharding(self, position: int) -> Any:
         return self._announced[position]

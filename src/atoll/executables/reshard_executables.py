@@ -12,8 +12,8 @@ import msgspec
 
 from atoll.errors import invalid
 from atoll.executables.json_requests import beginnings, read_request
-from atoll.executables.loaded_executable import LoadedExecutable
-from atoll.executables.program_executables import ProgramExecutable, metadata_reply
+from atoll.executables.loaded_executable import LoadedExecutable, metadata_reply
+from atoll.executables.program_executables import ProgramExecutable
 from atoll.executables.session_arrays import ArrayRecord
 from atoll.ir.program import Program, Transfer
 from atoll.ir.types import ArraySpec, Sharding
