@@ -8,6 +8,7 @@ import pytest
 
 from atoll.controller.sessions.array_files import file_bytes
 from atoll.errors import OK, Code, Details, Kind, Status, failure
+from atoll.ir.program import HostBuffer, HostToDevice, single
 from atoll.ir.types import ArraySpec, Sharding
 from atoll.named_arrays.named_arrays import MOST_WAIT_SECONDS, RETRY_SECONDS, Version
 from atoll.named_arrays.version_files import FileState, VersionFiles
@@ -132,6 +133,32 @@ def test_a_lost_version_is_restored_before_a_request_for_it_is_answered() -> Non
     assert _only(m.VersionOpened, _restored(play, 1, send.session, feed)).status.ok
     assert play.files.state is FileState.WRITTEN
     assert play.version.device_numbers == (2,)
+
+
+def test_arrays_of_one_type_share_a_program_when_they_are_restored() -> None:
+    play = Spilling()
+    shapes = [(2,), (3,), (2,)]
+    for handle, shape in enumerate(shapes, 20):
+        spec = ArraySpec("float32", shape, Sharding((0,)))
+        put = HostToDevice((HostBuffer(0, shape, None, None),), (spec,))
+        play.say(m.RegisterProgram(handle, single("put", (), put, feeds=1)))
+        play.worker(0, m.FeedsArrived(play.session, (handle,)))
+        (run,) = runs(play.say(m.Launch(handle, (), (handle,), (handle,))))
+        play.done(run.sequence)
+    sent = play.say(m.Publish(play.request(), "policy", 2, (20, 21, 22), ("a", "b", "c"), on_disk=True))
+    play.wrote(_only(m.SpillRequest, sent))
+    reader = play.reader()
+    play.lose(0, "it burnt")
+    sent = play.request_version(reader)
+    assert len([each for each in sent if isinstance(each, m.RegisterPlan)]) == 2
+    sends = [each for each in sent if isinstance(each, m.SendSpilled)]
+    for (_, feed, _), vault in [(each.pieces[0], each.session) for each in sends]:
+        play.worker(1, m.FeedsArrived(vault, (feed,)))
+        (run,) = play.of_type(m.Run)
+        play.worker(1, m.Done(((run.sequence, 0, 1),)))
+    assert play.files.state is FileState.WRITTEN
+    entries = play.vault.directory.entries
+    assert [entries[handle].spec.shape for handle in play.version.held] == shapes
 
 
 def test_a_read_of_an_open_version_waits_until_it_is_restored() -> None:

@@ -315,12 +315,13 @@ class ArrayWriteDump(Dump):
     stored: tuple[tuple[ArraySpec, str], ...]
 
 
-@dump_of(Restoration, "restoration of arrays")
+@dump_of(Restoration, "restoration of arrays", version=2)
 class ArrayRestorationDump(Dump):
     key: tuple[str, str, int]
     vault: int
     places: dict[int, int]
     islands: set[int]
+    order: list[int]
     held: list[int] = []
     left: set[int] = set()
 

@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from msgspec.structs import replace
@@ -69,7 +69,9 @@ class Restoration:
     Attributes:
       places: the new number of each device.
       islands: those that must not fail meanwhile.
-      held: handles of the arrays that have been launched, in order.
+      order: the positions of the arrays in the version, in the order in which they are restored: arrays of one type
+        follow each other, so that they share a program.
+      held: handles of the arrays that have been launched, in this order.
       left: those of `held` that are not there yet.
     """
 
@@ -77,6 +79,7 @@ class Restoration:
     vault: int
     places: dict[int, int]
     islands: set[int]
+    order: list[int]
     held: list[int] = field(default_factory=list)
     left: set[int] = field(default_factory=set)
 
@@ -344,7 +347,7 @@ class ArrayFiles:
             return
         files.problem = ""
         self._names.restoring(version)
-        self._restorations[version.key] = Restoration(version.key, vault.number, places, islands)
+        self._restorations[version.key] = Restoration(version.key, vault.number, places, islands, _by_type(stored))
         self.due[version.key] = None
 
     def _places(self, vault: Session, stored: Sequence[StoredArray]) -> dict[int, int]:
@@ -418,7 +421,7 @@ class ArrayFiles:
         """Launch the restoration of the next arrays."""
         vault = self._open[restoration.vault]
         stored, first = self._stored[version.key], len(restoration.held)
-        for position in range(first, min(first + _MOST_RESTORED, len(stored))):
+        for position in restoration.order[first : first + _MOST_RESTORED]:
             each = stored[position]
             devices = tuple(restoration.places[device] for device in each.spec.sharding.devices)
             spec = replace(each.spec, sharding=replace(each.spec.sharding, devices=devices))
@@ -445,7 +448,8 @@ class ArrayFiles:
         if restoration.left or len(restoration.held) < len(self._stored[restoration.key]):
             return
         del self._restorations[restoration.key]
-        self._vaults.put_back(version, restoration.held)
+        handles = dict(zip(restoration.order, restoration.held, strict=True))
+        self._vaults.put_back(version, [handles[position] for position in range(len(handles))])
         self._history.record("arrays restored", version.title, -1, 0, version.tenant)
         self._perform(self._names.restored(version))
         self._after(version)
@@ -559,6 +563,14 @@ def _remove(tables: dict[str, dict[VersionKey, Any]], key: VersionKey) -> None:
     table.pop(key, None)
     if not table:
         del tables[key[0]]
+
+
+def _by_type(stored: Sequence[StoredArray]) -> list[int]:
+    """Return the positions of arrays so that those of one type follow each other."""
+    groups: dict[ArraySpec, list[int]] = {}
+    for position, each in enumerate(stored):
+        groups.setdefault(each.spec, []).append(position)
+    return list(chain.from_iterable(groups.values()))
 
 
 def file_bytes(spec: ArraySpec) -> int:
