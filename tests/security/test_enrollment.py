@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -32,9 +33,9 @@ AUTHORITY = CertificateAuthority.make("a test's")
 
 
 class Controller:
-    """The port of a controller that only lets join, on a loop of its own thread."""
+    """The port of a controller that only lets join, on a loop of its own thread. Without an issuer, of a standby."""
 
-    def __init__(self, own: Identity, issuer: CertificateIssuer) -> None:
+    def __init__(self, own: Identity, issuer: CertificateIssuer | None) -> None:
         self._own, self._issuer = own, issuer
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -45,9 +46,13 @@ class Controller:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)
 
     def _accept(self) -> Connection:
-        connection = Connection(
-            enrollment.FromJoiner, lambda message: connection.send(self._issuer.answer(message)), lambda reason: None
-        )
+        def answer(message: Any) -> None:
+            if self._issuer is None:
+                connection.abort()
+            else:
+                connection.send(self._issuer.answer(message))
+
+        connection = Connection(enrollment.FromJoiner, answer, lambda reason: None)
         return connection
 
     def join(self, role: Role) -> JoinToken:
@@ -67,6 +72,13 @@ class Controller:
 @contextlib.contextmanager
 def controller(own: Identity | None = None, authority: CertificateAuthority = AUTHORITY) -> Iterator[Controller]:
     made = Controller(own or identity(Role.CONTROLLER, authority), CertificateIssuer(authority, DIGESTS))
+    yield made
+    made.close()
+
+
+@contextlib.contextmanager
+def standby() -> Iterator[Controller]:
+    made = Controller(identity(Role.CONTROLLER, AUTHORITY), None)
     yield made
     made.close()
 
@@ -267,3 +279,25 @@ def test_while_a_standby_has_not_taken_over_its_controller_renews() -> None:
         own = Identity(enroll(served.join(Role.HOST), Role.HOST, "m"))
         own.elsewhere = (Address(host="127.0.0.1", port=free_port(), tls=True),)
         assert access.renewed(own, served.join(Role.HOST), "m").role == Role.HOST
+
+
+def test_a_process_joins_at_the_controller_also_if_its_join_token_names_a_standby_first() -> None:
+    with standby() as first, controller() as second:
+        both = replace(first.address, others=(second.address,))
+        own = access.joined(replace(second.join(Role.HOST), address=both), Role.HOST, "m")
+        assert own.ordered(both).each == (second.address, first.address)
+        assert access.renewed(own, replace(second.join(Role.HOST), address=both), "m").role == Role.HOST
+
+
+def test_the_error_names_all_addresses_of_a_join_token_at_which_nobody_answered() -> None:
+    with standby() as first, standby() as second:
+        join = replace(second.join(Role.HOST), address=replace(first.address, others=(second.address,)))
+        with pytest.raises(ConnectError, match=f"{second.address.port} .*standby.*{first.address.port}"):
+            access.joined(join, Role.HOST, "m")
+
+
+def test_the_order_of_addresses_stays_for_an_identity_from_elsewhere() -> None:
+    with controller() as served:
+        own = access.joined(served.join(Role.HOST), Role.HOST, "m")
+    others = Address(host="a", port=1, tls=True, others=(Address(host="b", port=2, tls=True),))
+    assert own.ordered(others) is others

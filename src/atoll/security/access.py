@@ -15,7 +15,7 @@ from pathlib import Path
 from atoll.cluster.environment_variables import HOST_TOKEN, INSECURE, TOKEN
 from atoll.errors import AccessError, AtollError, ConnectError, HandshakeCutError
 from atoll.retries import Retry
-from atoll.security.enrollment import Renewal, enroll
+from atoll.security.enrollment import Renewal, enroll, enroll_anywhere
 from atoll.security.join_token import JoinToken, join_of_environment
 from atoll.security.roles import Role
 from atoll.wire.address import Address
@@ -76,7 +76,8 @@ def renewed(identity: Identity, join: JoinToken, name: str) -> Certificate:
     for address in identity.elsewhere:
         with contextlib.suppress(AtollError, OSError):
             return enroll(replace(join, address=address), Role(identity.role), name)
-    return enroll(join, Role(identity.role), name)
+    certificate, _ = enroll_anywhere(join, Role(identity.role), name)
+    return certificate
 
 
 def joined(join: JoinToken, role: Role, name: str, patience: float = 0.0) -> Identity:
@@ -84,9 +85,11 @@ def joined(join: JoinToken, role: Role, name: str, patience: float = 0.0) -> Ide
     retry = Retry(_RETRY_SECONDS, patience=patience)
     while True:
         try:
-            return Identity(enroll(join, role, name))
+            certificate, issuer = enroll_anywhere(join, role, name)
         except ConnectError as error:
             refused = isinstance(error, AccessError) and not isinstance(error, HandshakeCutError)
             if refused or retry.is_over:
                 raise
+        else:
+            return Identity(certificate, issuer)
         time.sleep(retry.next_pause())

@@ -18,18 +18,20 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from atoll.errors import AccessError, AtollError, ConnectError
+from atoll.errors import AccessError, AtollError, ConnectError, HandshakeCutError
 from atoll.security.join_token import JoinToken
 from atoll.security.roles import JOINING, Role
 from atoll.security.tokens import TOO_MANY, Guesses, Tokens, digest
+from atoll.wire.address import Address
 from atoll.wire.connection import Connection
 from atoll.wire.framing import HEADER_BYTES, frame_header, frame_length
-from atoll.wire.sockets import dial
+from atoll.wire.sockets import attempts, dial, none_answered
 from atoll.wire.tls.identity import Certificate, Identity, server_name
 from atoll.wire.tls.tls_errors import explained
 
@@ -164,7 +166,25 @@ class Joiners:
 # ---- Joiner
 
 
-def enroll(join: JoinToken, role: Role, name: str, seconds: float = ENROLL_SECONDS) -> Certificate:
+def enroll_anywhere(join: JoinToken, role: Role, name: str) -> tuple[Certificate, Address]:
+    """Return a new certificate for `role`, and the one of the addresses in the join token that has issued it.
+
+    A standby that has not taken over accepts connections and closes them, so the addresses are tried in turn until one
+    answers. Raises as `enroll` does.
+    """
+    for address, seconds in attempts(join.address, ENROLL_SECONDS):
+        try:
+            return enroll(replace(join, address=address), role, name, dial_seconds=seconds), address
+        except ConnectError as error:
+            if isinstance(error, AccessError) and not isinstance(error, HandshakeCutError):
+                raise
+            last = error
+    raise none_answered(join.address, last) from None
+
+
+def enroll(
+    join: JoinToken, role: Role, name: str, seconds: float = ENROLL_SECONDS, dial_seconds: float = ENROLL_SECONDS
+) -> Certificate:
     """Return a new certificate for `role`. Blocks, for at most `seconds` once it is connected.
 
     Raises AccessError if the join token, the certificates or the clocks are wrong, and ConnectError if the controller
@@ -175,7 +195,7 @@ def enroll(join: JoinToken, role: Role, name: str, seconds: float = ENROLL_SECON
     deadline = time.monotonic() + seconds
     unverified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
-    said = _ask(join, unverified, AskAuthority(), deadline)
+    said = _ask(join, unverified, AskAuthority(), deadline, dial_seconds)
     assert isinstance(said, AuthorityIs)
     if not hmac.compare_digest(fingerprint(said.certificate), join.fingerprint):
         found, expected = _where_they_differ(fingerprint(said.certificate), join.fingerprint)
@@ -191,7 +211,7 @@ def enroll(join: JoinToken, role: Role, name: str, seconds: float = ENROLL_SECON
     key = make_key()
     request = Enroll(role, name, join.token, signing_request(key, name))
     try:
-        reply = _ask(join, verified, request, deadline)
+        reply = _ask(join, verified, request, deadline, dial_seconds)
     except AccessError as error:
         skew = time.time() - said.seconds
         if abs(skew) < 60:
@@ -206,13 +226,15 @@ def enroll(join: JoinToken, role: Role, name: str, seconds: float = ENROLL_SECON
     return signed_certificate(reply.certificate, key, said.certificate, role)
 
 
-def _ask(join: JoinToken, context: ssl.SSLContext, question: FromJoiner, deadline: float) -> ToJoiner:
+def _ask(
+    join: JoinToken, context: ssl.SSLContext, question: FromJoiner, deadline: float, dial_seconds: float
+) -> ToJoiner:
     """Open a connection, send one message, and return the reply."""
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     address = join.address
     who = f"the Atoll controller at {address.host_and_port}"
     left = max(0.1, deadline - time.monotonic())
-    sock = dial(address, what="the Atoll controller", timeout=left)
+    sock = dial(address, what="the Atoll controller", timeout=min(dial_seconds, left))
     try:
         sock.settimeout(max(0.1, deadline - time.monotonic()))
         tls = context.wrap_socket(sock, server_hostname=server_name(Role.CONTROLLER), suppress_ragged_eofs=True)
@@ -223,7 +245,8 @@ def _ask(join: JoinToken, context: ssl.SSLContext, question: FromJoiner, deadlin
             reply: ToJoiner = msgspec.msgpack.decode(_exactly(tls, length, deadline), type=ToJoiner)
             return reply
     except EOFError:
-        raise ConnectError(f"{who} closed the connection without answering") from None
+        text = f"{who} closed the connection without answering, as a standby does that has not taken over"
+        raise ConnectError(text) from None
     except msgspec.MsgspecError as error:
         raise ConnectError(f"{who} sent an invalid answer: {error}") from None
     except AtollError:

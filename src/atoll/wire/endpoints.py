@@ -41,6 +41,8 @@ async def connect(
     def factory() -> Connection:
         return Connection(message_type, on_message, on_lost, name=name, on_link=on_link)
 
+    if identity is not None:
+        address = identity.ordered(address)
     for each, seconds in attempts(address, timeout):
         try:
             return await _connect(each, factory, name, seconds, role, identity)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import ssl
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from atoll.wire.address import Address
@@ -57,11 +57,13 @@ class Identity:
     """The current certificate of a process and its SSL contexts. Thread-safe.
 
     `renew` replaces the contexts instead of changing contexts in use. Code that uses a context must read it for each
-    connection. A controller at one of the addresses `elsewhere` can also renew the certificate.
+    connection. A controller at one of the addresses `elsewhere` can also renew the certificate. `issuer` is the address
+    of the controller that issued the first one, if this process has joined with a join token.
     """
 
-    def __init__(self, certificate: Certificate) -> None:
+    def __init__(self, certificate: Certificate, issuer: Address | None = None) -> None:
         self.certificate = certificate
+        self._issuer = issuer
         self.elsewhere: tuple[Address, ...] = ()
         self.dialing = _context(certificate, ssl.PROTOCOL_TLS_CLIENT, ssl.CERT_REQUIRED)
         self.serving = _context(certificate, ssl.PROTOCOL_TLS_SERVER, ssl.CERT_REQUIRED)
@@ -71,6 +73,12 @@ class Identity:
     @property
     def role(self) -> str:
         return self.certificate.role
+
+    def ordered(self, address: Address) -> Address:
+        """Return the address with that of the issuer first: a standby may listen at the others."""
+        if self._issuer is None or self._issuer not in address.each:
+            return address
+        return replace(self._issuer, others=tuple(each for each in address.each if each != self._issuer))
 
     def renew(self, certificate: Certificate) -> None:
         """Use `certificate` for new connections."""
