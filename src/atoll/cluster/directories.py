@@ -64,8 +64,8 @@ def state_directory() -> Path:
 
 def sockets_base() -> Path:
     """Return $XDG_RUNTIME_DIR, or the system's temporary directory if that is not set or not writable."""
-    base = Path(RUNTIME_DIRECTORY.text() or tempfile.gettempdir())
-    return base if os.access(base, os.W_OK) else Path(tempfile.gettempdir())
+    base = RUNTIME_DIRECTORY.text()
+    return Path(base) if base and os.access(base, os.W_OK) else _temporary_directory()
 
 
 def registry_directory() -> Path:
@@ -73,9 +73,20 @@ def registry_directory() -> Path:
     base = RUNTIME_DIRECTORY.text()
     if base and os.access(base, os.W_OK):
         return Path(base) / "atoll"
-    return Path(tempfile.gettempdir()) / f"atoll-{os.getuid()}"
+    return _temporary_directory() / f"atoll-{os.getuid()}"
 
 
 def make_directory(kind: str) -> Path:
     """Make a private directory for sockets of a cluster, and return its path."""
     return Path(tempfile.mkdtemp(prefix=f"atoll-{kind}-", dir=sockets_base()))
+
+
+def _temporary_directory() -> Path:
+    """Return the system's temporary directory, also if its disk is full.
+
+    `tempfile.gettempdir` returns another directory then, in which no command would find the user's clusters.
+    """
+    for each in (*map(os.environ.get, ("TMPDIR", "TEMP", "TMP")), "/tmp"):
+        if each and os.path.isdir(each) and os.access(each, os.W_OK):
+            return Path(os.path.abspath(each))
+    return Path(tempfile.gettempdir())
