@@ -16,6 +16,7 @@ from atoll.errors import invalid
 from atoll.ir.types import Box, Shape
 from atoll.transfers.dtypes import numpy_dtype
 from atoll.transfers.host_memory import aligned
+from atoll.wire.framing import NO_MESSAGE
 
 
 def region_bytes(itemsize: int, shape: Shape, strides: tuple[int, ...] | None) -> tuple[int, int]:
@@ -87,7 +88,7 @@ def fill(
 def _strings(content: Any, shape: Shape) -> np.ndarray[Any, Any]:
     try:
         texts = [text.decode() for text in msgspec.msgpack.decode(bytes(content), type=list[bytes])]
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except NO_MESSAGE as error:
         raise invalid(f"a host buffer of strings must contain valid UTF-8: {error}") from None
     if len(texts) != math.prod(shape):
         raise invalid(f"got {len(texts)} strings for an array of shape {list(shape)}")

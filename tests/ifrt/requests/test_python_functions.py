@@ -154,6 +154,11 @@ def test_outputs_have_the_shardings_that_the_client_announced(rig: Rig):
         ({"output_specs": [spec_proto(on(3))]}, Code.INVALID_ARGUMENT, "which are not devices of the function"),
         ({"input_specs": [spec_proto(on(2, dtype="token"))]}, Code.INVALID_ARGUMENT, "contains no data"),
         (
+            {"serialized_program_text": b"atoll.python\0\x8d\x13\0\0\x94\xa0\x90\x80" + b"\x91" * 5000 + b"\xc0"},
+            Code.INVALID_ARGUMENT,
+            "cannot decode the settings",
+        ),
+        (
             {"serialized_program_text": b"atoll.python\0\x02\0\0\0\xc1\xc1"},
             Code.INVALID_ARGUMENT,
             "cannot decode the settings",

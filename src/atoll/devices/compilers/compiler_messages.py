@@ -17,6 +17,7 @@ from atoll.errors import FrameError, Status
 from atoll.ir.outline import Outline
 from atoll.ir.types import ShardType
 from atoll.protocol.messages import FunctionInfo, HostChannels
+from atoll.wire.framing import NO_MESSAGE
 
 # Dimensions from major to minor; None for the platform's default.
 Layout = tuple[int, ...] | None
@@ -213,7 +214,7 @@ class Link(Generic[Incoming]):
             raise FrameError(f"a message of {length} bytes is over the limit of {MOST_BYTES}")
         try:
             return self._decoder.decode(self._read(length, deadline))
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except NO_MESSAGE as error:
             raise FrameError(f"not a message: {error}") from None
 
     def _read(self, count: int, deadline: float | None) -> bytearray:

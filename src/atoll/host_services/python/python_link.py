@@ -21,6 +21,7 @@ from atoll.transfers.shared_memory_engine import SharedMemoryEngine, SharedMemor
 from atoll.transfers.shared_memory_pool import PoolLimits
 from atoll.transfers.socket_engine import SocketEngine
 from atoll.transfers.transfer_engine import Piece
+from atoll.wire.framing import NO_MESSAGE
 
 # The link uses the session number of a piece to distinguish messages, contents, and contents that are not copied.
 _MESSAGE, _CONTENTS, _IN_PLACE = 0, 1, 2
@@ -86,7 +87,7 @@ class PythonLink:
                     return
                 try:
                     message = self._decoder.decode(bytes(content))
-                except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                except NO_MESSAGE as error:
                     raise FrameError(f"not a message: {error}") from None
                 on_message(message)
             finally:

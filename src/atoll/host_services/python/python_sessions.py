@@ -49,6 +49,7 @@ from atoll.ir.plan import LocalArray
 from atoll.protocol.messages import CloseWorld, Compile
 from atoll.protocol.messages import python_messages as m
 from atoll.transfers.dtypes import numpy_dtype
+from atoll.wire.framing import NO_MESSAGE
 
 _log = logging.getLogger(__name__)
 
@@ -157,7 +158,7 @@ class PythonSessions:
         """Start the session's process, or load a function in it, and call `then` afterwards. Raise StatusError."""
         try:
             source = _read_program(program)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except NO_MESSAGE as error:
             raise invalid(f"invalid Python function: {error}") from None
         if self._host is None:
             raise unimplemented("colocated Python needs devices that hold values, and null devices hold none")

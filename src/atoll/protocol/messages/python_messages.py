@@ -12,6 +12,7 @@ from atoll.cluster.sandbox.mechanisms import Mechanisms
 from atoll.errors import Status, invalid
 from atoll.ir.types import Shape, Sharding
 from atoll.protocol.messages.opening_messages import Message
+from atoll.wire.framing import NO_MESSAGE
 
 Setting = bool | int | float | str | None
 _MAGIC = b"atoll.python\0"
@@ -46,7 +47,7 @@ def split_settings(data: bytes) -> tuple[ClientSettings, bytes]:
     end = start + int.from_bytes(data[len(_MAGIC) : start], "little")
     try:
         return msgspec.msgpack.decode(data[start:end], type=ClientSettings), data[end:]
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except NO_MESSAGE as error:
         raise invalid(f"cannot decode the settings of a Python function: {error}") from None
 
 
