@@ -8,6 +8,7 @@ from atoll.errors import OK
 from atoll.protocol import messages as m
 from atoll.protocol.actions import Log
 from tests.controller.play import Play, runs
+from tests.controller.publishing_play import Trainer
 
 
 def pass_time(play: Play, until: float, since: float = 0.0) -> list[str]:
@@ -74,3 +75,19 @@ def test_it_is_in_the_log():
         logged += [action.text for action in play.flush() if isinstance(action, Log)]
     assert len(logged) == 1
     assert "its client owes the bytes" in logged[0]
+
+
+def test_a_subscriber_that_waits_is_owed_a_version():
+    play = Trainer()
+    play.complete()
+    reader = play.open(50, token="reader").number
+    for newer_than in (1, 7):
+        play.proxy(reader, m.OpenVersion(play.request(), "trainer/policy", newer_than=newer_than, seconds=60.0))
+    assert pass_time(play, 50) == []
+    ((subject, seconds),) = play.controller.watchdog.owed(50.0)
+    assert subject.session == reader
+    missing = "a version newer than 1 of trainer/policy: version 1 exists"
+    assert subject.text(seconds) == f"a subscription waits for {missing}"
+    play.complete()
+    ((subject, seconds),) = play.controller.watchdog.owed(51.0)
+    assert "newer than 7" in subject.text(seconds)

@@ -142,7 +142,7 @@ class Controller:
             EngineMessages(self._recovery, self.agents, self._operators).received,
             from_operators.received,
         )
-        self.watchdog = Watchdog(state, self.launcher, self.functions, self._queries)
+        self.watchdog = Watchdog(state, self.launcher, self.functions, self._queries, self.published.names)
         self._faults = Faults(state, self._recovery, self._sessions.end, self.programs.abandon)
         self._backlog = self._work_in_steps()
         self._subscribe()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from atoll.controller.sessions.queries import Queries
 from atoll.controller.state import ClusterState
 from atoll.launch.launcher import Launcher
+from atoll.named_arrays.named_arrays import NamedArrays
 from atoll.protocol import messages as m
 from atoll.state.compiled_functions import FunctionRegistry
 from atoll.state.durations import Durations
@@ -37,17 +38,24 @@ _OWED: dict[Reason, str] = {
 
 @dataclass(frozen=True)
 class Subject:
-    """Work that is late. `text(seconds)` describes it."""
+    """Work that is late, or may become so. `text(seconds)` describes it."""
 
     session: int
-    island: int
+    island: int  # or -1
     text: Callable[[float], str]
 
 
 class Watchdog:
     """Finds work that is late. Call `tick` once per second."""
 
-    def __init__(self, state: ClusterState, launcher: Launcher, functions: FunctionRegistry, queries: Queries) -> None:
+    def __init__(
+        self,
+        state: ClusterState,
+        launcher: Launcher,
+        functions: FunctionRegistry,
+        queries: Queries,
+        names: NamedArrays,
+    ) -> None:
         self._resources = state.resources
         self._sessions = state.sessions
         self._history = state.history
@@ -55,6 +63,7 @@ class Watchdog:
         self._launcher = launcher
         self._functions = functions
         self._queries = queries
+        self._names = names
         self._durations: Durations[Hashable] = Durations()
         self._reported: set[Hashable] = set()
         self._next = 0.0
@@ -98,6 +107,8 @@ class Watchdog:
                 )
         for query, host, session, what in self._queries.pending():
             yield ("query", query), Subject(session, self._island_of(host), _query_text(what, host))
+        for wait, missing in self._names.oldest_waits():
+            yield ("version", wait.session, wait.request), Subject(wait.session, -1, _version_text(missing))
 
     def _gangs(self) -> Iterator[tuple[Hashable, Subject]]:
         """Yield the gangs with nothing before them on their hosts, since all others wait for these."""
@@ -140,3 +151,8 @@ def _compile_text(function: int, host: int) -> Callable[[float], str]:
 
 def _query_text(what: str, host: int) -> Callable[[float], str]:
     return lambda seconds: f"a query ({what}) has waited for {seconds:.0f} s: the worker of host {host} owes the answer"
+
+
+def _version_text(missing: str) -> Callable[[float], str]:
+    # A client repeats its request before that is late, so the seconds of one request say little.
+    return lambda seconds: f"a subscription waits for {missing}"

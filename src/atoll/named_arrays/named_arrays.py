@@ -654,6 +654,22 @@ class NamedArrays:
 
     def _timed_out(self, wait: Wait) -> Refused:
         """Return an error that names what is missing."""
+        whose, what, state = self._missing(wait)
+        return Refused(
+            wait.session, wait.request, Status(Code.DEADLINE_EXCEEDED, f"{whose} does not have {what} yet: {state}")
+        )
+
+    def oldest_waits(self) -> Iterator[tuple[Wait, str]]:
+        """Yield the oldest request of each session that waits, with a text that names what is missing."""
+        seen: set[int] = set()
+        for wait in self.waits.values():
+            if wait.session not in seen:
+                seen.add(wait.session)
+                whose, what, state = self._missing(wait)
+                yield wait, f"{what} of {whose}: {state}"
+
+    def _missing(self, wait: Wait) -> tuple[str, str, str]:
+        """Return the texts of the name, of what the request waits for, and of what the name has."""
         whose = f"{wait.tenant}{SEPARATOR}{wait.name}"
         what = f"version {wait.number}" if wait.number >= 0 else f"a version newer than {wait.newer_than}"
         if wait.number < 0 and wait.newer_than <= 0:
@@ -664,9 +680,7 @@ class NamedArrays:
         if wait.in_files and version is not None and version.files is not None and version.state is not _S.PENDING:
             what += " in files"
             state = version.files.problem or "its arrays are being written"
-        return Refused(
-            wait.session, wait.request, Status(Code.DEADLINE_EXCEEDED, f"{whose} does not have {what} yet: {state}")
-        )
+        return whose, what, state
 
     def ask_to_read(self, session: int, reader: int) -> Version | None:
         """Note that the session's reader will read arrays. Return its version, or None if there is no such reader."""

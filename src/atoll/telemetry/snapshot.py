@@ -222,7 +222,7 @@ class WaitSnapshot(SnapshotStruct, frozen=True):
 
 
 class OwedSnapshot(SnapshotStruct, frozen=True):
-    """Work that a process owes to a session, with the seconds for which it has been found."""
+    """Work that a process owes to a session, with the seconds for which it has been found. -1 means no island."""
 
     session: int
     island: int
