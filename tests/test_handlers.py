@@ -29,7 +29,6 @@ class Does(Enum):
     REPORTS = "reports it to the session, command or machine concerned"
     STATUS = "becomes the status of the operation"
     KEEPS = "is kept for the caller, which raises or reports it"
-    RECORDS = "is logged: records of usage are not written yet, and the next job writes them"
     BEST_EFFORT = "is dropped: what is ended here ends with its process in any case, and nobody waits for it"
 
 
@@ -69,6 +68,7 @@ TABLE: dict[tuple[str, str], Does] = {
     ),
     **dict.fromkeys(
         (
+            ("cluster/usage/keeper.py", "Keeper.report.answer"),
             ("engines/ray/ray_placement.py", "Placement._host_ended"),
             ("engines/ray/ray_placement.py", "Placement._run"),
             ("operate/command/__init__.py", "main"),
@@ -111,7 +111,6 @@ TABLE: dict[tuple[str, str], Does] = {
     ),
     **dict.fromkeys(
         (
-            ("cluster/usage/keeper.py", "Keeper._with_store"),
             ("data.py", "BatchIterator.__next__"),
             ("data.py", "BatchIterator._read_ahead"),
             ("devices/xla/compiler.py", "XlaCompiler._rehearse.load"),
@@ -129,7 +128,6 @@ TABLE: dict[tuple[str, str], Does] = {
         ),
         Does.KEEPS,
     ),
-    ("cluster/usage/keeper.py", "Keeper._work"): Does.RECORDS,
     **dict.fromkeys(
         (
             ("engines/ray/actors.py", "EngineActor._end_later.end"),

@@ -1,4 +1,4 @@
-"""What executables without a program refuse."""
+"""Executables without a program refuse arguments, and queries for their program."""
 
 from __future__ import annotations
 

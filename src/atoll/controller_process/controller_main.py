@@ -40,7 +40,12 @@ from atoll.wire.unauthenticated import UnauthenticatedConnections
 _log = logging.getLogger(__name__)
 
 
-async def serve(options: ControllerOptions, stop: asyncio.Event) -> None:
+def bug_trap(options: ControllerOptions) -> BugTrap:
+    return BugTrap("the controller", lambda text: report(options.ready_fd, FAILED + text.encode() + b"\n"))
+
+
+async def serve(options: ControllerOptions, stop: asyncio.Event, bugs: BugTrap | None = None) -> None:
+    """Serve a cluster until `stop` is set. `bugs` ends this process if a callback or a task of the loop has a bug."""
     token = TOKEN.text()
     host_token = HOST_TOKEN.text()
     address = parse_address(options.listen)
@@ -59,8 +64,7 @@ async def serve(options: ControllerOptions, stop: asyncio.Event) -> None:
         return ControllerShell(options, state, ends, has_tls=address.tls, unauthenticated=unauthenticated)
 
     make_controller = partial(new_controller, options, token, host_token)
-    bugs = BugTrap("the controller", lambda text: report(options.ready_fd, FAILED + text.encode() + b"\n"))
-    bugs.watch_loop(asyncio.get_running_loop())
+    (bugs or bug_trap(options)).watch_loop(asyncio.get_running_loop())
     # With TLS, peers trust the next cluster only if it has the same certificate authority.
     may_persist = not address.tls or bool(AUTHORITY_IS_KEPT.text())
     if options.standby and not options.restarts:
@@ -117,8 +121,10 @@ async def serve(options: ControllerOptions, stop: asyncio.Event) -> None:
 def main() -> None:
     options = read_options(ControllerOptions)
     start_logging("controller")
+    bugs = bug_trap(options)
+    bugs.watch_threads()
     try:
-        run_loop(lambda stop: serve(options, stop))
+        run_loop(lambda stop: serve(options, stop, bugs))
     except ControllerFailedError:  # already logged
         sys.exit(FAILED_STATUS)
     except SupersededError as error:

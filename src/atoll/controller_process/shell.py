@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
@@ -509,7 +510,8 @@ class ControllerShell:
 
     def _answer_usage(self, action: a.AnswerUsage) -> None:
         def reply(message: m.UsageReply | m.OperationReply) -> None:
-            self._loop.call_soon_threadsafe(self._send, a.Send(action.cause, action.connection, message))
+            with contextlib.suppress(RuntimeError):  # the loop is closed, so the peer is gone
+                self._loop.call_soon_threadsafe(self._send, a.Send(action.cause, action.connection, message))
 
         self.keeper.report(
             action.by,

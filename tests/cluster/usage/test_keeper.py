@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sqlite3
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -154,3 +155,45 @@ def test_a_report_that_fails_says_why(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(keeper, "_report", fails)
     assert "an input or output error" in str(report(keeper))
     keeper.close()
+
+
+def test_a_bug_ends_the_thread_with_its_exception(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    ended: list[BaseException | None] = []
+    monkeypatch.setattr("threading.excepthook", lambda arguments: ended.append(arguments.exc_value))
+    keeper = Keeper(estimates=str(tmp_path))
+    no_estimate: Any = object()
+    keeper.store_estimates([no_estimate])
+    keeper.close()
+    (error,) = ended
+    assert isinstance(error, AttributeError)
+
+
+def test_a_bug_in_a_report_is_reported_and_later_jobs_are_done(monkeypatch: pytest.MonkeyPatch):
+    keeper = Keeper()
+
+    def fails(*arguments: object) -> bytes:
+        raise ZeroDivisionError("a bug")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(keeper, "_report", fails)
+        assert "ZeroDivisionError: a bug" in str(report(keeper))
+    keeper.store_usage(1, [row(1)])
+    assert report(keeper)["total"]["device_seconds"] == 1.0
+    keeper.close()
+
+
+def test_an_error_of_the_file_is_none_of_the_program_and_a_misuse_of_sqlite_is_a_bug():
+    keeper = Keeper()
+
+    def fails_with(error: Exception) -> Any:
+        def use(store: Any) -> None:
+            raise error
+
+        return use
+
+    with pytest.raises(OSError, match="OperationalError: database or disk is full"):
+        keeper._with_store(fails_with(sqlite3.OperationalError("database or disk is full")))
+    with pytest.raises(sqlite3.ProgrammingError):
+        keeper._with_store(fails_with(sqlite3.ProgrammingError("closed")))
+    assert keeper._store is not None
+    keeper._store.close()

@@ -40,10 +40,18 @@ _Result = TypeVar("_Result")
 _log = logging.getLogger(__name__)
 
 
+class UsageFileError(OSError):
+    """SQLite cannot use the file, for example because the disk is full, or because of `is_damage`."""
+
+    def __init__(self, message: str, is_damage: bool) -> None:
+        super().__init__(message)
+        self.is_damage = is_damage
+
+
 class Keeper:
     """Stores usage in the file `usage`, or in memory if that is "", and estimates in the directory `estimates`, if any.
 
-    The thread starts with the first job.
+    The thread starts with the first job. A bug ends it with the exception.
     """
 
     def __init__(self, usage: str = "", estimates: str = "") -> None:
@@ -81,16 +89,17 @@ class Keeper:
     ) -> None:
         """Call `done(JSON)` on the thread with the usage of the last `seconds`, or of all time if that is 0.
 
-        If the file cannot be read, call `failed(reason)` instead.
+        If that fails, call `failed(reason)` instead.
         """
 
         def answer() -> None:
             try:
                 content = self._report(by, seconds, tenant, expected)
             except Exception as error:
+                _log.warning("cannot read usage", exc_info=error)
                 failed(f"cannot read usage: {type(error).__name__}: {error}")
-                raise
-            done(content)
+            else:
+                done(content)
 
         self._do(answer)
 
@@ -113,7 +122,7 @@ class Keeper:
             try:
                 job()
                 self._failed = ""
-            except Exception as error:  # for example, a full disk; nothing depends on the records
+            except OSError as error:  # for example, a full disk; nothing depends on the records
                 if str(error) != self._failed:  # log each reason once
                     _log.warning("cannot store usage or estimates: %s: %s", type(error).__name__, error)
                 self._failed = str(error)
@@ -136,14 +145,27 @@ class Keeper:
         return self._store
 
     def _with_store(self, use: Callable[[UsageStore], _Result]) -> _Result:
-        """Return `use(store)`. Rename a damaged file, for an operator to inspect, and begin a new one."""
+        """Return `use(store)`. Rename a damaged file, for an operator to inspect, and begin a new one.
+
+        Raises OSError if the file cannot be used for another reason.
+        """
         try:
-            return use(self._opened())
-        except Exception as error:
-            if not _is_damage(error):
+            return self._used(use)
+        except UsageFileError as error:
+            if not error.is_damage:
                 raise
             self._set_aside(error)
-        return use(self._opened())
+        return self._used(use)
+
+    def _used(self, use: Callable[[UsageStore], _Result]) -> _Result:
+        import sqlite3
+
+        try:
+            return use(self._opened())
+        except sqlite3.ProgrammingError:  # a bug
+            raise
+        except sqlite3.Error as error:
+            raise UsageFileError(f"{type(error).__name__}: {error}", _is_damage(error)) from error
 
     def _set_aside(self, error: Exception) -> None:
         if self._store is not None:
