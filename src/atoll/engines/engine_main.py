@@ -71,7 +71,8 @@ async def serve(options: EngineOptions, stop: StopEvent) -> None:
         else:
             write_ready(options.ready_fd, Started(address=options.controller_address), is_last=False)
             if not options.has_one_client:
-                _log.info("the cluster is up at %s", options.controller_address)
+                what = "standby" if options.standby else "cluster"
+                _log.info("the %s is up at %s", what, options.controller_address)
             await stop.wait()
     except AtollError as error:
         reason = str(error)

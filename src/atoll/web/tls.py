@@ -104,9 +104,9 @@ def page_tls(
     if directory and authority_file(directory).exists():
         return tls_of_cluster(directory, address)
     raise AddressError(
-        f"{address.host_and_port}: a page for other machines, or at tls://, needs a certificate, and this user cannot "
-        "read a cluster CA that could sign one: give --tls-certificate and --tls-key, or --insecure on a "
-        "trusted network"
+        f"{address.host_and_port}: a page for other machines, or at tls://, needs a certificate: give "
+        "--tls-certificate and --tls-key, or --insecure on a trusted network. The cluster's CA signs one only for the "
+        "user and on the machine of `atoll up`, if the cluster is chosen by --name, not by --join or --address"
     )
 
 

@@ -198,12 +198,12 @@ def up(
         raise
     address = standing.record.address
     print(address, flush=True)
+    reached = advertised(parse_address(address), advertise)
     if standby:
         say(f"standby {name} follows the controller at {standby}")
-        say(f"  run:   JAX_PLATFORMS=atoll ATOLL_ADDRESS={address} python train.py, after it has taken over")
+        say(f"  run:   JAX_PLATFORMS=atoll ATOLL_ADDRESS={reached} python train.py, after it has taken over")
     else:
         say(f"cluster {name} is up: {settings.islands} on {', '.join(settings.topology.platforms)}")
-        reached = advertised(parse_address(address), advertise)
         say(f"  run:   JAX_PLATFORMS=atoll ATOLL_ADDRESS={reached} python train.py")
     if parse_address(address).tls:
         where = str(join_file or standing_join(standing.directory))
