@@ -11,4 +11,4 @@ def test_the_page_shows_the_committed_results() -> None:
     results = msgspec.json.decode(RESULT.read_bytes(), type=list[FaultResult])
     rows = [line for line in table(results).splitlines() if line.startswith("|")]
     assert "\n".join(rows) in PAGE.read_text()
-    assert len({each.seed for each in results}) == len(results), "no run counts twice"
+    assert len({(each.seed, each.spill) for each in results}) == len(results), "no run counts twice"

@@ -162,9 +162,8 @@ def test_subscribers_see_whole_versions_while_everything_else_is_killed(
     for each in subscribers:
         each.close()
     report = cluster.until(lambda report: not report["sessions"], END_SECONDS)
-    result = FaultResult(
-        SEED, current_commit(), [KILLS, controllers, islands, homes], found, _differences(cluster), spill
-    )
+    kills = [KILLS, controllers, islands]
+    result = FaultResult(SEED, current_commit(), kills, found, _differences(cluster), spill, homes)
     print(msgspec.json.encode(result).decode())
     if RESULTS:
         with Path(RESULTS).open("ab") as file:
