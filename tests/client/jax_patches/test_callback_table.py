@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import queue
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,6 +44,7 @@ from atoll.transfers.channel import DataChannel, Open
 from atoll.transfers.inbox import Inbox
 from atoll.transfers.piece_contents import BufferContents
 from atoll.wire.address import Address
+from tests.transfers.ends import Receiver
 from tests.waiting import until
 
 SECONDS = 10.0
@@ -205,9 +207,12 @@ class FarHost:
         assert self.to_client is not None
         self.to_client.send(0, first_call(0), encode(message))
 
+    def dial(self, host: int) -> Dial:
+        return Dial(host, str(self.port.address), 5, script_secret("secret five"), 10.0)
+
     def let_dial(self) -> DataChannel:
         """Let the client dial, and return its channel once it is open."""
-        self.notify(Dial(3, str(self.port.address), 5, script_secret("secret five"), 10.0))
+        self.notify(self.dial(3))
         until(lambda: 3 in self.table._direct.values() and 5 in self.port._scripts)
         (channel,) = self.table._direct
         return channel
@@ -280,6 +285,27 @@ def test_reads_end_with_a_dialed_channel_and_the_proxy_is_asked_for_another(
     assert not far.table.sends_to(DEVICE)
     assert far.told.get(timeout=SECONDS) == DirectWanted()
     far.let_dial()
+
+
+def test_a_host_cannot_let_the_client_dial(far: FarHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    dialed: list[int] = []
+    monkeypatch.setattr(far.table, "_dial", lambda dial, proxy: dialed.append(dial.host))
+    ours, theirs = socket.socketpair()
+    host = DataChannel(theirs)
+    receiver = Receiver(host)
+    try:
+        far.table._take_direct(ours, 4)
+        host.send(0, first_call(0), encode(far.dial(4)))
+        host.send(0, first_call(4) + 1, encode(Call(5, ())))
+        receiver.wait(2)  # the greeting, and the answer to the call
+        assert far.to_client is not None
+        far.to_client.send(0, first_call(4) + 2, encode(far.dial(5)))  # a call's contents, which the proxy forwards
+        far.to_client.send(0, first_call(4) + 3, encode(Call(5, ())))
+        assert isinstance(far.told.get(timeout=SECONDS), Raised)
+        assert dialed == []
+    finally:
+        host.close()
+        receiver.join()
 
 
 def test_a_host_that_cannot_be_dialed_is_reached_through_the_proxy(far: FarHost) -> None:

@@ -44,6 +44,7 @@ from atoll.host_services.calls.call_messages import (
     decode,
     encode,
     first_call,
+    is_notice,
     packed,
     unpacked,
 )
@@ -233,7 +234,7 @@ class CallbackTable:
             elif isinstance(message, Wanted):
                 done()
                 self.writes.send(message, self._direct_to(message.host), channel)
-            elif isinstance(message, Dial):
+            elif isinstance(message, Dial) and is_notice(piece.feed):  # hosts choose what their calls contain
                 done()
                 self._start_dialing(message, channel)
             elif isinstance(message, Written):
@@ -271,8 +272,11 @@ class CallbackTable:
             channel.send(0, first_call(0), encode(GREETING))
 
     def _start_dialing(self, dial: Dial, proxy: DataChannel) -> None:
-        """Open a channel to a host on another machine, unless one is open to this address."""
-        if self._dialed.get(dial.host) == dial.address:
+        """Open a channel to a host on another machine, unless one is open to this address.
+
+        Only the present proxy can request it.
+        """
+        if proxy is not self._channel or self._dialed.get(dial.host) == dial.address:
             return
         before = self._direct_to(dial.host)
         if before is not None:  # to the host before it restarted
