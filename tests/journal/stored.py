@@ -1,10 +1,15 @@
 """Journals and persisted sessions as this version of Atoll writes them, for later versions to read.
 
-`python -m tests.journal.stored` adds a directory to `tests/journal/stored`. It changes no earlier directory.
+`python -m tests.journal.stored` adds a directory to `tests/journal/stored`, whose name is a hash of the versions of all
+structs. Two changes of structs add two directories, and Git merges them without a conflict. The merged code has other
+versions than each of them: a test then asks for the third directory.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import importlib
 import json
 import os
 import random
@@ -12,12 +17,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import atoll
 from atoll.controller.core import Controller
 from atoll.controller_process.process_state import ShellDump, encode_shell, encode_snapshot
 from atoll.journal.files import Directory
 from atoll.journal.journal import Journal
 from atoll.journal.persisted_state import PersistedCluster, PersistedState, encode_persisted
 from atoll.protocol import events as e
+from atoll.state.object_dumps import declared
 from atoll.wire.resumption.link_record import LinkRecord
 from atoll.wire.resumption.retransmit_buffer import Counts
 from tests.controller.control_flow_world import ChoosingWorld
@@ -114,11 +121,29 @@ def copied(stored: Path, to: Path) -> Path:
     return to
 
 
-def numbers() -> list[int]:
-    return sorted(int(path.name) for path in STORED.iterdir()) if STORED.exists() else []
+@functools.cache
+def current() -> Path:
+    """Return the directory of the structs of this version, which may not have been written yet."""
+    root = Path(atoll.__file__).parent
+    for path in root.rglob("*.py"):  # policies are imported when they are used
+        if "@dump_of(" in path.read_text():
+            importlib.import_module(".".join(("atoll", *path.relative_to(root).with_suffix("").parts)))
+    versions = [
+        [tag, version, oldest]
+        for tag, kind, _, version, oldest in declared()
+        if kind.__module__.startswith("atoll.")  # other tests declare structs of their own
+    ]
+    return STORED / hashlib.sha256(json.dumps(versions).encode()).hexdigest()[:12]
+
+
+def main() -> None:
+    directory = current()
+    if directory.exists():
+        print(f"{directory} has the structs of this version already")
+    else:
+        write(directory)
+        print(f"wrote {directory}: commit it")
 
 
 if __name__ == "__main__":
-    directory = STORED / str(max(numbers(), default=0) + 1)
-    write(directory)
-    print(f"wrote {directory}")
+    main()

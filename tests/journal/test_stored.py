@@ -23,12 +23,12 @@ from atoll.state.buffer_states import BufferState
 from atoll.state.object_dumps import declared
 from atoll.telemetry.consistency import contradictions
 from tests.controller.test_session_persistence import Next
-from tests.journal.stored import KINDS, LINK, STORED, copied, facts, numbers, write
+from tests.journal.stored import KINDS, LINK, STORED, copied, current, facts, write
 
 
-@pytest.fixture(params=numbers())
+@pytest.fixture(params=sorted(path.name for path in STORED.iterdir()))
 def stored(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    found = copied(STORED / str(request.param), tmp_path / "stored")
+    found = copied(STORED / request.param, tmp_path / "stored")
     monkeypatch.setenv("ATOLL_KEY_FILE", str(found / "key"))
     return found
 
@@ -99,23 +99,23 @@ def versions(payload: bytes) -> dict[str, tuple[int, int]]:
     return {tag: (version, oldest) for tag, (version, oldest) in found.items()}
 
 
-def test_the_newest_files_have_the_structs_of_this_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If this fails, increase the version of the struct, and run `python -m tests.journal.stored`."""
-    newest = copied(STORED / str(numbers()[-1]), tmp_path / "stored")
+def test_there_are_files_with_the_structs_of_this_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert current().exists(), "a struct has a new version: run `python -m tests.journal.stored`, and commit its files"
+    newest = copied(current(), tmp_path / "stored")
     monkeypatch.setenv("ATOLL_KEY_FILE", str(newest / "key"))
-    current = {tag: (version, oldest) for tag, _, _, version, oldest in declared()}
+    of_this_version = {tag: (version, oldest) for tag, _, _, version, oldest in declared()}
     met: set[str] = set()
     for name in KINDS:
         found = recover(Directory(newest / name))
         assert found is not None
         stored = versions(found.payload)
-        assert stored == {tag: current[tag] for tag in stored}
+        assert stored == {tag: of_this_version[tag] for tag in stored}
         content = msgspec.msgpack.decode(found.payload)
         again = msgspec.msgpack.decode(encode_snapshot(*decode_snapshot(found.payload)))
         for tag, structs in content["content"]["controller"]["objects"]["tables"].items():
             fields = {field for each in structs for field in each}
             same = {field for each in again["content"]["controller"]["objects"]["tables"][tag] for field in each}
-            assert fields == same, f"{tag} has other fields now: increase its version"
+            assert fields == same, f"{tag} has other fields now: increase its version, and run tests.journal.stored"
         met |= stored.keys()
     assert len(met) > 60
 
