@@ -3,10 +3,10 @@
 import pytest
 from rich.console import Console
 
-from atoll.operate.status_tables import ranges, status_tables, versions_table
+from atoll.operate.status_tables import ranges, status_tables, tenants_table, versions_table
 from atoll.protocol.events import JournalLoad
 from atoll.quantities import exact_bytes, human_bytes, parse_bytes
-from atoll.telemetry.snapshot import ControllerLoad, SessionSnapshot, Snapshot, VersionSnapshot
+from atoll.telemetry.snapshot import ControllerLoad, SessionSnapshot, Snapshot, TenantSnapshot, VersionSnapshot
 
 
 @pytest.mark.parametrize(
@@ -64,6 +64,18 @@ def test_versions_are_listed_by_name_and_number() -> None:
         ["ana/policy", "1", "4", "1.0 KiB", "complete", "0-1", "0-2", "0", "2.0 KiB", "6.0 KiB", "12"],
         ["ana/policy", "2", "4", "2.0 KiB", "lost: island 0 failed", "0", "0-1", "1", "0 B", "0 B", "7"],
     ]
+
+
+def test_tenants_have_their_rights_to_published_arrays() -> None:
+    console = Console(width=240, highlight=False)
+    reader = TenantSnapshot("serving", publish=(), subscribe=("trainer/policy-*", "eve/*"))
+    trainer = TenantSnapshot("trainer", publish=("policy-*",), launches=50)
+    with console.capture() as capture:
+        console.print(tenants_table(Snapshot(tenants=(TenantSnapshot("default"), reader, trainer))))
+    default, serving, publisher = [line for line in capture.get().splitlines() if line.startswith("│")]
+    assert "publishes" not in default
+    assert "publishes nothing, reads trainer/policy-*, eve/*" in serving
+    assert "publishes policy-*" in publisher
 
 
 def test_the_journal_and_its_standby_are_named() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -19,6 +19,7 @@ from atoll.telemetry.snapshot import (
     MachineSnapshot,
     SessionSnapshot,
     Snapshot,
+    TenantSnapshot,
     VersionSnapshot,
 )
 from atoll.telemetry.tables import state_of_version
@@ -209,8 +210,9 @@ def ranges(numbers: list[int]) -> str:
 def tenants_table(snapshot: Snapshot) -> RenderableType:
     """Return the table of `atoll tenants`."""
     table = Table("tenant", "role", title="Tenants", title_justify="left")
-    for column in ("share", "priority", "sessions", "memory in use", "in flight", "limits"):
-        table.add_column(column, justify="left" if column == "limits" else "right")
+    for column in ("share", "priority", "sessions", "memory in use", "in flight"):
+        table.add_column(column, justify="right")
+    table.add_column("limits and rights")
     for each in snapshot.tenants:
         table.add_row(
             each.name,
@@ -220,9 +222,17 @@ def tenants_table(snapshot: Snapshot) -> RenderableType:
             str(each.open_sessions),
             human_bytes(each.bytes),
             str(each.in_flight),
-            ", ".join(limits_of(each)) or "none",
+            ", ".join((*limits_of(each), *_rights(each))) or "none",
         )
     return table
+
+
+def _rights(tenant: TenantSnapshot) -> Iterator[str]:
+    """Yield what the tenant may do with published arrays, where that differs from the default."""
+    if tenant.publish != ("*",):
+        yield f"publishes {', '.join(tenant.publish) or 'nothing'}"
+    if tenant.subscribe:
+        yield f"reads {', '.join(tenant.subscribe)}"
 
 
 def versions_table(versions: Sequence[VersionSnapshot]) -> RenderableType:
