@@ -1,7 +1,16 @@
 """The structs of the controller's records, and of the parts of `atoll.cluster` that it keeps.
 
-See `object_dumps`. A struct lists what is stored of a class. If you change one, follow "Change a stored struct" in
-CONTRIBUTING.md.
+A struct lists the attributes of a class that are stored, in the form in which they are stored. `dump_of` registers it,
+and `object_dumps` reads and sets the attributes. The annotation of a field says how its value is stored:
+
+- a plain type, such as `int` or `tuple[str, ...]`: as it is
+- `Ref[Entry]`: the number of an object that has a struct itself, so that the loaded objects refer to each other again
+- `Shared[ArraySpec]`: the number of an immutable value that many objects share, which is stored once
+- `Callback`: the name of a method that `callback` declares, with its object and arguments
+- `Deque`, `Counts`: a list and a dict that become a `deque` and a `Counter`
+- `Annotated[form, As(make)]`: a stored form from which `make` makes the value; for example `TurnsOf`
+
+If you change a struct, follow "Change a stored struct" in CONTRIBUTING.md.
 """
 
 from __future__ import annotations
