@@ -3,7 +3,7 @@
 A struct lists the attributes of a class that are stored, in the form in which they are stored. `dump_of` registers it,
 and `object_dumps` reads and sets the attributes. The annotation of a field says how its value is stored:
 
-- a plain type, such as `int` or `tuple[str, ...]`: as it is
+- a plain type, such as `int` or `tuple[str, ...]`: unchanged
 - `Ref[Entry]`: the number of an object that has a struct itself, so that the loaded objects refer to each other again
 - `Shared[ArraySpec]`: the number of an immutable value that many objects share, which is stored once
 - `Callback`: the name of a method that `callback` declares, with its object and arguments
