@@ -374,4 +374,16 @@ BENCHMARKS = (
         ),
         prepare_deadline=300.0,
     ),
+    Benchmark(
+        key="ai",
+        title="AllReduce + add of 1 MB per device over 2 islands of 4 devices, beside two processes that compute",
+        prepare="benchmarks.micro.hosts:allreduce_beside_load",
+        contestants=(
+            "atoll, 2 islands of 4 devices",
+            "multi-controller JAX",
+            f"multi-controller JAX{BATCH_THREADS}",
+        ),
+        point={"bytes": 1 << 20, "calls": 40},
+        metrics=(Metric("rate", "x = f(x), pipelined", "calls/s", Target(0.9, ratio=True)),),
+    ),
 )

@@ -24,6 +24,7 @@ from atoll.devices.compilers.compiler_messages import CompiledProgram, CompilePr
 from atoll.devices.device import Assignment, DeviceBackend, LibraryLoader, ProgramLoader, WorldMaker
 from atoll.devices.device_kinds import Membership
 from atoll.devices.xla import xla_compile_calls, xla_custom_calls, xla_island
+from atoll.devices.xla.batch_threads import BatchThreads, start_batch_threads
 from atoll.devices.xla.client_callbacks import Held, stubs
 from atoll.devices.xla.compiled_programs import (
     CompiledPrograms,
@@ -79,7 +80,7 @@ class XlaBackend:
     compiler = "atoll.devices.xla.compiler:XlaCompiler"
 
     def __init__(self, programs: Programs | None = None) -> None:
-        with xla_island.sched_batch_threads():
+        with start_batch_threads():
             self.devices: tuple[Any, ...] = tuple(jax.local_devices())
         self._island = xla_island.devices_by_host(jax.devices())
         self.key_values: KeyValues | None = xla_island.key_values()
@@ -359,6 +360,7 @@ def open_backend(devices: int, cache_directory: str, member: Membership | None) 
     if member is not None:
         xla_island.join(member.address, member.rank, member.hosts, member.hostname)
     backend = XlaBackend(programs)
+    BatchThreads().start()
     check_in_use(backend.client)
     self_test(backend)
     return backend

@@ -1,4 +1,4 @@
-"""How a host's process joins the XLA mesh of its island, and how the system schedules the threads of CPU devices.
+"""How a host's process joins the XLA mesh of its island.
 
 The processes of an island join before any of them creates its backend. The process of the first host runs the
 coordination service. If one process ends, the engine restarts the whole island, because its collectives cannot recover.
@@ -6,12 +6,11 @@ coordination service. If one process ends, the engine restarts the whole island,
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import socket
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -22,6 +21,7 @@ from jax._src import distributed, xla_bridge
 from jax._src.lib import _jax
 
 from atoll.cluster.environment_variables import JAX_PLATFORMS, NCCL_INTERFACE
+from atoll.devices.xla.batch_threads import start_batch_threads
 from atoll.errors import ConnectError
 from atoll.retries import Retry
 from atoll.wire.address import Address, parse_address
@@ -59,7 +59,7 @@ def join(address: str, rank: int, hosts: int, hostname: str) -> None:
     if JAX_PLATFORMS.text() != "cpu":
         use_network(hostname)  # JAX's GPU plug-ins find the other hosts through the client, and use NCCL
         return
-    with sched_batch_threads():
+    with start_batch_threads():
         collectives = _jax.make_gloo_tcp_collectives(distributed_client=state.client, hostname=hostname)
     xla_bridge.register_backend_factory(
         "cpu", partial(xla_bridge.make_cpu_client, collectives), priority=0, fail_quietly=False
@@ -151,22 +151,3 @@ def devices_by_host(devices: Iterable[jax.Device]) -> tuple[tuple[jax.Device, ..
     for device in devices:
         hosts.setdefault(device.process_index, []).append(device)
     return tuple(tuple(sorted(hosts[number], key=lambda device: device.id)) for number in sorted(hosts))
-
-
-@contextlib.contextmanager
-def sched_batch_threads() -> Iterator[None]:
-    """Make threads that start in this context `SCHED_BATCH` threads, for CPU devices on Linux.
-
-    XLA's CPU devices consist of several threads each. A computation wakes most of them for a few microseconds. By
-    default, each thread that wakes preempts a running one: another device, the executor's thread, the controller. Batch
-    threads wait until a CPU is free, which causes fewer context switches.
-    """
-    if jax.config.jax_platforms != "cpu" or not hasattr(os, "SCHED_BATCH"):
-        yield
-        return
-    policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
-    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # new threads inherit this thread's policy
-    try:
-        yield
-    finally:
-        os.sched_setscheduler(0, policy, parameters)

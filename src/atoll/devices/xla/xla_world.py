@@ -25,6 +25,7 @@ import numpy as np
 from jax._src.lib import _jax
 from jax._src.lib import xla_client as xc
 
+from atoll.devices.xla.batch_threads import start_batch_threads
 from atoll.devices.xla.gloo_connections import GlooConnections
 from atoll.devices.xla.world_relay import WorldRelay
 from atoll.devices.xla.xla_arrays import Uneven, shards_of, stacked_type
@@ -33,7 +34,6 @@ from atoll.devices.xla.xla_island import (
     KeyValues,
     await_service,
     devices_by_host,
-    sched_batch_threads,
 )
 from atoll.errors import Code, StatusError
 
@@ -81,7 +81,7 @@ class XlaWorld:
             shutdown_on_destruction=False,
         )
         self._coordination.connect()
-        with sched_batch_threads():
+        with start_batch_threads():
             with _named_threads() as names:
                 collectives = _jax.make_gloo_tcp_collectives(distributed_client=self._coordination, hostname=hostname)
                 epolls = _epolls_of(names)

@@ -1,0 +1,185 @@
+"""Batch threads: the threads of CPU devices, which Linux schedules so that they preempt no other thread.
+
+XLA's CPU devices consist of several threads each. A computation wakes most of them for a few microseconds. By default,
+each thread that wakes preempts a running one: another device, the executor's thread, the controller. Threads with the
+policy `SCHED_BATCH` wait until a CPU is free, which causes fewer context switches.
+
+If other processes keep all CPUs busy, a CPU is free only when one of their time slices ends, which takes milliseconds.
+A collective consists of several such waits. So in this case, the threads are normal ones (`SCHED_OTHER`). `ClassChoice`
+decides, once per second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import ClassVar, NamedTuple
+
+import jax
+
+from atoll.cluster.state_machine import StateMachine
+
+PERIOD_SECONDS = 1.0  # between two decisions
+FULL_SHARE = 0.9  # of the machine's CPU time that is used, from which on no CPU is free
+# Shares of the machine's CPU time that processes other than hosts use. From the first on, if the machine is full, the
+# threads become normal ones. Below the second, they become batch threads again: the processes may use as much when they
+# share the CPUs with the host.
+BUSY_SHARE = 0.75
+FREE_SHARE = 0.3
+LEAST_CPUS = 0.01  # that the host uses; a host that uses less has nothing to decide
+# If other processes use a share between the two, the threads are batch threads again after this time, for a trial. The
+# time doubles with each trial that fails.
+FIRST_TRIAL_SECONDS = 8.0
+LAST_TRIAL_SECONDS = 64.0
+
+_WORKER = b"atoll.worker"  # in the command line of a host's process
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+_NOT_BUSY = (3, 4)  # columns of /proc/stat: idle, and waiting for input and output
+_COLUMNS = 8  # the later ones are parts of the first two
+
+
+class ThreadClass(enum.Enum):
+    """How Linux schedules the threads of devices."""
+
+    BATCH = enum.auto()
+    NORMAL = enum.auto()
+
+
+class CpuTimes(NamedTuple):
+    """Seconds of CPU time since some time in the past: of the machine, of all hosts on it, and of this one."""
+
+    machine: float
+    hosts: float
+    host: float
+
+
+class ClassChoice(StateMachine[ThreadClass]):
+    """Decides how the threads of devices are scheduled. Pure.
+
+    Args:
+      cpus: number of CPUs of the machine.
+    """
+
+    transitions: ClassVar[Mapping[ThreadClass, frozenset[ThreadClass]]] = MappingProxyType(
+        {
+            ThreadClass.BATCH: frozenset({ThreadClass.NORMAL}),
+            ThreadClass.NORMAL: frozenset({ThreadClass.BATCH}),
+        }
+    )
+
+    def __init__(self, cpus: int) -> None:
+        self.state = ThreadClass.BATCH
+        self._cpus = cpus
+        self._seen: tuple[float, CpuTimes] | None = None
+        self._trial_seconds = FIRST_TRIAL_SECONDS
+        self._since = -LAST_TRIAL_SECONDS  # when the state was entered
+
+    def observe(self, now: float, times: CpuTimes) -> ThreadClass:
+        """Decide again, from the CPU times at the time `now`, in seconds. Return how threads are to be scheduled."""
+        seen, self._seen = self._seen, (now, times)
+        if seen is None or now <= seen[0]:
+            return self.state
+        before, past = seen
+        available = self._cpus * (now - before)
+        used = (times.machine - past.machine) / available
+        others = used - (times.hosts - past.hosts) / available
+        works = times.host - past.host >= LEAST_CPUS * (now - before)
+        in_state = now - self._since
+        if self.state is ThreadClass.BATCH and works and used >= FULL_SHARE and others >= BUSY_SHARE:
+            has_lasted = in_state > LAST_TRIAL_SECONDS
+            self._trial_seconds = (
+                FIRST_TRIAL_SECONDS if has_lasted else min(2 * self._trial_seconds, LAST_TRIAL_SECONDS)
+            )
+            self._change(now, ThreadClass.NORMAL)
+        elif self.state is ThreadClass.NORMAL and (others < FREE_SHARE or in_state >= self._trial_seconds):
+            self._change(now, ThreadClass.BATCH)
+        return self.state
+
+    def _change(self, now: float, state: ThreadClass) -> None:
+        self.enter(state)
+        self._since = now
+
+
+class BatchThreads:
+    """The batch threads of this process, and the thread that changes their scheduling policy."""
+
+    def __init__(self) -> None:
+        self._choice = ClassChoice(os.cpu_count() or 1)
+        self._threads: set[int] = set()  # those that are or were batch threads, and have not ended
+
+    def start(self) -> None:
+        """Decide once per second from now on, if Linux has what that needs."""
+        if has_batch_threads() and Path("/proc/stat").exists():
+            threading.Thread(target=self._work, name="atoll-batch-threads", daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            time.sleep(PERIOD_SECONDS)
+            self.apply(self._choice.observe(time.monotonic(), cpu_times()))
+
+    def apply(self, chosen: ThreadClass) -> None:
+        """Give all batch threads this class. Threads that start later are batch threads until the next call."""
+        is_batch, found = chosen is ThreadClass.BATCH, set()
+        for name in os.listdir("/proc/self/task"):
+            number = int(name)
+            with contextlib.suppress(ProcessLookupError):  # the thread has ended meanwhile
+                policy = os.sched_getscheduler(number)
+                if policy != os.SCHED_BATCH and number not in self._threads:
+                    continue
+                found.add(number)
+                if is_batch != (policy == os.SCHED_BATCH):
+                    os.sched_setscheduler(number, os.SCHED_BATCH if is_batch else os.SCHED_OTHER, os.sched_param(0))
+        self._threads = found
+
+
+def has_batch_threads() -> bool:
+    """Return whether this process has CPU devices, on Linux."""
+    return jax.config.jax_platforms == "cpu" and hasattr(os, "SCHED_BATCH")
+
+
+@contextlib.contextmanager
+def start_batch_threads() -> Iterator[None]:
+    """Make threads that start in this context batch threads, for CPU devices on Linux."""
+    if not has_batch_threads():
+        yield
+        return
+    policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # new threads inherit this thread's policy
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, policy, parameters)
+
+
+def cpu_times() -> CpuTimes:
+    """Return the CPU times until now. Hosts of other clusters count as other processes."""
+    with open("/proc/stat", "rb") as file:
+        columns = file.readline().split()[1 : _COLUMNS + 1]
+    machine = sum(int(value) for column, value in enumerate(columns) if column not in _NOT_BUSY)
+    own = time.process_time()
+    return CpuTimes(machine / _TICKS_PER_SECOND, own + sum(map(_process_time, _other_hosts())), own)
+
+
+def _other_hosts() -> list[int]:
+    """Return the processes of the cluster's other hosts on this machine, which have the same parent."""
+    parent, found = os.getppid(), []
+    with contextlib.suppress(OSError):  # some kernels do not list children, and processes end
+        for number in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+            if int(number) != os.getpid() and _WORKER in Path(f"/proc/{number}/cmdline").read_bytes():
+                found.append(int(number))
+    return found
+
+
+def _process_time(process: int) -> float:
+    """Return a process's CPU time in seconds, or 0 if it has ended."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_bytes().rsplit(b")", 1)[1].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
