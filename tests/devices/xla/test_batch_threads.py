@@ -1,5 +1,6 @@
 """When the threads of CPU devices are batch threads."""
 
+import errno
 import os
 import threading
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from atoll.devices.xla.batch_threads import BatchThreads, ClassChoice, CpuTimes,
 
 LINUX_ONLY = pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="batch threads are Linux's")
 CPUS = 4
+HOST, SIBLING = 1, 2
 BATCH, NORMAL = ThreadClass.BATCH, ThreadClass.NORMAL
 
 
@@ -23,17 +25,26 @@ class Machine:
     def __init__(self) -> None:
         self.choice = ClassChoice(CPUS)
         self._now = 0.0
-        self._times = CpuTimes(0.0, 0.0, 0.0)
-        self.choice.observe(self._now, self._times)
+        self._machine = 0.0
+        self._cluster = {HOST: 0.0, SIBLING: 0.0}
+        self._observe()
 
-    def passes(self, others: float, host: float, siblings: float = 0.0, seconds: int = 1) -> ThreadClass:
-        """Let seconds pass in which processes use so many CPUs: others, the host, and other hosts of its cluster."""
+    def passes(self, others: float, host: float, sibling: float = 0.0, seconds: int = 1) -> ThreadClass:
+        """Let seconds pass in which processes use so many CPUs: others, the host, and another one of its cluster."""
         for _ in range(seconds):
             self._now += 1
-            machine, hosts, own = self._times
-            self._times = CpuTimes(machine + others + host + siblings, hosts + host + siblings, own + host)
-            self.choice.observe(self._now, self._times)
+            self._machine += others + host + sibling
+            self._cluster[HOST] += host
+            if SIBLING in self._cluster:
+                self._cluster[SIBLING] += sibling
+            self._observe()
         return self.choice.state
+
+    def lose_sibling(self) -> None:
+        del self._cluster[SIBLING]
+
+    def _observe(self) -> None:
+        self.choice.observe(self._now, CpuTimes(self._machine, dict(self._cluster), self._cluster[HOST]))
 
 
 def test_threads_are_normal_while_other_processes_keep_all_cpus_busy():
@@ -48,8 +59,15 @@ def test_threads_are_batch_threads_while_a_cpu_is_free():
     assert Machine().passes(others=3.1, host=0.2, seconds=100) is BATCH
 
 
-def test_other_hosts_of_the_cluster_are_no_other_processes():
-    assert Machine().passes(others=0.8, host=0.8, siblings=2.4, seconds=100) is BATCH
+def test_other_processes_of_the_cluster_are_none_that_keep_cpus_busy():
+    assert Machine().passes(others=0.8, host=0.8, sibling=2.4, seconds=100) is BATCH
+
+
+def test_the_end_of_a_process_of_the_cluster_is_no_load():
+    machine = Machine()
+    machine.passes(others=0, host=2, sibling=1.7, seconds=100)
+    machine.lose_sibling()
+    assert machine.passes(others=0.3, host=3.5) is BATCH
 
 
 def test_a_host_without_work_changes_nothing():
@@ -136,10 +154,41 @@ def test_the_class_of_batch_threads_changes_and_that_of_others_does_not(monkeypa
 
 
 @LINUX_ONLY
+def test_a_thread_that_starts_batch_threads_is_left_alone(monkeypatch: pytest.MonkeyPatch):
+    set_platform("cpu", monkeypatch)
+    threads, before = BatchThreads(), os.sched_getscheduler(0)
+    with start_batch_threads():
+        threads.apply(NORMAL)
+        assert policy_of_a_new_thread() == os.SCHED_BATCH
+    for chosen in (NORMAL, BATCH):
+        threads.apply(chosen)
+        assert os.sched_getscheduler(0) == before
+
+
+@LINUX_ONLY
+def test_without_descriptors_the_threads_stay_as_they_are(monkeypatch: pytest.MonkeyPatch):
+    set_platform("cpu", monkeypatch)
+
+    def cpu_times() -> CpuTimes:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    threads = BatchThreads()
+    monkeypatch.setattr(batch_threads, "cpu_times", cpu_times)
+    with start_batch_threads():
+        first = thread()
+        number = first.__enter__()
+    try:
+        threads.decide()
+        assert os.sched_getscheduler(number) == os.SCHED_BATCH
+    finally:
+        first.__exit__(None, None, None)
+
+
+@LINUX_ONLY
 def test_cpu_times_grow_with_the_work_of_this_process():
     before = batch_threads.cpu_times()
     sum(number * number for number in range(1_000_000))
     after = batch_threads.cpu_times()
     assert after.host > before.host
-    assert after.hosts - before.hosts >= after.host - before.host
+    assert after.cluster[os.getpid()] == after.host
     assert after.machine >= before.machine

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import logging
 import os
 import threading
 import time
@@ -25,9 +26,11 @@ import jax
 
 from atoll.cluster.state_machine import StateMachine
 
+_log = logging.getLogger(__name__)
+
 PERIOD_SECONDS = 1.0  # between two decisions
 FULL_SHARE = 0.9  # of the machine's CPU time that is used, from which on no CPU is free
-# Shares of the machine's CPU time that processes other than hosts use. From the first on, if the machine is full, the
+# Shares of the CPU time that processes outside the cluster use. From the first on, if the machine is full, the
 # threads become normal ones. Below the second, they become batch threads again: the processes may use as much when they
 # share the CPUs with the host.
 BUSY_SHARE = 0.75
@@ -38,10 +41,12 @@ LEAST_CPUS = 0.01  # that the host uses; a host that uses less has nothing to de
 FIRST_TRIAL_SECONDS = 8.0
 LAST_TRIAL_SECONDS = 64.0
 
-_WORKER = b"atoll.worker"  # in the command line of a host's process
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _NOT_BUSY = (3, 4)  # columns of /proc/stat: idle, and waiting for input and output
 _COLUMNS = 8  # the later ones are parts of the first two
+
+# Threads that start batch threads now. They have the policy of batch threads themselves meanwhile.
+_starting: set[int] = set()
 
 
 class ThreadClass(enum.Enum):
@@ -52,11 +57,11 @@ class ThreadClass(enum.Enum):
 
 
 class CpuTimes(NamedTuple):
-    """Seconds of CPU time since some time in the past: of the machine, of all hosts on it, and of this one."""
+    """Seconds of CPU time since some time in the past."""
 
     machine: float
-    hosts: float
-    host: float
+    cluster: Mapping[int, float]  # of the processes of the cluster on this machine, by process; includes the host
+    host: float  # of this process
 
 
 class ClassChoice(StateMachine[ThreadClass]):
@@ -88,7 +93,8 @@ class ClassChoice(StateMachine[ThreadClass]):
         before, past = seen
         available = self._cpus * (now - before)
         used = (times.machine - past.machine) / available
-        others = used - (times.hosts - past.hosts) / available
+        spent = (seconds - past.cluster[each] for each, seconds in times.cluster.items() if each in past.cluster)
+        others = used - sum(spent) / available
         works = times.host - past.host >= LEAST_CPUS * (now - before)
         in_state = now - self._since
         if self.state is ThreadClass.BATCH and works and used >= FULL_SHARE and others >= BUSY_SHARE:
@@ -121,13 +127,22 @@ class BatchThreads:
     def _work(self) -> None:
         while True:
             time.sleep(PERIOD_SECONDS)
+            self.decide()
+
+    def decide(self) -> None:
+        """Choose the class of the threads anew. Change nothing if the process has no descriptor left."""
+        try:
             self.apply(self._choice.observe(time.monotonic(), cpu_times()))
+        except OSError as error:
+            _log.debug("cannot decide how threads of devices are scheduled: %s", error)
 
     def apply(self, chosen: ThreadClass) -> None:
         """Give all batch threads this class. Threads that start later are batch threads until the next call."""
         is_batch, found = chosen is ThreadClass.BATCH, set()
         for name in os.listdir("/proc/self/task"):
             number = int(name)
+            if number in _starting:
+                continue
             with contextlib.suppress(ProcessLookupError):  # the thread has ended meanwhile
                 policy = os.sched_getscheduler(number)
                 if policy != os.SCHED_BATCH and number not in self._threads:
@@ -149,37 +164,34 @@ def start_batch_threads() -> Iterator[None]:
     if not has_batch_threads():
         yield
         return
-    policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
-    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # new threads inherit this thread's policy
+    number, policy, parameters = threading.get_native_id(), os.sched_getscheduler(0), os.sched_getparam(0)
+    _starting.add(number)
     try:
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # new threads inherit this thread's policy
         yield
     finally:
         os.sched_setscheduler(0, policy, parameters)
+        _starting.discard(number)
 
 
 def cpu_times() -> CpuTimes:
-    """Return the CPU times until now. Hosts of other clusters count as other processes."""
+    """Return the CPU times until now. Raise OSError if Linux does not tell them.
+
+    The processes of the cluster are those with the same parent as this one, the engine or the agent of the host.
+    """
     with open("/proc/stat", "rb") as file:
         columns = file.readline().split()[1 : _COLUMNS + 1]
     machine = sum(int(value) for column, value in enumerate(columns) if column not in _NOT_BUSY)
-    own = time.process_time()
-    return CpuTimes(machine / _TICKS_PER_SECOND, own + sum(map(_process_time, _other_hosts())), own)
-
-
-def _other_hosts() -> list[int]:
-    """Return the processes of the cluster's other hosts on this machine, which have the same parent."""
-    parent, found = os.getppid(), []
-    with contextlib.suppress(OSError):  # some kernels do not list children, and processes end
-        for number in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
-            if int(number) != os.getpid() and _WORKER in Path(f"/proc/{number}/cmdline").read_bytes():
-                found.append(int(number))
-    return found
+    parent, cluster = os.getppid(), {os.getpid(): time.process_time()}
+    with contextlib.suppress(FileNotFoundError):  # some kernels do not list children, and the parent may have ended
+        for number in map(int, Path(f"/proc/{parent}/task/{parent}/children").read_text().split()):
+            if number not in cluster:
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+                    cluster[number] = _process_time(number)
+    return CpuTimes(machine / _TICKS_PER_SECOND, cluster, cluster[os.getpid()])
 
 
 def _process_time(process: int) -> float:
-    """Return a process's CPU time in seconds, or 0 if it has ended."""
-    try:
-        fields = Path(f"/proc/{process}/stat").read_bytes().rsplit(b")", 1)[1].split()
-    except OSError:
-        return 0.0
+    """Return a process's CPU time in seconds. Raise OSError if it has ended."""
+    fields = Path(f"/proc/{process}/stat").read_bytes().rsplit(b")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
