@@ -15,8 +15,17 @@ import pytest
 
 from atoll.errors import AccessError, ConnectError
 from atoll.security import access, enrollment
-from atoll.security.certificate_authority import CertificateAuthority, make_key, signing_request
-from atoll.security.enrollment import AskAuthority, CertificateIssuer, Enroll, Enrolled, NotEnrolled, Renewal, enroll
+from atoll.security.certificate_authority import CertificateAuthority, make_key, signing_request, with_fingerprint
+from atoll.security.enrollment import (
+    AskAuthority,
+    AuthorityIs,
+    CertificateIssuer,
+    Enroll,
+    Enrolled,
+    NotEnrolled,
+    Renewal,
+    enroll,
+)
 from atoll.security.join_token import JoinToken
 from atoll.security.roles import Role, is_of_the_cluster, may_say
 from atoll.security.tokens import digest
@@ -69,18 +78,31 @@ class Controller:
         self._loop.close()
 
 
+class Impostor(CertificateIssuer):
+    """Sends `authority` as the CA's certificate, and records what it is asked."""
+
+    def __init__(self, signs: CertificateAuthority, authority: Any) -> None:
+        super().__init__(signs, DIGESTS)
+        self._claims = authority
+        self.asked: list[object] = []
+
+    def answer(self, message: Any) -> Any:
+        self.asked.append(message)
+        return self._claims if isinstance(message, AskAuthority) else super().answer(message)
+
+
 @contextlib.contextmanager
 def controller(own: Identity | None = None, authority: CertificateAuthority = AUTHORITY) -> Iterator[Controller]:
     made = Controller(own or identity(Role.CONTROLLER, authority), CertificateIssuer(authority, DIGESTS))
-    yield made
-    made.close()
+    with contextlib.closing(made):
+        yield made
 
 
 @contextlib.contextmanager
 def standby() -> Iterator[Controller]:
     made = Controller(identity(Role.CONTROLLER, AUTHORITY), None)
-    yield made
-    made.close()
+    with contextlib.closing(made):
+        yield made
 
 
 @pytest.mark.parametrize("role", [Role.HOST, Role.CLIENT])
@@ -133,21 +155,35 @@ def test_a_wrong_token_is_refused_and_not_repeated() -> None:
 
 
 def test_another_authority_is_found_by_its_fingerprint_before_the_token_is_sent() -> None:
-    asked: list[object] = []
-
-    class Curious(CertificateIssuer):
-        def answer(self, message):  # type: ignore[no-untyped-def]
-            asked.append(message)
-            return super().answer(message)
-
     other = CertificateAuthority.make("somebody else's")
-    made = Controller(identity(Role.CONTROLLER, other), Curious(other, DIGESTS))
+    issuer = Impostor(other, AuthorityIs(other.pem, time.time()))
+    made = Controller(identity(Role.CONTROLLER, other), issuer)
     with (
         contextlib.closing(made),
         pytest.raises(AccessError, match=r"is not that of the join token.*was restarted.*another server answers"),
     ):
         enroll(made.join(Role.CLIENT), Role.CLIENT, "x")
-    assert [type(each) for each in asked] == [AskAuthority]
+    assert [type(each) for each in issuer.asked] == [AskAuthority]
+
+
+def test_an_authority_that_follows_the_right_one_is_not_trusted() -> None:
+    """The fingerprint is that of one certificate, and OpenSSL trusts all that it is given."""
+    other = CertificateAuthority.make("somebody else's")
+    for pem in (AUTHORITY.pem + other.pem, other.pem + AUTHORITY.pem, b"a comment\n" + AUTHORITY.pem + other.pem):
+        issuer = Impostor(other, AuthorityIs(pem, time.time()))
+        made = Controller(identity(Role.CONTROLLER, other), issuer)
+        with (
+            contextlib.closing(made),
+            pytest.raises(AccessError, match="of the cluster's CA: 2 certificates, expected one"),
+        ):
+            enroll(made.join(Role.CLIENT), Role.CLIENT, "x")
+        assert [type(each) for each in issuer.asked] == [AskAuthority]
+
+
+def test_only_the_certificate_with_the_fingerprint_is_kept() -> None:
+    """OpenSSL also reads certificates with another label, which are not counted."""
+    other = CertificateAuthority.make("somebody else's").pem.replace(b" CERTIFICATE", b" TRUSTED CERTIFICATE")
+    assert with_fingerprint(AUTHORITY.pem + other) == (AUTHORITY.pem, AUTHORITY.fingerprint)
 
 
 def test_who_shows_the_right_authority_and_has_no_certificate_of_it_gets_no_token() -> None:

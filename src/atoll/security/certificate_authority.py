@@ -49,22 +49,31 @@ def signing_request(key: Key, name: str) -> bytes:
     return request.public_bytes(serialization.Encoding.PEM)
 
 
-def fingerprint(certificate: bytes) -> str:
-    """Return the SHA-256 of a PEM certificate in hexadecimal. Raises AccessError if it is not a certificate."""
-    try:
-        return x509.load_pem_x509_certificate(certificate).fingerprint(hashes.SHA256()).hex()
-    except ValueError:
-        raise AccessError("the controller sent an invalid certificate of the cluster's CA") from None
+def with_fingerprint(pem: bytes) -> tuple[bytes, str]:
+    """Return the certificate of a CA, encoded again, and its SHA-256 in hexadecimal.
+
+    Only the returned certificate has this fingerprint: `pem` can contain further ones, or text that OpenSSL reads in
+    another way. Raises AccessError if `pem` is not exactly one certificate.
+    """
+    parsed = _only_certificate(pem, "certificate of the cluster's CA")
+    return parsed.public_bytes(serialization.Encoding.PEM), parsed.fingerprint(hashes.SHA256()).hex()
 
 
 def signed_certificate(certificate: bytes, key: Key, authority: bytes, role: str) -> Certificate:
     """Combine a signed certificate with the joiner's `key`. Raises AccessError if `certificate` is invalid."""
-    try:
-        parsed = x509.load_pem_x509_certificate(certificate)
-    except ValueError:
-        raise AccessError("the controller sent an invalid certificate for this process") from None
+    parsed = _only_certificate(certificate, "certificate for this process")
     begins, ends = parsed.not_valid_before_utc.timestamp(), parsed.not_valid_after_utc.timestamp()
     return Certificate(certificate, key_pem(key), authority, role, begins, ends)
+
+
+def _only_certificate(pem: bytes, what: str) -> x509.Certificate:
+    try:
+        found = x509.load_pem_x509_certificates(pem)
+    except (ValueError, x509.InvalidVersion):
+        raise AccessError(f"the controller sent an invalid {what}") from None
+    if len(found) != 1:
+        raise AccessError(f"the controller sent an invalid {what}: {len(found)} certificates, expected one")
+    return found[0]
 
 
 class CertificateAuthority:

@@ -190,24 +190,16 @@ def enroll(
     Raises AccessError if the join token, the certificates or the clocks are wrong, and ConnectError if the controller
     does not answer.
     """
-    from atoll.security.certificate_authority import fingerprint, make_key, signed_certificate, signing_request
+    from atoll.security.certificate_authority import make_key, signed_certificate, signing_request
 
     deadline = time.monotonic() + seconds
     unverified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
     said = _ask(join, unverified, AskAuthority(), deadline, dial_seconds)
     assert isinstance(said, AuthorityIs)
-    if not hmac.compare_digest(fingerprint(said.certificate), join.fingerprint):
-        found, expected = _where_they_differ(fingerprint(said.certificate), join.fingerprint)
-        option = "--host-join-file" if role is Role.HOST else "--join-file"
-        raise AccessError(
-            f"the cluster at {join.address.host_and_port} is not that of the join token: its CA has the "
-            f"fingerprint {found}, expected {expected}. If the cluster was restarted, use its current join token, "
-            f"which `atoll up {option}` writes; with `--authority FILE` the token stays the same. Otherwise another "
-            "server answers at this address"
-        )
+    authority = _verified(said.certificate, join, role)
     verified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    verified.load_verify_locations(cadata=said.certificate.decode())
+    verified.load_verify_locations(cadata=authority.decode())
     key = make_key()
     request = Enroll(role, name, join.token, signing_request(key, name))
     try:
@@ -223,7 +215,27 @@ def enroll(
             f"the cluster at {join.address.host_and_port} refuses to let this {role} join: {reply.reason}"
         )
     assert isinstance(reply, Enrolled)
-    return signed_certificate(reply.certificate, key, said.certificate, role)
+    return signed_certificate(reply.certificate, key, authority, role)
+
+
+def _verified(certificate: bytes, join: JoinToken, role: Role) -> bytes:
+    """Return the CA's certificate from the answer of an unverified peer, if it is that of the join token.
+
+    Use the returned PEM, and never the peer's, in which further certificates may follow. Raises AccessError.
+    """
+    from atoll.security.certificate_authority import with_fingerprint
+
+    authority, fingerprint = with_fingerprint(certificate)
+    if hmac.compare_digest(fingerprint, join.fingerprint):
+        return authority
+    found, expected = _where_they_differ(fingerprint, join.fingerprint)
+    option = "--host-join-file" if role is Role.HOST else "--join-file"
+    raise AccessError(
+        f"the cluster at {join.address.host_and_port} is not that of the join token: its CA has the "
+        f"fingerprint {found}, expected {expected}. If the cluster was restarted, use its current join token, "
+        f"which `atoll up {option}` writes; with `--authority FILE` the token stays the same. Otherwise another "
+        "server answers at this address"
+    )
 
 
 def _ask(
