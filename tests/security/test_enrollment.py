@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from atoll.errors import AccessError, ConnectError
@@ -28,7 +29,7 @@ from atoll.security.enrollment import (
 )
 from atoll.security.join_token import JoinToken
 from atoll.security.roles import Role, is_of_the_cluster, may_say
-from atoll.security.tokens import digest
+from atoll.security.tokens import TOO_MANY, digest
 from atoll.wire.address import Address
 from atoll.wire.connection import Connection
 from atoll.wire.endpoints import listen
@@ -178,6 +179,44 @@ def test_an_authority_that_follows_the_right_one_is_not_trusted() -> None:
         ):
             enroll(made.join(Role.CLIENT), Role.CLIENT, "x")
         assert [type(each) for each in issuer.asked] == [AskAuthority]
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (Enrolled(b"unasked"), "type Enrolled"),
+        (NotEnrolled("a text of anybody"), "type NotEnrolled"),
+        (AskAuthority(), "Invalid value"),
+        (msgspec.Raw(b"\x92\xa7refused\xa1\xff"), "utf-8"),
+        (msgspec.Raw(b"\x93\xa7refused\xa1x" + b"\x91" * 5000), "depth"),
+        (msgspec.Raw(b"\xc0" * 65537), "over the limit"),
+    ],
+    ids=["another type", "a refusal", "a question", "not UTF-8", "nested", "long"],
+)
+def test_an_invalid_answer_of_any_server_is_an_error_of_the_connection(answer: Any, words: str) -> None:
+    made = Controller(identity(Role.CONTROLLER, AUTHORITY), Impostor(AUTHORITY, answer))
+    with (
+        contextlib.closing(made),
+        pytest.raises(ConnectError, match=rf"{made.address.port} sent an invalid answer: .*{words}") as caught,
+    ):
+        enroll(made.join(Role.CLIENT), Role.CLIENT, "x")
+    assert not isinstance(caught.value, AccessError), "it may be another server"
+
+
+def test_a_controller_that_answers_with_another_message_is_an_error_of_the_connection() -> None:
+    class Confused(CertificateIssuer):
+        def answer(self, message: Any) -> Any:
+            return super().answer(AskAuthority())
+
+    made = Controller(identity(Role.CONTROLLER, AUTHORITY), Confused(AUTHORITY, DIGESTS))
+    with contextlib.closing(made), pytest.raises(ConnectError, match=r"sent an invalid answer: .*AuthorityIs"):
+        enroll(made.join(Role.CLIENT), Role.CLIENT, "x")
+
+
+def test_who_has_guessed_too_often_is_told_so_at_the_first_question() -> None:
+    made = Controller(identity(Role.CONTROLLER, AUTHORITY), Impostor(AUTHORITY, NotEnrolled(TOO_MANY)))
+    with contextlib.closing(made), pytest.raises(AccessError, match="does not answer this machine: too many wrong"):
+        enroll(made.join(Role.CLIENT), Role.CLIENT, "x")
 
 
 def test_only_the_certificate_with_the_fingerprint_is_kept() -> None:

@@ -24,13 +24,13 @@ from typing import Any
 
 import msgspec
 
-from atoll.errors import AccessError, AtollError, ConnectError, HandshakeCutError
+from atoll.errors import AccessError, AtollError, ConnectError, FrameError, HandshakeCutError
 from atoll.security.join_token import JoinToken
 from atoll.security.roles import JOINING, Role
 from atoll.security.tokens import TOO_MANY, Guesses, Tokens, digest
 from atoll.wire.address import Address
 from atoll.wire.connection import Connection
-from atoll.wire.framing import HEADER_BYTES, frame_header, frame_length
+from atoll.wire.framing import HEADER_BYTES, NO_MESSAGE, frame_header, frame_length
 from atoll.wire.sockets import attempts, dial, none_answered
 from atoll.wire.tls.identity import Certificate, Identity, server_name
 from atoll.wire.tls.tls_errors import explained
@@ -196,7 +196,8 @@ def enroll(
     unverified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
     said = _ask(join, unverified, AskAuthority(), deadline, dial_seconds)
-    assert isinstance(said, AuthorityIs)
+    if not isinstance(said, AuthorityIs):
+        raise _not_expected(said, join.address)
     authority = _verified(said.certificate, join, role)
     verified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     verified.load_verify_locations(cadata=authority.decode())
@@ -209,12 +210,14 @@ def enroll(
         if abs(skew) < 60:
             raise
         ahead = "ahead of" if skew > 0 else "behind"
-        raise AccessError(f"{error}. This machine's clock is {abs(skew):.0f} s {ahead} the controller's") from None
+        text = f"{error}. This machine's clock is {abs(skew):.0f} s {ahead} the controller's"
+        raise type(error)(text) from None
     if isinstance(reply, NotEnrolled):
         raise AccessError(
             f"the cluster at {join.address.host_and_port} refuses to let this {role} join: {reply.reason}"
         )
-    assert isinstance(reply, Enrolled)
+    if not isinstance(reply, Enrolled):
+        raise _not_expected(reply, join.address)
     return signed_certificate(reply.certificate, key, authority, role)
 
 
@@ -238,13 +241,25 @@ def _verified(certificate: bytes, join: JoinToken, role: Role) -> bytes:
     )
 
 
+def _not_expected(answer: ToJoiner, address: Address) -> ConnectError:
+    """Return the error for an answer of another type, from a peer that may be any process."""
+    who = _who(address)
+    if isinstance(answer, NotEnrolled) and answer.reason == TOO_MANY:
+        return AccessError(f"{who} does not answer this machine: {TOO_MANY}")
+    return ConnectError(f"{who} sent an invalid answer: a message of the type {type(answer).__name__}")
+
+
+def _who(address: Address) -> str:
+    return f"the Atoll controller at {address.host_and_port}"
+
+
 def _ask(
     join: JoinToken, context: ssl.SSLContext, question: FromJoiner, deadline: float, dial_seconds: float
 ) -> ToJoiner:
     """Open a connection, send one message, and return the reply."""
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     address = join.address
-    who = f"the Atoll controller at {address.host_and_port}"
+    who = _who(address)
     left = max(0.1, deadline - time.monotonic())
     sock = dial(address, what="the Atoll controller", timeout=min(dial_seconds, left))
     try:
@@ -259,7 +274,7 @@ def _ask(
     except EOFError:
         text = f"{who} closed the connection without answering, as a standby does that has not taken over"
         raise ConnectError(text) from None
-    except msgspec.MsgspecError as error:
+    except (FrameError, *NO_MESSAGE) as error:
         raise ConnectError(f"{who} sent an invalid answer: {error}") from None
     except AtollError:
         raise
