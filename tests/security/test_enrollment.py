@@ -364,6 +364,76 @@ def test_a_process_joins_at_the_controller_also_if_its_join_token_names_a_standb
         assert access.renewed(own, replace(second.join(Role.HOST), address=both), "m").role == Role.HOST
 
 
+@contextlib.contextmanager
+def without_tls() -> Iterator[Address]:
+    """The address of a server that answers each connection with bytes that are not TLS."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    with listening.accept()[0] as sock:
+                        sock.recv(4096)
+                        sock.sendall(b"HTTP/1.0 400 Bad Request\r\n\r\n")
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        try:
+            yield Address(host="127.0.0.1", port=listening.getsockname()[1], tls=True)
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
+            thread.join(10)
+
+
+@contextlib.contextmanager
+def impostor(own: Identity, authority: CertificateAuthority, answer: Any = None) -> Iterator[Address]:
+    made = Controller(own, Impostor(authority, answer or AuthorityIs(authority.pem, time.time())))
+    with contextlib.closing(made):
+        yield made.address
+
+
+OTHER = CertificateAuthority.make("somebody else's")
+
+
+@pytest.mark.parametrize(
+    "strangers",
+    [
+        without_tls,
+        lambda: impostor(identity(Role.CONTROLLER, OTHER), OTHER),
+        lambda: impostor(identity(Role.CONTROLLER, OTHER), AUTHORITY),
+        lambda: impostor(identity(Role.CONTROLLER, OTHER), OTHER, AuthorityIs(b"\xff", 0.0)),
+        lambda: impostor(identity(Role.CONTROLLER, OTHER), OTHER, NotEnrolled(TOO_MANY)),
+    ],
+    ids=["without TLS", "another authority", "without the authority's key", "no certificate", "a refusal"],
+)
+def test_who_is_not_verified_keeps_nobody_from_the_next_address(strangers: Any) -> None:
+    with strangers() as first, controller() as served:
+        join = replace(served.join(Role.HOST), address=replace(first, others=(served.address,)))
+        own = access.joined(join, Role.HOST, "m")
+        assert own.ordered(join.address).each == (served.address, first)
+        assert access.renewed(own, join, "m").role == Role.HOST
+
+
+def test_a_verified_refusal_is_final() -> None:
+    issuer = Impostor(AUTHORITY, AuthorityIs(AUTHORITY.pem, time.time()))
+    with (
+        controller() as first,
+        contextlib.closing(Controller(identity(Role.CONTROLLER, AUTHORITY), issuer)) as second,
+    ):
+        where = replace(first.address, others=(second.address,))
+        with pytest.raises(AccessError, match=f"{first.address.port} refuses to let this host join: its token"):
+            access.joined(JoinToken(where, AUTHORITY.fingerprint, "guessed"), Role.HOST, "m", 10.0)
+    assert issuer.asked == []
+
+
+def test_the_error_is_of_who_is_not_trusted_if_nobody_answers_elsewhere() -> None:
+    with impostor(identity(Role.CONTROLLER, OTHER), OTHER) as first, standby() as second:
+        join = replace(second.join(Role.HOST), address=replace(first, others=(second.address,)))
+        words = f"{first.port} is not that of the join token: .*The attempt also failed at {second.address}"
+        with pytest.raises(AccessError, match=words):
+            access.joined(join, Role.HOST, "m", 10.0)
+
+
 def test_the_error_names_all_addresses_of_a_join_token_at_which_nobody_answered() -> None:
     with standby() as first, standby() as second:
         join = replace(second.join(Role.HOST), address=replace(first.address, others=(second.address,)))

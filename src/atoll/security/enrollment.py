@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from atoll.errors import AccessError, AtollError, ConnectError, FrameError, HandshakeCutError
+from atoll.errors import AccessError, AtollError, ConnectError, FrameError
 from atoll.security.join_token import JoinToken
 from atoll.security.roles import JOINING, Role
 from atoll.security.tokens import TOO_MANY, Guesses, Tokens, digest
@@ -169,17 +169,19 @@ class Joiners:
 def enroll_anywhere(join: JoinToken, role: Role, name: str) -> tuple[Certificate, Address]:
     """Return a new certificate for `role`, and the one of the addresses in the join token that has issued it.
 
-    A standby that has not taken over accepts connections and closes them, so the addresses are tried in turn until one
-    answers. Raises as `enroll` does.
+    A standby that has not taken over accepts connections and closes them, and another server may listen at an address.
+    So the addresses are tried in turn until a controller that was verified answers. Raises as `enroll` does.
     """
+    errors = []
     for address, seconds in attempts(join.address, ENROLL_SECONDS):
+        there = replace(join, address=address)
         try:
-            return enroll(replace(join, address=address), role, name, dial_seconds=seconds), address
-        except ConnectError as error:
-            if isinstance(error, AccessError) and not isinstance(error, HandshakeCutError):
-                raise
-            last = error
-    raise none_answered(join.address, last) from None
+            answer = _answer(there, role, name, ENROLL_SECONDS, seconds)
+        except ConnectError as error:  # also AccessError: the peer may be any process
+            errors.append(error)
+        else:
+            return _accepted(answer, there, role), address
+    raise none_answered(join.address, errors) from None
 
 
 def enroll(
@@ -190,6 +192,19 @@ def enroll(
     Raises AccessError if the join token, the certificates or the clocks are wrong, and ConnectError if the controller
     does not answer.
     """
+    return _accepted(_answer(join, role, name, seconds, dial_seconds), join, role)
+
+
+def _accepted(answer: Certificate | NotEnrolled, join: JoinToken, role: Role) -> Certificate:
+    if isinstance(answer, NotEnrolled):
+        raise AccessError(
+            f"the cluster at {join.address.host_and_port} refuses to let this {role} join: {answer.reason}"
+        )
+    return answer
+
+
+def _answer(join: JoinToken, role: Role, name: str, seconds: float, dial_seconds: float) -> Certificate | NotEnrolled:
+    """Return what a controller that was verified answers. Raises as `enroll` does."""
     from atoll.security.certificate_authority import make_key, signed_certificate, signing_request
 
     deadline = time.monotonic() + seconds
@@ -213,9 +228,7 @@ def enroll(
         text = f"{error}. This machine's clock is {abs(skew):.0f} s {ahead} the controller's"
         raise type(error)(text) from None
     if isinstance(reply, NotEnrolled):
-        raise AccessError(
-            f"the cluster at {join.address.host_and_port} refuses to let this {role} join: {reply.reason}"
-        )
+        return reply
     if not isinstance(reply, Enrolled):
         raise _not_expected(reply, join.address)
     return signed_certificate(reply.certificate, key, authority, role)

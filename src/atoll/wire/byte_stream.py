@@ -7,8 +7,9 @@ import socket
 from collections.abc import Sequence
 from typing import Protocol
 
+from atoll.errors import ConnectError
 from atoll.wire.address import Address
-from atoll.wire.sockets import dial, send_without_delay
+from atoll.wire.sockets import attempts, dial, none_answered, send_without_delay
 from atoll.wire.tls.identity import HANDSHAKE_SECONDS, Identity
 from atoll.wire.tls.tls_errors import no_identity
 from atoll.wire.tls.tls_stream import TlsSender, TlsStream
@@ -96,9 +97,9 @@ def dial_stream(
 ) -> Stream:
     """Connect to `address` within `timeout` seconds, with TLS if the address has it.
 
-    Set `one_way` if this side only sends. With TLS, the peer's certificate must have `role`. Errors name the address
-    and `what` is expected there. Raise ConnectError if the connection fails, and its subclass AccessError if one side
-    does not trust the other.
+    Of several addresses, use the first at which a peer answers and is trusted. Set `one_way` if this side only sends.
+    With TLS, the peer's certificate must have `role`. Errors name the address and `what` is expected there. Raise
+    ConnectError if the connection fails, and its subclass AccessError if one side does not trust the other.
     """
     if not address.tls:
         return SocketStream(dial(address, what=what, timeout=timeout))
@@ -106,9 +107,19 @@ def dial_stream(
         raise no_identity(address, what)
     address = identity.ordered(address)
     kind = TlsSender if one_way else TlsStream
-    stream: Stream = kind.dialed(dial(address, what=what, timeout=timeout), role, identity, f"{what} at {address}")
+    errors = []
+    for each, seconds in attempts(address, timeout):
+        try:
+            stream: Stream = kind.dialed(dial(each, what=what, timeout=seconds), role, identity, f"{what} at {each}")
+            return _secured(stream, seconds)
+        except ConnectError as error:
+            errors.append(error)
+    raise none_answered(address, errors) from None
+
+
+def _secured(stream: Stream, seconds: float) -> Stream:
     try:
-        stream.secure(timeout)
+        stream.secure(seconds)
     except BaseException:
         stream.close()
         raise

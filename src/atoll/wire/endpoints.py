@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from atoll.errors import AccessError, AddressError, AtollError, ConnectError, UnreachableError
+from atoll.errors import AddressError, AtollError, ConnectError, UnreachableError
 from atoll.wire.address import Address
 from atoll.wire.connection import Connection
 from atoll.wire.resumption.link_messages import AnyLinkMessage
@@ -35,7 +35,7 @@ async def connect(
     """Connect to the first of the addresses in `address` that answers, within `timeout` seconds.
 
     With TLS, the peer's certificate must have `role`. Raise ConnectError if the connection fails, and its subclass
-    AccessError if one side does not trust the other.
+    AccessError if one side does not trust the other, and no other address answers either.
     """
 
     def factory() -> Connection:
@@ -43,14 +43,15 @@ async def connect(
 
     if identity is not None:
         address = identity.ordered(address)
+    elif address.tls:
+        raise no_identity(address, name)
+    errors = []
     for each, seconds in attempts(address, timeout):
         try:
             return await _connect(each, factory, name, seconds, role, identity)
-        except AccessError:
-            raise
         except ConnectError as error:
-            last = error
-    raise none_answered(address, last) from None
+            errors.append(error)
+    raise none_answered(address, errors) from None
 
 
 async def _connect(
@@ -69,9 +70,8 @@ async def _connect(
                 _, connection = await loop.create_unix_connection(factory, address.path)
             elif not address.tls:
                 _, connection = await loop.create_connection(factory, address.host, address.port)
-            elif identity is None:
-                raise no_identity(address, name)
             else:
+                assert identity is not None, "a process that dials with TLS has an identity"
                 secured: asyncio.Future[None] = loop.create_future()
                 _, layer = await loop.create_connection(
                     lambda: _dialing_layer(identity.dialing, role, factory, timeout, target, secured),

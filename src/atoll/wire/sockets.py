@@ -9,9 +9,9 @@ import os
 import socket
 import struct
 import termios
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from atoll.errors import ConnectError, UnreachableError
+from atoll.errors import AccessError, ConnectError, HandshakeCutError, UnreachableError
 from atoll.wire.address import Address
 
 # Timeout for each of several addresses of a process except the last.
@@ -34,10 +34,23 @@ def attempts(address: Address, timeout: float) -> Iterator[tuple[Address, float]
     yield last, timeout
 
 
-def none_answered(address: Address, last: ConnectError) -> ConnectError:
-    """Return the error for failed attempts at all addresses: the last error, with the names of the other addresses."""
-    *others, _ = address.each
-    return type(last)(f"{last}, nor at {', '.join(map(str, others))}") if others else last
+def none_answered(address: Address, errors: Sequence[ConnectError]) -> ConnectError:
+    """Return the error for failed attempts at all addresses, given their errors in the same order.
+
+    It is the first one of a peer without trust, or else the last one, with the names of the other addresses. Such a
+    peer may be any process, so it must not keep the caller from the next address.
+    """
+    found = next((i for i, each in enumerate(errors) if _lacks_trust(each)), len(errors) - 1)
+    error = errors[found]
+    others = ", ".join(str(each) for i, each in enumerate(address.each) if i != found)
+    if not others:
+        return error
+    also = f". The attempt also failed at {others}" if _lacks_trust(error) else f", nor at {others}"
+    return type(error)(f"{error}{also}")
+
+
+def _lacks_trust(error: ConnectError) -> bool:
+    return isinstance(error, AccessError) and not isinstance(error, HandshakeCutError)
 
 
 def dial(address: Address, *, what: str = "a process", timeout: float = 10.0) -> socket.socket:
@@ -46,12 +59,13 @@ def dial(address: Address, *, what: str = "a process", timeout: float = 10.0) ->
     If a host name has several IP addresses, each is tried for at most `timeout` seconds. Raise ConnectError, which
     names the address and `what` is expected there, such as "a data port".
     """
+    errors = []
     for each, seconds in attempts(address, timeout):
         try:
             return _dial(each, what, seconds)
         except ConnectError as error:
-            last = error
-    raise none_answered(address, last) from None
+            errors.append(error)
+    raise none_answered(address, errors) from None
 
 
 def _dial(address: Address, what: str, timeout: float) -> socket.socket:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -66,10 +67,12 @@ class Served:
 async def serving(own: Identity | None, address: Address = LOOPBACK) -> AsyncIterator[Served]:
     served = Served()
     server, served.address = await listen(address, served.accept, own)
-    yield served
-    server.close()
-    for connection in served.made:
-        connection.close()
+    try:
+        yield served
+    finally:
+        server.close()
+        for connection in served.made:
+            connection.close()
 
 
 async def echoed(address: Address, own: Identity | None, text: str) -> tuple[Any, Connection]:
@@ -111,6 +114,28 @@ def test_a_blocking_connection_talks_to_it(on_a_loop: Callable[[Main], None]) ->
             while not served.lost:
                 await asyncio.sleep(0.01)
             assert "closed the connection" in served.lost[0]
+
+    on_a_loop(main)
+
+
+def test_a_peer_that_is_not_trusted_keeps_nobody_from_the_next_address(on_a_loop: Callable[[Main], None]) -> None:
+    def dialed(address: Address) -> None:
+        BlockingConnection.dial(address, Note, name="the controller", identity=identity(Role.HOST)).close()
+
+    async def main() -> None:
+        stranger = identity(Role.CONTROLLER, CertificateAuthority.make("another"))
+        async with serving(stranger) as first, serving(identity(Role.CONTROLLER)) as second:
+            both = replace(first.address, others=(second.address,))
+            answer, connection = await echoed(both, identity(Role.CLIENT), "a")
+            assert answer == Note("a")
+            connection.close()
+            await asyncio.to_thread(dialed, both)
+            neither = replace(first.address, others=(first.address,))
+            words = f"not from the CA of the join token.*The attempt also failed at {first.address}"
+            with pytest.raises(AccessError, match=words):
+                await echoed(neither, identity(Role.CLIENT), "a")
+            with pytest.raises(AccessError, match=words):
+                await asyncio.to_thread(dialed, neither)
 
     on_a_loop(main)
 
