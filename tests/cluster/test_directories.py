@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from pathlib import Path
 
 import pytest
 
-from atoll.cluster.directories import registry_directory, sockets_base
+from atoll.cluster.directories import make_directory, registry_directory, sockets_bases
+from atoll.errors import ClusterError
+from atoll.operate.cluster_registry import embedded_clusters, register_embedded
 
 
 @pytest.fixture(autouse=True)
@@ -21,19 +24,41 @@ def test_clusters_are_found_while_the_disk_of_the_temporary_directory_is_full(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/var/tmp")  # what tempfile chooses then
-    assert sockets_base() == tmp_path
+    assert sockets_bases() == (tmp_path, Path("/var/tmp"))
     assert registry_directory() == tmp_path / f"atoll-{os.getuid()}"
+
+
+def test_a_cluster_that_starts_while_that_disk_is_full_has_its_sockets_elsewhere_and_is_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(elsewhere))
+    directory = make_directory("proxy")
+    assert directory.parent == elsewhere
+    register_embedded(directory, "unix:/p", "1x1x1", "cpu", os.getpid(), "atoll proxy")
+    assert str(directory) in [each.directory for each in embedded_clusters()]
+
+
+def test_without_space_anywhere_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def full(*args: object, **options: object) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, "mkdtemp", full)
+    with pytest.raises(ClusterError, match=r"No space left on device. Free space, or set XDG_RUNTIME_DIR"):
+        make_directory("client")
 
 
 def test_a_temporary_directory_that_does_not_exist_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))
     monkeypatch.setenv("TEMP", str(tmp_path))
-    assert sockets_base() == tmp_path
+    assert sockets_bases()[0] == tmp_path
 
 
 def test_the_runtime_directory_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     runtime = tmp_path / "run"
     runtime.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
-    assert sockets_base() == runtime
+    assert sockets_bases() == (runtime,)
+    assert make_directory("client").parent == runtime
     assert registry_directory() == runtime / "atoll"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from pathlib import Path
@@ -14,8 +15,10 @@ from atoll.cluster.environment_variables import (
     STATE_DIRECTORY,
     STATE_HOME,
 )
+from atoll.errors import ClusterError
 
 OFF = "off"
+_FULL_DISK_DIRECTORY = Path("/var/tmp")  # which `tempfile` uses while /tmp is full
 
 
 def default_cache_directory(wanted: str = "") -> str:
@@ -62,23 +65,44 @@ def state_directory() -> Path:
     return Path(chosen if chosen and chosen != OFF else base / "atoll")
 
 
-def sockets_base() -> Path:
-    """Return $XDG_RUNTIME_DIR, or the system's temporary directory if that is not set or not writable."""
-    base = RUNTIME_DIRECTORY.text()
-    return Path(base) if base and os.access(base, os.W_OK) else _temporary_directory()
+def sockets_bases() -> tuple[Path, ...]:
+    """Return the directories in which this user's processes may have called `make_directory`, without repetition.
+
+    That is $XDG_RUNTIME_DIR, or the temporary directories if that is not set or not writable: a process that starts
+    while the disk of the system's temporary directory is full uses another one.
+    """
+    runtime = _runtime_directory()
+    if runtime is not None:
+        return (runtime,)
+    found = [_temporary_directory(), _FULL_DISK_DIRECTORY]
+    with contextlib.suppress(FileNotFoundError):
+        found.append(Path(tempfile.gettempdir()))
+    return tuple(dict.fromkeys(found))
 
 
 def registry_directory() -> Path:
     """Return the directory of the registry of this user's standing clusters: see `operate.cluster_registry`."""
-    base = RUNTIME_DIRECTORY.text()
-    if base and os.access(base, os.W_OK):
-        return Path(base) / "atoll"
-    return _temporary_directory() / f"atoll-{os.getuid()}"
+    runtime = _runtime_directory()
+    return runtime / "atoll" if runtime is not None else _temporary_directory() / f"atoll-{os.getuid()}"
 
 
 def make_directory(kind: str) -> Path:
-    """Make a private directory for sockets of a cluster, and return its path."""
-    return Path(tempfile.mkdtemp(prefix=f"atoll-{kind}-", dir=sockets_base()))
+    """Make a private directory for sockets of a cluster in one of `sockets_bases`, and return its path.
+
+    Raise ClusterError if there is no space.
+    """
+    try:
+        return Path(tempfile.mkdtemp(prefix=f"atoll-{kind}-", dir=_runtime_directory() or tempfile.gettempdir()))
+    except OSError as error:
+        raise ClusterError(
+            f"cannot make a directory for sockets: {error}. Free space, or set XDG_RUNTIME_DIR to a directory on "
+            "another disk"
+        ) from None
+
+
+def _runtime_directory() -> Path | None:
+    base = RUNTIME_DIRECTORY.text()
+    return Path(base) if base and os.access(base, os.W_OK) else None
 
 
 def _temporary_directory() -> Path:

@@ -27,7 +27,7 @@ import msgspec
 
 from atoll.atomic_files import write_atomically
 from atoll.cluster.cluster_runs import ClusterRun
-from atoll.cluster.directories import registry_directory, sockets_base
+from atoll.cluster.directories import registry_directory, sockets_bases
 from atoll.cluster.moved_controllers import recorded_controller
 from atoll.cluster.processes.process_table import began, session_of, this_machine
 from atoll.errors import ClusterError
@@ -208,7 +208,7 @@ def register_embedded(directory: Path, address: str, islands: str, platform: str
 def embedded_clusters() -> list[ClusterRecord]:
     """Return this user's running embedded clusters."""
     found = []
-    for file in sorted(sockets_base().glob(f"atoll-*/{_FILE}")):
+    for file in sorted(file for base in sockets_bases() for file in base.glob(f"atoll-*/{_FILE}")):
         with contextlib.suppress(OSError):
             if file.parent.stat().st_uid != os.getuid():  # a record decides to which address the token is sent
                 continue

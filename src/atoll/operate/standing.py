@@ -13,7 +13,7 @@ from typing import BinaryIO
 import msgspec
 
 from atoll.cluster.cluster_runs import ClusterRun, RunRecord, open_log
-from atoll.cluster.directories import default_cache_directory, sockets_base, usage_file
+from atoll.cluster.directories import default_cache_directory, sockets_bases, usage_file
 from atoll.cluster.processes.client_directories import sweep
 from atoll.cluster.processes.process_logging import logging_environment, parse_line
 from atoll.cluster.settings import GRACE_SECONDS, ClusterSettings
@@ -310,7 +310,8 @@ def stop(target: Target, token: str, all_sessions: bool = False) -> Ended:
     try:
         return _stop(target, token, all_sessions)
     finally:
-        sweep(sockets_base())
+        for base in sockets_bases():
+            sweep(base)
 
 
 def stop_on_ray(ray_address: str, name: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from atoll._version import __version__
-from atoll.cluster.directories import sockets_base
+from atoll.cluster.directories import sockets_bases
 from atoll.cluster.processes.client_directories import HOST_DIRECTORIES, sweep
 from atoll.cluster.processes.leases import Leases
 from atoll.cluster.processes.lifeline import watch_in_loop
@@ -101,7 +101,8 @@ class HostAgent:
         """
         if self._options.parent:
             watch_in_loop(self._options.parent, self._parent_ended)
-        sweep(sockets_base(), HOST_DIRECTORIES)
+        for base in sockets_bases():
+            sweep(base, HOST_DIRECTORIES)
         leaving = self._loop.create_task(self._leave(stop))
         looking = self._loop.create_task(self._look_at_lease())
         try:
