@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atoll.named_arrays.transfer_trees import MOST_COPIES, TransferTree
+from atoll.named_arrays.transfer_trees import MOST_COPIES, MOST_ROUNDS, TransferTree
 
 VAULT = [frozenset({0})]
 
@@ -94,6 +94,28 @@ def test_each_time_transfers_stall_twice_as_many_readers_start_until_one_has_its
     assert [len(readers.stall()) for _ in range(4)] == [1, 2, 4, 8]
     assert readers.complete(17) == {18: 17, 19: 17}
     assert len(readers.stall()) == 1
+
+
+def test_the_number_of_readers_that_start_when_transfers_stall_is_limited() -> None:
+    most = 1 << MOST_ROUNDS
+    readers = Readers(*range(1, 5 * most))
+    readers.start()
+    started = [len(readers.stall()) for _ in range(MOST_ROUNDS + 2)]
+    assert started[-3:] == [most // 2, most, most]
+    assert readers.tree.rounds == MOST_ROUNDS
+
+
+def test_stalls_do_not_count_while_no_reader_has_a_source() -> None:
+    readers = Readers(1, 2, 3)
+    readers.start()
+    assert readers.complete(1) == {3: 1}
+    readers.tree.drop(1)
+    readers.originals = []
+    readers.tree.wait_again(0.0, 2)
+    assert [readers.stall() for _ in range(80)] == [{}] * 80, "reader 3 receives, and no copy is left"
+    assert (readers.tree.rounds, readers.tree.extra) == (1, 1)
+    readers.originals = VAULT
+    assert readers.start() == {2: -1}
 
 
 def test_transfers_stall_if_none_begins_or_ends_for_long() -> None:

@@ -2,11 +2,12 @@
 
 The published arrays are at the root, and each copy that a reader has received feeds later readers. A source feeds at
 most two readers, so the publisher sends each byte at most twice, and twice as many readers can receive at each level of
-the tree. If each source has fed XX
+the tree. If each source has fed two readers, the others wait until one of these has received its copy.
+
 A reader may stall, and then its copy never comes. So if no transfer begins or ends for `patience` seconds, one waiting
 reader gets its arrays from the source that has fed the fewest, although that source has fed two. If this does not help,
-two more get them `patience` seconds later, then four, and so on. Readers that stall thus delay the others by the
-logarithm of their number.
+two more get them `patience` seconds later, then four, and so on up to `1 << MOST_ROUNDS`. Readers that stall thus
+delay the others by the logarithm of their number.
 
 Pure. The arrays of a version that are read together have a tree for each tenant of readers, so no reader waits for
 readers of other tenants.
@@ -23,6 +24,8 @@ from atoll.named_arrays.copy_rules import Islands
 MOST_FED = 2
 # Copies of readers that are sources. Others can become sources again only if these end.
 MOST_COPIES = 256
+# Times that transfers stall after which the number of further reads does not double any more.
+MOST_ROUNDS = 12
 
 _Turns = dict[int, dict[int, None]]  # reads by session; the first session has the next turn
 
@@ -48,7 +51,8 @@ class TransferTree:
       fed: the number of readers on other islands that each source feeds or has fed.
       changed: the time at which a read of other islands was started or ended, or was added when no other was there.
       stalled: the time at which the transfers last stalled.
-      rounds: how often they have stalled since a read of other islands was completed.
+      rounds: how often this has let further reads start since a read of other islands was completed, at most
+        `MOST_ROUNDS`.
       extra: the number of reads that may start from sources that have fed two readers.
       due: the sessions for which the caller will try to start a read of this tree.
     """
@@ -146,11 +150,14 @@ class TransferTree:
                     turns[session] = reads
 
     def stall(self, now: float) -> None:
-        """Handle that `is_late`: let further reads start, twice as many as the last time."""
+        """Handle that `is_late`: let further reads start, twice as many as the last time.
+
+        If not as many reads as the last time have started, there is no source, and more would not start either.
+        """
         self.stalled = now
-        if self.running:
+        if self.running and not self.extra:
             self.extra = 1 << self.rounds
-            self.rounds += 1
+            self.rounds = min(self.rounds + 1, MOST_ROUNDS)
 
     def complete(self, now: float, read: int, islands: Islands) -> int | None:
         """Handle that a read has received its copy. Return the copy that is no source any more, or None."""

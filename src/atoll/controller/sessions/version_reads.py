@@ -42,7 +42,7 @@ from atoll.named_arrays.named_arrays import (
     VersionKey,
     restoring_text,
 )
-from atoll.named_arrays.transfer_trees import TransferTree
+from atoll.named_arrays.transfer_trees import MOST_ROUNDS, TransferTree
 from atoll.named_arrays.version_files import FileState
 from atoll.protocol import messages as m
 from atoll.state.buffer_directory import Entry
@@ -571,6 +571,8 @@ class VersionReads:
             assert tree.waiting.keys() | tree.running.keys() == tree.sessions.keys()
             assert tree.reads_of == Counter(tree.sessions.values())
             assert tree.beside <= tree.running.keys()
+            assert tree.rounds <= MOST_ROUNDS, f"{tree.rounds} rounds"
+            assert tree.extra <= 1 << MOST_ROUNDS, f"{tree.extra} reads may start"
         places = [(key, part) for key, parts in self._trees.items() for part in parts]
         assert self._blocked.keys() <= set(places)
         others = {(key, part) for (key, _), parts in self._others.items() for part in parts}
