@@ -420,6 +420,45 @@ def test_a_version_ends_before_its_successor_is_in_files_if_the_quota_has_no_spa
     assert (play.version.number, play.files.state) == (2, FileState.WRITTEN)
 
 
+def test_the_only_version_in_files_stays_if_its_end_would_free_no_space() -> None:
+    play = Spilling()
+    play.operator(m.SetTenant("trainer", limits={"disk": 15}))
+    play.wrote(play.publish_on_disk(keep=1))
+    reader = play.reader()
+    play.opened(reader)
+    view, sequence = play.view()
+    play.say(m.Publish(play.request(), "policy", 1, (view,), ("w",), on_disk=True))
+    play.worker(0, m.Done(((sequence, 0, 1),)))
+    assert play.of_type(m.SpillRequest) == []
+    first, second = play.controller.published.names.versions()
+    assert (first.state, second.state) == (VersionState.COMPLETE, VersionState.COMPLETE)
+    assert second.files is not None
+    assert "has reached its quota `disk`" in second.files.problem
+    play.lose(0, "it burnt")
+    assert (first.state, second.state) == (VersionState.COMPLETE, VersionState.LOST)
+    (send,) = play.of_type(m.SendSpilled)
+    ((piece, feed, _),) = send.pieces
+    assert piece.path == "/spilled/1.piece"
+    assert play.request_version(reader) == []
+    assert _only(m.VersionOpened, _restored(play, 1, send.session, feed)).version == first.number
+
+
+def test_a_version_ends_for_its_successor_when_its_reader_has_left() -> None:
+    play = Spilling()
+    play.operator(m.SetTenant("trainer", limits={"disk": 15}))
+    play.wrote(play.publish_on_disk(keep=1))
+    reader = play.reader()
+    opened = play.opened(reader)
+    view, sequence = play.view()
+    play.say(m.Publish(play.request(), "policy", 1, (view,), ("w",), on_disk=True))
+    play.worker(0, m.Done(((sequence, 0, 1),)))
+    play.proxy(reader, m.CloseVersion(opened.reader))
+    play.tick(play.now + RETRY_SECONDS + 1)
+    (request,) = play.of_type(m.SpillRequest)
+    play.wrote(request)
+    assert (play.version.number, play.files.state) == (2, FileState.WRITTEN)
+
+
 def _make(play: Spilling, session: int, handle: int) -> list[Any]:
     """A session makes an array of 8 bytes on device 0; what is sent."""
     play.session = session

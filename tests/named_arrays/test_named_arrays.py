@@ -394,6 +394,19 @@ def test_space_is_made_of_versions_that_the_name_does_not_keep() -> None:
     names.validate()
 
 
+def test_versions_make_space_if_nothing_reads_them_and_those_without_files_first() -> None:
+    names = NamedArrays()
+    versions = [publish_on_disk(names, keep=1) for _ in range(3)]
+    names.complete(0.0, versions[0])
+    names.written(0.0, versions[0])
+    first = opened(names, wait())
+    names.complete(0.0, versions[1])
+    names.complete(0.0, versions[2])
+    assert names.replaceable(versions[2]) == [versions[1]]
+    names.close_reader(2, first.reader)
+    assert names.replaceable(versions[2]) == [versions[1], versions[0]]
+
+
 class Player:
     """Random events, and a model of what may be read: each opened version exists until its reader leaves."""
 

@@ -444,8 +444,12 @@ class NamedArrays:
         return [*self._retire(now, name), *self._answer_waits(name)]
 
     def replaceable(self, version: Version) -> list[Version]:
-        """Return the older versions that the name does not keep, and that stay until this one is in files."""
-        return [each for each in _divided(self._name_of(version))[1] if each.number < version.number]
+        """Return the older versions that the name does not keep, and that stay only until this one is in files.
+
+        Versions that are not in files come first. Versions with readers would stay, so they are not among them.
+        """
+        older = [each for each in _divided(self._name_of(version))[1] if each.number < version.number]
+        return sorted((each for each in older if not each.readers), key=_has_files)
 
     def awaited_on(self, device: int) -> list[Version]:
         """Return the versions on the device that stay only until they are in files, although newer ones exist."""

@@ -249,12 +249,7 @@ class ArrayFiles:
         first = len(self._stored.setdefault(version.key, []))
         if not files.nbytes:
             size = sum(file_bytes(each.spec) for each in version.arrays)
-            exceeded = self._exceeded(version, size)
-            older = self._names.replaceable(version)
-            older_bytes = sum(each.files.nbytes for each in older if each.files is not None)
-            if exceeded is not None and self._exceeded(version, size - older_bytes) is None:
-                self._perform(self._names.make_space(self._outbox.seconds, older))
-                exceeded = self._exceeded(version, size)
+            exceeded = self._make_space(version, size)
             if exceeded is not None:
                 self._lacks(version, files, exceeded)
                 return
@@ -273,6 +268,23 @@ class ArrayFiles:
             del self._writes[version.key]
             self._directories[version.key].remove(number)
             self._lacks(version, files, error.status)
+
+    def _make_space(self, version: Version, nbytes: int) -> Status | None:
+        """Let the tenant's quota `disk` allow so many bytes more, for this version. Return an error if it does not.
+
+        Older versions end for that if they stay only until this one is in files, but none ends if this does not help.
+        """
+        exceeded = self._exceeded(version, nbytes)
+        freed, ended = 0, []
+        for older in self._names.replaceable(version) if exceeded is not None else ():
+            if older.files is None or not older.files.nbytes:
+                continue
+            ended.append(older)
+            freed += older.files.nbytes
+            if self._exceeded(version, nbytes - freed) is None:
+                self._perform(self._names.make_space(self._outbox.seconds, ended))
+                return None
+        return exceeded
 
     def _exceeded(self, version: Version, nbytes: int) -> Status | None:
         """Return an error if the tenant's quota `disk` does not allow so many bytes more, for this version."""
