@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
+from atoll.controller.controller_dumps import load_controller
 from atoll.controller.sessions.array_files import file_bytes
-from atoll.errors import OK, Code, Details, Kind, Status, failure
+from atoll.errors import OK, Code, Details, IncompatibleJournalError, Kind, Status, failure
 from atoll.ir.program import HostBuffer, HostToDevice, single
 from atoll.ir.types import ArraySpec, Sharding
 from atoll.named_arrays.named_arrays import MOST_WAIT_SECONDS, RETRY_SECONDS, Version
@@ -16,6 +18,7 @@ from atoll.named_arrays.version_states import VersionState
 from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
+from tests.controller.dumps import dumped
 from tests.controller.play import Cluster, on, runs
 from tests.controller.publishing_play import EVE, READER, TRAINER, Trainer
 
@@ -285,6 +288,19 @@ def test_files_that_are_written_after_the_end_of_the_version_are_removed() -> No
     assert [each.path for each in dropped.pieces] == ["/spilled/1.piece"]
 
 
+@pytest.mark.parametrize("tag", ["files of a version", "restoration of arrays"])
+def test_a_journal_with_files_is_not_read_if_an_older_version_of_atoll_has_written_it(tag: str) -> None:
+    play = Spilling()
+    play.on_disk()
+    reader = play.reader()
+    play.lose(0, "it burnt")
+    play.request_version(reader)
+    content = msgspec.msgpack.decode(dumped(play.controller))
+    content["objects"]["versions"][tag] = [1, 1]
+    with pytest.raises(IncompatibleJournalError, match=f"version 1 of '{tag}'"):
+        load_controller(msgspec.msgpack.encode(content))
+
+
 def test_the_next_cluster_restores_a_version() -> None:
     play = Spilling()
     play.on_disk()
@@ -371,6 +387,29 @@ def test_files_that_exceed_the_quota_are_removed() -> None:
     assert [each.path for each in dropped.pieces] == ["/spilled/1.piece"]
     assert play.files.state is FileState.WRITING
     assert "and version 1 of trainer/policy needs 93 B" in play.files.problem
+
+
+def test_files_that_exceed_the_quota_are_not_written_again_before_it_has_space() -> None:
+    play = Spilling()
+    play.operator(m.SetTenant("trainer", limits={"disk": 100}))
+    play.wrote(play.publish_on_disk(), nbytes=101)
+    for _ in range(3):
+        play.tick(play.now + RETRY_SECONDS + 1)
+    assert play.of_type(m.SpillRequest) == []
+    assert "and version 1 of trainer/policy needs 93 B" in play.files.problem
+    play.operator(m.SetTenant("trainer", limits={"disk": 101}))
+    play.tick(play.now + RETRY_SECONDS + 1)
+    (request,) = play.of_type(m.SpillRequest)
+    play.wrote(request, nbytes=101)
+    assert (play.files.state, play.files.nbytes, play.files.excess) == (FileState.WRITTEN, 101, 0)
+
+
+def test_files_that_are_larger_than_their_arrays_replace_those_of_an_older_version() -> None:
+    play = Spilling()
+    play.operator(m.SetTenant("trainer", limits={"disk": 100}))
+    play.wrote(play.publish_on_disk(keep=1), nbytes=60)
+    play.wrote(play.publish_on_disk(keep=1), nbytes=60)
+    assert (play.version.number, play.files.state, play.files.nbytes) == (2, FileState.WRITTEN, 60)
 
 
 def test_the_estimated_size_of_files() -> None:

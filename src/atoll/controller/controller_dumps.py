@@ -154,10 +154,11 @@ class SessionPersistenceDump(Dump):
     _operators: list[int] = []
 
 
-@dump_of(VersionFiles, "files of a version")
+@dump_of(VersionFiles, "files of a version", version=2, oldest=2)
 class VersionFilesDump(Dump):
     state: FileState = FileState.WRITING
     nbytes: int = 0
+    excess: int = 0
     problem: str = ""
     failure: Status | None = None
     failed: float = 0.0
@@ -315,7 +316,7 @@ class ArrayWriteDump(Dump):
     stored: tuple[tuple[ArraySpec, str], ...]
 
 
-@dump_of(Restoration, "restoration of arrays", version=2)
+@dump_of(Restoration, "restoration of arrays", version=2, oldest=2)
 class ArrayRestorationDump(Dump):
     key: tuple[str, str, int]
     vault: int
@@ -326,6 +327,8 @@ class ArrayRestorationDump(Dump):
     left: set[int] = set()
 
 
+# Version 1 has other tables of the versions that are written. It is read if these are empty: otherwise there are
+# `VersionFiles` of version 1, which are not read.
 @dump_of(ArrayFiles, "array files", version=2)
 class ArrayFilesDump(Dump):
     due: dict[tuple[str, str, int], None] = {}

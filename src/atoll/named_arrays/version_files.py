@@ -41,6 +41,7 @@ class VersionFiles(StateMachine[FileState]):
 
     Attributes:
       nbytes: size that counts against the tenant's quota `disk`, from the first file on.
+      excess: bytes that the files needed beyond `nbytes` at the last attempt, if the quota had no space for them.
       problem: why the next step has not begun, for example that the disk is full or that no island is ready.
       failure: error of the last attempt to restore the arrays, for requests until `RETRY_SECONDS` after `failed`.
     """
@@ -48,6 +49,7 @@ class VersionFiles(StateMachine[FileState]):
     transitions = FILE_TRANSITIONS
     state: FileState = FileState.WRITING
     nbytes: int = 0
+    excess: int = 0
     problem: str = ""
     failure: Status | None = None
     failed: float = 0.0

@@ -247,13 +247,13 @@ class ArrayFiles:
         """Have hosts write the next arrays of a version."""
         vault = self._vaults.of(version)
         first = len(self._stored.setdefault(version.key, []))
-        if not files.nbytes:
-            size = sum(file_bytes(each.spec) for each in version.arrays)
-            exceeded = self._make_space(version, size)
-            if exceeded is not None:
-                self._lacks(version, files, exceeded)
-                return
-            self._count(files, version.tenant, size)
+        size = files.nbytes or sum(file_bytes(each.spec) for each in version.arrays)
+        more = size - files.nbytes + files.excess
+        exceeded = self._make_space(version, more) if more else None
+        if exceeded is not None:
+            self._lacks(version, files, exceeded)
+            return
+        self._count(files, version.tenant, size)
         handles = tuple(version.held[first : first + m.MOST_READ])
         specs = [spec_of(vault.directory.entries[handle]) for handle in handles]
         stored = tuple((spec, self._platform(vault, spec)) for spec in specs)
@@ -326,8 +326,10 @@ class ArrayFiles:
             for handle, (spec, platform) in zip(write.handles if status.ok else (), write.stored, strict=status.ok)
         ]
         larger = sum(max(0, each.spilled.nbytes - file_bytes(each.spec)) for each in found)
-        if larger:
-            status = self._exceeded(version, larger) or status
+        exceeded = self._make_space(version, larger) if larger else None
+        if status.ok:
+            version.files.excess = larger if exceeded is not None else 0
+            status = exceeded or status
         if status.ok:
             self._count(version.files, version.tenant, version.files.nbytes + larger)
             stored = self._stored[write.key]
