@@ -319,6 +319,50 @@ def test_a_request_for_files_ends_with_the_version() -> None:
     assert "island 1 failed" in answer.status.message
 
 
+def _retired(names: NamedArrays) -> tuple[Version, Opened]:
+    """A version that is being written, that a session reads, and whose files another request waits for."""
+    version = publish_on_disk(names, keep=1)
+    names.complete(0.0, version)
+    reader = opened(names, wait())
+    assert names.open(0.0, wait(1, until=5.0, session=3, in_files=True)) == []
+    complete(names, keep=1)
+    assert version.state is VersionState.RETIRED
+    names.validate()
+    return version, reader
+
+
+def _refusal(actions: list[Action]) -> str:
+    (answer,) = [each for each in actions if isinstance(each, Refused)]
+    assert (answer.session, answer.request) == (3, 1)
+    return answer.status.message
+
+
+def test_a_request_for_files_ends_if_the_version_is_freed_when_its_last_reader_leaves() -> None:
+    names = NamedArrays()
+    version, reader = _retired(names)
+    actions = names.close_reader(2, reader.reader)
+    assert actions[0] == Free(version)
+    assert "version 1 of ana/policy does not exist any more" in _refusal(actions)
+    names.validate()
+
+
+def test_a_request_for_files_ends_if_a_replaced_version_is_lost() -> None:
+    names = NamedArrays()
+    version, _ = _retired(names)
+    assert "island 1 failed" in _refusal(names.lose(version, LOST))
+    names.validate()
+
+
+def test_a_request_for_files_ends_if_the_version_makes_space() -> None:
+    names = NamedArrays()
+    versions = [publish_on_disk(names, keep=1) for _ in range(2)]
+    names.complete(0.0, versions[0])
+    assert names.open(0.0, wait(1, until=5.0, session=3, in_files=True)) == []
+    names.complete(0.0, versions[1])
+    assert "does not exist any more" in _refusal(names.make_space(0.0, [versions[0]]))
+    names.validate()
+
+
 def test_a_request_for_files_times_out_with_the_reason() -> None:
     names = NamedArrays()
     version = publish_on_disk(names)

@@ -464,7 +464,11 @@ class NamedArrays:
 
     def make_space(self, now: float, versions: Iterable[Version]) -> list[Action]:
         """Retire versions that are `replaceable` or `awaited_on` a device, since there is no space for them."""
-        return [action for each in versions for action in self.replace(now, self._name_of(each), [each])]
+        actions: list[Action] = []
+        for version in versions:
+            name = self._name_of(version)
+            actions += [*self.replace(now, name, [version]), *self._answer_waits(name)]
+        return actions
 
     def store(self, version: Version) -> list[Action]:
         """Handle that the arrays of the version are not on devices any more. Readers need them there."""
@@ -519,11 +523,11 @@ class NamedArrays:
         if version.state is _S.PENDING:
             return self.fail(version, status)
         version.error = version.error or status
-        if version.state is not _S.COMPLETE:
-            return []
-        version.enter(_S.LOST)
-        self._note_awaited(self._name_of(version))
-        return self._answer_waits(self._name_of(version))
+        name = self._name_of(version)
+        if version.state is _S.COMPLETE:
+            version.enter(_S.LOST)
+            self._note_awaited(name)
+        return self._answer_waits(name)
 
     def remove(self, now: float, tenant: str, name: str, number: int = -1) -> list[Action]:
         """Remove a version, or all versions of the name. Readers keep what they read. Raise NOT_FOUND."""
@@ -609,7 +613,7 @@ class NamedArrays:
         name = self.names.get((wait.tenant, wait.name))
         if name is None:
             return None
-        if wait.in_files and (written := name.versions.get(wait.number)) is not None and written.state is not _S.LOST:
+        if wait.in_files and (written := name.versions.get(wait.number)) is not None:
             return _stored(wait, written)
         wanted = self._wanted(wait)
         if wanted is not None:
@@ -717,7 +721,9 @@ class NamedArrays:
     def _end_reader(self, reader: int) -> list[Action]:
         version = self.readers[reader][1]
         self._forget_reader(reader)
-        return self._free_unread(version) if version.state is _S.RETIRED else []
+        if version.state is not _S.RETIRED or version.readers:
+            return []
+        return [*self._free_unread(version), *self._answer_waits(self._name_of(version))]
 
     def _forget_reader(self, reader: int) -> None:
         session, version = self.readers.pop(reader)
@@ -787,6 +793,10 @@ class NamedArrays:
         opening = [wait for wait in self.waits.values() if not wait.in_files]
         waited_for = [each for wait in opening if (each := self._wanted(wait)) is not None]
         assert not any(each.is_on_devices for each in waited_for), "requests are answered"
+        for wait in self.waits.values():
+            key = wait.tenant, wait.name, wait.number
+            if wait.in_files and key not in self.pending:  # otherwise it is answered when the version is complete
+                assert self._answer(wait) is None, "requests for files are answered"
 
 
 def _files(version: Version) -> VersionFiles:
@@ -830,6 +840,8 @@ def _unrestored(wait: Wait, version: Version) -> Refused | None:
 
 def _stored(wait: Wait, version: Version) -> Stored | Refused | None:
     """Return the answer to a request for the files of a version, or None if it has to wait for them."""
+    if version.error is not None:
+        return Refused(wait.session, wait.request, version.error.within(version.title))
     if version.files is None:
         text = f'{version.title} has no files: publish it with spill="disk"'
         return Refused(wait.session, wait.request, Status(Code.FAILED_PRECONDITION, text))
