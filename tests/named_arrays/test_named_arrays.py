@@ -363,6 +363,15 @@ def test_a_request_for_files_ends_if_the_version_makes_space() -> None:
     names.validate()
 
 
+def test_a_session_with_the_most_readers_can_wait_for_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(named_arrays, "MOST_READERS", 1)
+    names = NamedArrays()
+    names.complete(0.0, publish_on_disk(names))
+    opened(names, wait())
+    assert names.open(0.0, wait(1, until=5.0, request=2, in_files=True)) == []
+    assert "has 1 versions of arrays open" in refused(names, wait(request=3))
+
+
 def test_a_request_for_files_times_out_with_the_reason() -> None:
     names = NamedArrays()
     version = publish_on_disk(names)

@@ -569,7 +569,7 @@ class NamedArrays:
         if self._waits_of.get(wait.session, 0) >= MOST_WAITS:
             text = f"{MOST_WAITS} requests of session {wait.session} wait for versions of arrays"
             return [Refused(wait.session, wait.request, Status(Code.RESOURCE_EXHAUSTED, text))]
-        if len(self._readers_of.get(wait.session, ())) >= MOST_READERS:
+        if not wait.in_files and len(self._readers_of.get(wait.session, ())) >= MOST_READERS:
             text = f"session {wait.session} has {MOST_READERS} versions of arrays open: delete some"
             return [Refused(wait.session, wait.request, Status(Code.RESOURCE_EXHAUSTED, text))]
         actions = [] if wait.in_files else self._wake(now, self._wanted(wait))
