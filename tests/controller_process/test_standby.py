@@ -358,3 +358,26 @@ def test_a_controller_has_one_standby(play, tmp_path):
         pair.shell.stop()
 
     play(scene)
+
+
+def test_the_files_of_an_earlier_journal_stay_if_a_standby_cannot_make_a_shell(tmp_path: Path) -> None:
+    def make_shell(state: ProcessState) -> ControllerShell:
+        raise OSError("no such file: authority.pem")
+
+    async def main() -> None:
+        options = ControllerOptions(
+            f"unix:{tmp_path}/second",
+            SETTINGS,
+            0,
+            journal=str(tmp_path / "journal"),
+            directory=str(tmp_path),
+            standby=f"unix:{tmp_path}/first",
+        )
+        standby = Standby(options, make_shell, asyncio.Event())
+        earlier = tmp_path / "journal" / "00000001.snapshot"
+        earlier.write_bytes(b"")
+        with pytest.raises(OSError, match=r"authority\.pem"):
+            standby._take_over(ProcessState(new_controller(options)))
+        assert earlier.exists()
+
+    asyncio.run(main())

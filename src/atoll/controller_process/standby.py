@@ -264,8 +264,8 @@ class Standby:
     def _take_over(self, state: ProcessState) -> ControllerShell:
         term = next_term(self._term)
         _log.warning("the controller at %s is lost: this standby takes over in term %d", self._address, term)
+        shell = self._make_shell(state)  # if this fails, the files of an earlier journal stay
         self._directory.clear()
-        shell = self._make_shell(state)
         shell.journal = Journal(self._directory, term, 1, shell.snapshot)
         shell.journal.begin()
         shell.resume(term)
