@@ -119,6 +119,21 @@ def test_a_quota_that_is_raised_lets_go_on_what_waits_for_it():
     assert first.results == (11,)
 
 
+def test_a_launch_that_needs_no_memory_without_its_quota_continues_when_the_quota_is_removed():
+    play = playing(device_memory=20, memory=20)
+    play.with_call(donated=(0,))
+    play.array(10)
+    view = Rearrange((0,), (on(0),), (Mapping(0, 0, (0, 1, 1), (0, 1, 1)),))
+    play.say(m.RegisterProgram(5, single("view", (on(0),), view)))
+    play.done(*[each.sequence for each in runs(play.say(m.Launch(5, (10,), (11,), ())))])
+    play.array(12)
+    assert runs(play.say(m.Launch(1, (10,), (13,), ()))) == [], "a quota counts the copy of the array"
+    play.ask(play.connect("operator", token="root"), m.SetTenant("bob", limits={"memory": 0}))
+    for now in (100.0, 101.0, 102.0):
+        play.tick(now)
+    assert [each.results for each in runs(play.outbox())] == [(13,)]
+
+
 def test_slices_have_no_more_devices_than_the_quota():
     play = shared("1x1x4", devices=3)
     play.session = play.open(token="bob").number

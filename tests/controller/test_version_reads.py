@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import pytest
+
 from atoll.cluster.slice_requests import SliceRequest
 from atoll.controller.sessions.version_reads import MOST_OTHER_PARTS, MOST_READS
 from atoll.errors import Code, Status
@@ -13,7 +15,7 @@ from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.state.queued_nodes import Gang
 from atoll.state.session import GangRun
-from tests.controller.play import on
+from tests.controller.play import on, runs
 from tests.controller.publishing_play import Trainer
 
 
@@ -434,3 +436,21 @@ def test_a_copy_that_has_fed_others_gives_its_memory_to_the_output_that_replaces
     while begun:
         begun = play.end(*begun)
     assert _donate(play, first, 8) == 8
+
+
+@pytest.mark.parametrize("limits", [{}, {"memory": 12}, {"total_memory": 20}])
+def test_a_launch_that_donates_a_copy_continues_when_the_copy_does_not_feed_others_any_more(
+    limits: dict[str, int],
+) -> None:
+    play = Reading()
+    first, _, third = play.read(1, 2, 3)
+    play.sources()
+    play.controller.memory.declare((3, 0), 7)
+    play.end(1)  # the third reader waits for memory, and is to get the copy of the first one
+    play.operator(m.SetTenant("reader", limits=limits))
+    if not limits:
+        play.controller.memory.declare((1, 0), 12)
+    _donate(play, first, 8)
+    assert play.controller.launcher.memory.waits.is_waiting(first.session)
+    play.close(third.session)
+    assert [each.results for each in runs(play.outbox())] == [(8,)]

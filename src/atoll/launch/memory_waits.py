@@ -26,7 +26,7 @@ from atoll.errors import Code, Details, Kind, Status
 from atoll.launch.scheduler import Scheduler
 from atoll.protocol import messages as m
 from atoll.quantities import human_bytes, parse_bytes
-from atoll.state.memory_ledger import MemoryLedger
+from atoll.state.memory_ledger import Block, MemoryLedger
 from atoll.state.queued_nodes import Gang, QueuedNode
 from atoll.state.session import GangRun, Session
 from atoll.state.tenants import Tenant
@@ -67,16 +67,24 @@ class MemoryWait:
 # Reclaims memory for a node that waits: (its wait, missing bytes, is_last). Returns whether some will be free soon. If
 # not, and if `is_last` is true, the node fails.
 Reclaim = Callable[[MemoryWait, int, bool], bool]
+# Computes again what a node lacks. Returns None if it lacks nothing.
+Lack = Callable[[QueuedNode[GangRun]], MemoryWait | None]
 
 
 class MemoryWaits:
     """The nodes that wait for memory of the `ledger`, or for a quota of memory."""
 
     def __init__(
-        self, ledger: MemoryLedger, sessions: Mapping[int, Session], scheduler: Scheduler[GangRun], reclaim: Reclaim
+        self,
+        ledger: MemoryLedger,
+        sessions: Mapping[int, Session],
+        scheduler: Scheduler[GangRun],
+        reclaim: Reclaim,
+        lack: Lack,
     ) -> None:
         self.waiting: dict[QueuedNode[GangRun], MemoryWait] = {}  # in the order in which the waits began
         self._reclaim = reclaim
+        self._lack = lack
         self._ledger = ledger
         self._sessions = sessions
         self._scheduler = scheduler
@@ -108,10 +116,23 @@ class MemoryWaits:
             if waiting.gang.island == island:
                 self._offer(waiting)
 
+    def unshared(self, block: Block) -> None:
+        """Offer the nodes that donate a block with one buffer left: they may need no memory for a copy of it now.
+
+        Call this before `block.is_published` becomes false.
+        """
+        for waiting in list(self.waiting.values()):
+            counted_copy = block.is_published or waiting.node.tenant.memory is not None
+            if counted_copy and not waiting.is_offered and _donates(waiting.gang, block):
+                self._offer_now(waiting)
+
     def _offer(self, waiting: MemoryWait) -> None:
         if not waiting.is_offered and self._missing(waiting) <= 0:
-            waiting.is_offered = True
-            self._scheduler.retry(waiting.node)
+            self._offer_now(waiting)
+
+    def _offer_now(self, waiting: MemoryWait) -> None:
+        waiting.is_offered = True
+        self._scheduler.retry(waiting.node)
 
     # ---- queries
 
@@ -160,7 +181,7 @@ class MemoryWaits:
             if not node.is_pending:
                 del self.waiting[node]
             elif self._is_hopeless(waiting):
-                if self._may_be_relieved(waiting, is_last=True):
+                if self._renewed(waiting) or self._may_be_relieved(waiting, is_last=True):
                     continue
                 del self.waiting[node]
                 lack = waiting.device, waiting.nbytes, waiting.quota
@@ -174,6 +195,21 @@ class MemoryWaits:
         for waiting in list(self.waiting.values()):
             if waiting.node.is_pending and self.now - waiting.node.since >= RELIEF_SECONDS:
                 self._may_be_relieved(waiting, is_last=False)
+
+    def _renewed(self, waiting: MemoryWait) -> bool:
+        """Offer the node if it lacks nothing now, or replace its wait if it lacks something else.
+
+        Return whether one of them was the case.
+        """
+        lack = self._lack(waiting.node)
+        if lack is None:
+            if not waiting.is_offered:
+                self._offer_now(waiting)
+            return True
+        if (lack.device, lack.nbytes, lack.quota) == (waiting.device, waiting.nbytes, waiting.quota):
+            return False
+        self.add(lack)
+        return True
 
     def _may_be_relieved(self, waiting: MemoryWait, is_last: bool) -> bool:
         most = self._most(waiting)
@@ -234,6 +270,11 @@ class MemoryWaits:
         if waiting.quota:
             return session.tenant is waiting.node.tenant
         return session.number == waiting.node.session or holds(session, waiting.device)
+
+
+def _donates(gang: Gang[GangRun], block: Block) -> bool:
+    entries = gang.run.launch.entries
+    return any(block in entries[value].blocks for value in gang.run.spec.consumes)
 
 
 _NAMED_HOLDERS = 5

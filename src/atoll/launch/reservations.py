@@ -48,7 +48,7 @@ class Reservations:
         reclaim: Reclaim,
     ) -> None:
         self.ledger = MemoryLedger()
-        self.waits = MemoryWaits(self.ledger, sessions, scheduler, reclaim)
+        self.waits = MemoryWaits(self.ledger, sessions, scheduler, reclaim, self._lack)
         self._sessions = sessions
         self._scheduler = scheduler
         self._resources = resources
@@ -61,18 +61,25 @@ class Reservations:
         A node that can never fit also waits, until `waits.hopeless` returns it.
         """
         needs = [self._need(gang) for gang in node.gangs]
-        if self.ledger.capacity or node.tenant.memory is not None:
-            for need in needs:
-                lacking = self._lacking(node, need)
-                if lacking is not None:
-                    self.waits.add(lacking)
-                    return Reason.QUOTA if lacking.quota else Reason.MEMORY
+        lack = self._first_lack(node, needs)
+        if lack is not None:
+            self.waits.add(lack)
+            return Reason.QUOTA if lack.quota else Reason.MEMORY
         if self.waits.waiting:
             self.waits.passed_by(node)
         for need in needs:
             self._take(need, node.tenant.memory)
         node.tenant.took_memory(len(needs))
         return None
+
+    def _lack(self, node: QueuedNode[GangRun]) -> MemoryWait | None:
+        """Return what the node lacks now, as a new wait, or None."""
+        return self._first_lack(node, [self._need(gang) for gang in node.gangs])
+
+    def _first_lack(self, node: QueuedNode[GangRun], needs: Sequence[_Need]) -> MemoryWait | None:
+        if not self.ledger.capacity and node.tenant.memory is None:
+            return None
+        return next((lack for need in needs if (lack := self._lacking(node, need)) is not None), None)
 
     def _need(self, gang: Gang[GangRun]) -> _Need:
         spec, entries = gang.run.spec, gang.run.launch.entries
@@ -274,7 +281,10 @@ class Reservations:
         for block in blocks:
             if block.views:
                 block.views -= 1
-                block.is_published &= block.views > 0  # otherwise, only one buffer is left
+                if not block.views:  # one buffer is left
+                    if self.waits.waiting:
+                        self.waits.unshared(block)
+                    block.is_published = False
         self._release(blocks)
 
     def _release(self, blocks: Iterable[Block]) -> None:
