@@ -165,6 +165,16 @@ def test_a_search_that_has_freed_memory_continues_at_once() -> None:
     assert (devices.free(1 << 20), devices.is_possible) == ([two], True)
 
 
+def test_searches_of_two_priorities_end() -> None:
+    devices = Devices()
+    devices.many()
+    last = devices.version()
+    for _ in range(10):
+        devices.free(8, "low", later=1)
+        devices.free(8, "high")
+    assert devices.stored == [last]
+
+
 def test_the_last_search_examines_versions_again() -> None:
     devices = Devices()
     stuck = devices.version()

@@ -349,9 +349,9 @@ callback("array files: written", ArrayFiles, ArrayFiles._written, Ref[ArrayWrite
 callback("array files: restored", ArrayFiles, ArrayFiles._restored, Ref[Restoration])
 
 
-@dump_of(VersionRelief, "version relief", version=2)
+@dump_of(VersionRelief, "version relief", version=3)
 class VersionReliefDump(Dump):
-    _searches: dict[Place, Search] = {}
+    _last: dict[Place, Search] = {}
 
 
 @dump_of(PublishedArrays, "published arrays", version=3)

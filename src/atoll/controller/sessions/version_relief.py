@@ -5,14 +5,18 @@ get that of their own tenant's versions.
 
 A search examines the versions that nobody reads, until enough memory is free. It examines some versions in one flush,
 and continues in a later one. Versions that cannot leave, for example because the arrays of a script share their memory,
-are examined at most once per `_SEARCH_SECONDS`. So launches that wait cost the controller little, regardless of the
-number of versions.
+are examined at most once per `_SEARCH_SECONDS` for all launches of the same priority. So launches that wait cost the
+controller little, regardless of the number of versions.
+
+If that is not enough, versions end that newer ones have replaced, and that stay only until they are in files: after
+`UNWRITTEN_SECONDS`, or before the launch fails.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import islice
+from typing import NamedTuple
 
 import msgspec
 
@@ -25,7 +29,7 @@ from atoll.named_arrays.written_versions import ANY_DEVICE, Position
 from atoll.protocol.number_ranges import PUBLISHED_DEVICES
 from atoll.state.tenants import Tenant
 
-# Time between searches that free nothing on a device, unless a launch of a higher priority waits.
+# Time between searches of a place that free nothing.
 _SEARCH_SECONDS = 1.0
 # Cost of the versions that one call examines, in the cost of an array that is examined (about 0.2 us).
 _MOST_EXAMINED = 4096
@@ -33,24 +37,34 @@ _COST_OF_VERSION = 8
 _COST_OF_FREEING = 16  # per array
 
 
-# Memory that launches wait for: a device, or None for all devices, and the tenant whose quota lacks it, or "".
-Place = tuple[HostDevice | None, str]
+class Place(NamedTuple):
+    """The memory that launches wait for.
+
+    Each priority has its own searches, since it examines other versions than the others do.
+
+    Attributes:
+      device: the device, or None for all devices.
+      owner: the tenant whose quota lacks memory, or "".
+      priority: that of the tenants whose launches wait.
+    """
+
+    device: HostDevice | None
+    owner: str
+    priority: int
 
 
 class Search(msgspec.Struct, frozen=True):
-    """A search for memory of a device or of a quota.
+    """A search for the memory of a place.
 
     Attributes:
       began: time of the first call.
       seconds: time of the last call.
-      priority: that of the tenant that needed the memory.
       after: the last version that was examined, or None if all were examined.
       has_freed: whether the last call freed memory.
     """
 
     began: float
     seconds: float
-    priority: int
     after: Position | None
     has_freed: bool
 
@@ -70,7 +84,7 @@ class VersionRelief:
         store: Callable[[Version], None],
         perform: Callable[[Sequence[Action]], None],
     ) -> None:
-        self._searches: dict[Place, Search] = {}
+        self._last: dict[Place, Search] = {}  # in each place
         self._outbox = state.outbox
         self._tenants = state.tenants
         self._resources = state.resources
@@ -81,8 +95,8 @@ class VersionRelief:
         self._perform = perform
 
     def tick(self, now: float) -> None:
-        for place in [each for each, last in self._searches.items() if now - last.seconds > 10 * _SEARCH_SECONDS]:
-            del self._searches[place]
+        for place in [each for each, last in self._last.items() if now - last.seconds > 10 * _SEARCH_SECONDS]:
+            del self._last[place]
 
     def free(self, tenant: Tenant, device: HostDevice, missing: int, is_last: bool) -> bool:
         """Free `missing` bytes of the device for a launch of the tenant that waits for them.
@@ -137,10 +151,10 @@ class VersionRelief:
         self, tenant: Tenant, owner: Tenant | None, device: HostDevice | None, missing: int, is_last: bool
     ) -> bool:
         now, priority = self._outbox.seconds, tenant.settings.priority
-        place = device, "" if owner is None else owner.name
-        last = self._searches.get(place)
+        place = Place(device, "" if owner is None else owner.name, priority)
+        last = self._last.get(place)
         began, after = now, None
-        if last is not None and priority <= last.priority:
+        if last is not None:
             is_recent = now - last.seconds < _SEARCH_SECONDS and not last.has_freed
             is_repeated = now == last.seconds or (last.after is None and last.began != last.seconds)
             if is_recent and (is_repeated or not is_last):
@@ -151,9 +165,9 @@ class VersionRelief:
         if has_freed:
             self._outbox.flush_frees()
         if missing <= 0:
-            self._searches.pop(place, None)
+            self._last.pop(place, None)
             return True
-        self._searches[place] = Search(began, now, priority, position, has_freed)
+        self._last[place] = Search(began, now, position, has_freed)
         return position is not None
 
     def _examine(
