@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from atoll.cluster.tenant_settings import TenantSettings
-from atoll.controller.sessions.version_relief import VersionRelief
+from atoll.controller.sessions.version_relief import UNWRITTEN_SECONDS, VersionRelief
 from atoll.ir.types import ArraySpec, Sharding
 from atoll.named_arrays.named_arrays import Action, Free, NamedArrays, Version, VersionKey
 from atoll.protocol.number_ranges import PUBLISHED_DEVICES
@@ -46,11 +46,12 @@ class Devices:
         arrays: int = 1,
         keep: int = 64,
         is_written: bool = True,
+        name: str = "",
     ) -> VersionKey:
-        """A version that is complete, and in files unless that is not wanted. Each 64 ones have a name."""
+        """A version that is complete, and in files unless that is not wanted. Each 64 ones have a name by default."""
         self.seconds += 1
         handles, paths = tuple(range(arrays)), tuple(map(str, range(arrays)))
-        name = f"name{len(self.versions) // 64}"
+        name = name or f"name{len(self.versions) // 64}"
         version = self.names.publish(self.seconds, tenant, name, 1, keep, handles, paths, on_disk=True)
         version.held.extend(handles)
         version.count(ArraySpec("f32", (2,), Sharding((PUBLISHED_DEVICES.start + device[0],))), 1)
@@ -66,18 +67,28 @@ class Devices:
         self.stuck.update(found)
         return found
 
-    def free(self, missing: int, tenant: str = "low", later: float = 0.0, is_last: bool = False) -> list[VersionKey]:
+    def free(
+        self, missing: int, tenant: str = "low", later: float = 0.0, is_last: bool = False, waited: float = 1.0
+    ) -> list[VersionKey]:
         """Free memory of the device after some seconds; the versions that were examined."""
         self.seconds += later
         self.examined.clear()
-        self.is_possible = self.relief.free(self.tenants[tenant], DEVICE, missing, is_last)
+        self.is_possible = self.relief.free(self.tenants[tenant], DEVICE, missing, waited, is_last)
         return list(self.examined)
 
-    def free_quota(self, device: tuple[int, int] | None) -> list[VersionKey]:
+    def free_quota(self, device: tuple[int, int] | None, waited: float = 1.0) -> list[VersionKey]:
         """Free 8 bytes of the quota of tenant low, on a device or on all; the versions that were examined."""
         self.examined.clear()
-        self.is_possible = self.relief.free_quota(self.tenants["low"], device, 8, is_last=False)
+        self.is_possible = self.relief.free_quota(self.tenants["low"], device, 8, waited, is_last=False)
         return list(self.examined)
+
+    def many_unwritten(self) -> list[VersionKey]:
+        """Versions that newer ones have replaced and that are being written, more than are examined at once."""
+        found = []
+        for number in range(1000):
+            found.append(self.version(keep=1, is_written=False, name=f"unwritten{number}"))
+            self.version(keep=1, is_written=False, name=f"unwritten{number}")
+        return found
 
     # ---- the parts of the controller that the search uses
 
@@ -243,3 +254,47 @@ def test_a_replaced_version_that_is_being_written_ends_before_a_launch_fails() -
     devices.free(8, later=1, is_last=True)
     assert not devices.is_possible
     assert devices.names.find(newest) is not None
+
+
+def test_a_replaced_version_that_is_being_written_ends_after_some_seconds() -> None:
+    devices = Devices()
+    replaced, _ = (devices.version(keep=1, is_written=False) for _ in range(2))
+    devices.free(8, waited=UNWRITTEN_SECONDS - 0.1)
+    assert devices.replaced == []
+    devices.free(8, later=0.1, waited=UNWRITTEN_SECONDS)
+    assert (devices.replaced, devices.is_possible) == ([replaced], True)
+
+
+def test_a_replaced_version_that_is_being_written_ends_for_a_quota_of_its_tenant_only() -> None:
+    devices = Devices()
+    for tenant in ("high", "low"):
+        for _ in range(2):
+            devices.version(tenant, keep=1, is_written=False, name=tenant)
+    devices.free_quota(None, UNWRITTEN_SECONDS)
+    assert devices.replaced == [("low", "low", 1)]
+
+
+def test_versions_of_higher_priorities_that_are_being_written_stay() -> None:
+    devices = Devices()
+    for _ in range(2):
+        devices.version("high", keep=1, is_written=False)
+    assert devices.free(8, "low", waited=UNWRITTEN_SECONDS) == []
+
+
+def test_a_search_of_versions_that_are_being_written_examines_some_at_once_and_continues_later() -> None:
+    devices = Devices()
+    many = devices.many_unwritten()
+    devices.stuck.update(many)
+    searches = [devices.free(8, later=1, waited=UNWRITTEN_SECONDS) for _ in range(3)]
+    assert [key for search in searches for key in search] == many
+    assert max(map(len, searches)) <= 512
+
+
+def test_only_what_versions_in_files_have_not_freed_is_taken_from_those_that_are_being_written() -> None:
+    devices = Devices()
+    written = devices.version()
+    for name in ("one", "two"):
+        for _ in range(2):
+            devices.version(keep=1, is_written=False, name=name)
+    devices.free(16, waited=UNWRITTEN_SECONDS)
+    assert (devices.stored, devices.replaced, devices.is_possible) == ([written], [("low", "one", 1)], True)
