@@ -526,6 +526,25 @@ def test_a_version_that_nobody_reads_gives_up_its_memory() -> None:
     assert play.version.state is VersionState.COMPLETE
 
 
+def test_a_replaced_version_that_is_being_written_gives_up_its_memory_while_a_session_does_not_answer() -> None:
+    play = Spilling("1x1x1", device_memory=20)
+    trainer = play.session
+    play.publish_on_disk(keep=1)
+    play.say(m.Release((10,)))
+    play.array(11)
+    (run,) = runs(play.say(m.Launch(5, (11,), (12,), ())))
+    play.say(m.Publish(play.request(), "policy", 1, (12,), ("w",), on_disk=True))
+    play.done(run.sequence)
+    eve = play.open(token="eve").number
+    assert runs(_make(play, eve, 1)) == [], "the versions have 16 of 20 bytes"
+    started = []
+    for _ in range(3):
+        play.tick(play.now + 1, silent_sessions=(trainer,))
+        started += play.of_type(m.Run)
+    assert [each.results for each in started] == [(1,)]
+    assert (play.version.number, play.files.state) == (2, FileState.WRITING)
+
+
 @pytest.mark.parametrize("quota", ["memory", "total_memory"])
 def test_a_version_gives_up_its_memory_for_its_tenants_quota(quota: str) -> None:
     play = Spilling("1x1x1")
