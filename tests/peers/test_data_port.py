@@ -25,12 +25,15 @@ from atoll.transfers.piece_contents import BufferContents
 from atoll.transfers.shared_memory_engine import BlockReturned
 from atoll.transfers.socket_engine import SocketPiece
 from atoll.transfers.stream_transfers import StreamPiece
+from atoll.transfers.transfer_engine import Piece
 from atoll.wire.address import Address
 from atoll.wire.pending_connections import MAX_PER_ADDRESS, PendingConnections
 from atoll.wire.sockets import dial
 from tests.conftest import gone
 from tests.transfers.ends import SECONDS, Receiver, content, descriptors, frame, is_closed
 from tests.waiting import until
+
+SCRIPT = script_secret("secret five")  # of session 5
 
 
 @pytest.fixture
@@ -345,7 +348,7 @@ def between_machines() -> Iterator[tuple[DataPort, Unread, list[tuple[int, int]]
 
 
 def dialed_by_script(data_port: DataPort) -> tuple[DataChannel, Receiver]:
-    channel = DataChannel.connect(data_port.address, 5, script_secret("secret five"))
+    channel = DataChannel.connect(data_port.address, 5, SCRIPT)
     receiver = Receiver(channel)
     until(lambda: data_port.send_to_script(5, 1, [BufferContents((memoryview(content(LARGE)),))]))
     receiver.wait(1)
@@ -410,12 +413,29 @@ def test_the_secret_of_the_clients_process_opens_no_channel_of_its_proxy() -> No
         proxy.close()
 
 
-@pytest.mark.parametrize("secret", ["secret five", script_secret("secret five")])
-def test_an_answer_whose_memory_nobody_bounds_ends_its_channel(secret: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("secret", "piece", "words"),
+    [
+        (
+            "secret five",
+            StreamPiece(5, CALL_FEEDS.start + 1, 1 << 30, transfer=1),
+            "an answer of a call was announced like a feed",
+        ),
+        (SCRIPT, StreamPiece(5, CALL_FEEDS.start + 1, 1 << 30, transfer=1), "this channel carries only feeds"),
+        (SCRIPT, SocketPiece(5, CALL_FEEDS.start + 1, 8 << 30), "this channel carries only feeds"),
+        (SCRIPT, SocketPiece(5, CALL_FEEDS.start, 1), "this channel carries only feeds"),
+    ],
+)
+def test_an_answer_whose_memory_nobody_bounds_ends_its_channel(
+    secret: str, piece: Piece, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The memory is not allocated: the frame is refused before any byte of the answer arrives."""
     with between_machines() as (data_port, _, _):
         channel = DataChannel.connect(data_port.address, 5, secret)
         receiver = Receiver(channel)
-        channel._socket.send(StreamPiece(5, CALL_FEEDS.start + 1, 1 << 30, transfer=1))
-        assert receiver.join() is None
-        until(lambda: "an answer of a call was announced like a feed" in caplog.text)
-        channel.close()
+        channel._socket.send(piece)
+        try:
+            assert receiver.join() is None
+            until(lambda: words in caplog.text)
+        finally:
+            channel.close()

@@ -189,13 +189,11 @@ class DataPort:
             self._name(opening, opener, channel)
 
             def on_answer(feed: int, content: Any, done: Callable[[], None]) -> None:
-                if opener is Opener.SCRIPT:  # calls and their answers use the other channels
-                    done()
-                    return
                 assert self.answers is not None
                 self.answers.answered(session, feed, content, done)
 
-            self.receive(session, channel, on_answer)
+            # Calls and their answers never use the client's own channel.
+            self.receive(session, channel, None if opener is Opener.SCRIPT else on_answer)
         except (AtollError, EOFError, OSError, MemoryError) as error:
             if not has_opened:
                 raise  # the listener logs it
@@ -214,18 +212,19 @@ class DataPort:
                 self._fail_calls(session)
 
     def receive(
-        self, session: int, channel: DataChannel, on_answer: Callable[[int, Any, Callable[[], None]], None]
+        self, session: int, channel: DataChannel, on_answer: Callable[[int, Any, Callable[[], None]], None] | None
     ) -> None:
         """Receive the feeds of a session's channel, or of another host's (0), until it ends.
 
-        Answers of calls are passed to `on_answer(feed, content, done)`. Raise what `DataChannel.receive` raises.
+        Answers of calls are passed to `on_answer(feed, content, done)`. Without it, they end the channel. Raise what
+        `DataChannel.receive` raises.
         """
 
         def on_piece(piece: Piece, content: Any, done: Callable[[], None]) -> None:
             if piece.feed == CONTROL and not session:
                 self._on_control(content)
                 done()
-            elif self.takes_call(session, piece.feed):
+            elif on_answer is not None and self.takes_call(session, piece.feed):
                 on_answer(piece.feed, content, done)
             else:
                 self.inbox.put(session or piece.session, piece.feed, content, done)
@@ -233,7 +232,7 @@ class DataPort:
         def on_failure(piece: Piece, status: Status) -> None:
             self.inbox.put_failed(session or piece.session, piece.feed, status)
 
-        channel.receive(on_piece, on_failure, budget=_InboxBudget(self, session))
+        channel.receive(on_piece, on_failure, budget=_InboxBudget(self, session), feeds_only=on_answer is None)
 
     def _name(self, opening: Open, opener: Opener, channel: DataChannel) -> None:
         """Let the channel's streams find the channel by its name."""

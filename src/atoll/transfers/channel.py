@@ -333,17 +333,19 @@ class DataChannel:
         on_socket: OnSocket | None = None,
         budget: ReceiveBudget | None = None,
         on_memory: OnMemory | None = None,
+        feeds_only: bool = False,
     ) -> None:
         """Read until the peer closes the channel.
 
         `on_piece` receives the pieces, on this thread or on that of a stream. The pieces of one feed are in order.
         `on_failure` receives pieces that fail; without it, such a piece ends the channel with its StatusError.
-        `budget` decides when the bytes of a large piece may arrive.
+        `budget` decides when the bytes of a large piece may arrive. With `feeds_only`, calls and their answers,
+        which have no budget, are invalid.
 
         Raise TimeoutError if the peer is silent, FrameError if it sends an invalid frame or ends inside a piece, and
         AccessError if it does not trust this side.
         """
-        arrivals = ChannelArrivals(on_piece, on_failure, budget)
+        arrivals = ChannelArrivals(on_piece, on_failure, budget, feeds_only)
         for engine in self._engines:
             engine.receive_for(arrivals)
         while True:
@@ -387,6 +389,8 @@ class DataChannel:
             return
         if not 0 <= frame.nbytes <= MAX_PIECE:
             raise FrameError(f"a piece of {frame.nbytes} bytes is invalid: a piece has 0 to {MAX_PIECE} bytes")
+        if arrivals.feeds_only and frame.feed >= FIRST_INLINE_FEED:
+            raise FrameError("this channel carries only feeds, and no calls or answers")
         try:
             received = handle(frame, descriptor)
         except StatusError as error:
@@ -435,8 +439,15 @@ class Unlimited:
 class ChannelArrivals:
     """The `Arrivals` of a channel, which call its callbacks. Without `on_failure`, a failed piece ends the channel."""
 
-    def __init__(self, on_piece: OnPiece, on_failure: OnFailure | None, budget: ReceiveBudget | None) -> None:
+    def __init__(
+        self,
+        on_piece: OnPiece,
+        on_failure: OnFailure | None,
+        budget: ReceiveBudget | None,
+        feeds_only: bool = False,
+    ) -> None:
         self.take = on_piece
+        self.feeds_only = feeds_only
         self._on_failure = on_failure
         self._budget = budget or Unlimited()
         self.admit = self._budget.admit
