@@ -28,9 +28,11 @@ from atoll.host_services.calls.call_messages import (
     DirectWanted,
     Landed,
     Raised,
+    Released,
     Returned,
     Unread,
     Wanted,
+    Written,
     decode,
     encode,
     first_call,
@@ -306,6 +308,23 @@ def test_a_host_cannot_let_the_client_dial(far: FarHost, monkeypatch: pytest.Mon
     finally:
         host.close()
         receiver.join()
+
+
+def test_what_a_host_sends_as_a_call_is_no_notice(far: FarHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    acted: list[Any] = []
+    for owner, name in (
+        (far.table, "remove"),
+        (far.table.reads, "fail"),
+        (far.table.writes, "send"),
+        (far.table.writes, "written"),
+    ):
+        monkeypatch.setattr(owner, name, lambda first, *_: acted.append(first))
+    assert far.to_client is not None
+    for feed, number in ((first_call(4) + 1, 1), (first_call(0), 2)):
+        for message in (Released((number,)), Unread((number,)), Wanted(number, 77, 3), Written(number)):
+            far.to_client.send(0, feed, encode(message))
+    until(lambda: 2 in acted)
+    assert acted == [(2,), (2,), Wanted(2, 77, 3), 2]
 
 
 def test_a_host_that_cannot_be_dialed_is_reached_through_the_proxy(far: FarHost) -> None:

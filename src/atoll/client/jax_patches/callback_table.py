@@ -32,6 +32,7 @@ from atoll.host_services.calls.call_messages import (
     GREETING,
     Arrived,
     Call,
+    CallMessage,
     Dial,
     DirectWanted,
     Raised,
@@ -225,25 +226,12 @@ class CallbackTable:
             except AtollError:
                 done()
                 return
-            if isinstance(message, Released):
-                done()
-                self.remove(message.callbacks)
-            elif isinstance(message, Unread):
-                done()
-                self.reads.fail(message.feeds, message.error)
-            elif isinstance(message, Wanted):
-                done()
-                self.writes.send(message, self._direct_to(message.host), channel)
-            elif isinstance(message, Dial) and is_notice(piece.feed):  # hosts choose what their calls contain
-                done()
-                self._start_dialing(message, channel)
-            elif isinstance(message, Written):
-                done()
-                self.writes.written(message.write)
-            elif isinstance(message, Call):
+            if isinstance(message, Call):
                 self._threads.run(lambda: self._call(channel, piece.feed, message, content, offsets, done))
-            else:
-                done()
+                return
+            done()
+            if is_notice(piece.feed):  # otherwise a call, whose contents a host has chosen
+                self._take_notice(message, channel)
 
         try:
             with contextlib.suppress(AtollError, OSError):
@@ -255,6 +243,19 @@ class CallbackTable:
                 self.small_writes.close()
             self._direct.pop(channel, None)
             self.reads.fail(())  # contents may have been lost with the channel
+
+    def _take_notice(self, message: CallMessage, channel: DataChannel) -> None:
+        match message:
+            case Released(callbacks):
+                self.remove(callbacks)
+            case Unread():
+                self.reads.fail(message.feeds, message.error)
+            case Wanted():
+                self.writes.send(message, self._direct_to(message.host), channel)
+            case Written(write):
+                self.writes.written(write)
+            case Dial():
+                self._start_dialing(message, channel)
 
     def _direct_to(self, host: int) -> DataChannel | None:
         """Return the latest direct channel to a host, or None."""
