@@ -381,5 +381,4 @@ class _InboxBudget:
         self._port.inbox.admit(self._session or piece.session, piece.feed, piece.nbytes, launch, grant)
 
     def withdraw(self, piece: Piece) -> None:
-        if not self._port.takes_call(self._session, piece.feed):
-            self._port.inbox.withdraw(self._session or piece.session, piece.feed)
+        self._port.inbox.withdraw(self._session or piece.session, piece.feed)
