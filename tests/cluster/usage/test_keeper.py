@@ -164,8 +164,7 @@ def test_a_bug_ends_the_thread_with_its_exception(tmp_path: Path, monkeypatch: p
     no_estimate: Any = object()
     keeper.store_estimates([no_estimate])
     keeper.close()
-    (error,) = ended
-    assert isinstance(error, AttributeError)
+    assert AttributeError in map(type, ended)  # threads of other tests may end as well
 
 
 def test_a_bug_in_a_report_is_reported_and_later_jobs_are_done(monkeypatch: pytest.MonkeyPatch):
