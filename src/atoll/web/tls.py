@@ -105,8 +105,8 @@ def page_tls(
         return tls_of_cluster(directory, address)
     raise AddressError(
         f"{address.host_and_port}: a page for other machines, or at tls://, needs a certificate: give "
-        "--tls-certificate and --tls-key, or --insecure on a trusted network. The cluster's CA signs one only for the "
-        "user and on the machine of `atoll up`, if the cluster is chosen by --name, not by --join or --address"
+        "--tls-certificate and --tls-key, or --insecure on a trusted network. To get one from the cluster's CA, run "
+        "`atoll web` as the user who ran `atoll up`, on that machine, without --join and --address"
     )
 
 
