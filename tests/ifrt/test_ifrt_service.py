@@ -142,6 +142,18 @@ def test_a_client_whose_session_is_lost_reads_why_whatever_it_asks_until_it_leav
     play(work())
 
 
+@pytest.mark.parametrize("kind", ["destruct_array", "executable_destruct"])
+def test_a_client_whose_session_is_lost_destructs_without_an_error(kind):
+    async def work() -> None:
+        cluster, call = FakeCluster(), FakeCall()
+        await stream(service(cluster.session), call)
+        cluster.session.handle(m.Closing(LOST))
+        call.ask(kind)
+        assert (call.sent[-1].meta.status.code, call.sent[-1].WhichOneof("kind")) == (0, kind)
+
+    play(work())
+
+
 def test_a_client_that_leaves_while_its_session_opens_leaves_none():
     async def work() -> None:
         cluster, call = FakeCluster(), FakeCall()

@@ -26,6 +26,9 @@ HANDLERS: dict[str, Handler] = {
 }
 
 
+_DESTRUCTIONS = ("destruct_array", "executable_destruct")
+
+
 def handle_request(session: IfrtSession, data: bytes | memoryview) -> Any:
     """Handle one request of the client, and return it.
 
@@ -48,8 +51,18 @@ def handle_request(session: IfrtSession, data: bytes | memoryview) -> Any:
 
 
 def refuse_request(session: IfrtSession, data: bytes | memoryview, status: Status) -> None:
-    """Answer a request of any kind with an error. Raise as `handle_request` does."""
-    _pending(session, data)[1].fail(status)
+    """Answer a request of any kind with an error, but a destruction with success. Raise as `handle_request` does.
+
+    The objects have ended with the session, and jaxlib's client logs each destruction that fails.
+    """
+    request, pending = _pending(session, data)
+    kind = request.WhichOneof("kind")
+    if kind not in _DESTRUCTIONS:
+        pending.fail(status)
+        return
+    response = pending.response()
+    getattr(response, kind).SetInParent()
+    pending.reply_out_of_sequence(response)
 
 
 def _pending(session: IfrtSession, data: bytes | memoryview) -> tuple[Any, PendingRequest]:
