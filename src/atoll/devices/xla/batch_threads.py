@@ -130,7 +130,7 @@ class BatchThreads:
             self.decide()
 
     def decide(self) -> None:
-        """Choose the class of the threads anew. Change nothing if the process has no descriptor left."""
+        """Choose the class of the threads again. Change nothing if the process has no descriptor left."""
         try:
             self.apply(self._choice.observe(time.monotonic(), cpu_times()))
         except OSError as error:
