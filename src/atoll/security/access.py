@@ -13,12 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from atoll.cluster.environment_variables import HOST_TOKEN, INSECURE, TOKEN
-from atoll.errors import AccessError, AtollError, ConnectError, HandshakeCutError
+from atoll.errors import AtollError, ConnectError
 from atoll.retries import Retry
 from atoll.security.enrollment import Renewal, enroll, enroll_anywhere
 from atoll.security.join_token import JoinToken, join_of_environment
 from atoll.security.roles import Role
 from atoll.wire.address import Address
+from atoll.wire.sockets import lacks_trust
 from atoll.wire.tls.identity import Certificate, Identity
 from atoll.wire.tls.tls_errors import no_identity
 
@@ -87,8 +88,7 @@ def joined(join: JoinToken, role: Role, name: str, patience: float = 0.0) -> Ide
         try:
             certificate, issuer = enroll_anywhere(join, role, name)
         except ConnectError as error:
-            refused = isinstance(error, AccessError) and not isinstance(error, HandshakeCutError)
-            if refused or retry.is_over:
+            if lacks_trust(error) or retry.is_over:
                 raise
         else:
             return Identity(certificate, issuer)

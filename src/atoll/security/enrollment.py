@@ -31,7 +31,7 @@ from atoll.security.tokens import TOO_MANY, Guesses, Tokens, digest
 from atoll.wire.address import Address
 from atoll.wire.connection import Connection
 from atoll.wire.framing import HEADER_BYTES, NO_MESSAGE, frame_header, frame_length
-from atoll.wire.sockets import attempts, dial, none_answered
+from atoll.wire.sockets import dial, try_each
 from atoll.wire.tls.identity import Certificate, Identity, server_name
 from atoll.wire.tls.tls_errors import explained
 
@@ -172,16 +172,13 @@ def enroll_anywhere(join: JoinToken, role: Role, name: str) -> tuple[Certificate
     A standby that has not taken over accepts connections and closes them, and another server may listen at an address.
     So the addresses are tried in turn until a controller that was verified answers. Raises as `enroll` does.
     """
-    errors = []
-    for address, seconds in attempts(join.address, ENROLL_SECONDS):
+
+    def ask(address: Address, seconds: float) -> tuple[Certificate | NotEnrolled, JoinToken]:
         there = replace(join, address=address)
-        try:
-            answer = _answer(there, role, name, ENROLL_SECONDS, seconds)
-        except ConnectError as error:  # also AccessError: the peer may be any process
-            errors.append(error)
-        else:
-            return _accepted(answer, there, role), address
-    raise none_answered(join.address, errors) from None
+        return _answer(there, role, name, ENROLL_SECONDS, seconds), there
+
+    answer, there = try_each(join.address, ENROLL_SECONDS, ask)  # also after an AccessError: a peer may be any process
+    return _accepted(answer, there, role), there.address
 
 
 def enroll(

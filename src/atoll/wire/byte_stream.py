@@ -7,9 +7,8 @@ import socket
 from collections.abc import Sequence
 from typing import Protocol
 
-from atoll.errors import ConnectError
 from atoll.wire.address import Address
-from atoll.wire.sockets import attempts, dial, none_answered, send_without_delay
+from atoll.wire.sockets import dial, send_without_delay, try_each
 from atoll.wire.tls.identity import HANDSHAKE_SECONDS, Identity
 from atoll.wire.tls.tls_errors import no_identity
 from atoll.wire.tls.tls_stream import TlsSender, TlsStream
@@ -107,23 +106,17 @@ def dial_stream(
         raise no_identity(address, what)
     address = identity.ordered(address)
     kind = TlsSender if one_way else TlsStream
-    errors = []
-    for each, seconds in attempts(address, timeout):
+
+    def secured(each: Address, seconds: float) -> Stream:
+        stream: Stream = kind.dialed(dial(each, what=what, timeout=seconds), role, identity, f"{what} at {each}")
         try:
-            stream: Stream = kind.dialed(dial(each, what=what, timeout=seconds), role, identity, f"{what} at {each}")
-            return _secured(stream, seconds)
-        except ConnectError as error:
-            errors.append(error)
-    raise none_answered(address, errors) from None
+            stream.secure(seconds)
+        except BaseException:
+            stream.close()
+            raise
+        return stream
 
-
-def _secured(stream: Stream, seconds: float) -> Stream:
-    try:
-        stream.secure(seconds)
-    except BaseException:
-        stream.close()
-        raise
-    return stream
+    return try_each(address, timeout, secured)
 
 
 def accepted_stream(sock: socket.socket, address: Address, identity: Identity | None) -> Stream:

@@ -9,10 +9,13 @@ import os
 import socket
 import struct
 import termios
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from atoll.errors import AccessError, ConnectError, HandshakeCutError, UnreachableError
 from atoll.wire.address import Address
+
+_Result = TypeVar("_Result")
 
 # Timeout for each of several addresses of a process except the last.
 NEXT_SECONDS = 3.0
@@ -34,22 +37,37 @@ def attempts(address: Address, timeout: float) -> Iterator[tuple[Address, float]
     yield last, timeout
 
 
+def try_each(address: Address, timeout: float, attempt: Callable[[Address, float], _Result]) -> _Result:
+    """Return `attempt(address, seconds)` for the first of the addresses for which it raises no ConnectError.
+
+    If it fails at all of them, raise the error of `none_answered`.
+    """
+    errors = []
+    for each, seconds in attempts(address, timeout):
+        try:
+            return attempt(each, seconds)
+        except ConnectError as error:
+            errors.append(error)
+    raise none_answered(address, errors) from None
+
+
 def none_answered(address: Address, errors: Sequence[ConnectError]) -> ConnectError:
     """Return the error for failed attempts at all addresses, given their errors in the same order.
 
     It is the first one of a peer without trust, or else the last one, with the names of the other addresses. Such a
     peer may be any process, so it must not keep the caller from the next address.
     """
-    found = next((i for i, each in enumerate(errors) if _lacks_trust(each)), len(errors) - 1)
+    found = next((i for i, each in enumerate(errors) if lacks_trust(each)), len(errors) - 1)
     error = errors[found]
     others = ", ".join(str(each) for i, each in enumerate(address.each) if i != found)
     if not others:
         return error
-    also = f". The attempt also failed at {others}" if _lacks_trust(error) else f", nor at {others}"
+    also = f". The attempt also failed at {others}" if lacks_trust(error) else f", nor at {others}"
     return type(error)(f"{error}{also}")
 
 
-def _lacks_trust(error: ConnectError) -> bool:
+def lacks_trust(error: ConnectError) -> bool:
+    """Return whether one side does not trust the other, so that further attempts at the same address are in vain."""
     return isinstance(error, AccessError) and not isinstance(error, HandshakeCutError)
 
 
@@ -59,13 +77,7 @@ def dial(address: Address, *, what: str = "a process", timeout: float = 10.0) ->
     If a host name has several IP addresses, each is tried for at most `timeout` seconds. Raise ConnectError, which
     names the address and `what` is expected there, such as "a data port".
     """
-    errors = []
-    for each, seconds in attempts(address, timeout):
-        try:
-            return _dial(each, what, seconds)
-        except ConnectError as error:
-            errors.append(error)
-    raise none_answered(address, errors) from None
+    return try_each(address, timeout, lambda each, seconds: _dial(each, what, seconds))
 
 
 def _dial(address: Address, what: str, timeout: float) -> socket.socket:
