@@ -43,7 +43,10 @@ AUTHORITY = CertificateAuthority.make("a test's")
 
 
 class Controller:
-    """The port of a controller that only lets join, on a loop of its own thread. Without an issuer, of a standby."""
+    """A controller's port at which processes can only join, with a thread for its event loop.
+
+    Without an issuer, it behaves as the port of a standby.
+    """
 
     def __init__(self, own: Identity, issuer: CertificateIssuer | None) -> None:
         self._own, self._issuer = own, issuer
