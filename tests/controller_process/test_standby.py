@@ -331,6 +331,17 @@ def test_a_standby_ends_with_its_cluster(play):
     play(scene)
 
 
+def test_a_standby_that_did_not_read_of_the_end_reads_it_when_it_connects_again(play):
+    async def scene(pair: Pair) -> None:
+        pair.of_standby.hold_back()
+        pair.shell.stop()
+        pair.of_standby.drop()
+        pair.of_standby.pass_on()
+        assert await asyncio.wait_for(pair.running, 60) is None
+
+    play(scene)
+
+
 def test_who_comes_back_while_the_standby_may_have_taken_over_has_to_wait(play):
     async def scene(pair: Pair) -> None:
         pair.running.cancel()

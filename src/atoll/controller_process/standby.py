@@ -74,7 +74,6 @@ class Standby:
         self._state: ProcessState | None = None  # a replica of the controller's state
         self._shell: ControllerShell | None = None  # after the takeover
         self._term = 0  # of the controller
-        self._is_relied_on = False  # the controller will not be restarted if it ends
         self._unauthenticated = unauthenticated or UnauthenticatedConnections()
         self._is_over: asyncio.Future[bool] = self._loop.create_future()  # whether it takes over
         self._progress = StandbyProgress(options.directory, options.standby)
@@ -166,7 +165,7 @@ class Standby:
 
     def _handle(self, connection: Connection, message: Any) -> None:
         if not self._has_snapshot:
-            self._forget()  # the state from an earlier connection is outdated
+            self._state = None  # the state from an earlier connection is outdated
             self._progress.copies()
         self._takeover.heard(self._loop.time())
         match message:
@@ -186,8 +185,7 @@ class Standby:
                 if self._has_snapshot and self._state is not None:
                     for number, whole, pieced in acknowledged:
                         self._state.acknowledged(number, Counts(whole, pieced))
-                if is_relied_on and not self._is_relied_on:
-                    self._is_relied_on = True
+                if is_relied_on and self._has_snapshot and not self._progress.may_take_over:
                     self._progress.follows()
                     self._report(FOLLOWS)
                 self._acknowledge(connection)
@@ -205,9 +203,6 @@ class Standby:
     def _acknowledge(self, connection: Connection) -> None:
         """Acknowledge the snapshot and all turns received so far."""
         connection.send_link(Acknowledge(self._turns + 1 if self._has_snapshot else 0, self._heartbeats))
-
-    def _forget(self) -> None:
-        self._state, self._is_relied_on = None, False
 
     def _replay(self, turn: bytes) -> None:
         assert self._state is not None
@@ -254,7 +249,7 @@ class Standby:
 
     def _check_takeover(self) -> None:
         state = self._state
-        if state is None or not self._is_relied_on or self._is_over.done():
+        if state is None or not self._progress.may_take_over or self._is_over.done():
             return
         if self._takeover.is_due(self._loop.time(), state.controller.connections.deciders):
             self._is_over.set_result(True)

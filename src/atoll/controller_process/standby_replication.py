@@ -79,6 +79,7 @@ class StandbyReplication:
         self._answered = 0  # acknowledged heartbeats
         self._heard = 0.0  # send time of the last acknowledged one, because an acknowledgement may wait in a socket
         self._suspected_until = 0.0
+        self._has_ended = False  # the cluster, so no other process must continue
 
     def serve(self, connection: Connection, hello: m.Hello) -> None:
         """Serve a connection whose first message is the Hello of a standby."""
@@ -88,6 +89,9 @@ class StandbyReplication:
             connection.refuse(refused.message)
             connection.send(m.Refused(refused))
             connection.close()
+            return
+        if self._has_ended:  # the standby lost its connection before it read the Close
+            connection.close_with(Close())
             return
         connection.authenticated()
         connection.name = f"the standby at {hello.label}"
@@ -274,6 +278,8 @@ class StandbyReplication:
 
     def end(self) -> None:
         """End the replication, because the cluster ends and no controller must continue."""
+        self._has_ended = True
+        self._is_followed = False
         self._leader_fence.end()
         standby, self._standby = self._standby, None
         if standby is not None:

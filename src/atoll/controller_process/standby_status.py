@@ -64,28 +64,35 @@ class StandbyProgress(StateMachine[StandbyState]):
 
     def __init__(self, directory: str, controller: str, clock: Callable[[], float] = time.time) -> None:
         self.state = StandbyState.COPYING
+        self._has_copy = False  # of the controller's whole state, and the controller will not be restarted
         self._file = Path(directory) / _FILE if directory else None
         self._controller = controller
         self._clock = clock
-        self._write(StandbyStatus(controller, self.state, clock()))
+        self._write()
+
+    @property
+    def may_take_over(self) -> bool:
+        """Whether the controller relied on this process's copy until now, or until it was lost."""
+        return self._has_copy
 
     def copies(self) -> None:
         """Record that the controller is connected again, whose state replaces the earlier copy."""
         if self.state is StandbyState.LOST:
             self.enter(StandbyState.COPYING)
-            self._write(StandbyStatus(self._controller, self.state, self._clock()))
+            self._has_copy = False
+            self._write()
 
     def follows(self) -> None:
         """Record that the copy is complete and the controller relies on this process."""
         self.enter(StandbyState.FOLLOWING)
-        self._write(StandbyStatus(self._controller, self.state, self._clock(), has_copy=True))
+        self._has_copy = True
+        self._write()
 
     def lost(self, reason: str) -> None:
         """Record that the connection to the controller has ended."""
         if self.state is not StandbyState.LOST:
-            had_copy = self.state is StandbyState.FOLLOWING
             self.enter(StandbyState.LOST)
-            self._write(StandbyStatus(self._controller, self.state, self._clock(), reason, had_copy))
+            self._write(reason)
 
     def takes_over(self) -> None:
         """Record that this process serves the cluster from now on, and remove the file."""
@@ -94,8 +101,9 @@ class StandbyProgress(StateMachine[StandbyState]):
             with contextlib.suppress(OSError):
                 os.unlink(self._file)
 
-    def _write(self, status: StandbyStatus) -> None:
+    def _write(self, reason: str = "") -> None:
         if self._file is not None:
+            status = StandbyStatus(self._controller, self.state, self._clock(), reason, self._has_copy)
             try:
                 write_atomically(self._file, msgspec.json.encode(status))
             except OSError as error:
