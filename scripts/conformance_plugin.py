@@ -28,6 +28,7 @@ EVENTS = "CONFORMANCE_EVENTS"  # file the lines are appended to
 STACKS = "CONFORMANCE_STACKS"  # file for the stacks of a test that ran out of time or crashed
 WANTED = "CONFORMANCE_WANTED"  # optional: JSON file with the list of node ids to run
 EVERY = "CONFORMANCE_EVERY"  # optional, without WANTED: a number n, to run every n-th test that was collected
+FIRST = "CONFORMANCE_FIRST"  # optional, with EVERY: the number of the first test to run, counted from 0
 TIMEOUT = "CONFORMANCE_TIMEOUT"  # seconds a test may take, its set-up and tear-down included
 FOREIGN = "CONFORMANCE_FOREIGN"  # optional: a source tree whose packages must not be imported
 PACKAGES = "CONFORMANCE_PACKAGES"  # with FOREIGN: the packages under test, with commas between
@@ -79,8 +80,9 @@ class Recorder:
             config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in wanted])
             items[:] = [item for item in items if item.nodeid in wanted]
         elif (every := int(os.environ.get(EVERY, "1"))) > 1:
-            config.hook.pytest_deselected(items=[item for i, item in enumerate(items) if i % every])
-            items[:] = items[::every]
+            sample = items[int(os.environ.get(FIRST, "0")) :: every]
+            config.hook.pytest_deselected(items=[item for item in items if item not in sample])
+            items[:] = sample
         self._write(event="collected", ids=[item.nodeid for item in items])
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:

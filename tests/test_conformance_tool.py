@@ -15,7 +15,7 @@ from scripts.conformance.baseline import BaselineCache
 from scripts.conformance.comparison import Difference, Report
 from scripts.conformance.environments import Environment
 from scripts.conformance.projects import Project, Sources, SuiteError, TestFile
-from scripts.conformance.results import FileResults, Outcome, TestResult
+from scripts.conformance.results import FileResults, Outcome, Sample, TestResult
 from scripts.conformance.runner import run_file
 from scripts.conformance.suites import Suite
 
@@ -201,7 +201,7 @@ def test_a_sample_is_every_nth_test_also_after_a_crash_and_the_table_says_so(tmp
     file = make_file(
         tmp_path, "import os\ndef test_0(): pass\ndef test_1(): 1 / 0\ndef test_2(): os._exit(7)\n" + names
     )
-    sample = run_file(file, BARE, timeout=5, every=2)
+    sample = run_file(file, BARE, timeout=5, sample=Sample(2))
     assert outcomes(sample) == {
         "test_0": "passed",
         "test_2": "crashed",
@@ -222,10 +222,19 @@ def test_stock_results_of_a_sample_are_not_those_of_the_whole(tmp_path: Path) ->
     file = make_file(tmp_path, "")
     cache = BaselineCache(tmp_path / "cache")
     part, whole = (FileResults({f"sample::{name}": TestResult(Outcome.PASSED)}, 1.0, 1) for name in ("part", "whole"))
-    assert cache.get_or_run(file, BARE, lambda: part, every=2) == part
+    assert cache.get_or_run(file, BARE, lambda: part, sample=Sample(2)) == part
     assert cache.get_or_run(file, BARE, lambda: whole) == whole
-    assert cache.get(file, BARE, every=2) == part
-    assert cache.get(file, BARE, every=3) is None
+    assert cache.get(file, BARE, Sample(2)) == part
+    assert cache.get(file, BARE, Sample(3)) is None
+    assert cache.get(file, BARE, Sample(2, first=1)) is None
+
+
+def test_a_sample_begins_with_its_first_test(tmp_path: Path) -> None:
+    file = make_file(tmp_path, "".join(f"def test_{i}(): pass\n" for i in range(5)))
+    assert outcomes(run_file(file, BARE, timeout=5, sample=Sample(2, first=1))) == {
+        "test_1": "passed",
+        "test_3": "passed",
+    }
 
 
 def test_only_and_keyword_restrict_a_run(tmp_path: Path) -> None:

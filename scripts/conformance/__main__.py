@@ -19,7 +19,7 @@ from .baseline import BaselineCache
 from .comparison import FileReport, Report
 from .environments import Environment
 from .projects import Sources, SuiteError, TestFile
-from .results import FileResults
+from .results import FileResults, Sample
 from .runner import run_file
 from .screen import Screen
 from .suites import Suite
@@ -65,16 +65,16 @@ def run_atoll(
     expected: FileResults,
     timeout: float,
     keyword: str | None,
-    every: int,
+    sample: Sample,
     screen: Screen,
 ) -> FileReport:
     """The report of a file, of a sample of it, or of the tests in it that `keyword` selects."""
     listener = screen.running(file.name, "Atoll")
     # A sample is that of stock: on another runtime a file may make other test cases, and so have another n-th.
-    only = list(expected.tests) if every > 1 else None
+    only = list(expected.tests) if sample.every > 1 else None
     results = run_file(file, atoll, timeout=timeout, only=only, keyword=keyword, listener=listener)
     selection = results.tests if keyword and not results.troubles else None
-    return comparison.compare(expected, results, within=selection, every=every)
+    return comparison.compare(expected, results, within=selection, every=sample.every)
 
 
 def tell(report: Report) -> int:
@@ -111,8 +111,9 @@ def conformance(
     file: Annotated[list[str] | None, option("A file, such as array_test or optax/alias_test.")] = None,
     keyword: Annotated[str | None, option("pytest's -k, on Atoll only. No report is written.", "-k")] = None,
     every: Annotated[
-        int, option("A sample of each file: of its tests the first, and every n-th after it. The table says so.", min=1)
+        int, option("A sample of each file: a test, and every n-th test after it. The table says so.", min=1)
     ] = 1,
+    first: Annotated[int, option("With --every, the number of the sample's first test, counted from 0.", min=0)] = 0,
     only_differences: Annotated[
         bool,
         option(
@@ -141,6 +142,9 @@ def conformance(
     Exits with 1 if a test passes on stock and not on Atoll and the table of reasons does not say why, or if stock JAX
     runs no test of a file.
     """
+    if first >= every:
+        raise typer.BadParameter(f"--first {first}: give a number below --every, which is {every}")
+    sample = Sample(every, first)
     cache = cache.expanduser()
     report_path = json or cache / "report.json"
     stock, atoll = environments.stock(), environments.atoll("" if standing else islands, platforms)
@@ -173,14 +177,14 @@ def conformance(
                 measured = run_again(each, on_atoll, previous[each.name], timeout, screen)
             else:
                 listener = screen.running(each.name, "stock")
-                run_stock = partial(run_file, each, on_stock, timeout=timeout, every=every, listener=listener)
-                expected = baselines.get_or_run(each, on_stock, run_stock, every=every, refresh=refresh_stock)
+                run_stock = partial(run_file, each, on_stock, timeout=timeout, sample=sample, listener=listener)
+                expected = baselines.get_or_run(each, on_stock, run_stock, sample=sample, refresh=refresh_stock)
                 screen.stock_done(each.name, expected)
                 if record_seconds and every == 1:
                     suites.record({each.name: expected.seconds})
                 if stock_only:
                     continue
-                measured = run_atoll(each, on_atoll, expected, timeout, keyword, every, screen)
+                measured = run_atoll(each, on_atoll, expected, timeout, keyword, sample, screen)
             reports[each.name] = explain(measured)
             screen.atoll_done(each.name, reports[each.name])
             if keyword is None:  # after each file: an interrupted run keeps what it has

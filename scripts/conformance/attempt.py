@@ -21,7 +21,7 @@ from typing import Any, TextIO
 from .. import conformance_plugin as plugin
 from .environments import Environment
 from .projects import TestFile
-from .results import Outcome, TestResult
+from .results import WHOLE, Outcome, Sample, TestResult
 
 COLLECT_SECONDS = 300.0  # importing JAX, starting a cluster, making the test cases
 EXIT_SECONDS = 60.0  # from the last test to the process's end
@@ -50,7 +50,7 @@ class Order:
     timeout: float  # seconds for each test
     wanted: Collection[str] | None = None  # test ids; None means all
     keyword: str | None = None
-    every: int = 1  # of the tests that `keyword` leaves, the first and every so many after it; not with `wanted`
+    sample: Sample = WHOLE  # of the tests that `keyword` leaves; not with `wanted`
 
     def command(self) -> list[str]:
         # -s: what native code says before it dies must reach the log; pytest's capture would swallow it.
@@ -77,8 +77,8 @@ class Order:
             variables[plugin.PACKAGES] = ",".join(self.file.packages)
         if self.file.left_out is not None:
             variables[plugin.LEFT_OUT] = "=".join(map(str, self.file.left_out))
-        if self.every > 1:
-            variables[plugin.EVERY] = str(self.every)
+        if self.sample.every > 1:
+            variables |= {plugin.EVERY: str(self.sample.every), plugin.FIRST: str(self.sample.first)}
         if self.wanted is not None:
             (directory / "wanted").write_text(json.dumps([self.node(test) for test in self.wanted]))
             variables[plugin.WANTED] = str(directory / "wanted")

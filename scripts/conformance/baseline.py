@@ -14,7 +14,7 @@ import msgspec
 
 from .environments import Environment
 from .projects import TestFile
-from .results import FileResults
+from .results import WHOLE, FileResults, Sample
 
 FORMAT = 1  # of the stored results; part of the key
 
@@ -33,9 +33,9 @@ class BaselineCache:
     def __init__(self, directory: Path) -> None:
         self._directory = directory / "stock"
 
-    def get(self, file: TestFile, environment: Environment, every: int = 1) -> FileResults | None:
+    def get(self, file: TestFile, environment: Environment, sample: Sample = WHOLE) -> FileResults | None:
         try:
-            stored = self._path(file, environment, every).read_bytes()
+            stored = self._path(file, environment, sample).read_bytes()
         except FileNotFoundError:
             return None
         return msgspec.json.decode(stored, type=Baseline).results
@@ -46,20 +46,20 @@ class BaselineCache:
         environment: Environment,
         run: Callable[[], FileResults],
         *,
-        every: int = 1,
+        sample: Sample = WHOLE,
         refresh: bool = False,
     ) -> FileResults:
-        """The stored results, or those of `run()`, which are then stored. `refresh` runs in any case. `every` tells
-        samples from the whole.
+        """The stored results, or those of `run()`, which are then stored. `refresh` runs in any case. Samples are
+        stored apart from the results of the whole file.
 
         Results without any test are not stored: the next run, in a mended environment, has to try again.
         """
-        if not refresh and (stored := self.get(file, environment, every)) is not None:
+        if not refresh and (stored := self.get(file, environment, sample)) is not None:
             return stored
         results = run()
         if not results.tests:
             return results
-        path = self._path(file, environment, every)
+        path = self._path(file, environment, sample)
         path.parent.mkdir(parents=True, exist_ok=True)
         whole = path.with_suffix(f".{os.getpid()}")
         whole.write_bytes(
@@ -70,7 +70,7 @@ class BaselineCache:
         whole.replace(path)
         return results
 
-    def _path(self, file: TestFile, environment: Environment, every: int) -> Path:
+    def _path(self, file: TestFile, environment: Environment, sample: Sample) -> Path:
         key: dict[str, Any] = {
             "format": FORMAT,
             "file": hashlib.sha256(file.path.read_bytes()).hexdigest(),
@@ -80,7 +80,9 @@ class BaselineCache:
             "python": f"{sys.version_info.major}.{sys.version_info.minor}",
             "settings": dict(environment.settings),
         }
-        if every > 1:
-            key["every"] = every
+        if sample.every > 1:
+            key["every"] = sample.every
+        if sample.first:
+            key["first"] = sample.first
         digest = hashlib.sha256(msgspec.json.encode(key, order="deterministic")).hexdigest()
         return self._directory / f"{file.name.replace('/', '.')}-{digest[:16]}.json"

@@ -8,6 +8,16 @@ from collections import Counter
 import msgspec
 
 
+class Sample(msgspec.Struct, frozen=True):
+    """The tests of a file to run: number `first`, counted from 0, and every `every`-th test after it."""
+
+    every: int = 1
+    first: int = 0
+
+
+WHOLE = Sample()
+
+
 class Outcome(enum.StrEnum):
     PASSED = "passed"
     FAILED = "failed"

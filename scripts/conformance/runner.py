@@ -16,7 +16,7 @@ from pathlib import Path
 from .attempt import Attempt, Listener, Order
 from .environments import Environment
 from .projects import TestFile
-from .results import FileResults, Outcome, TestResult
+from .results import WHOLE, FileResults, Outcome, Sample, TestResult
 
 MAX_PROCESSES = 40  # lost to one file before the rest of it is given up
 
@@ -28,14 +28,14 @@ def run_file(
     timeout: float,
     only: Collection[str] | None = None,
     keyword: str | None = None,
-    every: int = 1,
+    sample: Sample = WHOLE,
     listener: Listener | None = None,
 ) -> FileResults:
     """Runs the tests of one file and returns a result for each of them.
 
     `timeout` is in seconds for each test. `only` restricts the run to these test ids, `keyword` to what
-    pytest's -k selects, `every` to the first and every so many after it, unless `only` is given. Tests that
-    could not be run have the outcome NOT_RUN; nothing that a test does is raised here.
+    pytest's -k selects, and `sample` to a part of these tests, unless `only` is given. Tests that could not be
+    run have the outcome NOT_RUN; nothing that a test does is raised here.
     """
     began = time.monotonic()
     results: dict[str, TestResult] = {}
@@ -45,7 +45,7 @@ def run_file(
     processes = 0
     while True:
         processes += 1
-        attempt = Attempt(Order(file, environment, timeout, wanted, keyword, every), listener or Listener())
+        attempt = Attempt(Order(file, environment, timeout, wanted, keyword, sample), listener or Listener())
         with tempfile.TemporaryDirectory(prefix="conformance-") as directory:
             attempt.run(Path(directory))
         results |= attempt.results
