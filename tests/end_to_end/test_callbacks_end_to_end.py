@@ -105,6 +105,26 @@ def ordered_calls(count: int) -> list[int]:
     return seen
 
 
+def ordered_calls_on_several_devices() -> list[int]:
+    seen: list[int] = []
+    count = 4
+
+    @jax.jit
+    def note(x: Any) -> Any:
+        io_callback(lambda total: seen.append(int(total)), None, x.sum(), ordered=True)
+        return x + 1
+
+    x = jax.device_put(jnp.zeros(count, jnp.int32), NamedSharding(mesh(count), P("x")))
+    for _ in range(3):
+        x = note(x)
+    jax.effects_barrier()
+    return [total // count for total in seen]
+
+
+def test_ordered_callbacks_of_a_sharded_computation_keep_their_order(atoll_python: RemotePython) -> None:
+    assert atoll_python.call(ordered_calls_on_several_devices) == [0, 1, 2]
+
+
 def test_300_ordered_callbacks_in_flight_keep_their_order(atoll_python: RemotePython) -> None:
     assert atoll_python.call(ordered_calls, 300) == list(range(300))
 

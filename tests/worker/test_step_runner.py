@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from typing import Any
 
 import numpy as np
 import pytest
@@ -143,6 +144,34 @@ def it_refuses_a_shard_as_one_of_another_type_or_device(rig: Rig) -> None:
         says(
             rig.failure(outcome), Code.INVALID_ARGUMENT, "a shard of float32[4] on local device 0 cannot be a shard of"
         )
+
+
+@BEHAVIOURS.add
+def it_assembles_tokens_as_an_empty_array(rig: Rig) -> None:
+    tokens = []
+    for device in (0, 1):
+        name, status = rig.compile(token_module(), devices=(device,))
+        assert status.ok, status
+        tokens.append(rig.call(name)[1][0])
+    assembled = p.Select((0, 1), 2, local(0, 1, shape=(0,), dtype="token"), (p.Take(0, 0), p.Take(1, 0)), False)
+    report, _ = rig.run([assembled], tokens)
+    assert isinstance(report, m.Done)
+    large = p.Select((0,), 1, local(0, shape=(4,), dtype="token"), (p.Take(0, 0),), False)
+    says(rig.failure(rig.run([large], tokens[:1])), Code.INVALID_ARGUMENT, "a shard of token[]")
+
+
+def token_module() -> Any:
+    """A module whose function main takes nothing and returns a token."""
+    from jax._src.interpreters import mlir
+    from jax._src.lib.mlir import ir
+
+    with mlir.make_ir_context():
+        return ir.Module.parse("""module @effect {
+          func.func public @main() -> !stablehlo.token {
+            %t = stablehlo.create_token : !stablehlo.token
+            return %t : !stablehlo.token
+          }
+        }""")
 
 
 @BEHAVIOURS.add

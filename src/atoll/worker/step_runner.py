@@ -398,7 +398,9 @@ class StepRunner:
             sources.append((source, take.shard, len(available)))
             dtype, shape, device = self._keys.shard(source.key, take.shard)
             wanted = step.array.dtype, step.array.shard_shapes[i], step.array.devices[i]
-            if device != wanted[2] or not (step.bitcast or (dtype, shape) == wanted[:2]):
+            # JAX declares the tokens of several devices, each of shape [], as the shards of an array of shape [0].
+            is_token = dtype == "token" and wanted[:2] == ("token", (0,))
+            if device != wanted[2] or not (step.bitcast or is_token or (dtype, shape) == wanted[:2]):
                 raise invalid(f"{_shard(dtype, shape, device)} cannot be {_shard(*wanted)}")
             shards.append(self._backend.bitcast(shard, *wanted[:2]) if step.bitcast else shard)
         array = self._backend.stack(step.array, shards)
