@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-import atoll as pw
+import atoll
 
 BYTE_VALUES = 256
 WIDTH, SEQ, ROWS = 64, 32, 24  # a batch has rows enough for 1, 2, 3 or 4 islands of 1 or 2 devices
@@ -64,8 +64,8 @@ def batch(step: int) -> np.ndarray:
 
 def train(steps: int, every: int) -> Any:
     """The run: an iterable of each step's number and loss."""
-    training = pw.elastic.data_parallel(gradients, update)
-    return pw.elastic.run(training, first_state(), batch, steps=steps, every=every)
+    training = atoll.elastic.data_parallel(gradients, update)
+    return atoll.elastic.run(training, first_state(), batch, steps=steps, every=every)
 
 
 def main() -> None:
@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("--losses-out", type=Path, help="where to write the losses, as JSON")
     options = parser.parse_args()
     losses: list[float] = []
-    with pw.connect(islands=f"{options.islands}x1x1"):  # or the cluster of ATOLL_ADDRESS
+    with atoll.connect(islands=f"{options.islands}x1x1"):  # or the cluster of ATOLL_ADDRESS
         run = train(1 << 40 if options.forever else options.steps, options.every)
         seen = 0
         for step, loss in run:

@@ -26,7 +26,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-import atoll as pw
+import atoll
 
 DIGITS, SYMBOLS, LENGTH = 10, 12, 4  # a problem consists of the symbols a + b =
 WIDTH, HIDDEN = 64, 256
@@ -96,14 +96,14 @@ def work(number: int) -> None:
     version = 0
     while True:
         try:
-            policy = pw.subscribe("policy", device, newer_than=version, wait=60.0)
-        except pw.StatusError as error:
+            policy = atoll.subscribe("policy", device, newer_than=version, wait=60.0)
+        except atoll.StatusError as error:
             print(f"worker {number}: {error}", flush=True)
             continue
         version = policy.number
         key, now = jax.random.split(jax.random.wrap_key_data(key))
         rollouts = generate(policy.tree, now)
-        pw.publish(f"rollouts-{number}", rollouts | {"version": jnp.int32(version)}, keep=1)
+        atoll.publish(f"rollouts-{number}", rollouts | {"version": jnp.int32(version)}, keep=1)
         key = jax.random.key_data(key)
 
 
@@ -144,11 +144,11 @@ def train(steps: int, workers: int, behind: int, curve: Path | None) -> None:
     place = NamedSharding(mesh, PartitionSpec())
     state = jax.device_put(first_state(), place)
     try:
-        state = pw.subscribe("trainer", place, wait=0.0, like=state).tree
+        state = atoll.subscribe("trainer", place, wait=0.0, like=state).tree
         print(f"resumed at step {int(state['step'])}", flush=True)
-    except pw.StatusError:
+    except atoll.StatusError:
         print("started", flush=True)
-    version = pw.publish("policy", state["params"])
+    version = atoll.publish("policy", state["params"])
     seen = dict.fromkeys(range(workers), 0)
     rewards: list[tuple[int, float]] = []
     first = int(state["step"])
@@ -158,8 +158,8 @@ def train(steps: int, workers: int, behind: int, curve: Path | None) -> None:
     while (step := int(state["step"])) < steps:
         rollouts = new_rollouts(place, seen, version - behind)
         state = learn(state, rollouts)
-        version = pw.publish("policy", state["params"])
-        pw.publish("trainer", state, keep=1)
+        version = atoll.publish("policy", state["params"])
+        atoll.publish("trainer", state, keep=1)
         rewards.append((step, float(state["reward"])))
         if step % 20 == 0:
             print(f"step {step}: reward {rewards[-1][1]:.3f} of {len(rollouts)} workers", flush=True)
@@ -185,8 +185,8 @@ def new_rollouts(place: NamedSharding, seen: dict[int, int], oldest: int) -> lis
     while not found:
         for number, last in seen.items():
             try:
-                rollouts = pw.subscribe(f"rollouts-{number}", place, newer_than=last, wait=0.0 if found else 0.5)
-            except pw.StatusError:  # the worker is slower, or does not run
+                rollouts = atoll.subscribe(f"rollouts-{number}", place, newer_than=last, wait=0.0 if found else 0.5)
+            except atoll.StatusError:  # the worker is slower, or does not run
                 if time.monotonic() > until:
                     raise
                 continue
@@ -215,7 +215,7 @@ def train_colocated(steps: int) -> list[float]:
 
 def start_all(options: argparse.Namespace) -> None:
     """Start a cluster of two islands, and all scripts on it. End when the trainer ends."""
-    cluster = pw.connect(islands="2x1x4")
+    cluster = atoll.connect(islands="2x1x4")
     with cluster:
         environment = os.environ | {"JAX_PLATFORMS": "atoll", "ATOLL_ADDRESS": cluster.address}
         script = [sys.executable, __file__]
@@ -249,7 +249,7 @@ def main() -> None:
     elif options.part == "trainer":
         train(options.steps, options.workers, options.behind, options.curve)
     else:
-        with pw.connect(islands="2x1x4"):
+        with atoll.connect(islands="2x1x4"):
             rewards = train_colocated(options.steps)
         print(f"reward {rewards[-1]:.3f} after {options.steps} steps")
         if options.curve is not None:

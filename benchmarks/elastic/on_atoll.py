@@ -12,11 +12,11 @@ from typing import Any
 
 import jax
 
-import atoll as pw
+import atoll
 from atoll.elastic.islands import Islands
 from benchmarks.elastic import work
 
-TRAINING = pw.elastic.data_parallel(work.gradients, work.update)
+TRAINING = atoll.elastic.data_parallel(work.gradients, work.update)
 
 
 def plain(count: int, seconds: float, state: Any, every: int = 0) -> float:
@@ -24,7 +24,7 @@ def plain(count: int, seconds: float, state: Any, every: int = 0) -> float:
     islands = Islands()
     training = TRAINING([islands.mesh(island) for island in sorted(islands.devices)[:count]])
     placed = training.place(state)
-    replica = pw.replicate(training.keep(placed), every=every) if every else None
+    replica = atoll.replicate(training.keep(placed), every=every) if every else None
     under_way: deque[Any] = deque()
     number, began, counted = 0, 0.0, 0
     while not began or time.perf_counter() - began < seconds:
@@ -48,7 +48,7 @@ def main() -> None:
     for _ in range(3):
         for every in (0, work.EVERY):
             work.report("copies", every=every, rate=plain(4, seconds, state, every))
-    run = pw.elastic.run(TRAINING, state, work.batch, steps=1 << 40, every=work.EVERY, ahead=work.AHEAD)
+    run = atoll.elastic.run(TRAINING, state, work.batch, steps=1 << 40, every=work.EVERY, ahead=work.AHEAD)
     told = 0
     for step, loss in run:
         work.report("step", step=step, loss=float(loss), devices=len(run.islands))

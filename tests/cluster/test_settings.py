@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
+import atoll
 from atoll.cluster.settings import (
     SETTINGS,
     ClusterSettings,
@@ -15,6 +19,7 @@ from atoll.cluster.settings import (
 )
 from atoll.errors import ClusterError, SettingsError
 
+SOURCES = Path(atoll.__file__).parent
 VARIABLES = [setting.variable for setting in SETTINGS.values()]
 
 
@@ -124,3 +129,10 @@ def test_a_list_in_a_file_may_contain_the_separator_of_the_variable() -> None:
     assert setting.from_key(["/a:b"], "file") == ("/a:b",)
     with pytest.raises(SettingsError, match="file contains 1: expected a list of strings"):
         setting.from_key([1], "file")
+
+
+def test_each_setting_is_read_by_some_code() -> None:
+    """Tests read the attributes of any object, so a field that shares its name with another one may pass unread."""
+    text = "\n".join(path.read_text() for path in SOURCES.rglob("*.py"))
+    read = set(re.findall(r"\.(\w+)", text))
+    assert set(SETTINGS) - read == set()

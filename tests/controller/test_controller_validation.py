@@ -27,7 +27,7 @@ from tests.thoroughness import examples
 
 def test_each_message_has_a_validator_or_nothing_to_validate():
     kinds = set(get_args(m.ToController)) - {m.Hello}
-    assert set(VALIDATORS) | NOTHING_TO_VALIDATE == kinds
+    assert set(VALIDATORS) | NOTHING_TO_VALIDATE == kinds, "see controller/validation"
     assert not set(VALIDATORS) & NOTHING_TO_VALIDATE
 
 

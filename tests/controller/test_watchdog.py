@@ -41,6 +41,22 @@ def test_a_gang_that_runs_on_is_reported_once_to_its_session_and_runs_on():
     play.done(again.sequence)
 
 
+def test_python_that_a_gang_calls_is_named_before_its_worker():
+    play = Play("1x1x2")
+    play.say(m.RegisterFunction(1, "content", 900, ((0,),)))
+    (compile_,) = play.report(0, m.FeedsArrived(play.session, (900,)))
+    play.report(0, m.Compiled(compile_.function, OK, b"", 0.1, False, calls_client=True))
+    play.with_call(name="f")
+    play.array(7)
+    (run,) = runs(play.say(m.Launch(1, (7,), (8,), ())))
+    (text,) = pass_time(play, 100)
+    assert text.endswith(
+        " s: it calls Python in its client's process, which may not have returned; "
+        "otherwise the worker of host 0 owes its end"
+    )
+    play.done(run.sequence)
+
+
 def test_a_launch_whose_bytes_do_not_come_is_owed_by_its_client():
     play = Play("1x1x2")
     play.with_put()

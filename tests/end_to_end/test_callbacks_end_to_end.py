@@ -170,11 +170,11 @@ def test_checks_at_run_time_raise(atoll_python: RemotePython) -> None:
 
 def traced_program() -> list[list[float]]:
     """Of two functions that are the same but for their callables."""
-    import atoll as pw
+    import atoll
 
     doubles = jax.jit(lambda x: jax.pure_callback(lambda x: np.asarray(x) * 2, same_type(x), x) + 1)
     trebles = jax.jit(lambda x: jax.pure_callback(lambda x: np.asarray(x) * 3, same_type(x), x) + 1)
-    both = pw.program(lambda x: (trebles(doubles(x)), doubles(trebles(x))))
+    both = atoll.program(lambda x: (trebles(doubles(x)), doubles(trebles(x))))
     return [[float(y) for y in both(jnp.float32(i))] for i in range(2)]
 
 

@@ -79,9 +79,9 @@ def first() -> Any:
 
 
 def begin(every: int, steps: int = 1 << 30) -> None:
-    import atoll as pw
+    import atoll
 
-    run = pw.elastic.run(pw.elastic.data_parallel(gradients, update), first(), batch, steps=steps, every=every)
+    run = atoll.elastic.run(atoll.elastic.data_parallel(gradients, update), first(), batch, steps=steps, every=every)
     state.update(run=run, steps=iter(run), losses=[])
 
 
@@ -130,11 +130,11 @@ def replicate_on(island: int) -> None:
     """Two arrays on an island, whose values say of which step they are; nine steps, of which every third is copied."""
     import jax
 
-    import atoll as pw
+    import atoll
 
     device = next(each for each in jax.devices() if each.slice_index == island)
     tree = {"a": jax.device_put(np.zeros(100_000, np.float32), device), "b": jax.device_put(np.int32(0), device)}
-    replica = pw.replicate(tree, every=3)
+    replica = atoll.replicate(tree, every=3)
     follow = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf + 1, tree), donate_argnums=0)
     for step in range(1, 10):
         tree = follow(tree)
@@ -151,9 +151,9 @@ def refresh_on() -> None:
 
 def recovered() -> tuple[int, list[int], list[int]]:
     """The step of what is recovered, the values in it, and the islands that it is on."""
-    import atoll as pw
+    import atoll
 
-    tree, step = pw.recover(state["replica"])
+    tree, step = atoll.recover(state["replica"])
     values = sorted({int(value) for leaf in tree.values() for value in np.unique(np.asarray(leaf))})
     return step, values, sorted({each.slice_index for leaf in tree.values() for each in leaf.devices()})
 
@@ -256,6 +256,6 @@ def test_what_is_no_array_on_one_island_is_refused(user):
 
 
 def replicate_a_number() -> None:
-    import atoll as pw
+    import atoll
 
-    pw.replicate({"a": 3.0})
+    atoll.replicate({"a": 3.0})

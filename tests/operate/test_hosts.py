@@ -191,7 +191,7 @@ def test_an_island_is_added_when_a_machine_has_come_for_it(user: User, address: 
 ELASTIC = """
     import time
     import jax, jax.numpy as jnp, numpy as np
-    import atoll as pw
+    import atoll
 
     def gradients(weights, rows):
         loss, gradient = jax.value_and_grad(lambda weights: jnp.mean((rows @ weights) ** 2))(weights)
@@ -201,8 +201,8 @@ ELASTIC = """
         time.sleep(0.01)
         return np.random.default_rng(step).normal(size=(4, 8)).astype(np.float32)
 
-    training = pw.elastic.data_parallel(gradients, lambda weights, gradient: weights - 0.1 * gradient)
-    run, reported = pw.elastic.run(training, np.ones((8, 8), np.float32), batch, steps=1 << 30, every=5), 0
+    training = atoll.elastic.data_parallel(gradients, lambda weights, gradient: weights - 0.1 * gradient)
+    run, reported = atoll.elastic.run(training, np.ones((8, 8), np.float32), batch, steps=1 << 30, every=5), 0
     for step, loss in run:
         for each in run.changes[reported:]:
             print(each.reason, *each.islands, "again", each.repeated, flush=True)

@@ -182,8 +182,8 @@ def test_under_transformations_it_is_that_of_jax_on_one_mesh() -> None:
         ),
         (lambda x: atoll.while_loop(lambda x: x > 0, there, x), TypeError, "must return a boolean scalar"),
         (lambda x: atoll.while_loop(lambda x: x.sum(), there, x), TypeError, "must return a boolean scalar"),
-        (lambda x: atoll.cond(x, there, here, x), TypeError, "pred of pw.cond must be a scalar"),
-        (lambda x: atoll.switch(x[0], [there, here], x), TypeError, "index of pw.switch must be an integer"),
+        (lambda x: atoll.cond(x, there, here, x), TypeError, "pred of atoll.cond must be a scalar"),
+        (lambda x: atoll.switch(x[0], [there, here], x), TypeError, "index of atoll.switch must be an integer"),
         (lambda x: atoll.switch(0, [], x), ValueError, "at least one branch"),
         (
             lambda x: atoll.cond(positive(x), lambda x: atoll.cond(positive(x), there, here, x), here, x),

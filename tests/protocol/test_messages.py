@@ -119,13 +119,13 @@ def test_every_message_survives_its_connection(union, kind):
 
 def test_tags_are_unique_over_all_messages():
     tags = [kind.__struct_config__.tag for kind in MESSAGES]
-    assert len(set(tags)) == len(tags)
+    assert len(set(tags)) == len(tags), f"two messages have the same tag; the next free one is {max(tags) + 1}"
     assert all(isinstance(tag, int) for tag in tags)
 
 
 def test_every_message_has_a_receiver():
     received = {kind for union in UNIONS.values() for kind in members(union)}
-    assert set(MESSAGES) == received
+    assert set(MESSAGES) == received, "a message is in no union of a receiver, such as ToProxy"
 
 
 @pytest.mark.parametrize("kind", MESSAGES)

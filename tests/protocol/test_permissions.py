@@ -16,7 +16,7 @@ def test_every_message_to_the_controller_is_in_the_table():
 
 
 def test_the_table_of_the_docs_is_the_codes():
-    assert table() in PAGE.read_text(), "python -m atoll.protocol.permissions prints it"
+    assert table() in PAGE.read_text(), "python -m atoll.protocol.permissions prints the page"
 
 
 def test_a_user_changes_nothing_but_its_own():

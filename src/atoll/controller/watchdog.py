@@ -17,6 +17,7 @@ from atoll.protocol import messages as m
 from atoll.state.compiled_functions import FunctionRegistry
 from atoll.state.durations import Durations
 from atoll.state.gang_states import Reason
+from atoll.state.queued_nodes import HostCallKind
 
 WATCH_SECONDS = 60.0
 # Interval of the checks. Reports may be late by this.
@@ -33,6 +34,12 @@ _OWED: dict[Reason, str] = {
     Reason.ISLAND: "the engine owes the island",
     Reason.MEMORY: "the owners of arrays on its devices owe the memory",
     Reason.QUOTA: "the owners of its tenant's arrays owe the memory",
+}
+
+# By the kind of the Python that a gang calls.
+_PYTHON: dict[HostCallKind, str] = {
+    HostCallKind.CLIENT: "Python in its client's process",
+    HostCallKind.PYTHON: "Python in its session's process on the host",
 }
 
 
@@ -113,7 +120,8 @@ class Watchdog:
     def _gangs(self) -> Iterator[tuple[Hashable, Subject]]:
         """Yield the gangs with nothing before them on their hosts, since all others wait for these."""
         for gang in self._launcher.foremost():
-            text = _gang_text(gang.run.launch.program.name, gang.island, sorted(gang.run.hosts_left))
+            spec, hosts = gang.run.spec, sorted(gang.run.hosts_left)
+            text = _gang_text(gang.run.launch.program.name, gang.island, hosts, spec.host_call)
             yield ("gang", gang.sequence), Subject(gang.node.session, gang.island, text)
 
     def _waits(self) -> Iterator[tuple[Hashable, Subject]]:
@@ -132,10 +140,12 @@ def _hosts(hosts: list[int]) -> str:
     return f"host{'s' * (len(hosts) > 1)} {', '.join(map(str, hosts))}"
 
 
-def _gang_text(name: str, island: int, hosts: list[int]) -> Callable[[float], str]:
+def _gang_text(name: str, island: int, hosts: list[int], call: HostCallKind | None) -> Callable[[float], str]:
     owes = f"the worker of {_hosts(hosts)} owes its end"
     if len(hosts) > 1:
         owes = f"the workers of {_hosts(hosts)} owe its end"
+    if call is not None:  # only the hosts know whether the Python runs now
+        owes = f"it calls {_PYTHON[call]}, which may not have returned; otherwise {owes}"
     return lambda seconds: f"{name} has run on {_hosts(hosts)} of island {island} for {seconds:.0f} s: {owes}"
 
 

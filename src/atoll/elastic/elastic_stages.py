@@ -26,8 +26,8 @@ def pipeline(
 ) -> Make:
     """Make a training for `elastic.run` from a model that `atoll.pipeline` cuts into stages, one stage per island::
 
-        training = pw.elastic.pipeline(loss_fn, batch_of(0), stages=4, microbatches=8, optimizer=optax.adam(1e-3))
-        run = pw.elastic.run(training, params, batch_of, steps=500)
+        training = atoll.elastic.pipeline(loss_fn, batch_of(0), stages=4, microbatches=8, optimizer=optax.adam(1e-3))
+        run = atoll.elastic.run(training, params, batch_of, steps=500)
 
     If fewer islands are available, some islands have several stages; the results of a step do not change. If there are
     more islands than stages, some islands have no stage. The first state of the run is the parameters, and the run's

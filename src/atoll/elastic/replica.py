@@ -75,12 +75,12 @@ class _Generation:
 def replicate(tree: Any, *, step: int = 0, every: int = 1, other_island: bool = True) -> Replica:
     """Keep a copy of all arrays of a tree on another island, in case the island of the arrays fails::
 
-        replica = pw.replicate(state, every=20)
+        replica = atoll.replicate(state, every=20)
         for step in range(1, 501):
             state, loss = train(state, batch(step))
             replica.refresh(state, step)      # every 20 steps, in the background
         ...
-        state, step = pw.recover(replica)     # after a loss
+        state, step = atoll.recover(replica)     # after a loss
 
     Args:
       tree: a tree of jax arrays, each on devices of one island.

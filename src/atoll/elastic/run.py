@@ -98,8 +98,8 @@ def run(
 ) -> Run:
     """Compute training steps on all islands that are available at the moment. For example::
 
-        training = pw.elastic.data_parallel(gradients, update)
-        run = pw.elastic.run(training, state, batch_of, steps=500, every=20)
+        training = atoll.elastic.data_parallel(gradients, update)
+        run = atoll.elastic.run(training, state, batch_of, steps=500, every=20)
         for step, loss in run:
             print(step, loss, run.islands)
         save(run.state)

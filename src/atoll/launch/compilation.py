@@ -40,7 +40,7 @@ from atoll.state.usage import Meter
 MAX_RECOMPILES = 64
 # Platforms whose islands can run one function together. Null devices compute nothing, so each island runs its part.
 _JOINT_PLATFORMS = ("cpu", "null")
-_APART = "use a mesh of one island (jax.Device.slice_index is its number), or pw.program with a node per island"
+_APART = "use a mesh of one island (jax.Device.slice_index is its number), or atoll.program with a node per island"
 
 
 class FunctionSubscriber(Protocol):

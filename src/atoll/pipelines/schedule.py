@@ -76,7 +76,7 @@ class Schedule:
         """Draw the run of one step from its spans, in the same style as `plot`. For example::
 
             _, (above, below) = plt.subplots(2)
-            with pw.trace() as spans:
+            with atoll.trace() as spans:
                 state, loss = jax.block_until_ready(pipe.step(state, batch))
             pipe.schedule.plot(ax=above)
             pipe.schedule.plot_run(spans, ax=below)

@@ -43,7 +43,7 @@ def cond(pred: Any, true_fun: _Function, false_fun: _Function, *operands: Any) -
     Raise TypeError if the results of the functions differ. The message names the difference.
     """
     if np.ndim(pred) != 0:
-        raise TypeError(f"pred of pw.cond must be a scalar, got {pred} of shape {np.shape(pred)}")
+        raise TypeError(f"pred of atoll.cond must be a scalar, got {pred} of shape {np.shape(pred)}")
     if isinstance(pred, _KNOWN):
         return (true_fun if pred else false_fun)(*operands)
     return _dispatch("cond", (false_fun, true_fun), _cond, (pred, *operands))
@@ -53,11 +53,11 @@ def switch(index: Any, branches: Sequence[_Function], *operands: Any) -> Any:
     """Return `branches[index](*operands)`. Like `cond`, for an integer that is clamped to the range of branches."""
     functions = tuple(branches)
     if not functions:
-        raise ValueError("pw.switch needs at least one branch")
+        raise ValueError("atoll.switch needs at least one branch")
     if np.ndim(index) != 0:
-        raise TypeError(f"index of pw.switch must be a scalar, got {index} of shape {np.shape(index)}")
+        raise TypeError(f"index of atoll.switch must be a scalar, got {index} of shape {np.shape(index)}")
     if not np.issubdtype(jax.dtypes.result_type(index), np.integer):
-        raise TypeError(f"index of pw.switch must be an integer, got {index}")
+        raise TypeError(f"index of atoll.switch must be an integer, got {index}")
     if isinstance(index, _KNOWN):
         return functions[min(max(int(index), 0), len(functions) - 1)](*operands)
     return _dispatch("switch", functions, _switch, (index, *operands))
@@ -106,7 +106,7 @@ def _cond(functions: tuple[_Function, _Function], pred: Any, *operands: Any) -> 
     trace = internals.current_trace()
     if isinstance(trace, ProgramTrace):
         decides = pred if jax.dtypes.result_type(pred) == np.bool_ else pred != 0
-        return control_flow_tracing.switch(trace, "pw.cond", decides, functions, ("false_fun", "true_fun"), operands)
+        return control_flow_tracing.switch(trace, "atoll.cond", decides, functions, ("false_fun", "true_fun"), operands)
     if internals.trace_state_clean():
         return functions[bool(pred)](*operands)
     return _transformed(jax.lax.cond, pred, functions[1], functions[0], *operands)
@@ -116,7 +116,7 @@ def _switch(functions: tuple[_Function, ...], index: Any, *operands: Any) -> Any
     trace = internals.current_trace()
     if isinstance(trace, ProgramTrace):
         names = [f"branch {i}" for i in range(len(functions))]
-        return control_flow_tracing.switch(trace, "pw.switch", index, functions, names, operands)
+        return control_flow_tracing.switch(trace, "atoll.switch", index, functions, names, operands)
     if internals.trace_state_clean():
         return functions[min(max(int(index), 0), len(functions) - 1)](*operands)
     return _transformed(jax.lax.switch, index, functions, *operands)

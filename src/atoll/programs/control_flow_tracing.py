@@ -70,7 +70,7 @@ def while_loop(
     decides = [(result.aval.shape, result.aval.dtype) for result in condition.results]
     if condition.tree != jax.tree.structure(0) or decides != [((), np.bool_)]:
         given = condition.tree.unflatten([value.aval for value in condition.results])
-        raise TypeError(f"cond_fun of pw.while_loop must return a boolean scalar, but returns {given}")
+        raise TypeError(f"cond_fun of atoll.while_loop must return a boolean scalar, but returns {given}")
     for result in condition.results:
         _place(result, None)
     stays = [result.root is argument for result, argument in zip(body.results, body.arguments, strict=True)]
@@ -97,7 +97,7 @@ def while_loop(
 
         results = _as_one_function("while_loop", on_devices, body)(*inputs.tracers())
     else:
-        _check_not_nested(trace, "pw.while_loop")
+        _check_not_nested(trace, "atoll.while_loop")
         node = ControlFlowNode(inputs.values, _made(body.results), parts, internals.line(), constants)
         results = _recorded(trace, node)
     carried = iter(results)
@@ -233,11 +233,11 @@ def _settled(
     An initial value that is uncommitted or has a weak type gets the sharding and type that the body returns.
     """
     for _ in range(3):
-        values = [trace.usable(leaf, "pw.while_loop") for leaf in leaves]
+        values = [trace.usable(leaf, "atoll.while_loop") for leaf in leaves]
         body = _Traced(trace, "body_fun", body_fun, tree, values, may_consume=True)
         if body.tree != tree.children()[0]:
             raise TypeError(
-                f"body_fun of pw.while_loop must return the tree that it takes, {tree.children()[0]}, but returns "
+                f"body_fun of atoll.while_loop must return the tree that it takes, {tree.children()[0]}, but returns "
                 f"{body.tree}"
             )
         again = []
@@ -249,7 +249,7 @@ def _settled(
     for path, argument, result in zip(_paths(body.tree), body.arguments, body.results, strict=True):
         _place(argument, None)
         _place(result, argument.sharding)
-        what = "the output and the input of body_fun of pw.while_loop"
+        what = "the output and the input of body_fun of atoll.while_loop"
         _compare(what, body, body, path, result, argument)
     return leaves, values, body
 
@@ -322,7 +322,7 @@ def _evaluated(part: Region) -> Callable[..., tuple[Any, ...]]:
 
 
 def _as_one_function(name: str, function: Callable[..., Any], given: _Traced) -> Any:
-    function.__name__ = function.__qualname__ = name.removeprefix("pw.")
+    function.__name__ = function.__qualname__ = name.removeprefix("atoll.")
     return jax.jit(function, out_shardings=tuple(value.sharding for value in given.results))
 
 
@@ -330,7 +330,7 @@ def _check_not_nested(trace: ProgramTrace, what: str) -> None:
     if trace.outer is not None:
         raise ProgramError(
             f"{what} at {internals.line()} is inside a branch or loop of another, and both are on several meshes, "
-            "which is not supported: choose once for both (pw.switch), or run the inner one on one mesh"
+            "which is not supported: choose once for both (atoll.switch), or run the inner one on one mesh"
         )
 
 

@@ -186,7 +186,7 @@ def _rows(rows: Any) -> tuple[Any, Layout]:
     array = internals.primal(rows)
     if isinstance(array, internals.Tracer) and not isinstance(array, ProgramTracer):
         raise NeedsPlaces(
-            "pw.route needs the sharding of its rows, which is unknown inside jax.jit, jax.vmap, jax.checkpoint and "
+            "atoll.route needs the sharding of its rows, which is unknown inside jax.jit, jax.vmap, jax.checkpoint and "
             "similar functions: call it outside, in an atoll.program or directly"
         )
     sharding = getattr(array, "sharding", None) or SingleDeviceSharding(internals.default_device())

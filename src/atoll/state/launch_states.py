@@ -3,6 +3,9 @@
 BEGINNING ──> ACTIVE <── DELEGATED
     │           │            │
     └───> FAILING, ENDED <───┘          FAILING ──> ENDED
+
+`Launcher._launch_program` chooses the first state: BEGINNING for a large launch, DELEGATED for one that its hosts run
+without the controller, and otherwise ACTIVE. `TRANSITIONS` names the methods that cause each later transition.
 """
 
 from __future__ import annotations
@@ -22,11 +25,12 @@ _S = LaunchState
 
 # The states that may follow each state. The comments name the methods that cause the transitions.
 TRANSITIONS: dict[LaunchState, frozenset[LaunchState]] = {
-    # `Launcher.begin_lines`; `fail`; ENDED if the session was closed, which drops the nodes that were made
+    # `Launcher.begin_lines`; `Launcher.fail`; ENDED if the session was closed, which drops the nodes that were made
     _S.BEGINNING: frozenset({_S.ACTIVE, _S.FAILING, _S.ENDED}),
-    # `Launcher.fail`; `count_ended_gang` for the last gang
+    # `Launcher.fail`; `Launcher.count_ended_gang` for the last gang
     _S.ACTIVE: frozenset({_S.FAILING, _S.ENDED}),
-    # `DelegatedRuns._launch_rest`, after a revocation; `Launcher.fail`; `count_ended_gang` for the last gang
+    # `DelegatedRuns._launch_rest`, after a revocation; `Launcher.fail`; `Launcher.count_ended_gang` for the last
+    # gang
     _S.DELEGATED: frozenset({_S.ACTIVE, _S.FAILING, _S.ENDED}),
     # `Launcher.count_ended_gang` for the last gang
     _S.FAILING: frozenset({_S.ENDED}),

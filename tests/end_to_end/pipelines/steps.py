@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-import atoll as pw
+import atoll
 from atoll.pipelines.picture import bars
 from tests.end_to_end.pipelines import pipeline_models
 
@@ -27,7 +27,7 @@ def pipeline_losses(
     """Losses of a model's first steps over so many islands for each replica; all of them have the same parameters."""
     params, loss = pipeline_models.MODELS[kind](layers)
     some = islands()[: replicas * stages]
-    pipe = pw.pipeline(loss, some, microbatches, pipeline_models.optimizer(), schedule, replicas=replicas)
+    pipe = atoll.pipeline(loss, some, microbatches, pipeline_models.optimizer(), schedule, replicas=replicas)
     data = pipeline_models.batches(steps)
     state = pipe.init(params, data[0])
     losses = []
@@ -43,7 +43,7 @@ def pipeline_losses(
 def parameters_come_back() -> tuple[bool, float, int]:
     """Whether the tree is the user's own; how far a step has changed it; how many islands its arrays are on."""
     params, loss = pipeline_models.plain_model(2)
-    pipe = pw.pipeline(loss, islands()[:2], 4, pipeline_models.optimizer(), "gpipe")
+    pipe = atoll.pipeline(loss, islands()[:2], 4, pipeline_models.optimizer(), "gpipe")
     batch = pipeline_models.batches(1)[0]
     state = pipe.init(params, batch)
     before = pipe.params(state)
@@ -64,11 +64,11 @@ def calls_of_a_step(stages: int, microbatches: int, replicas: int) -> list[tuple
     """What computes during a step: the island, the program, when its launch was, and how many nodes it was."""
     params, loss = pipeline_models.plain_model(2)
     some = islands()[: stages * replicas]
-    pipe = pw.pipeline(loss, some, microbatches, pipeline_models.optimizer(), "gpipe", replicas=replicas)
+    pipe = atoll.pipeline(loss, some, microbatches, pipeline_models.optimizer(), "gpipe", replicas=replicas)
     batch = pipeline_models.batches(1)[0]
     state = pipe.init(params, batch)
     state, _ = jax.block_until_ready(pipe.step(state, batch))
-    with pw.trace() as spans:
+    with atoll.trace() as spans:
         jax.block_until_ready(pipe.step(state, batch))
     return [(span.island, span.program, span.launched, span.nodes) for span in spans if span.kind == "call"]
 
@@ -76,11 +76,11 @@ def calls_of_a_step(stages: int, microbatches: int, replicas: int) -> list[tuple
 def entries_that_ran(stages: int, microbatches: int) -> tuple[list[str], list[str]]:
     """Those of a step's table, and those that its spans say, in no order."""
     params, loss = pipeline_models.plain_model(2)
-    pipe = pw.pipeline(loss, islands()[:stages], microbatches, pipeline_models.optimizer(), "gpipe")
+    pipe = atoll.pipeline(loss, islands()[:stages], microbatches, pipeline_models.optimizer(), "gpipe")
     batch = pipeline_models.batches(1)[0]
     state = pipe.init(params, batch)
     state, _ = jax.block_until_ready(pipe.step(state, batch))
-    with pw.trace() as spans:
+    with atoll.trace() as spans:
         jax.block_until_ready(pipe.step(state, batch))
     ran = [str(entry) for bar in bars(pipe.schedule.rows, spans) for entry in bar.entries]
     return sorted(str(entry) for row in pipe.schedule.rows for entry in row), sorted(ran)

@@ -1,4 +1,7 @@
-"""The handlers of all kinds of requests, and the dispatch to them."""
+"""The handlers of all kinds of requests, and the dispatch to them.
+
+`jax.jit(f)(x)` sends `compile` for the first call, and `execute` for each: both are in `executable_requests`.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,6 @@ _log = logging.getLogger(__name__)
 HANDLERS: dict[str, Handler] = {
     **value_requests.HANDLERS,
     **host_array_requests.HANDLERS,
-    **array_requests.HANDLERS,
-    **array_requests.HANDLERS,
     **array_requests.HANDLERS,
     **executable_requests.HANDLERS,
 }
