@@ -13,7 +13,7 @@ from atoll.controller.sessions.array_copies import _MOST_LOOKED
 from atoll.errors import Code
 from atoll.ir.program import Mapping, Rearrange, single
 from atoll.ir.types import Sharding
-from atoll.named_arrays.named_arrays import Version
+from atoll.named_arrays.version_records import Version
 from atoll.named_arrays.version_states import VersionState
 from atoll.protocol import messages as m
 from tests.controller.dumps import check_dump

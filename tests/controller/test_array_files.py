@@ -12,8 +12,9 @@ from atoll.controller.sessions.array_files import file_bytes
 from atoll.errors import OK, Code, Details, IncompatibleJournalError, Kind, Status, failure
 from atoll.ir.program import HostBuffer, HostToDevice, single
 from atoll.ir.types import ArraySpec, Sharding
-from atoll.named_arrays.named_arrays import MOST_WAIT_SECONDS, RETRY_SECONDS, Version
+from atoll.named_arrays.named_arrays import MOST_WAIT_SECONDS, RETRY_SECONDS
 from atoll.named_arrays.version_files import FileState, VersionFiles
+from atoll.named_arrays.version_records import Version
 from atoll.named_arrays.version_states import VersionState
 from atoll.protocol import actions as a
 from atoll.protocol import events as e

@@ -9,7 +9,8 @@ from typing import Any, cast
 from atoll.cluster.tenant_settings import TenantSettings
 from atoll.controller.sessions.version_relief import UNWRITTEN_SECONDS, VersionRelief
 from atoll.ir.types import ArraySpec, Sharding
-from atoll.named_arrays.named_arrays import Action, Free, NamedArrays, Version, VersionKey
+from atoll.named_arrays.named_arrays import Action, Free, NamedArrays
+from atoll.named_arrays.version_records import Version, VersionKey
 from atoll.protocol.number_ranges import PUBLISHED_DEVICES
 from atoll.state.tenants import Tenant
 

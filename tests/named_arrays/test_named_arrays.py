@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from atoll.errors import Code, Status, StatusError
 from atoll.named_arrays import named_arrays
-from atoll.named_arrays.named_arrays import Action, Free, NamedArrays, Opened, Refused, Stored, Version, Wait
+from atoll.named_arrays.named_arrays import Action, Free, NamedArrays, Opened, Refused, Stored, Wait
 from atoll.named_arrays.version_files import FileState
+from atoll.named_arrays.version_records import Version
 from atoll.named_arrays.version_states import TRANSITIONS, VersionState
 from atoll.named_arrays.written_versions import ANY_DEVICE
 from tests.thoroughness import examples

@@ -35,10 +35,11 @@ from atoll.controller.sessions.name_waits import NameWaits
 from atoll.controller.sessions.proxy_requests import SliceRequests
 from atoll.controller.sessions.published_arrays import PublishedArrays
 from atoll.controller.sessions.queries import Queries
+from atoll.controller.sessions.read_programs import ReadProgram
 from atoll.controller.sessions.session_persistence import SessionPersistence
 from atoll.controller.sessions.sessions import Sessions
 from atoll.controller.sessions.vaults import Vaults
-from atoll.controller.sessions.version_reads import Part, ReadProgram, TreeKey, VersionRead, VersionReads
+from atoll.controller.sessions.version_reads import Part, TreeKey, VersionRead, VersionReads
 from atoll.controller.sessions.version_relief import Place, Search, VersionRelief
 from atoll.controller.state import ClusterState
 from atoll.controller.watchdog import Watchdog
@@ -47,9 +48,10 @@ from atoll.ir.types import ArraySpec
 from atoll.journal.event_log import EventLog
 from atoll.launch.connections import Peer
 from atoll.migration.persisted_arrays import StoredArray
-from atoll.named_arrays.named_arrays import Name, NamedArrays, PublishedArray, Version, VersionIndex, Wait
+from atoll.named_arrays.named_arrays import NamedArrays, Wait
 from atoll.named_arrays.transfer_trees import TransferTree
 from atoll.named_arrays.version_files import FileState, VersionFiles
+from atoll.named_arrays.version_records import Name, PublishedArray, Version, VersionIndex
 from atoll.named_arrays.version_states import VersionState
 from atoll.protocol import messages as m
 from atoll.security.tokens import Guesses
@@ -289,7 +291,13 @@ class VersionReadDump(Dump):
     is_interrupted: bool = False
 
 
-@dump_of(VersionReads, "reads of versions", version=4)
+@dump_of(
+    VersionReads,
+    "reads of versions",
+    version=5,
+    rebuilt={"_reads_of": dict, "_copies_of": dict},
+    rebuild=VersionReads.rebuild_tables,
+)
 class VersionReadsDump(Dump):
     _next: int
     starts: TurnsOf[TreeKey] = _NO_TURNS
@@ -297,8 +305,6 @@ class VersionReadsDump(Dump):
     begun: Deque[int] = []
     programs: dict[int, list[ReadProgram]] = {}
     _reads: dict[int, Ref[VersionRead]] = {}
-    _reads_of: dict[int, dict[int, None]] = {}
-    _copies_of: dict[int, dict[int, None]] = {}
     _others: dict[tuple[tuple[str, str, int], str], dict[Part, None]] = {}
     _blocked: dict[TreeKey, None] = {}
     _received: dict[int, Ref[VersionRead]] = {}

@@ -9,7 +9,7 @@ import msgspec
 
 from atoll.cluster.locations import DeviceLocation
 from atoll.ir.types import ArraySpec
-from atoll.named_arrays.named_arrays import PublishedArray
+from atoll.named_arrays.version_records import PublishedArray
 from atoll.state.buffer_directory import SpilledArray
 
 

@@ -11,18 +11,16 @@ controller performs the actions (`controller.sessions.published_arrays`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
 from atoll.cluster.array_names import SEPARATOR
-from atoll.cluster.state_machine import StateMachine
 from atoll.errors import Code, Status, StatusError, not_found
-from atoll.ir.types import ArraySpec
 from atoll.named_arrays.version_files import FileState, VersionFiles
-from atoll.named_arrays.version_states import TRANSITIONS, VersionState
-from atoll.named_arrays.written_versions import ANY_DEVICE, Rank, WrittenVersions
-from atoll.protocol.number_ranges import PUBLISHED_DEVICES
+from atoll.named_arrays.version_records import Name, Version, VersionIndex, VersionKey, described_size
+from atoll.named_arrays.version_states import VersionState
+from atoll.named_arrays.written_versions import ANY_DEVICE
 
 MOST_NAMES = 1024  # per tenant
 MOST_KEPT = 64  # versions that a name keeps
@@ -37,175 +35,6 @@ RETRY_SECONDS = 10.0  # until Atoll tries again to restore a version from files 
 GUEST_SECONDS = 300.0  # until readers of other tenants leave a version that was replaced or removed
 
 _S = VersionState
-
-
-class PublishedArray(msgspec.Struct, frozen=True):
-    """One array of a version: its type, with the devices on which it was published, and its size in bytes."""
-
-    spec: ArraySpec
-    nbytes: int
-
-
-VersionKey = tuple[str, str, int]  # the tenant, the name, and the number of a version
-
-
-class VersionIndex:
-    """The versions that have arrays or copies on each device, by the number of the device in vaults.
-
-    `written` has those of them that are also in files.
-    """
-
-    def __init__(self) -> None:
-        self._on: dict[int, dict[VersionKey, Version]] = {}
-        self.written = WrittenVersions()
-
-    def add(self, version: Version, device: int) -> None:
-        self._on.setdefault(device, {})[version.key] = version
-        if version.is_written:
-            self.written.add(device, version.tenant, version.rank)
-
-    def remove(self, version: Version, device: int) -> None:
-        """Remove a version from a device. It may not be there."""
-        versions = self._on.get(device, {})
-        if versions.pop(version.key, None) is not None and not versions:
-            del self._on[device]
-        if version.files is not None:
-            self.written.remove(device, version.tenant, version.rank)
-
-    def files_written(self, version: Version) -> None:
-        """Handle that a version on devices is in files now."""
-        for device in (ANY_DEVICE, *version.devices):
-            self.written.add(device, version.tenant, version.rank)
-
-    @property
-    def content(self) -> set[tuple[int, VersionKey]]:
-        """All devices with the versions on them."""
-        return {(device, key) for device, versions in self._on.items() for key in versions}
-
-    def has_some(self, devices: Iterable[int]) -> bool:
-        """Return whether versions are on some of the devices."""
-        return any(device in self._on for device in devices)
-
-    def on(self, devices: Iterable[int]) -> list[Version]:
-        """Return the versions on some of the devices, ordered by their keys."""
-        found = {key: version for device in devices for key, version in self._on.get(device, {}).items()}
-        return [found[key] for key in sorted(found)]
-
-
-@dataclass(eq=False)
-class Version(StateMachine[VersionState]):
-    """A version of a name. `error` is the reason if it is LOST or FAILED.
-
-    Attributes:
-      held: handles in the vault of the arrays that it has taken over. Readers get these.
-      copies: further handles in the vault, by the position of the array in `held`.
-      devices: the number of arrays and copies on each device, by its number in vaults.
-      index: the index of all versions by device.
-      problem: why copies are missing.
-      files: those of a version that was published with `spill="disk"`.
-      sent: bytes that its arrays and copies have sent to readers on other islands.
-      passed_on: bytes that readers on other islands have received from copies of earlier readers.
-    """
-
-    transitions = TRANSITIONS
-    tenant: str
-    name: str
-    number: int
-    session: int  # that published it
-    handles: tuple[int, ...]  # of its arrays in that session
-    paths: tuple[str, ...]  # of its arrays in the published tree
-    structure: bytes  # the client's form of the tree, which only clients read
-    keep: int  # number of versions that the name keeps from this one on
-    seconds: float  # time of its publication, and later of its completion
-    state: VersionState = VersionState.PENDING
-    held: list[int] = field(default_factory=list)
-    arrays: list[PublishedArray] = field(default_factory=list)  # those of `held`
-    replicas: int = 1  # copies of each array that share no island, with the published one
-    copies: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    devices: dict[int, int] = field(default_factory=dict)
-    index: VersionIndex = field(default_factory=VersionIndex, repr=False)
-    problem: str = ""
-    files: VersionFiles | None = None
-    readers: set[int] = field(default_factory=set)
-    error: Status | None = None
-    retired: float = 0.0  # time since which it is RETIRED
-    lent: list[tuple[int, int]] = field(default_factory=list)  # arrays of other tenants' sessions that share its memory
-    sent: int = 0
-    passed_on: int = 0
-
-    def _described(self) -> str:
-        return self.title
-
-    @property
-    def key(self) -> VersionKey:
-        return self.tenant, self.name, self.number
-
-    @property
-    def title(self) -> str:
-        """Return the version's name for users."""
-        return f"version {self.number} of {self.tenant}{SEPARATOR}{self.name}"
-
-    @property
-    def nbytes(self) -> int:
-        """Return the size of the arrays that are held, without copies of replicated arrays."""
-        return sum(each.nbytes for each in self.arrays)
-
-    @property
-    def is_on_devices(self) -> bool:
-        """Return whether the arrays are on devices. Otherwise they are in files only."""
-        return self.files is None or self.files.are_on_devices
-
-    @property
-    def is_written(self) -> bool:
-        """Return whether the arrays are on devices and in files."""
-        return self.files is not None and self.files.state is FileState.WRITTEN
-
-    @property
-    def rank(self) -> Rank:
-        """Return the place of the version among those of its tenant in `WrittenVersions`."""
-        return self.seconds, self.name, self.number
-
-    def count(self, spec: ArraySpec, by: int) -> None:
-        """Add an array or a copy of this type to `devices`, or remove it. `by` is 1 or -1."""
-        for device in spec.sharding.devices:
-            number = self.devices.get(device, 0) + by
-            if number:
-                self.devices[device] = number
-                self.index.add(self, device)
-            else:
-                del self.devices[device]
-                self.index.remove(self, device)
-
-    def leave_devices(self) -> None:
-        """Handle that no array or copy is left."""
-        for device in (ANY_DEVICE, *self.devices):
-            self.index.remove(self, device)
-        self.devices.clear()
-
-    @property
-    def device_numbers(self) -> tuple[int, ...]:
-        """Return the devices with arrays or copies, by their numbers in the cluster."""
-        return tuple(sorted(device - PUBLISHED_DEVICES.start for device in self.devices))
-
-    @property
-    def described(self) -> int:
-        """Return the size of what the controller keeps about the tree: characters of paths, and bytes."""
-        return _described(self.paths, self.structure)
-
-
-@dataclass(eq=False)
-class Name:
-    """A name of a tenant. It outlives its versions, so that the numbers of versions never repeat.
-
-    If it is forgotten, a new name starts at a number that no forgotten name has had.
-    """
-
-    tenant: str
-    name: str
-    keep: int = 1
-    next_number: int = 1
-    versions: dict[int, Version] = field(default_factory=dict)  # that are not FAILED and not FREED, by number
-    failure: tuple[int, Status] | None = None  # the last version that failed, and why
 
 
 class Wait(msgspec.Struct, frozen=True):
@@ -298,11 +127,7 @@ class NamedArrays:
         for name in self.names.values():
             self._note_awaited(name)
         for version in self.versions():
-            version.index = self.index
-            for device in version.devices:
-                self.index.add(version, device)
-            if version.is_written:
-                self.index.files_written(version)
+            version.join(self.index)
 
     # ---- publishing
 
@@ -320,7 +145,7 @@ class NamedArrays:
         on_disk: bool = False,
     ) -> Version:
         """Begin a version. Raise RESOURCE_EXHAUSTED if the tenant or the session has too many."""
-        self._check_space(tenant, len(handles), _described(paths, structure))
+        self._check_space(tenant, len(handles), described_size(paths, structure))
         found = self.names.get((tenant, name))
         if found is None and sum(owner == tenant for owner, _ in self.names) >= MOST_NAMES:
             self._forget_unused_name(tenant)
@@ -329,9 +154,20 @@ class NamedArrays:
             raise StatusError(Code.RESOURCE_EXHAUSTED, text)
         if found is None:
             found = self.names[tenant, name] = Name(tenant, name, next_number=self.first_number)
-        version = Version(tenant, name, found.next_number, session, handles, paths, structure, keep, now)
-        version.replicas, version.index = replicas, self.index
-        version.files = VersionFiles() if on_disk else None
+        version = Version(
+            tenant,
+            name,
+            found.next_number,
+            session,
+            handles,
+            paths,
+            structure,
+            keep,
+            now,
+            replicas=replicas,
+            index=self.index,
+            files=VersionFiles() if on_disk else None,
+        )
         found.next_number += 1
         found.versions[version.number] = version
         self.pending[version.key] = version
@@ -406,8 +242,8 @@ class NamedArrays:
 
     def _retire(self, now: float, name: Name) -> list[Action]:
         """Retire the versions beyond those that the name keeps, and lost versions that are older than these."""
-        kept, older = _divided(name)
-        awaited = _awaited(kept, older)
+        kept, older = name.divided()
+        awaited = name.awaited()
         lost = [each for each in name.versions.values() if each.state is _S.LOST]
         replaced = [each for each in older if each not in awaited]
         replaced += [each for each in lost if kept and each.number < kept[-1].number]
@@ -415,7 +251,7 @@ class NamedArrays:
 
     def _note_awaited(self, name: Name) -> None:
         """Note the version of a name that stays only until it is in files."""
-        found = [each for each in _awaited(*_divided(name)) if _is_being_written(each)]
+        found = [each for each in name.awaited() if each.is_being_written]
         if found:
             self._awaited[name.tenant, name.name] = found[0]
         else:
@@ -448,8 +284,8 @@ class NamedArrays:
 
         Versions that are not in files come first. Versions with readers would stay, so they are not among them.
         """
-        older = [each for each in _divided(self._name_of(version))[1] if each.number < version.number]
-        return sorted((each for each in older if not each.readers), key=_has_files)
+        older = [each for each in self._name_of(version).divided()[1] if each.number < version.number]
+        return sorted((each for each in older if not each.readers), key=lambda each: each.has_files)
 
     def awaited_on(self, device: int) -> list[Version]:
         """Return the versions on the device that stay only until they are in files, although newer ones exist."""
@@ -510,7 +346,8 @@ class NamedArrays:
         key = version.tenant, version.name
         name = self.names.setdefault(key, Name(*key))
         name.keep, name.next_number = keep, max(name.next_number, next_number)
-        version.seconds, version.index = now, self.index
+        version.seconds = now
+        version.join(self.index)
         name.versions[version.number] = version
         tenant = version.tenant
         self._arrays_of[tenant] = self._arrays_of.get(tenant, 0) + len(version.handles)
@@ -595,10 +432,12 @@ class NamedArrays:
     def _wanted(self, wait: Wait) -> Version | None:
         """Return the complete version that a request is for, or None if it does not exist yet."""
         name = self.names.get((wait.tenant, wait.name))
-        found = [] if name is None else [each for each in name.versions.values() if each.state is _S.COMPLETE]
+        if name is None:
+            return None
         if wait.number >= 0:
-            return next((each for each in found if each.number == wait.number), None)
-        newest = max(found, key=_number, default=None)
+            version = name.versions.get(wait.number)
+            return version if version is not None and version.state is _S.COMPLETE else None
+        newest = name.newest()
         return None if newest is None or newest.number <= wait.newer_than else newest
 
     def _end_wait(self, key: tuple[int, int]) -> Wait:
@@ -629,7 +468,7 @@ class NamedArrays:
         text = f"version {wait.number} of {wait.tenant}{SEPARATOR}{wait.name} does not exist any more"
         if name.failure is not None and name.failure[0] == wait.number:
             text = f"version {wait.number} of {wait.tenant}{SEPARATOR}{wait.name} failed: {name.failure[1].message}"
-        return Refused(wait.session, wait.request, Status(Code.NOT_FOUND, f"{text}; {_contents(name)}"))
+        return Refused(wait.session, wait.request, Status(Code.NOT_FOUND, f"{text}; {name.contents()}"))
 
     def _opened(self, wait: Wait, version: Version) -> Opened:
         reader = self._next_reader
@@ -683,7 +522,7 @@ class NamedArrays:
         if wait.number < 0 and wait.newer_than <= 0:
             what = "a version"
         name = self.names.get((wait.tenant, wait.name))
-        state = "nothing was published under this name" if name is None else _contents(name)
+        state = "nothing was published under this name" if name is None else name.contents()
         version = None if name is None else name.versions.get(wait.number)
         if wait.in_files and version is not None and version.files is not None and version.state is not _S.PENDING:
             what += " in files"
@@ -765,10 +604,10 @@ class NamedArrays:
         readers = {reader: version for reader, (_, version) in self.readers.items()}
         awaited: dict[tuple[str, str], Version] = {}
         for name in self.names.values():
-            kept, older = _divided(name)
-            assert older == _awaited(kept, older), f"{name.name} keeps {len(kept) + len(older)} versions"
+            kept, older = name.divided()
+            assert older == name.awaited(), f"{name.name} keeps {len(kept) + len(older)} versions"
             assert len(older) <= 2
-            awaited |= {(each.tenant, each.name): each for each in older if _is_being_written(each)}
+            awaited |= {(each.tenant, each.name): each for each in older if each.is_being_written}
             for number, version in name.versions.items():
                 assert version.number == number < name.next_number
                 assert version.state not in (_S.FAILED, _S.FREED)
@@ -804,34 +643,6 @@ def _files(version: Version) -> VersionFiles:
     return version.files
 
 
-def _divided(name: Name) -> tuple[list[Version], list[Version]]:
-    """Return the complete versions that the name keeps, and the older ones."""
-    complete = sorted((each for each in name.versions.values() if each.state is _S.COMPLETE), key=_number)
-    return complete[-name.keep :], complete[: -name.keep]
-
-
-def _awaited(kept: list[Version], older: list[Version]) -> list[Version]:
-    """Return the older versions that stay, because those that a name keeps will be in files, and none of them is.
-
-    These are the newest one in files, and the first one after it, so that versions become complete in files even if the
-    script publishes faster than the hosts write.
-    """
-    if not any(_is_being_written(each) for each in kept) or any(_has_files(each) for each in kept):
-        return []
-    in_files = [each for each in older if _has_files(each)][-1:]
-    last = in_files[0].number if in_files else 0
-    following = [each for each in older if _is_being_written(each) and each.number > last]
-    return in_files + following[:1]
-
-
-def _has_files(version: Version) -> bool:
-    return version.files is not None and version.files.state is not FileState.WRITING
-
-
-def _is_being_written(version: Version) -> bool:
-    return version.files is not None and version.files.state is FileState.WRITING
-
-
 def _unrestored(wait: Wait, version: Version) -> Refused | None:
     """Return the error of a version that could not be restored, or None if that has not been tried."""
     failure = _files(version).failure
@@ -845,12 +656,7 @@ def _stored(wait: Wait, version: Version) -> Stored | Refused | None:
     if version.files is None:
         text = f'{version.title} has no files: publish it with spill="disk"'
         return Refused(wait.session, wait.request, Status(Code.FAILED_PRECONDITION, text))
-    is_written = version.files.state is not FileState.WRITING
-    return Stored(wait.session, wait.request, version) if is_written else None
-
-
-def _number(version: Version) -> int:
-    return version.number
+    return Stored(wait.session, wait.request, version) if version.has_files else None
 
 
 def _arrays(version: Version) -> int:
@@ -859,36 +665,3 @@ def _arrays(version: Version) -> int:
 
 def _size(version: Version) -> int:
     return version.described
-
-
-def _described(paths: tuple[str, ...], structure: bytes) -> int:
-    return sum(map(len, paths)) + len(structure)
-
-
-def restoring_text(files: VersionFiles) -> str:
-    """Return when arrays that are in files only will be on devices again, as text."""
-    if files.failure is not None:
-        return f"could not be restored: {files.failure.message}"
-    if files.problem:
-        return f"waits to be restored: {files.problem}"
-    return "is being restored" if files.state is FileState.RESTORING else "is restored when it is read"
-
-
-def _contents(name: Name) -> str:
-    """Return the name's versions as text."""
-    parts = []
-    complete = sorted(number for number, each in name.versions.items() if each.state is _S.COMPLETE)
-    listed = ", ".join(map(str, complete))
-    many = f"versions {listed} exist" if len(complete) > 1 else f"version {listed} exists"
-    parts.append(many if complete else "no version exists")
-    for version in name.versions.values():
-        if version.state is _S.PENDING:
-            count = f"{len(version.held)} of {len(version.handles)} arrays"
-            parts.append(f"version {version.number} has {count} complete, and session {version.session} computes it")
-        elif version.state is _S.COMPLETE and not version.is_on_devices:
-            parts.append(f"version {version.number} is in files, and {restoring_text(_files(version))}")
-        elif version.state is _S.LOST and version.error is not None:
-            parts.append(f"version {version.number} is lost: {version.error.message}")
-    if name.failure is not None and name.failure[0] > (complete[-1] if complete else 0):
-        parts.append(f"version {name.failure[0]} failed: {name.failure[1].message}")
-    return "; ".join(parts)

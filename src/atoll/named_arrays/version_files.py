@@ -58,3 +58,11 @@ class VersionFiles(StateMachine[FileState]):
     def are_on_devices(self) -> bool:
         """Return whether devices have the arrays."""
         return self.state in (FileState.WRITING, FileState.WRITTEN)
+
+    def restoring_text(self) -> str:
+        """Return when arrays that are in files only will be on devices again, as text."""
+        if self.failure is not None:
+            return f"could not be restored: {self.failure.message}"
+        if self.problem:
+            return f"waits to be restored: {self.problem}"
+        return "is being restored" if self.state is FileState.RESTORING else "is restored when it is read"

@@ -22,7 +22,8 @@ from atoll.cluster.tenant_settings import may_read
 from atoll.launch.connections import Connections
 from atoll.launch.launcher import Launcher
 from atoll.launch.scheduler import Wait
-from atoll.named_arrays.named_arrays import NamedArrays, Version, restoring_text
+from atoll.named_arrays.named_arrays import NamedArrays
+from atoll.named_arrays.version_records import Version
 from atoll.named_arrays.version_states import VersionState
 from atoll.protocol.messages import EngineReport
 from atoll.quantities import human_bytes
@@ -316,7 +317,7 @@ def _note(version: Version) -> str:
     if version.state is VersionState.PENDING:
         return f"{len(version.held)} arrays are complete"
     if version.files is not None and not version.is_on_devices:
-        return restoring_text(version.files)
+        return version.files.restoring_text()
     if version.files is not None and version.files.problem:
         return f"it is not in files: {version.files.problem}"
     return version.problem and f"a copy is missing: {version.problem}"

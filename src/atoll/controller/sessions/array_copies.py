@@ -31,7 +31,8 @@ from atoll.launch.launcher import Launcher
 from atoll.migration.controller import InternalPrograms
 from atoll.migration.rules import MemoryLackedError, check_memory
 from atoll.named_arrays.copy_rules import Islands, independent, type_of_copy, useful_islands
-from atoll.named_arrays.named_arrays import NamedArrays, Version, VersionKey
+from atoll.named_arrays.named_arrays import NamedArrays
+from atoll.named_arrays.version_records import Version, VersionKey
 from atoll.named_arrays.version_states import VersionState
 from atoll.protocol import messages as m
 from atoll.state.buffer_directory import Entry

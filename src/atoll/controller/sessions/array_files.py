@@ -31,8 +31,9 @@ from atoll.ir.types import DTYPE_BITS, ArraySpec, Even, Uneven, shard_shape
 from atoll.launch.launcher import Launcher
 from atoll.migration.array_spiller import ArraySpiller
 from atoll.migration.persisted_arrays import PersistedArrays, PersistedVersion, StoredArray
-from atoll.named_arrays.named_arrays import RETRY_SECONDS, Action, NamedArrays, Version, VersionKey
+from atoll.named_arrays.named_arrays import RETRY_SECONDS, Action, NamedArrays
 from atoll.named_arrays.version_files import FileState, VersionFiles
+from atoll.named_arrays.version_records import Version, VersionKey
 from atoll.named_arrays.version_states import VersionState
 from atoll.protocol import messages as m
 from atoll.protocol.number_ranges import PUBLISHED_DEVICES

@@ -37,11 +37,10 @@ from atoll.named_arrays.named_arrays import (
     Refused,
     Restore,
     Stored,
-    Version,
-    VersionKey,
     Wait,
 )
 from atoll.named_arrays.version_files import FileState
+from atoll.named_arrays.version_records import Version, VersionKey
 from atoll.named_arrays.version_states import VersionState
 from atoll.protocol import messages as m
 from atoll.state.buffer_states import BufferState

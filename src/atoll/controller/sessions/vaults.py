@@ -17,7 +17,7 @@ from atoll.controller.state import ClusterState
 from atoll.ir.types import ArraySpec
 from atoll.launch.launcher import Launcher
 from atoll.named_arrays.copy_rules import Islands
-from atoll.named_arrays.named_arrays import PublishedArray, Version
+from atoll.named_arrays.version_records import PublishedArray, Version
 from atoll.protocol import messages as m
 from atoll.protocol.number_ranges import PUBLISHED_DEVICES, SHARED_HANDLES
 from atoll.state.buffer_directory import Entry

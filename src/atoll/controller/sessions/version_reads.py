@@ -18,32 +18,23 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 
-import msgspec
 from msgspec.structs import replace
 
 from atoll.cluster.lifecycle import WORKING
 from atoll.cluster.locations import DeviceLocation
 from atoll.controller.sessions.array_copies import ArrayCopies
+from atoll.controller.sessions.read_programs import ReadProgram, find_program, type_of_result
 from atoll.controller.sessions.vaults import Vaults, spec_of
 from atoll.controller.state import ClusterState
 from atoll.errors import Code, Kind, Status, StatusError, invalid, not_found
-from atoll.ir import program as ir
 from atoll.ir.types import ArraySpec
-from atoll.ir.validation import DefinitionCheck
 from atoll.launch.launcher import Launcher
 from atoll.migration.controller import InternalPrograms
 from atoll.named_arrays.copy_rules import Islands
-from atoll.named_arrays.named_arrays import (
-    GUEST_SECONDS,
-    MOST_WAIT_SECONDS,
-    NamedArrays,
-    PublishedArray,
-    Version,
-    VersionKey,
-    restoring_text,
-)
+from atoll.named_arrays.named_arrays import GUEST_SECONDS, MOST_WAIT_SECONDS, NamedArrays
 from atoll.named_arrays.transfer_trees import MOST_ROUNDS, TransferTree
 from atoll.named_arrays.version_files import FileState
+from atoll.named_arrays.version_records import Version, VersionKey
 from atoll.protocol import messages as m
 from atoll.state.buffer_directory import Entry
 from atoll.state.buffer_states import BufferState
@@ -51,8 +42,6 @@ from atoll.state.queued_nodes import Dependency
 from atoll.state.session import GangRun, Launch, Session
 from atoll.state.stepped_work import Turns
 
-# Programs that a session keeps to read further versions of the same types.
-MOST_READ_PROGRAMS = 128
 # Reads of a session that have not ended. A read has at most `MOST_READ` arrays.
 MOST_READS = 4096
 # Arrays of reads that are launched or completed in one flush, and the least that a read or a choice of a source counts.
@@ -74,15 +63,6 @@ _MOST_ATTEMPTS = 4
 # read too many different parts, the last item is the number of the only read.
 Part = tuple[int, int, str, int]
 TreeKey = tuple[VersionKey, Part]
-
-
-class ReadProgram(msgspec.Struct, frozen=True):
-    """A program of a session that reads arrays of these types, at these places. `number` is internal."""
-
-    sources: tuple[ArraySpec, ...]
-    targets: tuple[ArraySpec, ...]
-    places: tuple[tuple[int, DeviceLocation], ...]
-    number: int
 
 
 @dataclass(eq=False)
@@ -165,6 +145,13 @@ class VersionReads:
         self._internal = internal
         self._restore = restore
 
+    def rebuild_tables(self) -> None:
+        """Make the tables of the reads and copies of each session again, which are not stored."""
+        for found, by_session in ((self._reads, self._reads_of), (self._received, self._copies_of)):
+            by_session.clear()
+            for number, read in found.items():
+                by_session.setdefault(read.session, {})[number] = None
+
     # ---- events
 
     def read(self, session: Session, message: m.ReadVersion) -> None:
@@ -233,7 +220,7 @@ class VersionReads:
             if len(arrays) != len(message.targets):
                 raise invalid(f"{version.title} has {len(version.arrays)} arrays, not {stop}")
             pairs = zip(arrays, message.targets, strict=True)
-            targets = tuple([_target(session, array, target) for array, target in pairs])
+            targets = tuple([type_of_result(session, array, target) for array, target in pairs])
             if self._names.ask_to_read(session.number, message.reader) is version:
                 return version, targets
         raise not_found(
@@ -361,7 +348,7 @@ class VersionReads:
         if files is None or not self._names.may_be_restored(version):
             status = self._loss(read)
         elif files.state is FileState.STORED and files.problem and now - tree.changed > MOST_WAIT_SECONDS:
-            status = Status(Code.UNAVAILABLE, f"{version.title} is in files, and {restoring_text(files)}")
+            status = Status(Code.UNAVAILABLE, f"{version.title} is in files, and {files.restoring_text()}")
         else:
             if files.state is FileState.STORED:  # the reader may be closed, so nothing else asks for it
                 self._restore(version)
@@ -409,7 +396,9 @@ class VersionReads:
         senders = {source.places[device].island for _, spec in source.arrays for device in spec.sharding.devices}
         tree.start(self._outbox.seconds, read.number, number, is_near=senders.issubset(read.near))
         try:
-            program = self._program(session, source, read.targets)
+            kept = self.programs.setdefault(session.number, [])
+            sources = tuple([spec for _, spec in source.arrays])
+            program = find_program(kept, self._internal, session, sources, source.places, read.targets)
         except StatusError as error:
             self._note_end_of(read, error.status)
             return
@@ -426,35 +415,6 @@ class VersionReads:
         if entry.spec is None:  # it was not launched
             self._note_end_of(read, entry.error)
         self._launcher.buffers.release(session, lent, delete=False)
-
-    def _program(self, session: Session, source: _Source, targets: tuple[ArraySpec, ...]) -> int:
-        """Return the number of the program that reads arrays of these types. Raise StatusError if that is impossible.
-
-        Scripts usually read many versions of the same types, so the last programs are kept.
-        """
-        sources = tuple([spec for _, spec in source.arrays])
-        places = tuple(
-            (device, locations[device])
-            for locations, specs in ((source.places, sources), (session.devices.locations, targets))
-            for device in sorted({device for each in specs for device in each.sharding.devices})
-        )
-        kept = self.programs.setdefault(session.number, [])
-        for position, each in enumerate(kept):
-            if each.places == places and each.sources == sources and each.targets == targets:
-                kept.append(kept.pop(position))
-                return each.number
-        count = len(sources)
-        node = ir.Transfer(tuple(range(count)), targets, reshard=True)
-        definition = ir.Program("subscribe", sources, (node,), tuple(range(count, 2 * count)))
-        check = DefinitionCheck(definition.name, 0, dict(places))
-        check.arguments(sources)
-        check.node(node)
-        session.devices.use(definition.name, [each.sharding.devices for each in targets])
-        number = self._internal.make(session, definition, dict(places))
-        kept.append(ReadProgram(sources, targets, places, number))
-        if len(kept) > MOST_READ_PROGRAMS:
-            self._internal.drop(session, kept.pop(0).number)
-        return number
 
     # ---- ends
 
@@ -601,22 +561,3 @@ def _patience(version: Version, part: Part) -> float:
 def _is_usable(entry: Entry) -> bool:
     """Return whether another session may read the array now."""
     return entry.state is BufferState.READY and not entry.released and not entry.consumed
-
-
-def _target(session: Session, array: PublishedArray, target: ArraySpec) -> ArraySpec:
-    """Return the type of an array that is read.
-
-    Raise INVALID_ARGUMENT if its dtype or shape is another one, or if a device is not one of the session.
-    """
-    source = array.spec
-    for device in target.sharding.devices:
-        if device not in session.devices.locations:
-            raise invalid(f"device {device} does not exist in this session")
-    if not target.sharding.devices:
-        raise invalid("a published array is read to one or more devices")
-    if (target.dtype, target.shape) != (source.dtype, source.shape):
-        raise invalid(
-            f"a published array of {source.dtype}{list(source.shape)} cannot be read as "
-            f"{target.dtype}{list(target.shape)}"
-        )
-    return replace(source, sharding=target.sharding)

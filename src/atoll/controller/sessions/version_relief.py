@@ -24,7 +24,8 @@ from atoll.cluster.locations import HostDevice
 from atoll.controller.sessions.vaults import Vaults
 from atoll.controller.sessions.version_reads import VersionReads
 from atoll.controller.state import ClusterState
-from atoll.named_arrays.named_arrays import Action, NamedArrays, Version
+from atoll.named_arrays.named_arrays import Action, NamedArrays
+from atoll.named_arrays.version_records import Version
 from atoll.named_arrays.written_versions import ANY_DEVICE, Position
 from atoll.protocol.number_ranges import PUBLISHED_DEVICES
 from atoll.state.tenants import Tenant
