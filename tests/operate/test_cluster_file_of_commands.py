@@ -174,5 +174,5 @@ def test_control_data_and_computing_have_networks_of_their_own(user: User, tmp_p
     assert {each.laddr.ip.removeprefix("::ffff:") for each in sockets} == {"127.0.0.2", "127.0.0.3"}
     user.atoll("down").check()
     for host in hosts:
-        finish(host).check()
+        assert " is ready, with 1 cpu device\n" in finish(host).check().stderr
     assert user.leftovers() == []

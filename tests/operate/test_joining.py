@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from atoll.operate.cluster_registry import ClusterRecord
-from atoll.operate.joining import join_token_with
+from atoll.operate.joining import is_at, join_token_with
 from atoll.security.join_token import JoinToken
 from atoll.security.start_security import join_file
 from atoll.wire.address import parse_address
@@ -27,3 +27,17 @@ def test_elsewhere_a_tenants_join_token_has_the_address_of_the_join_token_in_use
 
 def test_a_cluster_without_tls_has_no_join_tokens() -> None:
     assert join_token_with("tenant", None, None) is None
+
+
+def test_a_cluster_is_at_the_addresses_that_it_listens_at_and_that_it_advertises(tmp_path: Path) -> None:
+    record = ClusterRecord(
+        "lab", "tls://0.0.0.0:7000", "1x1x1", "cpu", str(tmp_path), 1, 1, advertised="tls://head:7000"
+    )
+    for address in ("tls://0.0.0.0:7000", "127.0.0.1:7000", "tls://head:7000", "head:7000", "other:1,head:7000"):
+        assert is_at(record, parse_address(address))
+    for address in ("head:7001", "other:7000", "unix:/head"):
+        assert not is_at(record, parse_address(address))
+    assert record.reached_at == "tls://head:7000"
+    several = replace(parse_address("head:7000"), others=(parse_address("tail:7000"),))
+    record = ClusterRecord("lab", "0.0.0.0:7000", "1x1x1", "cpu", str(tmp_path), 1, 1, advertised=str(several))
+    assert is_at(record, parse_address("tail:7000"))

@@ -71,5 +71,7 @@ def test_the_only_session_need_not_be_named():
     play.close(play.session)
     play.close(second)
     play.flush()
-    with pytest.raises(ClusterError, match="the open sessions are: none"):
+    with pytest.raises(ClusterError, match=r"^no session is open$"):
         explanation(snapshot(play, 3))
+    with pytest.raises(ClusterError, match=r"^session 7 does not exist, and no session is open$"):
+        explanation(snapshot(play, 3), 7)

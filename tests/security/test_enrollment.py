@@ -434,7 +434,39 @@ def test_the_error_is_of_who_is_not_trusted_if_nobody_answers_elsewhere() -> Non
         join = replace(second.join(Role.HOST), address=replace(first, others=(second.address,)))
         words = f"{first.port} is not that of the join token: .*The attempt also failed at {second.address}"
         with pytest.raises(AccessError, match=words):
-            access.joined(join, Role.HOST, "m", 10.0)
+            access.joined(join, Role.HOST, "m")
+
+
+def test_a_stranger_at_one_address_does_not_end_the_attempts_at_one_that_is_not_up_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with impostor(identity(Role.CONTROLLER, OTHER), OTHER) as first, controller() as served:
+        absent = replace(first, others=(Address(host="127.0.0.1", port=free_port(), tls=True),))
+        present = replace(first, others=(served.address,))
+        joins = iter((absent, absent, present))
+
+        def enroll_where(join: JoinToken, role: Role, name: str) -> Any:
+            return enrollment.enroll_anywhere(replace(join, address=next(joins)), role, name)
+
+        monkeypatch.setattr(access, "enroll_anywhere", enroll_where)
+        assert access.joined(served.join(Role.HOST), Role.HOST, "m", 60.0).role == Role.HOST
+
+
+def test_the_requests_of_a_process_share_an_identity_until_it_is_old_or_refused() -> None:
+    now = [time.time()]
+    kept = access.KeptIdentities(lambda: now[0])
+    with controller() as served:
+        join = served.join(Role.CLIENT)
+        first = kept.of(join, "a command")
+        assert kept.of(join, "a command") is first
+        kept.forget(join)
+        second = kept.of(join, "a command")
+        assert second is not first
+        validity = second.certificate.ends - now[0]
+        now[0] += 0.4 * validity
+        assert kept.of(join, "a command") is second
+        now[0] += 0.2 * validity
+        assert kept.of(join, "a command") is not second
 
 
 def test_the_error_names_all_addresses_of_a_join_token_at_which_nobody_answered() -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from atoll.errors import ConnectError
+from atoll.errors import AccessError, ConnectError, HandshakeCutError
 from atoll.wire.address import Address, parse_address
-from atoll.wire.sockets import bind, bind_unix, dial
+from atoll.wire.sockets import bind, bind_unix, dial, lacks_trust, none_answered
 
 
 def test_a_unix_socket_is_its_users_alone_and_replaces_a_stale_one(short_directory: Path):
@@ -51,3 +51,19 @@ def test_where_none_of_several_addresses_answers_all_are_named() -> None:
     dead = parse_address(f"127.0.0.1:{port},127.0.0.2:{port}")
     with pytest.raises(ConnectError, match=rf"at 127.0.0.2:{port}: Connection refused, nor at 127.0.0.1:{port}"):
         dial(dead)
+
+
+def test_an_attempt_is_in_vain_if_no_address_leads_to_a_trusted_peer_and_may_succeed_later_otherwise() -> None:
+    address = parse_address("a:1,b:1")
+    wrong, dead, cut = AccessError("wrong"), ConnectError("dead"), HandshakeCutError("cut")
+    for errors, in_vain in (
+        ((wrong, wrong), True),
+        ((wrong, dead), False),
+        ((dead, wrong), False),
+        ((wrong, cut), False),
+        ((dead, dead), False),
+        ((cut, dead), False),
+    ):
+        error = none_answered(address, errors)
+        assert lacks_trust(error) is in_vain, errors
+        assert isinstance(error, AccessError) is (wrong in errors), errors

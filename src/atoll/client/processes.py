@@ -15,6 +15,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
 from atoll.cluster.cluster_file import settings_from_environment
 from atoll.cluster.directories import default_cache_directory, make_directory
@@ -255,7 +256,8 @@ def _note_standing_clusters(islands: str) -> None:
         for record in standing_clusters()[:1]:
             sys.stderr.write(
                 f"atoll: this script starts its own cluster ({islands}), although cluster {record.name} is up. To use "
-                f"that one, set ATOLL_ADDRESS={record.address}; to hide this line, set {chosen.variable}={islands}\n"
+                f"that one, set ATOLL_ADDRESS={quote(record.reached_at)}; to hide this line, set "
+                f"{chosen.variable}={islands}\n"
             )
             sys.stderr.flush()
 

@@ -69,6 +69,12 @@ class Target:
     join: JoinToken | None = None
 
     @property
+    def reached_at(self) -> str:
+        """The address to show to users, at which they reach the cluster."""
+        is_own = self.record is not None and str(self.address) == self.record.address
+        return self.record.reached_at if self.record is not None and is_own else str(self.address)
+
+    @property
     def standby(self) -> StandbyStatus | None:
         """The state of the standby, if it is one and on this machine, and has not taken over."""
         return standby_status(self.record.directory) if self.record is not None else None

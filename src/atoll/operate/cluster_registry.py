@@ -59,6 +59,7 @@ class ClusterRecord(msgspec.Struct, frozen=True):
     machine: str = ""  # the machine of the processes; "": this one
     ray: str = ""  # the address of its Ray cluster; `pid` is then that of the command that started it
     run: str = ""  # directory of this run, with its log: see `cluster.cluster_runs`
+    advertised: str = ""  # the addresses at which others reach it; "": `address`
 
     @property
     def is_here(self) -> bool:
@@ -74,6 +75,11 @@ class ClusterRecord(msgspec.Struct, frozen=True):
     def continues_at(self) -> str:
         """The address of its controller after a standby took over and the engine stayed here; otherwise ""."""
         return recorded_controller(self.directory)
+
+    @property
+    def reached_at(self) -> str:
+        """The addresses for users to give to programs and commands. `address` may be one that nobody can dial."""
+        return self.advertised or self.address
 
     @property
     def title(self) -> str:
@@ -169,7 +175,16 @@ class ClusterRegistry:
         return found
 
     def register(
-        self, name: str, address: str, islands: str, platform: str, pid: int, *, ray: str = "", run: str = ""
+        self,
+        name: str,
+        address: str,
+        islands: str,
+        platform: str,
+        pid: int,
+        *,
+        ray: str = "",
+        run: str = "",
+        advertised: str = "",
     ) -> ClusterRecord:
         """Write the record of the cluster whose engine is `pid` to its directory. The caller holds the lock.
 
@@ -179,7 +194,17 @@ class ClusterRegistry:
         if started is None:
             raise ClusterError("the cluster ended immediately")
         record = ClusterRecord(
-            name, address, islands, platform, str(directory), pid, started, machine=this_machine(), ray=ray, run=run
+            name,
+            address,
+            islands,
+            platform,
+            str(directory),
+            pid,
+            started,
+            machine=this_machine(),
+            ray=ray,
+            run=run,
+            advertised=advertised,
         )
         _write(record)
         return record

@@ -72,13 +72,14 @@ def join_token_with(token: str, record: ClusterRecord | None, join: JoinToken | 
 
 
 def is_at(record: ClusterRecord, address: Address) -> bool:
-    """Return whether the cluster listens at `address`, with or without TLS."""
+    """Return whether the cluster listens at `address`, or is reached there by others, with or without TLS."""
     listens = parse_address(record.address)
     if address.others:
         return any(is_at(record, each) for each in address.each)
     if listens.is_everywhere and address.is_local and not address.is_unix:
         return listens.port == address.port
-    return replace(listens, tls=False) == replace(address, tls=False)
+    known = (listens, *parse_address(record.reached_at).each)
+    return replace(address, tls=False) in (replace(each, tls=False) for each in known)
 
 
 def _own(address: Address, records: list[ClusterRecord] | None) -> ClusterRecord | None:

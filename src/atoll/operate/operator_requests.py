@@ -22,15 +22,15 @@ from atoll.cluster.usage.usage_records import By
 from atoll.errors import AccessError, Code, ConnectError, invalid, refusal
 from atoll.protocol import messages as m
 from atoll.protocol.spans import TraceRecord
-from atoll.security.access import joined, token_beside
+from atoll.security.access import KeptIdentities, token_beside
 from atoll.security.join_token import JoinToken
-from atoll.security.roles import Role
 from atoll.wire.address import Address
 from atoll.wire.connection import Connection
 from atoll.wire.endpoints import connect
 
 Reply = TypeVar("Reply")
 
+_IDENTITIES = KeptIdentities()
 REPLY_SECONDS = 10.0
 OPERATION_SECONDS = 900.0  # longer than the controller tries to migrate
 
@@ -185,17 +185,22 @@ class OperatorConnection:
         replies = _Replies(address)
         identity = None
         if join is not None:
-            token = join.token
-            identity = await asyncio.to_thread(joined, replace(join, address=address), Role.CLIENT, "the command atoll")
+            token, join = join.token, replace(join, address=address)
+            identity = await asyncio.to_thread(_IDENTITIES.of, join, "the command atoll")
         token = token or token_beside(address)
-        connection = await connect(
-            address,
-            m.ToOperator,
-            replies.received,
-            replies.connection_lost,
-            name="the Atoll controller",
-            identity=identity,
-        )
+        try:
+            connection = await connect(
+                address,
+                m.ToOperator,
+                replies.received,
+                replies.connection_lost,
+                name="the Atoll controller",
+                identity=identity,
+            )
+        except AccessError:
+            if join is not None:  # the cluster may have been restarted with another authority
+                _IDENTITIES.forget(join)
+            raise
         connection.send(m.Hello(m.PROTOCOL, "operator", token, os.getpid(), __version__, "atoll"))
         return cls(connection, replies)
 

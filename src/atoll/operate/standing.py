@@ -78,7 +78,7 @@ class StandingCluster:
         self._directory = registry.directory(name)
         self._stays = options.stays
         address = _listening_address(options.listen or registry.address(name), options)
-        advertised(address, options.advertise)
+        reached = str(advertised(address, options.advertise))
         environment: dict[str, str] = {}
         if authority is not None and address.tls:
             environment = kept_environment(authority, options.token, must_exist=bool(options.standby))
@@ -119,7 +119,13 @@ class StandingCluster:
             pid = self.engine.process.pid
             try:
                 self.record = registry.register(
-                    name, str(address), settings.islands, settings.platform, pid, run=run_directory
+                    name,
+                    str(address),
+                    settings.islands,
+                    settings.platform,
+                    pid,
+                    run=run_directory,
+                    advertised="" if reached == str(address) else reached,
                 )
             except BaseException:
                 self.engine.end()
@@ -262,8 +268,8 @@ def _check_is_free(registry: ClusterRegistry, name: str) -> None:
             )
         if each.name == name:
             raise ClusterError(
-                f"a cluster named {name} is up already, at {each.address}: use it, end it with `atoll down`, or give "
-                "the new one another --name"
+                f"a cluster named {name} is up already, at {each.reached_at}: use it, end it with `atoll down`, or "
+                "give the new one another --name"
             )
 
 

@@ -45,8 +45,10 @@ def _chosen(snapshot: Snapshot, session: int | None) -> SessionSnapshot:
     if session in known:
         return known[session]
     problem = "choose a session" if session is None else f"session {session} does not exist"
+    if not known:
+        raise ClusterError("no session is open" if session is None else f"{problem}, and no session is open")
     open_ones = ", ".join(f"{number} ({each.label or f'process {each.pid}'})" for number, each in known.items())
-    raise ClusterError(f"{problem}; the open sessions are: {open_ones or 'none'}")
+    raise ClusterError(f"{problem}; the open sessions are: {open_ones}")
 
 
 def _headline(session: SessionSnapshot, snapshot: Snapshot) -> str:

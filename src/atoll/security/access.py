@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -82,7 +84,10 @@ def renewed(identity: Identity, join: JoinToken, name: str) -> Certificate:
 
 
 def joined(join: JoinToken, role: Role, name: str, patience: float = 0.0) -> Identity:
-    """Return an identity for a short-lived process: its certificate is not renewed. Arguments as in `identity_for`."""
+    """Return an identity for a short-lived process: its certificate is not renewed. Arguments as in `identity_for`.
+
+    With several addresses, a peer without trust at one of them does not end the attempts at the others.
+    """
     retry = Retry(_RETRY_SECONDS, patience=patience)
     while True:
         try:
@@ -93,3 +98,29 @@ def joined(join: JoinToken, role: Role, name: str, patience: float = 0.0) -> Ide
         else:
             return Identity(certificate, issuer)
         time.sleep(retry.next_pause())
+
+
+class KeptIdentities:
+    """The identities of a process that sends many requests with few join tokens, such as a command. Thread-safe.
+
+    They stay in memory, so no file holds a private key. Each is used for at most half of its certificate's validity.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._kept: dict[JoinToken, tuple[Identity, float]] = {}
+
+    def of(self, join: JoinToken, name: str) -> Identity:
+        """Return the identity of a client with this join token. Blocks. Raises as `joined` does."""
+        with self._lock:
+            identity, until = self._kept.get(join, (None, 0.0))
+            if identity is None or self._clock() >= until:
+                now, identity = self._clock(), joined(join, Role.CLIENT, name)
+                self._kept[join] = identity, now + (identity.certificate.ends - now) / 2
+            return identity
+
+    def forget(self, join: JoinToken) -> None:
+        """Enroll again for the next request, because the cluster did not accept the identity."""
+        with self._lock:
+            self._kept.pop(join, None)

@@ -55,7 +55,7 @@ def none_answered(address: Address, errors: Sequence[ConnectError]) -> ConnectEr
     """Return the error for failed attempts at all addresses, given their errors in the same order.
 
     It is the first one of a peer without trust, or else the last one, with the names of the other addresses. Such a
-    peer may be any process, so it must not keep the caller from the next address.
+    peer may be any process, so it must not keep the caller from the next address, nor from later attempts there.
     """
     found = next((i for i, each in enumerate(errors) if lacks_trust(each)), len(errors) - 1)
     error = errors[found]
@@ -63,12 +63,17 @@ def none_answered(address: Address, errors: Sequence[ConnectError]) -> ConnectEr
     if not others:
         return error
     also = f". The attempt also failed at {others}" if lacks_trust(error) else f", nor at {others}"
-    return type(error)(f"{error}{also}")
+    kind = type(error) if all(map(lacks_trust, errors)) or not lacks_trust(error) else _PartlyReachedError
+    return kind(f"{error}{also}")
+
+
+class _PartlyReachedError(AccessError):
+    """There is no trust between this side and the peer at one address, and another address cannot be reached."""
 
 
 def lacks_trust(error: ConnectError) -> bool:
-    """Return whether one side does not trust the other, so that further attempts at the same address are in vain."""
-    return isinstance(error, AccessError) and not isinstance(error, HandshakeCutError)
+    """Return whether one side does not trust the other at any address, so that further attempts are in vain."""
+    return isinstance(error, AccessError) and not isinstance(error, (HandshakeCutError, _PartlyReachedError))
 
 
 def dial(address: Address, *, what: str = "a process", timeout: float = 10.0) -> socket.socket:

@@ -67,6 +67,24 @@ def test_who_is_ready_may_be_silent() -> None:
     assert end_of(f"{SIGNS}; signs.ready(); time.sleep({LONG})") == (0, "")
 
 
+def test_the_parent_learns_that_a_process_is_ready_and_not_when_it_only_ends() -> None:
+    async def run(script: str) -> tuple[int, bool]:
+        ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        was_ready: list[bool] = []
+
+        def ready() -> None:
+            was_ready.append(True)
+            process.kill()
+
+        command = [sys.executable, "-c", script, "options"]
+        process = StartingProcess(command, os.environ, lambda *end: ended.set_result(end[0]), BOUND, on_ready=ready)
+        async with asyncio.timeout(2 * BOUND):
+            return await ended, bool(was_ready)
+
+    assert asyncio.run(run(f"{SIGNS}; signs.ready(); time.sleep(600)")) == (-signal.SIGKILL, True)
+    assert asyncio.run(run(f"{SIGNS}; signs.say('imported JAX')")) == (0, False)
+
+
 def test_who_is_stopped_is_killed_whatever_it_was_about_to_say() -> None:
     def stop(process: StartingProcess) -> None:
         asyncio.get_running_loop().call_later(SECONDS / 2, os.kill, process.pid, signal.SIGSTOP)

@@ -21,6 +21,7 @@ from atoll.cluster.processes.process_table import cpu_ticks
 SIGN_SECONDS = 1.0  # between two messages of a process that waits
 LOOK_SECONDS = 0.25  # between two checks of a process
 _PROCESS = 0  # the only peer of the lease
+_READY = "is ready"  # the last message of a process that has started
 
 
 class StartupHeartbeat:
@@ -64,6 +65,7 @@ class StartupHeartbeat:
     def ready(self) -> None:
         """End the heartbeat: the process has started, and its peers detect its silence from now on."""
         if self._descriptor >= 0:
+            self.say(_READY)
             os.close(self._descriptor)
             self._descriptor = -1
 
@@ -93,7 +95,8 @@ class StartingProcess(LocalProcess):
 
     The number of the heartbeat's descriptor is appended to `command`, whose only argument is the options.
     `on_end(status, reason)` is called once on the running loop; `reason` says why the process was killed while it
-    started, "" otherwise. The child inherits `descriptors`. The constructor raises OSError.
+    started, "" otherwise. `on_ready()` is called at most once, before `on_end`. The child inherits `descriptors`. The
+    constructor raises OSError.
     """
 
     def __init__(
@@ -103,8 +106,10 @@ class StartingProcess(LocalProcess):
         on_end: Callable[[int, str], None],
         seconds: float,
         descriptors: tuple[int, ...] = (),
+        on_ready: Callable[[], None] = lambda: None,
     ) -> None:
         self._on_end = on_end
+        self._on_ready = on_ready
         self._watch = StartWatch(seconds)
         self._did = "started Python"
         self._has_spoken = False
@@ -132,6 +137,8 @@ class StartingProcess(LocalProcess):
             self._did = said.decode(errors="replace").splitlines()[-1]
         else:
             self._stop_watching()
+            if self._did == _READY:  # otherwise the process has ended
+                self._on_ready()
 
     def _look(self) -> None:
         self._timer = self._loop.call_later(LOOK_SECONDS, self._look)

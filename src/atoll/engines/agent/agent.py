@@ -70,6 +70,7 @@ class HostAgent:
         self._on_joined = on_joined
         self._on_event = on_event
         self._host = ""  # the host that its worker serves, for messages
+        self._host_devices = ""
         self._serves = (-1, -1)  # island and rank of that host
         self._loop = asyncio.get_running_loop()
         self._id = os.urandom(16).hex()
@@ -82,7 +83,7 @@ class HostAgent:
         self._problem: AtollError | None = None
         self._leases = Leases(period=_LEASE_LOOKS)
         self._graces = Leases(period=_LEASE_LOOKS)
-        self._worker = LocalWorker(options.devices, self._worker_ended)
+        self._worker = LocalWorker(options.devices, self._worker_ready, self._worker_ended)
         self._controller = self._dialed = options.controller
         self._address = ""  # of this machine, for others
         self._bind = ""  # address at which the worker listens
@@ -326,8 +327,12 @@ class HostAgent:
             sandbox=self._options.sandbox,
         )
         self._host, self._serves = f"host {start.host} of island {start.island}", (start.island, start.rank)
+        self._host_devices = f"{start.devices} {start.platform} device{'s' * (start.devices != 1)}"
         self._on_event(f"this machine is {self._host} (rank {start.rank} of {start.hosts}): its worker starts")
         self._worker.start(start, place, (self._dialed, self._controller, *elsewhere))
+
+    def _worker_ready(self) -> None:
+        self._on_event(f"the worker of {self._host} is ready, with {self._host_devices}")
 
     def _worker_ended(self, reason: str) -> None:
         self._on_event(f"the worker of {self._host} has ended: {reason}")

@@ -22,12 +22,16 @@ from atoll.wire.address import Address
 class LocalWorker:
     """At most one worker process, with its own directory. All methods are called on the event loop.
 
-    `devices` names this machine's devices by platform. Each time a worker has ended, `last_end` is set and
-    `on_end(reason)` is called on the event loop; the reason is "" if the exit status says all.
+    `devices` names this machine's devices by platform. `on_ready()` is called when a worker has opened its devices and
+    has connected to the controller. Each time a worker has ended, `last_end` is set and `on_end(reason)` is called; the
+    reason is "" if the exit status says all. Both are called on the event loop.
     """
 
-    def __init__(self, devices: Mapping[str, tuple[str, ...]], on_end: Callable[[str], None]) -> None:
+    def __init__(
+        self, devices: Mapping[str, tuple[str, ...]], on_ready: Callable[[], None], on_end: Callable[[str], None]
+    ) -> None:
         self._devices = devices
+        self._on_ready = on_ready
         self._on_end = on_end
         self._process: StartingProcess | None = None
         self._directory: Path | None = None
@@ -57,7 +61,7 @@ class LocalWorker:
         try:
             command = worker_command(host, replace(place, directory=str(self._directory)))
             environment = worker_environment(start.platform, self._devices.get(start.platform, ()), start.devices)
-            self._process = StartingProcess(command, environment, self._ended, start.lease)
+            self._process = StartingProcess(command, environment, self._ended, start.lease, on_ready=self._on_ready)
         except OSError as error:
             self._ended(1, f"it cannot be started: {error}")
 

@@ -7,6 +7,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -142,7 +143,6 @@ def up(
     from atoll.operate.standing import StandingOptions, start_cluster
     from atoll.security.access import is_insecure
     from atoll.security.roles import Role
-    from atoll.security.start_security import advertised
     from atoll.security.start_security import host_join_file as standing_host_join
     from atoll.security.start_security import join_file as standing_join
     from atoll.wire.address import parse_address
@@ -183,9 +183,9 @@ def up(
                 tokens = tenant_tokens(cluster) if role is Role.CLIENT else {}
                 _write_join(join, file, standing, tokens)
         if settings.engine == "hosts":
-            how = f"--join {host_join_file or standing_host_join(standing.directory)}"
+            how = f"--join {quote(str(host_join_file or standing_host_join(standing.directory)))}"
             if not secured:
-                how = f"--address {advertised(parse_address(standing.record.address), advertise)} --insecure"
+                how = f"--address {standing.record.reached_at} --insecure"
             say(f"waiting for hosts: `atoll host {how}` on each machine")
         if settings.engine != "local":
             say(f"  look:  atoll status{chosen}")
@@ -196,9 +196,8 @@ def up(
         if messages:
             print(messages, file=sys.stderr)
         raise
-    address = standing.record.address
-    print(address, flush=True)
-    reached = advertised(parse_address(address), advertise)
+    address, reached = standing.record.address, quote(standing.record.reached_at)
+    print(standing.record.reached_at, flush=True)
     if standby:
         say(f"standby {name} follows the controller at {standby}")
         say(f"  run:   JAX_PLATFORMS=atoll ATOLL_ADDRESS={reached} python train.py, after it has taken over")
@@ -208,7 +207,7 @@ def up(
     if parse_address(address).tls:
         where = str(join_file or standing_join(standing.directory))
         source = "the file of its tenant" if TENANT_MARK in where else "that file"
-        say(f"         (on other machines, or as another user: ATOLL_JOIN={where}, a copy of {source})")
+        say(f"         (on other machines, or as another user: ATOLL_JOIN={quote(where)}, a copy of {source})")
     elif not parse_address(address).is_local:
         say("         (on other machines: this machine's name in the address, the same ATOLL_TOKEN, ATOLL_INSECURE=1)")
     if not foreground:
@@ -336,18 +335,18 @@ def status(
     target = cluster.find(standby=True)
     standby = target.standby
     if standby is not None and target.record is not None:
-        _show_standby(standby, target.record.name, str(target.address), as_json)
+        _show_standby(standby, target.record.name, target.reached_at, as_json)
         return
     report = report_of(target, token())
     if as_json:
         name = target.record.name if target.record else ""
-        print(json.dumps({"name": name, "address": str(target.address), **report}, indent=1))
+        print(json.dumps({"name": name, "address": target.reached_at, **report}, indent=1))
     else:
         snapshot = msgspec.convert(report, Snapshot)
         width = None if sys.stdout.isatty() else _TABLE_WIDTH
         title = target.record.title if target.record else ""
         tables = security_tables if security else status_tables
-        Console(width=width, highlight=False).print(tables(snapshot, str(target.address), title))
+        Console(width=width, highlight=False).print(tables(snapshot, target.reached_at, title))
         others = other_clusters(target)
         if others:
             print("also up:", ", ".join(f"--name {each.name}" + each.title[len(each.name) :] for each in others))
@@ -407,7 +406,7 @@ def down(
         label = f"standby {target.record.name}"
     with terminal.status(f"ending {label} ..."):
         ended = stop(target, token(), all_sessions)
-    text = f"{label} at {target.address} has ended"
+    text = f"{label} at {target.reached_at} has ended"
     if ended.processes >= 0:
         text += f": {ended.processes} processes"
     if ended.forced:
