@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from atoll.errors import StatusError
-from atoll.ifrt.ifrt_session import FIRST_MINTED_HANDLE, OUT_OF_SEQUENCE, ResponseStream
+from atoll.ifrt.ifrt_session import (
+    FIRST_MINTED_HANDLE,
+    MOST_WAITING,
+    OUT_OF_SEQUENCE,
+    RESPONSE_SECONDS,
+    ResponseStream,
+)
 from atoll.protocol import messages as m
 from atoll.protocol.ifrt import session_pb2
 from tests.ifrt.rig import Rig, on
@@ -129,6 +136,56 @@ def test_stacks_that_end_out_of_sequence_are_named_by_the_next_of_the_sequence()
     responses.send(session_pb2.Response(), 7)
     responses.send(session_pb2.Response(), 0)
     assert [sorted(each.meta.destroyed_user_context_ids) for each in sent] == [[], [5, 6, 7], []]
+
+
+class Waiting:
+    """A stream whose responses may wait. `timers` are those that it has started and that have not ended."""
+
+    def __init__(self) -> None:
+        self.sent: list[int] = []
+        self.timers: list[Callable[[], None]] = []
+
+        def later(seconds: float, call: Callable[[], None]) -> None:
+            assert seconds == RESPONSE_SECONDS
+            self.timers.append(call)
+
+        self.responses = ResponseStream(self._write, lambda number: None, later)
+
+    def _write(self, data: bytes) -> None:
+        self.sent.append(session_pb2.Response.FromString(data).meta.seq_num)
+
+    def send(self, may_wait: bool) -> None:
+        self.responses.send(session_pb2.Response(), 0, may_wait)
+
+
+def test_responses_that_may_wait_are_written_before_the_next_one():
+    stream = Waiting()
+    stream.send(may_wait=True)
+    stream.send(may_wait=True)
+    assert stream.sent == []
+    stream.send(may_wait=False)
+    assert stream.sent == [0, 1, 2]
+    stream.send(may_wait=True)
+    stream.responses.send_out_of_sequence(session_pb2.Response(), 0)
+    assert stream.sent == [0, 1, 2, 3, OUT_OF_SEQUENCE]
+
+
+def test_responses_that_may_wait_are_written_when_the_time_is_over():
+    stream = Waiting()
+    for end in (2, 4):
+        stream.send(may_wait=True)
+        stream.send(may_wait=True)
+        (timer,) = stream.timers
+        stream.timers.clear()
+        timer()
+        assert stream.sent == list(range(end))
+
+
+def test_few_responses_wait():
+    stream = Waiting()
+    for _ in range(MOST_WAITING):
+        stream.send(may_wait=True)
+    assert stream.sent == list(range(MOST_WAITING))
 
 
 def test_a_client_keeps_no_more_stacks_than_its_arrays_have(rig: Rig):

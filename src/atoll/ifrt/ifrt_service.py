@@ -169,6 +169,7 @@ class Service:
             on_lost,
             on_recording,
             open_relay=lambda: self._callbacks.relay(number, cluster, on_loop),
+            later=loop.call_later,
         )
         receive_with(on_message)
         self._sessions[session.number] = session

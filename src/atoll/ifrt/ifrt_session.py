@@ -24,10 +24,14 @@ from atoll.protocol.messages import FunctionInfo
 from atoll.protocol.number_ranges import PROXY_HANDLES
 from atoll.session.callback_relay import CallbackRelay
 from atoll.session.cluster_session import ClusterSession
+from atoll.session.outgoing_messages import Later
 
 # Handles that the session mints.
 FIRST_MINTED_HANDLE = PROXY_HANDLES.start
 OUT_OF_SEQUENCE = 1 << 62
+# How long, and how many, responses can wait for which nothing in the client waits.
+RESPONSE_SECONDS = 1e-3
+MOST_WAITING = 64
 _MOST_REMEMBERED = 512  # of `IfrtSession.compiled`
 _MOST_PUBLISHED = 64  # names, and arrays of each, of `IfrtSession.published`
 
@@ -45,18 +49,29 @@ class ResponseStream:
 
     During a recording, `on_response` receives the number of each answered request.
 
+    Each write wakes up threads of the client. A response for which nothing in the client waits is therefore written
+    together with the next one. `later` calls a function after a number of seconds; without it, no response waits.
+
     `ended_contexts` are stacks to which no error can refer any more. The next response of the sequence names them.
     """
 
-    def __init__(self, write: Callable[[bytes], None], on_response: Callable[[int], None]) -> None:
+    def __init__(
+        self, write: Callable[[bytes], None], on_response: Callable[[int], None], later: Later | None = None
+    ) -> None:
         self._write = write
         self._on_response = on_response
+        self._later = later
+        self._waiting: list[bytes] = []
+        self._is_timed = False  # whether the timer is running
         self._is_recording = False
         self._next = 0
         self.ended_contexts: list[int] = []
 
-    def send(self, response: Any, ended_context: int) -> None:
-        """Send the next response of the sequence. The client may forget `ended_context`, unless it is 0."""
+    def send(self, response: Any, ended_context: int, may_wait: bool = False) -> None:
+        """Send the next response of the sequence. The client may forget `ended_context`, unless it is 0.
+
+        If it `may_wait`, it is written with the next response, after `RESPONSE_SECONDS` at the latest.
+        """
         meta = response.meta
         meta.seq_num = self._next
         self._next += 1
@@ -65,7 +80,7 @@ class ResponseStream:
         if self.ended_contexts:
             meta.destroyed_user_context_ids.extend(self.ended_contexts)
             self.ended_contexts.clear()
-        self._write(response.SerializeToString())
+        self._put(response.SerializeToString(), may_wait)
         if self._is_recording:
             self._on_response(meta.op_id)
 
@@ -78,9 +93,26 @@ class ResponseStream:
         response.meta.seq_num = OUT_OF_SEQUENCE
         if ended_context:
             self.ended_contexts.append(ended_context)
-        self._write(response.SerializeToString())
+        self._put(response.SerializeToString())
         if self._is_recording:
             self._on_response(response.meta.op_id)
+
+    def _put(self, content: bytes, may_wait: bool = False) -> None:
+        self._waiting.append(content)
+        if not may_wait or self._later is None or len(self._waiting) >= MOST_WAITING:
+            self._flush()
+        elif not self._is_timed:
+            self._is_timed = True
+            self._later(RESPONSE_SECONDS, self._time_is_over)
+
+    def _time_is_over(self) -> None:
+        self._is_timed = False
+        self._flush()
+
+    def _flush(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for content in waiting:
+            self._write(content)
 
 
 class IfrtSession:
@@ -88,7 +120,8 @@ class IfrtSession:
 
     `write(bytes)` sends responses. `pause` and `resume` control the client's requests, which are held back until
     `start`. `cluster` is a session whose minted handles start at `FIRST_MINTED_HANDLE`. `on_lost` and `on_recording`
-    are as in `ClusterSession.set_handlers`. `open_relay` opens the relay for calls into the client's Python.
+    are as in `ClusterSession.set_handlers`. `open_relay` opens the relay for calls into the client's Python. `later` is
+    as in `ResponseStream`.
     """
 
     def __init__(
@@ -101,10 +134,11 @@ class IfrtSession:
         on_lost: Callable[[Status], None] = lambda status: None,
         on_recording: Callable[[bool], None] = lambda is_recording: None,
         open_relay: Callable[[], CallbackRelay] | None = None,
+        later: Later | None = None,
     ) -> None:
         self.cluster = cluster
         self.number = number
-        self.responses = ResponseStream(write, cluster.recorder.answered)
+        self.responses = ResponseStream(write, cluster.recorder.answered, later)
         self.arrays = Arrays(self.responses.ended_contexts)
         self.buffers = HostBuffers()
         self.executables: dict[int, LoadedExecutable] = {}

@@ -196,7 +196,8 @@ def _execute(pending: PendingRequest, request: Any) -> None:
         reply.status_handle = status_handle
     if not given:
         reply.outputs.extend(executable.output_replies(handles))
-    session.responses.send(response, 0 if handles else pending.context)
+    is_read = isinstance(executable, ReadingExecutable)  # whose contents are the answer
+    session.responses.send(response, 0 if handles else pending.context, may_wait=is_read)
 
 
 def _run(pending: PendingRequest, request: Any, given: list[int]) -> tuple[list[int], int, LoadedExecutable]:
