@@ -71,6 +71,7 @@ def test_variables_set_settings(
         ("ATOLL_WAIT", "-1", "expected a number of seconds"),
         ("ATOLL_MAX_SESSIONS", "0", "expected a number, 1 or more"),
         ("ATOLL_RELAY_GROUP", "1", "expected a number of hosts, 2 or more, or 0"),
+        ("ATOLL_JOINT_ISLANDS", "1", "expected a number of islands, 2 or more, or 0"),
         ("ATOLL_DELEGATE_AFTER", "later", "expected a number of seconds"),
         ("ATOLL_BULK_TLS", "yes", "expected on or off"),
         ("ATOLL_PYTHON_READ", "/a:b", "'b' is not an absolute path"),

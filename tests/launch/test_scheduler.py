@@ -21,8 +21,14 @@ def launch(
     exclusive: bool = False,
     weight: int = 1,
     hosts: tuple[int, ...] = (0,),
+    joint: bool = False,
 ) -> QueuedNode[str]:
     node = QueuedNode[str](number, session, missing)
+    if joint:
+        gang = Gang(10 * number, islands[0], node, f"run {number}", estimate, exclusive, weight, hosts)
+        gang.islands, gang.places = islands, (hosts,) * len(islands)
+        node.gangs = (gang,)
+        return node
     node.gangs = tuple(
         Gang(10 * number + island, island, node, f"run {number}", estimate, exclusive, weight, hosts)
         for island in islands
@@ -373,3 +379,44 @@ def test_a_dispatch_unit_that_is_larger_than_the_window_runs_when_nothing_else_d
     assert first.node.number == 1
     scheduler.finished(first)
     assert started(scheduler) == [2]
+
+
+def test_a_joint_gang_starts_on_all_of_its_islands_when_the_last_of_them_has_room():
+    scheduler = scheduler_with(*(launch(i, islands=(1,)) for i in (1, 2)), islands=2, window=2)
+    ahead = gangs(scheduler, 1)
+    joint, behind = launch(3, islands=(0, 1), joint=True), launch(4, session=2)
+    scheduler.enqueue(joint)
+    scheduler.enqueue(behind)
+    assert started(scheduler, 0) == [] == started(scheduler, 1), "island 1 is full, and the order is decided"
+    for gang in ahead:
+        scheduler.finished(gang)
+    assert started(scheduler, 1) == [3]
+    assert {0, 1} <= scheduler.touched
+    assert started(scheduler, 0) == [4]
+    assert [scheduler.statistics(island).in_flight for island in (0, 1)] == [2, 1]
+
+
+def test_the_gangs_behind_a_joint_gang_that_was_dropped_start():
+    scheduler = scheduler_with(*(launch(i, islands=(1,)) for i in (1, 2)), islands=2, window=2)
+    gangs(scheduler, 1)
+    joint, behind = launch(3, islands=(0, 1), joint=True), launch(4, session=2)
+    scheduler.enqueue(joint)
+    scheduler.enqueue(behind)
+    assert started(scheduler, 0) == []
+    scheduler.touched.clear()
+    scheduler.drop(joint)
+    assert 0 in scheduler.touched
+    assert started(scheduler, 0) == [4]
+    scheduler.validate()
+
+
+def test_a_policy_is_charged_on_each_island_what_it_has_charged_there_in_advance():
+    scheduler = scheduler_with(launch(1, session=2), launch(2, session=3), islands=2, window=8)
+    joint = launch(3, islands=(0, 1), joint=True, estimate=7)
+    scheduler.enqueue(joint)
+    found = gangs(scheduler, 0)
+    (gang,) = joint.gangs
+    assert gang in found
+    assert gang.charges == {0: 7}, "the session has competitors on island 0 only"
+    scheduler.finished(gang, 20)
+    assert gang.charged == 0, "the last charge was that of island 1"

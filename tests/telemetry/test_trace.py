@@ -23,7 +23,9 @@ def record(
 ) -> None:
     """A gang of one host ends. Of what stands behind it the trace takes no more than this."""
     launch: Any = SimpleNamespace(session=1, program=SimpleNamespace(name="f"), seconds=0.0)
-    spec: Any = SimpleNamespace(kind=kind, segments=1, devices={host: devices}, title="jit_f" * (kind == "call"))
+    spec: Any = SimpleNamespace(
+        kind=kind, segments=1, devices={host: devices}, islands=(), title="jit_f" * (kind == "call")
+    )
     node: Any = SimpleNamespace(number=sequence)
     run = SimpleNamespace(launch=launch, spec=spec, waited=(), moved=lambda hosts: 0)
     gang: Any = SimpleNamespace(island=0, sequence=sequence, run=run, node=node)
@@ -143,7 +145,9 @@ def test_a_page_lays_out_few_earlier_spans_however_many_a_gang_has() -> None:
     trace, hosts = Trace(), 50
     for sequence in range(300):
         launch: Any = SimpleNamespace(session=1, program=SimpleNamespace(name="f"), seconds=0.0)
-        spec: Any = SimpleNamespace(kind="call", segments=1, devices=dict.fromkeys(range(hosts), (0,)), title="jit_f")
+        spec: Any = SimpleNamespace(
+            kind="call", segments=1, devices=dict.fromkeys(range(hosts), (0,)), title="jit_f", islands=()
+        )
         run = SimpleNamespace(launch=launch, spec=spec, waited=(), moved=lambda hosts: 0)
         gang: Any = SimpleNamespace(island=0, sequence=sequence, run=run, node=SimpleNamespace(number=sequence))
         trace.record_gang(gang, tuple(range(hosts)), (10 * sequence, 10 * sequence + 15) * hosts)

@@ -31,6 +31,8 @@ GRACE_SECONDS = 60.0  # for peers to reconnect to the next controller, if a cont
 SUSPENDED_SECONDS = 86400.0
 LOCAL_SECONDS = 120.0  # for an island to be up, if the engine starts its hosts on this machine
 HOSTS_SECONDS = 600.0  # for the hosts of an island to join, if the engine does not start them
+# A gang on fewer islands is worth less than that each of them starts its part as early as possible.
+JOINT_ISLANDS = 16
 RELAY_GROUP = 16
 NULL_PLATFORM = "null"  # devices that take a given time and compute nothing: see `devices.null`
 
@@ -69,6 +71,12 @@ class SuspendLower(StrEnum):
 def _relay_group(text: str) -> int:
     if not (text.isascii() and text.isdigit()) or int(text) == 1:
         raise ValueError("expected a number of hosts, 2 or more, or 0")
+    return int(text)
+
+
+def _joint_islands(text: str) -> int:
+    if not (text.isascii() and text.isdigit()) or int(text) == 1:
+        raise ValueError("expected a number of islands, 2 or more, or 0")
     return int(text)
 
 
@@ -235,6 +243,18 @@ class ClusterSettings(msgspec.Struct, frozen=True):
             more="See [relays](design/scheduling.md#relays).",
         ),
     ] = RELAY_GROUP
+    joint_islands: Annotated[
+        int,
+        Setting(
+            "ATOLL_JOINT_ISLANDS",
+            Form(_joint_islands, "NUMBER", (int,)),
+            "Number of islands from which a call of one function has a joint gang, which starts on all of its islands "
+            "at once; 0 disables joint gangs.",
+            "joint-islands",
+            is_option=False,
+            more="See [computations over islands](design/computations-over-islands.md#joint-gangs).",
+        ),
+    ] = JOINT_ISLANDS
     delegate_after_seconds: Annotated[
         float | None,
         Setting(

@@ -212,6 +212,7 @@ class Controller:
             self.meter,
             self._estimates,
             self._state.remains,
+            settings.joint_islands,
         )
 
     def _make_sessions(self) -> None:

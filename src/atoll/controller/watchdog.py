@@ -17,7 +17,8 @@ from atoll.protocol import messages as m
 from atoll.state.compiled_functions import FunctionRegistry
 from atoll.state.durations import Durations
 from atoll.state.gang_states import Reason
-from atoll.state.queued_nodes import HostCallKind
+from atoll.state.queued_nodes import Gang, HostCallKind
+from atoll.state.session import GangRun
 
 WATCH_SECONDS = 60.0
 # Interval of the checks. Reports may be late by this.
@@ -120,8 +121,7 @@ class Watchdog:
     def _gangs(self) -> Iterator[tuple[Hashable, Subject]]:
         """Yield the gangs with nothing before them on their hosts, since all others wait for these."""
         for gang in self._launcher.foremost():
-            spec, hosts = gang.run.spec, sorted(gang.run.hosts_left)
-            text = _gang_text(gang.run.launch.program.name, gang.island, hosts, spec.host_call)
+            text = _gang_text(gang)
             yield ("gang", gang.sequence), Subject(gang.node.session, gang.island, text)
 
     def _waits(self) -> Iterator[tuple[Hashable, Subject]]:
@@ -140,13 +140,15 @@ def _hosts(hosts: list[int]) -> str:
     return f"host{'s' * (len(hosts) > 1)} {', '.join(map(str, hosts))}"
 
 
-def _gang_text(name: str, island: int, hosts: list[int], call: HostCallKind | None) -> Callable[[float], str]:
+def _gang_text(gang: Gang[GangRun]) -> Callable[[float], str]:
+    run, hosts = gang.run, sorted(gang.run.hosts_left)
+    name, where, call = run.launch.program.name, run.islands_text, run.spec.host_call
     owes = f"the worker of {_hosts(hosts)} owes its end"
     if len(hosts) > 1:
         owes = f"the workers of {_hosts(hosts)} owe its end"
     if call is not None:  # only the hosts know whether the Python runs now
         owes = f"it calls {_PYTHON[call]}, which may not have returned; otherwise {owes}"
-    return lambda seconds: f"{name} has run on {_hosts(hosts)} of island {island} for {seconds:.0f} s: {owes}"
+    return lambda seconds: f"{name} has run on {_hosts(hosts)} of {where} for {seconds:.0f} s: {owes}"
 
 
 def _wait_text(reason: Reason, island: int, owed: str) -> Callable[[float], str]:

@@ -29,6 +29,7 @@ from atoll.launch.launcher import Launcher
 from atoll.protocol.number_ranges import SPILL_FEEDS
 from atoll.state.buffer_directory import Entry
 from atoll.state.durations import Durations
+from atoll.state.gang_specs import GangSpec
 from atoll.state.gang_states import GangState
 from atoll.state.offenses import Running
 from atoll.state.queued_nodes import Gang, HostCallKind, QueuedNode
@@ -63,7 +64,7 @@ class Failures:
         found: dict[str, Running] = {}
         for gang in self._launcher.in_flight.values():
             spec = gang.run.spec
-            if gang.island == island and spec.host_call is not HostCallKind.PYTHON:
+            if gang.is_on(island) and spec.host_call is not HostCallKind.PYTHON:
                 for name in spec.functions:
                     found.setdefault(name, Running(gang.node.tenant, spec.duration_estimate.runs > 0))
         return found
@@ -99,13 +100,13 @@ class Failures:
         for launch, reason in survivors.lost:
             why = status.reworded(f"{status.message}{survivors.described_run(launch)} ({reason})")
             self._launcher.fail(launch, self._cause(launch) or why.within(launch.program.name))
-        for gang in [g for g in self._launcher.in_flight.values() if g.island == island]:
+        for gang in [g for g in self._launcher.in_flight.values() if g.is_on(island)]:
             self._launcher.fail(gang.run.launch, status.within(gang.run.launch.program.name))
-            self._launcher.end_gang(gang)
+            self._launcher.parts_lost(gang, hosts, status)
         granted = set(map(id, survivors.granted))
         sent = [*self._launcher.in_flight.values(), *self._committed()]
         nodes = {gang.node.number: gang.node for gang in sent}
-        on_island = {number for number, node in nodes.items() if any(gang.island == island for gang in node.gangs)}
+        on_island = {number for number, node in nodes.items() if any(gang.is_on(island) for gang in node.gangs)}
         for gang in sent:
             if id(gang.run.launch) in granted:
                 continue
@@ -128,9 +129,7 @@ class Failures:
     def _launches_of(self, island: int) -> list[Launch]:
         """Return the launches that wait for the island or were sent there, in the order of their arrival."""
         nodes = {each.number: each for each in self._scheduler.nodes(island)}
-        found = {
-            gang.node.number: gang.run.launch for gang in self._launcher.in_flight.values() if gang.island == island
-        }
+        found = {gang.node.number: gang.run.launch for gang in self._launcher.in_flight.values() if gang.is_on(island)}
         found.update((number, each.gangs[0].run.launch) for number, each in nodes.items())
         launches = {id(launch): launch for _, launch in sorted(found.items(), key=lambda each: _age(each[1]))}
         return [launch for launch in launches.values() if launch.error is None]
@@ -219,7 +218,7 @@ class Failures:
 
         It may still connect again, or the engine has yet to report why it is lost.
         """
-        islands = {other.island for other in gang.node.gangs}
+        islands = {island for other in gang.node.gangs for island in other.all_islands}
         hosts = [host for each in islands for host in self._resources.hosts_of(each)]
         return any(self._connections.is_away(each) for each in hosts) or any(
             each not in self._connections.hosts and not self._resources.has_failed(each) for each in hosts
@@ -306,19 +305,23 @@ class Survivors:
         else:
             gangs = (gang for node in launch.nodes for gang in node.gangs)
             specs = [gang.run.spec for gang in gangs if gang.state < GangState.DONE]
-        titles = list(dict.fromkeys(each.title for each in specs if each.title and each.island == self._island))
+        titles = list(dict.fromkeys(each.title for each in specs if each.title and self._is_here(each)))
         if not titles:
             return ""
         more = f" or {len(titles) - MOST_NAMED} others" if len(titles) > MOST_NAMED else ""
         return f" ({', '.join(titles[:MOST_NAMED])}{more} may not have ended there)"
+
+    def _is_here(self, spec: GangSpec) -> bool:
+        return not self._hosts.isdisjoint(spec.hosts)
 
     def _find_running(self) -> set[int]:
         """Return the sequence numbers of gangs that may have been running on the island."""
         taken: set[HostDevice] = set()
         running = set()
         for gang in self._in_flight.values():
-            if gang.island == self._island and not gang.run.spec.host_call:
-                devices = {(host, each) for host, some in gang.run.spec.devices.items() for each in some}
+            if gang.is_on(self._island) and not gang.run.spec.host_call:
+                of_host = gang.run.spec.devices
+                devices = {(host, each) for host in self._hosts.intersection(of_host) for each in of_host[host]}
                 if taken.isdisjoint(devices):
                     running.add(gang.sequence)
                 taken |= devices

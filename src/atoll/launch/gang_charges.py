@@ -6,7 +6,9 @@ is no work for each gang here. Such gangs are charged one by one only if they do
 
 from __future__ import annotations
 
+import copy
 import struct
+from collections.abc import Mapping
 from typing import Protocol
 
 from atoll.errors import invalid
@@ -18,9 +20,11 @@ from atoll.state.ended_gangs import EndedGangs
 from atoll.state.gang_specs import RunGangs
 from atoll.state.queued_nodes import Gang
 from atoll.state.session import GangRun
-from atoll.state.tallies import BOUNDS, TRANSFERS, Tallies
+from atoll.state.tallies import BOUNDS, TRANSFERS, Tallies, Tally
 
 _PAIR = 16  # bytes of a segment's start and end
+# Sets of islands and tenants with a tally of their own for joint gangs.
+_MOST_JOINT = 64
 
 
 class Recorder(Protocol):
@@ -49,6 +53,7 @@ class GangCharges:
 
     def __init__(self, trace: Recorder) -> None:
         self.tallies = Tallies()
+        self.joint: dict[tuple[tuple[int, ...], str], Tally] = {}  # of joint gangs, by their islands and tenant
         self.clocks = DeviceClocks()
         self._trace = trace
 
@@ -61,7 +66,10 @@ class GangCharges:
 
     def started(self, gang: Gang[GangRun], seconds: float) -> None:
         """Count the start of a gang, whose launch has waited for this time."""
-        tally = gang.run.tally = self.tallies[gang.island, gang.node.tenant.name]
+        tenant = gang.node.tenant.name
+        tally = gang.run.tally = (
+            self._joint(gang.islands, tenant) if gang.islands else self.tallies[gang.island, tenant]
+        )
         tally.waited.observe(seconds)
 
     def parts_ended(self, gang: Gang[GangRun], hosts: tuple[int, ...], times: tuple[int, ...]) -> None:
@@ -94,6 +102,32 @@ class GangCharges:
         """Count a gang that was lost before it had run on its hosts."""
         if gang.run.tally is not None:
             gang.run.tally.ended(0, 0, False)
+
+    # ---- tallies
+
+    def by_island(self) -> Mapping[tuple[int, str], Tally]:
+        """Return the tallies by island and tenant. A joint gang counts on each of its islands."""
+        if not self.joint:
+            return self.tallies
+        found = copy.deepcopy(self.tallies)
+        for (islands, tenant), tally in self.joint.items():
+            found.add(islands, tenant, tally)
+        return found
+
+    def _joint(self, islands: tuple[int, ...], tenant: str) -> Tally:
+        tally = self.joint.get((islands, tenant))
+        if tally is None:
+            if len(self.joint) >= _MOST_JOINT:
+                self._divide_idle()
+            tally = self.joint[islands, tenant] = Tally()
+        return tally
+
+    def _divide_idle(self) -> None:
+        """Divide the joint tallies without gangs in flight among their islands."""
+        for key, tally in list(self.joint.items()):
+            if not tally.running:
+                self.tallies.add(*key, tally)
+                del self.joint[key]
 
     # ---- gangs of delegated runs
 

@@ -140,7 +140,10 @@ class LaunchBuilder:
             if call is HostCallKind.PYTHON:
                 session.python_gangs.add(sequence)
             run, devices = GangRun(launch, spec, set(hosts)), spec.device_count
-            gangs.append(Gang(sequence, spec.island, node, run, 0, exclusive, spec.weight, hosts, devices, spec))
+            gang = Gang(sequence, spec.island, node, run, 0, exclusive, spec.weight, hosts, devices, spec)
+            if spec.islands:
+                gang.islands, gang.places, gang.devices = spec.islands, spec.places, devices // len(spec.islands)
+            gangs.append(gang)
         node.gangs = tuple(gangs)
         program = launch.program
         # On one island, all other nodes are behind the first.

@@ -154,9 +154,10 @@ class LauncherDump(Dump):
     in_flight: dict[int, Ref[Gang[Any]]] = {}
 
 
-@dump_of(GangCharges, "gang charges")
+@dump_of(GangCharges, "gang charges", version=2)
 class GangChargesDump(Dump):
     tallies: dict[tuple[int, str], Ref[Tally]] = {}
+    joint: dict[tuple[tuple[int, ...], str], Ref[Tally]] = {}
 
 
 class StoredWorld(msgspec.Struct, omit_defaults=True):

@@ -442,7 +442,7 @@ class Launcher:
             return
         gang.enter(GangState.RUNNING)
         self.charges.started(gang, now - launch.seconds)
-        self._dispatch(launch, spec.hosts, gang.sequence, spec.segments)
+        self._dispatch(launch, gang, spec.segments)
         if self._sequential is not None:
             self._sequential.started(gang, len(spec.hosts))
         self.gang_dequeued(gang)
@@ -453,12 +453,13 @@ class Launcher:
         self._outbox.flush_frees()
         self.memory.ledger.frees_published()
 
-    def _dispatch(self, launch: Launch, hosts: tuple[int, ...], sequence: int, segments: int) -> None:
+    def _dispatch(self, launch: Launch, gang: Gang[GangRun], segments: int) -> None:
         """Send a gang to its hosts.
 
         The first message to a host has all handles and feeds that the launch needs there. Later messages only name the
         gang that starts. Hosts with the same plan get the same message, which is encoded once.
         """
+        hosts, sequence = gang.hosts, gang.sequence
         begun, handles, outbox = launch.hosts_started, launch.handles, self._outbox
         if begun:
             known: dict[int, list[int]] = {}  # hosts, by the first unit of the run there
@@ -468,9 +469,8 @@ class Launcher:
             for first, some in known.items():
                 outbox.dispatch(tuple(some), launch.session, first, sequence, segments)
             hosts = tuple([host for host in hosts if host not in begun]) if known else hosts
-        for host in hosts:
-            begun[host] = sequence
-        for plan, some_hosts in launch.program.by_plan(hosts):
+        begun.update(dict.fromkeys(hosts, sequence))
+        for plan, some_hosts in launch.program.by_handles(hosts):
             newest = self._newest_run
             if newest is not None and newest.is_of(launch, plan, segments):
                 outbox.start(some_hosts, newest.run, sequence)
@@ -487,7 +487,7 @@ class Launcher:
                 segments,
                 contents=launch.contents,
             )
-            if outbox.has_processes:
+            if outbox.has_processes and not gang.islands:
                 self._newest_run = _NewestRun(launch, plan, segments, run)
                 outbox.start(some_hosts, run, sequence)
             else:
@@ -514,6 +514,17 @@ class Launcher:
         left.difference_update(hosts)
         if not left:
             self._all_parts_ended(gang)
+
+    def parts_lost(self, gang: Gang[GangRun], hosts: set[int], failure: Status) -> None:
+        """Handle that hosts of a gang are lost, with their island. Its launch has failed.
+
+        The hosts of a joint gang on its other islands end their parts.
+        """
+        run = gang.run
+        run.failure = run.failure or failure
+        run.hosts_left -= hosts
+        if not gang.islands or not run.hosts_left:
+            self.end_gang(gang)
 
     def rows_moved(self, host: int, message: m.RowsMoved) -> None:
         """Count the bytes of rows that a host has moved for a gang."""
@@ -659,10 +670,12 @@ class Launcher:
         in_flight = (GangState.HELD, GangState.GRANTED, GangState.RUNNING)
         assert all(gang.state in in_flight for gang in self.in_flight.values())
         assert self._left_out == self._found_left_out(), f"nodes {self._left_out} were noted as left out"
-        running = Counter(
-            (gang.island, gang.node.tenant.name) for gang in self.in_flight.values() if gang.state is GangState.RUNNING
+        running: Counter[object] = Counter(
+            (gang.islands or gang.island, gang.node.tenant.name)
+            for gang in self.in_flight.values()
+            if gang.state is GangState.RUNNING
         )
-        for key, tally in self.charges.tallies.items():
+        for key, tally in [*self.charges.tallies.items(), *self.charges.joint.items()]:
             assert tally.running == running[key], f"tally {key} counts {tally.running} gangs, and has {running[key]}"
         nodes = [node for island in self._resources.islands for node in self.scheduler.nodes(island)]
         gangs = [*self.in_flight.values(), *(gang for node in nodes for gang in node.gangs)]

@@ -60,6 +60,11 @@ class MemoryWait:
     asked: dict[int, int] = field(default_factory=dict)
 
     @property
+    def island(self) -> int:
+        """The island of the device."""
+        return self.gang.run.spec.island_of(self.device[0])
+
+    @property
     def claims(self) -> bool:
         return not self.quota and self.passed_ns >= CLAIM_NS
 
@@ -107,13 +112,13 @@ class MemoryWaits:
         self.forget(node)
         for waiting in self.waiting.values():
             if waiting.node.session != node.session:
-                island = waiting.gang.island
-                waiting.passed_ns += sum(gang.estimate for gang in node.gangs if gang.island == island)
+                island = waiting.island
+                waiting.passed_ns += sum(gang.estimate for gang in node.gangs if gang.is_on(island))
 
     def retry(self, island: int) -> None:
         """Offer the nodes that wait on the island, if enough memory is free for them."""
         for waiting in list(self.waiting.values()):
-            if waiting.gang.island == island:
+            if waiting.island == island:
                 self._offer(waiting)
 
     def unshared(self, block: Block) -> None:
@@ -258,12 +263,12 @@ class MemoryWaits:
             if tenant.running:
                 return True
         # A session that waits on another island may hold memory of this one, and continue.
-        elif not all(self._scheduler.is_idle(each.gang.island) for each in self.waiting.values()):
+        elif not all(self._scheduler.is_idle(each.island) for each in self.waiting.values()):
             return True
         stuck = {node.session for node in self.waiting}
         return any(
             node.session not in stuck and (not waiting.quota or node.tenant is tenant)
-            for node in self._scheduler.nodes(waiting.gang.island)
+            for node in self._scheduler.nodes(waiting.island)
         )
 
     def _may_release(self, session: Session, waiting: MemoryWait) -> bool:

@@ -23,7 +23,7 @@ class Policy(Protocol):
     methods are pure, so that the event log replays: no I/O, clock, randomness, or iteration over unordered sets. They
     return at once, since each gang passes through them, and they raise no exceptions.
 
-    A subclass inherits `commit`, `charge`, `compiled` and `forget`, which do nothing here.
+    A subclass inherits `discard`, `commit`, `charge`, `compiled` and `forget`, which do nothing here.
     """
 
     def add(self, node: QueuedNode[Any]) -> None:
@@ -40,6 +40,9 @@ class Policy(Protocol):
         by another island meanwhile, or dropped: the scheduler then skips it and calls again. Each node that was added
         must be returned at some time, since a node that is not returned blocks its session on all of its islands.
         """
+
+    def discard(self, node: QueuedNode[Any]) -> None:
+        """Handle that a node of a joint gang is committed. `take` need not return it any more."""
 
     def commit(self, gang: Gang[Any]) -> None:
         """Handle that a gang was committed, by this policy or that of another island of its node.

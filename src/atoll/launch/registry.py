@@ -187,7 +187,9 @@ class ProgramRegistry:
         meter: Meter,
         estimates: Estimates,
         remains: Remains,
+        joint_islands: int,
     ) -> None:
+        self._joint_islands = joint_islands
         self.lowerings = Lowerings(self._lowered)
         self.discards = Discards()
         self._sessions = sessions
@@ -368,6 +370,7 @@ class ProgramRegistry:
             functions,
             self._compilation.functions.reports,
             account,
+            self._joint_islands,
         )
         return program, (yield from self._estimates.keys_of(program))
 

@@ -14,6 +14,7 @@ from atoll.cluster.resources import ResourceManager
 from atoll.launch.memory_waits import MemoryWait, MemoryWaits, Reclaim
 from atoll.launch.scheduler import Scheduler
 from atoll.state.buffer_directory import Entry
+from atoll.state.dispatch_units import parts_of
 from atoll.state.gang_specs import GangSpec
 from atoll.state.gang_states import Reason
 from atoll.state.memory_ledger import Block, MemoryLedger
@@ -23,15 +24,17 @@ from atoll.state.tenants import Tenant
 
 
 class _Need(NamedTuple):
-    """The memory that a gang takes.
+    """The memory that a gang takes, or its part on one island.
 
     Attributes:
+      spec: that of the gang, or of the part.
       fresh: values that get fresh memory, with their requirements.
       wanted: all fresh memory, including scratch.
       inherited: values that get the memory of donated inputs.
     """
 
     gang: Gang[GangRun]
+    spec: GangSpec
     fresh: Sequence[tuple[int, MemoryRequirement]]
     wanted: Sequence[MemoryRequirement]
     inherited: Sequence[Inherited] = ()
@@ -60,7 +63,7 @@ class Reservations:
 
         A node that can never fit also waits, until `waits.hopeless` returns it.
         """
-        needs = [self._need(gang) for gang in node.gangs]
+        needs = self._needs(node)
         lack = self._first_lack(node, needs)
         if lack is not None:
             self.waits.add(lack)
@@ -69,24 +72,27 @@ class Reservations:
             self.waits.passed_by(node)
         for need in needs:
             self._take(need, node.tenant.memory)
-        node.tenant.took_memory(len(needs))
+        node.tenant.took_memory(len(node.gangs))
         return None
 
     def _lack(self, node: QueuedNode[GangRun]) -> MemoryWait | None:
         """Return what the node lacks now, as a new wait, or None."""
-        return self._first_lack(node, [self._need(gang) for gang in node.gangs])
+        return self._first_lack(node, self._needs(node))
+
+    def _needs(self, node: QueuedNode[GangRun]) -> list[_Need]:
+        return [self._need(gang, spec) for gang in node.gangs for spec in parts_of(gang.run.spec)]
 
     def _first_lack(self, node: QueuedNode[GangRun], needs: Sequence[_Need]) -> MemoryWait | None:
         if not self.ledger.capacity and node.tenant.memory is None:
             return None
         return next((lack for need in needs if (lack := self._lacking(node, need)) is not None), None)
 
-    def _need(self, gang: Gang[GangRun]) -> _Need:
-        spec, entries = gang.run.spec, gang.run.launch.entries
+    def _need(self, gang: Gang[GangRun], spec: GangSpec) -> _Need:
+        entries = gang.run.launch.entries
         memory = spec.memory
-        reusable = self._consumed(gang) if spec.consumes else None
+        reusable = self._consumed(gang, spec) if spec.consumes else None
         if not reusable:
-            return _Need(gang, memory.fresh, (memory.whole,) if memory.whole else ())
+            return _Need(gang, spec, memory.fresh, (memory.whole,) if memory.whole else ())
         fresh: list[tuple[int, MemoryRequirement]] = []
         inherited: list[Inherited] = []
         for value, requirement in memory.fresh:
@@ -96,13 +102,13 @@ class Reservations:
             else:
                 fresh.append((value, requirement))
         scratch = (spec.scratch,) if spec.scratch else ()
-        return _Need(gang, fresh, (*scratch, *(requirement for _, requirement in fresh)), inherited)
+        return _Need(gang, spec, fresh, (*scratch, *(requirement for _, requirement in fresh)), inherited)
 
     def _lacking(self, node: QueuedNode[GangRun], need: _Need) -> MemoryWait | None:
         gang, wanted = need.gang, need.wanted
         device = self.ledger.lacking(*wanted)
         quota, nbytes = "", 0
-        if device is None and self.waits.waiting and not self._scheduler.is_idle(gang.island):
+        if device is None and self.waits.waiting and not self._scheduler.is_idle(need.spec.island):
             device = self.waits.claimed(node, wanted)
         if device is None and node.tenant.memory is not None:
             device, quota, nbytes = self._over_quota(node.tenant, node.tenant.memory, wanted)
@@ -127,7 +133,7 @@ class Reservations:
         return None, "", 0
 
     def _take(self, need: _Need, owner: MemoryLedger | None) -> None:
-        run = need.gang.run
+        run, spec = need.gang.run, need.spec
         account, entries = run.launch.program.account, run.launch.entries
         for value, requirement in need.fresh:
             # The gang is a user until it has ended, even if the client releases the buffer before.
@@ -138,14 +144,14 @@ class Reservations:
             for entry, donor, block in need.inherited:
                 donor.blocks.remove(block)
                 entry.blocks.add(block)
-            run.inherited = need.inherited
-        for value, sources in run.spec.memory.views:
+            run.inherited = (*run.inherited, *need.inherited) if run.inherited else need.inherited
+        for value, sources in spec.memory.views:
             for source in sources:
-                _share(entries[source], entries[value], run.spec.hosts)
-        if run.spec.scratch:
-            run.blocks.append(self.ledger.take(run.spec.scratch, owner, account))
+                _share(entries[source], entries[value], spec.hosts)
+        if spec.scratch:
+            run.blocks.append(self.ledger.take(spec.scratch, owner, account))
 
-    def _consumed(self, gang: Gang[GangRun]) -> dict[MemoryRequirement, list[tuple[Entry, Block]]]:
+    def _consumed(self, gang: Gang[GangRun], spec: GangSpec) -> dict[MemoryRequirement, list[tuple[Entry, Block]]]:
         """Return the blocks of donated inputs. An output of the same size is written to one of them.
 
         If other buffers share the memory of an input, workers copy the input and consume the copy. A quota of memory
@@ -156,9 +162,9 @@ class Reservations:
         found: dict[MemoryRequirement, list[tuple[Entry, Block]]] = {}
         settings = gang.node.tenant.settings
         counts_copies = bool(settings.memory or settings.total_memory)
-        for value in gang.run.spec.consumes:
+        for value in spec.consumes:
             entry = gang.run.launch.entries[value]
-            for block in entry.blocks.on(gang.run.spec.hosts):
+            for block in entry.blocks.on(spec.hosts):
                 if not (block.views and (counts_copies or block.is_published)):
                     found.setdefault(block.requirement, []).append((entry, block))
         return found
@@ -209,13 +215,14 @@ class Reservations:
             self._leave(dropped)
         self._release(blocks)
         if self.waits.waiting:
-            self.waits.retry(gang.island)
+            for island in gang.all_islands:
+                self.waits.retry(island)
 
     def run_through(self, gang: Gang[GangRun], specs: Sequence[GangSpec]) -> None:
         """Take and release memory as if these gangs of a delegated run had run one after another."""
         for spec in specs:
             each = Gang(0, gang.island, gang.node, GangRun(gang.run.launch, spec, set()))
-            self._take(self._need(each), gang.node.tenant.memory)
+            self._take(self._need(each, spec), gang.node.tenant.memory)
             gang.node.tenant.took_memory(1)
             self.ended(each)
 

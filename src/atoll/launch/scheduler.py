@@ -83,6 +83,32 @@ class IslandLines(Generic[Payload]):
             self.exclusive_since = now if self.newest else self.exclusive_since
             self.newest = session
 
+    def start(self, gang: Gang[Payload], groups: Sequence[CountGroup[int, HostWindow]], now: float) -> None:
+        """Start the first committed gang. `groups` has the loads of its hosts on this island."""
+        self.committed.popleft()
+        self.in_flight += gang.weight
+        self.busy_ns += gang.estimate
+        self.draining = gang.exclusive
+        self.note_start(gang.node.session, now)
+        for group in groups:
+            load = group.count
+            load.start(gang.weight, gang.estimate)
+            load.full = self.is_full(load)
+            self.full_hosts += len(group.keys) * load.full
+        if not gang.weight:
+            self.count_unbounded(1)
+
+    def are_full(self, groups: Sequence[CountGroup[int, HostWindow]], weight: int) -> bool:
+        """Return whether one of these groups of hosts is full for a gang of this weight."""
+        found = False
+        for group in groups:
+            load = group.count
+            if not load.full and load.in_flight and load.in_flight + weight > self.window:
+                load.full = True  # for this gang; a gang that exceeds the window starts when nothing is in flight
+                self.full_hosts += len(group.keys)
+            found = found or load.full
+        return found
+
     def is_full(self, load: HostWindow) -> bool:
         """Return whether a host with this load is full."""
         if load.in_flight >= self.window:
@@ -205,19 +231,20 @@ class Scheduler(Generic[Payload]):
         """Add a node to its session's lines, which are ordered by age."""
         self._deferred.pop(node.number, None)
         for gang in node.gangs:
-            lines = self._islands[gang.island].lines
-            line = lines.get(node.session)
-            if line is None:
-                line = lines[node.session] = deque()
-            place = len(line)
-            while place and line[place - 1].age > node.age:
-                place -= 1
-            if place:
-                node.behind += 1
-            elif line:
-                line[0].behind += 1
-                self._wait(line[0], Reason.OWN)
-            line.insert(place, node)
+            for island in gang.islands or (gang.island,):
+                lines = self._islands[island].lines
+                line = lines.get(node.session)
+                if line is None:
+                    line = lines[node.session] = deque()
+                place = len(line)
+                while place and line[place - 1].age > node.age:
+                    place -= 1
+                if place:
+                    node.behind += 1
+                elif line:
+                    line[0].behind += 1
+                    self._wait(line[0], Reason.OWN)
+                line.insert(place, node)
         self._enter_line(node)
 
     def defer(self, node: QueuedNode[Payload], own: bool = False) -> None:
@@ -261,56 +288,87 @@ class Scheduler(Generic[Payload]):
             gang = state.committed[0]
             if gang.state is GangState.DROPPED:
                 state.committed.popleft()
-                state.policy.charge(gang, 0)
+                self._charge(island, gang, 0)
                 continue
-            groups, is_full = state.loads_of(gang.hosts), False
-            for group in groups:
-                load = group.count
-                if not load.full and load.in_flight and load.in_flight + gang.weight > state.window:
-                    load.full = True  # for this gang; a gang that exceeds the window starts when nothing is in flight
-                    state.full_hosts += len(group.keys)
-                is_full = is_full or load.full
-            if is_full:
+            if gang.islands:
+                return gang if gang.blocked_on in (-1, island) and self._start_joint(gang) else None
+            groups = state.loads_of(gang.hosts)
+            if state.are_full(groups, gang.weight):
                 return None
             if gang.exclusive and state.in_flight:
                 state.draining = True
                 return None
-            state.committed.popleft()
-            state.in_flight += gang.weight
-            state.busy_ns += gang.estimate
-            state.draining = gang.exclusive
-            state.note_start(gang.node.session, self.now)
-            for group in groups:
-                load = group.count
-                load.start(gang.weight, gang.estimate)
-                load.full = state.is_full(load)
-                state.full_hosts += len(group.keys) * load.full
-            if not gang.weight:
-                state.count_unbounded(1)
+            state.start(gang, groups, self.now)
             return gang
         return None
+
+    def _start_joint(self, gang: Gang[Payload]) -> bool:
+        """Start a joint gang on all of its islands. Return False if one of them cannot start it now.
+
+        That island is touched before it can, and only then is the gang tried again.
+        """
+        blocked_on, places = gang.blocked_on, list(gang.by_island)
+        if blocked_on >= 0 and not self._may_start(gang, blocked_on, dict(places)[blocked_on]):
+            return False
+        for island, hosts in places:
+            if not self._may_start(gang, island, hosts):
+                gang.blocked_on = island
+                return False
+        gang.blocked_on = -1
+        for island, hosts in places:
+            state = self._islands[island]
+            state.start(gang, state.loads_of(hosts), self.now)
+        self.touched.update(gang.islands)
+        return True
+
+    def _may_start(self, gang: Gang[Payload], island: int, hosts: tuple[int, ...]) -> bool:
+        """Return whether an island can start a joint gang now."""
+        state = self._islands[island]
+        while state.committed[0].state is GangState.DROPPED:
+            self._charge(island, state.committed.popleft(), 0)
+        if state.committed[0] is not gang or state.draining or state.record.state not in WORKING:
+            return False
+        if state.are_full(state.loads_of(hosts), gang.weight):
+            return False
+        if gang.exclusive and state.in_flight:
+            state.draining = True
+            return False
+        return True
 
     def finished(self, gang: Gang[Payload], nanoseconds: int = 0) -> None:
         """Note that a started gang has left its island. Charge its session the device time, summed over devices.
 
         The session is also charged for the launch if that costs time of devices.
         """
-        state = self._islands[gang.island]
-        state.policy.charge(gang, nanoseconds + state.launch_ns * len(gang.hosts))
+        if not gang.islands:
+            self._finished_on(gang.island, gang, gang.hosts, nanoseconds)
+            return
+        nanoseconds //= len(gang.islands)
+        for island, hosts in gang.by_island:
+            self._finished_on(island, gang, hosts, nanoseconds)
+
+    def _finished_on(self, island: int, gang: Gang[Payload], hosts: tuple[int, ...], nanoseconds: int) -> None:
+        state = self._islands[island]
+        self._charge(island, gang, nanoseconds + state.launch_ns * len(hosts))
         state.in_flight -= gang.weight
         state.busy_ns -= gang.estimate
-        for group in state.loads_of(gang.hosts):
+        for group in state.loads_of(hosts):
             load = group.count
             load.end(gang.weight, gang.estimate)
             if load.full and load.has_room_again(state.window, self._busy_ns):
                 load.full = False
                 state.full_hosts -= len(group.keys)
-                self.touched.add(gang.island)
+                self.touched.add(island)
         if not gang.weight:
             state.count_unbounded(-1)
         if state.draining and state.in_flight == 0:
             state.draining = False
-            self.touched.add(gang.island)
+            self.touched.add(island)
+
+    def _charge(self, island: int, gang: Gang[Payload], nanoseconds: int) -> None:
+        if gang.charges is not None:
+            gang.charged = gang.charges.get(island, 0)
+        self._islands[island].policy.charge(gang, nanoseconds)
 
     def compiled(self, island: int, session: int, tenant: Tenant, nanoseconds: int) -> None:
         """Charge a compilation to the session. It ran on the island's CPUs, which are also its devices."""
@@ -351,8 +409,11 @@ class Scheduler(Generic[Payload]):
         gangs = [gang for gang in node.gangs if gang.is_unsent]
         were_committed = bool(gangs) and gangs[0].state is GangState.COMMITTED
         for gang in gangs:
-            self._barred.get(gang.island, {}).pop(node, None)
+            for island in gang.all_islands:
+                self._barred.get(island, {}).pop(node, None)
             gang.enter(GangState.DROPPED)
+            if gang.islands and were_committed:  # the gangs behind it may have waited for another island
+                self.touched.update(gang.islands)
             if were_committed and node.is_delegated:
                 self.delegated_run_ended(gang)
         return Dropped(node, gangs, were_committed)
@@ -404,11 +465,13 @@ class Scheduler(Generic[Payload]):
         for gang in node.gangs:
             if gang.state is not GangState.READY:
                 gang.enter(GangState.READY)
-            state = self._islands[gang.island]
-            state.policy.add(node)
-            self.touched.add(gang.island)
-            if state.delegated:
-                self.contended.update(session for session in state.delegated if session != node.session)
+            islands = gang.islands or (gang.island,)
+            for island in islands:
+                state = self._islands[island]
+                state.policy.add(node)
+                if state.delegated:
+                    self.contended.update(session for session in state.delegated if session != node.session)
+            self.touched.update(islands)
 
     def _wait(self, node: QueuedNode[Payload], reason: Reason) -> None:
         """Have a node in line wait."""
@@ -424,15 +487,16 @@ class Scheduler(Generic[Payload]):
         """
         session = node.session
         for gang in node.gangs:
-            state = self._islands[gang.island]
-            record = state.record
-            is_away = record.state not in WORKING
-            if is_away or session in record.needs_recompile:
-                self._barred.setdefault(gang.island, {})[node] = None
-                return Reason.ISLAND if is_away else Reason.FUNCTIONS
-            if state.delegated and session in state.delegated and not node.is_delegated:
-                self._barred.setdefault(gang.island, {})[node] = None
-                return Reason.OWN
+            for island in gang.islands or (gang.island,):
+                state = self._islands[island]
+                record = state.record
+                is_away = record.state not in WORKING
+                if is_away or session in record.needs_recompile:
+                    self._barred.setdefault(island, {})[node] = None
+                    return Reason.ISLAND if is_away else Reason.FUNCTIONS
+                if state.delegated and session in state.delegated and not node.is_delegated:
+                    self._barred.setdefault(island, {})[node] = None
+                    return Reason.OWN
         return Reason.ORDER
 
     def _commit(self, node: QueuedNode[Payload]) -> None:
@@ -456,6 +520,9 @@ class Scheduler(Generic[Payload]):
         node.committed_at = self.now
         for gang in node.gangs:
             gang.enter(GangState.COMMITTED)
+            if gang.islands:
+                self._commit_joint(gang)
+                continue
             state = self._islands[gang.island]
             state.committed.append(gang)
             state.policy.commit(gang)
@@ -464,28 +531,43 @@ class Scheduler(Generic[Payload]):
                 state.delegated[node.session] = state.delegated.get(node.session, 0) + 1
         self._leave_lines(node)
 
+    def _commit_joint(self, gang: Gang[Payload]) -> None:
+        for island in gang.islands:
+            state = self._islands[island]
+            state.committed.append(gang)
+            state.policy.discard(gang.node)
+            state.policy.commit(gang)
+            if gang.charged:
+                gang.charges = gang.charges or {}
+                gang.charges[island] = gang.charged
+                gang.charged = 0
+        self.touched.update(gang.islands)
+
     def _leave_lines(self, node: QueuedNode[Payload]) -> None:
         """Remove a node from its lines. The nodes behind it move up."""
         for gang in node.gangs:
-            lines = self._islands[gang.island].lines
-            line = lines.get(node.session)
-            if line is None:
-                continue
-            if line[0] is not node:
-                line.remove(node)
-                continue
-            line.popleft()
-            if not line:
-                del lines[node.session]
-                continue
-            line[0].behind -= 1
-            self._offer(line[0])
+            for island in gang.islands or (gang.island,):
+                lines = self._islands[island].lines
+                line = lines.get(node.session)
+                if line is None:
+                    continue
+                if line[0] is not node:
+                    line.remove(node)
+                    continue
+                line.popleft()
+                if not line:
+                    del lines[node.session]
+                    continue
+                following = line[0]
+                following.behind -= 1
+                if not following.behind:
+                    self._offer(following)
 
     def nodes(self, island: int) -> list[QueuedNode[Payload]]:
         """Return the nodes that wait for the island: first committed ones, then nodes in line, then deferred ones."""
         state = self._islands[island]
         in_line = (node for line in state.lines.values() for node in line)
-        deferred = (each for each in self._deferred.values() if any(gang.island == island for gang in each.gangs))
+        deferred = (each for each in self._deferred.values() if any(gang.is_on(island) for gang in each.gangs))
         return [*(gang.node for gang in self._committed(island)), *in_line, *deferred]
 
     def _committed(self, island: int) -> list[Gang[Payload]]:
@@ -511,7 +593,7 @@ class Scheduler(Generic[Payload]):
             counts[session] += len(line)
             firsts.setdefault(session, _gang_on(line[0], island))
         for node in self._deferred.values():
-            if any(gang.island == island for gang in node.gangs):
+            if any(gang.is_on(island) for gang in node.gangs):
                 counts[node.session] += 1
                 firsts.setdefault(node.session, _gang_on(node, island))
         return [
@@ -544,12 +626,13 @@ class Scheduler(Generic[Payload]):
         """Yield a sentence for each island or host that counts other work than that of the gangs in flight."""
         by_island: dict[int, list[Gang[Payload]]] = {}
         for gang in in_flight:
-            by_island.setdefault(gang.island, []).append(gang)
+            for each in gang.all_islands:
+                by_island.setdefault(each, []).append(gang)
         for number, island in enumerate(self._islands):
             gangs = by_island.get(number, [])
             loads: dict[int, list[int]] = {}
             for gang in gangs:
-                for host in gang.hosts:
+                for host in dict(gang.by_island)[number]:
                     load = loads.setdefault(host, [0, 0])
                     load[0] += gang.weight
                     load[1] += gang.estimate
@@ -576,7 +659,7 @@ def _enough(node: QueuedNode[Any]) -> None:
 
 
 def _gang_on(node: QueuedNode[Payload], island: int) -> Gang[Payload]:
-    return next(gang for gang in node.gangs if gang.island == island)
+    return next(gang for gang in node.gangs if gang.is_on(island))
 
 
 def _reason(node: QueuedNode[Payload], island: IslandLines[Payload]) -> Reason:

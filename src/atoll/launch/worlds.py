@@ -59,9 +59,10 @@ WorldKey = tuple[str, tuple[int, ...]]
 
 def world_of(node: QueuedNode[GangRun]) -> WorldKey | None:
     """Return the world that a node's function runs in, if it runs together on several islands."""
-    if len(node.gangs) < 2 or not node.gangs[0].run.spec.collective:
+    if not node.gangs or not node.gangs[0].run.spec.collective:
         return None
-    return node.tenant.name, tuple(sorted(gang.island for gang in node.gangs))
+    islands = node.islands
+    return (node.tenant.name, tuple(sorted(islands))) if len(islands) > 1 else None
 
 
 class Worlds:

@@ -58,6 +58,11 @@ class UnitBuilder:
             self._forming = None
         return self._forming is None
 
+    @property
+    def nodes(self) -> tuple[Unit, ...]:
+        """The single nodes."""
+        return self._nodes
+
     def units(self, *, may_join: bool) -> tuple[Unit, ...]:
         """Return the units that were formed last, in order. If `may_join` is not set, return the single nodes."""
         return self._joined if may_join else self._nodes
@@ -171,4 +176,16 @@ def _joined(gangs: Sequence[GangSpec]) -> GangSpec:
         segments=len(gangs),
         moved=sum(gang.moved for gang in gangs),
         title=", ".join(_counted([gang.title for gang in gangs if gang.title])),
+        islands=first.islands,
+        places=first.places,
+        nodes=tuple(gangs) if first.islands else (),
     )
+
+
+def parts_of(gang: GangSpec) -> tuple[GangSpec, ...]:
+    """Return the gangs on the islands of a joint gang, or the gang itself if it is on one island."""
+    if not gang.islands:
+        return (gang,)
+    if not gang.parts:
+        gang.parts = tuple([_joined(some) for some in zip(*[node.parts for node in gang.nodes], strict=True)])
+    return gang.parts

@@ -56,6 +56,10 @@ class Estimates:
                 if not gang.host_call and (key := self._key_of(gang)):
                     found.setdefault(key, []).append(gang)
             yield
+        for gang, *_ in program.units.nodes:
+            if gang.parts and (key := self._key_of(gang.parts[0])):
+                found[key].append(gang)
+            yield
         return found
 
     def begin(self, program: RegisteredProgram, gangs: GangsByKey) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -88,9 +88,15 @@ class GangSpec:
     host_call: HostCallKind | None = None
     moved: int = 0  # bytes that its transfers write
     title: str = ""  # names of its functions for display
+    # Of a joint gang: its islands, and the hosts on each of them. See `state.joint_gangs`.
+    islands: tuple[int, ...] = ()
+    places: tuple[tuple[int, ...], ...] = ()
+    parts: tuple[GangSpec, ...] = ()  # of a joint gang: the gangs on its islands, unless it has several nodes
+    nodes: tuple[GangSpec, ...] = ()  # of a joint gang that is a dispatch unit: the joint gangs of its nodes
     device_count: int = field(init=False)
     computes: bool = field(init=False)  # see `tallies.computes`; transfers run beside gangs that compute
     _memory: GangMemory | None = field(default=None, init=False)
+    _island_of: dict[int, int] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.device_count = sum(map(len, self.devices.values()))
@@ -122,6 +128,23 @@ class GangSpec:
         """Return the expected duration of the next gang. It is long if no gang has run, so that few are started."""
         known = self.duration_estimate
         return known.nanoseconds if known.runs or self.incoming or self.host_call else max(known.nanoseconds, NEW_NS)
+
+    def islands_of(self, hosts: Iterable[int]) -> list[int]:
+        """Return the islands of some of the gang's hosts, in ascending order."""
+        return sorted({self.island_of(host) for host in hosts})
+
+    def island_of(self, host: int) -> int:
+        """Return the island of one of the gang's hosts."""
+        if not self.islands:
+            return self.island
+        if not self._island_of:
+            self._island_of = {each: island for island, hosts in self.by_island for each in hosts}
+        return self._island_of[host]
+
+    @property
+    def by_island(self) -> Iterable[tuple[int, tuple[int, ...]]]:
+        """Return the hosts of the gang by island."""
+        return zip(self.islands, self.places, strict=True) if self.islands else ((self.island, self.hosts),)
 
     def estimate_key(self, contents: Mapping[str, str], device: str) -> str:
         """Return the key of the gang's duration estimate, or "" if the gang runs no function.

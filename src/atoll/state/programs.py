@@ -24,6 +24,7 @@ from atoll.state.compiled_functions import FunctionReport, check_calls
 from atoll.state.delegated_parts import DelegatedProgram, NotDelegated
 from atoll.state.dispatch_units import Unit, UnitBuilder
 from atoll.state.gang_specs import ClientFeed, DurationEstimate, GangSpec, HostFeeds, MadeValue
+from atoll.state.joint_gangs import joint_nodes
 from atoll.state.queued_nodes import UNKNOWN_NS, HostCallKind
 from atoll.state.usage import Account
 
@@ -93,6 +94,7 @@ class RegisteredProgram:
     delegated: DelegatedProgram | NotDelegated = NotDelegated.UNKNOWN
 
     _by_plan: dict[tuple[int, ...], list[tuple[HostPlan, tuple[int, ...]]]] = field(default_factory=dict)
+    _by_handles: dict[tuple[int, ...], list[tuple[HostPlan, tuple[int, ...]]]] = field(default_factory=dict)
 
     def by_plan(self, hosts: tuple[int, ...]) -> list[tuple[HostPlan, tuple[int, ...]]]:
         """Return the hosts, grouped by plan. Only neighbors in `hosts` share a group."""
@@ -104,6 +106,16 @@ class RegisteredProgram:
                 for first, stop in zip(cut, [*cut[1:], len(hosts)], strict=False)
             ]
             self._by_plan[hosts] = found
+        return found
+
+    def by_handles(self, hosts: tuple[int, ...]) -> list[tuple[HostPlan, tuple[int, ...]]]:
+        """Return the hosts, grouped by the arguments and results of their plans, with the first plan of each group."""
+        found = self._by_handles.get(hosts)
+        if found is None:
+            groups: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[HostPlan, list[int]]] = {}
+            for plan, some in self.by_plan(hosts):
+                groups.setdefault((plan.arguments, plan.results), (plan, []))[1].extend(some)
+            found = self._by_handles[hosts] = [(plan, tuple(some)) for plan, some in groups.values()]
         return found
 
     @property
@@ -125,6 +137,7 @@ def register_in_steps(
     functions: Mapping[int, str],
     compiled: Mapping[str, FunctionReport],
     account: Account | None = None,
+    joint_islands: int = 0,
 ) -> Steps[RegisteredProgram]:
     """Lower a program.
 
@@ -135,6 +148,7 @@ def register_in_steps(
       functions: the workers' names of functions, by the client's number.
       compiled: the workers' reports about functions, by name.
       account: the account that launches are charged to.
+      joint_islands: number of islands from which a call of one function has a joint gang, or 0.
 
     Raises:
       StatusError: INVALID_ARGUMENT or UNIMPLEMENTED if the program cannot run.
@@ -194,6 +208,9 @@ def register_in_steps(
             inner.append(value)
         yield
     gangs = tuple((yield from collected(tuple(each) for each in nodes.values())))
+    joint = gangs
+    if 0 < joint_islands <= len(islands):
+        joint = yield from joint_nodes(gangs, joint_islands, lambda found: same.setdefault(found, found))
     result_specs = tuple((yield from collected(specs[value] for value in program.results)))
     result_values = yield from collected(value for value in lowered.results if value >= count)
     argument_memory = tuple((yield from collected(value.memory for value in lowered.values[:count])))
@@ -219,7 +236,7 @@ def register_in_steps(
         donated=donated,
         functions=tuple(called),
         islands=tuple(sorted(islands)),
-        units=UnitBuilder(gangs),
+        units=UnitBuilder(joint),
         is_unbounded=is_unbounded,
         account=account or Account(),
         is_large=largest >= LARGE_PLAN_BYTES,

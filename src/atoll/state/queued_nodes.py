@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -60,6 +61,11 @@ class QueuedNode(Generic[Payload]):
     def is_in_line(self) -> bool:
         """Return whether the node is in the lines of its session."""
         return bool(self.gangs) and GangState.WAITING <= self.gangs[0].state <= GangState.READY
+
+    @property
+    def islands(self) -> tuple[int, ...]:
+        """Return the islands of its gangs."""
+        return tuple([island for gang in self.gangs for island in gang.all_islands])
 
     @property
     def committed(self) -> bool:
@@ -135,7 +141,10 @@ class Dependency(Generic[Payload]):
 
 @dataclass(slots=True, eq=False)
 class Gang(StateMachine[GangState], Generic[Payload]):
-    """The part of a node on one island, which the hosts of the island start together."""
+    """The part of a node on one island, which the hosts of the island start together.
+
+    A *joint* gang is all of a node, on many islands, whose hosts start it together.
+    """
 
     transitions = TRANSITIONS
     sequence: int  # identifies it; given when it is made, so it is not its position in the order
@@ -146,14 +155,32 @@ class Gang(StateMachine[GangState], Generic[Payload]):
     exclusive: bool = False  # runs while nothing else is in flight
     weight: int = 1  # how much of the window of each of its hosts it takes
     hosts: tuple[int, ...] = (0,)  # of the island
-    devices: int = 1  # number of devices that it keeps busy
+    devices: int = 1  # number of devices that it keeps busy, on each of its islands
     duration_source: HasDuration | None = None  # has the estimate at commitment
     charged: int = 0  # charged to its session in advance, in the unit of the island's policy
     state: GangState = GangState.NEW
     started_at: float = -1.0  # when its island was ready to start it, by the controller's clock
+    # Of a joint gang: its islands, and its hosts on each of them; `island` is the first. See `state.joint_gangs`.
+    islands: tuple[int, ...] = ()
+    places: tuple[tuple[int, ...], ...] = ()
+    charges: dict[int, int] | None = None  # of a joint gang: `charged` by island, where it is not 0
+    blocked_on: int = -1  # of a joint gang that is committed: an island that cannot start it yet
 
     def _described(self) -> str:
         return f"gang {self.sequence}"
+
+    @property
+    def all_islands(self) -> tuple[int, ...]:
+        return self.islands or (self.island,)
+
+    @property
+    def by_island(self) -> Iterable[tuple[int, tuple[int, ...]]]:
+        """Return the hosts of the gang by island."""
+        return zip(self.islands, self.places, strict=True) if self.islands else ((self.island, self.hosts),)
+
+    def is_on(self, island: int) -> bool:
+        """Return whether the gang has hosts of the island."""
+        return island in self.islands if self.islands else island == self.island
 
     @property
     def is_unsent(self) -> bool:

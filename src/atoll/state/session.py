@@ -179,6 +179,16 @@ class GangRun:
     tally: Tally | None = None  # that counts it, from its start on
     rows: dict[int, tuple[int, int]] | None = None  # bytes of rows sent and received, by host
 
+    @property
+    def islands_left(self) -> list[int]:
+        """Return the islands of hosts that have not ended their parts, or else the first island."""
+        return self.spec.islands_of(self.hosts_left) or [self.spec.island]
+
+    @property
+    def islands_text(self) -> str:
+        islands = self.islands_left
+        return f"island {islands[0]}" if len(islands) == 1 else f"{len(islands)} islands"
+
     def note_rows(self, host: int, sent: int, received: int) -> None:
         """Add bytes of rows that a host has sent and received."""
         if self.rows is None:

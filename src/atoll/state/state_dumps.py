@@ -432,7 +432,13 @@ def _no_memory() -> None:
     """Return None: the memory of a gang is computed when it is needed."""
 
 
-@dump_of(GangSpec, "gang spec", rebuilt={"_memory": _no_memory}, rebuild=GangSpec.__post_init__)
+@dump_of(
+    GangSpec,
+    "gang spec",
+    version=2,
+    rebuilt={"_memory": _no_memory, "_island_of": dict},
+    rebuild=GangSpec.__post_init__,
+)
 class GangSpecDump(Dump):
     island: int
     hosts: Hosts
@@ -452,6 +458,10 @@ class GangSpecDump(Dump):
     host_call: HostCallKind | None = None
     moved: int = 0
     title: str = ""
+    islands: tuple[int, ...] = ()
+    places: tuple[tuple[int, ...], ...] = ()
+    parts: tuple[Ref[GangSpec], ...] = ()
+    nodes: tuple[Ref[GangSpec], ...] = ()
 
 
 @dump_of(_Forming, "forming units")
@@ -473,7 +483,7 @@ class UnitBuilderDump(Dump):
     _forming: Ref[_Forming] | None = None
 
 
-@dump_of(RegisteredProgram, "program", rebuilt={"_by_plan": dict})
+@dump_of(RegisteredProgram, "program", rebuilt={"_by_plan": dict, "_by_handles": dict})
 class RegisteredProgramDump(Dump):
     name: str
     number: int
@@ -567,7 +577,7 @@ class QueuedNodeDump(Dump):
     committed_at: float = -1.0
 
 
-@dump_of(Gang, "gang")
+@dump_of(Gang, "gang", version=2)
 class GangDump(Dump):
     sequence: int
     island: int
@@ -582,6 +592,10 @@ class GangDump(Dump):
     charged: int = 0
     state: GangState = GangState.NEW
     started_at: float = -1.0
+    islands: tuple[int, ...] = ()
+    places: tuple[tuple[int, ...], ...] = ()
+    charges: dict[int, int] | None = None
+    blocked_on: int = -1
 
 
 @dump_of(GangRun, "gang run")

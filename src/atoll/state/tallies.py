@@ -49,6 +49,10 @@ class Histogram:
         self.counts[bisect_left(BOUNDS, seconds)] += count
         self.total += seconds * count
 
+    def add(self, other: Histogram) -> None:
+        """Add the values of another histogram."""
+        self.observe_all(other.counts, other.total)
+
     def observe_all(self, counts: Sequence[int], seconds: float) -> None:
         """Add many values, as counted by `counts_of`. `seconds` is their sum."""
         self.counts = [old + new for old, new in zip(self.counts, counts, strict=True)]
@@ -105,6 +109,15 @@ class Tally:
 
 class Tallies(dict[tuple[int, str], Tally]):
     """Tallies by island and tenant. Missing tallies are added on access."""
+
+    def add(self, islands: tuple[int, ...], tenant: str, joint: Tally) -> None:
+        """Add the counts of joint gangs to the tallies of their islands."""
+        for island in islands:
+            tally = self[island, tenant]
+            tally.waited.add(joint.waited)
+            tally.ran.add(joint.ran)
+            tally.device_ns += joint.device_ns // len(islands)
+            tally.failed += joint.failed
 
     def __missing__(self, key: tuple[int, str]) -> Tally:
         tally = self[key] = Tally()

@@ -262,7 +262,7 @@ def _tenant(tenant: Tenant, controller: ReportSource, now: float) -> TenantSnaps
     del settings["token_hash"]
     memory = controller.launcher.memory.ledger if tenant.memory is None else tenant.memory
     number_of = controller.resources.topology.number_of
-    tallies = controller.launcher.charges.tallies
+    tallies = controller.launcher.charges.by_island()
     device_ns = sum(tally.device_ns for (_, name), tally in tallies.items() if name == tenant.name)
     return TenantSnapshot(
         **settings,
@@ -346,9 +346,9 @@ def _gangs(
     for island, some in waits.items():
         for wait in some:
             waiting[island, controller.sessions[wait.session].tenant.name] += wait.gangs
-    tallies = controller.launcher.charges.tallies
+    tallies = controller.launcher.charges.by_island()
     return tuple(
-        _gangs_of(island, tenant, waiting[island, tenant], tallies[island, tenant])
+        _gangs_of(island, tenant, waiting[island, tenant], tallies.get((island, tenant), Tally()))
         for island, tenant in sorted({*tallies, *waiting})
         if viewer is None or tenant == viewer.name
     )

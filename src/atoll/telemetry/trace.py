@@ -68,7 +68,7 @@ class _GangEnds(msgspec.Struct, frozen=True, gc=False):
             align = aligned(host)
             enqueued = align(min(started, ended))
             yield Span(
-                self.island,
+                self.spec.island_of(host) if self.spec.islands else self.island,
                 host,
                 self.session,
                 self.program,
@@ -92,7 +92,7 @@ class _GangEnds(msgspec.Struct, frozen=True, gc=False):
         for host, started, ended in zip(self.hosts, self.times[::2], self.times[1::2], strict=True):
             shift = offset(host)
             yield Span(
-                self.island,
+                self.spec.island_of(host) if self.spec.islands else self.island,
                 host,
                 self.session,
                 self.program,

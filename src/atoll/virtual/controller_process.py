@@ -148,9 +148,9 @@ class ControllerProcess:
         return costs.message
 
     def _gangs(self, session: int, program: RegisteredProgram) -> int:
-        """Return the number of nodes that a launch of the program creates."""
+        """Return the number of gangs that a launch of the program creates."""
         delegated = self.controller.launcher.delegated_runs.program_of(self.controller.sessions[session], program)
-        return len(program.gangs if delegated is None else delegated.parts)
+        return sum(map(len, program.units.nodes)) if delegated is None else len(delegated.parts)
 
     def _action_costs(self, action: a.AnyAction, started: set[int]) -> float:
         """Return the seconds to send a message. `started` holds the gangs already sent in this batch; it is updated."""

@@ -168,10 +168,20 @@ class Relays:
             if of(message.host) == relay:
                 self._failed(message.host, message)
             return
-        ended, times = self._launcher.parts_ended, message.times
-        for i, (host, sequence) in enumerate(zip(message.hosts, message.sequences, strict=True)):
-            if of(host) == relay:
-                ended((host,), sequence, times[2 * i : 2 * i + 2])
+        hosts, sequences, times = message.hosts, message.sequences, message.times
+        first, count = 0, len(hosts)
+        while first < count:  # hosts that have ended the same gang are next to one another
+            stop, sequence = first + 1, sequences[first]
+            while stop < count and sequences[stop] == sequence:
+                stop += 1
+            its, its_times = hosts[first:stop], times[2 * first : 2 * stop]
+            if any([of(host) != relay for host in its]):
+                there = [i for i, host in enumerate(its) if of(host) == relay]
+                its_times = tuple([each for i in there for each in its_times[2 * i : 2 * i + 2]])
+                its = tuple([its[i] for i in there])
+            if its:
+                self._launcher.parts_ended(its, sequence, its_times)
+            first = stop
 
     def form(self) -> None:
         """Form the groups of islands whose hosts have all joined and know each other."""

@@ -281,7 +281,7 @@ class Recovery:
                     continue
                 if self._worlds.has_left(gang.node) and seconds <= 2 * HALF_FAILED_SECONDS:
                     continue
-                waits = f"hosts {sorted(gang.run.hosts_left)} of island {gang.island} wait for another host, where"
+                waits = f"hosts {sorted(gang.run.hosts_left)} of {gang.run.islands_text} wait for another host, where"
                 named = f"{waits} {gang.run.launch.program.name} failed: {error.message}"
                 self.restart_for(gang, f"{waits} a gang failed", named)
 
@@ -306,14 +306,18 @@ class Recovery:
             self._fail_island(island, Status(code, f"{reason}; its island is restarted, and {_LOST}"))
 
     def restart_for(self, gang: Gang[GangRun], reason: str, named: str) -> None:
-        """Restart a gang's island. `named` is for operators and the gang's tenant; other tenants read the `reason`."""
-        if not self._tenants.are_told_apart:
-            self._restart(gang.island, named)
-        elif self._resources.islands[gang.island].works:
-            running = {name: Running(gang.node.tenant, False) for name in gang.run.spec.functions}
-            self._history.record("hangs", named, gang.island, gang.node.session, gang.node.tenant.name)
-            self._restart(gang.island, reason, named)
-            self._charge(gang.island, running, is_sure=True)
+        """Restart the islands of a gang whose hosts have not ended it.
+
+        `named` is for operators and the gang's tenant. Other tenants read the `reason`.
+        """
+        for island in gang.run.islands_left:
+            if not self._tenants.are_told_apart:
+                self._restart(island, named)
+            elif self._resources.islands[island].works:
+                running = {name: Running(gang.node.tenant, False) for name in gang.run.spec.functions}
+                self._history.record("hangs", named, island, gang.node.session, gang.node.tenant.name)
+                self._restart(island, reason, named)
+                self._charge(island, running, is_sure=True)
 
     def _fail_island(self, island: int, status: Status) -> None:
         """Handle the failure of an island because of one of its hosts, unless it is known already."""

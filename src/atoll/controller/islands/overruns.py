@@ -169,12 +169,13 @@ class Overruns:
         in_flight = self._launcher.in_flight.values()
         if any(each.node.tenant is not own and not hosts.isdisjoint(each.run.hosts_left) for each in in_flight):
             return True
-        sessions = (self._sessions.get(wait.session) for wait in self._launcher.scheduler.waits(gang.island))
+        waits = self._launcher.scheduler.waits
+        sessions = (self._sessions.get(wait.session) for island in gang.all_islands for wait in waits(island))
         return any(each is not None and each.tenant is not own for each in sessions)
 
 
 def _hosts(gang: Gang[GangRun]) -> str:
-    return f"hosts {sorted(gang.run.hosts_left)} of island {gang.island}"
+    return f"hosts {sorted(gang.run.hosts_left)} of {gang.run.islands_text}"
 
 
 def _named(gang: Gang[GangRun]) -> str:

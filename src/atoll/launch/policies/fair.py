@@ -186,6 +186,11 @@ class FairShares(Policy):
                 return node
         return None
 
+    def discard(self, node: QueuedNode[Any]) -> None:
+        session = self._sessions.get(node.session)
+        if session is not None and session.ready and session.ready[0] is node:
+            session.ready.popleft()
+
     def commit(self, gang: Gang[Any]) -> None:
         if self._only_session is None and gang.weight:
             session = self._sessions.get(gang.node.session)

@@ -23,6 +23,10 @@ class FirstComeFirstServed(Policy):
     def add(self, node: QueuedNode[Any]) -> None:
         self._ready.append(node)
 
+    def discard(self, node: QueuedNode[Any]) -> None:
+        if self._ready and self._ready[0] is node:
+            self._ready.popleft()
+
     def take(self) -> QueuedNode[Any] | None:
         return self._ready.popleft() if self._ready else None
 

@@ -1,0 +1,158 @@
+"""Joint gangs: one gang for a call of a function on many islands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from atoll.errors import OK
+from atoll.ir.program import Call, single
+from atoll.protocol import messages as m
+from atoll.state.buffer_states import BufferState
+from atoll.state.gang_states import GangState
+from atoll.state.queued_nodes import Gang
+from atoll.telemetry.consistency import contradictions
+from tests.controller.dumps import check_dump
+from tests.controller.play import BROKEN, Play, on, runs
+
+ALL = (0, 1, 2)
+SIZE = 8  # bytes of an array on each of its devices
+
+
+def playing(**settings: Any) -> Play:
+    """Three islands of one device.
+
+    Program 1 makes an array on all devices, program 2 makes one from it in its place, and program 3 makes one on
+    device 1 only.
+    """
+    play = Play("3x1x1", joint_islands=3, **settings)
+    for function, devices in ((1, ALL), (2, (1,))):
+        sent = play.say(
+            m.RegisterFunction(function, f"content {function}", 900 + function, (devices,), runs_apart=True)
+        )
+        for host in devices:
+            sent += play.report(host, m.FeedsArrived(play.session, (900 + function,)))
+        (name,) = {each.function for each in sent if type(each) is m.Compile}
+        for host in devices:
+            play.report(host, m.Compiled(name, OK, b"", 0.1, False))
+    everywhere = on(*ALL)
+    play.say(m.RegisterProgram(1, single("make", (), Call(1, (), (everywhere,), ALL))))
+    step = Call(1, (0,), (everywhere,), ALL, donated=(0,))
+    play.say(m.RegisterProgram(2, single("step", (everywhere,), step)))
+    play.say(m.RegisterProgram(3, single("alone", (), Call(2, (), (on(1),), (1,)))))
+    return play
+
+
+def in_flight(play: Play) -> list[Gang[Any]]:
+    return list(play.controller.launcher.in_flight.values())
+
+
+def state_of(play: Play, handle: int) -> BufferState:
+    return play.controller.sessions[play.session].directory.entries[handle].state
+
+
+def used(play: Play) -> list[int]:
+    return [play.controller.launcher.memory.ledger.used_on((host, 0)) for host in ALL]
+
+
+def test_a_call_on_all_islands_is_one_gang_and_ends_with_the_last_of_them():
+    play = playing()
+    sent = runs(play.say(m.Launch(1, (), (11,), ())))
+    assert len(sent) == 3
+    (gang,) = in_flight(play)
+    assert {each.sequence for each in sent} == {gang.sequence}
+    assert gang.islands == ALL
+    for host in ALL:
+        assert state_of(play, 11) is BufferState.PENDING
+        play.done(gang.sequence, host=host)
+    assert state_of(play, 11) is BufferState.READY
+    assert not contradictions(play.controller)
+    play.controller.launcher.validate()
+
+
+def test_a_call_on_fewer_islands_has_a_gang_on_each():
+    play = Play("3x1x1", joint_islands=4)
+    play.say(m.RegisterFunction(1, "content", 901, (ALL,), runs_apart=True))
+    name = play.controller.sessions[play.session].functions[1]
+    for host in ALL:
+        play.report(host, m.FeedsArrived(play.session, (901,)))
+    for host in ALL:
+        play.report(host, m.Compiled(name, OK, b"", 0.1, False))
+    play.say(m.RegisterProgram(1, single("make", (), Call(1, (), (on(*ALL),), ALL))))
+    assert len({each.sequence for each in runs(play.say(m.Launch(1, (), (11,), ())))}) == 3
+
+
+def test_each_island_counts_and_is_charged_for_its_part():
+    play = playing()
+    play.say(m.Launch(1, (), (11,), ()))
+    (gang,) = in_flight(play)
+    for host in ALL:
+        play.report(host, m.Done(((gang.sequence, 0, 1000),)))
+    tallies, tenant = play.controller.launcher.charges.by_island(), gang.node.tenant.name
+    assert [tallies[island, tenant].device_ns for island in ALL] == [1000] * 3
+    assert [sum(tallies[island, tenant].ran.counts) for island in ALL] == [1] * 3
+    assert gang.run.launch.program.account.device_ns == 3000
+    assert [span.island for span in play.controller.trace.spans()] == list(ALL)
+
+
+def test_memory_is_taken_on_all_islands_and_kept_by_an_output_in_the_place_of_its_input():
+    play = playing(device_memory=SIZE)
+    play.say(m.Launch(1, (), (11,), ()))
+    assert used(play) == [SIZE] * 3
+    assert len(runs(play.say(m.Launch(2, (11,), (12,), ())))) == 3, "it takes the memory of its argument"
+    assert used(play) == [SIZE] * 3
+    assert runs(play.say(m.Launch(1, (), (13,), ()))) == []
+    for gang in in_flight(play):
+        for host in ALL:
+            play.done(gang.sequence, host=host)
+    assert len(runs(play.say(m.Release((11, 12))))) == 3, "the memory of the last array is free on all islands"
+    assert not contradictions(play.controller)
+    check_dump(play)
+
+
+def test_a_joint_gang_starts_when_all_of_its_islands_can_take_it():
+    play = playing()
+    alone: list[m.Run] = []
+    while len(sent := runs(play.say(m.Launch(3, (), (100 + len(alone),), ())))) == 1:
+        alone += sent
+    assert runs(play.say(m.Launch(1, (), (11,), ()))) == [], "island 1 is full"
+    started: list[m.Run] = []
+    for each in alone:
+        started += runs(play.done(each.sequence, host=1))
+    names = [each.results for each in started]
+    assert names == [(100 + len(alone),), (11,), (11,), (11,)], "in the order of the launches"
+    play.controller.launcher.validate()
+
+
+def test_the_loss_of_an_island_fails_the_gangs_on_it_and_no_others():
+    play = playing()
+    play.say(m.Launch(1, (), (11,), ()))
+    (gang,) = in_flight(play)
+    play.done(gang.sequence, host=0)
+    (alone,) = runs(play.say(m.Launch(3, (), (12,), ())))
+    play.lose(2, "its connection broke")
+    play.outbox()
+    assert state_of(play, 11) is BufferState.FAILED
+    assert gang.state is GangState.RUNNING, "on island 1"
+    check_dump(play)
+    play.done(gang.sequence, host=1)
+    assert gang.state is GangState.FAILED
+    play.done(alone.sequence, host=1)
+    assert state_of(play, 12) is BufferState.READY
+    assert not in_flight(play)
+    assert not contradictions(play.controller)
+    play.controller.launcher.validate()
+
+
+def test_a_part_that_fails_fails_the_launch_and_the_gang_ends_with_the_others():
+    play = playing()
+    play.say(m.Launch(1, (), (11,), ()))
+    (gang,) = in_flight(play)
+    play.report(1, m.Failed(gang.sequence, BROKEN))
+    play.done(gang.sequence, host=0)
+    play.done(gang.sequence, host=2)
+    for second in range(1, 4):  # until the loss of another host would be known
+        play.tick(float(second))
+    assert state_of(play, 11) is BufferState.FAILED
+    assert gang.state is GangState.FAILED
+    assert not in_flight(play)
+    assert not contradictions(play.controller)
