@@ -20,7 +20,7 @@ LAYERS = (
     ("atomic_files", "errors", "quantities", "retries", "_version"),
     ("grpc", "wire"),
     ("cluster",),
-    ("ir", "security"),
+    ("ir", "leadership", "security"),
     ("protocol",),
     ("named_arrays", "state", "transfers"),
     ("host_services", "journal", "launch", "peers"),

@@ -289,6 +289,7 @@ def packages_picture() -> Picture:
         "protocol": "messages",
         "ir": "programs, passes, plans",
         "security": "certificates, tokens, permissions",
+        "leadership": "external leases",
         "cluster": "settings, meshes, slices, island states, processes",
         "grpc": "HTTP/2, gRPC",
         "wire": "framing, connections, TLS",

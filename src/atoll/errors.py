@@ -12,6 +12,7 @@
     |   +-- SettingsError (ValueError)  invalid settings of a cluster: islands, platform, engine, memory, dispatch
     |   +-- JournalError                a journal cannot be read, or is in use by another controller
     |   |   +-- IncompatibleJournalError  a journal is intact, and has another protocol or key
+    |   +-- LeaseError                  an external lease is held by another controller, or its server fails
     |   +-- BackendError                JAX does not run on Atoll in this process
     +-- ProgramError (TypeError)        `atoll.program` cannot trace a function, or a call does not match its program
     +-- PipelineError (ValueError)      a model cannot be cut into the requested stages, or a schedule cannot run
@@ -249,6 +250,10 @@ class IncompatibleJournalError(JournalError):
     """Data on disk has another protocol or another key. The error names the version, or the key file to restore."""
 
 
+class LeaseError(ClusterError):
+    """The external lease of a cluster is held by another controller, or its server does not answer as expected."""
+
+
 class BackendError(ClusterError):
     """JAX does not run on Atoll in this process. The message says how to start the process so that it does."""
 
@@ -324,6 +329,7 @@ _REPORTED: tuple[type[AtollError], ...] = (
     SettingsError,
     IncompatibleJournalError,
     JournalError,
+    LeaseError,
     BackendError,
     ProgramError,
     PipelineError,

@@ -20,6 +20,7 @@ from atoll.controller_process.standby import Standby
 from atoll.controller_process.standby_status import StandbyState, standby_status
 from atoll.errors import ConnectError
 from atoll.journal.journal import Journal
+from atoll.leadership.lease_keeper import LeaseKeeper
 from atoll.protocol import messages as m
 from atoll.wire.address import Address
 from atoll.wire.endpoints import listen
@@ -41,7 +42,11 @@ class Pair:
     """
 
     def __init__(
-        self, directory: Path, times: ShellTimes, sent_by: Callable[[Journal], Any] = lambda journal: journal
+        self,
+        directory: Path,
+        times: ShellTimes,
+        sent_by: Callable[[Journal], Any] = lambda journal: journal,
+        leases: tuple[LeaseKeeper | None, LeaseKeeper | None] = (None, None),
     ) -> None:
         self.first, self.second = Address(path=str(directory / "first")), Address(path=str(directory / "second"))
         self.directory = directory
@@ -50,7 +55,8 @@ class Pair:
         of_first = ControllerOptions(str(self.first), SETTINGS, 0)
         self.before = JournalRecovery(str(directory / "journal"), restarts=False)
         state = self.before.state(lambda: new_controller(of_first))
-        self.shell = ControllerShell(of_first, state, self.stopped, times=times)
+        of_first_lease, of_second_lease = leases
+        self.shell = ControllerShell(of_first, state, self.stopped, times=times, lease=of_first_lease)
         relays = [Relay(directory / f"to-first-{each}", self.first) for each in range(3)]
         self.relays = self.of_standby, self.of_worker, self.of_proxy = relays
         self.servers: list[asyncio.Server] = []
@@ -66,7 +72,11 @@ class Pair:
             directory=str(directory),
             standby=str(self.of_standby.address),
         )
-        self.standby = Standby(options, lambda state: ControllerShell(options, state, self.stop), self.stop)
+
+        def make_shell(state: ProcessState) -> ControllerShell:
+            return ControllerShell(options, state, self.stop, lease=of_second_lease)
+
+        self.standby = Standby(options, make_shell, self.stop, lease=of_second_lease)
         self.running: asyncio.Task[ControllerShell | None]
 
     async def start(self) -> None:

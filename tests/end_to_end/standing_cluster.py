@@ -39,7 +39,7 @@ class StandingCluster:
     `environment` is what its engine is started with, `settings` what its `ClusterSettings`
     say besides the islands. With a `spare` address, where a standby of it listens, its authority is one that standbys
     also have. `agents` are so many host agents on this machine, one for an island, with `agent_options`.
-    `has_bugs`: with injected faults.
+    `has_bugs`: with injected faults. Its standbys have the same `lease`.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class StandingCluster:
         agents: int = 0,
         agent_options: Sequence[str] = (),
         has_bugs: bool = False,
+        lease: str = "",
         **settings: Any,
     ) -> None:
         self.directory = directory / "cluster"
@@ -73,7 +74,9 @@ class StandingCluster:
             parent=os.getpid(),
             cache_directory=environment.get("ATOLL_CACHE_DIR", ""),
             journal=journal,
+            lease=lease,
         )
+        self._lease = lease
         self.address = options.controller_address
         self._spare = spare
         self._environment = environment | ({"ATOLL_TOKEN": token} if token else {})
@@ -132,6 +135,7 @@ class StandingCluster:
             cache_directory=self._environment.get("ATOLL_CACHE_DIR", ""),
             journal=str(directory / "journal"),
             standby=self.address,
+            lease=self._lease,
         )
         self.standby = options.controller_address
         started = self._start("atoll.engines.engine_main", options, Started)

@@ -28,11 +28,14 @@ from atoll.controller_process.controller_options import (
 )
 from atoll.controller_process.journal_recovery import JournalRecovery
 from atoll.controller_process.killed_clusters import end_killed_cluster
+from atoll.controller_process.lease_start import acquire_lease, keeper_of, release
 from atoll.controller_process.process_state import ProcessState
 from atoll.controller_process.shell import ControllerShell, new_controller
 from atoll.controller_process.spilled_files import SpilledFiles
 from atoll.controller_process.standby import Standby
+from atoll.controller_process.takeover import first_term, transitions_of
 from atoll.errors import AtollError, IncompatibleJournalError, JournalError
+from atoll.leadership.election import Claim
 from atoll.wire.address import check_may_listen, parse_address
 from atoll.wire.endpoints import listen
 from atoll.wire.unauthenticated import UnauthenticatedConnections
@@ -60,26 +63,42 @@ async def serve(options: ControllerOptions, stop: asyncio.Event, bugs: BugTrap |
     watch_in_loop(options.parent, engine_ended)
     unauthenticated = UnauthenticatedConnections()
 
-    def make_shell(state: ProcessState, ends: asyncio.Event = stop) -> ControllerShell:
-        return ControllerShell(options, state, ends, has_tls=address.tls, unauthenticated=unauthenticated)
+    keeper = keeper_of(options)
+
+    def make_shell(state: ProcessState, ends: asyncio.Event = stop, is_served: bool = True) -> ControllerShell:
+        lease = keeper if is_served else None
+        return ControllerShell(options, state, ends, has_tls=address.tls, unauthenticated=unauthenticated, lease=lease)
 
     make_controller = partial(new_controller, options, token, host_token)
     (bugs or bug_trap(options)).watch_loop(asyncio.get_running_loop())
     # With TLS, peers trust the next cluster only if it has the same certificate authority.
     may_persist = not address.tls or bool(AUTHORITY_IS_KEPT.text())
     if options.standby and not options.restarts:
-        standby = Standby(options, make_shell, stop, unauthenticated)
+        standby = Standby(options, make_shell, stop, unauthenticated, keeper)
         server, _ = await listen(address, standby.accept, standby.identity, unauthenticated)
+        if keeper is not None:
+            keeper.start()
         took_over = await standby.run()
         if took_over is None:
             server.close()
+            await release(keeper, is_free=True)
             return
         shell = took_over
     else:
+        restarted = JournalRecovery(options.journal, True) if options.restarts else None
+        if keeper is not None:
+            claim = Claim(transitions_of(restarted.last_term) if restarted is not None else None)
+            await acquire_lease(keeper, claim, options, stop)
         if options.journal and not options.restarts:
-            end_killed_cluster(options.journal, partial(make_shell, ends=asyncio.Event()), may_persist)
+            make_ended = partial(make_shell, ends=asyncio.Event(), is_served=False)
+            end_killed_cluster(options.journal, make_ended, may_persist)
         if options.journal:
-            before = JournalRecovery(options.journal, options.restarts)
+            before = restarted or JournalRecovery(options.journal, False)
+            if keeper is not None:
+                if first_term(keeper.transitions) <= before.last_term and restarted is None:
+                    await asyncio.to_thread(keeper.advance, transitions_of(before.last_term) + 1)
+                before.raise_term(first_term(keeper.transitions))
+                keeper.start()
             shell = make_shell(before.state(make_controller))
             try:
                 before.begin(shell)
@@ -94,6 +113,8 @@ async def serve(options: ControllerOptions, stop: asyncio.Event, bugs: BugTrap |
     shell.collector.start()
     await stop.wait()
     server.close()
+    if shell.failure or shell.superseded_by:
+        await release(keeper, is_free=False)
     if shell.failure:
         await asyncio.to_thread(shell.keeper.close)
         raise ControllerFailedError(shell.failure)
@@ -104,6 +125,7 @@ async def serve(options: ControllerOptions, stop: asyncio.Event, bugs: BugTrap |
         _log.warning("the engine has ended: this controller ends, and its journal stays for the next engine")
         shell.leave_journal()
         await asyncio.to_thread(shell.keeper.close)
+        await release(keeper, is_free=True)
         return
     files = SpilledFiles(shell.controller)
     persisted = shell.stop(shell.journal is not None and may_persist)
@@ -113,6 +135,7 @@ async def serve(options: ControllerOptions, stop: asyncio.Event, bugs: BugTrap |
     await asyncio.to_thread(shell.keeper.close)
     if shell.journal is not None:
         shell.journal.end(persisted)
+    await release(keeper, is_free=True)
     if address.is_unix:
         with contextlib.suppress(OSError):
             os.unlink(address.path)

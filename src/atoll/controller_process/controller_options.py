@@ -56,3 +56,5 @@ class ControllerOptions(msgspec.Struct, frozen=True):
     continues: bool = False  # if only the engine ends, leave the journal, from which another engine can continue
     standby: str = ""  # address of the controller to follow until it is lost; "": begin a cluster
     advertise: str = ""  # address at which peers reach a standby; "": the address that it listens on
+    lease: str = ""  # address of an external lease: see `leadership.lease_address`; "": the hosts decide
+    lease_holder: str = ""  # the name in the lease; a controller that is started again has the same one

@@ -32,6 +32,7 @@ def load_snapshot(payload: bytes, path: str) -> tuple[Controller, ShellDump]:
 class JournalRecovery:
     """The state that a journal's directory has of the previous controller, if this one continues from it.
 
+    `last_term` is the term of that controller, or 0. The next one is `term`, unless `raise_term` is called first.
     Raises JournalError if the journal is unreadable or, with `restarts`, empty.
     """
 
@@ -40,24 +41,34 @@ class JournalRecovery:
         self._directory = Directory(path)
         self._found: Recovered | None = None
         self._persisted: PersistedState | None = None
-        self._last_term = 0
+        self.last_term = 0
+        self._least_term = 0
         self._events = 0
         if restarts:
             self._found = recover(self._directory)
             if self._found is None:
                 raise JournalError(f"the journal in {path} contains no snapshot to restart from")
-            self._last_term = self._found.term
+            self.last_term = self._found.term
             return
         persisted = persisted_in(self._directory.path)
         self._directory.clear()
         if persisted is not None:
-            self._persisted, self._last_term = persisted
+            self._persisted, self.last_term = persisted
+
+    @property
+    def term(self) -> int:
+        """The term that begins."""
+        return max(self.last_term + 1, self._least_term)
+
+    def raise_term(self, term: int) -> None:
+        """Begin at least this term."""
+        self._least_term = term
 
     def state(self, make: Callable[[], Controller]) -> ProcessState:
         """Return the state of the previous process after all its turns, or of a new controller, which `make` makes."""
         if self._found is None:
             dump = decode_shell(self._persisted.shell) if self._persisted is not None else None
-            return ProcessState(make(), dump, self._last_term + 1)
+            return ProcessState(make(), dump, self.term)
         state = ProcessState(*load_snapshot(self._found.payload, str(self._directory.path)), self._found.term)
         for turn in self._found.decoded_turns():
             state.replay(turn)
@@ -66,7 +77,7 @@ class JournalRecovery:
 
     def begin(self, shell: ControllerShell) -> None:
         """Begin the shell of the state. It keeps the journal from now on."""
-        found, term = self._found, self._last_term + 1
+        found, term = self._found, self.term
         if found is None:
             shell.journal = Journal(self._directory, term, 1, shell.snapshot)
             shell.journal.begin()

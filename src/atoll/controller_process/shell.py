@@ -27,12 +27,19 @@ from atoll.controller_process.controller_options import CHARGED, FAILED, READY, 
 from atoll.controller_process.entry import CLEANED, clean
 from atoll.controller_process.frame_limits import limits_of_client
 from atoll.controller_process.process_state import ProcessState, ShellDump, encode_shell, encode_snapshot
-from atoll.controller_process.standby_replication import SUSPICION_SECONDS, StandbyReplication, is_standby
+from atoll.controller_process.standby_replication import (
+    SUSPICION_SECONDS,
+    StandbyReplication,
+    is_standby,
+    refuse_hello,
+)
 from atoll.controller_process.step_budget import StepBudget
+from atoll.controller_process.takeover import first_term
 from atoll.errors import AtollError, Code, Status
 from atoll.journal.journal import Journal
 from atoll.journal.persisted_state import PersistedCluster, PersistedState, encode_persisted
 from atoll.journal.records import decode_event
+from atoll.leadership.lease_keeper import LeaseKeeper
 from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
@@ -75,7 +82,8 @@ class ControllerShell:
     """Turns what happens into events, and executes the controller's decisions once per turn of the loop.
 
     It serves `state`, and sets `stop` when it ends. The state is that of a new controller, which `start` begins, or
-    that of an earlier process, which `resume` continues.
+    that of an earlier process, which `resume` continues. It sends messages only while it holds its external `lease`, if
+    there is one.
     """
 
     def __init__(
@@ -87,6 +95,7 @@ class ControllerShell:
         has_tls: bool = False,
         unauthenticated: UnauthenticatedConnections | None = None,
         times: ShellTimes = ShellTimes(),
+        lease: LeaseKeeper | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._times = times
@@ -116,8 +125,11 @@ class ControllerShell:
         self._own = (options.advertise or options.listen,) if options.standby else ()  # peers dialed another address
         self.resumable.alternate_addresses = self._own
         self.replication = StandbyReplication(
-            self.controller, lambda: self.journal, self._report, self._announce, self.resumable, times.suspicion
+            self.controller, lambda: self.journal, self._report, self._announce, self.resumable, times.suspicion, lease
         )
+        self.lease = lease
+        if lease is not None:
+            lease.watch(self._lease_changed_in_thread)
         self._resumes = self.controller.settings.grace_seconds > 0
         self._is_journaled = bool(options.journal)
         self.failure = ""  # the bug that ended this controller, which does nothing afterwards
@@ -176,6 +188,15 @@ class ControllerShell:
         if number in self.controller.connections.trusted or number == CONTROLLERS:
             self._end_superseded(term)
 
+    def _lease_changed_in_thread(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._lease_changed)
+
+    def _lease_changed(self) -> None:
+        """End if another controller has the lease."""
+        if self.lease is not None and self.lease.is_lost and not self._is_over:
+            self._end_superseded(first_term(self.lease.transitions))
+
     def _end_superseded(self, term: int) -> None:
         """End at once: decide and write nothing more, and tell all peers only the address of the other controller."""
         _log.error("term %d has begun elsewhere: this controller, of term %d, ends", term, self.resumable.term)
@@ -200,6 +221,10 @@ class ControllerShell:
 
         def on_first(message: Any) -> None:
             connection.set_handlers(on_message, on_lost, on_link)
+            if self.lease is not None and not self.lease.holds() and not _is_operator(message):
+                on_lost("this controller does not hold its lease")
+                refuse_hello(connection, Status(Code.UNAVAILABLE, self.replication.takeover_suspicion()))
+                return
             if self._resumes and is_standby(message):
                 on_lost("it is a standby of this controller")
                 self.replication.serve(connection, clean(message))
@@ -432,6 +457,8 @@ class ControllerShell:
         self._has_work = has_work = self.controller.has_work
         if actions or self._to_acknowledge or self._has_opened:
             self.commit()
+        if self.lease is not None:
+            self.replication.check_fence()
         for action in actions:
             does[type(action)](action)
         if has_work and not self._flush_scheduled:
@@ -560,6 +587,11 @@ class ControllerShell:
         for connection in self.resumable.all():
             connection.wait(reason)
             self._handle(e.ConnectionAway(self._clock(), connection.number))
+
+
+def _is_operator(message: Any) -> bool:
+    """Whether a connection's first message is from a command, which may ask for the state of a controller."""
+    return isinstance(message, m.Hello) and message.role == "operator"
 
 
 def _log_event(action: a.Log) -> None:

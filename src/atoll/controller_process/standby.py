@@ -7,6 +7,7 @@ enough of them are there (`takeover`), the standby takes the next term and serve
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import Callable
@@ -18,11 +19,13 @@ from atoll.controller_process.controller_options import FOLLOWS, RUNS, Controlle
 from atoll.controller_process.process_state import ProcessState, decode_snapshot
 from atoll.controller_process.shell import ControllerShell
 from atoll.controller_process.standby_status import StandbyProgress
-from atoll.controller_process.takeover import Takeover, next_term
+from atoll.controller_process.takeover import Takeover, first_term, next_term, transitions_of
 from atoll.errors import ConnectError
 from atoll.journal.files import Directory
 from atoll.journal.journal import Journal
 from atoll.journal.records import decode_events
+from atoll.leadership.election import Claim, LeaseState
+from atoll.leadership.lease_keeper import LeaseKeeper
 from atoll.protocol import messages as m
 from atoll.protocol.messages.standby_messages import STANDBY, Heartbeat, LogBatchChunk, SnapshotChunk, ToStandby
 from atoll.retries import Retry
@@ -52,7 +55,8 @@ class Standby:
     """A standby. `run` follows the controller until this process takes over or has nothing to follow anymore.
 
     `make_shell` makes the shell of the replicated state when this process takes over. `accept` is called for each
-    connection to this process's address; `identity` is for TLS. Raises JournalError or AccessError.
+    connection to this process's address; `identity` is for TLS. With an external `lease`, this process takes over when
+    it has acquired the lease. Raises JournalError or AccessError.
     """
 
     def __init__(
@@ -61,8 +65,10 @@ class Standby:
         make_shell: Callable[[ProcessState], ControllerShell],
         stop: asyncio.Event,
         unauthenticated: UnauthenticatedConnections | None = None,
+        lease: LeaseKeeper | None = None,
     ) -> None:
-        self._options = options
+        self._lease = lease
+        self._where = options.advertise or options.listen
         self._make_shell = make_shell
         self._stop = stop
         self._report = partial(report, options.ready_fd)
@@ -76,8 +82,10 @@ class Standby:
         self._term = 0  # of the controller
         self._unauthenticated = unauthenticated or UnauthenticatedConnections()
         self._is_over: asyncio.Future[bool] = self._loop.create_future()  # whether it takes over
-        self._progress = StandbyProgress(options.directory, options.standby)
+        self._progress = StandbyProgress(options.directory, options.standby, lease=lease.name if lease else "")
         self._reset()
+        if lease is not None:
+            lease.watch(self._lease_changed_in_thread)
 
     def _reset(self) -> None:
         self._chunks: list[bytes] = []  # of a snapshot
@@ -158,12 +166,15 @@ class Standby:
             identity=self._own_identity,
         )
         self._reset()
-        where = self._options.advertise or self._options.listen
         token = token_for(self._address, Role.ENGINE)
-        connection.send(m.Hello(m.PROTOCOL, STANDBY, token, os.getpid(), __version__, where))
+        lease = self._lease.name if self._lease is not None else ""
+        connection.send(m.Hello(m.PROTOCOL, STANDBY, token, os.getpid(), __version__, self._where, lease=lease))
         return connection
 
     def _handle(self, connection: Connection, message: Any) -> None:
+        if not self._continues_to_follow(message):
+            connection.abort()
+            return
         if not self._has_snapshot:
             self._state = None  # the state from an earlier connection is outdated
             self._progress.copies()
@@ -189,6 +200,18 @@ class Standby:
                     self._progress.follows()
                     self._report(FOLLOWS)
                 self._acknowledge(connection)
+
+    def _continues_to_follow(self, message: Any) -> bool:
+        """Withdraw the claim to the lease if the controller serves again. Return False if that is too late.
+
+        A controller that is fenced can be followed and replaced. But the copy of its state must not be given up for a
+        new one while this process may have acquired the lease.
+        """
+        is_back = not self._has_snapshot
+        if isinstance(message, Heartbeat):
+            self._takeover.fenced(message.is_fenced)
+            is_back = is_back or not message.is_fenced
+        return self._lease is None or not is_back or self._lease.withdraw()
 
     def _load_snapshot(self, payload: bytes, term: int) -> None:
         """Begin from the snapshot and the turns after it."""
@@ -251,13 +274,25 @@ class Standby:
         state = self._state
         if state is None or not self._progress.may_take_over or self._is_over.done():
             return
-        if self._takeover.is_due(self._loop.time(), state.controller.connections.deciders):
+        if self._lease is not None:
+            if self._takeover.may_claim(self._loop.time()):
+                self._lease.claim(Claim(transitions_of(self._term), self._where))
+        elif self._takeover.is_due(self._loop.time(), state.controller.connections.deciders):
+            self._is_over.set_result(True)
+
+    def _lease_changed_in_thread(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._lease_changed)
+
+    def _lease_changed(self) -> None:
+        """Take over if this process has acquired the lease, because nobody else can from now on."""
+        if self._lease is not None and self._lease.state is LeaseState.HELD and not self._is_over.done():
             self._is_over.set_result(True)
 
     # ---- taking over
 
     def _take_over(self, state: ProcessState) -> ControllerShell:
-        term = next_term(self._term)
+        term = next_term(self._term) if self._lease is None else first_term(self._lease.transitions)
         _log.warning("the controller at %s is lost: this standby takes over in term %d", self._address, term)
         shell = self._make_shell(state)  # if this fails, the files of an earlier journal stay
         self._directory.clear()

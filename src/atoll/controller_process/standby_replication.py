@@ -16,10 +16,12 @@ from itertools import chain
 from atoll._version import __version__
 from atoll.controller.core import Controller
 from atoll.controller_process.controller_options import ALONE, FOLLOWED
+from atoll.controller_process.lease_fence import LeaseFence
 from atoll.controller_process.takeover import LEASE_SECONDS, LeaderFence
 from atoll.errors import AtollError, Code, Status
 from atoll.journal.journal import Journal
 from atoll.journal.records import join_records
+from atoll.leadership.lease_keeper import HeldLease
 from atoll.protocol import messages as m
 from atoll.protocol.messages.standby_messages import STANDBY, Heartbeat, LogBatchChunk, SnapshotChunk
 from atoll.security.roles import may_say
@@ -48,6 +50,7 @@ class StandbyReplication:
     `journal()` returns the controller's journal, and `report` tells its engine if it is followed. `announce(addresses)`
     tells all peers of other addresses of a controller. `connections` are those of the peers. For `suspicion_seconds`
     after its loss, a standby may have taken over, for instance while this process was frozen: it announces itself then.
+    With an external `lease`, a standby takes over only if the record of the lease names it.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class StandbyReplication:
         announce: Callable[[tuple[str, ...]], None],
         connections: ResumableConnections,
         suspicion_seconds: float = SUSPICION_SECONDS,
+        lease: HeldLease | None = None,
     ) -> None:
         self._suspicion_seconds = suspicion_seconds
         self._tokens = controller.tokens
@@ -65,7 +69,12 @@ class StandbyReplication:
         self._report = report
         self._announce = announce
         self._connections = connections
-        self._leader_fence = LeaderFence(self.takeover_suspicion, lambda: controller.connections.deciders, connections)
+        self._lease = lease
+        self._leader_fence = (
+            LeaderFence(self._standby_suspicion, lambda: controller.connections.deciders, connections)
+            if lease is None
+            else LeaseFence(lease, self._standby_suspicion, lambda: controller.connections.deciders, connections)
+        )
         self._loop = asyncio.get_running_loop()
         self._standby: Connection | None = None
         self._address = ""  # of the standby
@@ -80,15 +89,14 @@ class StandbyReplication:
         self._heard = 0.0  # send time of the last acknowledged one, because an acknowledgement may wait in a socket
         self._suspected_until = 0.0
         self._has_ended = False  # the cluster, so no other process must continue
+        if lease is not None:
+            self._leader_fence.begin()
 
     def serve(self, connection: Connection, hello: m.Hello) -> None:
         """Serve a connection whose first message is the Hello of a standby."""
         refused = self._refusal(connection, hello)
         if refused is not None:
-            connection.ignore()
-            connection.refuse(refused.message)
-            connection.send(m.Refused(refused))
-            connection.close()
+            refuse_hello(connection, refused)
             return
         if self._has_ended:  # the standby lost its connection before it read the Close
             connection.close_with(Close())
@@ -112,6 +120,10 @@ class StandbyReplication:
         if self._journal() is None:
             text = "this cluster has no journal to follow: start it with `atoll up --journal DIRECTORY`"
             return Status(Code.FAILED_PRECONDITION, text)
+        here = self._lease.name if self._lease is not None else "no lease"
+        if (hello.lease or "no lease") != here:
+            text = f"the controller uses {here}, the standby {hello.lease or 'no lease'}: give both the same --lease"
+            return Status(Code.FAILED_PRECONDITION, text)
         if self._standby is not None:
             return Status(Code.ALREADY_EXISTS, f"this controller has a standby, at {self._address}")
         return None
@@ -129,6 +141,13 @@ class StandbyReplication:
 
         Peers that are connected have not gone to the standby.
         """
+        if self._lease is None:
+            return self._standby_suspicion()
+        return (
+            "" if self._lease.holds() else f"it does not hold {self._lease.name}, and another one may have taken over"
+        )
+
+    def _standby_suspicion(self) -> str:
         now = self._loop.time()
         if now < self._suspected_until or (self._is_followed and now - self._heard > LEASE_SECONDS):
             return f"the standby at {self._address} may have taken over: it is silent"
@@ -138,6 +157,10 @@ class StandbyReplication:
     def is_fenced(self) -> bool:
         """Whether messages to peers are held back."""
         return self._leader_fence.is_active
+
+    def check_fence(self) -> None:
+        """Hold messages back from now on if another controller may have taken over. Call this before sending them."""
+        self._leader_fence.check()
 
     # ---- messages to the standby
 
@@ -195,7 +218,8 @@ class StandbyReplication:
     def _send_heartbeat(self, standby: Connection) -> None:
         self._heartbeats.append(self._loop.time())
         acknowledged = ((each.number, *each.link.buffer.acknowledged) for each in self._connections.all())
-        standby.send(Heartbeat(tuple(acknowledged) if self._snapshot_number else (), self._is_followed))
+        is_fenced = self._lease is not None and not self._lease.holds()
+        standby.send(Heartbeat(tuple(acknowledged) if self._snapshot_number else (), self._is_followed, is_fenced))
 
     def _begin_snapshot(self, standby: Connection, journal: Journal) -> bool:
         """Begin to send the snapshot if it is complete. Return False if it will never be."""
@@ -238,12 +262,18 @@ class StandbyReplication:
     def _rely_on(self, standby: Connection) -> None:
         """Rely on the standby: first tell peers its address, and one heartbeat later tell the engine not to restart.
 
+        The record of an external lease must also name the standby.
+
         If this process ends in between, both it and the standby continue, and their terms decide.
         """
         if self._announced != self._address:
             self._announced = self._address
             self._announce((self._address,))
             return
+        if self._lease is not None:
+            self._lease.name_standby(self._address)
+            if self._lease.named_standby != self._address:
+                return
         self._is_followed, self._relied_on = True, self._address
         self._leader_fence.begin()
         self._send_heartbeat(standby)
@@ -272,6 +302,8 @@ class StandbyReplication:
         if self._standby is not None:
             return
         self._leader_fence.end()
+        if self._lease is not None:
+            self._lease.name_standby("")
         if self._announced:
             self._announced = ""
             self._announce(())
@@ -292,6 +324,14 @@ class StandbyReplication:
         standby, self._standby = self._standby, None
         if standby is not None:
             standby.abort()
+
+
+def refuse_hello(connection: Connection, status: Status) -> None:
+    """Refuse a peer whose Hello has arrived, and close its connection."""
+    connection.ignore()
+    connection.refuse(status.message)
+    connection.send(m.Refused(status))
+    connection.close()
 
 
 def _parts(content: bytes) -> Iterator[tuple[bytes, bool]]:

@@ -45,6 +45,7 @@ class StandbyStatus(msgspec.Struct, frozen=True):
     """A standby of the controller at an address. `since` is when its state began, in seconds since 1970.
 
     `reason` is that of the loss. `has_copy` says whether it has the controller's whole state, or had it at the loss.
+    `lease` is the name of the external lease that it needs to take over, or "".
     """
 
     controller: str
@@ -52,22 +53,26 @@ class StandbyStatus(msgspec.Struct, frozen=True):
     since: float
     reason: str = ""
     has_copy: bool = False
+    lease: str = ""
 
 
 class StandbyProgress(StateMachine[StandbyState]):
     """The state of this process, a standby of `controller`. Each change is written to a file in `directory`, unless "".
 
-    `clock()` returns seconds since 1970.
+    `lease` is the name of its external lease, or "". `clock()` returns seconds since 1970.
     """
 
     transitions = TRANSITIONS
 
-    def __init__(self, directory: str, controller: str, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, directory: str, controller: str, clock: Callable[[], float] = time.time, lease: str = ""
+    ) -> None:
         self.state = StandbyState.COPYING
         self._has_copy = False  # of the controller's whole state, and the controller will not be restarted
         self._file = Path(directory) / _FILE if directory else None
         self._controller = controller
         self._clock = clock
+        self._lease = lease
         self._write()
 
     @property
@@ -103,7 +108,7 @@ class StandbyProgress(StateMachine[StandbyState]):
 
     def _write(self, reason: str = "") -> None:
         if self._file is not None:
-            status = StandbyStatus(self._controller, self.state, self._clock(), reason, self._has_copy)
+            status = StandbyStatus(self._controller, self.state, self._clock(), reason, self._has_copy, self._lease)
             try:
                 write_atomically(self._file, msgspec.json.encode(status))
             except OSError as error:

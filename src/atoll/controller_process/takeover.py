@@ -32,6 +32,7 @@ class Takeover:
     def __init__(self) -> None:
         self._heard = -math.inf
         self._is_lost = True
+        self._is_fenced = False
         self._resume_attempts: dict[int, float] = {}  # by connection: when
 
     def heard(self, now: float) -> None:
@@ -46,6 +47,18 @@ class Takeover:
         """Record that a peer has tried to resume its connection here."""
         self._resume_attempts[connection] = now
 
+    def fenced(self, is_fenced: bool) -> None:
+        """Record whether the controller sends nothing to its peers, because it does not hold its lease."""
+        self._is_fenced = is_fenced
+
+    def may_claim(self, now: float) -> bool:
+        """Whether to acquire the external lease: the controller is lost, and a peer has tried to resume here.
+
+        The lease, and not the number of peers, decides who continues.
+        """
+        is_lost = self._is_lost or self._is_fenced or now - self._heard >= LEASE_SECONDS
+        return is_lost and any(now - each <= RESUME_ATTEMPT_SECONDS for each in self._resume_attempts.values())
+
     def is_due(self, now: float, hosts: Collection[int]) -> bool:
         """Whether to take over now. `hosts` are the connections of the controller's hosts."""
         silent = now - self._heard
@@ -58,6 +71,16 @@ class Takeover:
 def next_term(term: int) -> int:
     """Return the term of a standby that takes over, which is above those of restarts of the controller of `term`."""
     return (term // _TERMS + 1) * _TERMS
+
+
+def first_term(transitions: int) -> int:
+    """Return the first term of a controller that has acquired a lease with these transitions."""
+    return max(1, transitions * _TERMS)
+
+
+def transitions_of(term: int) -> int:
+    """Return the transitions of the lease under which the controller of `term` has begun. See `first_term`."""
+    return term // _TERMS
 
 
 class Reachability:
@@ -118,6 +141,9 @@ class LeaderFence:
     def begin(self) -> None:
         if self._looks is None:
             self._look()
+
+    def check(self) -> None:
+        """Fence before the messages of a turn, if that cannot wait until the next look."""
 
     def end(self) -> None:
         """Stop, and unfence all connections, because there is no standby and no suspicion."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
+import socket
+import threading
 from collections.abc import Callable
 
 from msgspec.structs import replace
@@ -26,6 +29,9 @@ from atoll.controller_process.controller_options import (
     ControllerOptions,
 )
 from atoll.engines.island_processes import RestartPolicy
+from atoll.errors import LeaseError
+from atoll.leadership.lease_address import open_lease
+from atoll.leadership.lease_keeper import release_lease
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +54,7 @@ class ControllerChild:
         on_replaced: Callable[[str], None] = lambda text: None,
         on_runs: Callable[[], None] = lambda: None,
     ) -> None:
-        self._options = options
+        self._options = replace(options, lease_holder=_holder()) if options.lease else options
         self._on_ready = on_ready
         self._on_end = on_end
         self._on_replaced = on_replaced
@@ -135,6 +141,8 @@ class ControllerChild:
             successor = f"the standby at {self._followed_by}" if self._followed_by else "another controller"
             _log.warning("%s; %s takes over", text, successor)
             self._has_ended.set()
+            if self._options.lease and status != SUPERSEDED:
+                threading.Thread(target=self._release_lease, name="lease").start()
             self._on_replaced(text)
             return
         self._was_asked = not status and not bug and not self._is_ending
@@ -156,6 +164,13 @@ class ControllerChild:
         self._has_ended.set()
         self._on_end(text)
 
+    def _release_lease(self) -> None:
+        """Release the lease of a controller that has ended, so that its standby need not wait until it expires."""
+        try:
+            release_lease(open_lease(self._options.lease), self._options.lease_holder)
+        except LeaseError as error:
+            _log.warning("cannot release the lease of the controller, which expires by itself: %s", error)
+
     async def end(self) -> None:
         """End the controller, by force after a second. The controller ends its workers, so that none looks lost."""
         self._is_ending = True
@@ -167,3 +182,8 @@ class ControllerChild:
         except TimeoutError:
             self._process.kill()
             await self._has_ended.wait()
+
+
+def _holder() -> str:
+    """Return a name for the controllers of this process, one at a time, that no other process has."""
+    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"

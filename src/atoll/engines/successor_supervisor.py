@@ -48,6 +48,7 @@ class SuccessorSupervisor:
                 standby=options.standby,
                 advertise=str(advertised(listen, options.advertise)) if options.standby else "",
                 continues=options.continues,
+                lease=options.lease,
             ),
             self._set_up,
             self._ended,

@@ -243,6 +243,7 @@ class Supervisor:
             usage_file=self._options.usage_file,
             cache_directory=self._options.cache_directory,
             journal=self._options.journal,
+            lease=self._options.lease,
             continues=self._options.continues,
         )
 

@@ -25,11 +25,17 @@ def _state(standby: StandbyStatus, seconds: float) -> str:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(standby.since))
     at = f"{when} ({human_seconds(seconds)} ago)"
     takes_over = "takes over when more than half of the hosts have lost the controller and connect here"
+    if standby.lease:
+        takes_over = f"takes over when the controller has lost {standby.lease} and a host or a script connects here"
     match standby.state:
         case StandbyState.FOLLOWING:
             return f"follows since {at}; {takes_over}"
         case StandbyState.LOST if not standby.has_copy:
             return f"lost the controller at {at}: {standby.reason}; cannot take over, because its copy was not complete"
+        case StandbyState.LOST if standby.lease:
+            return (
+                f"lost the controller at {at}: {standby.reason}; {takes_over}, unless the lease names another standby"
+            )
         case StandbyState.LOST if seconds < KNOWS_SECONDS:
             return f"lost the controller at {at}: {standby.reason}; {takes_over} within {KNOWS_SECONDS:.0f} s"
         case StandbyState.LOST:

@@ -47,7 +47,8 @@ class StandingOptions:
     `security.start_security.advertised`. The file `authority`, if given, keeps its CA and tokens. With a
     directory for a `journal`, the engine restarts the controller if it exits. With the address of another controller as
     `standby`, the cluster is a standby of that one, and has no hosts. If it `continues` and the journal is that of a
-    cluster that was killed, it is that cluster. With `stays` it outlives this process.
+    cluster that was killed, it is that cluster. With `stays` it outlives this process. Its controller must hold the
+    `lease` at this address, unless it is "".
     """
 
     name: str
@@ -61,6 +62,7 @@ class StandingOptions:
     journal: Path | None = None
     standby: str = ""
     continues: bool = False
+    lease: str = ""
 
 
 class StandingCluster:
@@ -113,6 +115,7 @@ class StandingCluster:
                 journal=kept,
                 standby=options.standby,
                 continues=options.continues,
+                lease=options.lease,
                 run_directory=run_directory,
             )
             self.engine = EngineProcess(engine, output=self._log.fileno() if self._log else 2, environment=environment)

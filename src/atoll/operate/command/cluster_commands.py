@@ -14,11 +14,11 @@ import msgspec
 import typer
 from rich.console import Console
 
-from atoll.cluster.environment_variables import AUTHORITY
+from atoll.cluster.environment_variables import AUTHORITY, LEASE
 from atoll.cluster.settings import DEFAULT_ENGINE, ClusterSettings
 from atoll.cluster.tenant_settings import DEFAULT_NAME as DEFAULT_TENANT_NAME
 from atoll.cluster.tenant_settings import TENANT_MARK
-from atoll.errors import AtollError, ClusterError
+from atoll.errors import AtollError, ClusterError, LeaseError
 from atoll.operate.cluster_registry import DEFAULT_NAME
 from atoll.operate.command.command_options import (
     ClusterChoice,
@@ -125,6 +125,16 @@ def up(
             metavar="ADDRESS",
         ),
     ] = "",
+    lease: Annotated[
+        str,
+        typer.Option(
+            "--lease",
+            help="Serve the cluster only while this controller holds the lease at this address: "
+            "etcd://HOST:PORT[,HOST:PORT]/NAME, etcds://... with TLS, or kubernetes://NAMESPACE/NAME. Needs a "
+            "--journal. Give the same to its --standby. Defaults to ATOLL_LEASE.",
+            metavar="ADDRESS",
+        ),
+    ] = "",
     foreground: Annotated[
         bool,
         typer.Option(
@@ -161,6 +171,7 @@ def up(
         standby = _checked_standby(standby, listen, islands, settings, journal, authority, insecure)
     if continues:
         _check_continues(settings, journal, standby, secured=on_tcp and not insecure, authority=authority)
+    lease = _checked_lease(lease, settings, journal)
     options = StandingOptions(
         name=name,
         settings=settings,
@@ -173,6 +184,7 @@ def up(
         journal=journal,
         standby=standby,
         continues=continues,
+        lease=lease,
     )
     standing = start_cluster(options)
     secured = parse_address(standing.record.address).tls
@@ -252,6 +264,26 @@ def _checked_standby(
         if authority is None:
             raise typer.BadParameter("--standby: a standby on TCP needs the cluster's authority; add --authority FILE")
     return str(there.secured())
+
+
+def _checked_lease(lease: str, settings: ClusterSettings, journal: Path | None) -> str:
+    """Return the address of the lease, or "". Ends the command if the options do not allow it."""
+    from atoll.leadership.lease_address import open_lease
+
+    source, address = ("--lease", lease) if lease else (LEASE.variable, LEASE.text())
+    if not address:
+        return ""
+    try:
+        open_lease(address)
+    except LeaseError as error:
+        raise typer.BadParameter(f"{source}: {error}") from None
+    if journal is None:
+        raise typer.BadParameter(
+            f"{source}: only a standby or a restarted controller needs it; add --journal DIRECTORY"
+        )
+    if settings.engine == "ray":
+        raise typer.BadParameter(f"{source}: Ray restarts the engine's actor, which has no standby; remove {source}")
+    return address
 
 
 def _check_continues(

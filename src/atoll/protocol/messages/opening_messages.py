@@ -34,6 +34,7 @@ class Hello(Message, frozen=True, tag=1):
     resumes: bool = False  # whether the peer can resume the connection on another socket: see `wire.resumption`
     run: NamedRun = UNNAMED  # of a proxy's session
     process: str = ""  # of a relay, and of the workers of its process: a name that no other process has
+    lease: str = ""  # the name of a standby's external lease
 
 
 class Refused(Message, frozen=True, tag=2):

@@ -32,11 +32,13 @@ class LogBatchChunk(Message, frozen=True, tag=171):
 class Heartbeat(Message, frozen=True, tag=172):
     """A heartbeat, with the messages that peers have acknowledged: (connection, whole messages, messages in pieces).
 
-    If the standby `is_relied_on`, the engine does not restart a controller that ends, so the standby must take over.
+    If the standby `is_relied_on`, the engine does not restart a controller that ends, so the standby must take over. A
+    controller that `is_fenced` does not hold its lease, and sends nothing to its peers.
     """
 
     acknowledged: tuple[tuple[int, int, int], ...]
     is_relied_on: bool
+    is_fenced: bool = False
 
 
 ToStandby = Refused | SnapshotChunk | LogBatchChunk | Heartbeat

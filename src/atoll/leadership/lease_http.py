@@ -1,0 +1,64 @@
+"""Requests with JSON over HTTP or HTTPS to the server of a lease, with the standard library."""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from atoll.errors import LeaseError
+
+# For a connection, and for each part of a reply. A holder fences itself in time whatever a request does.
+_TIMEOUT_SECONDS = 3.0
+_MOST_BYTES = 1 << 20  # of a reply
+
+
+class LeaseServer:
+    """The server of a lease at HOST:PORT, with TLS if `tls` is given. `what` names it in errors."""
+
+    def __init__(self, address: str, what: str, tls: ssl.SSLContext | None = None) -> None:
+        self.address = address
+        self._what = what
+        self._tls = tls
+
+    def request(
+        self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
+    ) -> tuple[int, Any]:
+        """Return the status and the decoded JSON of a reply; None for a reply that is no JSON.
+
+        Raise LeaseError if there is no reply.
+        """
+        content = None if body is None else msgspec.json.encode(body)
+        sent = {"Content-Type": "application/json", "Accept": "application/json", **(headers or {})}
+        connection = self._connection()
+        try:
+            connection.request(method, path, content, sent)
+            reply = connection.getresponse()
+            received = reply.read(_MOST_BYTES + 1)
+            status = reply.status
+        except (OSError, http.client.HTTPException) as error:
+            raise LeaseError(
+                f"no reply from {self._what} at {self.address}: {str(error) or type(error).__name__}"
+            ) from None
+        finally:
+            connection.close()
+        if len(received) > _MOST_BYTES:
+            raise LeaseError(f"{self._what} at {self.address} sent more than {_MOST_BYTES} bytes")
+        try:
+            return status, msgspec.json.decode(received)
+        except msgspec.DecodeError:
+            return status, None
+
+    def failure(self, request: str, status: int, reply: Any) -> LeaseError:
+        """Return the error for a reply that says that a request failed."""
+        message = reply.get("message") or reply.get("error") if isinstance(reply, dict) else None
+        said = f": {message[:200]}" if isinstance(message, str) else ""
+        return LeaseError(f"{self._what} at {self.address} answers {request} with status {status}{said}")
+
+    def _connection(self) -> http.client.HTTPConnection:
+        if self._tls is None:
+            return http.client.HTTPConnection(self.address, timeout=_TIMEOUT_SECONDS)
+        return http.client.HTTPSConnection(self.address, timeout=_TIMEOUT_SECONDS, context=self._tls)

@@ -1,0 +1,157 @@
+"""A controller that does not hold its lease sends nothing to any peer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from atoll.controller_process.lease_fence import GIVE_WAY_SECONDS, LeaseFence
+from tests.controller_process.test_leader_fence import ENGINE, HOSTS, LATER, PROXY, Peer
+
+
+class Lease:
+    """A lease that the test takes away."""
+
+    name = "the lease of a test"
+    transitions = 0
+    is_lost = False
+    named_standby = ""
+
+    def __init__(self) -> None:
+        self.is_held = True
+        self.gives_way = False
+
+    def holds(self) -> bool:
+        return self.is_held and not self.gives_way
+
+    def name_standby(self, address: str) -> None:
+        """Nobody asks."""
+
+    def give_way(self) -> None:
+        self.gives_way = True
+
+    def retake(self) -> None:
+        self.gives_way = False
+
+
+class Scene:
+    """A controller with a lease, in time that is made up."""
+
+    def __init__(self) -> None:
+        self.peers = {number: Peer(number) for number in (*HOSTS, ENGINE, PROXY)}
+        self.lease = Lease()
+        self.is_standby_silent = False
+        self.now = 100.0
+        connections: Any = self
+        self.fence = LeaseFence(
+            self.lease, lambda: "it is silent" if self.is_standby_silent else "", lambda: HOSTS, connections
+        )
+
+    def all(self) -> list[Peer]:
+        return list(self.peers.values())
+
+    def look(self, *heard: int, after: float = 0.0) -> None:
+        """Let time pass, in which these peers send something, and look."""
+        self.now += after
+        for number in heard:
+            self.peers[number].bytes_in += 1
+        self.fence._fence_or_unfence(self.now)
+
+    @property
+    def fenced(self) -> list[int]:
+        return [number for number, peer in self.peers.items() if peer.is_corked]
+
+
+@pytest.fixture
+def play() -> Callable[[Callable[[Scene], None]], None]:
+    def run(scene: Callable[[Scene], None]) -> None:
+        async def main() -> None:
+            scene(Scene())
+
+        asyncio.run(main())
+
+    return run
+
+
+def test_all_peers_are_fenced_while_the_lease_is_not_held(play):
+    def scene(play: Scene) -> None:
+        play.look(*play.peers)
+        assert play.fenced == []
+        play.lease.is_held = False
+        play.look(*play.peers)
+        assert play.fenced == [*HOSTS, ENGINE, PROXY]
+        play.lease.is_held = True
+        play.look(*play.peers)
+        assert play.fenced == []
+
+    play(scene)
+
+
+def test_a_check_before_the_messages_of_a_turn_fences_without_a_look(play):
+    def scene(play: Scene) -> None:
+        play.lease.is_held = False
+        play.fence.check()
+        assert play.fenced == [*HOSTS, ENGINE, PROXY]
+        play.peers[10] = Peer(10)
+        play.fence.check()
+        assert 10 in play.fenced, "it has connected since"
+
+    play(scene)
+
+
+def test_the_loss_of_the_standby_changes_nothing_while_the_lease_is_held(play):
+    def scene(play: Scene) -> None:
+        play.look(*play.peers)
+        play.is_standby_silent = True
+        play.look(1, 2, ENGINE, PROXY, after=LATER)
+        assert play.fenced == []
+        assert not play.lease.gives_way
+        play.fence.end()
+        assert play.fenced == []
+
+    play(scene)
+
+
+def test_without_a_standby_a_controller_that_does_not_hold_the_lease_stays_fenced(play):
+    def scene(play: Scene) -> None:
+        play.lease.is_held = False
+        play.look()
+        play.fence.end()
+        assert play.fenced == [*HOSTS, ENGINE, PROXY]
+
+    play(scene)
+
+
+def test_a_controller_without_its_standby_and_most_of_its_hosts_gives_way_once(play):
+    def scene(play: Scene) -> None:
+        play.look(*play.peers)
+        play.is_standby_silent = True
+        play.look(1, ENGINE, PROXY, after=LATER)
+        assert play.lease.gives_way
+        assert play.fenced == [*HOSTS, ENGINE, PROXY]
+        play.look(after=GIVE_WAY_SECONDS - 0.1)
+        assert play.lease.gives_way
+        play.look(1, after=0.2)
+        assert not play.lease.gives_way, "no standby wanted the lease"
+        assert play.fenced == []
+        play.look(1, after=LATER)
+        assert not play.lease.gives_way, "it has given way for this loss of the standby"
+
+    play(scene)
+
+
+def test_a_controller_whose_standby_answers_again_takes_the_lease_back_at_once(play):
+    def scene(play: Scene) -> None:
+        play.look(*play.peers)
+        play.is_standby_silent = True
+        play.look(after=LATER)
+        assert play.lease.gives_way
+        play.is_standby_silent = False
+        play.look()
+        assert not play.lease.gives_way
+        assert play.fenced == []
+
+    play(scene)

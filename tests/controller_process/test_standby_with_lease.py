@@ -1,0 +1,199 @@
+"""A controller and its standby with an external lease, in one process: who serves whom, and who ends.
+
+The server of the lease is in memory, and the time of the lease is made up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.controller_process.shell import ShellTimes
+from atoll.errors import LeaseError
+from atoll.leadership.election import Claim
+from atoll.leadership.lease_keeper import LeaseKeeper
+from atoll.leadership.lease_record import LEASE_SECONDS, RENEW_SECONDS, LeaseRecord, StoredRecord
+from atoll.protocol import messages as m
+from tests.controller_process.test_standby import READY, Pair, Peer, asked
+from tests.leadership.lease_in_memory import Clock, LeaseInMemory
+from tests.waiting import until_async
+
+REFUSED, STATUS = 2, 82
+
+
+class CutStore:
+    """A lease in memory that one process may not reach."""
+
+    def __init__(self, store: LeaseInMemory) -> None:
+        self._store = store
+        self.name = store.name
+        self.is_cut = False
+
+    def read(self) -> StoredRecord | None:
+        self._check()
+        return self._store.read()
+
+    def write(self, record: LeaseRecord, version: str) -> StoredRecord | None:
+        self._check()
+        return self._store.write(record, version)
+
+    def _check(self) -> None:
+        if self.is_cut:
+            raise LeaseError("it cannot be reached")
+
+
+class Leases:
+    """The lease as the controller and the standby reach it. Each makes requests while it is not frozen."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.store = LeaseInMemory()
+        self.of_first, self.of_second = CutStore(self.store), CutStore(self.store)
+        self.first = LeaseKeeper(self.of_first, "first", self.clock)
+        self.second = LeaseKeeper(self.of_second, "second", self.clock)
+        self.first.acquire(Claim())
+        self.frozen: set[LeaseKeeper] = set()
+
+    async def keep(self) -> None:
+        while True:
+            for each in {self.first, self.second} - self.frozen:
+                each.step()
+            await asyncio.sleep(0.01)
+
+    async def pass_by(self, seconds: float) -> None:
+        """Let time pass in which both make requests, as often as they would."""
+        for _ in range(round(seconds)):
+            self.clock.now += 1
+            for each in {self.first, self.second} - self.frozen:
+                each.step()
+            await asyncio.sleep(0)
+
+
+Scene = Callable[[Pair, Leases], Coroutine[Any, Any, None]]
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Callable[[Scene], None]:
+    def run(scene: Scene) -> None:
+        async def main() -> None:
+            leases = Leases()
+            keeping = asyncio.get_running_loop().create_task(leases.keep())
+            # It ticks no more, since what it would send then is lost with it.
+            pair = Pair(tmp_path, ShellTimes(ping=1000.0), leases=(leases.first, leases.second))
+            try:
+                await pair.start()
+                await scene(pair, leases)
+            finally:
+                keeping.cancel()
+                pair.end()
+                await asyncio.sleep(0.05)
+
+        asyncio.run(asyncio.wait_for(main(), 120))
+
+    return run
+
+
+def test_a_standby_of_a_killed_controller_waits_until_its_lease_is_free(play):
+    async def scene(pair: Pair, leases: Leases) -> None:
+        await pair.is_followed_closely()
+        assert leases.store.record.standby == str(pair.second)
+        leases.frozen.add(leases.first)
+        pair.cut()
+        pair.proxy.connection.send(m.Await(8, ()))
+        await leases.pass_by(LEASE_SECONDS - 2)
+        assert not pair.running.done()
+        leases.clock.now += 5
+        shell = await pair.taken_over()
+        assert (await pair.proxy.next_of(READY))[1] == 8
+        assert shell.resumable.term == 1000
+        assert leases.store.record.holder == "second"
+        assert not pair.worker.lost
+        shell.stop()
+
+    play(scene)
+
+
+def test_a_controller_that_was_frozen_ends_without_an_answer_to_its_peers(play):
+    async def scene(pair: Pair, leases: Leases) -> None:
+        beside = await Peer.open(pair.first, "proxy")  # it has not gone to the standby
+        await beside.next_of(60)
+        await pair.is_followed_closely()
+        leases.frozen.add(leases.first)
+        leases.clock.now += RENEW_SECONDS + 1
+        link = max(pair.shell.resumable.all(), key=lambda each: each.number)
+        sent = link.statistics().messages_out
+        beside.connection.send(m.Await(7, ()))
+        await until_async(lambda: pair.shell.replication.is_fenced)
+        pair.cut()
+        await leases.pass_by(LEASE_SECONDS + 2)
+        assert await asyncio.wait_for(pair.running, 60) is not None
+        assert link.statistics().messages_out == sent
+        leases.frozen.clear()
+        await asyncio.wait_for(pair.stopped.wait(), 60)
+        assert pair.shell.superseded_by == 1000
+        assert (await beside.next_of(READY))[1] == 7, "of the standby"
+        assert not beside.lost
+        beside.connection.close()
+        shell = await pair.taken_over()
+        shell.stop()
+
+    play(scene)
+
+
+def test_a_controller_without_its_lease_answers_commands_and_everybody_else_when_it_holds_the_lease_again(play):
+    async def scene(pair: Pair, leases: Leases) -> None:
+        leases.of_first.is_cut = True
+        await leases.pass_by(2 * LEASE_SECONDS)
+        await asked(pair)
+        assert pair.shell.replication.is_fenced
+        assert not pair.running.done(), "no peer has tried the standby"
+        late = await Peer.open(pair.first, "proxy")
+        status = (await late.next_of(REFUSED))[1]
+        assert "does not hold the lease of a test" in status[1]
+        command = await Peer.open(pair.first, "operator")
+        command.connection.send(m.StatusRequest())
+        await command.next_of(STATUS)
+        leases.of_first.is_cut = False
+        assert (await pair.proxy.next_of(READY))[1] == 7
+        for each in (late, command):
+            each.connection.close()
+        pair.shell.stop()
+
+    play(scene)
+
+
+def test_a_controller_that_cannot_reach_the_lease_is_replaced_although_its_standby_reaches_it(play):
+    async def scene(pair: Pair, leases: Leases) -> None:
+        await pair.is_followed_closely()
+        leases.of_first.is_cut = True
+        await leases.pass_by(RENEW_SECONDS + 1)
+        await until_async(lambda: pair.shell.replication.is_fenced)
+        pair.of_worker.cut()
+        pair.of_proxy.cut()
+        await leases.pass_by(LEASE_SECONDS + 2)
+        shell = await pair.taken_over()
+        assert shell.resumable.term == 1000
+        assert not pair.worker.lost
+        assert not pair.proxy.lost
+        shell.stop()
+
+    play(scene)
+
+
+def test_a_controller_that_reaches_the_lease_but_no_hosts_and_no_standby_gives_way(play):
+    async def scene(pair: Pair, leases: Leases) -> None:
+        await pair.is_followed_closely()
+        for relay in (pair.of_standby, pair.of_worker):
+            relay.hold()
+        await until_async(lambda: pair.shell.replication.is_fenced)
+        pair.cut()
+        shell = await pair.taken_over()
+        await asyncio.wait_for(pair.stopped.wait(), 60)
+        assert pair.shell.superseded_by == shell.resumable.term == 1000
+        shell.stop()
+
+    play(scene)

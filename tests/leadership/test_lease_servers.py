@@ -1,0 +1,188 @@
+"""Leases in etcd and in Kubernetes: every server keeps one record, and refuses writes to versions that are outdated."""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from atoll.errors import LeaseError
+from atoll.leadership.etcd_lease import EtcdLease
+from atoll.leadership.kubernetes_lease import KubernetesLease, api_server
+from atoll.leadership.lease_address import LeaseAddress, LeaseKind, open_lease, parse_lease
+from atoll.leadership.lease_http import LeaseServer
+from atoll.leadership.lease_record import LeaseRecord, LeaseStore
+from tests.leadership.lease_servers import (
+    FakeEtcd,
+    FakeKubernetes,
+    FakeServer,
+    decoded,
+    loopback_certificates,
+    real_etcd,
+    serving_context,
+)
+
+RECORD = LeaseRecord("one", 3, "tls://two:7000", 1000.25, 2000.5)
+
+
+@pytest.fixture
+def account(tmp_path: Path) -> Path:
+    directory = tmp_path / "serviceaccount"
+    directory.mkdir()
+    (directory / "token").write_text("a token\n")
+    return directory
+
+
+@pytest.fixture
+def kubernetes() -> Iterator[FakeKubernetes]:
+    server = FakeKubernetes()
+    with server.serving():
+        yield server
+
+
+@pytest.fixture
+def etcd() -> Iterator[FakeEtcd]:
+    server = FakeEtcd()
+    with server.serving():
+        yield server
+
+
+@pytest.fixture(params=["etcd", "kubernetes", "real etcd"])
+def store(request: pytest.FixtureRequest, account: Path, tmp_path: Path) -> Iterator[LeaseStore]:
+    with contextlib.ExitStack() as stack:
+        if request.param == "real etcd":
+            address = stack.enter_context(real_etcd(tmp_path))
+            yield EtcdLease([LeaseServer(address, "etcd")], "a lease")
+            return
+        server: FakeServer = FakeEtcd() if request.param == "etcd" else FakeKubernetes()
+        stack.enter_context(server.serving())
+        reached = LeaseServer(server.address, "it")
+        if request.param == "etcd":
+            yield EtcdLease([reached], "a lease")
+        else:
+            yield KubernetesLease(reached, "atoll", "lease", account)
+
+
+def test_a_record_is_created_read_and_replaced_by_those_who_know_its_version(store):
+    assert store.read() is None
+    first = store.write(RECORD, "")
+    assert first is not None
+    assert store.read() == first
+    assert first.record == RECORD
+    assert store.write(RECORD, "") is None, "it exists"
+    released = msgspec.structs.replace(RECORD, holder="", transitions=4)
+    second = store.write(released, first.version)
+    assert second is not None
+    assert second.version != first.version
+    assert store.write(RECORD, first.version) is None, "it has changed"
+    assert store.read() == second
+    assert second.record == released
+
+
+def test_a_lease_of_kubernetes_has_the_fields_of_client_go_and_keeps_metadata_of_others(kubernetes, account):
+    store = KubernetesLease(LeaseServer(kubernetes.address, "it"), "atoll", "lease", account)
+    first = store.write(RECORD, "")
+    assert kubernetes.leases["lease"]["spec"] == {
+        "holderIdentity": "one",
+        "leaseDurationSeconds": 15,
+        "leaseTransitions": 3,
+        "acquireTime": "1970-01-01T00:16:40.250000Z",
+        "renewTime": "1970-01-01T00:33:20.500000Z",
+    }
+    kubernetes.leases["lease"]["metadata"]["labels"] = {"a": "label"}
+    store.read()
+    store.write(RECORD, first.version)
+    metadata = kubernetes.leases["lease"]["metadata"]
+    assert metadata["labels"] == {"a": "label"}
+    assert metadata["annotations"] == {"atoll/standby": "tls://two:7000"}
+
+
+def test_a_lease_of_kubernetes_that_was_removed_is_not_replaced(kubernetes, account):
+    store = KubernetesLease(LeaseServer(kubernetes.address, "it"), "atoll", "lease", account)
+    first = store.write(RECORD, "")
+    kubernetes.leases.clear()
+    assert store.write(RECORD, first.version) is None
+    assert store.read() is None
+
+
+def test_a_service_account_that_may_not_use_leases_is_told(kubernetes, account):
+    store = KubernetesLease(LeaseServer(kubernetes.address, "the API server"), "other", "lease", account)
+    with pytest.raises(LeaseError, match="status 403: leases is forbidden"):
+        store.read()
+    (account / "token").unlink()
+    with pytest.raises(LeaseError, match="needs the token of a service account"):
+        store.read()
+
+
+def test_a_pod_reaches_the_api_server_with_its_own_token_and_authority(account, tmp_path):
+    files = loopback_certificates(tmp_path)
+    (account / "ca.crt").write_bytes(files["ATOLL_LEASE_AUTHORITY"].read_bytes())
+    server = FakeKubernetes(serving_context(files))
+    with server.serving():
+        host, port = server.address.split(":")
+        environment = {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT_HTTPS": port}
+        assert KubernetesLease(api_server(environment, account), "atoll", "lease", account).read() is None
+    with pytest.raises(LeaseError, match="KUBERNETES_SERVICE_HOST is not set"):
+        api_server({}, account)
+
+
+def test_the_next_server_of_etcd_is_used_when_one_does_not_answer(etcd):
+    store = EtcdLease([LeaseServer("127.0.0.1:1", "etcd"), LeaseServer(etcd.address, "etcd")], "a lease")
+    assert store.write(RECORD, "") is not None
+    ((_, value),) = etcd.values.values()
+    assert decoded(value)["holder"] == "one"
+
+
+def test_a_server_that_is_not_etcd_is_named(kubernetes):
+    with pytest.raises(LeaseError, match=r"etcd at 127.0.0.1:\d+ answers /v3/kv/range with status 401: Unauthorized"):
+        EtcdLease([LeaseServer(kubernetes.address, "etcd")], "a lease").read()
+
+
+def test_a_key_with_another_value_is_not_taken_for_a_lease(etcd):
+    EtcdLease([LeaseServer(etcd.address, "etcd")], "a lease").write(RECORD, "")
+    (key,) = etcd.values
+    etcd.values[key] = 1, "bm9uZQ=="
+    with pytest.raises(LeaseError, match="contains something else"):
+        EtcdLease([LeaseServer(etcd.address, "etcd")], "a lease").read()
+
+
+def test_etcd_with_tls_gets_the_certificate_of_the_settings(tmp_path):
+    files = loopback_certificates(tmp_path)
+    environment = {variable: str(path) for variable, path in files.items()}
+    server = FakeEtcd(serving_context(files, ssl.CERT_REQUIRED))
+    with server.serving():
+        assert open_lease(f"etcds://{server.address}/atoll", environment).write(RECORD, "") is not None
+        del environment["ATOLL_LEASE_CERTIFICATE"], environment["ATOLL_LEASE_KEY"]
+        with pytest.raises(LeaseError, match="no reply from etcd"):
+            open_lease(f"etcds://{server.address}/atoll", environment).read()
+        with pytest.raises(LeaseError, match="no reply from etcd"):
+            open_lease(f"etcds://{server.address}/atoll", {}).read()
+
+
+def test_a_missing_file_for_tls_is_told(tmp_path):
+    with pytest.raises(LeaseError, match="cannot read the files of ATOLL_LEASE_AUTHORITY"):
+        open_lease("etcds://one:2379/atoll", {"ATOLL_LEASE_CERTIFICATE": str(tmp_path / "none")})
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("etcd://one:2379/atoll", LeaseAddress(LeaseKind.ETCD, ("one:2379",), "atoll")),
+        ("etcds://one:1,[::1]:2/a/b", LeaseAddress(LeaseKind.ETCD_WITH_TLS, ("one:1", "[::1]:2"), "a/b")),
+        ("kubernetes://ml/atoll", LeaseAddress(LeaseKind.KUBERNETES, ("ml",), "atoll")),
+    ],
+)
+def test_the_address_of_a_lease(text, address):
+    assert parse_lease(text) == address
+
+
+@pytest.mark.parametrize(
+    "text", ["", "one:2379", "http://one:2379/atoll", "etcd://one/atoll", "etcd://one:2379", "kubernetes://Ml/atoll"]
+)
+def test_an_address_of_another_form_is_refused(text):
+    with pytest.raises(LeaseError, match="expected etcd://HOST:PORT/NAME"):
+        parse_lease(text)
