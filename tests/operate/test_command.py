@@ -419,6 +419,19 @@ def test_a_proxy_serves_googles_clients_on_a_cluster_of_its_own(user: User) -> N
     assert user.leftovers() == []
 
 
+def test_a_proxy_runs_a_command_and_ends_with_it_and_its_status(user: User) -> None:
+    script = "import os, sys; print(os.environ['JAX_PLATFORMS'], os.environ['JAX_BACKEND_TARGET'][:17]); sys.exit(3)"
+    ended = user.atoll("proxy", "--islands", "1x1x1", "--", sys.executable, "-c", script)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (3, "proxy grpc://127.0.0.1:\n", "")
+    assert user.leftovers() == []
+
+
+def test_a_proxy_names_a_command_that_does_not_exist(user: User) -> None:
+    ended = user.atoll("proxy", "--islands", "1x1x1", "--", "no-such-command")
+    assert (ended.returncode, ended.stderr) == (127, "atoll: no-such-command: no such command\n")
+    assert user.leftovers() == []
+
+
 def test_a_proxy_serves_googles_clients_on_a_cluster_that_is_up(owner: tuple[User, str], user: User) -> None:
     port = free_port()
     process = user.start_atoll("proxy", "--port", str(port), "--address", owner[1])
@@ -448,7 +461,7 @@ def test_a_proxy_that_strangers_reach_serves_who_brings_the_token(owner: tuple[U
 
 def test_a_proxy_of_its_own_cluster_has_the_options_of_run(monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[Any] = []
-    monkeypatch.setattr(standalone_proxy, "run_proxy", lambda *arguments, **_: served.extend(arguments))
+    monkeypatch.setattr(standalone_proxy, "run_proxy", lambda *arguments, **_: served.extend(arguments) or 0)
     monkeypatch.setattr(scripts, "end_on_signals", lambda: None)
     cli.app(["proxy", *CLUSTER_OPTIONS], standalone_mode=False)
     assert served[1:3] == ["", CLUSTER_SETTINGS]

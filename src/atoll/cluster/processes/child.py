@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, TypeVar
+from typing import IO, Protocol, TypeVar
 
 import msgspec
 
@@ -100,10 +100,20 @@ class Child:
         end(self.process, END_SECONDS)
 
 
-def wait_for_any(children: Sequence[Child]) -> Child:
+class HasProcess(Protocol):
+    """A child, or another object with a process that this one has started."""
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]: ...
+
+
+Waited = TypeVar("Waited", bound=HasProcess)
+
+
+def wait_for_any(children: Sequence[Waited]) -> Waited:
     """Block until one of the children has ended, and return it. An exception of a signal handler ends the wait."""
     poller = select.poll()
-    descriptors: dict[int, Child] = {}
+    descriptors: dict[int, Waited] = {}
     try:
         for child in children:
             descriptor = open_pid(child.process.pid)

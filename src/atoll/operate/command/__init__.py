@@ -113,7 +113,7 @@ app.command()(bundle_commands.bundle)
 app.command()(bundle_commands.replay)
 app.command()(operator_commands.trace)
 app.command()(cluster_commands.down)
-app.command()(scripts.proxy)
+app.command(context_settings={"allow_interspersed_args": False})(scripts.proxy)
 
 
 def main() -> None:

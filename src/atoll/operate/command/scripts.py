@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
 from typing import Annotated
 
 import typer
@@ -25,7 +27,7 @@ from atoll.operate.command.command_options import (
 from atoll.operate.command.terminal import end_on_signals, fail, say
 from atoll.security.join_token import read_join
 
-_NOT_EXECUTABLE, _NOT_FOUND = 126, 127  # exit statuses, as of a shell
+_NOT_EXECUTABLE, _NOT_FOUND, _INTERRUPTED = 126, 127, 130  # exit statuses, as of a shell
 
 
 @with_option_groups
@@ -101,7 +103,17 @@ def run(
 @with_option_groups
 def proxy(
     *,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for any free port.")] = 29000,
+    command: Annotated[
+        list[str] | None, typer.Argument(help="A command to run with the proxy, and its arguments.", metavar="COMMAND")
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            help="Port to listen on; 0 for any free port. Defaults to 29000, and with COMMAND to any free port.",
+        ),
+    ] = None,
     host: Annotated[
         str, typer.Option(help="Address to listen on. One other than loopback needs ATOLL_TOKEN.")
     ] = "127.0.0.1",
@@ -123,7 +135,10 @@ def proxy(
     With --address or --join (or ATOLL_ADDRESS or ATOLL_JOIN, unless --islands is given) the clients use that cluster.
     Otherwise they share an embedded one, which ends with this command. Ctrl-C ends it.
 
-    A client runs as in Google's cloud, with a script that calls `pathwaysutils.initialize()`:
+    With COMMAND, such as `atoll proxy --islands 2x1x4 -- python train.py`, the proxy serves this command, and ends with
+    its exit status. The command gets the environment variables that Google's client needs.
+
+    Without COMMAND, a client runs as in Google's cloud, with a script that calls `pathwaysutils.initialize()`:
     `IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS=true JAX_PLATFORMS=proxy JAX_BACKEND_TARGET=grpc://127.0.0.1:29000 python
     train.py`
 
@@ -134,10 +149,12 @@ def proxy(
     """
     from atoll.operate.cluster_queries import Target, report_of
     from atoll.operate.joining import Reach, reach
-    from atoll.operate.standalone_proxy import run_proxy
+    from atoll.operate.standalone_proxy import Script, client_environment, run_proxy
     from atoll.wire.address import Address, check_may_listen
 
     check_one_of(islands, address, join)
+    if port is None:
+        port = 0 if command else 29000
     listen = Address(host=host.removeprefix("[").removesuffix("]"), port=port)
     check_may_listen(listen, token())
     settings = settings_of(islands, cluster)
@@ -148,22 +165,32 @@ def proxy(
         existing = reach(address, join)
         report_of(Target(existing.address, None, existing.join), token())  # raises if no controller listens
 
-    def announce(where: str) -> None:
+    def up(where: str) -> Script | None:
+        variables = client_environment(where)
+        if command:
+            signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C is for the command, which gets it as well
+            return Script(command, {**os.environ, **variables})
         print(f"grpc://{where}", flush=True)
-        say(
-            # Without TF_CPP_MIN_LOG_LEVEL, jaxlib's client prints a stack trace at each normal exit.
-            "  run:   TF_CPP_MIN_LOG_LEVEL=2 IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS=true JAX_PLATFORMS=proxy "
-            f"JAX_BACKEND_TARGET=grpc://{where} python train.py"
-        )
+        say(f"  run:   {' '.join(f'{name}={value}' for name, value in variables.items())} python train.py")
         if not listen.is_local:
             say("  note:  jaxlib's client does not support TLS: the token and all data travel unencrypted")
         say("  end:   Ctrl-C")
+        return None
 
     end_on_signals()
     try:
         if existing is None:
-            run_proxy(listen, "", settings, announce, fail_on_loss=fail_on_loss)
+            status = run_proxy(listen, "", settings, up, fail_on_loss=fail_on_loss)
         else:
-            run_proxy(listen, str(existing.address), settings, announce, existing.join, fail_on_loss)
+            status = run_proxy(listen, str(existing.address), settings, up, existing.join, fail_on_loss)
     except KeyboardInterrupt:
         say("the proxy has ended")
+        if command:
+            sys.exit(_INTERRUPTED)
+        return
+    except FileNotFoundError as error:
+        if command and error.filename == command[0]:
+            fail(f"{command[0]}: no such command", _NOT_FOUND)
+        raise
+    if status:
+        sys.exit(status if status > 0 else 128 - status)
