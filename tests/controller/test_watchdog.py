@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from atoll.errors import OK
+from atoll.errors import OK, Code
 from atoll.protocol import messages as m
-from atoll.protocol.actions import Log
+from atoll.protocol.actions import Log, Send
 from tests.controller.play import Play, runs
 from tests.controller.publishing_play import Trainer
 
@@ -107,3 +107,75 @@ def test_a_subscriber_that_waits_is_owed_a_version():
     play.complete()
     ((subject, seconds),) = play.controller.watchdog.owed(51.0)
     assert "newer than 7" in subject.text(seconds)
+
+
+class LostCompilation(Play):
+    """A session that has asked for a function of which its worker knows nothing."""
+
+    def __init__(self) -> None:
+        super().__init__("1x1x2")
+        self.say(m.RegisterFunction(1, "content of f", 900, ((0,),)))
+        (self.compile,) = self.report(0, m.FeedsArrived(self.session, (900,)))
+        self.asked: list[str] = []
+
+    def pass_time(self, seconds: int, stage: m.CompileStage, progress: int = -1) -> list[Any]:
+        """The worker answers each question; what is sent besides pings and lateness."""
+        sent: list[Any] = []
+        for _ in range(seconds):
+            self.tick(self.now + 1.0)
+            for action in self.flush():
+                message = action.message if isinstance(action, Send) else None
+                if isinstance(message, m.Ping) and message.compiles:
+                    reports = tuple(m.CompileReport(name, stage, progress) for name in message.compiles)
+                    self.worker(0, m.Pong(self.now, compiles=reports))
+                elif message is not None and not isinstance(message, m.Ping | m.Late):
+                    sent.append(message)
+        return sent + self.outbox()
+
+
+def test_a_lost_compilation_is_requested_again_from_its_session():
+    play = LostCompilation()
+    sent = play.pass_time(25, m.CompileStage.UNKNOWN)
+    assert sent == [m.DropFeed(play.session, 900), m.SendSources(((1, (0,)),))]
+    assert play.say(m.Recompile(1, 901)) == []
+    (again,) = play.report(0, m.FeedsArrived(play.session, (901,)))
+    assert (again.function, again.feed) == (play.compile.function, 901)
+    answered = play.report(0, m.Compiled(again.function, OK, b"", 0.1, False))
+    assert {(each.function, each.status.ok) for each in answered} == {(1, True)}
+
+
+def test_a_compilation_that_is_lost_again_and_again_fails_with_its_host():
+    play = LostCompilation()
+    failed: list[Any] = []
+    for number in range(901, 906):
+        sent = play.pass_time(25, m.CompileStage.UNKNOWN)
+        failed = [each for each in sent if isinstance(each, m.FunctionReady)]
+        if failed:
+            break
+        play.say(m.Recompile(1, number))
+        play.report(0, m.FeedsArrived(play.session, (number,)))
+    assert failed
+    assert failed[0].status.code == Code.UNAVAILABLE
+    assert failed[0].status.message == (
+        "the compilation of program content of f was lost by the worker of host 0, which does not know it although it "
+        "was requested 3 times: compile the program again"
+    )
+
+
+def test_a_compilation_without_progress_fails_and_one_with_progress_does_not():
+    play = LostCompilation()
+    for ticks in range(100, 110):
+        assert play.pass_time(500, m.CompileStage.COMPILING, ticks) == []
+    assert play.pass_time(500, m.CompileStage.COMPILING) == [], "its progress is not known"
+    dropped, failed = play.pass_time(650, m.CompileStage.QUEUED, 5)
+    assert dropped == m.DropFunction(play.compile.function), "so that the worker ends it"
+    assert failed.status.code == Code.DEADLINE_EXCEEDED
+    assert "on host 0 made no progress for " in failed.status.message
+    assert "its worker reports that it is queued" in failed.status.message
+
+
+def test_the_report_of_lateness_says_what_the_worker_does():
+    play = LostCompilation()
+    play.pass_time(30, m.CompileStage.QUEUED)
+    (text,) = [subject.text(30.0) for subject, _ in play.controller.watchdog.owed(play.now)]
+    assert text.endswith("the worker of host 0 owes the result and reports that it is queued")

@@ -30,6 +30,19 @@ def raises_if_file(function: Function, path: str) -> Function:
     return faulty
 
 
+def ignored_if_file(function: Function, path: str) -> Function:
+    """Do nothing in one call once the file exists; that call removes the file."""
+
+    @functools.wraps(function)
+    def faulty(*arguments: Any, **options: Any) -> Any:
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            return function(*arguments, **options)
+
+    return faulty
+
+
 def raises_if(function: Function, condition: str) -> Function:
     """Raise TypeError in each call whose `arguments`, a tuple, meet a condition, which is a Python expression."""
 

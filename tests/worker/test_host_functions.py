@@ -12,7 +12,7 @@ from atoll.devices.null.null_backend import Collectives, NullBackend
 from atoll.devices.null.null_program import NullProgram
 from atoll.engines.null_hosts.null_host import AtOnce
 from atoll.host_services.profiles.xspace import Others
-from atoll.protocol.messages import Compile
+from atoll.protocol.messages import Compile, CompileReport, CompileStage
 from atoll.transfers.inbox import Inbox
 from atoll.worker import host_functions
 from atoll.worker.host_functions import Functions
@@ -23,11 +23,11 @@ ALICE, BOB = 1, 2
 
 
 class Host:
-    def __init__(self) -> None:
+    def __init__(self, pool: Any = None) -> None:
         self.inbox = Inbox(lambda session, feed: None)
         backend = NullBackend(0, 1, MODELS["instant"], HandClock(), Collectives())
         self.compiled: list[Any] = []
-        self.functions = Functions(backend, self.inbox, TypeKeys(), self.compiled.append, AtOnce())
+        self.functions = Functions(backend, self.inbox, TypeKeys(), self.compiled.append, pool or AtOnce())
 
     def compile(self, session: int, program: str, name: str) -> None:
         """Has a session compile a program, which the cluster knows by this name."""
@@ -78,3 +78,43 @@ def test_a_program_that_does_not_have_the_hash_it_came_under_is_not_compiled(hos
         host.functions.compile(Compile(f"name {number}", ALICE, number, (((0, 0),),), content))
         assert host.compiled[-1].status.ok is is_right
     assert "does not have the hash it states" in host.compiled[-1].status.message
+
+
+class Later:
+    """A pool that runs its work when `run` is called."""
+
+    def __init__(self) -> None:
+        self.work: list[Any] = []
+
+    def submit(self, work: Any, *arguments: Any) -> None:
+        self.work.append(lambda: work(*arguments))
+
+    def run(self) -> None:
+        while self.work:
+            self.work.pop(0)()
+
+
+def test_a_host_reports_what_it_does_about_a_compilation() -> None:
+    later = Later()
+    host = Host(later)
+    host.inbox.put(ALICE, 0, NullProgram("step", 0.0, (), ()).source())
+    host.functions.compile(Compile("a", ALICE, 0, (((0, 0),),)))
+    assert host.functions.stages_of(["a", "b"]) == (
+        CompileReport("a", CompileStage.QUEUED),
+        CompileReport("b", CompileStage.UNKNOWN),
+    )
+    later.run()
+    assert len(host.compiled) == 1
+    assert host.functions.stages_of(["a"]) == (CompileReport("a", CompileStage.UNKNOWN),), "nothing is left to do"
+
+
+def test_a_host_that_loses_an_outcome_compiles_again_when_asked(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = NullProgram("step", 0.0, (), ()).source()
+    host.inbox.put(ALICE, 0, source)
+    with monkeypatch.context() as lost:
+        lost.setattr(Functions, "_end", lambda *_: None)
+        host.functions.compile(Compile("a", ALICE, 0, (((0, 0),),)))
+    assert host.functions.stages_of(["a"]) == (CompileReport("a", CompileStage.UNKNOWN),)
+    host.inbox.put(ALICE, 1, source)
+    host.functions.compile(Compile("a", ALICE, 1, (((0, 0),),)))
+    assert [each.status.ok for each in host.compiled] == [True]

@@ -1,12 +1,20 @@
-"""The compiler processes that a host keeps for its sessions."""
+"""The compiler processes that a host keeps for its sessions, and what it reports about those that compile."""
 
 from __future__ import annotations
 
+import queue
 from typing import Any, cast
 
 import pytest
 
-from atoll.worker.compilers import Compilers
+from atoll.devices.compilers.compiler_messages import CompileProgram, Finished, Rejected
+from atoll.errors import OK, StatusError
+from atoll.protocol.messages import CompileStage
+from atoll.worker.compilers import Compilation, Compilers
+from tests.waiting import until
+
+SECONDS = 60.0
+PROGRAM = CompileProgram(b"", b"", 1, 1, "cpu")
 
 
 class Process:
@@ -15,6 +23,17 @@ class Process:
     has_ended = False
     is_closed = False
 
+    def __init__(self) -> None:
+        self.cpu_ticks = 0
+        self.began: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.ends: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def compile(self, request: CompileProgram, asked: Any, name: str) -> Finished:
+        """Compile until the test says that it ends."""
+        self.began.put(None)
+        self.ends.get(timeout=SECONDS)
+        return Finished(Rejected(OK), retires=True)
+
     def close(self) -> None:
         self.is_closed = True
 
@@ -22,8 +41,12 @@ class Process:
 class Server:
     """Gives out new processes."""
 
+    def __init__(self) -> None:
+        self.processes: list[Process] = []
+
     def take(self) -> Process:
-        return Process()
+        self.processes.append(Process())
+        return self.processes[-1]
 
     def prepare(self) -> None:
         raise AssertionError("no process may be started before the first program")
@@ -38,3 +61,36 @@ def test_an_idle_process_is_kept_for_an_open_session_only(is_open: bool) -> None
     compilers.give_back(7, process, takes_more=True)
     assert process.is_closed is not is_open
     assert (compilers.take(7) is process) is is_open
+
+
+def test_progress_is_the_cpu_time_of_the_processes_that_compile() -> None:
+    server = Server()
+    compilers = Compilers(cast(Any, server))
+    ended: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def work(compilation: Compilation) -> None:
+        with pytest.raises(StatusError):
+            compilation.compile(PROGRAM, None, "f")
+        ended.put(None)
+
+    running, other, queued = (compilers.submit("ana", 1.0, 7, False, work) for _ in range(3))
+    until(lambda: len(server.processes) == 2)
+    for process in server.processes:
+        process.began.get(timeout=SECONDS)
+    assert compilers.report("f", running).progress == -1, "the CPU time of their processes is unknown"
+    assert compilers.report("f", queued).progress == -1
+    server.processes[0].cpu_ticks, server.processes[1].cpu_ticks = 5, 7
+    assert {compilers.report("f", each).progress for each in (running, other)} == {5, 7}
+    assert compilers.report("f", running).stage is CompileStage.COMPILING
+    first = compilers.report("f", queued)
+    assert first.stage is CompileStage.QUEUED
+    assert compilers.report("f", queued) == first, "nothing moves"
+    server.processes[1].cpu_ticks += 1
+    assert compilers.report("f", queued).progress != first.progress
+    for process in server.processes:
+        process.ends.put(None)
+    for _ in range(2):
+        ended.get(timeout=SECONDS)
+    until(lambda: len(server.processes) == 3)
+    server.processes[2].ends.put(None)
+    ended.get(timeout=SECONDS)

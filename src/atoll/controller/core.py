@@ -142,7 +142,7 @@ class Controller:
             EngineMessages(self._recovery, self.agents, self._operators).received,
             from_operators.received,
         )
-        self.watchdog = Watchdog(state, self.launcher, self.functions, self._queries, self.published.names)
+        self.watchdog = Watchdog(state, self.launcher, self._compilation, self._queries, self.published.names)
         self._faults = Faults(state, self._recovery, self._sessions.end, self.programs.abandon)
         self._backlog = self._work_in_steps()
         self._subscribe()
@@ -285,6 +285,7 @@ class Controller:
             self.memory,
             self._tracing,
             self._overruns,
+            self._compilation,
             self._messages_of_hosts(),
         )
 
@@ -452,6 +453,7 @@ class Controller:
             "tracing": self._tracing,
             "failures": self._failures,
             "compilation": self._compilation,
+            "compile watch": self._compilation.watch,
             "functions": self.functions,
             "worlds": self._worlds,
             "estimates": self._estimates,
@@ -554,8 +556,10 @@ class Controller:
         there = [host for host, connection in self.connections.hosts.items() if connection not in away]
         left = {host: round(self.leases.left(host, now), 1) for host in there}
         pings = {seconds: m.Ping(seconds, now) for seconds in left.values()}
+        compiles = self._compilation.questions(now, left)
         for host in sorted(left, key=lambda host: left[host]):  # so that equal messages in sequence are encoded once
-            self._outbox.to_host(host, pings[left[host]])
+            ping = pings[left[host]]
+            self._outbox.to_host(host, m.Ping(ping.lease, now, tuple(compiles[host])) if host in compiles else ping)
 
     def _store_usage(self) -> None:
         present, usage = self.meter.take(self.resources.device_count)

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from atoll.controller.sessions.queries import Queries
 from atoll.controller.state import ClusterState
+from atoll.launch.compilation import Compilation
 from atoll.launch.launcher import Launcher
 from atoll.named_arrays.named_arrays import NamedArrays
 from atoll.protocol import messages as m
-from atoll.state.compiled_functions import FunctionRegistry
 from atoll.state.durations import Durations
 from atoll.state.gang_states import Reason
 from atoll.state.queued_nodes import Gang, HostCallKind
@@ -60,7 +60,7 @@ class Watchdog:
         self,
         state: ClusterState,
         launcher: Launcher,
-        functions: FunctionRegistry,
+        compilation: Compilation,
         queries: Queries,
         names: NamedArrays,
     ) -> None:
@@ -69,7 +69,7 @@ class Watchdog:
         self._history = state.history
         self._outbox = state.outbox
         self._launcher = launcher
-        self._functions = functions
+        self._compilation = compilation
         self._queries = queries
         self._names = names
         self._durations: Durations[Hashable] = Durations()
@@ -107,12 +107,11 @@ class Watchdog:
     def _subjects(self) -> Iterator[tuple[Hashable, Subject]]:
         yield from self._gangs()
         yield from self._waits()
-        for (name, host), registrations in self._functions.waiting.items():
+        for (name, host), registrations in self._compilation.functions.waiting.items():
+            report = self._compilation.watch.report_of(name, host)
             for each in registrations[:1]:
-                yield (
-                    ("compile", name, host),
-                    Subject(each.session, self._island_of(host), _compile_text(each.function, host)),
-                )
+                text = _compile_text(each.function, host, report)
+                yield ("compile", name, host), Subject(each.session, self._island_of(host), text)
         for query, host, session, what in self._queries.pending():
             yield ("query", query), Subject(session, self._island_of(host), _query_text(what, host))
         for wait, missing in self._names.oldest_waits():
@@ -155,10 +154,11 @@ def _wait_text(reason: Reason, island: int, owed: str) -> Callable[[float], str]
     return lambda seconds: f"a launch has waited for {reason} on island {island} for {seconds:.0f} s: {owed}"
 
 
-def _compile_text(function: int, host: int) -> Callable[[float], str]:
-    return lambda seconds: (
-        f"function {function} has been compiled for {seconds:.0f} s: the worker of host {host} owes the result"
-    )
+def _compile_text(function: int, host: int, report: m.CompileReport | None) -> Callable[[float], str]:
+    owes = f"the worker of host {host} owes the result"
+    if report is not None:
+        owes += f" and reports that it is {report.stage}"
+    return lambda seconds: f"function {function} has been compiled for {seconds:.0f} s: {owes}"
 
 
 def _query_text(what: str, host: int) -> Callable[[float], str]:

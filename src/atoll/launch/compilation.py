@@ -6,14 +6,15 @@ there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from typing import Protocol
 
 import msgspec
 
 from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.resources import ResourceManager
-from atoll.errors import OK, Code, Status, StatusError, invalid
+from atoll.errors import OK, Code, Details, Status, StatusError, failure, invalid
+from atoll.launch.compile_watch import MOST_REQUESTS, CompileWatch, Lost, Stuck
 from atoll.launch.launch_checks import island_problem
 from atoll.launch.outbox import Outbox
 from atoll.launch.scheduler import Scheduler
@@ -75,6 +76,7 @@ class Compilation:
         location_of: Callable[[Session, int], DeviceLocation],
     ) -> None:
         self.functions = FunctionRegistry()
+        self.watch = CompileWatch()
         self._resources = resources
         self._sessions = sessions
         self._outbox = outbox
@@ -223,6 +225,41 @@ class Compilation:
             world = self._worlds.use(session.tenant.name, _islands_of(self.functions.locations[name]), name)
             compile_ = msgspec.structs.replace(compile_, world=world.number)
         self._outbox.to_host(host, compile_)
+        self.watch.requested(name, host, session.number, compile_.feed, self._outbox.seconds)
+
+    def questions(self, now: float, hosts: Container[int]) -> dict[int, list[str]]:
+        """Return the functions about whose compilations to ask each of these hosts now."""
+        return self.watch.questions(now, hosts, self.functions.waiting)
+
+    def reported(self, host: int, reports: Iterable[m.CompileReport]) -> None:
+        """Request compilations again that the host has lost, and fail those that make no progress."""
+        for report in reports:
+            name = report.function
+            if (name, host) not in self.functions.waiting:  # it has ended meanwhile
+                continue
+            match self.watch.reported(host, report, self._outbox.seconds):
+                case Lost(watched, request=True):
+                    self._outbox.to_host(host, m.DropFeed(watched.session, watched.feed))
+                    self._request_source(name, watched.requests)
+                case Lost():
+                    text = f"{self._title(name)} was lost by the worker of host {host}, which does not know it although"
+                    text += f" it was requested {MOST_REQUESTS + 1} times: compile the program again"
+                    self._settle(name, host, failure(Code.UNAVAILABLE, text, Details(hosts=(host,))), b"")
+                case Stuck(stage, seconds):
+                    text = f"{self._title(name)} on host {host} made no progress for {seconds:.0f} s: its worker "
+                    text += f"reports that it is {stage}, and its compiler process uses no CPU time"
+                    self._settle(name, host, failure(Code.DEADLINE_EXCEEDED, text, Details(hosts=(host,))), b"")
+
+    def _title(self, name: str) -> str:
+        return f"the compilation of program {self.functions.contents.get(name, name)[:12]}"
+
+    def _request_source(self, name: str, requests: int) -> None:
+        """Have a session that awaits a function send its source again, as after the restart of an island."""
+        hosts = tuple(sorted(hosts_of(self.functions.locations[name])))
+        awaiting = {each.session: each for host in hosts for each in self.functions.waiting.get((name, host), ())}
+        if awaiting:
+            chosen = list(awaiting.values())[requests % len(awaiting)]
+            self._outbox.to_session(chosen.session, m.SendSources(((chosen.function, hosts),)))
 
     def tick(self, now: float) -> None:
         """Once a second: send the delayed compilations that are due, or refuse them if their tenant is suspended."""
@@ -397,6 +434,7 @@ class Compilation:
 
     def give_up(self, hosts: set[int], status: Status, of: Container[int] | None = None) -> None:
         """Fail compilations on hosts that are lost. With `of`, fail only those for these sessions and no others."""
+        self.watch.forget(hosts)  # the sessions of the others request them again
         for (name, host), registrations in list(self.functions.waiting.items()):
             if host in hosts and (of is None or all(each.session in of for each in registrations)):
                 self._settle(name, host, status, b"")

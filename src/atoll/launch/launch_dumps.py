@@ -12,6 +12,7 @@ from atoll.cluster.processes.leases import Leases
 from atoll.errors import Status
 from atoll.ir.program import Program
 from atoll.launch.compilation import Compilation
+from atoll.launch.compile_watch import CompileWatch, Watched
 from atoll.launch.connections import Connections, Peer
 from atoll.launch.control_flow_runs import ControlFlowRuns
 from atoll.launch.delegated_runs import DelegatedRun, DelegatedRuns, Revocation
@@ -296,6 +297,11 @@ class CompilationDump(Dump):
     _deferred: set[int] = set()
     _awaiting: dict[tuple[int, int, int], m.Compile] = {}
     _delayed: dict[tuple[int, int, int], tuple[float, m.Compile]] = {}
+
+
+@dump_of(CompileWatch, "compile watch")
+class CompileWatchDump(Dump):
+    _watched: dict[tuple[str, int], Watched] = {}
 
 
 def _no_steps() -> None:

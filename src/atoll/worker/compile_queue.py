@@ -112,6 +112,11 @@ class CompileQueue:
             self._tenants.clear()
         return each.seconds
 
+    def state(self, number: int) -> State | None:
+        """Return the state of a compilation; None if it has ended."""
+        each = self._compilations.get(number)
+        return None if each is None else each.state
+
     def statistics(self) -> dict[str, int]:
         """Return the number of compilations per state."""
         counts = dict.fromkeys((state.name.lower() for state in State), 0)

@@ -16,7 +16,8 @@ from collections.abc import Callable
 from atoll.devices.compilers.compiler_messages import CompiledProgram, CompileProgram, OutlinedProgram, Rejected
 from atoll.devices.compilers.compiler_server import Asked, CompilerCrashedError, CompilerProcess, CompilerServer
 from atoll.errors import Code, StatusError
-from atoll.worker.compile_queue import CompileQueue
+from atoll.protocol.messages import CompileReport, CompileStage
+from atoll.worker.compile_queue import CompileQueue, State
 
 # Idle processes. If there are more, the one that has been idle for the longest time ends.
 MOST_IDLE = 8
@@ -75,6 +76,12 @@ class Compilation:
                 self._process.kill()
         self._compilers.cancel(self)
 
+    @property
+    def cpu_ticks(self) -> int:
+        """Return the CPU time that its process has used, also for earlier compilations; 0 if it is unknown."""
+        with self._lock:
+            return 0 if self._process is None else self._process.cpu_ticks
+
     def _set_waiting(self, is_waiting: bool) -> None:
         self._compilers.set_waiting(self, is_waiting)
 
@@ -93,6 +100,7 @@ class Compilers:
         self._queue = CompileQueue()
         self._numbers = itertools.count(1)
         self._queued: dict[int, Compilation] = {}
+        self._started: dict[int, Compilation] = {}
         self._sessions: set[int] = set()  # open sessions
         self._idle: OrderedDict[CompilerProcess, int] = OrderedDict()  # with their sessions, the longest idle first
 
@@ -131,6 +139,24 @@ class Compilers:
         """Return the number of compilations per state, and the number of idle processes."""
         with self._lock:
             return self._queue.statistics() | {"idle processes": len(self._idle)}
+
+    def report(self, function: str, compilation: Compilation) -> CompileReport:
+        """Report on the compilation of a function.
+
+        A process makes progress if it uses CPU time. A queued compilation makes progress with those that have a place.
+        """
+        with self._lock:
+            state = self._queue.state(compilation.number)
+            started = dict(self._started)
+            is_any_asking = any(self._queue.state(each) is State.ASKING for each in started)
+        if state is State.QUEUED:
+            ticks = [each.cpu_ticks for each in started.values()]
+            is_known = all(ticks) and not is_any_asking
+            return CompileReport(function, CompileStage.QUEUED, sum(started) + sum(ticks) if is_known else -1)
+        if state is State.ASKING:
+            return CompileReport(function, CompileStage.ASKING)
+        # It may have ended just now: then its thread loads the program.
+        return CompileReport(function, CompileStage.COMPILING, compilation.cpu_ticks or -1)
 
     def _prepare(self) -> None:
         with contextlib.suppress(OSError):  # the first compilation reports the error
@@ -178,6 +204,7 @@ class Compilers:
         """Free the compilation's place for the next one. Return the seconds for which it had a place."""
         with self._lock:
             seconds = self._queue.end(compilation.number, self._clock())
+            self._started.pop(compilation.number, None)
         self._start()
         return seconds
 
@@ -186,6 +213,7 @@ class Compilers:
     def _start(self) -> None:
         with self._lock:
             started = [self._queued.pop(number) for number in self._queue.start(self._clock())]
+            self._started.update((each.number, each) for each in started)
         for each in started:
             threading.Thread(target=self._run, args=(each,), name="atoll-compile-apart", daemon=True).start()
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor as Pool
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 
 import msgspec
@@ -23,7 +25,15 @@ from atoll.host_services.calls.client_calls import Calls, status_of
 from atoll.host_services.calls.function_callbacks import Callbacks
 from atoll.host_services.profiles.xspace import Programs
 from atoll.host_services.python.python_sessions import PythonSessions
-from atoll.protocol.messages import CloseWorld, Compile, Compiled, FunctionInfo, FunctionSource
+from atoll.protocol.messages import (
+    CloseWorld,
+    Compile,
+    Compiled,
+    CompileReport,
+    CompileStage,
+    FunctionInfo,
+    FunctionSource,
+)
 from atoll.transfers.inbox import Inbox
 from atoll.worker.compilers import Compilation, Compilers
 from atoll.worker.host_libraries import HostLibraries
@@ -65,6 +75,16 @@ class Function:
         ]
 
 
+@dataclass
+class _Pending:
+    """A function that is not compiled yet. `others` are further requests for it."""
+
+    stage: CompileStage = CompileStage.QUEUED
+    thread: int = 0  # that works on it
+    others: list[Compile] = field(default_factory=list)
+    apart: Compilation | None = None  # by `compilers`, which know the stage
+
+
 class Functions:
     """Compiled functions by name.
 
@@ -100,8 +120,7 @@ class Functions:
         self._lock = threading.Lock()
         self._functions: dict[str, Function] = {}
         self._info: dict[str, tuple[bytes, str]] = {}  # encoded, and the name that the client chose
-        self._compiling: dict[str, list[Compile]] = {}  # with further requests for the same function
-        self._apart: dict[str, Compilation] = {}  # functions in `_compiling` that `compilers` compile
+        self._compiling: dict[str, _Pending] = {}
         self.programs = Programs()
         self.may_wait = False  # whether some run in worlds, or together with other hosts
         # Functions of worlds, with what they were compiled from, and those that move to another world.
@@ -125,17 +144,51 @@ class Functions:
                 calls = bool(function.callbacks)
                 self._report(Compiled(message.function, OK, info, 0.0, True, scratch, calls, name))
                 return
-            waiting = self._compiling.get(message.function)
-            if waiting is not None:
-                waiting.append(message)
+            pending = self._compiling.get(message.function)
+            if pending is not None and pending.stage is not CompileStage.UNKNOWN:
+                pending.others.append(message)
                 return
-            self._compiling[message.function] = []
+            self._compiling[message.function] = _Pending()
         self._start_when_joined(message)
+
+    def stages_of(self, functions: Sequence[str]) -> tuple[CompileReport, ...]:
+        """Report what this host does about the compilations of these functions."""
+        with self._lock:
+            pending = [(name, self._compiling.get(name)) for name in functions]
+        return tuple(self._report_of(name, each) for name, each in pending)
+
+    def _report_of(self, name: str, pending: _Pending | None) -> CompileReport:
+        if pending is None:
+            return CompileReport(name, CompileStage.UNKNOWN)
+        if pending.apart is not None and self._compilers is not None:
+            return self._compilers.report(name, pending.apart)
+        return CompileReport(name, pending.stage)
+
+    def _enter(self, name: str, stage: CompileStage) -> None:
+        """Note that the function waits, so that no thread works on it."""
+        with self._lock:
+            pending = self._compiling.get(name)
+            if pending is not None:
+                pending.stage, pending.thread = stage, 0
+
+    @contextlib.contextmanager
+    def _working(self, name: str, apart: Compilation | None = None) -> Iterator[None]:
+        """Note that this thread works on the function. Unless it passes the function on or ends it, it loses it."""
+        thread = threading.get_ident()
+        with self._lock:
+            pending = self._compiling.get(name)
+            if pending is not None and pending.apart is apart:
+                pending.stage, pending.thread = CompileStage.COMPILING, thread
+        yield
+        with self._lock:
+            if pending is not None and pending is self._compiling.get(name) and pending.thread == thread:
+                pending.stage, pending.thread, pending.apart = CompileStage.UNKNOWN, 0, None
 
     def _start_when_joined(self, message: Compile) -> None:
         """Start the compilation when this host has joined the function's world, if it has one."""
         if message.world and self._worlds is not None:
             self.may_wait = True
+            self._enter(message.function, CompileStage.WAITING)
             self._worlds.when_joined(message.world, lambda status: start_in(self._pool, self._start, message, status))
         else:
             start_in(self._pool, self._start, message)
@@ -146,10 +199,15 @@ class Functions:
         A program that asks its client while it is compiled has another thread. `joined` is the outcome of joining the
         function's world.
         """
+        with self._working(message.function):
+            self._begin(message, joined)
+
+    def _begin(self, message: Compile, joined: Status) -> None:
         try:
             source = self._source(message)
             joined.raise_if_error()
             if source.is_python:
+                self._enter(message.function, CompileStage.WAITING)
                 self.python.load(message, source.program, lambda status: self._loaded_python(message.function, status))
                 return
             if message.ranks[1] and not message.world and self._worlds is not None:
@@ -161,6 +219,7 @@ class Functions:
                 self._end(message, None, OK)
                 return
             if source.targets:
+                self._enter(message.function, CompileStage.WAITING)
                 compile_ = partial(start_in, self._pool, self._compile_loaded, message, source)
                 self._libraries.when_loaded(message, source.targets, compile_)
                 return
@@ -177,6 +236,10 @@ class Functions:
             self._end(message, None, libraries)
 
     def _compile_source(self, message: Compile, source: FunctionSource) -> None:
+        with self._working(message.function):
+            self._choose_compiler(message, source)
+
+    def _choose_compiler(self, message: Compile, source: FunctionSource) -> None:
         is_apart = bool(message.tenant) or source.fragment is not None
         if is_apart and self._compilers is not None and self._backend.loader is not None:
             try:
@@ -187,19 +250,22 @@ class Functions:
             text = f"devices of platform {self._backend.platform} run no IFRT IR programs (MPMD)"
             self._end(message, None, unimplemented(text).status)
         elif source.keys:
+            self._enter(message.function, CompileStage.QUEUED)
             self._asking.submit(source.session, lambda: self._compile(message, source))
         else:
             self._compile(message, source)
 
     def _compile(self, message: Compile, source: FunctionSource) -> None:
-        try:
-            callbacks = self._callbacks(source, message)
-            targets = self._libraries.register(message, source.targets)
-            loaded, cached, seconds = self._compile_here(message, source.program, source.options, callbacks, targets)
-            function = Function(loaded, self._keys, callbacks)
-            self._end(message, function, OK, loaded.info(), seconds, cached)
-        except Exception as error:
-            self._end(message, None, status_of(error))
+        with self._working(message.function):
+            try:
+                callbacks = self._callbacks(source, message)
+                targets = self._libraries.register(message, source.targets)
+                compiled = self._compile_here(message, source.program, source.options, callbacks, targets)
+                loaded, cached, seconds = compiled
+                function = Function(loaded, self._keys, callbacks)
+                self._end(message, function, OK, loaded.info(), seconds, cached)
+            except Exception as error:
+                self._end(message, None, status_of(error))
 
     def _compile_here(
         self,
@@ -239,6 +305,10 @@ class Functions:
             return
 
         def work(compilation: Compilation) -> None:
+            with self._working(message.function, compilation):
+                compile_apart(compilation)
+
+        def compile_apart(compilation: Compilation) -> None:
             function, info, status, crashed = None, None, OK, False
             try:
                 ask = callbacks.ask if callbacks is not None and source.keys else None
@@ -253,7 +323,8 @@ class Functions:
             except Exception as error:
                 status = status_of(error)
             with self._lock:
-                if self._apart.get(message.function) is not compilation:
+                pending = self._compiling.get(message.function)
+                if pending is None or pending.apart is not compilation:
                     return  # the compilation was canceled
             self._end(message, function, status, info, compilation.seconds, crashed=crashed)
 
@@ -261,9 +332,9 @@ class Functions:
             if message.function in self._dropped:
                 self._forget_compiling(message.function)
                 return
-            self._apart[message.function] = compilers.submit(
-                message.tenant, message.share, message.session, bool(source.keys), work
-            )
+            pending = self._compiling[message.function]
+            pending.thread = 0
+            pending.apart = compilers.submit(message.tenant, message.share, message.session, bool(source.keys), work)
 
     def _loaded(
         self, message: Compile, request: CompileProgram, program: CompiledProgram, callbacks: Callbacks | None
@@ -292,13 +363,13 @@ class Functions:
             closing = None if self._worlds is None else self._worlds.closing_of(message.world)
             if closing is not None:
                 function, info, status = None, None, closing.status
-            self._apart.pop(message.function, None)
             again = None if closing is None else self._in_another_world(message, closing)
             if again is not None:
                 start_in(self._pool, again)
                 return
             encoded = b"" if info is None else msgspec.msgpack.encode(info)
-            others = self._compiling.pop(message.function, [])
+            pending = self._compiling.pop(message.function, None)
+            others = [] if pending is None else pending.others
             waiting = self._moving.pop(message.function, ())
             if function is None:
                 self._world_sources.pop(message.function, None)
@@ -324,7 +395,9 @@ class Functions:
     def _in_another_world(self, message: Compile, closing: CloseWorld) -> Callable[[], None] | None:
         """Return how to compile a function whose world was closed, or None. The caller holds the lock."""
         assert self._worlds is not None
-        requests = self._compiling.get(message.function, [])
+        pending = self._compiling.setdefault(message.function, _Pending())
+        pending.apart, pending.stage, pending.thread = None, CompileStage.WAITING, 0
+        requests = pending.others
         later = next((each for each in requests if each.world != message.world), None)
         if later is not None:
             requests.remove(later)
@@ -338,7 +411,8 @@ class Functions:
     def _forget_compiling(self, name: str) -> None:
         """Forget a compilation for which no session waits any longer. The caller holds the lock."""
         self._dropped.discard(name)
-        for other in self._compiling.pop(name, ()):
+        pending = self._compiling.pop(name, None)
+        for other in [] if pending is None else pending.others:
             self._inbox.drop(other.session, other.feed)
 
     def open(self, session: int, tenant: str, python: PythonRules = USER_RULES) -> None:
@@ -371,10 +445,10 @@ class Functions:
                 return self._source_of(message)
             except StatusError:
                 with self._lock:
-                    waiting = self._compiling[message.function]
-                    if not waiting:
+                    others = self._compiling[message.function].others
+                    if not others:
                         raise
-                    message = waiting.pop(0)
+                    message = others.pop(0)
 
     def _source_of(self, message: Compile) -> FunctionSource:
         """Take the source of one session. Raise StatusError if it is missing, or does not have the stated hash."""
@@ -426,11 +500,11 @@ class Functions:
         enqueued. If a compiler process is compiling the function, the process is killed and nothing is reported.
         """
         with self._lock:
-            apart = self._apart.pop(name, None)
-            if apart is not None:
+            pending = self._compiling.get(name)
+            if pending is not None and pending.apart is not None:
                 self._forget_compiling(name)
-                apart.cancel()
-            elif name in self._compiling:
+                pending.apart.cancel()
+            elif pending is not None:
                 self._dropped.add(name)
             elif self.python.session_of(name) is not None:
                 self.python.drop(name)
@@ -466,7 +540,7 @@ class Functions:
                 self._idle.pop(name, None)
                 self._forget(name)
                 if message.successor and not is_idle:
-                    self._compiling[name], self._moving[name] = [], []
+                    self._compiling[name], self._moving[name] = _Pending(CompileStage.WAITING), []
                     moving.append((msgspec.structs.replace(compiled, world=message.successor), source))
         worlds.close(message)
         self.python.close_world(message)

@@ -103,12 +103,13 @@ class MessageHandler:
             case m.StopRun(sequence=sequence, text=text):
                 for unit in self._units.of_gang(sequence):
                     self._backend.stop(unit, text)
-            case m.Ping(lease=lease, seconds=seconds):
+            case m.Ping(lease=lease, seconds=seconds, compiles=compiles):
                 self._renew(lease)
                 self._units.report_completed()
                 for failed in self._units.failed_on_devices():
                     self._report(m.DeviceFailed(*failed))
-                self._report(m.Pong(seconds, self._now(), self._units.running()))
+                stages = self._functions.stages_of(compiles)
+                self._report(m.Pong(seconds, self._now(), self._units.running(), stages))
             case m.DropFeed(session=session, feed=feed):
                 self._data_port.inbox.drop(session, feed)
             case m.Compile():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,10 +41,26 @@ def session_of(pid: int) -> int:
     return int(fields[3]) if fields else -1
 
 
-def cpu_ticks(pid: int) -> int:
-    """Return the CPU time that a process has used, in ticks of usually 10 ms; 0 if it has ended."""
+def cpu_ticks(pid: int, with_children: bool = False) -> int:
+    """Return the CPU time that a process has used, in ticks of usually 10 ms; 0 if it has ended.
+
+    With children, add the time of those that run, if the kernel lists them, and of those that it has waited for.
+    """
     fields = _stat(pid)
-    return int(fields[11]) + int(fields[12]) if fields else 0
+    if not fields:
+        return 0
+    used = int(fields[11]) + int(fields[12])
+    if not with_children:
+        return used
+    return used + int(fields[13]) + int(fields[14]) + sum(map(cpu_ticks, _children(pid)))
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            found += map(int, path.read_text().split())
+    return found
 
 
 def switches(pid: int) -> int:

@@ -9,6 +9,7 @@ from atoll.cluster.lifecycle import HostState, IslandDrained, IslandFailed
 from atoll.cluster.resources import Host
 from atoll.controller.islands.overruns import Overruns
 from atoll.controller.state import ClusterState
+from atoll.launch.compilation import Compilation
 from atoll.launch.launcher import Launcher
 from atoll.launch.registry import ProgramRegistry
 from atoll.protocol import messages as m
@@ -33,6 +34,7 @@ class Hosts:
         memory: MemoryLedger,
         tracing: Tracing,
         overruns: Overruns,
+        compilation: Compilation,
         others: Mapping[type[Any], Callable[[int, Any], None]],
     ) -> None:
         self._resources = state.resources
@@ -46,6 +48,7 @@ class Hosts:
         self._memory = memory
         self._tracing = tracing
         self._overruns = overruns
+        self._compilation = compilation
         self._handlers: Mapping[type[Any], Callable[[int, Any], None]] = {
             m.Done: self._done,
             m.Failed: self._failed,
@@ -60,6 +63,7 @@ class Hosts:
     def _pong(self, host: int, message: m.Pong) -> None:
         self._tracing.host_answered(host, message, self._outbox.seconds)
         self._overruns.host_answered(host, message)
+        self._compilation.reported(host, message.compiles)
 
     def _device_failed(self, host: int, message: m.DeviceFailed) -> None:
         self._launcher.device_failed(host, message.sequence, message.status)

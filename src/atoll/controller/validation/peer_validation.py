@@ -80,6 +80,9 @@ def pong(message: m.Pong, topology: Topology) -> None:
     if message.clock < -1:
         raise violation(message, "clock", message.clock, "-1 or more")
     check_numbers(message, "running", most=MOST)
+    for each in message.compiles:
+        if each.progress < -1:
+            raise violation(message, "compiles.progress", each.progress, "-1 or more")
 
 
 def _failure_of_host(message: m.FeedsLost | m.MemberFailed, topology: Topology) -> None:

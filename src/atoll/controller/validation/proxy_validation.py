@@ -208,6 +208,7 @@ def pong(session: Session, message: m.Pong, topology: Topology) -> None:
     if message.clock < -1:
         raise violation(message, "clock", message.clock, "-1 or more")
     check_count(message, "running", 0)
+    check_count(message, "compiles", 0)
 
 
 def handles_reported(session: Session, message: m.HandlesReported, topology: Topology) -> None:

@@ -158,12 +158,22 @@ ToServer = Fork | Kill
 # ---- fork server -> worker
 
 
-class Ended(msgspec.Struct, frozen=True, array_like=True):
+class Forked(msgspec.Struct, frozen=True, array_like=True, tag="f"):
+    """The compiler process has started."""
+
+    number: int
+    pid: int
+
+
+class Ended(msgspec.Struct, frozen=True, array_like=True, tag="e"):
     """The compiler process has ended."""
 
     number: int
     status: int  # exit status, or the negative number of a signal
     most_bytes: int  # peak memory
+
+
+FromServer = Forked | Ended
 
 
 class CompilerOptions(msgspec.Struct, frozen=True):

@@ -21,6 +21,7 @@ import msgspec
 from atoll.cluster.environment_variables import LOG
 from atoll.cluster.processes.oom_kills import OomKills
 from atoll.cluster.processes.process_runtime import command
+from atoll.cluster.processes.process_table import cpu_ticks
 from atoll.devices.compilers.compiler_messages import (
     Answer,
     Ask,
@@ -30,7 +31,9 @@ from atoll.devices.compilers.compiler_messages import (
     Ended,
     Finished,
     Fork,
+    Forked,
     FromCompiler,
+    FromServer,
     Kill,
     Link,
 )
@@ -48,7 +51,7 @@ _INHERITED = (
 )
 _PACKET_BYTES = 4096
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Ended).decode
+_decode = msgspec.msgpack.Decoder(FromServer).decode
 _END_SECONDS = 5.0
 # An error quotes this many characters and lines of the end of a process's output.
 _MOST_CHARACTERS, _MOST_LINES = 600, 20
@@ -134,6 +137,7 @@ class CompilerProcess:
         self._kills = OomKills()
         self._has_ended = threading.Event()
         self._end: Ended | None = None
+        self._pid = 0  # until it has started
 
     def compile(self, request: CompileProgram, asked: Asked | None, name: str) -> Finished:
         """Compile a program in the process, and return the outcome.
@@ -202,6 +206,15 @@ class CompilerProcess:
         """
         self._end = end
         self._has_ended.set()
+
+    def forked(self, pid: int) -> None:
+        """Record that the process has started. Called by the server's thread."""
+        self._pid = pid
+
+    @property
+    def cpu_ticks(self) -> int:
+        """Return the CPU time of the process and of its children, in ticks; 0 if it is unknown."""
+        return cpu_ticks(self._pid, with_children=True) if self._pid and not self.has_ended else 0
 
     @property
     def has_ended(self) -> bool:
@@ -335,11 +348,17 @@ class CompilerServer:
         packet = control.recv(_PACKET_BYTES)
         if not packet:
             return False
-        end = _decode(packet)
+        message = _decode(packet)
         with self._lock:
-            process = self._processes.pop(end.number, None)
-        if process is not None:
-            self._ended(process, end)
+            process = self._processes.get(message.number)
+            if isinstance(message, Ended):
+                self._processes.pop(message.number, None)
+        if process is None:
+            return True
+        if isinstance(message, Forked):
+            process.forked(message.pid)
+        else:
+            self._ended(process, message)
         return True
 
     def _ended(self, process: CompilerProcess, end: Ended | None) -> None:

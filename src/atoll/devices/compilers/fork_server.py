@@ -22,7 +22,7 @@ import msgspec
 
 from atoll.cluster.processes.priorities import lower_priority
 from atoll.cluster.processes.process_runtime import read_options
-from atoll.devices.compilers.compiler_messages import CompilerOptions, Ended, Fork, Kill, ToServer
+from atoll.devices.compilers.compiler_messages import CompilerOptions, Ended, Fork, Forked, Kill, ToServer
 from atoll.devices.compilers.compiler_process import Compiler, limit_process, serve
 
 _SET_DEATH_SIGNAL, _SET_DUMPABLE, _NO_NEW_PRIVILEGES = 1, 4, 38
@@ -82,6 +82,7 @@ class ForkServer:
         os.close(link)
         os.close(errors)
         self._pids[message.number], self._numbers[pid] = pid, message.number
+        self._control.send(_encode(Forked(message.number, pid)))
 
     def _become_compiler(self, link: int, errors: int) -> None:
         """Run a compiler process in the child. Does not return."""

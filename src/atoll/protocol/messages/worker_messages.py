@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import enum
+
 import msgspec
 
 from atoll.cluster.sandbox.grants import PythonRules
@@ -11,6 +13,24 @@ from atoll.ir.plan import Plan
 from atoll.protocol.messages.opening_messages import DeviceInfo, Message, Refused
 
 # ---- worker -> controller
+
+
+class CompileStage(enum.StrEnum):
+    """State of a compilation on a host, as the host reports it."""
+
+    UNKNOWN = "unknown"  # nothing: the request did not arrive, or its outcome was lost
+    WAITING = "waiting"  # for FFI libraries, a Python process, or the hosts of other islands
+    QUEUED = "queued"
+    COMPILING = "compiling"
+    ASKING = "asking"  # waits for an answer of its client
+
+
+class CompileReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A compilation on a host. While the host works on it, or on those before it, `progress` changes; -1: not known."""
+
+    function: str
+    stage: CompileStage
+    progress: int = -1
 
 
 class WorkerReady(Message, frozen=True, tag=10):
@@ -88,12 +108,13 @@ class Enqueued(Message, frozen=True, tag=16):
 class Pong(Message, frozen=True, tag=17):
     """Answer Ping with its `seconds`, and the sender's monotonic clock in nanoseconds (-1: not reported).
 
-    `running` are the gangs that keep the devices of the sending host busy.
+    `running` are the gangs that keep the devices of the sending host busy. `compiles` answers `Ping.compiles`.
     """
 
     seconds: float = 0.0
     clock: int = -1
     running: tuple[int, ...] = ()
+    compiles: tuple[CompileReport, ...] = ()
 
 
 class FeedsLost(Message, frozen=True, tag=19):
@@ -389,11 +410,12 @@ class FailFeeds(Message, frozen=True, tag=32):
 class Ping(Message, frozen=True, tag=33):
     """Renew the lease of a worker, which ends if it gets no ping for `lease` seconds.
 
-    `seconds` is the controller's time.
+    `seconds` is the controller's time. The worker reports about the compilations of the functions `compiles`.
     """
 
     lease: float
     seconds: float = 0.0
+    compiles: tuple[str, ...] = ()
 
 
 class StopRun(Message, frozen=True, tag=176):
