@@ -75,7 +75,7 @@ SAMPLES: dict[Any, Any] = {
     ),
     m.MachineReport: m.MachineReport("m0", "10.0.0.1", "free", "", {"cpu": 4}, 1 << 30),
     SliceRequest: SliceRequest(4, (2, 2), "cpu", (1,), (2, 3), 1 << 30),
-    m.SpilledPiece: m.SpilledPiece(7, 1 << 30, "/state/7.piece", 1 << 31),
+    m.SpilledPiece: m.SpilledPiece(7, 1 << 30, "/state/7.piece", 1 << 31, 1 << 40),
     PythonRules: PythonRules(read=("/data",), write=("/checkpoints",)),
     Mechanisms | None: Mechanisms(Namespaces.BY_ROOT, True, True, 3, {"landlock": "too old"}),
     m.DeviceInfo: m.DeviceInfo(0, "cpu", "cpu", ("device",), "device", (0, 0, 0), 0, 0, 0, (("core_count", 8),)),

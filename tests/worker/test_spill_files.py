@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -29,22 +31,79 @@ def test_what_is_written_is_read(directory: str):
         assert np.array_equal(spill_files.read(piece), contents)
 
 
-@pytest.mark.parametrize("fault", ["flipped", "torn", "gone"])
-def test_what_is_not_what_was_written_is_refused(directory: str, fault: str):
+def shared(directory: str, numbers: range) -> list[m.SpilledPiece]:
+    """Pieces of different sizes in one file."""
+    file = spill_files.SharedFile(directory)
+    pieces = [file.write(number, CONTENTS[number : 100 * number].data) for number in numbers]
+    file.finish()
+    return pieces
+
+
+def test_pieces_that_share_a_file_are_read_one_by_one(directory: str):
+    pieces = shared(directory, range(1, 5))
+    assert [each.offset for each in pieces] == [0, 99, 297, 594]
+    assert {each.path for each in pieces} == {f"{directory}/1.piece"}
+    assert os.listdir(directory) == ["1.piece"]
+    for piece in pieces:
+        assert np.array_equal(spill_files.read(piece), CONTENTS[piece.number : 100 * piece.number])
+
+
+def test_threads_share_a_file(directory: str):
+    file = spill_files.SharedFile(directory)
+    with ThreadPoolExecutor(8) as pool:
+        pieces = list(pool.map(lambda number: file.write(number, CONTENTS[number : 2000 + number].data), range(200)))
+    file.finish()
+    assert len(os.listdir(directory)) == 1
+    for piece in pieces:
+        assert np.array_equal(spill_files.read(piece), CONTENTS[piece.number : 2000 + piece.number])
+
+
+def test_a_shared_file_that_is_not_needed_is_removed(directory: str):
+    file = spill_files.SharedFile(directory)
+    file.finish()  # nothing was written
+    file = spill_files.SharedFile(directory)
+    file.write(1, CONTENTS[:100].data)
+    file.remove()
+    assert os.listdir(directory) == []
+    spill_files.remove_unused(directory)
+    assert not Path(directory).exists()
+
+
+def test_a_piece_of_former_versions_begins_its_file(directory: str):
     piece = spill_files.write(directory, 1, CONTENTS.data)
+    former = msgspec.msgpack.encode([piece.number, piece.nbytes, piece.path, piece.checksum])
+    assert msgspec.msgpack.decode(former, type=m.SpilledPiece) == piece
+
+
+@pytest.mark.parametrize("fault", ["flipped", "torn", "gone", "pipe", "directory"])
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_what_is_not_what_was_written_is_refused(directory: str, fault: str, is_shared: bool):
+    piece = shared(directory, range(1, 5))[-1] if is_shared else spill_files.write(directory, 1, CONTENTS.data)
     path = Path(piece.path)
     found = bytearray(path.read_bytes())
-    if fault == "flipped":
-        found[2_000_000] ^= 4
-        path.write_bytes(found)
-    elif fault == "torn":
-        path.write_bytes(found[:-1])
-    else:
-        path.unlink()
+    path.unlink()
+    match fault:
+        case "flipped":
+            found[piece.offset + 200] ^= 4
+            path.write_bytes(found)
+        case "torn":
+            path.write_bytes(found[:-1])
+        case "pipe":
+            os.mkfifo(path)
+        case "directory":
+            path.mkdir()
     with pytest.raises(StatusError) as refused:
         spill_files.read(piece)
     assert refused.value.status.code == Code.DATA_LOSS
     assert str(path) in refused.value.status.message
+
+
+@pytest.mark.parametrize(("offset", "nbytes"), [(-1, 8), (8, -8), (1, 1 << 62), (1 << 62, 8), (99, 2)])
+def test_bytes_that_a_file_does_not_have_are_refused(directory: str, offset: int, nbytes: int):
+    piece = spill_files.write(directory, 1, CONTENTS[:100].data)
+    with pytest.raises(StatusError, match=r"has 100 bytes, and bytes .* were spilled there") as refused:
+        spill_files.read(msgspec.structs.replace(piece, offset=offset, nbytes=nbytes))
+    assert refused.value.status.code == Code.DATA_LOSS
 
 
 def test_the_manifest_lists_the_pieces_with_their_checksums(directory: str):

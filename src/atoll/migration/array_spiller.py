@@ -188,7 +188,8 @@ class ArraySpiller:
         self._next_request += 1
         self._saves[request] = save = _Save(parts, set(shards), then)
         for host, some in sorted(shards.items()):
-            self._out.to_host(host, m.SpillRequest(session.number, request, tuple(some), True, directory))
+            put = m.SpillRequest(session.number, request, tuple(some), True, directory, are_dropped_together=True)
+            self._out.to_host(host, put)
         if not shards:
             self._save_done(request, save)
 
@@ -215,12 +216,13 @@ class ArraySpiller:
         save.then(save.failure, {})
 
     def drop_files(self, arrays: Iterable[SpilledArray]) -> None:
-        """Remove the files of saved arrays, if the hosts that wrote them are there."""
-        by_host: dict[int, list[m.SpilledPiece]] = {}
+        """Remove the files of saved arrays, if the hosts that wrote them are there. Pieces in one file are together."""
+        by_host: dict[int, dict[str, m.SpilledPiece]] = {}
         for each in arrays:
             for part in each.parts:
-                by_host.setdefault(part.host, []).append(part.piece)
-        for host, pieces in sorted(by_host.items()):
+                by_host.setdefault(part.host, {})[part.piece.path] = part.piece
+        for host, of_files in sorted(by_host.items()):
+            pieces = list(of_files.values())
             for first in range(0, len(pieces), _MOST_DROPPED):
                 self._drop(0, host, tuple(pieces[first : first + _MOST_DROPPED]))
 

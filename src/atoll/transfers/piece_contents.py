@@ -146,16 +146,16 @@ def as_views(parts: Sequence[Any]) -> list[memoryview]:
     return [view.cast("B") for part in parts if (view := memoryview(part)).nbytes]
 
 
-def read_file(descriptor: int, target: memoryview) -> None:
-    """Copy the beginning of a file. Raise StatusError (DATA_LOSS) if the file has become too short.
+def read_file(descriptor: int, target: memoryview, offset: int = 0) -> None:
+    """Copy bytes of a file from `offset` on. Raise StatusError (DATA_LOSS) if the file has become too short.
 
     The file is not mapped, because access to a mapping of a shortened file raises SIGBUS.
     """
     position = 0
     while position < target.nbytes:
-        count = os.preadv(descriptor, [target[position : position + _READ_BYTES]], position)
+        count = os.preadv(descriptor, [target[position : position + _READ_BYTES]], offset + position)
         if not count:
-            raise _shortened(target.nbytes, position)
+            raise _shortened(offset + target.nbytes, offset + position)
         position += count
 
 

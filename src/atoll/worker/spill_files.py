@@ -1,4 +1,7 @@
-"""Files of spilled arrays: one per piece, which holds only the piece's bytes, and one manifest per host.
+"""Files of spilled arrays, which have only the bytes of pieces, and one manifest per host for a session.
+
+A large piece has its own file. Small pieces that are dropped together share one, since a disk takes longer to sync a
+file than to write such a piece.
 
 With the manifests, another cluster can open the session. A manifest has the controller's description of the session,
 and the host's pieces with sizes and checksums. It is written last and atomically.
@@ -9,6 +12,7 @@ from __future__ import annotations
 import glob
 import os
 import shutil
+import threading
 import zlib
 from collections.abc import Container, Iterable, Sequence
 from contextlib import suppress
@@ -28,6 +32,8 @@ from atoll.transfers.receive_buffer_pool import RECEIVE_BUFFERS
 FORMAT = 1
 # Bytes that are checksummed and written at a time, so that they are in the CPU's cache for the second step.
 _CHUNK = 1 << 20
+# Pieces of up to this size may share a file.
+MOST_SHARED_BYTES = 1 << 20
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,23 +55,27 @@ def make_directory(directory: str) -> None:
     path = path_of(directory)
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        sync_directory(path.parent)
     except OSError as error:
         raise _failed("make the directory", path, error) from None
+
+
+def sync(directory: str) -> None:
+    """Make the names of a directory and of its files survive a loss of power. Raise StatusError if that fails."""
+    path = path_of(directory)
+    try:
+        sync_directory(path)
+        sync_directory(path.parent)
+    except OSError as error:
+        raise _failed("write", path, error) from None
 
 
 def write(directory: str, number: int, contents: memoryview) -> m.SpilledPiece:
     """Write a piece to a new file. Raise StatusError if that fails; then no file is left."""
     path = path_of(directory) / f"{number}.piece"
-    checksum = 0
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        descriptor = _create(path)
         try:
-            for start in range(0, contents.nbytes, _CHUNK):
-                chunk = contents[start : start + _CHUNK]
-                checksum = zlib.crc32(chunk, checksum)
-                while chunk.nbytes:
-                    chunk = chunk[os.write(descriptor, chunk) :]
+            checksum = _write(descriptor, contents, 0)
             os.fdatasync(descriptor)
         finally:
             os.close(descriptor)
@@ -73,8 +83,81 @@ def write(directory: str, number: int, contents: memoryview) -> m.SpilledPiece:
         if not isinstance(error, FileExistsError):
             with suppress(OSError):
                 path.unlink()
-        raise _failed(f"write {human_bytes(contents.nbytes)} to", path, error) from None
+        raise _not_written(contents, path, error) from None
     return m.SpilledPiece(number, contents.nbytes, str(path), checksum)
+
+
+class SharedFile:
+    """A file of pieces that are dropped together. It is made for the first piece, whose number is in its name.
+
+    Threads may write pieces at the same time. `finish` or `remove` follows when all of them have done so.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self._directory = path_of(directory)
+        self._lock = threading.Lock()
+        self._path: Path | None = None
+        self._descriptor = -1
+        self._end = 0
+
+    def write(self, number: int, contents: memoryview) -> m.SpilledPiece:
+        """Write a piece behind the others. Raise StatusError if that fails."""
+        with self._lock:
+            path = self._path or self._directory / f"{number}.piece"
+            offset = self._end
+            try:
+                if self._path is None:
+                    self._descriptor = _create(path)
+                    self._path = path
+            except OSError as error:
+                raise _not_written(contents, path, error) from None
+            self._end += contents.nbytes
+        try:
+            checksum = _write(self._descriptor, contents, offset)
+        except OSError as error:
+            raise _not_written(contents, path, error) from None
+        return m.SpilledPiece(number, contents.nbytes, str(path), checksum, offset)
+
+    def finish(self) -> None:
+        """Make the pieces survive a loss of power, and close the file. Raise StatusError if that fails."""
+        if self._path is None:
+            return
+        try:
+            os.fdatasync(self._descriptor)
+        except OSError as error:
+            raise _failed(f"write {human_bytes(self._end)} to", self._path, error) from None
+        finally:
+            self._close()
+
+    def remove(self) -> None:
+        """Remove the file."""
+        if self._path is not None:
+            self._close()
+            with suppress(OSError):
+                self._path.unlink()
+
+    def _close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _create(path: Path) -> int:
+    """Create a file, which must not exist, and return its descriptor."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+
+
+def _write(descriptor: int, contents: memoryview, offset: int) -> int:
+    """Write contents to a file from `offset` on, and return their checksum."""
+    checksum = 0
+    for start in range(0, contents.nbytes, _CHUNK):
+        chunk = contents[start : start + _CHUNK]
+        checksum = zlib.crc32(chunk, checksum)
+        position = offset + start
+        while chunk.nbytes:
+            written = os.pwrite(descriptor, chunk, position)
+            chunk, position = chunk[written:], position + written
+    return checksum
 
 
 def write_manifest(directory: str, host: int, session: bytes, pieces: Sequence[m.SpilledPiece]) -> None:
@@ -93,38 +176,47 @@ def write_manifest(directory: str, host: int, session: bytes, pieces: Sequence[m
 
 def read(piece: m.SpilledPiece) -> Any:
     """Return the contents of a piece. Raise StatusError (DATA_LOSS) if they are not those that were written."""
-    content = RECEIVE_BUFFERS.take(piece.nbytes)
+    end = piece.offset + piece.nbytes
     try:
-        descriptor = os.open(piece.path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(piece.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe there does not block
         try:
             found = os.fstat(descriptor).st_size
-            if found != piece.nbytes:
-                text = f"{piece.path} has {found} bytes instead of the {piece.nbytes} that were spilled there"
+            if not 0 <= piece.offset <= end <= found:
+                text = f"{piece.path} has {found} bytes, and bytes {piece.offset} to {end} were spilled there"
                 raise _lost(text)
-            read_file(descriptor, content.data)
+            content = RECEIVE_BUFFERS.take(piece.nbytes)
+            read_file(descriptor, content.data, piece.offset)
         finally:
             os.close(descriptor)
     except OSError as error:
         raise _lost(_text("read", Path(piece.path), error)) from None
     if zlib.crc32(content.data) != piece.checksum:
-        raise _lost(f"{piece.path} is not what was spilled there: its checksum differs")
+        text = f"{piece.path} is not what was spilled there: the checksum of bytes {piece.offset} to {end} differs"
+        raise _lost(text)
     return content
 
 
 def remove(pieces: Iterable[m.SpilledPiece]) -> None:
-    """Remove the files of pieces. If a directory has no more pieces, remove its manifests and the directory."""
-    directories = set()
-    for piece in pieces:
-        path = Path(piece.path)
-        directories.add(path.parent)
+    """Remove the files of pieces, and their directories if these have no more files of pieces."""
+    paths = {Path(piece.path) for piece in pieces}
+    for path in paths:
         with suppress(OSError):
             path.unlink()
-    for directory in directories:
-        with suppress(OSError):
-            if not any(each.suffix == ".piece" for each in directory.iterdir()):
-                for each in directory.glob("host-*.json"):
-                    each.unlink(missing_ok=True)
-                directory.rmdir()
+    for directory in {path.parent for path in paths}:
+        _remove_unused(directory)
+
+
+def remove_unused(directory: str) -> None:
+    """Remove a directory and its manifests if it has no files of pieces."""
+    _remove_unused(path_of(directory))
+
+
+def _remove_unused(directory: Path) -> None:
+    with suppress(OSError):
+        if not any(each.suffix == ".piece" for each in directory.iterdir()):
+            for each in directory.glob("host-*.json"):
+                each.unlink(missing_ok=True)
+            directory.rmdir()
 
 
 def remove_others(prefix: str, before: int, numbers: Container[int]) -> None:
@@ -134,6 +226,10 @@ def remove_others(prefix: str, before: int, numbers: Container[int]) -> None:
         number = path.name.removeprefix(start.name)
         if number.isdecimal() and int(number) < before and int(number) not in numbers:
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _not_written(contents: memoryview, path: Path, error: OSError) -> StatusError:
+    return _failed(f"write {human_bytes(contents.nbytes)} to", path, error)
 
 
 def _failed(what: str, path: Path, error: OSError) -> StatusError:

@@ -46,6 +46,29 @@ class _Spill:
         self.left = len(message.shards)
         self.failure: Status | None = None
         self.pieces: list[m.SpilledPiece] = []
+        self.file = spill_files.SharedFile(message.directory) if message.are_dropped_together else None
+
+    def write(self, number: int, contents: memoryview) -> m.SpilledPiece:
+        """Write a piece to a file. Raise StatusError if that fails."""
+        if self.file is not None and contents.nbytes <= spill_files.MOST_SHARED_BYTES:
+            return self.file.write(number, contents)
+        return spill_files.write(self.message.directory, number, contents)
+
+    def finish(self, host: int) -> None:
+        """Make the files complete, so that they survive a loss of power. Raise StatusError if that fails."""
+        message = self.message
+        if self.file is not None:
+            self.file.finish()
+        if message.manifest:
+            spill_files.write_manifest(message.directory, host, message.manifest, self.pieces)
+        spill_files.sync(message.directory)
+
+    def remove(self) -> None:
+        """Remove the file that pieces share, and the directory unless it has other pieces."""
+        if self.file is not None:
+            self.file.remove()
+        if self.message.to_files:
+            spill_files.remove_unused(self.message.directory)
 
 
 class SpillStore:
@@ -98,6 +121,7 @@ class SpillStore:
         except Exception as error:
             for _, _, release in copies:
                 release()
+            spill.remove()
             self._report(m.SpillReply(message.session, message.request, status_of(error)))
             return
         with self._lock:
@@ -108,10 +132,10 @@ class SpillStore:
             self._finish(spill)
 
     def _copy(self, spill: _Spill, number: int, shard: Any, release: Callable[[], None]) -> None:
-        message, piece, failure = spill.message, None, None
+        piece, failure = None, None
         try:
             if spill.failure is None:
-                piece = self._spill_piece(message, number, np.asarray(shard))
+                piece = self._spill_piece(spill, number, np.asarray(shard))
         except Exception as error:
             failure = status_of(error)
         finally:
@@ -126,10 +150,10 @@ class SpillStore:
         if is_last:
             self._finish(spill)
 
-    def _spill_piece(self, message: m.SpillRequest, number: int, contents: np.ndarray[Any, Any]) -> m.SpilledPiece:
-        view = contents_of(contents)
+    def _spill_piece(self, spill: _Spill, number: int, contents: np.ndarray[Any, Any]) -> m.SpilledPiece:
+        message, view = spill.message, contents_of(contents)
         if message.to_files:
-            return spill_files.write(message.directory, number, view)
+            return spill.write(number, view)
         # The arrays exist until all pieces are copied. If memory ran out, the system would kill this process.
         if not self._has_room(view.nbytes):
             text = f"host {self._host} has too little memory left to spill {human_bytes(view.nbytes)} more"
@@ -149,10 +173,11 @@ class SpillStore:
         message, status = spill.message, spill.failure or OK
         if status.ok and message.to_files:
             try:
-                spill_files.write_manifest(message.directory, self._host, message.manifest, spill.pieces)
-            except OSError as error:
-                status = status_of(error)
+                spill.finish(self._host)
+            except StatusError as error:
+                status = error.status
         if not status.ok:
+            spill.remove()
             self.drop(m.DropSpilled(message.session, tuple(spill.pieces)))
             spill.pieces = []
         seconds = time.monotonic() - spill.started

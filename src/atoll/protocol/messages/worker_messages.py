@@ -563,21 +563,23 @@ class RelayedPiece(Message, frozen=True, tag=54):
 class SpilledPiece(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The contents of a shard of an array, or of several equal shards on a host. The controller numbers pieces.
 
-    With a `path`, the piece is in a file that has only its bytes, as a feed would have them. Otherwise, it is in the
-    host's memory. `checksum` is the CRC-32 of the file.
+    With a `path`, the file there has its bytes from `offset` on, as a feed would have them. Otherwise, they are in the
+    host's memory. `checksum` is their CRC-32. A file has further pieces only if all of them are dropped together.
     """
 
     number: int
     nbytes: int = 0
     path: str = ""
     checksum: int = 0
+    offset: int = 0
 
 
 class SpillRequest(Message, frozen=True, tag=160):
     """Copy shards to the host's memory or to files in `directory`. The arrays do not change.
 
     `shards` are (number of the piece, handle, index of the shard on this host). `manifest` describes the session and is
-    written beside files. `directory` is absolute, or relative to the host's directory for spilled arrays.
+    written beside files. `directory` is absolute, or relative to the host's directory for spilled arrays. With
+    `are_dropped_together`, small pieces may share a file.
     """
 
     session: int
@@ -586,6 +588,7 @@ class SpillRequest(Message, frozen=True, tag=160):
     to_files: bool = False
     directory: str = ""
     manifest: bytes = b""
+    are_dropped_together: bool = False
 
 
 class SpillReply(Message, frozen=True, tag=161):
