@@ -139,7 +139,7 @@ def test_a_lost_version_is_restored_before_a_request_for_it_is_answered() -> Non
     assert play.version.device_numbers == (2,)
 
 
-def test_arrays_of_one_type_share_a_program_when_they_are_restored() -> None:
+def test_small_arrays_share_a_launch_when_they_are_restored() -> None:
     play = Spilling()
     shapes = [(2,), (3,), (2,)]
     for handle, shape in enumerate(shapes, 20):
@@ -154,12 +154,10 @@ def test_arrays_of_one_type_share_a_program_when_they_are_restored() -> None:
     reader = play.reader()
     play.lose(0, "it burnt")
     sent = play.request_version(reader)
-    assert len([each for each in sent if isinstance(each, m.RegisterPlan)]) == 2
-    sends = [each for each in sent if isinstance(each, m.SendSpilled)]
-    for (_, feed, _), vault in [(each.pieces[0], each.session) for each in sends]:
-        play.worker(1, m.FeedsArrived(vault, (feed,)))
-        (run,) = play.of_type(m.Run)
-        play.worker(1, m.Done(((run.sequence, 0, 1),)))
+    send = _only(m.SendSpilled, sent)
+    assert len(send.pieces) == 3
+    play.worker(1, m.FeedsArrived(send.session, tuple(feed for _, feed, _ in send.pieces)))
+    play.worker(1, m.Done(((_only(m.Run, play.of_type(m.Run)).sequence, 0, 1),)))
     assert play.files.state is FileState.WRITTEN
     entries = play.vault.directory.entries
     assert [entries[handle].spec.shape for handle in play.version.held] == shapes

@@ -87,8 +87,11 @@ class _Parser:
         return Call(function, inputs, (), devices, donated, preserved, False, stream)
 
     def _put(self) -> HostToDevice:
-        buffers = self.list(self.host_buffers)
-        return HostToDevice(tuple(each for some in buffers for each in some), ())  # type: ignore[arg-type]
+        lists = [self.list(self.host_buffers)]
+        while self.has(","):
+            lists.append(self.list(self.host_buffers))
+        buffers = [replace(each, output=output) for output, own in enumerate(lists) for some in own for each in some]
+        return HostToDevice(tuple(buffers), ())
 
     def _get(self) -> DeviceToHost:
         values = self.items(self.value)

@@ -260,6 +260,40 @@ def test_arrays_of_one_host_are_made_of_one_buffer_by_one_step():
     assert [machine.shards(value, specs[value])[0].tolist() for value in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
+def test_arrays_of_several_buffers_are_made_in_one_gang():
+    machine = Machine(cluster(1, 2, 1))
+    for host in range(2):
+        for feed in range(3):
+            machine.feeds[host, feed] = np.arange(4) + 10 * feed
+    rows = ArraySpec("int64", (8,), Sharding((0, 1), Tiled((2,), (0, 1))))
+    buffers = (
+        HostBuffer(0, (4,), None, (0, 1), output=0),
+        HostBuffer(1, (4,), None, (0,), output=1),
+        HostBuffer(2, (4,), None, (1,), output=1),
+    )
+    specs = on_devices(0, 1), rows
+    lowered = lower(single("put", (), HostToDevice(buffers, specs), feeds=3), cluster(1, 2, 1), {})
+    assert len(lowered.gangs) == 1
+    machine.run(lowered)
+    assert [each.tolist() for each in machine.shards(0, specs[0])] == [[0, 1, 2, 3]] * 2
+    assert [each.tolist() for each in machine.shards(1, rows)] == [[10, 11, 12, 13], [20, 21, 22, 23]]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "error"),
+    [
+        ((0, 0), "do not fill each shard exactly once"),
+        ((0, 2), "makes output 2 of 2 of a host buffer"),
+        ((0, -1), "makes output -1 of 2 of a host buffer"),
+    ],
+)
+def test_each_of_several_arrays_needs_its_buffers(outputs: tuple[int, ...], error: str):
+    buffers = tuple(HostBuffer(feed, (4,), None, None, output) for feed, output in enumerate(outputs))
+    program = single("put", (), HostToDevice(buffers, (on_devices(0), on_devices(1))), feeds=2)
+    with pytest.raises(StatusError, match=error):
+        lower(program, cluster(1, 1, 2), {})
+
+
 @pytest.mark.parametrize(
     ("program", "error"),
     [

@@ -144,6 +144,14 @@ def every_node() -> Program:
         DeviceToHost((0,), 4, (-4,)),
         DeviceToHost((0,), 5, None),
         DeviceToHost((0, 1), 3, None),
+        HostToDevice(
+            (
+                HostBuffer(0, (2,), None, (0,), 0),
+                HostBuffer(1, (2,), None, (1,), 0),
+                HostBuffer(2, (2,), None, None, 1),
+            ),
+            (ArraySpec("float32", (4,), Sharding((0, 1), Even((2,)))), ONE),
+        ),
     )
     return Program("every node", tuple(SPECS), nodes, (12, 13, 0, 12), 6)
 

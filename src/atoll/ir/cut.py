@@ -15,6 +15,7 @@ from atoll.ir.plan import Lowered, LoweredGang, LoweredValue
 from atoll.ir.program import (
     Call,
     DeviceToHost,
+    HostBuffer,
     HostToDevice,
     Node,
     Rearrange,
@@ -177,8 +178,8 @@ class _Cut:
         return step, [value for _, value in arguments], defines
 
     def _put(self, node: HostToDevice, outputs: range, made: _Node) -> None:
-        if len(outputs) > 1:
-            placed = self.placed.arrays(outputs)
+        placed = self.placed.arrays(outputs)
+        if len(outputs) > 1 and len(node.buffers) == 1:
             hosts = {located.hosts[0] for located in placed}
             if len(hosts) > 1:
                 raise invalid(f"arrays of one host buffer must be on one host, but these are on {len(hosts)} hosts")
@@ -186,9 +187,15 @@ class _Cut:
             arrays = tuple(located.on(host) for located in placed)
             made.on(host).add(p.PutAll(tuple(outputs), arrays, feed), (), outputs, [feed])
             return
-        (located,), (output,) = self.placed.arrays(outputs), outputs
-        pieces: dict[int, list[p.HostPiece]] = {host: [] for host in located.hosts}
+        buffers: list[list[HostBuffer]] = [[] for _ in outputs]
         for buffer in node.buffers:
+            buffers[buffer.output].append(buffer)
+        for output, located, own in zip(outputs, placed, buffers, strict=True):
+            self._put_one(own, output, located, made)
+
+    def _put_one(self, buffers: Iterable[HostBuffer], output: int, located: Located, made: _Node) -> None:
+        pieces: dict[int, list[p.HostPiece]] = {host: [] for host in located.hosts}
+        for buffer in buffers:
             whole = buffer.positions is None
             for position in buffer.positions if buffer.positions is not None else range(len(located.locations)):
                 box = None

@@ -101,14 +101,14 @@ def _check_shared_buffer(node: HostToDevice) -> None:
 
 
 def _check_host_buffers(node: HostToDevice) -> None:
-    if len(node.outputs) > 1:
+    if len(node.outputs) > 1 and len(node.buffers) == 1:
         _check_shared_buffer(node)
         return
-    count = len(node.outputs[0].sharding.devices)
-    times = [0] * count
+    times = [[0] * len(spec.sharding.devices) for spec in node.outputs]
     for buffer in node.buffers:
-        for position in range(count) if buffer.positions is None else buffer.positions:
-            if 0 <= position < count:
-                times[position] += 1
-    if any(each != 1 for each in times):
+        of_output = times[buffer.output]
+        for position in range(len(of_output)) if buffer.positions is None else buffer.positions:
+            if 0 <= position < len(of_output):
+                of_output[position] += 1
+    if any(each != 1 for of_output in times for each in of_output):
         raise invalid("the host buffers do not fill each shard exactly once")

@@ -38,20 +38,21 @@ class HostBuffer(msgspec.Struct, frozen=True, array_like=True):
     """Bytes from the client, in `shape` and `strides` in bytes (None for row-major order without gaps).
 
     The buffer contains each of the shards at `positions` of the output's sharding. If `positions` is None, it contains
-    the whole array.
+    the whole array. `output` is the position of the output in its node.
     """
 
     feed: int
     shape: Shape
     strides: tuple[int, ...] | None
     positions: tuple[int, ...] | None
+    output: int = 0
 
 
 class HostToDevice(msgspec.Struct, frozen=True, array_like=True, tag="put"):
-    """Makes one array from host buffers.
+    """Makes one array from host buffers, or several arrays from several buffers.
 
-    With several outputs, it makes them from one buffer, which has their contents one after the other, in row-major
-    order. All outputs are on one device each, of the same host. The shape of the buffer is its size in bytes.
+    With several outputs and one buffer, the buffer has their contents one after the other, in row-major order. All
+    outputs are on one device each, of the same host. The shape of the buffer is its size in bytes.
     """
 
     buffers: tuple[HostBuffer, ...]
@@ -268,6 +269,10 @@ def check_node(name: str, node: Node, defined: int, feeds: int) -> int:
     for feed in _feeds(node):
         if not 0 <= feed < feeds:
             raise invalid(f"program {name!r} uses feed {feed} of {feeds}")
+    if isinstance(node, HostToDevice):
+        for buffer in node.buffers:
+            if not 0 <= buffer.output < len(node.outputs):
+                raise invalid(f"program {name!r} makes output {buffer.output} of {len(node.outputs)} of a host buffer")
     if isinstance(node, Transfer) and len(node.inputs) != len(node.outputs):
         raise invalid(f"program {name!r} transfers {len(node.inputs)} inputs to {len(node.outputs)} outputs")
     if isinstance(node, Call):

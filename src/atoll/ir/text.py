@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count, groupby
 
+from msgspec.structs import replace
+
 from atoll.cluster.locations import Placement
 from atoll.ir import plan as p
 from atoll.ir.control_flow_split import LoopPrograms, SwitchPrograms, has_control_flow, parts_of, split
@@ -198,7 +200,8 @@ def _node(node: Node, symbols: Mapping[int, str]) -> str:
                 text += f" {word} {_ranges(positions)}" if positions else ""
             return text + (f" stream {node.stream}" if node.stream is not None else "")
         case HostToDevice():
-            return f"put {_host_buffers(node.buffers)}"
+            groups = groupby(node.buffers, lambda buffer: buffer.output)
+            return f"put {', '.join(_host_buffers([replace(each, output=0) for each in own]) for _, own in groups)}"
         case DeviceToHost():
             return f"get {inputs} feed {node.feed}{_strides(node.strides)}"
         case Report():

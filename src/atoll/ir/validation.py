@@ -101,11 +101,9 @@ class DefinitionCheck:
             case HostToDevice():
                 if not node.outputs or node.inputs:
                     raise invalid(f"{path} makes {len(node.outputs)} arrays of host buffers: expected 1 or more")
-                if len(node.outputs) > 1 and len(node.buffers) != 1:
-                    raise invalid(f"{path} makes several arrays of {len(node.buffers)} host buffers: expected 1")
-                count = len(node.outputs[0].sharding.devices)
                 for i, buffer in enumerate(node.buffers):
                     where = f"{path}.buffers[{i}]"
+                    count = len(node.outputs[buffer.output].sharding.devices)
                     _shape(buffer.shape, f"{where}.shape")
                     _strides(buffer.strides, buffer.shape, f"{where}.strides")
                     for position in buffer.positions or ():

@@ -14,7 +14,7 @@ Pure. Invariant: a logical buffer is on devices, spilled, or being restored, and
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -31,6 +31,9 @@ from atoll.state.memory_ledger import Block
 from atoll.state.session import Launch, Session
 
 _MOST_DROPPED = 1024  # pieces of a message
+# Arrays, and their bytes, that one launch restores if a failure of one is a failure of all. Larger ones have their own.
+MOST_TOGETHER = 64
+_MOST_TOGETHER_BYTES = 4 << 20
 
 # A handle and the position of one of its shards.
 Shard = tuple[int, int]
@@ -300,72 +303,94 @@ class ArraySpiller:
     ) -> None:
         """Launch programs that make these arrays again, at the session's places or at others.
 
-        `then(handle, status)` is called for each array after its launch has ended. Raises StatusError if an array
-        cannot be there.
+        `then(handle, status)` is called for each array after its launch has ended. Small arrays share a launch if they
+        keep their pieces, because the caller then needs all arrays. Raises StatusError if an array cannot be there.
         """
         places = session.devices.locations if places is None else places
         entries = session.directory.entries
         programs: dict[ir.Program, int] = {}
+
+        def launch(arrays: Sequence[_Restore], definition: ir.Program, sources: tuple[int, ...] = ()) -> None:
+            if definition not in programs:
+                programs[definition] = self._internal.make(session, definition, places)
+            self._launch(session, arrays, programs[definition], sources, places)
+
+        whole = [handle for handle in handles if not _there(entries[handle]).views]
+        views = [handle for handle in handles if _there(entries[handle]).views]
         try:
-            for handle in sorted(handles, key=lambda each: bool(_there(entries[each]).views)):  # views after the others
+            restores = [_Restore(session, each, entries[each], _there(entries[each]), then, keeps) for each in whole]
+            for arrays in _together(restores, places) if keeps else [[each] for each in restores]:
+                launch(arrays, _definition(arrays))
+            for handle in views:
                 entry = entries[handle]
-                spilled, spec = _there(entry), entry.spec
-                assert spec is not None
+                spilled = _there(entry)
                 sources = {source: entries[source].spec for source, _ in spilled.views if source in entries}
                 specs = {source: each for source, each in sources.items() if each is not None}
-                if spilled.views:
-                    if len(specs) < len({source for source, _ in spilled.views}):  # a faulty proxy released a source
-                        message = "the array that contained it was released"
-                        status = failure(Code.DATA_LOSS, message, Details(Kind.CONTENTS))
-                        session.directory.lose(entry, status)
-                        if then is not None:
-                            then(handle, status)
-                        continue
-                    definition = _view_program(spec, spilled.views, specs)
-                else:
-                    definition = _definition(spec, tuple(part.positions for part in spilled.parts))
-                if definition not in programs:
-                    programs[definition] = self._internal.make(session, definition, places)
+                if len(specs) < len({source for source, _ in spilled.views}):  # a faulty proxy released a source
+                    message = "the array that contained it was released"
+                    status = failure(Code.DATA_LOSS, message, Details(Kind.CONTENTS))
+                    session.directory.lose(entry, status)
+                    if then is not None:
+                        then(handle, status)
+                    continue
                 restore = _Restore(session, handle, entry, spilled, then, keeps)
-                self._launch(restore, programs[definition], tuple(specs), places)
+                launch([restore], _view_program(_spec(entry), spilled.views, specs), tuple(specs))
         finally:
             for number in programs.values():
                 self._internal.drop(session, number)
 
-    def _launch(self, restore: _Restore, program: int, sources: tuple[int, ...], places: Placement) -> None:
-        session, spilled, spec = restore.session, restore.spilled, restore.entry.spec
-        assert spec is not None
-        first, count = self._next_feed, len(spilled.parts)
-        self._next_feed += count
-        feeds = tuple(range(first, first + count))
-        self._restores[session.number, restore.handle] = restore
-        self._by_feed.update(((session.number, feed), restore) for feed in feeds)
-        restore.entry.restore()
+    def _launch(
+        self,
+        session: Session,
+        arrays: Sequence[_Restore],
+        program: int,
+        sources: tuple[int, ...],
+        places: Placement,
+    ) -> None:
+        first = self._next_feed
         by_host: dict[int, list[tuple[m.SpilledPiece, int, tuple[int, ...]]]] = {}
-        for part, feed in zip(spilled.parts, feeds, strict=True):
-            hosts = tuple(sorted({places[spec.sharding.devices[position]].host for position in part.positions}))
-            keeper = part.host if self._is_there(part.host) else hosts[0]  # another host may have access to the files
-            by_host.setdefault(keeper, []).append((part.piece, feed, hosts))
+        for restore in arrays:
+            devices = _spec(restore.entry).sharding.devices
+            self._restores[session.number, restore.handle] = restore
+            for part in restore.spilled.parts:
+                feed = self._next_feed
+                self._next_feed += 1
+                self._by_feed[session.number, feed] = restore
+                hosts = tuple(sorted({places[devices[position]].host for position in part.positions}))
+                # If the host is not there, others on its machine can read the files.
+                keeper = part.host if self._is_there(part.host) else hosts[0]
+                by_host.setdefault(keeper, []).append((part.piece, feed, hosts))
+            restore.entry.restore()
+        feeds = tuple(range(first, self._next_feed))
         for host, pieces in sorted(by_host.items()):
             self._out.to_host(host, m.SendSpilled(session.number, first, tuple(pieces)))
         self._internal.take_credit(session)
-        launch = m.Launch(program, sources, (restore.handle,), feeds)
-        restore.launch = self._launches.launch_to_restore(session, launch, partial(self._restored, restore, feeds))
+        message = m.Launch(program, sources, tuple(each.handle for each in arrays), feeds)
+        then = partial(self._all_restored, tuple(arrays), feeds)
+        launch = self._launches.launch_to_restore(session, message, then)
+        for restore in arrays:
+            restore.launch = launch
 
     def _is_there(self, host: int) -> bool:
         record = self._resources.hosts.get(host)
         return record is not None and self._resources.islands[record.island].works
 
-    def _restored(self, restore: _Restore, feeds: tuple[int, ...], launch: Launch) -> None:
-        number = restore.session.number
+    def _all_restored(self, arrays: Sequence[_Restore], feeds: tuple[int, ...], launch: Launch) -> None:
+        number = arrays[0].session.number
         for feed in feeds:
             self._by_feed.pop((number, feed), None)
-        if self._restores.get((number, restore.handle)) is restore:
-            del self._restores[number, restore.handle]
-        if not restore.keeps:
-            self.drop(restore.session, restore.spilled)
-        if restore.then is not None:
-            restore.then(restore.handle, launch.error or OK)
+        for restore in arrays:
+            if self._restores.get((number, restore.handle)) is restore:
+                del self._restores[number, restore.handle]
+        for restore in arrays:
+            if not restore.keeps:
+                self.drop(restore.session, restore.spilled)
+            if restore.then is not None:
+                restore.then(restore.handle, launch.error or OK)
+
+    def _restored(self, restore: _Restore, feeds: tuple[int, ...], launch: Launch) -> None:
+        """Handle the end of a launch that restores one array. Only older dumps have it."""
+        self._all_restored((restore,), feeds, launch)
 
     def failed(self, host: int, message: m.SendSpilledFailed) -> None:
         """Fail the array whose piece cannot be delivered."""
@@ -469,13 +494,32 @@ def _contents(spec: ArraySpec, position: int) -> object:
     return shard_boxes(spec.sharding, spec.shape)[position] if isinstance(spec.sharding.tiling, Tiled) else position
 
 
-def _definition(spec: ArraySpec, groups: tuple[tuple[int, ...], ...]) -> ir.Program:
-    """Return a program that makes an array from one host buffer for each group of positions."""
-    buffers = tuple(
-        ir.HostBuffer(feed, shard_shape(spec.sharding, spec.shape, positions[0]), None, positions)
-        for feed, positions in enumerate(groups)
-    )
-    return ir.single("bring back", (), ir.HostToDevice(buffers, (spec,)), feeds=len(groups))
+def _together(arrays: Iterable[_Restore], places: Placement) -> Iterator[list[_Restore]]:
+    """Yield the arrays that one launch restores: few or small ones on the same islands, or a single one."""
+    groups: dict[frozenset[int], tuple[list[_Restore], int]] = {}
+    for restore in arrays:
+        islands = frozenset([places[device].island for device in _spec(restore.entry).sharding.devices])
+        group, nbytes = groups.get(islands, ([], 0))
+        nbytes += restore.spilled.nbytes
+        if group and (nbytes > _MOST_TOGETHER_BYTES or len(group) == MOST_TOGETHER):
+            yield group
+            group, nbytes = [], restore.spilled.nbytes
+        group.append(restore)
+        groups[islands] = group, nbytes
+    for group, _ in groups.values():
+        yield group
+
+
+def _definition(arrays: Sequence[_Restore]) -> ir.Program:
+    """Return a program that makes arrays from one host buffer for each of their parts."""
+    buffers: list[ir.HostBuffer] = []
+    for output, restore in enumerate(arrays):
+        spec = _spec(restore.entry)
+        for part in restore.spilled.parts:
+            shape = shard_shape(spec.sharding, spec.shape, part.positions[0])
+            buffers.append(ir.HostBuffer(len(buffers), shape, None, part.positions, output))
+    node = ir.HostToDevice(tuple(buffers), tuple(_spec(each.entry) for each in arrays))
+    return ir.single("bring back", (), node, feeds=len(buffers))
 
 
 def _views_of(entries: Mapping[int, Entry], locations: Mapping[int, DeviceLocation]) -> dict[int, tuple[Shard, ...]]:

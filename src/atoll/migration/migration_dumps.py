@@ -75,6 +75,13 @@ class ArraySpillerDump(Dump):
 
 
 callback("array spiller: restored", ArraySpiller, ArraySpiller._restored, Ref[_Restore], tuple[int, ...])
+callback(
+    "array spiller: all restored",
+    ArraySpiller,
+    ArraySpiller._all_restored,
+    tuple[Ref[_Restore], ...],
+    tuple[int, ...],
+)
 
 # ---- migrations
 

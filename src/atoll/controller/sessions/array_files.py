@@ -29,7 +29,7 @@ from atoll.controller.state import ClusterState
 from atoll.errors import Code, Kind, Status, StatusError
 from atoll.ir.types import DTYPE_BITS, ArraySpec, Even, Uneven, shard_shape
 from atoll.launch.launcher import Launcher
-from atoll.migration.array_spiller import ArraySpiller
+from atoll.migration.array_spiller import MOST_TOGETHER, ArraySpiller
 from atoll.migration.persisted_arrays import PersistedArrays, PersistedVersion, StoredArray
 from atoll.named_arrays.named_arrays import RETRY_SECONDS, Action, NamedArrays
 from atoll.named_arrays.version_files import FileState, VersionFiles
@@ -49,8 +49,6 @@ _MOST_WRITTEN = 4
 _MOST_RETRIED = 64
 # Size of an empty string in a file.
 _LEAST_STRING_BYTES = 2
-# Arrays of a version whose restoration begins in one flush.
-_MOST_RESTORED = 16
 
 
 @dataclass(eq=False)
@@ -436,7 +434,7 @@ class ArrayFiles:
         """Launch the restoration of the next arrays."""
         vault = self._open[restoration.vault]
         stored, first = self._stored[version.key], len(restoration.held)
-        for position in restoration.order[first : first + _MOST_RESTORED]:
+        for position in restoration.order[first : first + MOST_TOGETHER]:
             each = stored[position]
             devices = tuple(restoration.places[device] for device in each.spec.sharding.devices)
             spec = replace(each.spec, sharding=replace(each.spec.sharding, devices=devices))
