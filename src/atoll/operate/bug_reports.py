@@ -37,6 +37,7 @@ import msgspec
 
 from atoll._version import __version__
 from atoll.cluster.cluster_runs import ClusterRun
+from atoll.cluster.printable import printable_text
 from atoll.controller_process.journal_dump import dump_of_journal
 from atoll.errors import AtollError, ClusterError, JournalError
 from atoll.journal.event_log import Header
@@ -49,6 +50,7 @@ from atoll.telemetry.snapshot import Snapshot
 
 MOST_LOG_BYTES = 4 << 20  # of each file of the log: its end
 MOST_EVENT_BYTES = 256 << 20  # of an event log that is read
+_MOST_HEADER_BYTES = 1 << 20  # of `bundle.json`
 HIDDEN = "(hidden)"
 _SECRET_NAME = re.compile("TOKEN|SECRET|PASSWORD|KEY|CREDENTIAL|JOIN|AUTHORITY", re.IGNORECASE)
 _SHOWN = ("ATOLL_", "JAX_", "XLA_", "NCCL_", "CUDA_VISIBLE", "PJRT_", "TF_CPP_")
@@ -223,7 +225,7 @@ class Replayed:
       version: The version of Atoll that recorded the events.
       events: The number of events.
       messages: The number of messages that the controller sent, by kind.
-      log: The lines of its log.
+      log: The lines of its log, each with the seconds since the first event.
     """
 
     version: str
@@ -239,6 +241,7 @@ def replay_bundle(path: Path, skips: bool = True, most_log: int | None = None) -
     its exception. Raises ClusterError if there are no events, or if they cannot be replayed.
     """
     events = 0
+    began: float | None = None
     messages: Counter[str] = Counter()
     log: deque[str] = deque(maxlen=most_log)
     with _lines_of(path) as lines:
@@ -251,7 +254,10 @@ def replay_bundle(path: Path, skips: bool = True, most_log: int | None = None) -
             for event, actions in replay(chain((first,), lines), skips):
                 events += 1
                 messages.update(type(action.message).__name__ for action in actions if isinstance(action, Send))
-                log.extend(f"{event.seconds:.3f} {action.text}" for action in actions if isinstance(action, Log))
+                began = event.seconds if began is None else began
+                log.extend(
+                    f"{event.seconds - began:.3f} {action.text}" for action in actions if isinstance(action, Log)
+                )
         except (ValueError, msgspec.MsgspecError, JournalError) as error:
             text = f"{path} was written by atoll {header.version} and cannot be replayed: {error}"
             raise ClusterError(text) from None
@@ -274,11 +280,22 @@ def _lines_of(path: Path) -> Iterator[Iterator[bytes]]:
         raise ClusterError(f"cannot read {path}: {error}") from None
 
 
+def _why_without_events(archive: tarfile.TarFile) -> str:
+    """Return the reason in `bundle.json`, or "". Anybody may have written the file."""
+    try:
+        file = archive.extractfile("bundle.json")
+        header = msgspec.json.decode(file.read(_MOST_HEADER_BYTES) if file else b"", type=BundleHeader)
+    except (KeyError, msgspec.MsgspecError, UnicodeDecodeError):
+        return ""
+    reason = header.missing.get("events.jsonl", "")
+    return reason and f"; the reason when it was written: {printable_text(reason)}"
+
+
 def _events_of(archive: tarfile.TarFile, path: Path) -> IO[bytes]:
     try:
         member = archive.getmember("events.jsonl")
     except KeyError:
-        raise ClusterError(f"{path} has no event log: no cluster was up when the bundle was written") from None
+        raise ClusterError(f"{path} has no event log{_why_without_events(archive)}") from None
     if member.size > MOST_EVENT_BYTES:
         raise ClusterError(f"{path}: its event log has {member.size} bytes, more than {MOST_EVENT_BYTES}")
     return archive.extractfile(member) or io.BytesIO()

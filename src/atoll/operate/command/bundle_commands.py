@@ -87,8 +87,8 @@ def replay(
 ) -> None:
     """Repeat the decisions of a controller from its events, without a cluster.
 
-    Prints the number of events, the messages that the controller sent, and the end of its log. A bug of the controller
-    raises the same exception here.
+    Prints the number of events, the messages that the controller sent, and the end of its log with the seconds since
+    the first event. A bug of the controller raises the same exception here.
 
     A bundle of a cluster with a journal can be replayed after any number of events, from the state in the journal.
     Other clusters keep their last 50,000 events; if the first ones are missing, they can be read but not replayed.
@@ -102,5 +102,7 @@ def replay(
     print(f"replayed {found.events} events of a controller of atoll {found.version}")
     for name, count in found.messages.items():
         print(f"  sent {count} x {name}")
+    if found.log:
+        print("log, in seconds since the first event:")
     for line in found.log:
         print(f"  {line}")
