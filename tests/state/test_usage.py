@@ -50,9 +50,9 @@ def test_memory_is_charged_by_the_time_for_which_it_is_held():
     assert usage.byte_seconds == 2000
     block.users += 1
     meter.now = 12.25
-    ledger.release(block)
+    ledger.release([block])
     meter.now = 12.5
-    ledger.release(block)
+    ledger.release([block])
     meter.now = 13.0
     ((usage,), _) = meter.take(2)[1], None
     assert usage.byte_seconds == 0.5 * 2000, "memory counts until its last user has released it"
@@ -74,7 +74,7 @@ def test_byte_seconds_add_up_however_often_they_are_taken(blocks: list[tuple[int
         if what == 0:
             held[number] = ledger.take((((0, 0), blocks[number][0]),), None, mine)
         elif what == 1:
-            ledger.release(held.pop(number))
+            ledger.release([held.pop(number)])
         else:
             found += sum(usage.byte_seconds for usage in meter.take(1)[1])
     wanted = sum(nbytes * length for nbytes, _, length in blocks)

@@ -108,6 +108,11 @@ class Outbox:
         """Return the number of the relay of a host, or None: see `RelayTable`."""
         return self._relays.of(host)
 
+    def are_behind(self, relay: int, hosts: Iterable[int]) -> bool:
+        """Return whether all of these hosts receive messages through a relay."""
+        of = self._relays.of
+        return all([of(host) == relay for host in hosts])
+
     def hosts_behind(self, relay: int) -> list[int]:
         """Return the hosts that receive messages through a relay."""
         return self._relays.hosts_behind(relay)

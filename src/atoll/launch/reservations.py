@@ -80,7 +80,13 @@ class Reservations:
         return self._first_lack(node, self._needs(node))
 
     def _needs(self, node: QueuedNode[GangRun]) -> list[_Need]:
-        return [self._need(gang, spec) for gang in node.gangs for spec in parts_of(gang.run.spec)]
+        return [need for gang in node.gangs for need in self._needs_of(gang)]
+
+    def _needs_of(self, gang: Gang[GangRun]) -> list[_Need]:
+        spec = gang.run.spec
+        if spec.islands and (spec.consumes or spec.memory.views):
+            return [self._need(gang, part) for part in parts_of(spec)]
+        return [self._need(gang, spec)]
 
     def _first_lack(self, node: QueuedNode[GangRun], needs: Sequence[_Need]) -> MemoryWait | None:
         if not self.ledger.capacity and node.tenant.memory is None:
@@ -108,7 +114,7 @@ class Reservations:
         gang, wanted = need.gang, need.wanted
         device = self.ledger.lacking(*wanted)
         quota, nbytes = "", 0
-        if device is None and self.waits.waiting and not self._scheduler.is_idle(need.spec.island):
+        if device is None and self.waits.waiting and not all(map(self._scheduler.is_idle, need.spec.all_islands)):
             device = self.waits.claimed(node, wanted)
         if device is None and node.tenant.memory is not None:
             device, quota, nbytes = self._over_quota(node.tenant, node.tenant.memory, wanted)
@@ -135,6 +141,9 @@ class Reservations:
     def _take(self, need: _Need, owner: MemoryLedger | None) -> None:
         run, spec = need.gang.run, need.spec
         account, entries = run.launch.program.account, run.launch.entries
+        if spec.islands:
+            self._take_joint(need, owner)
+            return
         for value, requirement in need.fresh:
             # The gang is a user until it has ended, even if the client releases the buffer before.
             block = self.ledger.take(requirement, owner, account, users=2)
@@ -150,6 +159,17 @@ class Reservations:
                 _share(entries[source], entries[value], spec.hosts)
         if spec.scratch:
             run.blocks.append(self.ledger.take(spec.scratch, owner, account))
+
+    def _take_joint(self, need: _Need, owner: MemoryLedger | None) -> None:
+        """Take the memory of a joint gang that writes no outputs to donated inputs, on all of its islands at once."""
+        run, spec, ledger = need.gang.run, need.spec, self.ledger
+        account, entries = run.launch.program.account, run.launch.entries
+        for value, requirement in need.fresh:
+            blocks = ledger.take_pieces(requirement, spec.pieces_of(requirement), owner, account, users=2)
+            entries[value].blocks.add_all(blocks)
+            run.blocks += blocks
+        if spec.scratch:
+            run.blocks += ledger.take_pieces(spec.scratch, spec.pieces_of(spec.scratch), owner, account)
 
     def _consumed(self, gang: Gang[GangRun], spec: GangSpec) -> dict[MemoryRequirement, list[tuple[Entry, Block]]]:
         """Return the blocks of donated inputs. An output of the same size is written to one of them.
@@ -295,8 +315,9 @@ class Reservations:
         self._release(blocks)
 
     def _release(self, blocks: Iterable[Block]) -> None:
-        for block in blocks:
-            if self.ledger.release(block) and self.waits.waiting:
+        freed = self.ledger.release(blocks)
+        if self.waits.waiting:
+            for block in freed:
                 self.waits.retry(self._resources.topology.island_of(block.host))
 
 

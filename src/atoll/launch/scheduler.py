@@ -307,33 +307,39 @@ class Scheduler(Generic[Payload]):
 
         That island is touched before it can, and only then is the gang tried again.
         """
-        blocked_on, places = gang.blocked_on, list(gang.by_island)
-        if blocked_on >= 0 and not self._may_start(gang, blocked_on, dict(places)[blocked_on]):
+        blocked_on = gang.blocked_on
+        if blocked_on >= 0 and self._loads_to_start(gang, blocked_on, dict(gang.by_island)[blocked_on]) is None:
             return False
-        for island, hosts in places:
-            if not self._may_start(gang, island, hosts):
+        found = []
+        for island, hosts in gang.by_island:
+            loads = self._loads_to_start(gang, island, hosts)
+            if loads is None:
                 gang.blocked_on = island
                 return False
+            found.append(loads)
         gang.blocked_on = -1
-        for island, hosts in places:
-            state = self._islands[island]
-            state.start(gang, state.loads_of(hosts), self.now)
+        for island, loads in zip(gang.islands, found, strict=True):
+            self._islands[island].start(gang, loads, self.now)
         self.touched.update(gang.islands)
         return True
 
-    def _may_start(self, gang: Gang[Payload], island: int, hosts: tuple[int, ...]) -> bool:
-        """Return whether an island can start a joint gang now."""
+    def _loads_to_start(
+        self, gang: Gang[Payload], island: int, hosts: tuple[int, ...]
+    ) -> Sequence[CountGroup[int, HostWindow]] | None:
+        """Return the loads of a joint gang's hosts on an island, or None if the island cannot start it now."""
         state = self._islands[island]
-        while state.committed[0].state is GangState.DROPPED:
-            self._charge(island, state.committed.popleft(), 0)
-        if state.committed[0] is not gang or state.draining or state.record.state not in WORKING:
-            return False
-        if state.are_full(state.loads_of(hosts), gang.weight):
-            return False
+        committed = state.committed
+        while committed[0].state is GangState.DROPPED:
+            self._charge(island, committed.popleft(), 0)
+        if committed[0] is not gang or state.draining or state.record.state not in WORKING:
+            return None
+        loads = state.loads_of(hosts)
+        if state.are_full(loads, gang.weight):
+            return None
         if gang.exclusive and state.in_flight:
             state.draining = True
-            return False
-        return True
+            return None
+        return loads
 
     def finished(self, gang: Gang[Payload], nanoseconds: int = 0) -> None:
         """Note that a started gang has left its island. Charge its session the device time, summed over devices.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from atoll.state.memory_ledger import Block
 
 # Up to this number, blocks are found by looking at all of them. Most buffers have one.
@@ -18,6 +20,13 @@ class BufferBlocks(dict[Block, None]):
         self[block] = None
         if len(self) > _FEW and (index := self._index()) is not None:
             index.setdefault(block.host, []).append(block)
+
+    def add_all(self, blocks: Iterable[Block]) -> None:
+        if self._index() is None:  # `on` makes one when it is needed
+            self.update(dict.fromkeys(blocks))
+            return
+        for block in blocks:
+            self.add(block)
 
     def remove(self, block: Block) -> None:
         """Remove a block that is there."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from atoll.cluster.locations import MemoryRequirement, total
+from atoll.cluster.locations import HostDevice, MemoryRequirement, total
 from atoll.state.host_window import NEW_NS
 from atoll.state.queued_nodes import UNKNOWN_NS, HostCallKind
 from atoll.state.tallies import computes
@@ -97,6 +97,7 @@ class GangSpec:
     computes: bool = field(init=False)  # see `tallies.computes`; transfers run beside gangs that compute
     _memory: GangMemory | None = field(default=None, init=False)
     _island_of: dict[int, int] = field(default_factory=dict, init=False)
+    _pieces: dict[int, tuple[MemoryRequirement, ...]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.device_count = sum(map(len, self.devices.values()))
@@ -129,6 +130,20 @@ class GangSpec:
         known = self.duration_estimate
         return known.nanoseconds if known.runs or self.incoming or self.host_call else max(known.nanoseconds, NEW_NS)
 
+    def pieces_of(self, requirement: MemoryRequirement) -> tuple[MemoryRequirement, ...]:
+        """Return the memory on each of the islands where a joint gang needs some.
+
+        Args:
+          requirement: memory of the gang. The result is remembered by its identity, so it must stay alive.
+        """
+        found = self._pieces.get(id(requirement))
+        if found is None:
+            by_island: dict[int, list[tuple[HostDevice, int]]] = {}
+            for each in requirement:
+                by_island.setdefault(self.island_of(each[0][0]), []).append(each)
+            found = self._pieces[id(requirement)] = tuple(map(tuple, by_island.values()))
+        return found
+
     def islands_of(self, hosts: Iterable[int]) -> list[int]:
         """Return the islands of some of the gang's hosts, in ascending order."""
         return sorted({self.island_of(host) for host in hosts})
@@ -140,6 +155,10 @@ class GangSpec:
         if not self._island_of:
             self._island_of = {each: island for island, hosts in self.by_island for each in hosts}
         return self._island_of[host]
+
+    @property
+    def all_islands(self) -> tuple[int, ...]:
+        return self.islands or (self.island,)
 
     @property
     def by_island(self) -> Iterable[tuple[int, tuple[int, ...]]]:

@@ -7,6 +7,7 @@ other arrays, and outputs that are written to donated inputs. Devices of unknown
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import partial
 
@@ -19,6 +20,14 @@ _MOST_KNOWN = 4096
 
 
 @dataclass(slots=True, eq=False)
+class BlockGroup:
+    """Blocks that a joint gang has taken for one value, one on each of its islands. They are mostly freed together."""
+
+    requirement: MemoryRequirement  # of all of them
+    count: int
+
+
+@dataclass(slots=True, eq=False)
 class Block:
     """Memory on some devices of one island. It is free again after all of its users have released it."""
 
@@ -28,6 +37,7 @@ class Block:
     account: Account | None = None  # that the memory is charged to
     views: int = 0  # number of buffers that share the memory, less one; if it is not 0, workers write no outputs to it
     is_published: bool = False  # some of these buffers are published or lent, so they may outlive the others
+    group: BlockGroup | None = None  # of blocks that were taken together
 
     @property
     def host(self) -> int:
@@ -148,6 +158,18 @@ class MemoryLedger:
             owner._count(requirement)
         return Block(requirement, users, owner, account)
 
+    def take_pieces(
+        self,
+        requirement: MemoryRequirement,
+        pieces: Sequence[MemoryRequirement],
+        owner: MemoryLedger | None = None,
+        account: Account | None = None,
+        users: int = 1,
+    ) -> list[Block]:
+        """Reserve memory as `take` does, with a block for each of the pieces of the requirement."""
+        whole, group = self.take(requirement, owner, account, users), BlockGroup(requirement, len(pieces))
+        return [Block(piece, users, whole.owner, account, group=group) for piece in pieces]
+
     def _count(self, requirement: MemoryRequirement) -> int:
         """Count the memory as used. Return its bytes on all devices together."""
         nbytes = 0
@@ -171,17 +193,22 @@ class MemoryLedger:
         self.total -= nbytes
         return nbytes
 
-    def release(self, block: Block) -> bool:
-        """Remove one user of the block. Return whether it was the last one."""
-        block.users -= 1
-        if block.users:
-            return False
-        nbytes = self._uncount(block.requirement)
-        if block.owner is not None:
-            block.owner._uncount(block.requirement)
-        if block.account is not None:
-            block.account.hold(-nbytes)
-        return True
+    def release(self, blocks: Iterable[Block]) -> list[Block]:
+        """Remove one user of each of the blocks. Return the blocks that have lost their last user."""
+        freed = []
+        for block in blocks:
+            block.users -= 1
+            if not block.users:
+                freed.append(block)
+        whole = _whole(freed) if len(freed) > 1 else None
+        for block in freed if whole is None else freed[:1]:
+            requirement = block.requirement if whole is None else whole.requirement
+            nbytes = self._uncount(requirement)
+            if block.owner is not None:
+                block.owner._uncount(requirement)
+            if block.account is not None:
+                block.account.hold(-nbytes)
+        return freed
 
     def hand_over(self, block: Block, owner: MemoryLedger | None) -> None:
         """Count a block in the ledger of another `owner`, since its former owner does not use it any more."""
@@ -221,3 +248,13 @@ class MemoryLedger:
             self._known.clear()
         self._known[id(requirement)] = requirement, parts
         return parts
+
+
+def _whole(blocks: Sequence[Block]) -> BlockGroup | None:
+    """Return the group of which these are all blocks, charged to the same owner and account, or None."""
+    first = blocks[0]
+    group, owner, account = first.group, first.owner, first.account
+    if group is None or len(blocks) != group.count:
+        return None
+    are_alike = [each.group is group and each.owner is owner and each.account is account for each in blocks]
+    return group if all(are_alike) else None

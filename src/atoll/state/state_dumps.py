@@ -52,7 +52,7 @@ from atoll.state.gang_specs import ClientFeed, DurationEstimate, GangSpec, HostF
 from atoll.state.gang_states import GangState, Reason
 from atoll.state.grouped_counts import CountGroup, GroupedCounts
 from atoll.state.launch_states import LaunchState
-from atoll.state.memory_ledger import Block, MemoryLedger, _Memory
+from atoll.state.memory_ledger import Block, BlockGroup, MemoryLedger, _Memory
 from atoll.state.object_dumps import As, Callback, Counts, Deque, Dump, Ref, RefTo, Shared, callback, dump_of
 from atoll.state.offenses import Offenses, TenantOffenses
 from atoll.state.programs import HostPlan, ProgramParts, ProgramValue, RegisteredProgram
@@ -331,7 +331,13 @@ class MemoryLedgerDump(Dump):
     _unpublished_bytes: int = 0
 
 
-@dump_of(Block, "block")
+@dump_of(BlockGroup, "block group")
+class BlockGroupDump(Dump):
+    requirement: Requirement
+    count: int
+
+
+@dump_of(Block, "block", version=2)
 class BlockDump(Dump):
     requirement: Requirement
     users: int = 1
@@ -339,6 +345,7 @@ class BlockDump(Dump):
     account: Ref[Account] | None = None
     views: int = 0
     is_published: bool = False
+    group: Ref[BlockGroup] | None = None
 
 
 BlocksForm = Annotated[tuple[Ref[Block], ...], As(BufferBlocks.fromkeys, read=tuple)]
@@ -436,7 +443,7 @@ def _no_memory() -> None:
     GangSpec,
     "gang spec",
     version=2,
-    rebuilt={"_memory": _no_memory, "_island_of": dict},
+    rebuilt={"_memory": _no_memory, "_island_of": dict, "_pieces": dict},
     rebuild=GangSpec.__post_init__,
 )
 class GangSpecDump(Dump):

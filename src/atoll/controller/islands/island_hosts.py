@@ -179,7 +179,7 @@ class Relays:
             while stop < count and sequences[stop] == sequence:
                 stop += 1
             its, its_times = hosts[first:stop], times[2 * first : 2 * stop]
-            if any([of(host) != relay for host in its]):
+            if not self._outbox.are_behind(relay, its):
                 there = [i for i, host in enumerate(its) if of(host) == relay]
                 its_times = tuple([each for i in there for each in its_times[2 * i : 2 * i + 2]])
                 its = tuple([its[i] for i in there])

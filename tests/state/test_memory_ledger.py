@@ -1,0 +1,37 @@
+"""The ledger of device memory: blocks that are taken and freed together."""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll.state.memory_ledger import MemoryLedger
+from atoll.state.usage import Account
+
+PIECES = tuple((((host, 0), 8), ((host, 1), 8)) for host in range(3))
+WHOLE = tuple(each for piece in PIECES for each in piece)
+
+
+@pytest.mark.parametrize("parts", [(3,), (1, 2), (2, 1), (1, 1, 1)])
+def test_pieces_are_freed_one_by_one_or_together(parts):
+    ledger, owner, account = MemoryLedger(), MemoryLedger(), Account()
+    blocks = ledger.take_pieces(WHOLE, PIECES, owner, account, users=2)
+    assert [block.requirement for block in blocks] == list(PIECES)
+    assert ledger.release(blocks) == [], "they have another user"
+    assert ledger.total == owner.total == 48
+    left = list(blocks)
+    for count in parts:
+        some, left = left[:count], left[count:]
+        assert ledger.release(some) == some
+        used = {device: 8 for block in left for device, _ in block.requirement}
+        for each in (ledger, owner):
+            assert each.total == 16 * len(left)
+            assert {device: nbytes for device, nbytes in each.used.items() if nbytes} == used
+
+
+def test_a_piece_that_another_tenant_was_charged_for_is_freed_there():
+    ledger, owner, other = MemoryLedger(), MemoryLedger(), MemoryLedger()
+    blocks = ledger.take_pieces(WHOLE, PIECES, owner)
+    ledger.hand_over(blocks[1], other)
+    assert (owner.total, other.total) == (32, 16)
+    ledger.release(blocks)
+    assert (ledger.total, owner.total, other.total) == (0, 0, 0)
