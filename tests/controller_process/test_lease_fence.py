@@ -98,6 +98,9 @@ def test_a_check_before_the_messages_of_a_turn_fences_without_a_look(play):
         play.peers[10] = Peer(10)
         play.fence.check()
         assert 10 in play.fenced, "it has connected since"
+        play.peers[10].is_corked = False
+        play.fence.check()
+        assert 10 in play.fenced, "it has resumed its connection since"
 
     play(scene)
 

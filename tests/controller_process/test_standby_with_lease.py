@@ -18,11 +18,12 @@ from atoll.leadership.election import Claim
 from atoll.leadership.lease_keeper import LeaseKeeper
 from atoll.leadership.lease_record import LEASE_SECONDS, RENEW_SECONDS, LeaseRecord, StoredRecord
 from atoll.protocol import messages as m
+from atoll.wire.endpoints import connect
 from tests.controller_process.test_standby import READY, Pair, Peer, asked
 from tests.leadership.lease_in_memory import Clock, LeaseInMemory
 from tests.waiting import until_async
 
-REFUSED, STATUS = 2, 82
+REFUSED, STATUS, AGENT_SAYS = 2, 82, 110
 
 
 class CutStore:
@@ -161,6 +162,30 @@ def test_a_controller_without_its_lease_answers_commands_and_everybody_else_when
         assert (await pair.proxy.next_of(READY))[1] == 7
         for each in (late, command):
             each.connection.close()
+        pair.shell.stop()
+
+    play(scene)
+
+
+def test_a_controller_without_its_lease_drops_an_agent_instead_of_forwarding_a_message_of_the_engine(play):
+    async def scene(pair: Pair, leases: Leases) -> None:
+        engine = await Peer.open(pair.first, "engine")
+        await until_async(lambda: pair.shell.controller.connections.engine is not None)
+        told: list[Any] = []
+        lost: list[str] = []
+        agent = await connect(pair.first, Any, told.append, lost.append, name="the controller")
+        agent.send(m.Hello(m.PROTOCOL, "agent", "", 1, "test", "a machine"))
+        agent.send(m.AgentSays(b"hello"))
+        number = (await engine.next_of(AGENT_SAYS))[2]
+        engine.connection.send(m.TellAgent(number, b"one"))
+        await until_async(lambda: [each[2] for each in told] == [b"one"])
+        leases.frozen.add(leases.first)
+        leases.clock.now += RENEW_SECONDS
+        engine.connection.send(m.TellAgent(number, b"two"))
+        await until_async(lambda: bool(lost))
+        assert len(told) == 1
+        for each in (engine.connection, agent):
+            each.close()
         pair.shell.stop()
 
     play(scene)

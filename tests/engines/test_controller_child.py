@@ -22,6 +22,10 @@ from atoll.controller_process.controller_options import (
 from atoll.engines import controller_child
 from atoll.engines.controller_child import ControllerChild
 from atoll.engines.island_processes import MAX_RESTARTS
+from atoll.leadership.lease_address import open_lease
+from atoll.leadership.lease_record import LeaseRecord
+from tests.leadership.lease_servers import FakeEtcd
+from tests.waiting import until
 
 STARTS = MAX_RESTARTS + 4
 _CONTROLLER = """
@@ -33,6 +37,29 @@ is_last = os.path.getsize(sys.argv[2]) == {starts}
 os.write(options["ready_fd"], {runs!r} if is_last else {runs!r} + {said!r})
 os._exit(0 if is_last else {status})
 """
+
+
+def test_the_lease_of_a_followed_controller_is_released_in_its_name_when_it_is_killed(tmp_path, monkeypatch):
+    etcd = FakeEtcd()
+    with etcd.serving():
+        lease = f"etcd://{etcd.address}/atoll"
+        said = FOLLOWED + b"tls://two:1\n"
+
+        def command(module: str, options: ControllerOptions) -> list[str]:
+            open_lease(lease).write(LeaseRecord(options.lease_holder, 3, "tls://two:1"), "")
+            source = f"import os; os.write({options.ready_fd}, {RUNS + said!r}); os.kill(os.getpid(), 9)"
+            return [sys.executable, "-SEs", "-c", source]
+
+        monkeypatch.setattr(controller_child, "command", command)
+
+        async def run() -> None:
+            replaced: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+            options = ControllerOptions("", ClusterSettings("1x1x1"), 1, journal=str(tmp_path), lease=lease)
+            ControllerChild(options, lambda: None, lambda text: None, replaced.set_result).start()
+            await asyncio.wait_for(replaced, 60.0)
+
+        asyncio.run(run())
+        until(lambda: open_lease(lease).read().record == LeaseRecord("", 3, "tls://two:1"))
 
 
 def starts_of(

@@ -24,3 +24,11 @@ def test_a_standby_tells_what_it_would_do(state: StandbyState, has_copy: bool, s
     assert first == "standby lab at tls://two:7000, of the controller at tls://one:7000"
     assert expected in text
     assert "atoll down --name lab" in last
+
+
+@pytest.mark.parametrize("seconds", [3, 60])
+def test_a_standby_with_a_lease_takes_over_when_it_can_acquire_it(seconds: float) -> None:
+    lease = "the lease lab in etcd"
+    status = StandbyStatus("tls://one:7000", StandbyState.LOST, 1000.0, "it ended", True, lease)
+    _, text, _ = standby_text(status, "lab", "tls://two:7000", 1000.0 + seconds)
+    assert "it ended; takes over when the controller has lost the lease lab in etcd and a host" in text

@@ -71,6 +71,5 @@ class LeaseFence(LeaderFence):
         if not self._fenced:
             _log.warning("this controller does not hold %s, and sends nothing until it does", self._lease.name)
         for each in self._connections.all():
-            if each.number not in self._fenced:
-                self._fenced.add(each.number)
-                each.fence()
+            self._fenced.add(each.number)
+            each.fence()  # again, because its peer may have resumed it since

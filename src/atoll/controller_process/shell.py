@@ -500,12 +500,23 @@ class ControllerShell:
         if connection is None:
             return
         message = action.message
+        if isinstance(message, m.TellAgent) and self.lease is not None and not self.lease.holds():
+            self._drop_agent(action.connection)
+            return
         if message is not self._encoded[0]:  # many hosts in sequence get the same message
             self._encoded = message, encode(message)
         if action.in_pieces:
             connection.send_in_pieces(self._encoded[1])
         else:
             connection.send_encoded(self._encoded[1])
+
+    def _drop_agent(self, number: int) -> None:
+        """End the connection of an agent, which cannot be fenced. The agent also tries other controllers."""
+        connection = self._connections[number]
+        if isinstance(connection, Connection):
+            connection.abort()
+        _, on_lost = self._callbacks(number)
+        self._loop.call_soon(on_lost, "this controller does not hold its lease")
 
     def _close(self, action: a.Close) -> None:
         connection = self._connections.pop(action.connection, None)
