@@ -226,7 +226,10 @@ def loopback_certificates(directory: Path) -> dict[str, Path]:
     )
     encoded = certificate.public_bytes(Encoding.PEM)
     unencrypted = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    files = {name: directory / name for name in ("ATOLL_LEASE_AUTHORITY", "ATOLL_LEASE_CERTIFICATE", "ATOLL_LEASE_KEY")}
+    files = {
+        name: directory / name
+        for name in ("ATOLL_LEADER_LEASE_AUTHORITY", "ATOLL_LEADER_LEASE_CERTIFICATE", "ATOLL_LEADER_LEASE_KEY")
+    }
     for file, content in zip(files.values(), (encoded, encoded, unencrypted), strict=True):
         file.write_bytes(content)
     return files
@@ -235,8 +238,8 @@ def loopback_certificates(directory: Path) -> dict[str, Path]:
 def serving_context(files: dict[str, Path], verify: ssl.VerifyMode = ssl.CERT_NONE) -> ssl.SSLContext:
     """Return the context of a server with these files."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(files["ATOLL_LEASE_CERTIFICATE"], files["ATOLL_LEASE_KEY"])
-    context.load_verify_locations(files["ATOLL_LEASE_AUTHORITY"])
+    context.load_cert_chain(files["ATOLL_LEADER_LEASE_CERTIFICATE"], files["ATOLL_LEADER_LEASE_KEY"])
+    context.load_verify_locations(files["ATOLL_LEADER_LEASE_AUTHORITY"])
     context.verify_mode = verify
     return context
 

@@ -120,7 +120,7 @@ def test_a_service_account_that_may_not_use_leases_is_told(kubernetes, account):
 
 def test_a_pod_reaches_the_api_server_with_its_own_token_and_authority(account, tmp_path):
     files = loopback_certificates(tmp_path)
-    (account / "ca.crt").write_bytes(files["ATOLL_LEASE_AUTHORITY"].read_bytes())
+    (account / "ca.crt").write_bytes(files["ATOLL_LEADER_LEASE_AUTHORITY"].read_bytes())
     server = FakeKubernetes(serving_context(files))
     with server.serving():
         host, port = server.address.split(":")
@@ -156,7 +156,7 @@ def test_etcd_with_tls_gets_the_certificate_of_the_settings(tmp_path):
     server = FakeEtcd(serving_context(files, ssl.CERT_REQUIRED))
     with server.serving():
         assert open_lease(f"etcds://{server.address}/atoll", environment).write(RECORD, "") is not None
-        del environment["ATOLL_LEASE_CERTIFICATE"], environment["ATOLL_LEASE_KEY"]
+        del environment["ATOLL_LEADER_LEASE_CERTIFICATE"], environment["ATOLL_LEADER_LEASE_KEY"]
         with pytest.raises(LeaseError, match="no reply from etcd"):
             open_lease(f"etcds://{server.address}/atoll", environment).read()
         with pytest.raises(LeaseError, match="no reply from etcd"):
@@ -164,8 +164,8 @@ def test_etcd_with_tls_gets_the_certificate_of_the_settings(tmp_path):
 
 
 def test_a_missing_file_for_tls_is_told(tmp_path):
-    with pytest.raises(LeaseError, match="cannot read the files of ATOLL_LEASE_AUTHORITY"):
-        open_lease("etcds://one:2379/atoll", {"ATOLL_LEASE_CERTIFICATE": str(tmp_path / "none")})
+    with pytest.raises(LeaseError, match="cannot read the files of ATOLL_LEADER_LEASE_AUTHORITY"):
+        open_lease("etcds://one:2379/atoll", {"ATOLL_LEADER_LEASE_CERTIFICATE": str(tmp_path / "none")})
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,14 @@ def user(program_cache: Path) -> Iterator[User]:
             "a standby on TCP needs the cluster's authority; add --auth",
         ),
         (("--standby", "one:7000", "--journal", "j", "--insecure"), "a standby on TCP needs TLS; remove --insecure"),
-        (("--lease", "etcd://one:1/a"), "--lease: only a standby or a restarted controller needs it; add --journal"),
-        (("--lease", "one:1/a", "--journal", "j"), "--lease: the lease is 'one:1/a': expected etcd://HOST:PORT/NAME"),
+        (
+            ("--leader-lease", "etcd://one:1/a"),
+            "--leader-lease: only a standby or a restarted controller needs it; add --journal",
+        ),
+        (
+            ("--leader-lease", "one:1/a", "--journal", "j"),
+            "--leader-lease: the lease is 'one:1/a': expected etcd://HOST:PORT/NAME",
+        ),
     ],
 )
 def test_what_cannot_be_a_standby_is_refused_before_anything_starts(user, arguments, expected):

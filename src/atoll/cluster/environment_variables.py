@@ -174,27 +174,30 @@ CERTIFICATE_SECONDS = PROCESSES.add(
     "Seconds for which a cluster's certificates are valid; they are renewed earlier.",
     default="86400",
 )
-LEASE = PROCESSES.add(
-    "ATOLL_LEASE",
+LEADER_LEASE = PROCESSES.add(
+    "ATOLL_LEADER_LEASE",
     TEXT,
-    "Lease that decides whether a controller or its standby serves the cluster, if `atoll up` has no --lease: "
+    "Lease that decides whether a controller or its standby serves the cluster, if `atoll up` has no --leader-lease: "
     "etcd://HOST:PORT/NAME, etcds://HOST:PORT/NAME or kubernetes://NAMESPACE/NAME.",
     default="none: the hosts decide",
     more="See [an external lease](operate/high-availability.md#an-external-lease).",
 )
-LEASE_AUTHORITY = PROCESSES.add(
-    "ATOLL_LEASE_AUTHORITY",
+LEADER_LEASE_AUTHORITY = PROCESSES.add(
+    "ATOLL_LEADER_LEASE_AUTHORITY",
     TEXT,
     "File with the certificate authority of a lease at etcds://, in PEM.",
     default="those of the system",
 )
-LEASE_CERTIFICATE = PROCESSES.add(
-    "ATOLL_LEASE_CERTIFICATE", TEXT, "File with the client certificate for a lease at etcds://, in PEM.", default="none"
-)
-LEASE_KEY = PROCESSES.add(
-    "ATOLL_LEASE_KEY",
+LEADER_LEASE_CERTIFICATE = PROCESSES.add(
+    "ATOLL_LEADER_LEASE_CERTIFICATE",
     TEXT,
-    "File with the key of ATOLL_LEASE_CERTIFICATE, in PEM.",
+    "File with the client certificate for a lease at etcds://, in PEM.",
+    default="none",
+)
+LEADER_LEASE_KEY = PROCESSES.add(
+    "ATOLL_LEADER_LEASE_KEY",
+    TEXT,
+    "File with the key of ATOLL_LEADER_LEASE_CERTIFICATE, in PEM.",
     default="in the file of the certificate",
 )
 PYTHON_ENVIRONMENT = PROCESSES.add(

@@ -122,7 +122,8 @@ class StandbyReplication:
             return Status(Code.FAILED_PRECONDITION, text)
         here = self._lease.name if self._lease is not None else "no lease"
         if (hello.lease or "no lease") != here:
-            text = f"the controller uses {here}, the standby {hello.lease or 'no lease'}: give both the same --lease"
+            there = hello.lease or "no lease"
+            text = f"the controller uses {here}, the standby {there}: give both the same --leader-lease"
             return Status(Code.FAILED_PRECONDITION, text)
         if self._standby is not None:
             return Status(Code.ALREADY_EXISTS, f"this controller has a standby, at {self._address}")

@@ -1,4 +1,4 @@
-"""The address of a lease, as in `atoll up --lease etcd://one:2379,two:2379/atoll`."""
+"""The address of a lease, as in `atoll up --leader-lease etcd://one:2379,two:2379/atoll`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from atoll.cluster.environment_variables import LEASE_AUTHORITY, LEASE_CERTIFICATE, LEASE_KEY
+from atoll.cluster.environment_variables import LEADER_LEASE_AUTHORITY, LEADER_LEASE_CERTIFICATE, LEADER_LEASE_KEY
 from atoll.errors import LeaseError
 from atoll.leadership.etcd_lease import EtcdLease
 from atoll.leadership.kubernetes_lease import KubernetesLease, api_server
@@ -66,13 +66,15 @@ def open_lease(text: str, environment: Mapping[str, str] = os.environ) -> LeaseS
 
 
 def _tls(environment: Mapping[str, str]) -> ssl.SSLContext:
-    files = [each.text(environment) for each in (LEASE_AUTHORITY, LEASE_CERTIFICATE, LEASE_KEY)]
+    files = [each.text(environment) for each in (LEADER_LEASE_AUTHORITY, LEADER_LEASE_CERTIFICATE, LEADER_LEASE_KEY)]
     authority, certificate, key = files
     try:
         context = ssl.create_default_context(cafile=authority or None)
         if certificate or key:
             context.load_cert_chain(certificate, key or None)
     except (OSError, ValueError) as error:
-        variables = ", ".join(each.variable for each in (LEASE_AUTHORITY, LEASE_CERTIFICATE, LEASE_KEY))
+        variables = ", ".join(
+            each.variable for each in (LEADER_LEASE_AUTHORITY, LEADER_LEASE_CERTIFICATE, LEADER_LEASE_KEY)
+        )
         raise LeaseError(f"cannot read the files of {variables}: {error}") from None
     return context

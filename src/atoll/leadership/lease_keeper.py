@@ -198,7 +198,7 @@ class LeaseKeeper:
                 if record.holder and seen != other:
                     raise LeaseError(
                         f"{self.name} is held by {record.holder}, which renews it: end that cluster, or give this one "
-                        "another --lease"
+                        "another --leader-lease"
                     )
             if self._stops or self._clock() + pause > deadline:
                 raise LeaseError(self._problem or f"{self.name} was not acquired within {seconds:.0f} s")

@@ -14,7 +14,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from atoll.cluster.environment_variables import AUTHORITY, LEASE
+from atoll.cluster.environment_variables import AUTHORITY, LEADER_LEASE
 from atoll.cluster.settings import DEFAULT_ENGINE, ClusterSettings
 from atoll.cluster.tenant_settings import DEFAULT_NAME as DEFAULT_TENANT_NAME
 from atoll.cluster.tenant_settings import TENANT_MARK
@@ -128,10 +128,10 @@ def up(
     lease: Annotated[
         str,
         typer.Option(
-            "--lease",
+            "--leader-lease",
             help="Serve the cluster only while this controller holds the lease at this address: "
             "etcd://HOST:PORT[,HOST:PORT]/NAME, etcds://... with TLS, or kubernetes://NAMESPACE/NAME. Needs a "
-            "--journal. Give the same to its --standby. Defaults to ATOLL_LEASE.",
+            "--journal. Give the same to its --standby. Defaults to ATOLL_LEADER_LEASE.",
             metavar="ADDRESS",
         ),
     ] = "",
@@ -270,7 +270,7 @@ def _checked_lease(lease: str, settings: ClusterSettings, journal: Path | None) 
     """Return the address of the lease, or "". Ends the command if the options do not allow it."""
     from atoll.leadership.lease_address import open_lease
 
-    source, address = ("--lease", lease) if lease else (LEASE.variable, LEASE.text())
+    source, address = ("--leader-lease", lease) if lease else (LEADER_LEASE.variable, LEADER_LEASE.text())
     if not address:
         return ""
     try:
