@@ -88,4 +88,8 @@ def test_the_journal_and_its_standby_are_named() -> None:
     assert "journal complete; no standby follows" in text(JournalLoad(True, 1, 0.0, 0))
     followed = JournalLoad(True, 1, 0.0, 0, "tls://two:7000")
     assert "journal complete; the standby at tls://two:7000 follows" in text(followed)
+    held = JournalLoad(True, 1, 0.0, 0, "", "the lease lab in etcd", True)
+    assert "no standby follows; the controller holds the lease lab in etcd" in text(held)
+    late = JournalLoad(True, 1, 0.0, 0, "", "the lease lab in etcd", False)
+    assert "does not hold the lease lab in etcd, so it sends nothing" in text(late)
     assert "journal incomplete: if the controller ends now" in text(JournalLoad(False, 1, 0.0, 0))

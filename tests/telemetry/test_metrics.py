@@ -73,6 +73,9 @@ def test_the_journal_the_standby_and_the_certificate_have_metrics_if_there_are_s
     names = ("journal_complete", "journal_snapshots_total", "journal_snapshot_age_seconds", "journal_bytes")
     assert [found[f"atoll_{name}"][()] for name in names] == [0, 3, 12.5, 4096]
     assert found["atoll_standby_follows"][()] == 1
+    assert not found.get("atoll_leader_lease_held")
+    play.event(e.Tick(3.0, e.Load(journal=msgspec.structs.replace(journal, lease="a lease", holds_lease=True))))
+    assert samples(play)["atoll_leader_lease_held"][()] == 1
     assert found["atoll_certificate_expiry_seconds"][()] == 3600
 
 

@@ -38,7 +38,7 @@ def labels_by_sample() -> dict[str, set[str]]:
     play = Play("1x1x1", device_memory=1000)
     play.with_call()
     play.array(10)
-    journal = e.JournalLoad(True, 1, 2.0, 3)
+    journal = e.JournalLoad(True, 1, 2.0, 3, lease="a lease")
     play.event(e.Tick(2.0, e.Load(0.004, journal=journal, certificate_seconds=100.0)))
     found: dict[str, set[str]] = {}
     for family in metrics_of(msgspec.convert(msgspec.to_builtins(snapshot_of(play)), type(snapshot_of(play)))):

@@ -343,6 +343,8 @@ class ControllerShell:
 
     def _measure_load(self) -> e.Load:
         journal = self.journal.load(self.replication.follower) if self.journal is not None else None
+        if journal is not None and self.lease is not None:
+            journal = msgspec.structs.replace(journal, lease=self.lease.name, holds_lease=self.lease.holds())
         seconds = self.joiners.identity.certificate.ends - time.time() if self.joiners is not None else -1.0
         load = self._load.measure(self._times.ping)
         return msgspec.structs.replace(load, journal=journal, certificate_seconds=seconds)

@@ -131,10 +131,13 @@ def _host(host: HostSnapshot) -> tuple[str | Text, ...]:
 
 
 def _journal(journal: JournalLoad) -> str:
-    """Describe the journal and the standby of a controller."""
+    """Describe the journal, the standby and the external lease of a controller."""
     state = "complete" if journal.complete else "incomplete: if the controller ends now, the cluster ends"
     standby = f"the standby at {journal.standby} follows" if journal.standby else "no standby follows"
-    return f"{state}; {standby}"
+    if not journal.lease:
+        return f"{state}; {standby}"
+    held = f"holds {journal.lease}" if journal.holds_lease else f"does not hold {journal.lease}, so it sends nothing"
+    return f"{state}; {standby}; the controller {held}"
 
 
 def _machines(machines: Iterable[MachineSnapshot]) -> Table:

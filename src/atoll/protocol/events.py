@@ -76,6 +76,8 @@ class JournalLoad(msgspec.Struct, frozen=True):
     snapshot_age: float  # seconds since the last one
     bytes: int  # of events since then
     standby: str = ""  # address of a standby that has all events and takes over if the controller ends; "": none
+    lease: str = ""  # name of the external lease; "": none
+    holds_lease: bool = False  # otherwise the controller sends nothing to its peers
 
 
 class Load(msgspec.Struct, frozen=True):

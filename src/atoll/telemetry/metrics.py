@@ -226,6 +226,8 @@ def _journal(snapshot: Snapshot) -> Iterator[Metric]:
     rows = [] if journal is None else [journal]
     for name, text, value in _JOURNAL_GAUGES:
         yield _gauge(name, text, rows=[(value(each),) for each in rows])
+    text = "1 if the controller holds its external lease, 0 if it sends nothing until it does."
+    yield _gauge("leader_lease_held", text, rows=[(each.holds_lease,) for each in rows if each.lease])
     text = "Snapshots that the controller's process has written."
     yield _counter("journal_snapshots", text, rows=[(each.snapshots,) for each in rows])
     yield _gauge(
