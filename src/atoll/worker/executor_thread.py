@@ -1,8 +1,9 @@
 """The executor's thread, which runs plans (see `plan_executor`).
 
 One thread enqueues, and never waits for data. A small program may run inside the call that enqueues it, and wait there
-for a peer, so this thread reads no messages. Other threads wait for XLA to complete runs, and a pool of threads reads
-results for clients and other hosts.
+for a peer, so this thread reads no messages. The thread that does handles short messages itself while this one is idle
+(`submissions`). Other threads wait for XLA to complete runs, and a pool of threads reads results for clients and other
+hosts.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from typing import Any
 from atoll.transfers.inbox import Inbox
 from atoll.worker.completion_reporter import CompletionReporter, Occupancy
 from atoll.worker.completions import CompletionWatcher
-from atoll.worker.delegated_run_dispatcher import DelegatedRunDispatcher, DelegatedUnits
+from atoll.worker.delegated_run_dispatcher import DelegatedRunDispatcher, DelegatedUnits, UnitsEnded
+from atoll.worker.future_arrays import Outcome
 from atoll.worker.joint_runs import JointRuns
 from atoll.worker.plan_executor import PlanExecutor
 from atoll.worker.read_threads import ReadThreads
 from atoll.worker.spill_store import SpillStore
 from atoll.worker.step_runner import StepRunner
+from atoll.worker.submissions import Submissions
 
 # The executor's thread reports units that complete at once when it is idle, or after this many, so that the
 # controller's window does not run empty.
@@ -29,6 +32,14 @@ _COMPLETED_AT_A_TIME = 6
 
 class _Wake:
     """Wakes the executor's thread because bytes that a blocked unit awaits have arrived."""
+
+
+class _Completed:
+    """Wakes the executor's thread because a unit has completed on another thread."""
+
+
+# Messages that other threads than that of the controller's messages queue.
+_OTHERS = frozenset((_Wake, _Completed, Outcome, UnitsEnded))
 
 
 class ExecutorThread:
@@ -55,23 +66,32 @@ class ExecutorThread:
         )
         self.units = Units(self.plan_executor.reporter, occupancy, delegated, steps.joint_runs)
         self._delegated_runs = DelegatedRunDispatcher(delegated, self.plan_executor.handle, inbox.await_all)
+        self._submissions = Submissions(messages, self._handle, self.plan_executor.is_short, self._report_soon)
         threading.Thread(target=self._work, name="atoll-executor", daemon=True).start()
 
     def submit(self, message: Any) -> None:
-        """Queue a message for `PlanExecutor.handle`. Safe on any thread."""
-        self._queue.put(message)
+        """Handle a message of the controller, or queue it for the thread. Safe on any thread."""
+        self._submissions.add(message)
 
     def _work(self) -> None:
-        executor, reporter = self.plan_executor, self.plan_executor.reporter
+        reporter, submissions = self.plan_executor.reporter, self._submissions
         while True:
             if reporter.completed and (len(reporter.completed) >= _COMPLETED_AT_A_TIME or self._queue.empty()):
                 reporter.report_completed()
             message = self._queue.get()
-            if type(message) is _Wake:
-                executor.resume_blocked()
-            else:
-                self._delegated_runs.handle(message)
+            submissions.handle(message, type(message) not in _OTHERS)
             del message  # otherwise the last run's arguments would live until the next message
+
+    def _handle(self, message: Any) -> None:
+        if type(message) is _Wake:
+            self.plan_executor.resume_blocked()
+        elif type(message) is not _Completed:
+            self._delegated_runs.handle(message)
+
+    def _report_soon(self) -> None:
+        """Have the thread report units that the submitting thread has completed, with those that follow at once."""
+        if self.plan_executor.reporter.completed:
+            self._queue.put(_Completed())
 
 
 class Units:

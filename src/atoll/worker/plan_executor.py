@@ -37,6 +37,7 @@ from atoll.worker.step_runner import StepRunner
 from atoll.worker.store import Store
 
 _RECEIVES = (p.Receive, p.ReceiveRows)  # steps that wait for other hosts
+_READS = frozenset((p.Get, p.GetAll))  # steps that read arrays for the client
 # Items of a session that are processed in order.
 _Item = DispatchUnit | m.DropRun | m.Free | m.SpillRequest | m.CloseStore | m.DropFunction
 
@@ -83,6 +84,13 @@ class PlanExecutor:
         self._blocked: dict[int, deque[_Item]] = {}  # by session
         self._background: dict[int, list[DispatchUnit]] = {}  # by session
         self._collectives = CollectiveOrder()
+
+    def is_short(self, message: Any) -> bool:
+        """Return whether handling the message frees buffers or reads arrays, and nothing else."""
+        if type(message) is m.Run:
+            plan = self._plans.get(message.plan)
+            return plan is not None and _only_reads(plan)
+        return type(message) is m.Free and not message.delete  # deletions wait for one another
 
     def handle(self, message: Any) -> None:
         """Handle a message of the controller, or an Outcome. The messages of a session are processed in order."""
@@ -358,6 +366,11 @@ class PlanExecutor:
         else:
             if not unit.futures:
                 self.reporter.watch(unit)
+
+
+def _only_reads(plan: p.Plan) -> bool:
+    """Return whether all steps of the plan read arrays for the client. Other threads do the reads that have to wait."""
+    return all(type(step) in _READS for segment in plan.segments for step in segment.steps)
 
 
 class CollectiveOrder:
