@@ -122,6 +122,8 @@ MESSAGES: dict[str, Any] = {
     "Launch.feeds is (5, 6): expected one feed": m.Launch(1, (10,), (12,), (5, 6), contents=b""),
     "Launch.contents is '4097 bytes': expected at most 4096": m.Launch(1, (10,), (12,), (5,), contents=bytes(4097)),
     "Launch.released is": m.Launch(1, (10,), (12,), (), released=(LOOP_HANDLES.start,)),
+    "Launch.wait is 5: expected a number that is not in use": m.Launch(1, (10,), (12,), (), wait=5),
+    "Launch.wait is -1": m.Launch(1, (10,), (12,), (), wait=-1),
     "Launch.credits is": m.Launch(1, (10,), (12,), (), credits=1 << 40),
     "Release.handles is": m.Release((COPY_HANDLES.start,)),
     "Release.handles is '32769 entries'": m.Release(tuple(range(m.MAX_HANDLES + 1))),

@@ -28,8 +28,8 @@ class Registered(Slow):
         self.cost = self.controller.sessions[self.session].costs[5]
         self.flush()
 
-    def launch(self, result: int = 11, released: tuple[int, ...] = ()) -> None:
-        self.proxy(self.session, m.Launch(5, (10,), (result,), (), credits=self.cost, released=released))
+    def launch(self, result: int = 11, released: tuple[int, ...] = (), wait: int = 0) -> None:
+        self.proxy(self.session, m.Launch(5, (10,), (result,), (), credits=self.cost, released=released, wait=wait))
 
     def run(self) -> list[Any]:
         """All messages until nothing is in flight; hosts end what they get."""
@@ -81,6 +81,15 @@ def test_other_sessions_are_served_meanwhile_and_later_messages_of_the_session_w
     assert m.Awaited(7, OK) in sent
     assert m.Awaited(8, OK) not in sent
     assert m.Awaited(8, OK) in play.outbox()
+
+
+def test_the_wait_of_a_large_launch_is_answered_at_its_end():
+    play = Registered()
+    play.launch(wait=7)
+    sent = play.run()
+    assert sent.count(m.Awaited(7, OK)) == 1
+    assert [each for each in sent if isinstance(each, m.Free) and 11 in each.handles]
+    assert play.controller.sessions[play.session].directory.entries.keys() == {10}
 
 
 def test_an_argument_that_is_released_with_the_launch_is_freed_after_its_last_use():

@@ -41,6 +41,40 @@ def test_what_is_released_with_a_launch_that_cannot_be_goes_all_the_same():
     assert m.Free(play.session, (10,)) in play.say(m.Launch(99, (10,), (11,), (), released=(10,)))
 
 
+def test_the_results_of_a_launch_with_a_wait_are_awaited_and_then_released():
+    play = Play()
+    play.with_call()
+    play.array(10)
+    run, free = play.say(m.Launch(1, (10,), (11,), (), released=(10,), wait=5))
+    assert isinstance(run, m.Run)
+    assert free == m.Free(play.session, (11, 10))
+    directory = play.controller.sessions[play.session].directory
+    assert directory.waits.keys() == {5}
+    assert m.Awaited(5, OK) in play.report(0, m.Done(((run.sequence, 0, 1),)))
+    assert not directory.waits
+    assert not directory.entries
+
+
+def test_the_wait_of_a_launch_that_fails_has_the_error():
+    play = Play()
+    play.with_call()
+    play.array(10)
+    run, *_ = play.say(m.Launch(1, (10,), (11,), (), wait=5))
+    sent = play.report(0, m.Failed(run.sequence, BROKEN))
+    (awaited,) = [each for each in sent if isinstance(each, m.Awaited)]
+    assert BROKEN.message in awaited.status.message
+    assert play.controller.sessions[play.session].directory.entries.keys() == {10}
+
+
+def test_the_wait_of_a_launch_that_cannot_be_is_answered_at_once():
+    play = Play()
+    sent = play.say(m.Launch(99, (10,), (11,), (), wait=5))
+    (awaited,) = [each for each in sent if isinstance(each, m.Awaited)]
+    assert awaited.wait == 5
+    assert awaited.status.code == Code.NOT_FOUND
+    assert not play.controller.sessions[play.session].directory.entries
+
+
 def test_what_several_sessions_release_in_one_turn_is_one_message_to_a_host():
     play = Play()
     first, second = play.session, play.open(43).number

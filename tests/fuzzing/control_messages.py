@@ -41,6 +41,7 @@ _SESSION = (
     m.RegisterProgram(1, single("f", (on(0),), Call(1, (0,), (on(0),), (0,)))),
     m.RegisterProgram(3, single("move", (on(0),), Transfer((0,), (on(1),)))),
     m.Launch(2, (), (10,), (5,)),
+    m.Launch(2, (), (16,), (5,), wait=3),
     m.Launch(1, (10,), (11,), ()),
     m.Launch(3, (11,), (12,), ()),
     m.Await(1, (12,)),

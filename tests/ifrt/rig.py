@@ -119,7 +119,7 @@ class Rig:
     def end_waits(self, sent: Sequence[Any], status: Status = OK) -> None:
         """Answers those of the messages that wait for handles."""
         for message in sent:
-            if isinstance(message, m.Await):
+            if isinstance(message, m.Await) or (isinstance(message, m.Launch) and message.wait):
                 self.receive(m.Awaited(message.wait, status))
 
 

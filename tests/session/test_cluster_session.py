@@ -388,11 +388,9 @@ class DirectRead:
         self.cluster.local = {0} if local else set()
         self.failures: list[str] = []
         download = DirectDownload(4, (0, 2), lambda status: self.failures.append(status.message), may_bypass=True)
-        self.cluster.session.downloads.expect(download)
-        self.cluster.session.await_sent(download, 77)
-        (waits,) = [each for each in self.cluster.take() if isinstance(each, m.Await)]
+        wait = self.cluster.session.expect(download)
         assert self.cluster.awaits(), "hosts are watched for silence"
-        self.cluster.session.handle(m.Awaited(waits.wait, OK))
+        self.cluster.session.handle(m.Awaited(wait, OK))
 
 
 def test_a_direct_read_whose_contents_were_on_the_way_fails_with_the_name_of_its_host():

@@ -197,9 +197,10 @@ class IfrtSession:
         feeds: Sequence[int] = (),
         traceback_id: int = 0,
         contents: bytes | None = None,
+        wait: int = 0,
     ) -> None:
         """Launch a program with `ClusterSession.launch`. A full window holds the client back until it is half empty."""
-        self.cluster.launch(program, arguments, results, feeds, traceback_id, contents)
+        self.cluster.launch(program, arguments, results, feeds, traceback_id, contents, wait)
         window = self.cluster.window
         if window.is_full and not self._is_window_full:
             self._is_window_full = True

@@ -59,6 +59,12 @@ class BufferReleases:
             if unneeded:
                 self._free(session, handle, entry)
 
+    def wait(self, session: Session, number: int, handles: tuple[int, ...]) -> None:
+        """Answer the wait `number` when all of these buffers are ready, or have failed."""
+        status = session.directory.wait(number, handles)
+        if status is not None:
+            self._outbox.to_session(session.number, m.Awaited(number, status))
+
     def settle(self, session: Session, handle: int, error: Status | None) -> None:
         """Answer the waits for a buffer that is ready, or that has failed with `error`."""
         for wait, status in session.directory.settle(handle, error):

@@ -77,7 +77,7 @@ class LargeLaunches:
                 self._beginning.take(number)
                 if is_open:
                     session.in_steps -= 1
-                    self._launcher.lined_up(session, beginning.launch, beginning.message.released)
+                    self._launcher.lined_up(session, beginning.launch, beginning.message)
         number = self._ended.next()
         if number is not None and self._proceed_end(self.ended[number][0], steps):
             self._ended.take(number)

@@ -162,7 +162,15 @@ class Launcher:
         """Launch a program as `launch` does. Raise INVALID_ARGUMENT if the proxy exceeds its session's window."""
         check_window(session, message)
         self.launch(session, message)
-        if message.released and not session.in_steps:
+        if not session.in_steps:
+            self._launched(session, message)
+
+    def _launched(self, session: Session, message: m.Launch) -> None:
+        """Do what a message asks for once its launch is in line, or was refused."""
+        if message.wait:
+            self.buffers.wait(session, message.wait, message.results)
+            self.buffers.release(session, message.results, delete=False)
+        if message.released:
             self.buffers.release(session, message.released, delete=False)
 
     def launch(self, session: Session, message: m.Launch, then: Callable[[Launch], None] | None = None) -> None:
@@ -318,10 +326,10 @@ class Launcher:
         self._limit_rate(session, launch)
         return launch.dependency is None
 
-    def lined_up(self, session: Session, launch: Launch, released: tuple[int, ...]) -> None:
-        """Note that a large launch is in line, or has failed, and release the `released` handles."""
+    def lined_up(self, session: Session, launch: Launch, message: m.Launch) -> None:
+        """Note that the large launch of a message is in line, or has failed."""
         self.buffers.unuse(session, launch.arguments)
-        self.buffers.release(session, released, delete=False)
+        self._launched(session, message)
 
     def clear(self, launch: Launch, values: Sequence[int], nodes: Sequence[QueuedNode[GangRun]]) -> None:
         """Free the memory of inner values, and the records of nodes, after the end of a large launch."""

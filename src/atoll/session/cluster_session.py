@@ -165,17 +165,20 @@ class ClusterSession:
         feeds: Sequence[int] = (),
         traceback_id: int = 0,
         contents: bytes | None = None,
+        wait: int = 0,
     ) -> None:
         """Launch a registered program. The handles `results` can be used immediately.
 
         `traceback_id` is the client's number for the stack of its request. `contents` are those of the only feed, which
-        is then not uploaded: see `Welcome.most_carried`.
+        is then not uploaded: see `Welcome.most_carried`. `wait` is a number of `expect`, for a program without control
+        flow.
         """
         if program in self._split:
+            assert not wait
             return self._split.launch(program, arguments, results, traceback_id, self.launch)
         credits = self._split.credits(program)
         self.window.take(credits)
-        self._outgoing.launch(program, arguments, results, feeds, traceback_id, credits, contents)
+        self._outgoing.launch(program, arguments, results, feeds, traceback_id, credits, contents, wait)
 
     def release(self, handles: Sequence[int], *, delete: bool = False) -> None:
         """Release handles of the client. With `delete`, delete their buffers, so that no later launch can use them."""
@@ -382,23 +385,31 @@ class ClusterSession:
         self._unsent.discard(feed)
         self._channels.upload_file(hosts, feed, nbytes, descriptor, launch)
 
-    def await_sent(self, download: Download | DirectDownload, completion: int) -> None:
-        """Fail an expected download with the launch that sends it, whose `completion` is a handle. Release the handle.
+    def expect(self, *downloads: Download | DirectDownload) -> int:
+        """Expect downloads that the next launch sends. Return a number to pass to `launch`, which awaits its results.
 
-        If the launch succeeds, the hosts have sent everything.
+        The downloads fail with the launch. If it succeeds, the hosts have sent everything. In both cases the results,
+        which are the completions of the downloads, are released.
         """
-        self.wait((completion,), partial(self._sent, download))
-        self.release((completion,))
+        for download in downloads:
+            self.downloads.expect(download)
+        if self.lost is not None:
+            self._sent(downloads, self.lost)
+            return 0
+        number = self.number()
+        self._waits[number] = partial(self._sent, downloads)
+        return number
 
-    def _sent(self, download: Download | DirectDownload, status: Status) -> None:
-        if not status.ok:
-            self.downloads.fail(download, status)
-            return
-        hosts = self.hosts_of(download.devices)
-        if isinstance(download, DirectDownload) and download.may_bypass and all(map(self._channels.is_local, hosts)):
-            self.downloads.end(download.feed)
-        else:
-            self.downloads.sent(download, hosts)
+    def _sent(self, downloads: Sequence[Download | DirectDownload], status: Status) -> None:
+        for each in downloads:
+            if not status.ok:
+                self.downloads.fail(each, status)
+                continue
+            hosts = self.hosts_of(each.devices)
+            if isinstance(each, DirectDownload) and each.may_bypass and all(map(self._channels.is_local, hosts)):
+                self.downloads.end(each.feed)
+            else:
+                self.downloads.sent(each, hosts)
 
     # ---- calls into the client's Python
 

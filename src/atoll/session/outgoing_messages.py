@@ -44,10 +44,11 @@ class Outgoing:
         traceback_id: int,
         credits: int,
         contents: bytes | None = None,
+        wait: int = 0,
     ) -> None:
         released, self._released = tuple(self._released), []
         ends = tuple(arguments), tuple(results), tuple(feeds)
-        self._send(m.Launch(program, *ends, traceback_id, credits, released, contents))
+        self._send(m.Launch(program, *ends, traceback_id, credits, released, contents, wait))
 
     def release(self, handles: Sequence[int], delete: bool) -> None:
         """Release handles of the client. With `delete`, delete their buffers, so that no later launch can use them."""

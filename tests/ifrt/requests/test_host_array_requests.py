@@ -136,15 +136,13 @@ def test_as_many_buffers_as_shards_are_needed(rig: Rig):
 # ---- from devices
 
 
-def fetch(rig: Rig, **fields: Any) -> tuple[int, m.Launch, list[Any]]:
-    """The number of a request for array 1, its launch, and what else was sent."""
+def fetch(rig: Rig, **fields: Any) -> tuple[int, m.Launch]:
+    """The number of a request for array 1, and its launch."""
     op = rig.send("copy_to_host_buffer", array=1, host_buffer=3, **fields)
-    registered, launch, *rest = rig.take()
+    registered, launch = rig.take()
     assert node_of(program_of(registered)[1]) == DeviceToHost((0,), 0, (8,) if fields else None)
-    (completion,) = launch.results
-    assert [type(message) for message in rest] == [m.Await, m.Release]
-    assert rest[0].handles == rest[1].handles == (completion,)
-    return op, launch, rest
+    assert launch.wait
+    return op, launch
 
 
 def arrive(rig: Rig, feed: int, content: bytes, more: bool = False) -> None:
@@ -162,20 +160,20 @@ def read(rig: Rig, parts: int) -> bytes:
 
 def test_contents_are_stored_before_the_client_is_answered(rig: Rig):
     rig.make(1, SPEC)
-    op, launch, rest = fetch(rig)
+    op, launch = fetch(rig)
     assert launch.arguments == (1,)
     assert rig.answer(op) is None
     arrive(rig, launch.feeds[0], b"01234567", more=True)
     assert rig.answer(op).WhichOneof("kind") == "copy_to_host_buffer"
     arrive(rig, launch.feeds[0], b"89abcdef")
-    rig.end_waits(rest)
+    rig.end_waits([launch])
     assert read(rig, 2) == b"0123456789abcdef"
 
 
 def test_of_an_array_that_is_ready_the_client_may_come_for_the_contents_at_once(rig: Rig):
     rig.make(1, SPEC)
     rig.session.arrays.get(1).ready = True
-    op, launch, _ = fetch(rig)
+    op, launch = fetch(rig)
     assert rig.answer(op).WhichOneof("kind") == "copy_to_host_buffer"
     arrive(rig, launch.feeds[0], b"0123456789abcdef")
     assert read(rig, 1) == b"0123456789abcdef"
@@ -183,8 +181,8 @@ def test_of_an_array_that_is_ready_the_client_may_come_for_the_contents_at_once(
 
 def test_a_failed_computation_is_the_answer(rig: Rig):
     rig.make(1, SPEC)
-    op, launch, rest = fetch(rig)
-    rig.end_waits(rest, FAILURE)
+    op, launch = fetch(rig)
+    rig.end_waits([launch], FAILURE)
     check_refused(rig.answer(op), Code.DATA_LOSS, "it burnt")
     arrive(rig, launch.feeds[0], b"too late")
     with pytest.raises(StatusError, match="unknown host buffer"):
@@ -194,8 +192,8 @@ def test_a_failed_computation_is_the_answer(rig: Rig):
 def test_a_failure_after_the_answer_ends_the_buffer(rig: Rig):
     rig.make(1, SPEC)
     rig.session.arrays.get(1).ready = True
-    _, _, rest = fetch(rig)
-    rig.end_waits(rest, FAILURE)
+    _, launch = fetch(rig)
+    rig.end_waits([launch], FAILURE)
     with pytest.raises(StatusError, match="it burnt"):
         read(rig, 1)
 
@@ -204,8 +202,8 @@ def test_a_failure_after_the_answer_ends_the_buffer(rig: Rig):
 def test_contents_that_were_on_their_way_from_a_host_that_is_lost_fail(rig: Rig, ready: bool):
     rig.make(1, SPEC)
     rig.session.arrays.get(1).ready = ready
-    op, launch, rest = fetch(rig)
-    rig.end_waits(rest)  # it has sent them
+    op, launch = fetch(rig)
+    rig.end_waits([launch])  # it has sent them
     if ready:
         arrive(rig, launch.feeds[0], b"01234567", more=True)
     rig.receive(m.HostsFailed((0,)))
@@ -219,7 +217,7 @@ def test_contents_that_were_on_their_way_from_a_host_that_is_lost_fail(rig: Rig,
 def test_contents_that_arrive_after_the_client_has_deleted_the_buffer_leave_their_memory(rig: Rig):
     rig.make(1, SPEC)
     rig.session.arrays.get(1).ready = True
-    _, launch, _ = fetch(rig)
+    _, launch = fetch(rig)
     rig.session.buffers.delete(3)
     released: list[str] = []
     rig.loop.call_soon(rig.cluster.on_feed, launch.feeds[0], b"01234567", True, lambda: released.append("first"))
@@ -230,7 +228,7 @@ def test_contents_that_arrive_after_the_client_has_deleted_the_buffer_leave_thei
 
 def test_texts_come_back_as_the_client_knows_them(rig: Rig):
     rig.make(1, on(0, shape=(2,), dtype="string"))
-    _, launch, _ = fetch(rig)
+    _, launch = fetch(rig)
     arrive(rig, launch.feeds[0], msgspec.msgpack.encode([b"one", b"two"]))
     assert list(values_pb2.StringArrayContents.FromString(read(rig, 1)).strings) == [b"one", b"two"]
 

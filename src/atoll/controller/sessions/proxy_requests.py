@@ -119,9 +119,7 @@ class Proxies:
         self._launcher.buffers.release(session, message.handles, message.delete)
 
     def _await(self, session: Session, message: m.Await) -> None:
-        status = session.directory.wait(message.wait, message.handles)
-        if status is not None:
-            self._outbox.to_session(session.number, m.Awaited(message.wait, status))
+        self._launcher.buffers.wait(session, message.wait, message.handles)
 
     def _register_program(self, session: Session, message: m.RegisterProgram) -> None:
         before = session.parts.pop(message.program, None)

@@ -73,6 +73,8 @@ def launch(session: Session, message: m.Launch, topology: Topology) -> None:
         if not 0 <= handle < first_own:
             check_handles(message, "released")
             break
+    if message.wait:
+        _check_wait(session, message)
     if message.credits > MAX_CREDITS:  # `check_window` checks the lower bound, which depends on the program
         raise violation(message, "credits", message.credits, f"at most {MAX_CREDITS}")
 
@@ -156,10 +158,15 @@ def register_loop(session: Session, message: m.RegisterLoop, topology: Topology)
 
 
 def await_(session: Session, message: m.Await, topology: Topology) -> None:
-    check_new(message, "wait", session.directory.waits)
-    if len(session.directory.waits) >= MAX_WAITS:
-        raise violation(message, "wait", message.wait, f"at most {MAX_WAITS} waits in a session")
+    _check_wait(session, message)
     check_handles(message, "handles")
+
+
+def _check_wait(session: Session, message: m.Await | m.Launch) -> None:
+    waits = session.directory.waits
+    check_new(message, "wait", waits)
+    if len(waits) >= MAX_WAITS:
+        raise violation(message, "wait", message.wait, f"at most {MAX_WAITS} waits in a session")
 
 
 def make_error(session: Session, message: m.MakeError, topology: Topology) -> None:

@@ -46,11 +46,8 @@ def read_staged(session: IfrtSession, count: int) -> Coroutine[Any, Any, Immedia
     if handles:
         program = cluster.programs.number(("get all", groups), lambda: _program(groups))
         completions = tuple(cluster.mint() for _ in groups)
-        for download in downloads:
-            cluster.downloads.expect(download)
-        session.launch(program, handles, completions, tuple(download.feed for download in downloads))
-        for download, completion in zip(downloads, completions, strict=True):
-            cluster.await_sent(download, completion)
+        feeds = tuple(download.feed for download in downloads)
+        session.launch(program, handles, completions, feeds, wait=cluster.expect(*downloads))
     return _answer(downloads, specs[0].sharding.devices[:1] if specs else (0,))
 
 
@@ -91,11 +88,8 @@ def send_contents(session: IfrtSession, feed: int, arguments: Sequence[int]) -> 
     except StatusError as error:
         on_fail(error.status)
         return
-    completion = cluster.mint()
-    download = DirectDownload(feed, spec.sharding.devices, on_fail, relay.is_local)
-    cluster.downloads.expect(download)
-    session.launch(program, arguments, (completion,), (feed,))
-    cluster.await_sent(download, completion)
+    wait = cluster.expect(DirectDownload(feed, spec.sharding.devices, on_fail, relay.is_local))
+    session.launch(program, arguments, (cluster.mint(),), (feed,), wait=wait)
 
 
 def put_contents(session: IfrtSession, executable: PuttingExecutable, handles: Sequence[int], context: int) -> None:

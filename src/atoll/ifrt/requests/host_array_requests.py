@@ -186,10 +186,8 @@ def _copy_to_host_buffer(pending: PendingRequest, request: Any) -> None:
     )
     if is_ready:
         answer(download)
-    cluster.downloads.expect(download)
-    completion = cluster.mint()
-    session.launch(program, (request.array,), (completion,), (download.feed,))
-    cluster.await_sent(download, completion)
+    wait = cluster.expect(download)
+    session.launch(program, (request.array,), (cluster.mint(),), (download.feed,), wait=wait)
 
 
 def _texts_to_proto(content: Any) -> bytes:

@@ -107,7 +107,8 @@ MOST_CARRIED_BYTES = 4096
 class Launch(Message, frozen=True, tag=44):
     """Run a program. The sender numbers the results and can use them at once.
 
-    If there are `contents`, they are those of the only feed, which the proxy does not send to the hosts.
+    If there are `contents`, they are those of the only feed, which the proxy does not send to the hosts. With a `wait`,
+    answer `Awaited` as to an `Await` of the results, which are then released: nothing else refers to them.
     """
 
     program: int
@@ -118,6 +119,7 @@ class Launch(Message, frozen=True, tag=44):
     credits: int = 1  # of the session's launch window, used until the launch has ended
     released: tuple[int, ...] = ()  # handles to release after the launch
     contents: bytes | None = None
+    wait: int = 0  # 0: no wait
 
 
 class Release(Message, frozen=True, tag=45):
