@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from atoll.errors import OK
-from atoll.ir.program import Call, single
+from atoll.ir.program import Call, HostBuffer, HostToDevice, single
 from atoll.protocol import messages as m
 from atoll.state.buffer_states import BufferState
 from atoll.state.gang_states import GangState
@@ -107,6 +107,40 @@ def test_memory_is_taken_on_all_islands_and_kept_by_an_output_in_the_place_of_it
     assert len(runs(play.say(m.Release((11, 12))))) == 3, "the memory of the last array is free on all islands"
     assert not contradictions(play.controller)
     check_dump(play)
+
+
+def test_an_output_takes_the_place_of_an_input_that_was_made_on_each_island_separately():
+    play = playing(device_memory=SIZE)
+    buffer = HostBuffer(0, (2,), None, None)
+    play.say(m.RegisterProgram(4, single("put", (), HostToDevice((buffer,), (on(*ALL),)), feeds=1)))
+    for host in ALL:
+        play.report(host, m.FeedsArrived(play.session, (700,)))
+    assert len({each.sequence for each in runs(play.say(m.Launch(4, (), (11,), (700,))))}) == 3
+    assert used(play) == [SIZE] * 3
+    assert len(runs(play.say(m.Launch(2, (11,), (12,), ())))) == 3, "it takes the memory of its argument"
+    assert used(play) == [SIZE] * 3
+    for gang in in_flight(play):
+        for host in gang.hosts:
+            play.done(gang.sequence, host=host)
+    play.say(m.Release((11, 12)))
+    assert used(play) == [0] * 3
+    assert not contradictions(play.controller)
+
+
+def test_memory_that_a_dropped_gang_has_taken_from_its_argument_is_that_of_the_argument_again():
+    play = playing(device_memory=2 * SIZE)
+    play.say(m.Launch(1, (), (11,), ()))
+    while runs(play.say(m.Launch(3, (), (100 + play.controller.scheduler.statistics(1).started,), ()))):
+        pass
+    play.say(m.Launch(2, (11,), (12,), ()))
+    assert not contradictions(play.controller)
+    play.close(play.session)
+    play.outbox()
+    for gang in in_flight(play):
+        for host in gang.hosts:
+            play.done(gang.sequence, host=host)
+    assert used(play) == [0] * 3
+    assert not contradictions(play.controller)
 
 
 def test_a_joint_gang_starts_when_all_of_its_islands_can_take_it():

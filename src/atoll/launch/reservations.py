@@ -7,6 +7,7 @@ and with it the rest of its session, but no other session: see `memory_waits`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 from atoll.cluster.locations import HostDevice, MemoryRequirement, total
@@ -17,7 +18,7 @@ from atoll.state.buffer_directory import Entry
 from atoll.state.dispatch_units import parts_of
 from atoll.state.gang_specs import GangSpec
 from atoll.state.gang_states import Reason
-from atoll.state.memory_ledger import Block, MemoryLedger
+from atoll.state.memory_ledger import Block, MemoryLedger, whole_group
 from atoll.state.queued_nodes import Dropped, Gang, QueuedNode
 from atoll.state.session import GangRun, Inherited, Session
 from atoll.state.tenants import Tenant
@@ -84,9 +85,46 @@ class Reservations:
 
     def _needs_of(self, gang: Gang[GangRun]) -> list[_Need]:
         spec = gang.run.spec
-        if spec.islands and (spec.consumes or spec.memory.views):
-            return [self._need(gang, part) for part in parts_of(spec)]
-        return [self._need(gang, spec)]
+        if not spec.islands:
+            return [self._need(gang, spec)]
+        need = self._joint_need(gang)
+        return [self._need(gang, part) for part in parts_of(spec)] if need is None else [need]
+
+    def _joint_need(self, gang: Gang[GangRun]) -> _Need | None:
+        """Return the memory that a joint gang takes on all of its islands, or None if it is found for each island.
+
+        It can be found at once if each donated input, if any, was taken at once, and is used by an output or by none.
+        """
+        spec, entries = gang.run.spec, gang.run.launch.entries
+        memory = spec.memory
+        if memory.views:
+            return None
+        donors: dict[MemoryRequirement, list[tuple[Entry, list[Block]]]] = {}
+        counts_copies = _counts_copies(gang)
+        for value in spec.consumes:
+            entry = entries[value]
+            blocks = list(entry.blocks)
+            group = whole_group(blocks) if blocks else None
+            if blocks and (group is None or any([each.views for each in blocks])):
+                if any([_is_reusable(each, counts_copies) for each in blocks]):
+                    return None
+            elif group is not None:
+                donors.setdefault(group.requirement, []).append((entry, blocks))
+        fresh: list[tuple[int, MemoryRequirement]] = []
+        inherited: list[Inherited] = []
+        for value, requirement in memory.fresh:
+            found = donors.get(requirement) if donors else None
+            if found:
+                donor, blocks = found.pop()
+                inherited += [(entries[value], donor, block) for block in blocks]
+            else:
+                fresh.append((value, requirement))
+        if fresh and any(donors.values()):  # some may fit on some of the islands
+            return None
+        if not inherited:
+            return _Need(gang, spec, memory.fresh, (memory.whole,) if memory.whole else ())
+        scratch = (spec.scratch,) if spec.scratch else ()
+        return _Need(gang, spec, fresh, (*scratch, *(requirement for _, requirement in fresh)), inherited)
 
     def _first_lack(self, node: QueuedNode[GangRun], needs: Sequence[_Need]) -> MemoryWait | None:
         if not self.ledger.capacity and node.tenant.memory is None:
@@ -161,13 +199,19 @@ class Reservations:
             run.blocks.append(self.ledger.take(spec.scratch, owner, account))
 
     def _take_joint(self, need: _Need, owner: MemoryLedger | None) -> None:
-        """Take the memory of a joint gang that writes no outputs to donated inputs, on all of its islands at once."""
+        """Take the memory of a joint gang on all of its islands at once."""
         run, spec, ledger = need.gang.run, need.spec, self.ledger
         account, entries = run.launch.program.account, run.launch.entries
         for value, requirement in need.fresh:
             blocks = ledger.take_pieces(requirement, spec.pieces_of(requirement), owner, account, users=2)
             entries[value].blocks.add_all(blocks)
             run.blocks += blocks
+        for _, some in groupby(need.inherited, key=lambda each: id(each[0])):
+            group = list(some)
+            entry, donor, _ = group[0]
+            donor.blocks.take()
+            entry.blocks.add_all([block for _, _, block in group])
+        run.inherited = need.inherited
         if spec.scratch:
             run.blocks += ledger.take_pieces(spec.scratch, spec.pieces_of(spec.scratch), owner, account)
 
@@ -180,12 +224,11 @@ class Reservations:
         moment.
         """
         found: dict[MemoryRequirement, list[tuple[Entry, Block]]] = {}
-        settings = gang.node.tenant.settings
-        counts_copies = bool(settings.memory or settings.total_memory)
+        counts_copies = _counts_copies(gang)
         for value in spec.consumes:
             entry = gang.run.launch.entries[value]
             for block in entry.blocks.on(spec.hosts):
-                if not (block.views and (counts_copies or block.is_published)):
+                if _is_reusable(block, counts_copies):
                     found.setdefault(block.requirement, []).append((entry, block))
         return found
 
@@ -319,6 +362,16 @@ class Reservations:
         if self.waits.waiting:
             for block in freed:
                 self.waits.retry(self._resources.topology.island_of(block.host))
+
+
+def _counts_copies(gang: Gang[GangRun]) -> bool:
+    settings = gang.node.tenant.settings
+    return bool(settings.memory or settings.total_memory)
+
+
+def _is_reusable(block: Block, counts_copies: bool) -> bool:
+    """Return whether an output may be written to a block of a donated input: see `Reservations._consumed`."""
+    return not (block.views and (counts_copies or block.is_published))
 
 
 def _share(source: Entry, view: Entry, hosts: tuple[int, ...]) -> None:

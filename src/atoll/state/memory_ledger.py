@@ -200,7 +200,7 @@ class MemoryLedger:
             block.users -= 1
             if not block.users:
                 freed.append(block)
-        whole = _whole(freed) if len(freed) > 1 else None
+        whole = whole_group(freed) if len(freed) > 1 else None
         for block in freed if whole is None else freed[:1]:
             requirement = block.requirement if whole is None else whole.requirement
             nbytes = self._uncount(requirement)
@@ -250,7 +250,7 @@ class MemoryLedger:
         return parts
 
 
-def _whole(blocks: Sequence[Block]) -> BlockGroup | None:
+def whole_group(blocks: Sequence[Block]) -> BlockGroup | None:
     """Return the group of which these are all blocks, charged to the same owner and account, or None."""
     first = blocks[0]
     group, owner, account = first.group, first.owner, first.account
