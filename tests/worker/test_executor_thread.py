@@ -27,7 +27,7 @@ class Holding:
         nothing: Any = None
         self.handler = MessageHandler(
             backend=nothing,
-            functions=nothing,
+            functions=rig.functions,
             data_port=nothing,
             execute=rig.executor.submit,
             renew=lambda seconds: None,
