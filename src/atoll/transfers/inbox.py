@@ -93,10 +93,10 @@ class Inbox:
             return []
         if not admission.waiting:
             return []
-        awaited = [missing for missing, _ in self._awaited.get(session, {}).values()]
-        failed = self._failed.get(session, ())
+        awaited, failed = self._awaited.get(session, {}), self._failed.get(session, ())
         return admission.admitted(
-            lambda feed: feed in failed or any(feed in missing for missing in awaited), session in self._ended
+            lambda feed: feed in failed or any(feed in missing for missing, _ in awaited.values()),
+            session in self._ended,
         )
 
     def put(self, session: int, feed: int, content: Any, done: Callable[[], None] = nothing_to_release) -> None:
@@ -294,14 +294,17 @@ class ReceiveWindow:
         granted = []
         if not self._waiting:
             return []
-        oldest = self._oldest()
+        oldest = -1  # not known yet, since finding it examines all feeds
         for feed, transfer in list(self._waiting.items()):
             fits = not self.held or self.held + transfer.nbytes <= self._bound
-            if everything or fits or is_awaited(feed) or (transfer.launch and transfer.launch == oldest):
-                del self._waiting[feed]
-                self._landing[feed] = transfer
-                self.held += transfer.nbytes
-                granted.append(transfer.grant)
+            if not (everything or fits or is_awaited(feed)):
+                oldest = self._oldest() if oldest < 0 else oldest
+                if not transfer.launch or transfer.launch != oldest:
+                    continue
+            del self._waiting[feed]
+            self._landing[feed] = transfer
+            self.held += transfer.nbytes
+            granted.append(transfer.grant)
         return granted
 
     def _oldest(self) -> int:
