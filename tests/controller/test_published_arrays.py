@@ -9,6 +9,7 @@ import pytest
 
 from atoll.errors import Code, Status
 from atoll.ir.program import Mapping, Rearrange, single
+from atoll.ir.types import ArraySpec, Sharding, Tiled
 from atoll.named_arrays.named_arrays import GUEST_SECONDS
 from atoll.named_arrays.version_states import VersionState
 from atoll.protocol import actions as a
@@ -140,6 +141,15 @@ def test_a_read_is_a_transfer_from_the_publishers_devices_in_the_readers_session
     assert sent == [m.ShareBuffers(reader, reader, ((made, 7),)), m.Free(reader, (made,))]
     entries = play.controller.sessions[reader].directory.entries
     assert {handle: entry.ready for handle, entry in entries.items()} == {7: True}
+
+
+def test_a_read_has_the_sharding_of_the_reader() -> None:
+    play = Trainer("2x1x2")
+    play.complete()
+    reader = play.open(token="reader").number
+    halves = ArraySpec("float32", (2,), Sharding((2, 3), Tiled((2,), (0, 1))))
+    play.proxy(reader, m.ReadVersion(play.opened(reader).reader, 0, (halves,), (7,)))
+    assert play.controller.sessions[reader].directory.entries[7].spec == halves
 
 
 def test_further_versions_of_the_same_types_are_read_by_the_same_program() -> None:

@@ -87,4 +87,4 @@ def type_of_result(session: Session, array: PublishedArray, target: ArraySpec) -
             f"a published array of {source.dtype}{list(source.shape)} cannot be read as "
             f"{target.dtype}{list(target.shape)}"
         )
-    return replace(source, sharding=replace(source.sharding, devices=target.sharding.devices))
+    return replace(source, sharding=target.sharding)
