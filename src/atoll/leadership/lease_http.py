@@ -39,7 +39,7 @@ class LeaseServer:
             reply = connection.getresponse()
             received = reply.read(_MOST_BYTES + 1)
             status = reply.status
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, UnicodeError, http.client.HTTPException) as error:
             raise LeaseError(
                 f"no reply from {self._what} at {self.address}: {str(error) or type(error).__name__}"
             ) from None

@@ -213,7 +213,10 @@ class LeaseKeeper:
 
     def _taken(self, record: LeaseRecord) -> str:
         holder = record.holder or "another controller, which has released it,"
-        return f"{holder} has acquired {self.name} since: the state of this controller is out of date"
+        return (
+            f"{holder} has acquired {self.name} since, so the journal here is out of date: start a --standby of the "
+            "present controller, or begin another cluster without --continue"
+        )
 
     def start(self) -> None:
         self._thread.start()
