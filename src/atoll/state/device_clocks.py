@@ -92,7 +92,10 @@ class DeviceClocks:
 
     def _moved(self, host: _Host, its: tuple[int, ...], started: int, ended: int) -> int:
         """Note that a transfer has ended. Return its time, less that of known computations and other transfers."""
-        began = max(started, host.end, max((each.ended for each in host.moves if _meet(each.devices, its)), default=0))
+        began = max(started, host.end)
+        for each in [each for each in host.moves if each.ended > began]:  # mostly none: reads of small arrays are short
+            if _meet(each.devices, its):
+                began = max(began, each.ended)
         if began >= ended:
             return 0
         host.moves.append(_Move(started, began, ended, its))
