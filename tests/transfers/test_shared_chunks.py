@@ -10,8 +10,8 @@ import pytest
 
 from atoll.errors import Code, FrameError, StatusError
 from atoll.host_services.slabs import ArrayContents
-from atoll.protocol.number_ranges import HOST_FEEDS
-from atoll.transfers.channel import FIRST_INLINE_FEED, DataChannel
+from atoll.protocol.number_ranges import CALL_FEEDS, HOST_FEEDS
+from atoll.transfers.channel import DataChannel
 from atoll.transfers.piece_contents import BufferContents
 from atoll.transfers.shared_chunks import (
     CHUNKED_THRESHOLD,
@@ -66,7 +66,7 @@ def test_many_pieces_that_are_read_together_go_through_a_few_blocks(unix_ends: E
     assert is_bounded == (together == CHUNKED_TOGETHER)
 
 
-@pytest.mark.parametrize("feed", [1, FIRST_INLINE_FEED])
+@pytest.mark.parametrize("feed", [1, CALL_FEEDS.start])
 def test_what_clients_send_and_what_may_not_wait_goes_whole(unix_ends: Ends, feed: int) -> None:
     sender, receiver = unix_ends[0], Receiver(unix_ends[1])
     sender.send(1, feed, [content(CHUNKED_THRESHOLD)])

@@ -592,9 +592,8 @@ class Controller:
     def _reclaim(self, waiting: MemoryWait, missing: int, is_last: bool) -> bool:
         node, device, relief = waiting.node, waiting.device, self.published.relief
         waited = self.launcher.memory.waits.now - node.since
-        if waiting.quota:
-            where = device if waiting.quota == "memory" else None
-            return relief.free_quota(node.tenant, where, missing, waited, is_last)
+        if waiting.quota is not None:
+            return relief.free_quota(node.tenant, waiting.quota.place(device), missing, waited, is_last)
         is_searching = relief.free(node.tenant, device, missing, waited, is_last)
         if waiting.nbytes <= self.memory.free(device) or (is_last and is_searching):
             return True

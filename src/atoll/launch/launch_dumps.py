@@ -36,6 +36,7 @@ from atoll.protocol.forwarding import RelayTable
 from atoll.state.delegated_parts import DelegatedProgram, IslandPart, PartMemory, PartResult, Transfers
 from atoll.state.gang_specs import GangSpec
 from atoll.state.host_window import HostWindow
+from atoll.state.memory_quotas import MemoryQuota
 from atoll.state.object_dumps import AnyRef, As, Callback, Counts, Deque, Dump, Ref, Shared, callback, dump_of
 from atoll.state.programs import HostPlan
 from atoll.state.queued_nodes import Dependency, Gang, QueuedNode
@@ -125,13 +126,17 @@ class ControlFlowRunsDump(Dump):
 # ---- memory
 
 
-@dump_of(MemoryWait, "memory wait")
+def _quota(name: str) -> MemoryQuota | None:
+    return MemoryQuota(name) if name else None
+
+
+@dump_of(MemoryWait, "memory wait", read={"quota": lambda wait: wait.quota or ""})
 class MemoryWaitDump(Dump):
     node: Ref[QueuedNode[Any]]
     gang: Ref[Gang[Any]]
     device: tuple[int, int]
     nbytes: int
-    quota: str = ""
+    quota: Annotated[str, As(_quota)] = ""
     passed_ns: int = 0
     is_offered: bool = False
     asked: dict[int, int] = {}

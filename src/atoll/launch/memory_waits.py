@@ -27,6 +27,7 @@ from atoll.launch.scheduler import Scheduler
 from atoll.protocol import messages as m
 from atoll.quantities import human_bytes, parse_bytes
 from atoll.state.memory_ledger import Block, MemoryLedger
+from atoll.state.memory_quotas import MemoryQuota
 from atoll.state.queued_nodes import Gang, QueuedNode
 from atoll.state.session import GangRun, Session
 from atoll.state.tenants import Tenant
@@ -43,8 +44,8 @@ class MemoryWait:
 
     Attributes:
       gang: the gang of the node that lacks memory.
-      nbytes: the bytes that the gang needs on `device`; on all devices for the quota `total_memory`.
-      quota: the quota of its tenant that is exceeded; "" if the device lacks memory.
+      nbytes: the bytes that the gang needs on `device`, or on all devices if these count against the quota.
+      quota: the quota of its tenant that is exceeded; None if the device lacks memory.
       passed_ns: device time of other sessions' nodes that got memory during the wait.
       is_offered: whether the node is ready again.
       asked: the ping that each session has to answer, by session.
@@ -54,7 +55,7 @@ class MemoryWait:
     gang: Gang[GangRun]
     device: HostDevice
     nbytes: int
-    quota: str = ""
+    quota: MemoryQuota | None = None
     passed_ns: int = 0
     is_offered: bool = False
     asked: dict[int, int] = field(default_factory=dict)
@@ -66,7 +67,7 @@ class MemoryWait:
 
     @property
     def claims(self) -> bool:
-        return not self.quota and self.passed_ns >= CLAIM_NS
+        return self.quota is None and self.passed_ns >= CLAIM_NS
 
 
 # Reclaims memory for a node that waits: (its wait, missing bytes, is_last). Returns whether some will be free soon. If
@@ -158,8 +159,8 @@ class MemoryWaits:
         }
         return next((device for device, _ in total(wanted) if device in claims), None) if claims else None
 
-    def lacking(self, node: QueuedNode[GangRun]) -> tuple[HostDevice, int, str] | None:
-        """Return what the node waits for: a device, the bytes that it needs, and the quota or ""."""
+    def lacking(self, node: QueuedNode[GangRun]) -> tuple[HostDevice, int, MemoryQuota | None] | None:
+        """Return what the node waits for: a device, the bytes that it needs, and the quota or None."""
         waiting = self.waiting.get(node)
         return None if waiting is None else (waiting.device, waiting.nbytes, waiting.quota)
 
@@ -228,19 +229,18 @@ class MemoryWaits:
 
     def _most(self, waiting: MemoryWait) -> int | None:
         """Return the size of the memory that the node waits for, or None if it is unlimited."""
-        if waiting.quota:
-            return int(getattr(waiting.node.tenant.settings, waiting.quota)) or None
+        if waiting.quota is not None:
+            return waiting.quota.limit(waiting.node.tenant) or None
         return self._ledger.capacity.get(waiting.device)
 
     def _missing(self, waiting: MemoryWait) -> int:
         """Return how many bytes must become free for the node. They are free if this is not positive."""
-        if not waiting.quota:
+        if waiting.quota is None:
             return waiting.nbytes - self._ledger.free(waiting.device)
         memory, most = waiting.node.tenant.memory, self._most(waiting)
         if memory is None or most is None:
             return 0
-        used = memory.used_on(waiting.device) if waiting.quota == "memory" else memory.total
-        return used + waiting.nbytes - most
+        return waiting.quota.used(memory, waiting.device) + waiting.nbytes - most
 
     def _is_hopeless(self, waiting: MemoryWait) -> bool:
         if not waiting.quota and waiting.nbytes > self._ledger.capacity.get(waiting.device, waiting.nbytes):
@@ -291,17 +291,14 @@ def exhausted(
     gang: Gang[GangRun],
     device: HostDevice,
     nbytes: int,
-    quota: str,
+    quota: MemoryQuota | None,
 ) -> Status:
     """Return the error for a gang that cannot get `nbytes` of the device, or of its tenant's quota."""
     text = f"out of memory on device {device[1]} of host {device[0]}: {gang.run.launch.program.name} needs "
     tenant = gang.node.tenant
-    if quota and tenant.memory is not None:
-        limit = int(getattr(tenant.settings, quota))
-        where, used = "", tenant.memory.total
-        if quota == "memory":
-            where, used = " of each device", tenant.memory.used.get(device, 0)
-        needs, has, most = _amounts(nbytes, used, limit)
+    if quota is not None and tenant.memory is not None:
+        where = " of each device" if quota is MemoryQuota.PER_DEVICE else ""
+        needs, has, most = _amounts(nbytes, quota.used(tenant.memory, device), quota.limit(tenant))
         text += f"{needs}, and tenant {tenant.name} has {has} of its quota `{quota}`, {most}{where}"
         sessions, of_rest = [each for each in sessions if each.tenant is tenant], "; held there by "
     else:

@@ -19,6 +19,7 @@ from atoll.state.dispatch_units import parts_of
 from atoll.state.gang_specs import GangSpec
 from atoll.state.gang_states import Reason
 from atoll.state.memory_ledger import Block, MemoryLedger, whole_group
+from atoll.state.memory_quotas import QUOTAS, MemoryQuota
 from atoll.state.queued_nodes import Dropped, Gang, QueuedNode
 from atoll.state.session import GangRun, Inherited, Session
 from atoll.state.tenants import Tenant
@@ -151,30 +152,16 @@ class Reservations:
     def _lacking(self, node: QueuedNode[GangRun], need: _Need) -> MemoryWait | None:
         gang, wanted = need.gang, need.wanted
         device = self.ledger.lacking(*wanted)
-        quota, nbytes = "", 0
+        quota, nbytes = None, 0
         if device is None and self.waits.waiting and not all(map(self._scheduler.is_idle, need.spec.all_islands)):
             device = self.waits.claimed(node, wanted)
         if device is None and node.tenant.memory is not None:
-            device, quota, nbytes = self._over_quota(node.tenant, node.tenant.memory, wanted)
+            over = _over_quota(node.tenant, node.tenant.memory, wanted)
+            if over is not None:
+                quota, (device, nbytes) = over
         if device is None:
             return None
         return MemoryWait(node, gang, device, nbytes or dict(total(wanted))[device], quota)
-
-    def _over_quota(
-        self, tenant: Tenant, memory: MemoryLedger, wanted: Sequence[MemoryRequirement]
-    ) -> tuple[HostDevice | None, str, int]:
-        """Return the quota that is exceeded, with a device and the bytes that count against it, or None first."""
-        settings = tenant.settings
-        if settings.memory:
-            device = memory.lacking(*wanted, limit=settings.memory)
-            if device is not None:
-                return device, "memory", dict(total(wanted))[device]
-        if settings.total_memory:
-            sizes = total(wanted)
-            nbytes = sum(size for _, size in sizes)
-            if sizes and memory.total + nbytes > settings.total_memory:
-                return sizes[0][0], "total_memory", nbytes
-        return None, "", 0
 
     def _take(self, need: _Need, owner: MemoryLedger | None) -> None:
         run, spec = need.gang.run, need.spec
@@ -362,6 +349,18 @@ class Reservations:
         if self.waits.waiting:
             for block in freed:
                 self.waits.retry(self._resources.topology.island_of(block.host))
+
+
+def _over_quota(
+    tenant: Tenant, memory: MemoryLedger, wanted: Sequence[MemoryRequirement]
+) -> tuple[MemoryQuota, tuple[HostDevice, int]] | None:
+    """Return the quota that is exceeded, with a device and the bytes that count against it, or None."""
+    for quota in QUOTAS:
+        limit = quota.limit(tenant)
+        lack = quota.lacking(memory, wanted, limit) if limit else None
+        if lack is not None:
+            return quota, lack
+    return None
 
 
 def _counts_copies(gang: Gang[GangRun]) -> bool:

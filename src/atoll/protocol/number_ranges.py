@@ -25,6 +25,12 @@ SPILL_FEEDS = range(1 << 47, 1 << 48)  # the controller, for pieces of spilled a
 HOST_FEEDS = range(1 << 48, 1 << 62)  # the controller, for what hosts send one another
 CALL_FEEDS = range(1 << 62, 1 << 63)  # workers, for calls into the client's Python
 
+
+def is_call(feed: int) -> bool:
+    """Return whether this is the number of a call, an answer or a message between hosts, which never waits."""
+    return feed >= CALL_FEEDS.start
+
+
 # Devices of a session. Migrations copy arrays from devices to what the same devices will be. The devices of published
 # arrays are numbered separately.
 DEVICES = range(1 << 40)

@@ -20,7 +20,7 @@ from typing import Any, Literal, Protocol, Union
 import msgspec
 
 from atoll.errors import AccessError, AtollError, Code, ConnectError, FrameError, Status, StatusError
-from atoll.protocol.number_ranges import CALL_FEEDS, HOST_FEEDS
+from atoll.protocol.number_ranges import CALL_FEEDS, HOST_FEEDS, is_call
 from atoll.transfers.frame_socket import FrameSocket
 from atoll.transfers.liveness import Alive, Liveness, Probe
 from atoll.transfers.piece_contents import BufferContents, as_views
@@ -40,11 +40,8 @@ _log = logging.getLogger(__name__)
 MAX_PIECE = 1 << 40
 PART_BYTES = 8 << 20
 _FIRST_HOST_FEED = HOST_FEEDS.start
-# From this number on, pieces never wait for credits of the peer, because their sender may be the thread that reads
-# another channel, and the peer may need that thread in order to continue.
-FIRST_INLINE_FEED = CALL_FEEDS.start
 # Pieces of session 0 with this number are messages between hosts: see `worker.host_links`.
-CONTROL = FIRST_INLINE_FEED
+CONTROL = CALL_FEEDS.start
 
 
 class Open(msgspec.Struct, frozen=True, array_like=True, tag="o"):
@@ -298,10 +295,14 @@ class DataChannel:
         self._socket.send(PassedMemory(), descriptor=descriptor)
 
     def _send(self, session: int, feed: int, contents: Contents, more: bool) -> None:
+        # Calls never wait for credits of the peer, because their sender may be the thread that reads another channel,
+        # and the peer may need that thread in order to continue.
         if feed < _FIRST_HOST_FEED:
             ways = self._choices
+        elif is_call(feed):
+            ways = self._in_place
         else:
-            ways = self._between_hosts if feed < FIRST_INLINE_FEED else self._in_place
+            ways = self._between_hosts
         for takes, send in ways:
             if takes(contents):
                 try:
@@ -389,7 +390,7 @@ class DataChannel:
             return
         if not 0 <= frame.nbytes <= MAX_PIECE:
             raise FrameError(f"a piece of {frame.nbytes} bytes is invalid: a piece has 0 to {MAX_PIECE} bytes")
-        if arrivals.feeds_only and frame.feed >= FIRST_INLINE_FEED:
+        if arrivals.feeds_only and is_call(frame.feed):
             raise FrameError("this channel carries only feeds, and no calls or answers")
         try:
             received = handle(frame, descriptor)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import partial
 
 from atoll.errors import Code, FrameError, StatusError
-from atoll.protocol.number_ranges import CALL_FEEDS
+from atoll.protocol.number_ranges import is_call
 from atoll.transfers.frame_socket import FrameSocket
 from atoll.transfers.host_memory import aligned
 from atoll.transfers.liveness import Liveness
@@ -57,4 +57,4 @@ class SocketEngine(TransferEngine):
 
 
 def _most(feed: int) -> int:
-    return MOST_CALL_BYTES if feed >= CALL_FEEDS.start else MOST_BYTES
+    return MOST_CALL_BYTES if is_call(feed) else MOST_BYTES

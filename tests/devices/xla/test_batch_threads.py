@@ -44,7 +44,7 @@ class Machine:
         del self._cluster[SIBLING]
 
     def _observe(self) -> None:
-        self.choice.observe(self._now, CpuTimes(self._machine, dict(self._cluster), self._cluster[HOST]))
+        self.choice.observe(self._now, CpuTimes(self._machine, dict(self._cluster), HOST))
 
 
 def test_threads_are_normal_while_other_processes_keep_all_cpus_busy():
@@ -189,6 +189,6 @@ def test_cpu_times_grow_with_the_work_of_this_process():
     before = batch_threads.cpu_times()
     sum(number * number for number in range(1_000_000))
     after = batch_threads.cpu_times()
-    assert after.host > before.host
-    assert after.cluster[os.getpid()] == after.host
+    assert after.of_host > before.of_host
+    assert after.host == os.getpid()
     assert after.machine >= before.machine

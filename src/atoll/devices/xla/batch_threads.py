@@ -61,7 +61,11 @@ class CpuTimes(NamedTuple):
 
     machine: float
     cluster: Mapping[int, float]  # of the processes of the cluster on this machine, by process; includes the host
-    host: float  # of this process
+    host: int  # this process
+
+    @property
+    def of_host(self) -> float:
+        return self.cluster[self.host]
 
 
 class ClassChoice(StateMachine[ThreadClass]):
@@ -95,7 +99,7 @@ class ClassChoice(StateMachine[ThreadClass]):
         used = (times.machine - past.machine) / available
         spent = (seconds - past.cluster[each] for each, seconds in times.cluster.items() if each in past.cluster)
         others = used - sum(spent) / available
-        works = times.host - past.host >= LEAST_CPUS * (now - before)
+        works = times.of_host - past.of_host >= LEAST_CPUS * (now - before)
         in_state = now - self._since
         if self.state is ThreadClass.BATCH and works and used >= FULL_SHARE and others >= BUSY_SHARE:
             has_lasted = in_state > LAST_TRIAL_SECONDS
@@ -188,7 +192,7 @@ def cpu_times() -> CpuTimes:
             if number not in cluster:
                 with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
                     cluster[number] = _process_time(number)
-    return CpuTimes(machine / _TICKS_PER_SECOND, cluster, cluster[os.getpid()])
+    return CpuTimes(machine / _TICKS_PER_SECOND, cluster, os.getpid())
 
 
 def _process_time(process: int) -> float:

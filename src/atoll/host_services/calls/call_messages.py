@@ -18,14 +18,14 @@ import numpy as np
 
 from atoll.errors import OK, FrameError, Status
 from atoll.host_services.host_data import bytes_of
-from atoll.transfers.channel import FIRST_INLINE_FEED
+from atoll.protocol.number_ranges import CALL_FEEDS
 from atoll.transfers.dtypes import dtype_name, numpy_dtype
 from atoll.wire.framing import NO_MESSAGE
 
 Array = np.ndarray[Any, Any]
 
 # The first feed number of calls. A host uses its number `first_call(host)` for notices, and the next ones for calls.
-_FIRST_CALL = FIRST_INLINE_FEED
+_FIRST_CALL = CALL_FEEDS.start
 _CALLS_OF_A_HOST = 1 << 40
 _LENGTH = struct.Struct("<I")
 _ALIGNMENT = 64
