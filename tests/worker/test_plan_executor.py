@@ -63,6 +63,28 @@ def it_runs_a_plan_segment_by_segment_as_they_are_dispatched(rig: Rig) -> None:
 
 
 @BEHAVIOURS.add
+def it_tells_messages_that_free_or_read_few_arrays_from_others(rig: Rig) -> None:
+    is_short = rig.executor.plan_executor.is_short
+    get, add = p.Get(0, 1, 0, (4,), None, (0,), (((0, 4),),)), p.Execute("add", (0, 0), 1, (), (), False)
+    reading, calling, missing = rig.fresh(), rig.fresh(), rig.fresh()
+    for plan, steps in ((reading, (get,)), (calling, (add, get))):
+        body = p.Plan("f", (0,), (p.Segment(0, steps, (1,)),), (1,))
+        rig.executor.submit(m.RegisterPlan(plan, body, acknowledge=True))
+        assert isinstance(rig.reports.get(timeout=SECONDS), m.PlanRegistered)
+
+    def run(plan: int, arguments: int = 1) -> m.Run:
+        return m.Run(rig.fresh(), rig.session, plan, tuple(range(arguments)), (rig.fresh(),), (rig.fresh(),))
+
+    assert is_short(run(reading))
+    assert not is_short(run(reading, arguments=1000))
+    assert not is_short(run(calling))
+    assert not is_short(run(missing))
+    assert is_short(m.Free(rig.session, (1,)))
+    assert not is_short(m.Free(rig.session, (1,), delete=True))
+    assert not is_short(m.Free(rig.session, tuple(range(1000))))
+
+
+@BEHAVIOURS.add
 def it_runs_several_segments_in_one_dispatch_unit(rig: Rig) -> None:
     name = rig.function(add, spec(), spec())
     first, (result,) = start_segments(rig, doubling_segments(name), rig.ones())

@@ -37,6 +37,7 @@ from atoll.worker.step_runner import StepRunner
 from atoll.worker.store import Store
 
 _RECEIVES = (p.Receive, p.ReceiveRows)  # steps that wait for other hosts
+_FEW = 64  # buffers that are freed or read within microseconds
 _READS = frozenset((p.Get, p.GetAll))  # steps that read arrays for the client
 # Items of a session that are processed in order.
 _Item = DispatchUnit | m.DropRun | m.Free | m.SpillRequest | m.CloseStore | m.DropFunction
@@ -86,11 +87,12 @@ class PlanExecutor:
         self._collectives = CollectiveOrder()
 
     def is_short(self, message: Any) -> bool:
-        """Return whether handling the message frees buffers or reads arrays, and nothing else."""
+        """Return whether handling the message frees few buffers or reads few arrays, and nothing else."""
         if type(message) is m.Run:
             plan = self._plans.get(message.plan)
-            return plan is not None and _only_reads(plan)
-        return type(message) is m.Free and not message.delete  # deletions wait for one another
+            return plan is not None and len(message.arguments) <= _FEW and _only_reads(plan)
+        # Deletions wait for one another.
+        return type(message) is m.Free and not message.delete and len(message.handles) <= _FEW
 
     def handle(self, message: Any) -> None:
         """Handle a message of the controller, or an Outcome. The messages of a session are processed in order."""
