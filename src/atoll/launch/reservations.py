@@ -82,14 +82,15 @@ class Reservations:
         return self._first_lack(node, self._needs(node))
 
     def _needs(self, node: QueuedNode[GangRun]) -> list[_Need]:
-        return [need for gang in node.gangs for need in self._needs_of(gang)]
-
-    def _needs_of(self, gang: Gang[GangRun]) -> list[_Need]:
-        spec = gang.run.spec
-        if not spec.islands:
-            return [self._need(gang, spec)]
-        need = self._joint_need(gang)
-        return [self._need(gang, part) for part in parts_of(spec)] if need is None else [need]
+        needs = []
+        for gang in node.gangs:
+            spec = gang.run.spec
+            need = self._joint_need(gang) if spec.islands else self._need(gang, spec)
+            if need is not None:
+                needs.append(need)
+            else:
+                needs += [self._need(gang, part) for part in parts_of(spec)]
+        return needs
 
     def _joint_need(self, gang: Gang[GangRun]) -> _Need | None:
         """Return the memory that a joint gang takes on all of its islands, or None if it is found for each island.

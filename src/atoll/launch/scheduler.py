@@ -288,7 +288,7 @@ class Scheduler(Generic[Payload]):
             gang = state.committed[0]
             if gang.state is GangState.DROPPED:
                 state.committed.popleft()
-                self._charge(island, gang, 0)
+                self._charge_dropped(island, gang)
                 continue
             if gang.islands:
                 return gang if gang.blocked_on in (-1, island) and self._start_joint(gang) else None
@@ -330,7 +330,7 @@ class Scheduler(Generic[Payload]):
         state = self._islands[island]
         committed = state.committed
         while committed[0].state is GangState.DROPPED:
-            self._charge(island, committed.popleft(), 0)
+            self._charge_dropped(island, committed.popleft())
         if committed[0] is not gang or state.draining or state.record.state not in WORKING:
             return None
         loads = state.loads_of(hosts)
@@ -346,35 +346,34 @@ class Scheduler(Generic[Payload]):
 
         The session is also charged for the launch if that costs time of devices.
         """
-        if not gang.islands:
-            self._finished_on(gang.island, gang, gang.hosts, nanoseconds)
-            return
-        nanoseconds //= len(gang.islands)
-        for island, hosts in gang.by_island:
-            self._finished_on(island, gang, hosts, nanoseconds)
-
-    def _finished_on(self, island: int, gang: Gang[Payload], hosts: tuple[int, ...], nanoseconds: int) -> None:
-        state = self._islands[island]
-        self._charge(island, gang, nanoseconds + state.launch_ns * len(hosts))
-        state.in_flight -= gang.weight
-        state.busy_ns -= gang.estimate
-        for group in state.loads_of(hosts):
-            load = group.count
-            load.end(gang.weight, gang.estimate)
-            if load.full and load.has_room_again(state.window, self._busy_ns):
-                load.full = False
-                state.full_hosts -= len(group.keys)
+        places: Iterable[tuple[int, tuple[int, ...]]] = ((gang.island, gang.hosts),)
+        if gang.islands:
+            nanoseconds, places = nanoseconds // len(gang.islands), gang.by_island
+        for island, hosts in places:
+            state = self._islands[island]
+            if gang.charges is not None:
+                gang.charged = gang.charges.get(island, 0)
+            state.policy.charge(gang, nanoseconds + state.launch_ns * len(hosts))
+            state.in_flight -= gang.weight
+            state.busy_ns -= gang.estimate
+            for group in state.loads_of(hosts):
+                load = group.count
+                load.end(gang.weight, gang.estimate)
+                if load.full and load.has_room_again(state.window, self._busy_ns):
+                    load.full = False
+                    state.full_hosts -= len(group.keys)
+                    self.touched.add(island)
+            if not gang.weight:
+                state.count_unbounded(-1)
+            if state.draining and state.in_flight == 0:
+                state.draining = False
                 self.touched.add(island)
-        if not gang.weight:
-            state.count_unbounded(-1)
-        if state.draining and state.in_flight == 0:
-            state.draining = False
-            self.touched.add(island)
 
-    def _charge(self, island: int, gang: Gang[Payload], nanoseconds: int) -> None:
+    def _charge_dropped(self, island: int, gang: Gang[Payload]) -> None:
+        """Return to its session what a committed gang was charged on an island, because it was dropped."""
         if gang.charges is not None:
             gang.charged = gang.charges.get(island, 0)
-        self._islands[island].policy.charge(gang, nanoseconds)
+        self._islands[island].policy.charge(gang, 0)
 
     def compiled(self, island: int, session: int, tenant: Tenant, nanoseconds: int) -> None:
         """Charge a compilation to the session. It ran on the island's CPUs, which are also its devices."""
