@@ -384,15 +384,27 @@ class Recovery:
         self._failures.fail_without_inputs()
 
     def _lose_arrays(self, session: Session, hosts: set[int], survivors: Survivors, status: Status) -> None:
-        """Have the session's arrays on these hosts stand for an error, unless a surviving launch makes them again."""
-        for handle, entry in list(session.directory.entries.items()):
-            if hosts.intersection(entry.hosts) and not survivors.will_make(entry):
+        """Have the session's arrays on these hosts stand for an error, unless a surviving launch makes them again.
+
+        A session may have 10^5 arrays, which few programs have made on few sets of hosts.
+        """
+        entries = session.directory.entries
+        lost_on = {each for each in {entry.hosts for entry in entries.values()} if not hosts.isdisjoint(each)}
+        if not lost_on:
+            return
+        errors: dict[str, Status] = {}  # by producer
+        for handle, entry in [each for each in entries.items() if each[1].hosts in lost_on]:
+            if survivors.will_make(entry):
+                continue
+            error = errors.get(entry.producer)
+            if error is None:
+                error = errors[entry.producer] = status.within(entry.producer)
                 session.note_error(status)
-                self._launcher.memory.release(entry)
-                if not entry.ready:
-                    self._launcher.buffers.settle(session, handle, status.within(entry.producer))
-                else:
-                    session.directory.lose(entry, status.within(entry.producer))
+            self._launcher.memory.release(entry)
+            if not entry.ready:
+                self._launcher.buffers.settle(session, handle, error)
+            else:
+                session.directory.lose(entry, error)
 
     def island_restarted(self, back: IslandRestarted) -> None:
         """Let all sessions continue on the island."""
