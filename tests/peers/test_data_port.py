@@ -317,11 +317,17 @@ class Unread:
 
     def __init__(self) -> None:
         self.feeds: list[tuple[int, int]] = []
+        self.awaited: set[int] = set()
+        self.nbytes: list[int] = []  # of the pieces that were passed to it
+
+    def awaits(self, session: int, feed: int) -> bool:
+        return feed in self.awaited
 
     def takes(self, feed: int) -> bool:
         return feed in CALL_FEEDS
 
     def answered(self, session: int, feed: int, content: Any, done: Callable[[], None]) -> None:
+        self.nbytes.append(len(memoryview(content).cast("B")))
         done()
 
     def fail(self, session: int) -> None:
@@ -439,3 +445,19 @@ def test_an_answer_whose_memory_nobody_bounds_ends_its_channel(
             until(lambda: words in caplog.text)
         finally:
             channel.close()
+
+
+def test_a_large_answer_that_no_call_awaits_is_dropped_as_it_arrives() -> None:
+    with between_machines() as (data_port, answers, arrived):
+        channel = DataChannel.connect(data_port.address, 5, "secret five")
+        receiver = Receiver(channel)
+        feed, nbytes = CALL_FEEDS.start + 1, (3 << 20) + 1
+        answers.awaited.add(feed + 1)
+        channel.send(5, feed, [bytes(nbytes)])
+        channel.send(5, feed + 1, [bytes(nbytes)])
+        channel.send(5, feed + 2, [bytes(100)])
+        channel.send(5, 17, [b"a feed"])
+        until(lambda: arrived == [(5, 17)])
+        assert answers.nbytes == [nbytes, 100]
+        channel.close()
+        receiver.join()

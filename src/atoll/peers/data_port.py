@@ -56,6 +56,9 @@ class Answers(Protocol):
     def takes(self, feed: int) -> bool:
         """Return whether a piece with this number is an answer."""
 
+    def awaits(self, session: int, feed: int) -> bool:
+        """Return whether a call of the session waits for this answer."""
+
     def answered(self, session: int, feed: int, content: Any, done: Callable[[], None]) -> None:
         """Handle an answer that has arrived, and call `done` once its content has been read."""
 
@@ -232,7 +235,11 @@ class DataPort:
         def on_failure(piece: Piece, status: Status) -> None:
             self.inbox.put_failed(session or piece.session, piece.feed, status)
 
-        channel.receive(on_piece, on_failure, budget=_InboxBudget(self, session), feeds_only=on_answer is None)
+        def expects(feed: int) -> bool:
+            return not session or (self.answers is not None and self.answers.awaits(session, feed))
+
+        budget = _InboxBudget(self, session)
+        channel.receive(on_piece, on_failure, budget=budget, feeds_only=on_answer is None, expects=expects)
 
     def _name(self, opening: Open, opener: Opener, channel: DataChannel) -> None:
         """Let the channel's streams find the channel by its name."""

@@ -3,7 +3,8 @@
 It is a model for other kinds.
 
 The receiver reads the bytes of each piece without an admission, so the size of a piece is limited. Other kinds carry
-large pieces of feeds, whose bytes may wait. Calls and their answers cannot wait, and have a larger limit.
+large pieces of feeds, whose bytes may wait. Calls and their answers cannot wait, and have a larger limit. The receiver
+allocates no memory for a large one that it does not expect.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from atoll.protocol.number_ranges import is_call
 from atoll.transfers.frame_socket import FrameSocket
 from atoll.transfers.host_memory import aligned
 from atoll.transfers.liveness import Liveness
-from atoll.transfers.transfer_engine import Contents, Piece, Received, TransferEngine, nothing_to_release
+from atoll.transfers.transfer_engine import Arrivals, Contents, Piece, Received, TransferEngine, nothing_to_release
 
 MOST_BYTES = 1 << 20  # of a piece of a feed
 MOST_CALL_BYTES = 8 << 30  # of a call or an answer
@@ -32,10 +33,14 @@ class SocketEngine(TransferEngine):
 
     def __init__(self, socket: FrameSocket) -> None:
         self._socket = socket
+        self._arrivals: Arrivals | None = None
         self.liveness: Liveness | None = None  # between machines; counts pieces
 
     def takes(self, contents: Contents) -> bool:
         return True
+
+    def receive_for(self, arrivals: Arrivals) -> None:
+        self._arrivals = arrivals
 
     def send(self, session: int, feed: int, contents: Contents, more: bool) -> None:
         if contents.nbytes > _most(feed):
@@ -44,16 +49,28 @@ class SocketEngine(TransferEngine):
         note = None if self.liveness is None else partial(self.liveness.sent, session, feed)
         self._socket.send(SocketPiece(session, feed, contents.nbytes, more), contents.views(), note=note)
 
-    def handle(self, frame: SocketPiece, descriptor: int | None) -> Received:
+    def handle(self, frame: SocketPiece, descriptor: int | None) -> Received | None:
         if frame.nbytes > _most(frame.feed):
             raise FrameError(
                 f"a piece of {frame.nbytes} bytes was sent at once: the limit is {_most(frame.feed)} bytes"
             )
+        if frame.nbytes > MOST_BYTES and self._arrivals is not None and not self._arrivals.expects(frame):
+            self._drop(frame.nbytes)
+            return None
         content = aligned(frame.nbytes)
         self._socket.read_into(content.data)
         if self.liveness is not None:
             self.liveness.received()
         return content, nothing_to_release
+
+    def _drop(self, nbytes: int) -> None:
+        part = memoryview(bytearray(MOST_BYTES))
+        while nbytes:
+            count = min(nbytes, MOST_BYTES)
+            self._socket.read_into(part[:count])
+            nbytes -= count
+        if self.liveness is not None:
+            self.liveness.received()
 
 
 def _most(feed: int) -> int:

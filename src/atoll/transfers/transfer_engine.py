@@ -57,6 +57,9 @@ def nothing_to_release() -> None:
 class Arrivals(Protocol):
     """The receiver of a channel's pieces. Called on any thread; nothing blocks."""
 
+    def expects(self, piece: Piece) -> bool:
+        """Return whether something waits for a large call or answer. Otherwise its bytes are dropped as they arrive."""
+
     def admit(self, piece: Piece, launch: int, grant: Callable[[], None]) -> None:
         """Call `grant` once an announced piece may arrive, now or later. `take`, `fail` or `withdraw` follows."""
 

@@ -154,6 +154,10 @@ class Calls:
     def takes(self, feed: int) -> bool:
         return is_call(feed)
 
+    def awaits(self, session: int, feed: int) -> bool:
+        with self._lock:
+            return feed in self._waiting.get(session, ())
+
     def answered(self, session: int, feed: int, content: Any, done: Callable[[], None]) -> None:
         """Handle a piece that has arrived. Pieces that answer no call are dropped, because clients are not trusted."""
         slot = self._forget(session, feed)
