@@ -20,6 +20,11 @@ class Relay:
         self._pumps: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server
 
+    @property
+    def is_used(self) -> bool:
+        """Whether somebody has connected since the last cut."""
+        return bool(self._writers)
+
     async def start(self) -> None:
         self._server = await asyncio.start_unix_server(self._carry, self.address.path)
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from atoll.controller_process.shell import ShellTimes
+from atoll.controller_process.standby_status import StandbyState, standby_status
 from atoll.errors import LeaseError
 from atoll.leadership.election import Claim
 from atoll.leadership.lease_keeper import LeaseKeeper
@@ -33,6 +34,7 @@ class CutStore:
         self._store = store
         self.name = store.name
         self.is_cut = False
+        self.is_read_only = False
 
     def read(self) -> StoredRecord | None:
         self._check()
@@ -40,6 +42,8 @@ class CutStore:
 
     def write(self, record: LeaseRecord, version: str) -> StoredRecord | None:
         self._check()
+        if self.is_read_only:
+            raise LeaseError("no reply")
         return self._store.write(record, version)
 
     def _check(self) -> None:
@@ -114,6 +118,28 @@ def test_a_standby_of_a_killed_controller_waits_until_its_lease_is_free(play):
         assert leases.store.record.holder == "second"
         assert not pair.worker.lost
         shell.stop()
+
+    play(scene)
+
+
+def test_a_standby_that_may_have_acquired_the_lease_keeps_its_copy(play):
+    async def scene(pair: Pair, leases: Leases) -> None:
+        await pair.is_followed_closely()
+        leases.frozen.add(leases.first)
+        leases.of_second.is_read_only = True
+        pair.cut()
+        await leases.pass_by(LEASE_SECONDS + 2)
+        await until_async(lambda: not leases.second.withdraw())
+        leases.of_second.is_cut = True
+        leases.frozen.clear()
+        await pair.mend()
+        await until_async(lambda: pair.of_standby.is_used)
+        await asyncio.sleep(0.5)  # in which the controller sends a heartbeat
+        status = standby_status(str(pair.directory))
+        assert status is not None
+        assert (status.state, status.has_copy) == (StandbyState.LOST, True)
+        assert not pair.running.done()
+        pair.shell.stop()
 
     play(scene)
 

@@ -148,6 +148,8 @@ class Standby:
         def on_message(message: Any) -> None:
             if isinstance(message, m.Refused):
                 on_lost(message.status.message)
+            elif not self._continues_to_follow(message):
+                on_lost("this standby may have acquired the lease")
             else:
                 self._handle(connection, message)
 
@@ -172,9 +174,6 @@ class Standby:
         return connection
 
     def _handle(self, connection: Connection, message: Any) -> None:
-        if not self._continues_to_follow(message):
-            connection.abort()
-            return
         if not self._has_snapshot:
             self._state = None  # the state from an earlier connection is outdated
             self._progress.copies()
