@@ -122,7 +122,7 @@ def test_a_standby_of_a_killed_controller_waits_until_its_lease_is_free(play):
     play(scene)
 
 
-def test_a_standby_that_may_have_acquired_the_lease_keeps_its_copy(play):
+def test_a_standby_that_may_have_acquired_the_lease_keeps_its_copy_and_follows_again_if_it_has_not(play):
     async def scene(pair: Pair, leases: Leases) -> None:
         await pair.is_followed_closely()
         leases.frozen.add(leases.first)
@@ -135,9 +135,15 @@ def test_a_standby_that_may_have_acquired_the_lease_keeps_its_copy(play):
         await pair.mend()
         await until_async(lambda: pair.of_standby.is_used)
         await asyncio.sleep(0.5)  # in which the controller sends a heartbeat
-        status = standby_status(str(pair.directory))
-        assert status is not None
-        assert (status.state, status.has_copy) == (StandbyState.LOST, True)
+
+        def state() -> tuple[StandbyState, bool]:
+            status = standby_status(str(pair.directory))
+            assert status is not None
+            return status.state, status.has_copy
+
+        assert state() == (StandbyState.LOST, True)
+        leases.of_second.is_cut = leases.of_second.is_read_only = False
+        await until_async(lambda: state() == (StandbyState.COPYING, False))
         assert not pair.running.done()
         pair.shell.stop()
 
