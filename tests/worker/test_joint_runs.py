@@ -84,6 +84,30 @@ def result_of(run: JointRun) -> Buffer:
     return Buffer(None, 0, COMPUTED, None, run)
 
 
+class Succeeds(JointRun):
+    """A run that succeeds after its state has been read for the first time."""
+
+    reads = 0
+
+    @property
+    def state(self) -> RunState:
+        self.reads += 1
+        return RunState.RUNNING if self.reads == 1 else RunState.SUCCEEDED
+
+    @state.setter
+    def state(self, state: RunState) -> None:
+        """Ignore the states of a real run."""
+
+
+def test_a_run_that_waits_is_woken_even_if_the_former_one_succeeds_meanwhile(rig: Rig) -> None:
+    token = Token()
+    token.end()
+    rig.runs.started(Succeeds(0, 1, DEVICES, token, []))
+    assert rig.awaits()
+    assert rig.woken.wait(SECONDS)
+    assert not rig.awaits()
+
+
 def test_a_run_waits_until_the_former_one_has_succeeded(rig: Rig) -> None:
     assert not rig.awaits()
     _, token = rig.start(1)

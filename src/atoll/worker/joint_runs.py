@@ -111,11 +111,14 @@ class JointRuns:
         `wake` is called on any thread. After a failure, `ended` reports that the wait is over.
         """
         last = self._last.get(world)
-        if last is None or last.state is RunState.SUCCEEDED:
+        if last is None:
+            return False
+        state = last.state  # read once, since other threads set it; a wait for a run that has ended is over at once
+        if state is RunState.SUCCEEDED:
             return False
         if ordinals == last.ordinals and any(each.run is last for each in inputs):
             return False
-        if last.state is RunState.RUNNING and not last.is_awaited:
+        if state is RunState.RUNNING and not last.is_awaited:
             last.is_awaited = True
             start_in(self._threads, _wait, last, wake)
         return True
