@@ -57,9 +57,13 @@ def cpu_ticks(pid: int, with_children: bool = False) -> int:
 
 def _children(pid: int) -> list[int]:
     found: list[int] = []
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:  # the process has ended
+        return found
+    for thread in threads:
         with contextlib.suppress(OSError):  # the thread has ended
-            found += map(int, path.read_text().split())
+            found += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
     return found
 
 
