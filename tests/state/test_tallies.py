@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.ir.plan import STEP_KINDS
-from atoll.state.tallies import BOUNDS, TRANSFERS, Histogram, Tallies, counts_of
+from atoll.state.tallies import BOUNDS, TRANSFERS, Histogram, Tallies, Tally, counts_of
 
 
 @given(st.lists(st.floats(0, 200), max_size=30))
@@ -44,6 +44,25 @@ def test_gangs_that_have_started_and_not_ended_are_running():
     assert tally.running == 1
     assert tallies[0, "a"] is tally
     assert list(tallies) == [(0, "a")]
+
+
+def test_joint_gangs_count_on_each_island_and_other_tallies_are_not_copied():
+    tallies, joint = Tallies(), Tally()
+    for key in [(0, "a"), (0, "b")]:
+        tallies[key].waited.observe(0.1)
+        tallies[key].ended(1000, 1000, is_well=True)
+        tallies[key].move("put", 8)
+    joint.waited.observe(0.1, 3)
+    joint.ended(500, 2000, is_well=True)
+    joint.ended(0, 0, is_well=False)
+    found = tallies.with_joint({((0, 1), "a"): joint, ((1, 2), "a"): joint})
+    counts = {key: (each.started, each.running, each.failed, each.device_ns) for key, each in found.items()}
+    part = (3, 1, 1, 1000)
+    both = (6, 2, 2, 2000)
+    assert counts == {(0, "a"): (4, 1, 1, 2000), (0, "b"): (1, 0, 0, 1000), (1, "a"): both, (2, "a"): part}
+    assert found[0, "a"].moved == {"put": [1, 8]}
+    assert found[0, "b"] is tallies[0, "b"]
+    assert (tallies[0, "a"].started, tallies[0, "a"].device_ns, len(tallies)) == (1, 1000, 2)
 
 
 def test_transfers_are_step_kinds_of_plans():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from atoll.errors import Code, Status
+from atoll.launch.gang_charges import GangCharges
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.state.session import MOST_ERROR
@@ -134,6 +135,13 @@ def test_device_time_is_summed_over_devices_by_tenant():
     (tenant,) = snapshot_of(play).tenants
     assert (tenant.name, tenant.role, tenant.open_sessions) == ("default", "operator", 1)
     assert round(tenant.device_seconds, 3) == 0.2
+
+
+def test_tallies_are_summed_once_for_all_tenants(monkeypatch):
+    play, sums, charges = playing(), [], GangCharges.by_island
+    monkeypatch.setattr(GangCharges, "by_island", lambda self: sums.append(1) or charges(self))
+    assert snapshot_of(play).tenants
+    assert len(sums) == 1
 
 
 def test_memory_of_devices_is_told_by_tenant():

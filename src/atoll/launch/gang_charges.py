@@ -6,7 +6,6 @@ is no work for each gang here. Such gangs are charged one by one only if they do
 
 from __future__ import annotations
 
-import copy
 import struct
 from collections.abc import Mapping
 from typing import Protocol
@@ -106,13 +105,11 @@ class GangCharges:
     # ---- tallies
 
     def by_island(self) -> Mapping[tuple[int, str], Tally]:
-        """Return the tallies by island and tenant. A joint gang counts on each of its islands."""
-        if not self.joint:
-            return self.tallies
-        found = copy.deepcopy(self.tallies)
-        for (islands, tenant), tally in self.joint.items():
-            found.add(islands, tenant, tally)
-        return found
+        """Return the tallies by island and tenant. A joint gang counts on each of its islands.
+
+        They may be the present tallies: read them before the next event.
+        """
+        return self.tallies.with_joint(self.joint) if self.joint else self.tallies
 
     def _joint(self, islands: tuple[int, ...], tenant: str) -> Tally:
         tally = self.joint.get((islands, tenant))

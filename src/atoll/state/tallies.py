@@ -7,7 +7,7 @@ Rates, quantiles and shares are computed where they are displayed.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 # Upper bounds of the histograms' buckets, in seconds. One more bucket is for larger values. Metrics contain the bounds.
 BOUNDS = (
@@ -98,6 +98,15 @@ class Tally:
         counts[0] += count
         counts[1] += nbytes
 
+    def add(self, other: Tally, islands: int = 1) -> None:
+        """Add the counts of another tally, whose gangs have equal parts on this number of islands."""
+        self.waited.add(other.waited)
+        self.ran.add(other.ran)
+        self.device_ns += other.device_ns // islands
+        self.failed += other.failed
+        for kind, (count, nbytes) in other.moved.items():
+            self.move(kind, nbytes // islands, count)
+
     @property
     def started(self) -> int:
         return sum(self.waited.counts)
@@ -113,11 +122,20 @@ class Tallies(dict[tuple[int, str], Tally]):
     def add(self, islands: tuple[int, ...], tenant: str, joint: Tally) -> None:
         """Add the counts of joint gangs to the tallies of their islands."""
         for island in islands:
-            tally = self[island, tenant]
-            tally.waited.add(joint.waited)
-            tally.ran.add(joint.ran)
-            tally.device_ns += joint.device_ns // len(islands)
-            tally.failed += joint.failed
+            self[island, tenant].add(joint, len(islands))
+
+    def with_joint(self, joint: Mapping[tuple[tuple[int, ...], str], Tally]) -> Tallies:
+        """Return these tallies and those of joint gangs, by their islands and tenant. Only what changes is copied."""
+        found = Tallies(self)
+        for islands, tenant in joint:
+            for key in [(island, tenant) for island in islands]:
+                if found.get(key) is self.get(key):
+                    found[key] = Tally()
+                    if key in self:
+                        found[key].add(self[key])
+        for (islands, tenant), tally in joint.items():
+            found.add(islands, tenant, tally)
+        return found
 
     def __missing__(self, key: tuple[int, str]) -> Tally:
         tally = self[key] = Tally()

@@ -126,6 +126,8 @@ def report(controller: ReportSource, viewer: Tenant | None = None, now: float = 
     """
     functions, history, load = controller.functions, controller.history, controller.load
     waits = {island: _waits_of(controller, island, viewer) for island in controller.resources.islands}
+    tallies = controller.launcher.charges.by_island()
+    device_ns = _device_ns(tallies)
     machines = controller.agents.report.machines
     agents = Counter(each.address for each in machines)
     names = {each.address: each.name for each in machines if agents[each.address] == 1}
@@ -141,14 +143,14 @@ def report(controller: ReportSource, viewer: Tenant | None = None, now: float = 
             if viewer in (None, session.tenant) and not session.is_vault
         ),
         tenants=tuple(
-            _tenant(tenant, controller, now)
+            _tenant(tenant, controller, device_ns[tenant.name], now)
             for tenant in controller.tenants.by_name.values()
             if viewer in (None, tenant)
         ),
         viewer=Viewer() if viewer is None else Viewer(tenant=viewer.name, role=viewer.settings.role),
         python=_python_rules(controller, viewer),
         seconds=round(now, 3),
-        gangs=_gangs(controller, waits, viewer),
+        gangs=_gangs(controller, tallies, waits, viewer),
         waits=_waits(controller, waits),
         owed=_owed(controller, viewer, now),
         versions=_versions(controller, viewer, now),
@@ -255,15 +257,21 @@ def _spilled_bytes(session: Session) -> int:
     return sum(entry.nbytes for entry in session.directory.entries.values() if entry.spilled is not None)
 
 
-def _tenant(tenant: Tenant, controller: ReportSource, now: float) -> TenantSnapshot:
+def _device_ns(tallies: Mapping[tuple[int, str], Tally]) -> Counter[str]:
+    """Return the device time of each tenant, by its name."""
+    found: Counter[str] = Counter()
+    for (_, tenant), tally in tallies.items():
+        found[tenant] += tally.device_ns
+    return found
+
+
+def _tenant(tenant: Tenant, controller: ReportSource, device_ns: int, now: float) -> TenantSnapshot:
     own = [session for session in controller.sessions.values() if session.tenant is tenant]
     versions = [version for version in controller.named_arrays.versions() if version.tenant == tenant.name]
     settings = msgspec.structs.asdict(tenant.settings)
     del settings["token_hash"]
     memory = controller.launcher.memory.ledger if tenant.memory is None else tenant.memory
     number_of = controller.resources.topology.number_of
-    tallies = controller.launcher.charges.by_island()
-    device_ns = sum(tally.device_ns for (_, name), tally in tallies.items() if name == tenant.name)
     return TenantSnapshot(
         **settings,
         open_sessions=tenant.sessions,
@@ -339,14 +347,16 @@ def _waits_of(controller: ReportSource, island: int, viewer: Tenant | None) -> l
 
 
 def _gangs(
-    controller: ReportSource, waits: Mapping[int, list[Wait[GangRun]]], viewer: Tenant | None
+    controller: ReportSource,
+    tallies: Mapping[tuple[int, str], Tally],
+    waits: Mapping[int, list[Wait[GangRun]]],
+    viewer: Tenant | None,
 ) -> tuple[Gangs, ...]:
     """Return counts of gangs per island and tenant."""
     waiting: Counter[tuple[int, str]] = Counter()
     for island, some in waits.items():
         for wait in some:
             waiting[island, controller.sessions[wait.session].tenant.name] += wait.gangs
-    tallies = controller.launcher.charges.by_island()
     return tuple(
         _gangs_of(island, tenant, waiting[island, tenant], tallies.get((island, tenant), Tally()))
         for island, tenant in sorted({*tallies, *waiting})
