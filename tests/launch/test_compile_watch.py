@@ -60,7 +60,17 @@ def test_a_compilation_is_stuck_only_if_its_reported_progress_stays_the_same() -
         assert found.reported(HOST, report(CompileStage.COMPILING, number), now) is None
         assert found.reported(HOST, report(CompileStage.COMPILING, number), now + STUCK_SECONDS / 2) is None
     stuck = found.reported(HOST, report(CompileStage.COMPILING, 9), 10 * STUCK_SECONDS + 1)
-    assert stuck == Stuck(CompileStage.COMPILING, STUCK_SECONDS + 1)
+    assert stuck == Stuck(STUCK_SECONDS + 1)
+
+
+def test_a_queued_compilation_is_not_stuck_with_those_before_it() -> None:
+    found = watch()
+    for number in range(10):
+        assert found.reported(HOST, report(CompileStage.QUEUED, 5), number * STUCK_SECONDS) is None
+    now = 10 * STUCK_SECONDS
+    assert found.reported(HOST, report(CompileStage.COMPILING, 5), now) is None, "it has only started now"
+    assert found.reported(HOST, report(CompileStage.COMPILING, 5), now + STUCK_SECONDS) is None
+    assert found.reported(HOST, report(CompileStage.COMPILING, 5), now + STUCK_SECONDS + 1) == Stuck(STUCK_SECONDS + 1)
 
 
 def test_a_compilation_without_known_progress_may_take_any_time() -> None:

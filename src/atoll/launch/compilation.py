@@ -245,9 +245,9 @@ class Compilation:
                     text = f"{self._title(name)} was lost by the worker of host {host}, which does not know it although"
                     text += f" it was requested {MOST_REQUESTS + 1} times: compile the program again"
                     self._settle(name, host, failure(Code.UNAVAILABLE, text, Details(hosts=(host,))), b"")
-                case Stuck(stage, seconds):
-                    text = f"{self._title(name)} on host {host} made no progress for {seconds:.0f} s: its worker "
-                    text += f"reports that it is {stage}, and its compiler process uses no CPU time"
+                case Stuck(seconds):
+                    text = f"{self._title(name)} on host {host} made no progress for {seconds:.0f} s: its "
+                    text += "compiler process uses no CPU time"
                     self._settle(name, host, failure(Code.DEADLINE_EXCEEDED, text, Details(hosts=(host,))), b"")
 
     def _title(self, name: str) -> str:

@@ -1,7 +1,8 @@
 """Compilations that workers owe: ask about them, request lost ones again, and fail those that make no progress. Pure.
 
 A compilation may take hours, so its age is no sign of a loss. A worker reports what it does about each compilation, and
-with the CPU time of the compiler process whether it makes progress.
+with the CPU time of the compiler process whether it makes progress. One in a queue may wait for any time: if those that
+have a place make no progress, they fail and free their places.
 """
 
 from __future__ import annotations
@@ -46,9 +47,8 @@ class Lost(NamedTuple):
 
 
 class Stuck(NamedTuple):
-    """The compilation has made no progress for `seconds`."""
+    """The process that compiles has made no progress for `seconds`."""
 
-    stage: m.CompileStage
     seconds: float
 
 
@@ -94,7 +94,8 @@ class CompileWatch:
         is_still = report.progress != -1 and report == each.report
         each = msgspec.structs.replace(each, unknown=0, report=report, since=each.since if is_still else now)
         self._watched[key] = each
-        return Stuck(report.stage, now - each.since) if now - each.since > STUCK_SECONDS else None
+        is_stuck = report.stage is m.CompileStage.COMPILING and now - each.since > STUCK_SECONDS
+        return Stuck(now - each.since) if is_stuck else None
 
     def _unknown(self, key: tuple[str, int], each: Watched) -> Lost | None:
         if each.unknown < _UNKNOWN_REPORTS:
