@@ -177,6 +177,31 @@ def test_the_loss_of_an_island_fails_the_gangs_on_it_and_no_others():
     play.controller.launcher.validate()
 
 
+def behind_an_ended_part(play: Play) -> None:
+    """A joint gang has ended on island 1 and runs on the others. A gang that was behind it runs there."""
+    play.say(m.Launch(1, (), (11,), ()))
+    (gang,) = in_flight(play)
+    assert len(runs(play.say(m.Launch(3, (), (12,), ())))) == 1
+    play.done(gang.sequence, host=1)
+
+
+def test_a_joint_gang_does_not_run_on_an_island_where_its_part_has_ended():
+    play = playing()
+    behind_an_ended_part(play)
+    play.say(m.Await(5, (12,)))
+    play.lose(1, "its connection broke")
+    (awaited,) = [each for each in play.outbox() if isinstance(each, m.Awaited)]
+    assert "(it had started there)" in awaited.status.message
+
+
+def test_a_crash_of_an_island_is_not_charged_to_a_joint_gang_whose_part_has_ended():
+    play = playing()
+    behind_an_ended_part(play)
+    alone = play.controller.sessions[play.session].functions[2]
+    play.engine(m.WorkerEnded(1, play.controller.resources.hosts[1].incarnation, -11, "killed by a signal"))
+    assert play.controller.quarantine.suspects | set(play.controller.quarantine.refused) == {alone}
+
+
 def test_a_part_that_fails_fails_the_launch_and_the_gang_ends_with_the_others():
     play = playing()
     play.say(m.Launch(1, (), (11,), ()))

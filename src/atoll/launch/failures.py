@@ -62,9 +62,10 @@ class Failures:
     def running(self, island: int) -> dict[str, Running]:
         """Return the functions in flight on the island's devices, without colocated Python, which has own processes."""
         found: dict[str, Running] = {}
+        hosts = set(self._resources.hosts_of(island))
         for gang in self._launcher.in_flight.values():
             spec = gang.run.spec
-            if gang.is_on(island) and spec.host_call is not HostCallKind.PYTHON:
+            if spec.host_call is not HostCallKind.PYTHON and not hosts.isdisjoint(gang.run.hosts_left):
                 for name in spec.functions:
                     found.setdefault(name, Running(gang.node.tenant, spec.duration_estimate.runs > 0))
         return found
@@ -319,9 +320,10 @@ class Survivors:
         taken: set[HostDevice] = set()
         running = set()
         for gang in self._in_flight.values():
-            if gang.is_on(self._island) and not gang.run.spec.host_call:
+            hosts = self._hosts & gang.run.hosts_left
+            if hosts and not gang.run.spec.host_call:
                 of_host = gang.run.spec.devices
-                devices = {(host, each) for host in self._hosts.intersection(of_host) for each in of_host[host]}
+                devices = {(host, each) for host in hosts.intersection(of_host) for each in of_host[host]}
                 if taken.isdisjoint(devices):
                     running.add(gang.sequence)
                 taken |= devices
