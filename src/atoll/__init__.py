@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from atoll.errors import HandshakeCutError as HandshakeCutError
     from atoll.errors import IncompatibleJournalError as IncompatibleJournalError
     from atoll.errors import JournalError as JournalError
+    from atoll.errors import LeaseError as LeaseError
     from atoll.errors import PipelineError as PipelineError
     from atoll.errors import ProgramError as ProgramError
     from atoll.errors import RecoveryError as RecoveryError
@@ -98,6 +99,7 @@ _NAMES = {
         "SettingsError",
         "IncompatibleJournalError",
         "JournalError",
+        "LeaseError",
         "BackendError",
         "PipelineError",
         "ProgramError",
@@ -120,6 +122,7 @@ __all__ = [
     "HandshakeCutError",
     "IncompatibleJournalError",
     "JournalError",
+    "LeaseError",
     "Pin",
     "Pipeline",
     "PipelineError",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from atoll.controller_process.lease_fence import GIVE_WAY_SECONDS, LeaseFence
+from atoll.controller_process.lease_fence import RELEASED_SECONDS, LeaseFence
 from tests.controller_process.test_leader_fence import ENGINE, HOSTS, LATER, PROXY, Peer
 
 
@@ -22,19 +22,19 @@ class Lease:
 
     def __init__(self) -> None:
         self.is_held = True
-        self.gives_way = False
+        self.is_released = False
 
     def holds(self) -> bool:
-        return self.is_held and not self.gives_way
+        return self.is_held and not self.is_released
 
     def name_standby(self, address: str) -> None:
         """Nobody asks."""
 
-    def give_way(self) -> None:
-        self.gives_way = True
+    def release(self) -> None:
+        self.is_released = True
 
     def retake(self) -> None:
-        self.gives_way = False
+        self.is_released = False
 
 
 class Scene:
@@ -111,7 +111,7 @@ def test_the_loss_of_the_standby_changes_nothing_while_the_lease_is_held(play):
         play.is_standby_silent = True
         play.look(1, 2, ENGINE, PROXY, after=LATER)
         assert play.fenced == []
-        assert not play.lease.gives_way
+        assert not play.lease.is_released
         play.fence.end()
         assert play.fenced == []
 
@@ -128,20 +128,20 @@ def test_without_a_standby_a_controller_that_does_not_hold_the_lease_stays_fence
     play(scene)
 
 
-def test_a_controller_without_its_standby_and_most_of_its_hosts_gives_way_once(play):
+def test_a_controller_without_its_standby_and_most_of_its_hosts_releases_the_lease_once(play):
     def scene(play: Scene) -> None:
         play.look(*play.peers)
         play.is_standby_silent = True
         play.look(1, ENGINE, PROXY, after=LATER)
-        assert play.lease.gives_way
+        assert play.lease.is_released
         assert play.fenced == [*HOSTS, ENGINE, PROXY]
-        play.look(after=GIVE_WAY_SECONDS - 0.1)
-        assert play.lease.gives_way
+        play.look(after=RELEASED_SECONDS - 0.1)
+        assert play.lease.is_released
         play.look(1, after=0.2)
-        assert not play.lease.gives_way, "no standby wanted the lease"
+        assert not play.lease.is_released, "no standby wanted the lease"
         assert play.fenced == []
         play.look(1, after=LATER)
-        assert not play.lease.gives_way, "it has given way for this loss of the standby"
+        assert not play.lease.is_released, "it has released the lease for this loss of the standby"
 
     play(scene)
 
@@ -151,10 +151,10 @@ def test_a_controller_whose_standby_answers_again_takes_the_lease_back_at_once(p
         play.look(*play.peers)
         play.is_standby_silent = True
         play.look(after=LATER)
-        assert play.lease.gives_way
+        assert play.lease.is_released
         play.is_standby_silent = False
         play.look()
-        assert not play.lease.gives_way
+        assert not play.lease.is_released
         assert play.fenced == []
 
     play(scene)

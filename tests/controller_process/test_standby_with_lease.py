@@ -241,7 +241,7 @@ def test_a_controller_that_cannot_reach_the_lease_is_replaced_although_its_stand
     play(scene)
 
 
-def test_a_controller_that_reaches_the_lease_but_no_hosts_and_no_standby_gives_way(play):
+def test_a_controller_that_reaches_the_lease_but_no_hosts_and_no_standby_releases_the_lease(play):
     async def scene(pair: Pair, leases: Leases) -> None:
         await pair.is_followed_closely()
         for relay in (pair.of_standby, pair.of_worker):

@@ -246,9 +246,9 @@ def test_a_record_that_somebody_has_removed_is_written_again(scene):
     )
 
 
-def test_a_controller_that_gives_way_does_not_hold_the_lease_and_its_standby_acquires_it(scene):
+def test_a_controller_that_releases_the_lease_does_not_hold_the_lease_and_its_standby_acquires_it(scene):
     controller, standby = scene.controller(), scene.standby()
-    controller.give_way()
+    controller.release()
     assert not controller.holds()
     controller.step()
     standby.step()
@@ -257,11 +257,11 @@ def test_a_controller_that_gives_way_does_not_hold_the_lease_and_its_standby_acq
     assert controller.is_lost
 
 
-def test_a_controller_that_gave_way_retakes_a_lease_that_nobody_wanted(scene):
+def test_a_controller_that_has_released_it_retakes_a_lease_that_nobody_wanted(scene):
     controller = scene.controller()
-    controller.give_way()
+    controller.release()
     controller.step()
-    assert controller.state is LeaseState.YIELDED
+    assert controller.state is LeaseState.RELEASED
     controller.retake()
     assert not controller.holds()
     controller.step()

@@ -86,7 +86,7 @@ def test_at_most_one_process_holds_a_lease_and_each_other_one_has_more_transitio
             case 0 | 6:
                 process.way.is_cut = not process.way.is_cut
             case 1:
-                process.keeper.give_way()
+                process.keeper.release()
             case 2:
                 process.keeper.retake()
             case 3:

@@ -12,7 +12,7 @@ from atoll.wire.resumption.resumable_connections import ResumableConnections
 _log = logging.getLogger(__name__)
 
 # For this long a controller that seems to be cut off leaves the lease to its standby.
-GIVE_WAY_SECONDS = 6.0
+RELEASED_SECONDS = 6.0
 
 
 class LeaseFence(LeaderFence):
@@ -21,8 +21,8 @@ class LeaseFence(LeaderFence):
     `check` is called before the messages of each turn are sent, so a process that was frozen sends nothing before it
     has compared the time with that of its last renewal.
 
-    If a controller reaches the server of the lease, but neither its standby nor most of its hosts, it gives way:
-    it releases the lease for `GIVE_WAY_SECONDS`, so that a standby that reaches hosts takes over. `standby_suspicion()`
+    If a controller reaches the server of the lease, but neither its standby nor most of its hosts, it releases the
+    lease for `RELEASED_SECONDS`, so that a standby that reaches hosts takes over. `standby_suspicion()`
     returns the reason to assume that the standby is cut off from this controller, or "".
     """
 
@@ -35,7 +35,7 @@ class LeaseFence(LeaderFence):
     ) -> None:
         super().__init__(standby_suspicion, hosts, connections)
         self._lease = lease
-        self._gave_way: float | None = None  # when, for the present suspicion
+        self._released_at: float | None = None  # when, for the present suspicion
 
     def end(self) -> None:
         """Continue, because the lease is needed with or without a standby."""
@@ -45,7 +45,7 @@ class LeaseFence(LeaderFence):
             self._fence_all()
 
     def _fence_or_unfence(self, now: float) -> None:
-        self._give_way_or_retake(now)
+        self._release_or_retake(now)
         if self._lease.holds():
             if self._fenced:
                 _log.warning("this controller holds %s again, and sends what it has held back", self._lease.name)
@@ -53,19 +53,19 @@ class LeaseFence(LeaderFence):
         else:
             self._fence_all()
 
-    def _give_way_or_retake(self, now: float) -> None:
+    def _release_or_retake(self, now: float) -> None:
         connections = self._connections.all()
         self._reachability.counted(now, {each.number: each.statistics().bytes_in for each in connections})
         if not self._takeover_suspicion():
-            if self._gave_way is not None:
-                self._gave_way = None
+            if self._released_at is not None:
+                self._released_at = None
                 self._lease.retake()
-        elif self._gave_way is not None:
-            if now - self._gave_way > GIVE_WAY_SECONDS:
+        elif self._released_at is not None:
+            if now - self._released_at > RELEASED_SECONDS:
                 self._lease.retake()
         elif self._lease.holds() and self._reachability.lost_majority(now, set(self._hosts()), self._fenced):
-            self._gave_way = now
-            self._lease.give_way()
+            self._released_at = now
+            self._lease.release()
 
     def _fence_all(self) -> None:
         if not self._fenced:

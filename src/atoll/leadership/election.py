@@ -28,15 +28,15 @@ class LeaseState(enum.Enum):
 
     OBSERVED = enum.auto()  # this process does not hold it
     HELD = enum.auto()  # this process holds it, as long as it renews it
-    YIELDED = enum.auto()  # this process has released it, and acquires it again if nobody else does
+    RELEASED = enum.auto()  # this process has released it, and acquires it again if nobody else does
     LOST = enum.auto()  # another process has acquired it from this one
 
 
 _S = LeaseState
 TRANSITIONS: Mapping[LeaseState, frozenset[LeaseState]] = {
     _S.OBSERVED: frozenset({_S.HELD}),
-    _S.HELD: frozenset({_S.YIELDED, _S.LOST}),
-    _S.YIELDED: frozenset({_S.HELD, _S.LOST}),
+    _S.HELD: frozenset({_S.RELEASED, _S.LOST}),
+    _S.RELEASED: frozenset({_S.HELD, _S.LOST}),
     _S.LOST: frozenset(),
 }
 
@@ -115,7 +115,7 @@ class Election(StateMachine[LeaseState]):
         return LeaseRecord(self._holder, transitions, "", now, now)
 
     def renewal(self, standby: str) -> LeaseRecord:
-        """Return the record with which this process renews the lease, or acquires it again after it has yielded."""
+        """Return the record with which this process renews the lease, or acquires it again after it has released it."""
         return msgspec.structs.replace(self._own, holder=self._holder, standby=standby, renewed=self._wall())
 
     def release(self) -> LeaseRecord:
@@ -136,7 +136,7 @@ class Election(StateMachine[LeaseState]):
         if not self._has_read or version != self.version:
             self._seen = now
         self._has_read, self._stored = True, stored
-        if self.state in (LeaseState.HELD, LeaseState.YIELDED) and stored is not None:
+        if self.state in (LeaseState.HELD, LeaseState.RELEASED) and stored is not None:
             record = stored.record
             if record.transitions != self._own.transitions or record.holder not in ("", self._holder):
                 self.enter(LeaseState.LOST)
@@ -146,7 +146,7 @@ class Election(StateMachine[LeaseState]):
         self._has_read, self._stored, self._seen = True, stored, sent
         self._written = stored.record
         if not stored.record.holder:
-            self.enter(LeaseState.YIELDED)
+            self.enter(LeaseState.RELEASED)
             return
         self._renewed = sent
         if self.state is not LeaseState.HELD:

@@ -1,4 +1,4 @@
-"""A thread that acquires, renews and yields a lease, so that requests to its server never delay the controller.
+"""A thread that acquires, renews and releases a lease, so that requests to its server never delay the controller.
 
 The controller asks `holds()` before it sends anything. The answer depends only on the clock and on the last successful
 renewal: it needs no request and no turn of the thread. So it is right also if the process was frozen.
@@ -35,7 +35,7 @@ def boot_seconds() -> float:
 
 
 class LeaseTakenError(LeaseError):
-    """Another process has acquired a lease after this process held it. `transitions` is from the latest record."""
+    """Another process has acquired a lease that this process held. `transitions` are those of the latest record."""
 
     def __init__(self, message: str, transitions: int) -> None:
         super().__init__(message)
@@ -73,12 +73,12 @@ class HeldLease(Protocol):
         """Let only the standby at `address` acquire the lease, or none if it is ""."""
         ...
 
-    def give_way(self) -> None:
+    def release(self) -> None:
         """Stop holding the lease at once, and let the named standby acquire it."""
         ...
 
     def retake(self) -> None:
-        """Acquire the lease again after `give_way`, unless another process has it."""
+        """Acquire the lease again after `release`, unless another process has it."""
         ...
 
 
@@ -102,7 +102,7 @@ class LeaseKeeper:
         self._claim: Claim | None = None
         self._is_claiming = False  # a write that acquires the lease may succeed, or has succeeded
         self._standby = ""
-        self._gives_way = False
+        self._wants_lease = True
         self._problems = Reasons(_log)
         self._problem = ""
         self._wake = threading.Event()
@@ -134,7 +134,7 @@ class LeaseKeeper:
         return record.standby if record is not None and self.state is LeaseState.HELD else ""
 
     def holds(self) -> bool:
-        return not self._gives_way and self._election.holds(self._clock())
+        return self._wants_lease and self._election.holds(self._clock())
 
     def watch(self, on_change: Callable[[], None]) -> None:
         """Call `on_change()` in the thread that makes the requests when the state has changed, and no earlier one."""
@@ -163,13 +163,13 @@ class LeaseKeeper:
             self._standby = address
         self._wake.set()
 
-    def give_way(self) -> None:
-        self._gives_way = True
+    def release(self) -> None:
+        self._wants_lease = False
         self._wake.set()
 
     def retake(self) -> None:
-        if self._gives_way:
-            self._gives_way = False
+        if not self._wants_lease:
+            self._wants_lease = True
             self._wake.set()
 
     # ---- requests
@@ -251,11 +251,11 @@ class LeaseKeeper:
                 return threading.TIMEOUT_MAX
             case LeaseState.OBSERVED:
                 return self._observe()
-            case LeaseState.YIELDED if self._gives_way:
+            case LeaseState.RELEASED if not self._wants_lease:
                 self._read()
                 return _CLAIM_SECONDS
         election = self._election
-        if self._gives_way:
+        if not self._wants_lease:
             return self._write(election.release())
         with self._lock:
             standby = self._standby
@@ -291,8 +291,8 @@ class LeaseKeeper:
         match self.state:
             case LeaseState.HELD:
                 _log.info("this process holds %s, transition %d", self.name, self.transitions)
-            case LeaseState.YIELDED:
-                _log.warning("this process has yielded %s, because it may be cut off", self.name)
+            case LeaseState.RELEASED:
+                _log.warning("this process has released %s, because it may be cut off", self.name)
             case LeaseState.LOST:
                 _log.warning("%s has acquired %s", (record and record.holder) or "another process", self.name)
 
