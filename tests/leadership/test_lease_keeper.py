@@ -269,6 +269,38 @@ def test_a_controller_that_has_released_it_retakes_a_lease_that_nobody_wanted(sc
     assert scene.store.record.transitions == 0
 
 
+def test_a_controller_whose_release_had_no_reply_does_not_hold_the_lease_before_it_has_renewed_it(scene):
+    controller, standby = scene.controller(), scene.standby()
+    controller.release()
+    scene.store.loses_replies = True
+    controller.step()
+    scene.store.loses_replies = False
+    standby.step()
+    assert standby.holds()
+    scene.store.fails = True  # for the controller, which is cut off now
+    scene.clock.now += RENEW_SECONDS / 2
+    controller.step()
+    controller.retake()
+    assert not controller.holds()
+    scene.store.fails = False
+    controller.step()
+    assert controller.is_lost
+
+
+def test_a_controller_whose_release_had_no_reply_retakes_a_lease_that_nobody_wanted(scene):
+    controller = scene.controller()
+    controller.release()
+    scene.store.loses_replies = True
+    controller.step()
+    scene.store.loses_replies = False
+    controller.retake()
+    assert not controller.holds()
+    controller.step()
+    controller.step()
+    assert controller.holds()
+    assert scene.store.record.holder == "one"
+
+
 def test_a_controller_that_continues_its_own_lease_after_a_restart_does_not_wait(scene):
     scene.controller()
     again = scene.keeper("one")

@@ -119,7 +119,12 @@ class Election(StateMachine[LeaseState]):
         return msgspec.structs.replace(self._own, holder=self._holder, standby=standby, renewed=self._wall())
 
     def release(self) -> LeaseRecord:
-        """Return the record with which this process releases the lease."""
+        """Return the record with which this process releases the lease, which it does not hold from now on.
+
+        The release may succeed without a reply, and another process may then hold the lease. So only a renewal that
+        is sent later counts.
+        """
+        self._renewed = -math.inf
         return msgspec.structs.replace(self._own, holder="", renewed=self._wall())
 
     @property

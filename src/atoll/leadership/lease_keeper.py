@@ -168,9 +168,11 @@ class LeaseKeeper:
         self._wake.set()
 
     def retake(self) -> None:
-        if not self._wants_lease:
+        with self._lock:
+            if self._wants_lease:
+                return
             self._wants_lease = True
-            self._wake.set()
+        self._wake.set()
 
     # ---- requests
 
@@ -254,12 +256,9 @@ class LeaseKeeper:
             case LeaseState.RELEASED if not self._wants_lease:
                 self._read()
                 return _CLAIM_SECONDS
-        election = self._election
-        if not self._wants_lease:
-            return self._write(election.release())
-        with self._lock:
-            standby = self._standby
-        return self._write(election.renewal(standby))
+        with self._lock:  # so that `retake` comes before the decision to release, or after its effect on `holds`
+            record = self._election.renewal(self._standby) if self._wants_lease else self._election.release()
+        return self._write(record)
 
     def _observe(self) -> float:
         self._read()
