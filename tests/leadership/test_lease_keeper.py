@@ -223,6 +223,25 @@ def test_a_claim_whose_reply_is_lost_cannot_be_withdrawn_and_its_success_is_foun
     assert scene.store.record.transitions == 1
 
 
+def test_a_claim_that_a_server_has_applied_and_refuses_when_it_is_repeated_cannot_be_withdrawn(scene):
+    scene.controller()
+    standby = scene.standby()
+    write = scene.store.write
+
+    def applied_twice(record: LeaseRecord, version: str) -> StoredRecord | None:
+        write(record, version)
+        return write(record, version)
+
+    scene.store.write = applied_twice
+    scene.run(LEASE_SECONDS, standby)
+    assert scene.store.record.holder == "two"
+    assert not standby.withdraw()
+    scene.store.write = write
+    standby.step()
+    assert standby.holds()
+    assert scene.store.record.transitions == 1
+
+
 def test_a_renewal_whose_reply_is_lost_does_not_count_and_the_next_one_does(scene):
     controller = scene.controller()
     scene.store.loses_replies = True

@@ -137,6 +137,24 @@ def test_the_next_server_of_etcd_is_used_when_one_does_not_answer(etcd):
     assert decoded(value)["holder"] == "one"
 
 
+def test_a_write_is_not_repeated_at_the_next_server_when_one_may_have_applied_it(etcd, monkeypatch):
+    silent = LeaseServer("silent:1", "etcd")
+
+    def applied_without_a_reply(method: str, path: str, body: object) -> None:
+        etcd.answer(method, path, body, "")
+        raise LeaseError("no reply")
+
+    monkeypatch.setattr(silent, "request", applied_without_a_reply)
+    store = EtcdLease([silent, LeaseServer(etcd.address, "etcd")], "a lease")
+    with pytest.raises(LeaseError, match="no reply"):
+        store.write(RECORD, "")
+    found = store.read()
+    assert found is not None
+    assert found.record == RECORD
+    second = store.write(RECORD, found.version)
+    assert second is not None, "the other server is used now"
+
+
 def test_a_server_that_is_not_etcd_is_named(kubernetes):
     with pytest.raises(LeaseError, match=r"etcd at 127.0.0.1:\d+ answers /v3/kv/range with status 401: Unauthorized"):
         EtcdLease([LeaseServer(kubernetes.address, "etcd")], "a lease").read()

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from atoll.errors import LeaseError
-from atoll.leadership.lease_http import LeaseServer
+from atoll.leadership.lease_http import LeaseServer, NotConnectedError
 from atoll.leadership.lease_record import LeaseRecord, StoredRecord
 
 _Number = str | int  # the gateway writes 64-bit numbers as strings
@@ -40,7 +40,11 @@ class _Transaction(msgspec.Struct, frozen=True):
 
 
 class EtcdLease:
-    """A lease at a key of an etcd cluster with these servers, which are tried in turn."""
+    """A lease at a key of an etcd cluster with these servers.
+
+    A read is tried at each server in turn. A write is not repeated after a server may have applied it: its success
+    would look like a write of another process.
+    """
 
     def __init__(self, servers: Sequence[LeaseServer], key: str) -> None:
         self.name = f"the lease {key} in etcd"
@@ -48,7 +52,7 @@ class EtcdLease:
         self._key = _encoded(key.encode())
 
     def read(self) -> StoredRecord | None:
-        found = self._post("/v3/kv/range", {"key": self._key}, _Range)
+        found = self._post("/v3/kv/range", {"key": self._key}, _Range, is_repeatable=True)
         if not found.kvs:
             return None
         stored = found.kvs[0]
@@ -61,11 +65,15 @@ class EtcdLease:
     def write(self, record: LeaseRecord, version: str) -> StoredRecord | None:
         compared = {"key": self._key, "target": "MOD", "result": "EQUAL", "mod_revision": version or "0"}
         put = {"requestPut": {"key": self._key, "value": _encoded(msgspec.json.encode(record))}}
-        done = self._post("/v3/kv/txn", {"compare": [compared], "success": [put]}, _Transaction)
+        transaction = {"compare": [compared], "success": [put]}
+        done = self._post("/v3/kv/txn", transaction, _Transaction, is_repeatable=False)
         return StoredRecord(record, str(done.header.revision)) if done.succeeded else None
 
-    def _post(self, path: str, body: Any, kind: type[Any]) -> Any:
-        """Return the reply of the first server that answers. That server is the first one next time."""
+    def _post(self, path: str, body: Any, kind: type[Any], *, is_repeatable: bool) -> Any:
+        """Return the reply of the first server that answers. That server is the first one next time.
+
+        Unless the request `is_repeatable`, only servers that cannot be connected to are skipped.
+        """
         error: LeaseError | None = None
         for server in tuple(self._servers):
             try:
@@ -74,10 +82,13 @@ class EtcdLease:
                     raise server.failure(path, status, reply)
                 return msgspec.convert(reply, kind)
             except msgspec.ValidationError as invalid:
-                error = LeaseError(f"{server.address} does not answer like etcd: {invalid}")
-            except LeaseError as failed:
-                error = error or failed
+                failed = LeaseError(f"{server.address} does not answer like etcd: {invalid}")
+            except LeaseError as raised:
+                failed = raised
             self._servers.append(self._servers.pop(0))
+            error = error or failed
+            if not is_repeatable and not isinstance(failed, NotConnectedError):
+                raise failed
         assert error is not None
         raise error
 

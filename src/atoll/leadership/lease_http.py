@@ -16,6 +16,10 @@ _TIMEOUT_SECONDS = 3.0
 _MOST_BYTES = 1 << 20  # of a reply
 
 
+class NotConnectedError(LeaseError):
+    """No connection to a server was made, so it has not received the request."""
+
+
 class LeaseServer:
     """The server of a lease at HOST:PORT, with TLS if `tls` is given. `what` names it in errors."""
 
@@ -29,18 +33,21 @@ class LeaseServer:
     ) -> tuple[int, Any]:
         """Return the status and the decoded JSON of a reply; None for a reply that is no JSON.
 
-        Raise LeaseError if there is no reply.
+        Raise LeaseError if there is no reply, and NotConnectedError if the request was not sent.
         """
         content = None if body is None else msgspec.json.encode(body)
         sent = {"Content-Type": "application/json", "Accept": "application/json", **(headers or {})}
         connection = self._connection()
+        failure: type[LeaseError] = NotConnectedError
         try:
+            connection.connect()
+            failure = LeaseError
             connection.request(method, path, content, sent)
             reply = connection.getresponse()
             received = reply.read(_MOST_BYTES + 1)
             status = reply.status
         except (OSError, UnicodeError, http.client.HTTPException) as error:
-            raise LeaseError(
+            raise failure(
                 f"no reply from {self._what} at {self.address}: {str(error) or type(error).__name__}"
             ) from None
         finally:

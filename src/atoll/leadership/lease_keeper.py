@@ -268,8 +268,10 @@ class LeaseKeeper:
         if claim is None or not self._is_claiming:
             return RETRY_SECONDS if claim is None else _CLAIM_SECONDS
         pause = self._write(self._election.acquisition(claim))
-        with self._lock:  # after an error in the write, the next read shows whether it has succeeded
-            self._is_claiming = self.state is not LeaseState.OBSERVED
+        # After an error in the write, the next read shows whether it has succeeded. A server may have applied it and
+        # refused a repetition of the request: then the record is this process's.
+        with self._lock:
+            self._is_claiming = self.state is not LeaseState.OBSERVED or self._election.is_own()
         return pause
 
     def _read(self) -> None:
