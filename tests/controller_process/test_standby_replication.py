@@ -22,7 +22,7 @@ from atoll.wire.resumption.link_messages import Acknowledge
 from tests.wire.resumption.network import play
 
 PART = 1 << 20
-ADDRESS = "tls://there:1"
+ADDRESS, OTHER_ADDRESS = "tls://there:1", "tls://elsewhere:1"
 # Of a controller without peers.
 CONTROLLER: Any = SimpleNamespace(tokens=Tokens(), connections=SimpleNamespace(deciders=()))
 CONNECTIONS: Any = SimpleNamespace(all=tuple)
@@ -96,18 +96,39 @@ class Standby:
         self.is_aborted = True
 
 
+class NamedStandby:
+    """A lease that the controller holds, whose record names a standby at once."""
+
+    name = "the lease of a test"
+    named_standby = ""
+
+    def holds(self) -> bool:
+        return True
+
+    def name_standby(self, address: str) -> None:
+        self.named_standby = address
+
+
 class Scene:
     """A controller with a journal, to which a standby has connected."""
 
-    def __init__(self, journal: Any) -> None:
+    def __init__(self, journal: Any, lease: NamedStandby | None = None) -> None:
+        self.journal = journal
         self.told: list[tuple[str, ...]] = []
         self.reports: list[bytes] = []
+        self.lease: Any = lease
         self.replication = StandbyReplication(
-            CONTROLLER, lambda: journal, self.reports.append, self.told.append, CONNECTIONS
+            CONTROLLER, lambda: journal, self.reports.append, self.told.append, CONNECTIONS, lease=self.lease
         )
+        self.connect(ADDRESS)
+
+    def connect(self, address: str) -> None:
+        """A standby at this address connects, and waits for its snapshot."""
         self.standby: Any = Standby()
-        self.replication.serve(self.standby, m.Hello(m.PROTOCOL, "standby", "", 1, __version__, ADDRESS))
-        self.replication.begin(journal)
+        lease = self.lease.name if self.lease is not None else ""
+        hello = m.Hello(m.PROTOCOL, "standby", "", 1, __version__, address, lease=lease)
+        self.replication.serve(self.standby, hello)
+        self.replication.begin(self.journal)
 
     async def relied_on(self) -> None:
         """The standby answers until the controller relies on it."""
@@ -117,9 +138,9 @@ class Scene:
                 await asyncio.sleep(0.1)
 
 
-def played(scene: Callable[[Scene], Awaitable[None]], journal: Any = None) -> None:
+def played(scene: Callable[[Scene], Awaitable[None]], journal: Any = None, lease: NamedStandby | None = None) -> None:
     async def main() -> None:
-        made = Scene(journal or OneSnapshot())
+        made = Scene(journal or OneSnapshot(), lease)
         await scene(made)
         made.replication.drop()
 
@@ -216,6 +237,49 @@ def test_peers_know_of_a_lost_standby_for_as_long_as_it_may_have_taken_over():
         assert not made.replication.takeover_suspicion()
 
     played(scene)
+
+
+def test_a_lost_standby_is_forgotten_although_another_one_copies():
+    lease = NamedStandby()
+
+    async def scene(made: Scene) -> None:
+        await made.relied_on()
+        assert lease.named_standby == ADDRESS
+        made.standby.on_lost("its machine is lost")
+        made.connect(OTHER_ADDRESS)
+        await asyncio.sleep(SUSPICION_SECONDS - 0.1)
+        assert (made.told, lease.named_standby) == ([(ADDRESS,)], ADDRESS)
+        await asyncio.sleep(0.2)
+        assert (made.told, lease.named_standby) == ([(ADDRESS,), ()], "")
+
+    played(scene, lease=lease)
+
+
+def test_the_loss_of_another_standby_does_not_shorten_the_time_for_which_the_first_may_have_taken_over():
+    async def scene(made: Scene) -> None:
+        await made.relied_on()
+        made.standby.on_lost("it was frozen")
+        made.connect(OTHER_ADDRESS)
+        made.standby.on_lost("it had no complete copy")
+        await asyncio.sleep(SUSPICION_SECONDS - 0.1)
+        assert made.told == [(ADDRESS,)]
+        await asyncio.sleep(0.2)
+        assert made.told == [(ADDRESS,), ()]
+
+    played(scene)
+
+
+def test_a_standby_that_connects_again_is_not_forgotten():
+    lease = NamedStandby()
+
+    async def scene(made: Scene) -> None:
+        await made.relied_on()
+        made.standby.on_lost("its connection was interrupted")
+        made.connect(ADDRESS)
+        await asyncio.sleep(SUSPICION_SECONDS + 1.0)
+        assert (made.told, lease.named_standby) == ([(ADDRESS,)], ADDRESS)
+
+    played(scene, lease=lease)
 
 
 def test_a_standby_that_is_behind_is_relied_on_by_nobody_and_may_catch_up():

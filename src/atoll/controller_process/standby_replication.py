@@ -299,8 +299,13 @@ class StandbyReplication:
         self._loop.call_later(self._suspicion_seconds, self._forget)
 
     def _forget(self) -> None:
-        """Withdraw the address of a standby that has not taken over, unless there is another standby."""
-        if self._standby is not None:
+        """Withdraw the address of a standby that has not taken over, unless it has connected again.
+
+        Another standby that has connected meanwhile is announced when it has a copy.
+        """
+        if self._loop.time() < self._suspected_until:
+            return  # until then the last standby that was relied on may have taken over
+        if self._standby is not None and self._address == self._announced:
             return
         self._leader_fence.end()
         if self._lease is not None:
