@@ -282,6 +282,19 @@ def test_a_standby_that_connects_again_is_not_forgotten():
     played(scene, lease=lease)
 
 
+def test_the_lease_of_a_cluster_that_ends_names_no_standby_and_that_of_one_that_is_left_does():
+    lease = NamedStandby()
+
+    async def scene(made: Scene) -> None:
+        await made.relied_on()
+        made.replication.drop()
+        assert lease.named_standby == ADDRESS
+        made.replication.end()
+        assert lease.named_standby == ""
+
+    played(scene, lease=lease)
+
+
 def test_a_standby_that_is_behind_is_relied_on_by_nobody_and_may_catch_up():
     async def scene(made: Scene) -> None:
         await asyncio.sleep(3.0)

@@ -169,6 +169,17 @@ def test_a_released_lease_is_acquired_at_once(scene):
     assert standby.holds()
 
 
+def test_the_lease_of_a_cluster_that_has_ended_is_free_for_another_cluster_and_not_for_its_standby(scene):
+    controller, standby = scene.controller(), scene.standby()
+    controller.name_standby("")
+    controller.close(release=True)
+    scene.run(2 * LEASE_SECONDS, standby)
+    assert not standby.holds()
+    another = scene.keeper("three")
+    another.acquire(Claim(), sleep=scene.clock.sleep)
+    assert another.holds()
+
+
 def test_the_lease_of_a_process_that_has_ended_can_be_released_in_its_name_only(scene):
     scene.controller()
     standby = scene.standby()

@@ -301,7 +301,7 @@ class StandbyReplication:
     def _forget(self) -> None:
         """Withdraw the address of a standby that has not taken over, unless it has connected again.
 
-        Another standby that has connected meanwhile is announced when it has a copy.
+        A different standby that has connected meanwhile is announced once its copy is complete.
         """
         if self._loop.time() < self._suspected_until:
             return  # until then the last standby that was relied on may have taken over
@@ -318,6 +318,8 @@ class StandbyReplication:
         """End the replication, because the cluster ends and no controller must continue."""
         self._has_ended = True
         self._is_followed = False
+        if self._lease is not None:  # a standby that does not receive the Close must not continue either
+            self._lease.name_standby("")
         self._leader_fence.end()
         standby, self._standby = self._standby, None
         if standby is not None:

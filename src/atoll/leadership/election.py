@@ -118,14 +118,15 @@ class Election(StateMachine[LeaseState]):
         """Return the record with which this process renews the lease, or acquires it again after it has released it."""
         return msgspec.structs.replace(self._own, holder=self._holder, standby=standby, renewed=self._wall())
 
-    def release(self) -> LeaseRecord:
+    def release(self, standby: str) -> LeaseRecord:
         """Return the record with which this process releases the lease, which it does not hold from now on.
 
+        Of all standbys, only the one at `standby` can acquire the lease then, or none if it is "".
         The release may succeed without a reply, and another process may then hold the lease. So only a renewal that
         is sent later counts.
         """
         self._renewed = -math.inf
-        return msgspec.structs.replace(self._own, holder="", renewed=self._wall())
+        return msgspec.structs.replace(self._own, holder="", standby=standby, renewed=self._wall())
 
     @property
     def _own(self) -> LeaseRecord:

@@ -257,7 +257,8 @@ class LeaseKeeper:
                 self._read()
                 return _CLAIM_SECONDS
         with self._lock:  # so that `retake` comes before the decision to release, or after its effect on `holds`
-            record = self._election.renewal(self._standby) if self._wants_lease else self._election.release()
+            decide = self._election.renewal if self._wants_lease else self._election.release
+            record = decide(self._standby)
         return self._write(record)
 
     def _observe(self) -> float:
@@ -298,14 +299,17 @@ class LeaseKeeper:
                 _log.warning("%s has acquired %s", (record and record.holder) or "another process", self.name)
 
     def close(self, *, release: bool) -> None:
-        """End the thread. If `release`, let others acquire the lease at once, unless the server fails."""
+        """End the thread. If `release`, let others acquire the lease at once, unless the server fails.
+
+        Of all standbys, only the named one can acquire it.
+        """
         self._stops = True
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join(_END_SECONDS)
         if release and not self._thread.is_alive() and self.state is LeaseState.HELD:
             with contextlib.suppress(LeaseError):
-                self._write(self._election.release())
+                self._write(self._election.release(self._standby))
 
 
 def release_lease(store: LeaseStore, holder: str) -> None:
