@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from atoll.cluster.topology import Topology
+from atoll.controller_process.controller_options import ControllerOptions
 from atoll.controller_process.journal_recovery import JournalRecovery
+from atoll.controller_process.process_state import ProcessState
+from atoll.controller_process.shell import ControllerShell, new_controller
+from atoll.leadership.election import Claim
+from atoll.leadership.lease_keeper import LeaseKeeper
+from atoll.leadership.lease_record import LeaseRecord, StoredRecord
 from atoll.wire.address import Address
+from atoll.wire.connection import Connection
+from atoll.wire.endpoints import listen
 from atoll.wire.resumption.dialed_connection import DialedConnection
 from tests.controller.play import ready
-from tests.controller_process.test_resumption import WELCOME, Peer, Process
+from tests.controller_process.test_resumption import SETTINGS, WELCOME, Peer, Process
+from tests.leadership.lease_in_memory import Clock, LeaseInMemory
 from tests.waiting import until_async
 
 
@@ -78,5 +88,58 @@ def test_a_client_that_claims_a_later_term_does_not_end_the_controller(tmp_path:
         process.shell.stop()
         process.server.close()
         await asyncio.sleep(0.05)
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_a_controller_whose_lease_another_one_has_acquired_before_it_begins_ends(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = LeaseInMemory()
+        lease = LeaseKeeper(store, "one", Clock())
+        lease.acquire(Claim())
+        store.stored = StoredRecord(LeaseRecord("two", 1), "2")
+        lease.step()
+        assert lease.is_lost
+        options = ControllerOptions(f"unix:{tmp_path / 'socket'}", SETTINGS, 0)
+        stop = asyncio.Event()
+        shell = ControllerShell(options, ProcessState(new_controller(options)), stop, lease=lease)
+        await asyncio.wait_for(stop.wait(), 10)
+        assert shell.superseded_by == 1000
+
+    asyncio.run(main())
+
+
+def test_a_peer_that_is_refused_at_the_moment_at_which_the_lease_is_held_again_gets_the_reason(tmp_path: Path) -> None:
+    class HeldFromTheNextCall(LeaseKeeper):
+        is_late = False
+
+        def holds(self) -> bool:
+            is_late, self.is_late = self.is_late, False
+            return super().holds() and not is_late
+
+    async def main() -> None:
+        lease = HeldFromTheNextCall(LeaseInMemory(), "one", Clock())
+        lease.acquire(Claim())
+        address = Address(path=str(tmp_path / "socket"))
+        options = ControllerOptions(str(address), SETTINGS, 0)
+        shell = ControllerShell(options, ProcessState(new_controller(options)), asyncio.Event(), lease=lease)
+
+        def accept() -> Connection:
+            connection = shell.accept()
+            on_first = connection._on_message
+
+            def late(message: Any) -> None:
+                lease.is_late = True
+                on_first(message)
+
+            connection._on_message = late
+            return connection
+
+        server, _ = await listen(address, accept)
+        peer = await Peer.open(address, "proxy")
+        refused = await peer.next_of(2)
+        assert "does not hold the lease of a test" in refused[1][1]
+        peer.connection.close()
+        server.close()
 
     asyncio.run(asyncio.wait_for(main(), 30))

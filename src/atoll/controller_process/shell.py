@@ -130,6 +130,7 @@ class ControllerShell:
         self.lease = lease
         if lease is not None:
             lease.watch(self._lease_changed_in_thread)
+            self._loop.call_soon(self._lease_changed)  # it may have been lost before
         self._resumes = self.controller.settings.grace_seconds > 0
         self._is_journaled = bool(options.journal)
         self.failure = ""  # the bug that ended this controller, which does nothing afterwards
@@ -221,10 +222,12 @@ class ControllerShell:
 
         def on_first(message: Any) -> None:
             connection.set_handlers(on_message, on_lost, on_link)
-            if self.lease is not None and not self.lease.holds() and not _is_operator(message):
-                on_lost("this controller does not hold its lease")
-                refuse_hello(connection, Status(Code.UNAVAILABLE, self.replication.takeover_suspicion()))
-                return
+            if self.lease is not None and not _is_operator(message):
+                reason = self.replication.takeover_suspicion()
+                if reason:
+                    on_lost("this controller does not hold its lease")
+                    refuse_hello(connection, Status(Code.UNAVAILABLE, reason))
+                    return
             if self._resumes and is_standby(message):
                 on_lost("it is a standby of this controller")
                 self.replication.serve(connection, clean(message))
