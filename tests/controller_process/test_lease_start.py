@@ -5,34 +5,67 @@ from __future__ import annotations
 import asyncio
 import os
 
+import msgspec
 import pytest
 
 from atoll.cluster.settings import ClusterSettings
-from atoll.controller_process.controller_options import ControllerOptions, SupersededError
-from atoll.controller_process.lease_start import acquire_lease, keeper_of, release
-from atoll.errors import LeaseError
+from atoll.controller_process.controller_main import serve
+from atoll.controller_process.controller_options import ControllerFailedError, ControllerOptions, SupersededError
+from atoll.controller_process.lease_start import acquire_lease, lease_of
+from atoll.errors import AtollError, LeaseError
 from atoll.leadership.election import Claim
 from atoll.leadership.lease_keeper import LeaseKeeper
 from atoll.leadership.lease_record import LeaseRecord
 from tests.leadership.lease_in_memory import Clock, LeaseInMemory
 
 OPTIONS = ControllerOptions("", ClusterSettings("1x1x1"), 1)
+LEASED = msgspec.structs.replace(OPTIONS, lease="etcd://one:2379/atoll", lease_holder="one")
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> LeaseInMemory:
+    """The lease that is at each address."""
+    store = LeaseInMemory()
+    monkeypatch.setattr("atoll.controller_process.lease_start.open_lease", lambda address: store)
+    return store
 
 
 def test_a_cluster_without_a_lease_has_no_keeper():
-    assert keeper_of(OPTIONS) is None
-
-
-def test_a_lease_is_acquired_before_the_controller_begins_and_released_after_its_end():
     async def main() -> None:
-        store = LeaseInMemory()
-        keeper = LeaseKeeper(store, "one", Clock())
-        await acquire_lease(keeper, Claim(), OPTIONS, asyncio.Event())
-        assert store.record.holder == "one"
-        await release(keeper, is_free=True)
+        async with lease_of(OPTIONS) as keeper:
+            assert keeper is None
+
+    asyncio.run(main())
+
+
+def test_a_lease_is_acquired_before_the_controller_begins_and_released_after_its_end(store):
+    async def main() -> None:
+        async with lease_of(LEASED) as keeper:
+            assert keeper is not None
+            await acquire_lease(keeper, Claim(), LEASED, asyncio.Event())
+            assert store.record.holder == "one"
         assert store.record.holder == ""
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("error", [ControllerFailedError, SupersededError])
+def test_a_lease_is_not_released_if_another_process_of_the_cluster_continues(store, error):
+    async def main() -> None:
+        async with lease_of(LEASED) as keeper:
+            await acquire_lease(keeper, Claim(), LEASED, asyncio.Event())
+            raise error("it continues elsewhere")
+
+    with pytest.raises(error):
+        asyncio.run(main())
+    assert store.record.holder == "one"
+
+
+def test_a_controller_that_cannot_listen_releases_its_lease(store, tmp_path):
+    options = msgspec.structs.replace(LEASED, listen=f"unix:{tmp_path / 'none' / 'socket'}", parent=os.getpid())
+    with pytest.raises(AtollError, match="cannot listen"):
+        asyncio.run(serve(options, asyncio.Event()))
+    assert (store.record.holder, store.record.transitions) == ("", 0)
 
 
 def test_a_controller_with_the_journal_of_an_earlier_holder_ends_as_superseded_and_says_why():

@@ -28,7 +28,7 @@ from atoll.controller_process.controller_options import (
 )
 from atoll.controller_process.journal_recovery import JournalRecovery
 from atoll.controller_process.killed_clusters import end_killed_cluster
-from atoll.controller_process.lease_start import acquire_lease, keeper_of, release
+from atoll.controller_process.lease_start import acquire_lease, lease_of
 from atoll.controller_process.process_state import ProcessState
 from atoll.controller_process.shell import ControllerShell, new_controller
 from atoll.controller_process.spilled_files import SpilledFiles
@@ -36,6 +36,7 @@ from atoll.controller_process.standby import Standby
 from atoll.controller_process.takeover import first_term, transitions_of
 from atoll.errors import AtollError, IncompatibleJournalError, JournalError
 from atoll.leadership.election import Claim
+from atoll.leadership.lease_keeper import LeaseKeeper
 from atoll.wire.address import check_may_listen, parse_address
 from atoll.wire.endpoints import listen
 from atoll.wire.unauthenticated import UnauthenticatedConnections
@@ -49,6 +50,11 @@ def bug_trap(options: ControllerOptions) -> BugTrap:
 
 async def serve(options: ControllerOptions, stop: asyncio.Event, bugs: BugTrap | None = None) -> None:
     """Serve a cluster until `stop` is set. `bugs` ends this process if a callback or a task of the loop has a bug."""
+    async with lease_of(options) as keeper:
+        await _serve(options, stop, bugs or bug_trap(options), keeper)
+
+
+async def _serve(options: ControllerOptions, stop: asyncio.Event, bugs: BugTrap, keeper: LeaseKeeper | None) -> None:
     token = TOKEN.text()
     host_token = HOST_TOKEN.text()
     address = parse_address(options.listen)
@@ -63,14 +69,12 @@ async def serve(options: ControllerOptions, stop: asyncio.Event, bugs: BugTrap |
     watch_in_loop(options.parent, engine_ended)
     unauthenticated = UnauthenticatedConnections()
 
-    keeper = keeper_of(options)
-
     def make_shell(state: ProcessState, ends: asyncio.Event = stop, is_served: bool = True) -> ControllerShell:
         lease = keeper if is_served else None
         return ControllerShell(options, state, ends, has_tls=address.tls, unauthenticated=unauthenticated, lease=lease)
 
     make_controller = partial(new_controller, options, token, host_token)
-    (bugs or bug_trap(options)).watch_loop(asyncio.get_running_loop())
+    bugs.watch_loop(asyncio.get_running_loop())
     # With TLS, peers trust the next cluster only if it has the same certificate authority.
     may_persist = not address.tls or bool(AUTHORITY_IS_KEPT.text())
     if options.standby and not options.restarts:
@@ -81,7 +85,6 @@ async def serve(options: ControllerOptions, stop: asyncio.Event, bugs: BugTrap |
         took_over = await standby.run()
         if took_over is None:
             server.close()
-            await release(keeper, is_free=True)
             return
         shell = took_over
     else:
@@ -113,8 +116,6 @@ async def serve(options: ControllerOptions, stop: asyncio.Event, bugs: BugTrap |
     shell.collector.start()
     await stop.wait()
     server.close()
-    if shell.failure or shell.superseded_by:
-        await release(keeper, is_free=False)
     if shell.failure:
         await asyncio.to_thread(shell.keeper.close)
         raise ControllerFailedError(shell.failure)
@@ -125,7 +126,6 @@ async def serve(options: ControllerOptions, stop: asyncio.Event, bugs: BugTrap |
         _log.warning("the engine has ended: this controller ends, and its journal stays for the next engine")
         shell.leave_journal()
         await asyncio.to_thread(shell.keeper.close)
-        await release(keeper, is_free=True)
         return
     files = SpilledFiles(shell.controller)
     persisted = shell.stop(shell.journal is not None and may_persist)
@@ -135,7 +135,6 @@ async def serve(options: ControllerOptions, stop: asyncio.Event, bugs: BugTrap |
     await asyncio.to_thread(shell.keeper.close)
     if shell.journal is not None:
         shell.journal.end(persisted)
-    await release(keeper, is_free=True)
     if address.is_unix:
         with contextlib.suppress(OSError):
             os.unlink(address.path)
