@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import socket
 import ssl
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -118,6 +122,50 @@ def test_a_service_account_that_may_not_use_leases_is_told(kubernetes, account):
         store.read()
 
 
+@pytest.mark.parametrize("content", [b"", b"a\ntoken", b"a \x00", "\N{EURO SIGN}".encode(), b"\xff"])
+def test_a_file_without_a_token_is_named_and_its_content_is_not(kubernetes, account, content):
+    (account / "token").write_bytes(content)
+    store = KubernetesLease(LeaseServer(kubernetes.address, "the API server"), "atoll", "lease", account)
+    with pytest.raises(LeaseError, match=f"{account / 'token'} has none$"):
+        store.read()
+
+
+def test_a_server_that_sends_its_reply_slowly_has_failed_at_the_deadline():
+    with socket.create_server(("127.0.0.1", 0)) as server, contextlib.ExitStack() as stack:
+        reached = LeaseServer(f"127.0.0.1:{server.getsockname()[1]}", "it", timeout=0.2)
+
+        def trickle() -> None:
+            connection, _ = server.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(b"HTTP/1.1 200 OK\r\nA: ")
+                for _ in range(500):
+                    connection.sendall(b"a")
+                    time.sleep(0.01)
+
+        thread = threading.Thread(target=trickle)
+        stack.callback(thread.join)
+        thread.start()
+        with pytest.raises(LeaseError, match=r"no reply from it at .*: timed out"):
+            reached.request("GET", "/")
+
+
+@pytest.mark.parametrize("content", [b'{"a": "\xff"}', b"[" * 5000])
+def test_a_reply_that_is_no_json_is_none(content):
+    with socket.create_server(("127.0.0.1", 0)) as server, contextlib.ExitStack() as stack:
+        reached = LeaseServer(f"127.0.0.1:{server.getsockname()[1]}", "it")
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n" + content)
+
+        thread = threading.Thread(target=answer)
+        stack.callback(thread.join)
+        thread.start()
+        assert reached.request("GET", "/") == (200, None)
+
+
 def test_a_pod_reaches_the_api_server_with_its_own_token_and_authority(account, tmp_path):
     files = loopback_certificates(tmp_path)
     (account / "ca.crt").write_bytes(files["ATOLL_LEADER_LEASE_AUTHORITY"].read_bytes())
@@ -160,10 +208,11 @@ def test_a_server_that_is_not_etcd_is_named(kubernetes):
         EtcdLease([LeaseServer(kubernetes.address, "etcd")], "a lease").read()
 
 
-def test_a_key_with_another_value_is_not_taken_for_a_lease(etcd):
+@pytest.mark.parametrize("value", ["bm9uZQ==", "\N{EURO SIGN}", base64.b64encode(b'{"holder": "\xff"}').decode()])
+def test_a_key_with_another_value_is_not_taken_for_a_lease(etcd, value):
     EtcdLease([LeaseServer(etcd.address, "etcd")], "a lease").write(RECORD, "")
     (key,) = etcd.values
-    etcd.values[key] = 1, "bm9uZQ=="
+    etcd.values[key] = 1, value
     with pytest.raises(LeaseError, match="contains something else"):
         EtcdLease([LeaseServer(etcd.address, "etcd")], "a lease").read()
 

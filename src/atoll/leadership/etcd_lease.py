@@ -8,7 +8,6 @@ record of the holder, which ends with an etcd lease.
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,7 +57,7 @@ class EtcdLease:
         stored = found.kvs[0]
         try:
             record = msgspec.json.decode(base64.b64decode(stored.value, validate=True), type=LeaseRecord)
-        except (binascii.Error, msgspec.MsgspecError) as error:
+        except (ValueError, RecursionError, msgspec.MsgspecError) as error:
             raise LeaseError(f"{self.name} contains something else: {error}; choose another name") from None
         return StoredRecord(record, str(stored.mod_revision))
 

@@ -86,19 +86,23 @@ class KubernetesLease:
 
     def _request(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         try:
-            token = (self._account / "token").read_text().strip()
+            token = (self._account / "token").read_text("ascii").strip()
         except OSError as error:
             raise LeaseError(
                 f"{self.name} needs the token of a service account: cannot read {self._account / 'token'}: "
                 f"{error.strerror}"
             ) from None
+        except UnicodeDecodeError:
+            token = ""
+        if not token or not token.isprintable():
+            raise LeaseError(f"{self.name} needs the token of a service account: {self._account / 'token'} has none")
         return self._server.request(method, path, body, {"Authorization": f"Bearer {token}"})
 
     def _stored(self, reply: Any) -> StoredRecord:
         try:
             lease = msgspec.convert(reply, _Lease)
             acquired, renewed = _seconds(lease.spec.acquire_time), _seconds(lease.spec.renew_time)
-        except (msgspec.ValidationError, ValueError) as error:
+        except (msgspec.ValidationError, ValueError, OverflowError) as error:
             raise LeaseError(f"{self._server.address} does not answer like Kubernetes: {error}") from None
         self._metadata = reply["metadata"]
         record = LeaseRecord(

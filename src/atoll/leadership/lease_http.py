@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import http.client
+import io
+import socket
 import ssl
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,8 +14,9 @@ import msgspec
 
 from atoll.errors import LeaseError
 
-# For a connection, and for each part of a reply. A holder fences itself in time whatever a request does.
-_TIMEOUT_SECONDS = 3.0
+# For a whole request, and for the connection to each address of a server's name. A holder fences itself in time
+# whatever a request does.
+TIMEOUT_SECONDS = 3.0
 _MOST_BYTES = 1 << 20  # of a reply
 
 
@@ -23,10 +27,13 @@ class NotConnectedError(LeaseError):
 class LeaseServer:
     """The server of a lease at HOST:PORT, with TLS if `tls` is given. `what` names it in errors."""
 
-    def __init__(self, address: str, what: str, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, address: str, what: str, tls: ssl.SSLContext | None = None, timeout: float = TIMEOUT_SECONDS
+    ) -> None:
         self.address = address
         self._what = what
         self._tls = tls
+        self._timeout = timeout
 
     def request(
         self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
@@ -39,14 +46,18 @@ class LeaseServer:
         sent = {"Content-Type": "application/json", "Accept": "application/json", **(headers or {})}
         connection = self._connection()
         failure: type[LeaseError] = NotConnectedError
+        deadline = time.monotonic() + self._timeout
         try:
             connection.connect()
             failure = LeaseError
             connection.request(method, path, content, sent)
-            reply = connection.getresponse()
+            reply = http.client.HTTPResponse(connection.sock, method=method)
+            reply.fp.close()
+            reply.fp = io.BufferedReader(_UntilDeadline(connection.sock, deadline))
+            reply.begin()
             received = reply.read(_MOST_BYTES + 1)
             status = reply.status
-        except (OSError, UnicodeError, http.client.HTTPException) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             raise failure(
                 f"no reply from {self._what} at {self.address}: {str(error) or type(error).__name__}"
             ) from None
@@ -56,7 +67,7 @@ class LeaseServer:
             raise LeaseError(f"{self._what} at {self.address} sent more than {_MOST_BYTES} bytes")
         try:
             return status, msgspec.json.decode(received)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return status, None
 
     def failure(self, request: str, status: int, reply: Any) -> LeaseError:
@@ -67,5 +78,23 @@ class LeaseServer:
 
     def _connection(self) -> http.client.HTTPConnection:
         if self._tls is None:
-            return http.client.HTTPConnection(self.address, timeout=_TIMEOUT_SECONDS)
-        return http.client.HTTPSConnection(self.address, timeout=_TIMEOUT_SECONDS, context=self._tls)
+            return http.client.HTTPConnection(self.address, timeout=self._timeout)
+        return http.client.HTTPSConnection(self.address, timeout=self._timeout, context=self._tls)
+
+
+class _UntilDeadline(io.RawIOBase):
+    """Reads from a socket, however slowly it receives, until a deadline."""
+
+    def __init__(self, source: socket.socket, deadline: float) -> None:
+        self._source = source
+        self._deadline = deadline
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("timed out")
+        self._source.settimeout(left)
+        return self._source.recv_into(buffer)
