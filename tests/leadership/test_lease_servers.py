@@ -248,8 +248,25 @@ def test_the_address_of_a_lease(text, address):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "one:2379", "http://one:2379/atoll", "etcd://one/atoll", "etcd://one:2379", "kubernetes://Ml/atoll"]
+    "text",
+    [
+        "",
+        "one:2379",
+        "http://one:2379/atoll",
+        "etcd://one/atoll",
+        "etcd://one:2379",
+        "etcd://one:0/atoll",
+        "etcd://one:65536/atoll",
+        "kubernetes://Ml/atoll",
+    ],
 )
 def test_an_address_of_another_form_is_refused(text):
     with pytest.raises(LeaseError, match="expected etcd://HOST:PORT/NAME"):
         parse_lease(text)
+
+
+@pytest.mark.parametrize("scheme", ["etcd://", "http://", ""])
+def test_the_error_for_an_address_with_a_password_does_not_contain_it(scheme):
+    with pytest.raises(LeaseError, match=r"the lease is '\.\.\.@one:2379/atoll': expected") as raised:
+        parse_lease(f"{scheme}root:a/b@c@one:2379/atoll")
+    assert "root" not in str(raised.value)

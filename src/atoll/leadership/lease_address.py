@@ -17,7 +17,8 @@ from atoll.leadership.lease_http import LeaseServer
 from atoll.leadership.lease_record import LeaseStore
 
 _FORMS = "expected etcd://HOST:PORT/NAME, etcds://HOST:PORT/NAME or kubernetes://NAMESPACE/NAME"
-_SERVER = re.compile(r"(\[[0-9a-fA-F:.]+\]|[\w.-]+):\d{1,5}", re.ASCII)
+_SERVER = re.compile(r"(\[[0-9a-fA-F:.]+\]|[\w.-]+):(\d{1,5})", re.ASCII)
+_MOST_PORT = 65535
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
 
 
@@ -46,14 +47,26 @@ def parse_lease(text: str) -> LeaseAddress:
     try:
         kind = LeaseKind(scheme)
     except ValueError:
-        raise LeaseError(f"the lease is {text[:200]!r}: {_FORMS}") from None
+        raise _wrong(text) from None
     if kind is LeaseKind.KUBERNETES:
         is_right = len(servers) == 1 and bool(_LABEL.fullmatch(where)) and bool(_LABEL.fullmatch(name))
     else:
-        is_right = all(map(_SERVER.fullmatch, servers)) and bool(name) and name.isprintable() and len(name) <= 200
+        is_right = all(map(_is_server, servers)) and bool(name) and name.isprintable() and len(name) <= 200
     if not is_right:
-        raise LeaseError(f"the lease is {text[:200]!r}: {_FORMS}")
+        raise _wrong(text)
     return LeaseAddress(kind, servers, name)
+
+
+def _is_server(text: str) -> bool:
+    found = _SERVER.fullmatch(text)
+    return found is not None and 0 < int(found[2]) <= _MOST_PORT
+
+
+def _wrong(text: str) -> LeaseError:
+    """Return the error for an address of another form, without what is before an "@", which may be a password."""
+    _, at, rest = text.rpartition("@")
+    shown = f"...@{rest}" if at else text
+    return LeaseError(f"the lease is {shown[:200]!r}: {_FORMS}")
 
 
 def open_lease(text: str, environment: Mapping[str, str] = os.environ) -> LeaseStore:
