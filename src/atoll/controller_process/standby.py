@@ -139,6 +139,9 @@ class Standby:
             self._takeover.lost()
             self._check_takeover()
             await asyncio.sleep(_RETRY_SECONDS)
+            while self._lease is not None and self._lease.may_be_acquired:
+                # The copy must be kept until that is certain, and the controller would begin another one.
+                await asyncio.sleep(_RETRY_SECONDS)
 
     async def _connect(self, lost: asyncio.Future[str]) -> Connection:
         def on_lost(reason: str) -> None:

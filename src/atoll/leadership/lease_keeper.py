@@ -148,6 +148,12 @@ class LeaseKeeper:
             self._claim = claim
         self._wake.set()
 
+    @property
+    def may_be_acquired(self) -> bool:
+        """Whether this process may have acquired the lease, so that its claim cannot be withdrawn."""
+        with self._lock:
+            return self._is_claiming
+
     def withdraw(self) -> bool:
         """Do not acquire the lease anymore. Return False if this process may have acquired it."""
         with self._lock:
