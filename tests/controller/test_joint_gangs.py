@@ -69,6 +69,20 @@ def test_a_call_on_all_islands_is_one_gang_and_ends_with_the_last_of_them():
     play.controller.launcher.validate()
 
 
+def test_an_array_that_is_donated_twice_gives_its_memory_to_one_output():
+    play = playing(device_memory=100)
+    everywhere = on(*ALL)
+    twice = Call(1, (0, 1), (everywhere, everywhere), ALL, donated=(0, 1))
+    play.say(m.RegisterProgram(4, single("twice", (everywhere, everywhere), twice)))
+    (gang,) = {each.sequence for each in runs(play.say(m.Launch(1, (), (11,), ())))}
+    for host in ALL:
+        play.done(gang, host=host)
+    (alone,) = set(used(play))
+    play.say(m.Launch(4, (11, 11), (12, 13), ()))
+    assert set(used(play)) == {2 * alone}
+    play.controller.launcher.validate()
+
+
 def test_a_call_on_fewer_islands_has_a_gang_on_each():
     play = Play("3x1x1", joint_islands=4)
     play.say(m.RegisterFunction(1, "content", 901, (ALL,), runs_apart=True))

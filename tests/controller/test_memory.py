@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from atoll.errors import OK, Code
+from atoll.errors import OK, Code, Status
 from atoll.ir.program import (
+    Call,
     Mapping,
     Rearrange,
     single,
@@ -243,6 +244,19 @@ def test_an_output_in_the_place_of_a_donated_input_needs_no_room():
     assert len(runs(play.say(m.Launch(1, (10,), (11,), ())))) == 1
     assert len(runs(play.say(m.Launch(1, (11,), (12,), ())))) == 1
     assert play.controller.memory.used[0, 0] == 8
+
+
+def test_an_array_that_is_donated_twice_gives_its_memory_to_one_output():
+    play = Play(device_memory=100)
+    play.with_call()
+    twice = Call(1, (0, 1), (on(0), on(0)), (0,), donated=(0, 1))
+    play.say(m.RegisterProgram(5, single("f", (on(0), on(0)), twice)))
+    play.array(10)
+    (run,) = runs(play.say(m.Launch(5, (10, 10), (11, 12), ())))
+    assert play.controller.memory.used[0, 0] == 16
+    play.report(0, m.Failed(run.sequence, Status(Code.INVALID_ARGUMENT, "argument 0 is donated")))
+    play.say(m.Release((11, 12)))
+    assert play.controller.memory.used[0, 0] == 0
 
 
 def test_views_of_an_array_share_its_memory_until_the_last_is_freed():

@@ -103,8 +103,7 @@ class Reservations:
             return None
         donors: dict[MemoryRequirement, list[tuple[Entry, list[Block]]]] = {}
         counts_copies = _counts_copies(gang)
-        for value in spec.consumes:
-            entry = entries[value]
+        for entry in _donors(gang, spec):
             blocks = list(entry.blocks)
             group = whole_group(blocks) if blocks else None
             if blocks and (group is None or any([each.views for each in blocks])):
@@ -213,8 +212,7 @@ class Reservations:
         """
         found: dict[MemoryRequirement, list[tuple[Entry, Block]]] = {}
         counts_copies = _counts_copies(gang)
-        for value in spec.consumes:
-            entry = gang.run.launch.entries[value]
+        for entry in _donors(gang, spec):
             for block in entry.blocks.on(spec.hosts):
                 if _is_reusable(block, counts_copies):
                     found.setdefault(block.requirement, []).append((entry, block))
@@ -362,6 +360,12 @@ def _over_quota(
         if lack is not None:
             return quota, lack
     return None
+
+
+def _donors(gang: Gang[GangRun], spec: GangSpec) -> Iterable[Entry]:
+    """Return the donated inputs, each once. A client may donate an array at two positions, which workers refuse."""
+    entries = gang.run.launch.entries
+    return {id(entry): entry for entry in [entries[value] for value in spec.consumes]}.values()
 
 
 def _counts_copies(gang: Gang[GangRun]) -> bool:
