@@ -181,3 +181,11 @@ def test_the_runs_of_a_closed_session_share_one_time_to_end():
     stops = contest.stops(range(7, 8), loops[0].sequence)
     assert {each.sequence for each in stops} == {each.sequence for each in loops}
     assert contest.restarts() == 0
+
+
+def test_an_island_restarts_once_for_two_runs_of_a_closed_session():
+    contest = Contest(0)
+    (other,) = launch(contest.play, contest.bob, 101)
+    contest.play.close(contest.bob.number)
+    contest.stops(range(1, 100), contest.run.sequence, other.sequence)
+    assert contest.restarts() == 1

@@ -99,10 +99,10 @@ class Overruns:
             closed = self._closed.get(gang.node.session)
             if closed is not None and now - closed.since > STOP_SECONDS:
                 self._stop(gang, "its session has ended")  # a gang that has not begun ends when it does
-        abandoned = [each for each in abandoned if each in in_flight]  # an island may have restarted just now
         for sequence, seconds in self._abandoned.update(now, abandoned).items():
-            if seconds > self._abandoned_seconds:
-                self._end_abandoned(in_flight[sequence])
+            gang = in_flight.get(sequence)  # None if its island has restarted just now, because of another gang
+            if gang is not None and seconds > self._abandoned_seconds:
+                self._end_abandoned(gang)
 
     def _keeping_busy(self) -> dict[int, float]:
         """Return the gangs that keep all hosts busy that they run on, and since when this is known."""
