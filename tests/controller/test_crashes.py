@@ -13,14 +13,16 @@ from tests.controller.test_tenants import shared, status
 SEGMENTATION_FAULT, KILLED, TERMINATED = -11, -9, -15
 
 
-def launch(play: Play, session: Session, number: int) -> list[m.Run]:
-    """A function that nobody has run is compiled, and launched."""
-    play.proxy(session.number, m.RegisterFunction(number, f"hash {number}", number, ((0,),)))
+def launch(play: Play, session: Session, number: int, host: int = 0) -> list[m.Run]:
+    """A function that nobody has run is compiled, and launched on the first device of a host."""
+    device = play.topology.number_of(host, 0)
+    play.proxy(session.number, m.RegisterFunction(number, f"hash {number}", number, ((device,),)))
     (compile_,) = [
-        each for each in play.report(0, m.FeedsArrived(session.number, (number,))) if isinstance(each, m.Compile)
+        each for each in play.report(host, m.FeedsArrived(session.number, (number,))) if isinstance(each, m.Compile)
     ]
-    play.report(0, m.Compiled(compile_.function, Status(Code.OK, ""), b"", 0.1, False, 0))
-    play.proxy(session.number, m.RegisterProgram(number, single("f", (), Call(number, (), (on(0),), (0,)))))
+    play.report(host, m.Compiled(compile_.function, Status(Code.OK, ""), b"", 0.1, False, 0))
+    program = single("f", (), Call(number, (), (on(device),), (device,)))
+    play.proxy(session.number, m.RegisterProgram(number, program))
     play.proxy(session.number, m.Launch(number, (), (1000 + number,), ()))
     return runs(play.outbox())
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from atoll.errors import OK, Code, Status
 from atoll.ir.program import Call, single
 from atoll.protocol import messages as m
+from atoll.state.offenses import MOST_CRASHES
+from atoll.state.session import Session
 from tests.controller.play import Play, on, runs
 from tests.controller.test_crashes import launch
 from tests.controller.test_failures import endless
@@ -45,6 +49,20 @@ class Contest:
         return self.play.controller.resources.islands[0].restarts
 
 
+def launch_over(play: Play, session: Session, hosts: tuple[int, ...], runs_apart: bool = False) -> list[m.Run]:
+    """Launch a function on device 0 of these hosts."""
+    play.proxy(session.number, m.RegisterFunction(1, "together", 901, (hosts,), runs_apart=runs_apart))
+    compiles: list[m.Compile] = []
+    for host in hosts:
+        sent = play.report(host, m.FeedsArrived(session.number, (901,)))
+        compiles += [each for each in sent if isinstance(each, m.Compile)]
+    for host in hosts:
+        play.report(host, m.Compiled(compiles[0].function, OK, b"", 0.1, False))
+    play.proxy(session.number, m.RegisterProgram(1, single("f", (), Call(1, (), (on(*hosts),), hosts))))
+    play.proxy(session.number, m.Launch(1, (), (11,), ()))
+    return runs(play.outbox())
+
+
 def test_a_run_that_keeps_another_tenant_waiting_is_stopped_after_its_limit():
     contest = Contest(10)
     assert contest.stops(range(1, 60)) == [], "nobody waits"
@@ -62,14 +80,7 @@ def test_a_run_that_keeps_another_tenant_waiting_is_stopped_after_its_limit():
 def test_a_run_over_islands_is_stopped_on_those_where_nobody_waits_too():
     play = shared("2x1x1", run_seconds=10)
     alice, bob = play.open(token="alice"), play.open(token="bob")
-    play.proxy(bob.number, m.RegisterFunction(1, "together", 901, ((0, 1),)))
-    play.report(0, m.FeedsArrived(bob.number, (901,)))
-    compiles = [each for each in play.report(1, m.FeedsArrived(bob.number, (901,))) if isinstance(each, m.Compile)]
-    for host in (0, 1):
-        play.report(host, m.Compiled(compiles[0].function, OK, b"", 0.1, False))
-    play.proxy(bob.number, m.RegisterProgram(1, single("f", (), Call(1, (), (on(0, 1),), (0, 1)))))
-    play.proxy(bob.number, m.Launch(1, (), (11,), ()))
-    on_0, on_1 = runs(play.outbox())
+    on_0, on_1 = launch_over(play, bob, (0, 1))
     launch(play, alice, 200)  # on island 0
     for now in range(1, 15):
         play.tick(float(now), running={0: (on_0.sequence,), 1: (on_1.sequence,)})
@@ -100,6 +111,23 @@ def test_the_island_of_a_run_that_cannot_be_stopped_restarts_at_its_tenants_cost
     (restart,) = (message for message in sent if isinstance(message, m.RestartIsland))
     assert "the run of f on hosts [0] of island 0 could not be stopped" in restart.reason
     assert m.RestartExcused(0) in sent
+
+
+@pytest.mark.parametrize("is_joint", [False, True])
+def test_a_run_is_charged_once_for_all_islands_that_it_costs(is_joint):
+    islands = tuple(range(MOST_CRASHES + 1))
+    play = shared(f"{len(islands)}x1x1", run_seconds=10, joint_islands=2 if is_joint else 0)
+    alice, bob = play.open(token="alice"), play.open(token="bob")
+    sent = launch_over(play, bob, islands, runs_apart=is_joint)
+    assert len({each.sequence for each in sent}) == (1 if is_joint else len(islands))
+    running = dict(zip(islands, [(each.sequence,) for each in sent], strict=True))
+    for island in islands:
+        launch(play, alice, 200 + island, island)
+    for now in range(1, 60):
+        play.tick(float(now), running=running)
+    sent = play.outbox()
+    assert [each for each in islands if m.RestartExcused(each) in sent] == list(islands)
+    assert "suspended" not in {each.kind for each in play.controller.history.events("bob")}
 
 
 def test_a_tenant_whose_runs_had_to_be_stopped_again_and_again_is_suspended():

@@ -25,7 +25,7 @@ ROOT = TenantSettings("root", token_hash("root"), role=TenantRole.OPERATOR)
 
 def shared(topology: str = "1x1x2", **changes: Any) -> Play:
     """A cluster with tenants, of which bob's settings are changed; `play.session` is one of `default`."""
-    settings = {name: changes.pop(name) for name in ("device_memory",) if name in changes}
+    settings = {name: changes.pop(name) for name in ("device_memory", "joint_islands") if name in changes}
     tenants = (ALICE, msgspec.structs.replace(BOB, **changes), ROOT)
     return Play(topology, token="cluster", tenants=tenants, **settings)
 

@@ -386,7 +386,7 @@ RunningForm = Annotated[tuple[Ref[Tenant], bool], As(Running, True)]
 AtLossForm = Annotated[tuple[dict[str, RunningForm], dict[str, int]], As(_AtLoss, True)]
 
 
-@dump_of(Recovery, "recovery", version=3)
+@dump_of(Recovery, "recovery", version=4)
 class RecoveryDump(Dump):
     _broken_for: DurationsOf[int]
     _hanging: DurationsOf[int]
@@ -394,6 +394,7 @@ class RecoveryDump(Dump):
     _divided: dict[tuple[str, str], float] = {}
     _silent_pairs: dict[Key, float] = {}
     _at_loss: dict[int, AtLossForm] = {}
+    _charged: set[int] = set()
 
 
 @dump_of(Overruns, "overruns")

@@ -87,6 +87,7 @@ class Recovery:
         self._hanging: Durations[int] = Durations()  # gangs, by sequence
         self._restarting: Durations[int] = Durations()  # islands
         self._silent_pairs: dict[tuple[int, int], float] = {}  # hosts that lost each other, and for how many seconds
+        self._charged: set[int] = set()  # nodes in flight that their tenants are charged for
         self._at_loss: dict[int, _AtLoss] = {}  # by island, until the engine reports how its worker ended
 
     # ---- hosts
@@ -163,8 +164,10 @@ class Recovery:
         self._blame(island, running, is_sure)
 
     def charge_overrun(self, gang: Gang[GangRun]) -> None:
-        """Charge a run that had to be stopped to its tenant."""
-        self._blame(gang.island, {gang.run.launch.program.name: Running(gang.node.tenant, False)}, is_sure=True)
+        """Charge a run that had to be stopped, or whose islands had to restart, to its tenant, once for all islands."""
+        if gang.node.number not in self._charged:
+            self._charged.add(gang.node.number)
+            self._blame(gang.island, {gang.run.launch.program.name: Running(gang.node.tenant, False)}, is_sure=True)
 
     def _blame(self, island: int, running: Mapping[str, Running], is_sure: bool) -> None:
         for tenant in self._offenses.crashed(self._outbox.seconds, running.values(), is_sure=is_sure):
@@ -245,6 +248,8 @@ class Recovery:
             if seconds > LINK_SECONDS:
                 self._restart(island, self._broken[island])
         self._restart_half_failed(now)
+        if self._charged:
+            self._charged &= {gang.node.number for gang in self._launcher.in_flight.values()}
         islands = self._resources.islands.values()
         restarting = [each.number for each in islands if each.state is IslandState.RESTARTING]
         for island, seconds in self._restarting.update(now, restarting).items():
@@ -314,10 +319,11 @@ class Recovery:
             if not self._tenants.are_told_apart:
                 self._restart(island, named)
             elif self._resources.islands[island].works:
-                running = {name: Running(gang.node.tenant, False) for name in gang.run.spec.functions}
                 self._history.record("hangs", named, island, gang.node.session, gang.node.tenant.name)
                 self._restart(island, reason, named)
-                self._charge(island, running, is_sure=True)
+                if gang.run.spec.functions:
+                    self._outbox.to_engine(m.RestartExcused(island))
+                    self.charge_overrun(gang)
 
     def _fail_island(self, island: int, status: Status) -> None:
         """Handle the failure of an island because of one of its hosts, unless it is known already."""
