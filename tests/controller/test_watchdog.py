@@ -168,11 +168,23 @@ def test_a_compilation_without_progress_fails_and_one_with_progress_does_not():
         assert play.pass_time(500, m.CompileStage.COMPILING, ticks) == []
     assert play.pass_time(500, m.CompileStage.COMPILING) == [], "its progress is not known"
     assert play.pass_time(1500, m.CompileStage.QUEUED, 5) == [], "those before it may be stuck"
-    dropped, failed = play.pass_time(650, m.CompileStage.COMPILING, 5)
-    assert dropped == m.DropFunction(play.compile.function), "so that the worker ends it"
+    stopped, dropped, failed = play.pass_time(650, m.CompileStage.COMPILING, 5)
+    assert stopped == m.StopCompiling(play.compile.function)
+    assert dropped == m.DropFunction(play.compile.function), "nobody needs it"
     assert failed.status.code == Code.DEADLINE_EXCEEDED
     assert "on host 0 made no progress for " in failed.status.message
     assert failed.status.message.endswith(" s: its compiler process uses no CPU time")
+
+
+def test_a_worker_stops_a_compilation_without_progress_also_while_a_program_uses_the_function():
+    play = LostCompilation()
+    play.report(0, m.Compiled(play.compile.function, OK, b"", 0.1, False))
+    play.with_call()
+    play.say(m.Recompile(1, 901))
+    play.report(0, m.FeedsArrived(play.session, (901,)))
+    stopped, failed = play.pass_time(650, m.CompileStage.COMPILING, 5)
+    assert stopped == m.StopCompiling(play.compile.function)
+    assert (failed.function, failed.status.code) == (1, Code.DEADLINE_EXCEEDED)
 
 
 def test_the_report_of_lateness_says_what_the_worker_does():

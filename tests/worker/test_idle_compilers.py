@@ -8,7 +8,8 @@ from typing import Any, cast
 import pytest
 
 from atoll.devices.compilers.compiler_messages import CompileProgram, Finished, Rejected
-from atoll.errors import OK, StatusError
+from atoll.devices.compilers.compiler_server import CompilerCrashedError
+from atoll.errors import OK, Code, Status, StatusError
 from atoll.protocol.messages import CompileStage
 from atoll.worker.compilers import Compilation, Compilers
 from tests.waiting import until
@@ -18,10 +19,11 @@ PROGRAM = CompileProgram(b"", b"", 1, 1, "cpu")
 
 
 class Process:
-    """A process that has not ended."""
+    """A process that has not ended, unless it was killed."""
 
     has_ended = False
     is_closed = False
+    is_killed = False
 
     def __init__(self) -> None:
         self.cpu_ticks = 0
@@ -29,10 +31,16 @@ class Process:
         self.ends: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def compile(self, request: CompileProgram, asked: Any, name: str) -> Finished:
-        """Compile until the test says that it ends."""
+        """Compile until the test says that it ends, or it is killed."""
         self.began.put(None)
         self.ends.get(timeout=SECONDS)
+        if self.is_killed:
+            raise CompilerCrashedError(Status(int(Code.INTERNAL), "it was killed"))
         return Finished(Rejected(OK), retires=True)
+
+    def kill(self) -> None:
+        self.is_killed = True
+        self.ends.put(None)
 
     def close(self) -> None:
         self.is_closed = True

@@ -248,6 +248,7 @@ class Compilation:
                 case Stuck(seconds):
                     text = f"{self._title(name)} on host {host} made no progress for {seconds:.0f} s: its "
                     text += "compiler process uses no CPU time"
+                    self._outbox.to_host(host, m.StopCompiling(name))  # a program may still use the function
                     self._settle(name, host, failure(Code.DEADLINE_EXCEEDED, text, Details(hosts=(host,))), b"")
 
     def _title(self, name: str) -> str:

@@ -411,9 +411,12 @@ class Functions:
     def _forget_compiling(self, name: str) -> None:
         """Forget a compilation for which no session waits any longer. The caller holds the lock."""
         self._dropped.discard(name)
+        self._world_sources.pop(name, None)
         pending = self._compiling.pop(name, None)
         for other in [] if pending is None else pending.others:
             self._inbox.drop(other.session, other.feed)
+        for wake in self._moving.pop(name, ()):  # these runs fail, because the function is not here
+            wake()
 
     def open(self, session: int, tenant: str, python: PythonRules = USER_RULES) -> None:
         """Prepare for a new session."""
@@ -500,16 +503,28 @@ class Functions:
         enqueued. If a compiler process is compiling the function, the process is killed and nothing is reported.
         """
         with self._lock:
-            pending = self._compiling.get(name)
-            if pending is not None and pending.apart is not None:
-                self._forget_compiling(name)
-                pending.apart.cancel()
-            elif pending is not None:
+            if self._stop(name):
+                return
+            if name in self._compiling:
                 self._dropped.add(name)
             elif self.python.session_of(name) is not None:
                 self.python.drop(name)
             elif name in self._functions:
                 self._make_idle(name)
+
+    def stop_compiling(self, name: str) -> None:
+        """Kill the compiler process that compiles a function, and report nothing. Keep a function that is compiled."""
+        with self._lock:
+            self._stop(name)
+
+    def _stop(self, name: str) -> bool:
+        """Stop a compilation in a compiler process. Return whether there was one. The caller holds the lock."""
+        pending = self._compiling.get(name)
+        if pending is None or pending.apart is None:
+            return False
+        self._forget_compiling(name)
+        pending.apart.cancel()
+        return True
 
     def _make_idle(self, name: str) -> None:
         if name not in self._functions:  # it could not be compiled

@@ -123,6 +123,8 @@ class MessageHandler:
                     self._execute(message)
                 else:
                     self._functions.drop(function)
+            case m.StopCompiling(function=function):
+                self._functions.stop_compiling(function)
             case m.WorkerQuery(session=session, query=query, what="profile", payload=payload):
                 self._recorder.submit(
                     session, payload, lambda status: self._report(m.WorkerAnswer(session, query, status, b""))

@@ -258,6 +258,12 @@ class DropFunction(Message, frozen=True, tag=21):
     function: str
 
 
+class StopCompiling(Message, frozen=True, tag=197):
+    """Kill the compiler process that compiles the function, and report nothing. Keep a function that is compiled."""
+
+    function: str
+
+
 class RegisterPlan(Message, frozen=True, tag=22):
     """Store a plan under this number. With `acknowledge`, later messages can overtake it, and the worker answers."""
 
@@ -670,6 +676,7 @@ ToWorker = (
     | JoinWorld
     | CloseWorld
     | DropFunction
+    | StopCompiling
     | RegisterPlan
     | DropPlan
     | Run
