@@ -6,6 +6,7 @@ from typing import Any
 
 from atoll.errors import OK
 from atoll.ir.program import Call, HostBuffer, HostToDevice, single
+from atoll.launch.memory_waits import MemoryWaits
 from atoll.protocol import messages as m
 from atoll.state.buffer_states import BufferState
 from atoll.state.gang_states import GangState
@@ -121,6 +122,20 @@ def test_memory_is_taken_on_all_islands_and_kept_by_an_output_in_the_place_of_it
     assert len(runs(play.say(m.Release((11, 12))))) == 3, "the memory of the last array is free on all islands"
     assert not contradictions(play.controller)
     check_dump(play)
+
+
+def test_launches_that_wait_for_memory_are_retried_once_for_all_islands(monkeypatch):
+    retried, retry = [], MemoryWaits.retry
+    monkeypatch.setattr(MemoryWaits, "retry", lambda self, islands: retried.append(islands) or retry(self, islands))
+    play = playing(device_memory=SIZE)
+    play.say(m.Launch(1, (), (11,), ()))
+    (gang,) = in_flight(play)
+    assert runs(play.say(m.Launch(1, (), (12,), ()))) == []
+    for host in ALL:
+        play.done(gang.sequence, host=host)
+    assert retried == [ALL], "when the gang has ended"
+    assert len(runs(play.say(m.Release((11,))))) == 3
+    assert retried == [ALL, {*ALL}], "when its array is released"
 
 
 def test_an_output_takes_the_place_of_an_input_that_was_made_on_each_island_separately():

@@ -16,7 +16,7 @@ Waits for a quota of memory follow the same rules, for the tenant's own sessions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -116,10 +116,10 @@ class MemoryWaits:
                 island = waiting.island
                 waiting.passed_ns += sum(gang.estimate for gang in node.gangs if gang.is_on(island))
 
-    def retry(self, island: int) -> None:
-        """Offer the nodes that wait on the island, if enough memory is free for them."""
+    def retry(self, islands: Collection[int]) -> None:
+        """Offer the nodes that wait on these islands, if enough memory is free for them."""
         for waiting in list(self.waiting.values()):
-            if waiting.island == island:
+            if waiting.island in islands:
                 self._offer(waiting)
 
     def unshared(self, block: Block) -> None:

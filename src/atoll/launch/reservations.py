@@ -261,11 +261,11 @@ class Reservations:
             dropped = entry.blocks.on(gang.run.spec.hosts)
             for block in dropped:
                 entry.blocks.remove(block)
-            self._leave(dropped)
-        self._release(blocks)
+            self._unshare(dropped)
+            self.ledger.release(dropped)
+        self.ledger.release(blocks)
         if self.waits.waiting:
-            for island in gang.all_islands:
-                self.waits.retry(island)
+            self.waits.retry(gang.all_islands)
 
     def run_through(self, gang: Gang[GangRun], specs: Sequence[GangSpec]) -> None:
         """Take and release memory as if these gangs of a delegated run had run one after another."""
@@ -332,8 +332,13 @@ class Reservations:
             blocks, run.blocks, run.inherited = run.blocks, [], ()
             self._release(blocks)
 
-    def _leave(self, blocks: Iterable[Block]) -> None:
+    def _leave(self, blocks: Sequence[Block]) -> None:
         """Release blocks that belonged to a buffer."""
+        self._unshare(blocks)
+        self._release(blocks)
+
+    def _unshare(self, blocks: Iterable[Block]) -> None:
+        """Note that a buffer does not share its blocks any more."""
         for block in blocks:
             if block.views:
                 block.views -= 1
@@ -341,13 +346,12 @@ class Reservations:
                     if self.waits.waiting:
                         self.waits.unshared(block)
                     block.is_published = False
-        self._release(blocks)
 
     def _release(self, blocks: Iterable[Block]) -> None:
         freed = self.ledger.release(blocks)
-        if self.waits.waiting:
-            for block in freed:
-                self.waits.retry(self._resources.topology.island_of(block.host))
+        if freed and self.waits.waiting:
+            island_of = self._resources.topology.island_of
+            self.waits.retry({island_of(block.host) for block in freed})
 
 
 def _over_quota(
