@@ -97,6 +97,7 @@ TABLE: dict[tuple[str, str], Does] = {
             ("worker/future_arrays.py", "ClientRunThreads.start.run"),
             ("worker/joint_runs.py", "JointRuns._error_of"),
             ("worker/completions.py", "wait_for"),
+            ("worker/completion_reporter.py", "CompletionReporter._is_read_nowait"),
             ("worker/completion_reporter.py", "CompletionReporter._read"),
             ("worker/host_functions.py", "Functions._compile"),
             ("worker/host_functions.py", "Functions._compile_apart.compile_apart"),

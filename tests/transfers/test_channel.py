@@ -6,6 +6,7 @@ import os
 import socket
 import struct
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -248,10 +249,34 @@ def test_memory_for_pieces_is_aligned_for_a_cpu_device():
 def test_a_channel_that_is_closed_or_sends_takes_nothing_at_once(unix_ends):
     channel = unix_ends[0]
     assert channel.can_send_nowait(100)
-    with channel._socket._send_lock:
-        assert not channel.can_send_nowait(100)
+    with ThreadPoolExecutor(1) as elsewhere, channel._socket._send_lock:
+        assert not elsewhere.submit(channel.can_send_nowait, 100).result()
     channel.close()
     assert not channel.can_send_nowait(100)
+
+
+def test_the_thread_that_reserves_a_channel_sends_while_others_cannot_reserve_it(unix_ends):
+    channel, receiver = unix_ends[0], Receiver(unix_ends[1])
+
+    def reserves() -> bool:
+        with channel.reserved(100) as is_reserved:
+            return is_reserved
+
+    with ThreadPoolExecutor(1) as elsewhere, channel.reserved(100) as is_reserved:
+        assert is_reserved
+        assert not elsewhere.submit(reserves).result()
+        channel.send(1, 2, [b"abc"])
+    assert reserves()
+    receiver.wait(1)
+    assert receiver.pieces == [(1, 2, b"abc")]
+
+
+def test_a_channel_whose_peer_does_not_read_cannot_be_reserved(unix_ends):
+    channel = unix_ends[0]
+    while channel.can_send_nowait(10_000):
+        channel.send(1, 2, [b"a" * 10_000])
+    with channel.reserved(10_000) as is_reserved:
+        assert not is_reserved
 
 
 def test_a_socket_that_nobody_takes_is_closed(unix_ends):

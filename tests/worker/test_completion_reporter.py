@@ -63,7 +63,12 @@ class Watching:
 
 
 def read(call: Callable[[], Any] = lambda: None, wait: Callable[[], Any] = lambda: None, at_once: bool = False) -> Read:
-    return Read(wait, call, lambda: at_once)
+    def call_at_once() -> bool:
+        if at_once:
+            call()
+        return at_once
+
+    return Read(wait, call, call_at_once)
 
 
 def test_it_ends_once_with_the_last_of_its_reads_and_began_with_the_first() -> None:
@@ -107,6 +112,18 @@ def test_a_read_that_fails_fails_it_once_when_nobody_reads_any_more() -> None:
     (failed,) = case.end()
     assert (failed.sequence, failed.status.code) == (7, Code.DATA_LOSS)
     assert "gone" in failed.status.message
+
+
+def test_a_read_that_fails_at_once_fails_it() -> None:
+    case = Watching()
+
+    def fail() -> None:
+        raise StatusError(Code.DATA_LOSS, "gone")
+
+    case.unit.reads = [read(fail, at_once=True)]
+    case.reporter.watch(case.unit)
+    (failed,) = case.reports
+    assert (failed.sequence, failed.status.code) == (7, Code.DATA_LOSS)
 
 
 def test_rows_that_are_read_beside_what_is_watched_are_reported_by_who_reads_them() -> None:

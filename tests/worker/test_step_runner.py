@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 
 from atoll.errors import Code, Status
+from atoll.host_services.calls.client_calls import Calls
+from atoll.host_services.host_data import encode_strings
 from atoll.ir import plan as p
 from atoll.ir.exchange import Exchange, spread
 from atoll.ir.types import Replicated, Tiled
 from atoll.protocol import messages as m
+from atoll.protocol.number_ranges import SCRIPT_FEEDS
 from atoll.transfers.host_memory import aligned
 from tests.worker.worker_rig import SECONDS, Behaviours, Rig, add, copying, local, says, spec
 
@@ -27,6 +30,59 @@ def it_runs_a_function_over_four_devices(rig: Rig) -> None:
     report, (result,) = rig.call(name, a, rig.ones(0, 1, 2, 3))
     assert isinstance(report, m.Done)
     assert [rig.shard(result, i)[0] for i in range(4)] == [1, 2, 3, 4]
+
+
+@BEHAVIOURS.add
+def it_enqueues_while_a_client_does_not_read_what_is_sent_to_it(rig: Rig) -> None:
+    array, client, send_lock = rig.ones(), rig.proxy(), rig.port.to_proxy(rig.session)._socket._send_lock
+    rig.port.answers = Calls(rig.port.to_proxy, 0, rig.port.receive)
+    is_held, reads = threading.Event(), threading.Event()
+    released: list[bool] = []
+
+    def send() -> None:
+        """Wait like a thread inside `send`."""
+        with send_lock:
+            is_held.set()
+            released.append(reads.wait(SECONDS / 6))
+
+    sending = threading.Thread(target=send)
+    sending.start()
+    try:
+        assert is_held.wait(SECONDS)
+        get = p.Get(0, 1, 0, (4,), None, (0,), (((0, 4),),))
+        rig.start([get], [array], 1, [SCRIPT_FEEDS.start])
+        rig.ones()
+        reads.set()
+        sending.join()
+        assert released == [True], "the executor waited for the client"
+        assert rig.next_piece(client).tolist() == [1] * 4
+        assert isinstance(rig.reports.get(timeout=SECONDS), m.Done)
+    finally:
+        reads.set()
+        rig.port.answers = None
+        client.close()
+
+
+@BEHAVIOURS.add
+def it_reads_much_only_where_it_may_wait(rig: Rig) -> None:
+    client, steps = rig.proxy(), rig.executor.plan_executor.reporter._steps
+    rig.port.to_proxy(rig.session)
+    texts = np.array(["a" * 1_000_000] * 2, np.dtypes.StringDType())
+    put = p.Put(0, local(0, shape=(2,), dtype="string"), (p.HostPiece(0, 0, (2,), None, None),))
+    _, (strings,) = rig.run([put], feeds=[rig.feed(bytes(encode_strings(texts)))])
+    numbers = rig.ones(shape=(2,))
+
+    def is_read(handle: int, strides: tuple[int, ...] | None) -> bool:
+        buffer = rig.executor.plan_executor._stores[rig.session].get(handle)
+        run = m.Run(rig.fresh(), rig.session, 0, (), (), (rig.fresh(),))
+        read = steps._get(p.Get(0, 1, 0, (2,), strides, (0,), (((0, 2),),)), run, {0: buffer})
+        return read.read_nowait()
+
+    assert not is_read(strings, None)
+    assert not is_read(numbers, (1_000_000,)), "the contents have gaps"
+    assert is_read(numbers, None)
+    assert is_read(numbers, (4,))
+    client.close()
 
 
 @BEHAVIOURS.add

@@ -69,7 +69,10 @@ class Answers(Protocol):
         """Notify the session that contents will not arrive on the client's own channel, which has ended."""
 
     def channel(self, session: int, proxy: DataChannel) -> DataChannel:
-        """Return the shortest channel to the session's client: directly to its process, or `proxy`."""
+        """Return the shortest channel to the session's client: directly to its process, or `proxy`. May wait."""
+
+    def channel_nowait(self, session: int, proxy: DataChannel) -> DataChannel | None:
+        """Return what `channel` returns, or None if that might wait for the client. Never waits."""
 
 
 class DataPort:
@@ -342,14 +345,14 @@ class DataPort:
         """Return the channel to another host's data port, which the first use opens. Raise ConnectError if it fails."""
         return self._hosts.to(host)
 
-    def can_send_nowait(self, session: int, nbytes: int) -> bool:
-        """Return whether `nbytes` can be sent to the session's proxy without waiting."""
-        channel = self._channels.get(session)
-        return channel is not None and channel.can_send_nowait(nbytes)
+    def to_proxy_nowait(self, session: int) -> DataChannel | None:
+        """Return the channel to a session's proxy, or None if it is not open. Never waits."""
+        return self._channels.get(session)
 
-    def can_send_to_client_nowait(self, session: int, nbytes: int) -> bool:
-        """Return whether `nbytes` can be sent to the channel of `to_client` without waiting."""
-        return session in self._channels and self.to_client(session).can_send_nowait(nbytes)
+    def to_client_nowait(self, session: int) -> DataChannel | None:
+        """Return the channel of `to_client`, or None if the call of that might wait for the client. Never waits."""
+        proxy = self._channels.get(session)
+        return proxy if proxy is None or self.answers is None else self.answers.channel_nowait(session, proxy)
 
     def can_send_to_host_nowait(self, host: int, nbytes: int) -> bool:
         """Return whether `nbytes` can be sent to the host without waiting. False if it has no open channel."""

@@ -8,6 +8,7 @@ Bounded: a sender waits for the socket, and while its engine has no memory left.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -315,6 +316,13 @@ class DataChannel:
     def can_send_nowait(self, nbytes: int) -> bool:
         """Return whether `nbytes` can be sent along the socket without waiting for the peer. Meant for small pieces."""
         return self._socket.can_send_nowait(nbytes)
+
+    def reserved(self, nbytes: int) -> contextlib.AbstractContextManager[bool]:
+        """Reserve the socket for this thread, if it can then send small pieces of `nbytes` without waiting.
+
+        Yields whether it is reserved.
+        """
+        return self._socket.reserved(nbytes)
 
     # ---- receiving
 

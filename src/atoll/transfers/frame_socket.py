@@ -16,7 +16,7 @@ import struct
 import sys
 import termios
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -52,7 +52,7 @@ class FrameSocket:
                 sock.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)
         # Half of these bytes are the kernel's bookkeeping.
         self._send_buffer = sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
-        self._send_lock = threading.Lock()
+        self._send_lock = threading.RLock()  # its holder sends inside `reserved`
         self.frames_out = self.bytes_out = 0
         self.frames_in = self.bytes_in = 0
 
@@ -111,7 +111,22 @@ class FrameSocket:
 
     def can_send_nowait(self, nbytes: int) -> bool:
         """Return whether `nbytes` can be sent without waiting for the peer or for another thread."""
-        return not self._send_lock.locked() and self._has_space(nbytes)
+        with self.reserved(nbytes) as is_reserved:
+            return is_reserved
+
+    @contextlib.contextmanager
+    def reserved(self, nbytes: int) -> Iterator[bool]:
+        """Reserve the socket for this thread, and yield True. It can then send `nbytes` without waiting.
+
+        Yield False if that would wait for the peer or for another thread.
+        """
+        if not self._send_lock.acquire(blocking=False):
+            yield False
+            return
+        try:
+            yield self._has_space(nbytes)
+        finally:
+            self._send_lock.release()
 
     def _has_space(self, nbytes: int) -> bool:
         """Return whether the socket's send buffer has enough free space."""

@@ -137,13 +137,11 @@ class CompletionReporter:
         if unit.reads and not unit.completions:
             # Reads may refer to the unit. A cycle would keep its arrays until the garbage collector runs.
             reads, unit.reads = unit.reads, []
-            left = _Reads(len(reads))
-            if len(reads) == 1 and reads[0].at_once():
-                self._read(unit, reads[0], left, self._complete)
-            else:
-                threads = self._readers.of(unit.plan_run.run.session)
-                for each in reads:
-                    start_in(threads, self._read, unit, each, left, self._report_end)
+            if len(reads) == 1 and self._is_read_nowait(unit, reads[0]):
+                return
+            left, threads = _Reads(len(reads)), self._readers.of(unit.plan_run.run.session)
+            for each in reads:
+                start_in(threads, self._read, unit, each, left)
             return
         self.start_reads(unit)
         if not are_complete(unit.completions):
@@ -173,9 +171,22 @@ class CompletionReporter:
         else:
             self._report_end(unit, unit.started)
 
-    def _read(
-        self, unit: DispatchUnit, each: Read, left: _Reads, on_completed: Callable[[DispatchUnit, int], None]
-    ) -> None:
+    def _is_read_nowait(self, unit: DispatchUnit, each: Read) -> bool:
+        """Do the only read with which a unit ends, and report the end. Return False if the read would block."""
+        started = self._now()
+        try:
+            if not each.read_nowait():
+                return False
+        except Exception as error:
+            self._report_failed_read(unit, status_of(error))
+        else:
+            self._complete(unit, started)
+        return True
+
+    def _report_failed_read(self, unit: DispatchUnit, failure: Status) -> None:
+        self._report(m.Failed(unit.sequence, failure.within(unit.plan_run.plan.name)))
+
+    def _read(self, unit: DispatchUnit, each: Read, left: _Reads) -> None:
         """Do one of the reads with which a unit ends. The last one reports the unit's end."""
         with suppress(Exception):  # `read` raises the error as well, and releases what is held for it
             each.wait()
@@ -187,9 +198,9 @@ class CompletionReporter:
         if not left.ended(started, failure):
             return
         if left.failure is not None:
-            self._report(m.Failed(unit.sequence, left.failure.within(unit.plan_run.plan.name)))
+            self._report_failed_read(unit, left.failure)
         else:
-            on_completed(unit, left.started)
+            self._report_end(unit, left.started)
 
     def start_reads(self, unit: DispatchUnit) -> None:
         """Start the unit's reads on other threads, and add them to its completions."""

@@ -19,7 +19,7 @@ class Read:
 
     wait: Callable[[], object]  # returns once the result is computed, or raises the error
     read: Callable[[], None]  # reads and sends the result
-    at_once: Callable[[], bool]  # returns whether neither of the two would block
+    read_nowait: Callable[[], bool]  # does the same and returns True, or returns False if one of the two would block
 
 
 @dataclass(slots=True)

@@ -108,13 +108,15 @@ class DataPortNetwork:
 
         hosts = {piece.host for piece in step.pieces} - {self._host}
 
-        def at_once() -> bool:
-            return is_small_and_ready(array) and all(
-                self._data_port.can_send_to_host_nowait(host, SMALL_BYTES) for host in hosts
-            )
+        def read_nowait() -> bool:
+            can_send = self._data_port.can_send_to_host_nowait
+            if not (is_small_and_ready(array) and all(can_send(host, SMALL_BYTES) for host in hosts)):
+                return False
+            read()
+            return True
 
         sent = [shards[number] for number in sorted({piece.shard for piece in step.pieces})]
-        unit.reads.append(Read(partial(wait_for_shards, sent), read, at_once))
+        unit.reads.append(Read(partial(wait_for_shards, sent), read, read_nowait))
 
     def receive(self, step: p.Receive, run: m.Run) -> DeviceArray:
         array = step.array
@@ -175,15 +177,18 @@ class DataPortNetwork:
             finally:
                 done()
 
-        def at_once() -> bool:
-            return all(map(is_small_and_ready, arrays)) and all(
+        def read_nowait(messages: Sequence[tuple[RowExchange, int, int]]) -> bool:
+            if not all(map(is_small_and_ready, arrays)) or not all(
                 self._data_port.can_send_to_host_nowait(host, SMALL_BYTES)
                 for _, host, _ in step.messages
                 if host != self._host
-            )
+            ):
+                return False
+            read(messages)
+            return True
 
         wait = partial(wait_for_shards, [shard for each in inputs.shards for shard in each])
-        unit.reads += [Read(wait, partial(read, messages), at_once) for messages in reads]
+        unit.reads += [Read(wait, partial(read, messages), partial(read_nowait, messages)) for messages in reads]
 
     def _send_message(
         self,

@@ -437,9 +437,9 @@ class StepRunner:
         values[step.completion] = Buffer(NO_ARRAY, -1, None)
         feed = run.feeds[step.feed]
 
-        def read() -> None:
+        def read(channel: DataChannel | None = None) -> None:
             try:
-                channel = self._receiver(run.session, feed)
+                channel = channel or self._receiver(run.session, feed)
                 arrays = [np.asarray(shards[i]) for i in step.shards]
                 dtype = arrays[0].dtype
                 if dtype.kind == "T":
@@ -469,10 +469,11 @@ class StepRunner:
             finally:
                 release()
 
-        def at_once() -> bool:
-            return is_small_and_ready(array) and self._can_send_nowait(run.session, feed)
+        def read_nowait() -> bool:
+            is_short = is_small_and_ready(array) and _sends_little(step, buffer)
+            return is_short and self._is_sent_nowait(run.session, feed, read)
 
-        return Read(partial(wait_for_shards, [shards[i] for i in step.shards]), read, at_once)
+        return Read(partial(wait_for_shards, [shards[i] for i in step.shards]), read, read_nowait)
 
     def _get_all(self, step: p.GetAll, run: m.Run, values: dict[int, Buffer]) -> Read:
         buffers = [values[value] for value in step.inputs]
@@ -493,14 +494,14 @@ class StepRunner:
         values[step.completion] = Buffer(NO_ARRAY, -1, None)
         feed = run.feeds[step.feed]
 
-        def read() -> None:
+        def read(channel: DataChannel | None = None) -> None:
             try:
                 contents = [np.asarray(shard) for shard in shards]
                 if any(each.dtype.kind == "T" for each in contents):
                     raise invalid("strings cannot be read together with other arrays")
                 whole = b"".join([each.tobytes() for each in contents])
                 if not self._is_sent_to_script(run.session, feed, [BufferContents(as_views([whole]))]):
-                    self._receiver(run.session, feed).send_in_parts(run.session, feed, whole)
+                    (channel or self._receiver(run.session, feed)).send_in_parts(run.session, feed, whole)
             except Exception:
                 for buffer in buffers:
                     _raise_cause_of(buffer)
@@ -508,18 +509,27 @@ class StepRunner:
             finally:
                 release()
 
-        def at_once() -> bool:
+        def read_nowait() -> bool:
             if sum([array.nbytes for array in arrays]) > SMALL_BYTES or not all([each.is_ready() for each in arrays]):
                 return False
-            return self._can_send_nowait(run.session, feed)
+            return self._is_sent_nowait(run.session, feed, read)
 
-        return Read(partial(wait_for_shards, shards), read, at_once)
+        return Read(partial(wait_for_shards, shards), read, read_nowait)
 
-    def _can_send_nowait(self, session: int, feed: int) -> bool:
-        can_send = self._data_port.can_send_nowait
-        if feed in SCRIPT_FEEDS:
-            can_send = self._data_port.can_send_to_client_nowait
-        return can_send(session, SMALL_BYTES)
+    def _is_sent_nowait(self, session: int, feed: int, read: Callable[[DataChannel], None]) -> bool:
+        """Read and send a small array unless that would wait. Return whether it was sent.
+
+        The thread may be the one that receives the controller's messages, and other threads may wait inside this
+        channel for a client that does not read. The channel is therefore reserved while it is checked and used.
+        """
+        to_client = feed in SCRIPT_FEEDS
+        channel = (self._data_port.to_client_nowait if to_client else self._data_port.to_proxy_nowait)(session)
+        if channel is None:
+            return False
+        with channel.reserved(SMALL_BYTES) as is_reserved:
+            if is_reserved:
+                read(channel)
+            return is_reserved
 
     def _is_sent_to_script(self, session: int, feed: int, parts: Sequence[Contents]) -> bool:
         """Send contents for the client's process on its own channel, if possible. Return whether they were sent."""
@@ -543,7 +553,13 @@ class StepRunner:
             finally:
                 release()
 
-        return Read(shards[0].block_until_ready, read, lambda: is_small_and_ready(array))
+        def read_nowait() -> bool:
+            if not is_small_and_ready(array):
+                return False
+            read()
+            return True
+
+        return Read(shards[0].block_until_ready, read, read_nowait)
 
     def _send(self, step: p.Send, unit: DispatchUnit, values: dict[int, Buffer]) -> None:
         buffer = values[step.input]
@@ -604,6 +620,15 @@ def live_array(buffer: Buffer) -> Any:
         raise_failure(buffer.array)
         raise invalid("the array has been deleted or donated")
     return buffer.array
+
+
+def _sends_little(step: p.Get, buffer: Buffer) -> bool:
+    """Return whether the contents of a small array are short. Strings, and gaps between elements, are not."""
+    if buffer.spec is None or buffer.spec.dtype == "string":
+        return False
+    if step.strides is None:
+        return True
+    return len(step.strides) == len(step.shape) and host_data.region_bytes(1, step.shape, step.strides)[0] < SMALL_BYTES
 
 
 def _raise_cause_of(buffer: Buffer) -> None:

@@ -100,6 +100,20 @@ def test_calls_go_by_the_proxy_until_the_client_has_greeted_its_host(unix_ends: 
     calls.fail(SESSION)
 
 
+def test_a_channel_is_offered_only_to_those_who_may_wait(unix_ends: Ends):
+    client = Client(unix_ends[1])
+    calls = calls_over(unix_ends)
+    assert calls.channel_nowait(SESSION, unix_ends[0]) is None
+    assert calls.channel_nowait(SESSION, unix_ends[0]) is None, "nothing was offered"
+    assert client.direct is None
+    assert calls.channel(SESSION, unix_ends[0]) is unix_ends[0]
+    until(lambda: calls.channel_nowait(SESSION, unix_ends[0]) is not unix_ends[0])
+    direct = calls.channel_nowait(SESSION, unix_ends[0])
+    assert direct is not None
+    assert direct is calls.channel(SESSION, unix_ends[0])
+    calls.fail(SESSION)
+
+
 def test_a_client_that_takes_no_channel_is_called_by_its_proxy(unix_ends: Ends):
     client = Client(unix_ends[1], takes=False)
     calls = calls_over(unix_ends)

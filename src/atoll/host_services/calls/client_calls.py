@@ -105,6 +105,10 @@ class Calls:
         """Return the channel for contents that a session's client receives: directly to its process, or `proxy`."""
         return self._direct.of(session, proxy)
 
+    def channel_nowait(self, session: int, proxy: DataChannel) -> DataChannel | None:
+        """Return what `channel` returns, or None if that might wait for the client. Never waits."""
+        return self._direct.of_nowait(session, proxy)
+
     def unread(self, session: int, feed: int) -> None:
         """Notify the session that contents will not arrive on the client's own channel, which has ended."""
         _send(self._channel_of(session), session, first_call(self._host), encode(Unread((feed,))))

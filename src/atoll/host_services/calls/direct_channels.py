@@ -49,7 +49,10 @@ class DirectChannels:
         self._lock = threading.Lock()
 
     def of(self, session: int, proxy: DataChannel) -> DataChannel:
-        """Return the channel for the session's next call: to its client, or `proxy`."""
+        """Return the channel for the session's next call: to its client, or `proxy`.
+
+        The first call passes a socket to the client, and waits while its proxy does not read.
+        """
         channel = self._greeted.get(session)
         if channel is not None:
             return channel
@@ -59,6 +62,13 @@ class DirectChannels:
         if is_first and proxy.is_local:
             self._offer(session, proxy)
         return proxy
+
+    def of_nowait(self, session: int, proxy: DataChannel) -> DataChannel | None:
+        """Return what `of` returns, or None if it would pass a socket to the client. Never waits for the client."""
+        channel = self._greeted.get(session)
+        if channel is None and (session in self._offered or not proxy.is_local):
+            return proxy
+        return channel
 
     def _offer(self, session: int, proxy: DataChannel) -> None:
         ours, theirs = socket.socketpair()
