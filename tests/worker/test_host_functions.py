@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -15,6 +15,7 @@ from atoll.host_services.profiles.xspace import Others
 from atoll.protocol.messages import Compile, CompileReport, CompileStage
 from atoll.transfers.inbox import Inbox
 from atoll.worker import host_functions
+from atoll.worker.compilers import Compilers
 from atoll.worker.host_functions import Functions
 from atoll.worker.store import TypeKeys
 from tests.devices.null.test_sim_events import HandClock
@@ -23,11 +24,13 @@ ALICE, BOB = 1, 2
 
 
 class Host:
-    def __init__(self, pool: Any = None) -> None:
+    def __init__(self, pool: Any = None, compilers: Compilers | None = None) -> None:
         self.inbox = Inbox(lambda session, feed: None)
         backend = NullBackend(0, 1, MODELS["instant"], HandClock(), Collectives())
         self.compiled: list[Any] = []
-        self.functions = Functions(backend, self.inbox, TypeKeys(), self.compiled.append, pool or AtOnce())
+        self.functions = Functions(
+            backend, self.inbox, TypeKeys(), self.compiled.append, pool or AtOnce(), compilers=compilers
+        )
 
     def compile(self, session: int, program: str, name: str) -> None:
         """Has a session compile a program, which the cluster knows by this name."""
@@ -106,6 +109,28 @@ def test_a_host_reports_what_it_does_about_a_compilation() -> None:
     later.run()
     assert len(host.compiled) == 1
     assert host.functions.stages_of(["a"]) == (CompileReport("a", CompileStage.UNKNOWN),), "nothing is left to do"
+
+
+class Ending:
+    """An entry of a compilation that ends when the entry has been read once."""
+
+    stage = CompileStage.COMPILING
+
+    def __init__(self, compilation: Any) -> None:
+        self._compilation = compilation
+
+    @property
+    def apart(self) -> Any:
+        compilation, self._compilation = self._compilation, None
+        return compilation
+
+
+def test_a_compilation_may_end_while_its_host_reports_about_it() -> None:
+    compilers = Compilers(cast(Any, None))
+    compilation = compilers.submit("ana", 1.0, ALICE, False, lambda each: None)
+    functions = Host(compilers=compilers).functions
+    functions._compiling["a"] = cast(Any, Ending(compilation))
+    assert functions.stages_of(["a"]) == (CompileReport("a", CompileStage.COMPILING),)
 
 
 def test_a_host_that_loses_an_outcome_compiles_again_when_asked(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,15 +154,17 @@ class Functions:
     def stages_of(self, functions: Sequence[str]) -> tuple[CompileReport, ...]:
         """Report what this host does about the compilations of these functions."""
         with self._lock:
-            pending = [(name, self._compiling.get(name)) for name in functions]
-        return tuple(self._report_of(name, each) for name, each in pending)
-
-    def _report_of(self, name: str, pending: _Pending | None) -> CompileReport:
-        if pending is None:
-            return CompileReport(name, CompileStage.UNKNOWN)
-        if pending.apart is not None and self._compilers is not None:
-            return self._compilers.report(name, pending.apart)
-        return CompileReport(name, pending.stage)
+            # Other threads change these entries.
+            found = [
+                (name, CompileStage.UNKNOWN, None) if each is None else (name, each.stage, each.apart)
+                for name, each in ((name, self._compiling.get(name)) for name in functions)
+            ]
+        return tuple(
+            CompileReport(name, stage)
+            if apart is None or self._compilers is None
+            else self._compilers.report(name, apart)
+            for name, stage, apart in found
+        )
 
     def _enter(self, name: str, stage: CompileStage) -> None:
         """Note that the function waits, so that no thread works on it."""
