@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atoll.launch.compile_watch import ASK_SECONDS, MOST_REQUESTS, STUCK_SECONDS, CompileWatch, Lost, Stuck
+from atoll.launch.compile_watch import ASK_SECONDS, MOST_ASKED, MOST_REQUESTS, STUCK_SECONDS, CompileWatch, Lost, Stuck
 from atoll.protocol.messages import CompileReport, CompileStage
 
 F, HOST, SESSION, FEED = "f", 3, 7, 900
@@ -27,6 +27,18 @@ def test_a_host_is_asked_about_a_compilation_at_intervals_while_it_is_awaited() 
     assert found.questions(3 * ASK_SECONDS, set(), ALL) == {}, "nobody can be asked"
     assert found.questions(3 * ASK_SECONDS, {HOST}, {}) == {}, "it has ended"
     assert found.reported(HOST, report(CompileStage.UNKNOWN), 31.0) is None
+
+
+def test_of_many_compilations_those_that_were_asked_about_longest_ago_are_next() -> None:
+    found = CompileWatch()
+    names = [f"f{number}" for number in range(3 * MOST_ASKED)]
+    for name in names:
+        found.requested(name, HOST, SESSION, FEED, 0.0)
+    awaited = {(name, HOST): None for name in names}
+    asked = [found.questions((1 + turn) * ASK_SECONDS, {HOST}, awaited)[HOST] for turn in range(4)]
+    assert [len(each) for each in asked] == [MOST_ASKED] * 4
+    assert [*asked[0], *asked[1], *asked[2]] == names
+    assert asked[3] == asked[0]
 
 
 def test_a_compilation_that_the_worker_does_not_know_is_requested_again_and_then_fails() -> None:

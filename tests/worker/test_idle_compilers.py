@@ -26,9 +26,14 @@ class Process:
     is_killed = False
 
     def __init__(self) -> None:
-        self.cpu_ticks = 0
+        self.ticks = self.reads = 0
         self.began: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.ends: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    @property
+    def cpu_ticks(self) -> int:
+        self.reads += 1
+        return self.ticks
 
     def compile(self, request: CompileProgram, asked: Any, name: str) -> Finished:
         """Compile until the test says that it ends, or it is killed."""
@@ -81,24 +86,35 @@ def test_progress_is_the_cpu_time_of_the_processes_that_compile() -> None:
             compilation.compile(PROGRAM, None, "f")
         ended.put(None)
 
-    running, other, queued = (compilers.submit("ana", 1.0, 7, False, work) for _ in range(3))
+    compilations = {f"f{number}": compilers.submit("ana", 1.0, 7, False, work) for number in range(4)}
+    running, other, *queued = compilations
     until(lambda: len(server.processes) == 2)
     for process in server.processes:
         process.began.get(timeout=SECONDS)
-    assert compilers.report("f", running).progress == -1, "the CPU time of their processes is unknown"
-    assert compilers.report("f", queued).progress == -1
-    server.processes[0].cpu_ticks, server.processes[1].cpu_ticks = 5, 7
-    assert {compilers.report("f", each).progress for each in (running, other)} == {5, 7}
-    assert compilers.report("f", running).stage is CompileStage.COMPILING
-    first = compilers.report("f", queued)
-    assert first.stage is CompileStage.QUEUED
-    assert compilers.report("f", queued) == first, "nothing moves"
-    server.processes[1].cpu_ticks += 1
-    assert compilers.report("f", queued).progress != first.progress
+
+    def progress(*functions: str) -> list[int]:
+        return [compilers.reports({each: compilations[each]})[each].progress for each in functions]
+
+    assert progress(running, other, *queued) == [-1] * 4, "the CPU time of their processes is unknown"
+    for process in server.processes:
+        process.reads = 0
+    server.processes[0].ticks, server.processes[1].ticks = 5, 7
+    reports = compilers.reports(compilations)
+    assert [process.reads for process in server.processes] == [1, 1], "reading takes long"
+    assert {reports[running].progress, reports[other].progress} == {5, 7}
+    assert reports[running].stage is CompileStage.COMPILING
+    assert {(reports[each].stage, reports[each].progress) for each in queued} == {
+        (CompileStage.QUEUED, reports[queued[0]].progress)
+    }
+    assert compilers.reports(compilations) == reports, "nothing moves"
+    server.processes[1].ticks += 1
+    assert progress(queued[0]) != [reports[queued[0]].progress]
     for process in server.processes:
         process.ends.put(None)
     for _ in range(2):
         ended.get(timeout=SECONDS)
-    until(lambda: len(server.processes) == 3)
-    server.processes[2].ends.put(None)
-    ended.get(timeout=SECONDS)
+    until(lambda: len(server.processes) == 4)
+    for process in server.processes[2:]:
+        process.ends.put(None)
+    for _ in queued:
+        ended.get(timeout=SECONDS)

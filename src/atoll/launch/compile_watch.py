@@ -22,8 +22,8 @@ _UNKNOWN_REPORTS = 2
 MOST_REQUESTS = 2
 # For a compilation whose processes use no CPU time.
 STUCK_SECONDS = 600.0
-# Functions per question to a host.
-_MOST_ASKED = 256
+# Functions per question to a host, which reads the CPU time of each compiler process on its receiving thread.
+MOST_ASKED = 32
 
 
 class Watched(msgspec.Struct, frozen=True, array_like=True):
@@ -70,7 +70,10 @@ class CompileWatch:
             del self._watched[key]
 
     def questions(self, now: float, hosts: Container[int], awaited: Container[tuple[str, int]]) -> dict[int, list[str]]:
-        """Return the functions to ask each of these hosts about. Forget compilations that are not `awaited`."""
+        """Return the functions to ask each of these hosts about. Forget compilations that are not `awaited`.
+
+        If there are many, the ones that were asked about longest ago come first.
+        """
         found: dict[int, list[str]] = {}
         for key, each in list(self._watched.items()):
             function, host = key
@@ -78,8 +81,9 @@ class CompileWatch:
                 del self._watched[key]
             elif each.is_requested and host in hosts and now - each.asked >= ASK_SECONDS:
                 names = found.setdefault(host, [])
-                if len(names) < _MOST_ASKED:
+                if len(names) < MOST_ASKED:
                     names.append(function)
+                    del self._watched[key]  # behind the others
                     self._watched[key] = msgspec.structs.replace(each, asked=now)
         return found
 

@@ -11,7 +11,7 @@ import itertools
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from atoll.devices.compilers.compiler_messages import CompiledProgram, CompileProgram, OutlinedProgram, Rejected
 from atoll.devices.compilers.compiler_server import Asked, CompilerCrashedError, CompilerProcess, CompilerServer
@@ -140,23 +140,35 @@ class Compilers:
         with self._lock:
             return self._queue.statistics() | {"idle processes": len(self._idle)}
 
-    def report(self, function: str, compilation: Compilation) -> CompileReport:
-        """Report on the compilation of a function.
+    def reports(self, compilations: Mapping[str, Compilation]) -> dict[str, CompileReport]:
+        """Report on compilations by function.
 
         A process makes progress if it uses CPU time. A queued compilation makes progress with those that have a place.
+        The CPU time of a process with its children takes milliseconds to read, and is read at most once.
         """
         with self._lock:
-            state = self._queue.state(compilation.number)
+            states = {function: self._queue.state(each.number) for function, each in compilations.items()}
             started = dict(self._started)
             is_any_asking = any(self._queue.state(each) is State.ASKING for each in started)
-        if state is State.QUEUED:
-            ticks = [each.cpu_ticks for each in started.values()]
-            is_known = all(ticks) and not is_any_asking
-            return CompileReport(function, CompileStage.QUEUED, sum(started) + sum(ticks) if is_known else -1)
-        if state is State.ASKING:
-            return CompileReport(function, CompileStage.ASKING)
-        # It may have ended just now: then its thread loads the program.
-        return CompileReport(function, CompileStage.COMPILING, compilation.cpu_ticks or -1)
+        read = {each for function, each in compilations.items() if states[function] not in (State.QUEUED, State.ASKING)}
+        is_queue_known = State.QUEUED in states.values() and not is_any_asking
+        if is_queue_known:
+            read.update(started.values())
+        ticks = {each: each.cpu_ticks for each in read}
+        of_queue = -1
+        if is_queue_known and all(ticks[each] for each in started.values()):
+            of_queue = sum(started) + sum(ticks[each] for each in started.values())
+
+        def report(function: str, compilation: Compilation) -> CompileReport:
+            state = states[function]
+            if state is State.QUEUED:
+                return CompileReport(function, CompileStage.QUEUED, of_queue)
+            if state is State.ASKING:
+                return CompileReport(function, CompileStage.ASKING)
+            # It may have ended just now: then its thread loads the program.
+            return CompileReport(function, CompileStage.COMPILING, ticks[compilation] or -1)
+
+        return {function: report(function, each) for function, each in compilations.items()}
 
     def _prepare(self) -> None:
         with contextlib.suppress(OSError):  # the first compilation reports the error
