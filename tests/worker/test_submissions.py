@@ -5,6 +5,8 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable
 
+import pytest
+
 from atoll.worker.submissions import Submissions
 
 
@@ -72,6 +74,20 @@ def test_a_short_message_does_not_overtake_one_that_was_taken_from_the_queue():
     assert executor.handled == ["long"]
     executor.next()
     assert executor.handled == ["long", "short"]
+
+
+def test_short_messages_are_handled_at_once_after_a_message_has_failed():
+    executor = Executor()
+
+    def fail() -> None:
+        raise OSError("gone")
+
+    executor.submit("long")
+    executor.meanwhile = fail
+    with pytest.raises(OSError, match="gone"):
+        executor.next()
+    executor.submit("short")
+    assert executor.handled == ["short"]
 
 
 def test_a_short_message_waits_while_the_thread_handles_a_message_from_elsewhere():

@@ -63,5 +63,7 @@ class Submissions:
     def handle(self, message: Any, is_submitted: bool) -> None:
         """Handle a message of the queue, on the executor's thread. `is_submitted`: it was queued by `add`."""
         with self._handling:
-            self._handle(message)
-            self._handled += is_submitted
+            try:
+                self._handle(message)
+            finally:
+                self._handled += is_submitted
