@@ -143,3 +143,22 @@ def test_a_host_that_loses_an_outcome_compiles_again_when_asked(host: Host, monk
     host.inbox.put(ALICE, 1, source)
     host.functions.compile(Compile("a", ALICE, 1, (((0, 0),),)))
     assert [each.status.ok for each in host.compiled] == [True]
+
+
+def test_a_host_that_compiles_again_keeps_the_requests_of_other_sessions() -> None:
+    later = Later()
+    host = Host(later)
+    source = NullProgram("step", 0.0, (), ()).source()
+    for session in (ALICE, BOB):
+        host.inbox.put(session, 0, source)
+        host.functions.compile(Compile("a", session, 0, (((0, 0),),)))
+    with pytest.MonkeyPatch.context() as lost:
+        lost.setattr(Functions, "_end", lambda *_: None)
+        later.run()
+    assert host.functions.stages_of(["a"]) == (CompileReport("a", CompileStage.UNKNOWN),)
+    host.inbox.put(ALICE, 1, source)
+    host.functions.compile(Compile("a", ALICE, 1, (((0, 0),),)))
+    later.run()
+    assert [each.status.ok for each in host.compiled] == [True]
+    assert host.functions.programs.others(BOB) == Others(set(), set())
+    assert not host.inbox.statistics().feeds

@@ -148,7 +148,8 @@ class Functions:
             if pending is not None and pending.stage is not CompileStage.UNKNOWN:
                 pending.others.append(message)
                 return
-            self._compiling[message.function] = _Pending()
+            others = [] if pending is None else pending.others
+            self._compiling[message.function] = _Pending(others=others)
         self._start_when_joined(message)
 
     def stages_of(self, functions: Sequence[str]) -> tuple[CompileReport, ...]:
