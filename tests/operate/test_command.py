@@ -467,6 +467,19 @@ def test_a_proxy_of_its_own_cluster_has_the_options_of_run(monkeypatch: pytest.M
     assert served[1:3] == ["", CLUSTER_SETTINGS]
 
 
+def test_a_proxy_names_a_command_that_cannot_be_executed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    command = str(tmp_path / "train.py")
+    monkeypatch.setattr(standalone_proxy, "run_proxy", lambda listen, cluster, settings, up, **_: up("127.0.0.1:1"))
+    monkeypatch.setattr(scripts, "end_on_signals", lambda: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    with pytest.raises(SystemExit) as ended:
+        cli.app(["proxy", *CLUSTER_OPTIONS, "--", command], standalone_mode=False)
+    assert (ended.value.code, capsys.readouterr().err) == (126, f"atoll: {command}: Permission denied\n")
+
+
 # ---- the command itself
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -94,10 +94,15 @@ def run(
         return
     try:
         os.execvpe(command[0], command, env)
-    except FileNotFoundError:
-        fail(f"{command[0]}: no such command", _NOT_FOUND)
     except OSError as error:
-        fail(f"{command[0]}: {error.strerror}", _NOT_EXECUTABLE)
+        _fail_to_start(command[0], error)
+
+
+def _fail_to_start(command: str, error: OSError) -> NoReturn:
+    """End as a shell does if it cannot start a command."""
+    if isinstance(error, FileNotFoundError):
+        fail(f"{command}: no such command", _NOT_FOUND)
+    fail(f"{command}: {error.strerror}", _NOT_EXECUTABLE)
 
 
 @with_option_groups
@@ -188,9 +193,9 @@ def proxy(
         if command:
             sys.exit(_INTERRUPTED)
         return
-    except FileNotFoundError as error:
+    except OSError as error:
         if command and error.filename == command[0]:
-            fail(f"{command[0]}: no such command", _NOT_FOUND)
+            _fail_to_start(command[0], error)
         raise
     if status:
         sys.exit(status if status > 0 else 128 - status)
