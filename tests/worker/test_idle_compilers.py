@@ -10,7 +10,7 @@ import pytest
 from atoll.devices.compilers.compiler_messages import CompileProgram, Finished, Rejected
 from atoll.devices.compilers.compiler_server import CompilerCrashedError
 from atoll.errors import OK, Code, Status, StatusError
-from atoll.protocol.messages import CompileStage
+from atoll.protocol.messages import CompileReport, CompileStage
 from atoll.worker.compilers import Compilation, Compilers
 from tests.waiting import until
 
@@ -76,7 +76,7 @@ def test_an_idle_process_is_kept_for_an_open_session_only(is_open: bool) -> None
     assert (compilers.take(7) is process) is is_open
 
 
-def test_progress_is_the_cpu_time_of_the_processes_that_compile() -> None:
+def test_progress_is_the_cpu_time_of_the_process_that_compiles() -> None:
     server = Server()
     compilers = Compilers(cast(Any, server))
     ended: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -86,35 +86,22 @@ def test_progress_is_the_cpu_time_of_the_processes_that_compile() -> None:
             compilation.compile(PROGRAM, None, "f")
         ended.put(None)
 
-    compilations = {f"f{number}": compilers.submit("ana", 1.0, 7, False, work) for number in range(4)}
-    running, other, *queued = compilations
+    running, other, queued = (compilers.submit("ana", 1.0, 7, False, work) for _ in range(3))
     until(lambda: len(server.processes) == 2)
     for process in server.processes:
         process.began.get(timeout=SECONDS)
-
-    def progress(*functions: str) -> list[int]:
-        return [compilers.reports({each: compilations[each]})[each].progress for each in functions]
-
-    assert progress(running, other, *queued) == [-1] * 4, "the CPU time of their processes is unknown"
+    assert compilers.report("f", running).progress == -1, "the CPU time of its process is unknown"
+    server.processes[0].ticks, server.processes[1].ticks = 5, 7
+    assert {compilers.report("f", each).progress for each in (running, other)} == {5, 7}
+    assert compilers.report("f", running).stage is CompileStage.COMPILING
     for process in server.processes:
         process.reads = 0
-    server.processes[0].ticks, server.processes[1].ticks = 5, 7
-    reports = compilers.reports(compilations)
-    assert [process.reads for process in server.processes] == [1, 1], "reading takes long"
-    assert {reports[running].progress, reports[other].progress} == {5, 7}
-    assert reports[running].stage is CompileStage.COMPILING
-    assert {(reports[each].stage, reports[each].progress) for each in queued} == {
-        (CompileStage.QUEUED, reports[queued[0]].progress)
-    }
-    assert compilers.reports(compilations) == reports, "nothing moves"
-    server.processes[1].ticks += 1
-    assert progress(queued[0]) != [reports[queued[0]].progress]
+    assert compilers.report("f", queued) == CompileReport("f", CompileStage.QUEUED)
+    assert [process.reads for process in server.processes] == [0, 0], "reading takes long"
     for process in server.processes:
         process.ends.put(None)
     for _ in range(2):
         ended.get(timeout=SECONDS)
-    until(lambda: len(server.processes) == 4)
-    for process in server.processes[2:]:
-        process.ends.put(None)
-    for _ in queued:
-        ended.get(timeout=SECONDS)
+    until(lambda: len(server.processes) == 3)
+    server.processes[2].ends.put(None)
+    ended.get(timeout=SECONDS)

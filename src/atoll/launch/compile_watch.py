@@ -20,7 +20,7 @@ ASK_SECONDS = 10.0
 _UNKNOWN_REPORTS = 2
 # Times that the source of a compilation is requested again.
 MOST_REQUESTS = 2
-# For a compilation whose processes use no CPU time.
+# For a compilation whose process uses no CPU time.
 STUCK_SECONDS = 600.0
 # Functions per question to a host, which reads the CPU time of each compiler process on its receiving thread.
 MOST_ASKED = 32

@@ -11,7 +11,7 @@ import itertools
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from atoll.devices.compilers.compiler_messages import CompiledProgram, CompileProgram, OutlinedProgram, Rejected
 from atoll.devices.compilers.compiler_server import Asked, CompilerCrashedError, CompilerProcess, CompilerServer
@@ -100,7 +100,6 @@ class Compilers:
         self._queue = CompileQueue()
         self._numbers = itertools.count(1)
         self._queued: dict[int, Compilation] = {}
-        self._started: dict[int, Compilation] = {}
         self._sessions: set[int] = set()  # open sessions
         self._idle: OrderedDict[CompilerProcess, int] = OrderedDict()  # with their sessions, the longest idle first
 
@@ -140,35 +139,19 @@ class Compilers:
         with self._lock:
             return self._queue.statistics() | {"idle processes": len(self._idle)}
 
-    def reports(self, compilations: Mapping[str, Compilation]) -> dict[str, CompileReport]:
-        """Report on compilations by function.
+    def report(self, function: str, compilation: Compilation) -> CompileReport:
+        """Report on the compilation of a function. A process makes progress if it uses CPU time.
 
-        A process makes progress if it uses CPU time. A queued compilation makes progress with those that have a place.
-        The CPU time of a process with its children takes milliseconds to read, and is read at most once.
+        Reading that time takes milliseconds, and is done only for compilations that have a place, which are few.
         """
         with self._lock:
-            states = {function: self._queue.state(each.number) for function, each in compilations.items()}
-            started = dict(self._started)
-            is_any_asking = any(self._queue.state(each) is State.ASKING for each in started)
-        read = {each for function, each in compilations.items() if states[function] not in (State.QUEUED, State.ASKING)}
-        is_queue_known = State.QUEUED in states.values() and not is_any_asking
-        if is_queue_known:
-            read.update(started.values())
-        ticks = {each: each.cpu_ticks for each in read}
-        of_queue = -1
-        if is_queue_known and all(ticks[each] for each in started.values()):
-            of_queue = sum(started) + sum(ticks[each] for each in started.values())
-
-        def report(function: str, compilation: Compilation) -> CompileReport:
-            state = states[function]
-            if state is State.QUEUED:
-                return CompileReport(function, CompileStage.QUEUED, of_queue)
-            if state is State.ASKING:
-                return CompileReport(function, CompileStage.ASKING)
-            # It may have ended just now: then its thread loads the program.
-            return CompileReport(function, CompileStage.COMPILING, ticks[compilation] or -1)
-
-        return {function: report(function, each) for function, each in compilations.items()}
+            state = self._queue.state(compilation.number)
+        if state is State.QUEUED:
+            return CompileReport(function, CompileStage.QUEUED)
+        if state is State.ASKING:
+            return CompileReport(function, CompileStage.ASKING)
+        # It may have ended just now: then its thread loads the program.
+        return CompileReport(function, CompileStage.COMPILING, compilation.cpu_ticks or -1)
 
     def _prepare(self) -> None:
         with contextlib.suppress(OSError):  # the first compilation reports the error
@@ -216,7 +199,6 @@ class Compilers:
         """Free the compilation's place for the next one. Return the seconds for which it had a place."""
         with self._lock:
             seconds = self._queue.end(compilation.number, self._clock())
-            self._started.pop(compilation.number, None)
         self._start()
         return seconds
 
@@ -225,7 +207,6 @@ class Compilers:
     def _start(self) -> None:
         with self._lock:
             started = [self._queued.pop(number) for number in self._queue.start(self._clock())]
-            self._started.update((each.number, each) for each in started)
         for each in started:
             threading.Thread(target=self._run, args=(each,), name="atoll-compile-apart", daemon=True).start()
 

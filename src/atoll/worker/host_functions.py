@@ -156,13 +156,16 @@ class Functions:
         """Report what this host does about the compilations of these functions."""
         with self._lock:
             # Other threads change these entries.
-            pending = [(name, self._compiling.get(name)) for name in functions]
-            stages = {name: CompileStage.UNKNOWN if each is None else each.stage for name, each in pending}
-            found = {name: None if each is None else each.apart for name, each in pending}
-        reports: dict[str, CompileReport] = {}
-        if self._compilers is not None:
-            reports = self._compilers.reports({name: each for name, each in found.items() if each is not None})
-        return tuple(reports.get(name) or CompileReport(name, stages[name]) for name in functions)
+            found = [
+                (name, CompileStage.UNKNOWN, None) if each is None else (name, each.stage, each.apart)
+                for name, each in ((name, self._compiling.get(name)) for name in functions)
+            ]
+        return tuple(
+            CompileReport(name, stage)
+            if apart is None or self._compilers is None
+            else self._compilers.report(name, apart)
+            for name, stage, apart in found
+        )
 
     def _enter(self, name: str, stage: CompileStage) -> None:
         """Note that the function waits, so that no thread works on it."""

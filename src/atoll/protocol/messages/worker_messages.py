@@ -26,7 +26,7 @@ class CompileStage(enum.StrEnum):
 
 
 class CompileReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A compilation on a host. While the host works on it, or on those before it, `progress` changes; -1: not known."""
+    """A compilation on a host. While it is compiled, `progress` changes; -1: not known."""
 
     function: str
     stage: CompileStage
