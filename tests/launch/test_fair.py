@@ -253,6 +253,28 @@ def test_a_reserve_is_kept_for_a_lower_priority(reserve, takes):
     assert low.device_time(0, 10 * SECOND) / (10 * SECOND) == pytest.approx(reserve / 100, abs=0.02)
 
 
+def test_a_changed_reserve_applies_to_a_tenant_that_waits():
+    policy, low = FairShares(), tenant("low")
+    sessions = {1: tenant("high", priority=1), 2: low}
+    for session in (1, 2):
+        add(policy, session, sessions[session])
+    assert 2 not in served(policy, sessions, 20)
+    low.settings = TenantSettings("low", reserve=50)
+    policy.tenant_changed(low)
+    assert served(policy, sessions, 20).count(2) >= 9
+
+
+def test_a_changed_priority_applies_to_a_tenant_that_waits():
+    policy, low = FairShares(), tenant("low")
+    sessions = {1: tenant("high", priority=1), 2: low}
+    for session in (1, 2):
+        add(policy, session, sessions[session])
+    assert 2 not in served(policy, sessions, 20)
+    low.settings = TenantSettings("low", priority=2)
+    policy.tenant_changed(low)
+    assert set(served(policy, sessions, 20)[1:]) == {2}
+
+
 def test_an_unused_reserve_is_not_saved_up():
     high = Client(1, tenant("high", priority=1), 2 * MS)
     low = Client(2, Tenant(TenantSettings("low", reserve=10)), MS, pauses=((SECOND, 6 * SECOND),))

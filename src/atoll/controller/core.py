@@ -125,6 +125,7 @@ class Controller:
             self._store_usage,
             self._persistence.stop_asked,
             self.published.remove,
+            self.launcher.scheduler.tenant_changed,
         )
         self._requests = from_operators.waiting
         self._inboxes = Inboxes(state.sessions, self._proxies.handle, self._sessions.end, self.programs.discards)

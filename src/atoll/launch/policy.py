@@ -23,7 +23,7 @@ class Policy(Protocol):
     methods are pure, so that the event log replays: no I/O, clock, randomness, or iteration over unordered sets. They
     return at once, since each gang passes through them, and they raise no exceptions.
 
-    A subclass inherits `discard`, `commit`, `charge`, `compiled` and `forget`, which do nothing here.
+    A subclass inherits `discard`, `commit`, `charge`, `compiled`, `tenant_changed` and `forget`, which do nothing here.
     """
 
     def add(self, node: QueuedNode[Any]) -> None:
@@ -62,6 +62,9 @@ class Policy(Protocol):
 
     def compiled(self, session: int, tenant: Tenant, nanoseconds: int) -> None:
         """Charge a compilation to the session. It ran on the island's CPUs, which are also its devices."""
+
+    def tenant_changed(self, tenant: Tenant) -> None:
+        """Apply changed settings of a tenant, whose nodes may have been added."""
 
     def forget(self, session: int) -> None:
         """Forget a session that has ended. None of its gangs is added, committed or charged later.

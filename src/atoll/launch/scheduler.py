@@ -379,6 +379,11 @@ class Scheduler(Generic[Payload]):
         """Charge a compilation to the session. It ran on the island's CPUs, which are also its devices."""
         self._islands[island].policy.compiled(session, tenant, nanoseconds)
 
+    def tenant_changed(self, tenant: Tenant) -> None:
+        """Apply changed settings of a tenant to its nodes that wait."""
+        for state in self._islands:
+            state.policy.tenant_changed(tenant)
+
     def retry(self, node: QueuedNode[Payload]) -> None:
         """Offer a node again that lacked memory when it was to be committed."""
         self._offer(node)

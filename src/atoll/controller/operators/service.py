@@ -42,7 +42,8 @@ class OperatorService:
 
     A tenant that is not an operator can see and move only what belongs to it. `end_session(number, status)` ends a
     session, `store_usage()` makes the shell store the usage so far, and `stop_asked(operator, message)` handles and
-    answers a request to end the cluster. `remove_arrays(tenant, name, version)` removes published arrays.
+    answers a request to end the cluster. `remove_arrays(tenant, name, version)` removes published arrays, and
+    `tenant_changed(tenant)` applies new settings to launches that wait.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class OperatorService:
         store_usage: Callable[[], None],
         stop_asked: Callable[[int, m.StopRequest], None],
         remove_arrays: Callable[[str, str, int], str],
+        tenant_changed: Callable[[Tenant], None],
     ) -> None:
         self._controller = controller
         self._tenants = state.tenants
@@ -69,6 +71,7 @@ class OperatorService:
         self._store_usage = store_usage
         self._stop_asked = stop_asked
         self._remove_arrays = remove_arrays
+        self._tenant_changed = tenant_changed
         self.waiting = WaitingRequests(state.connections.peers, self._serve, self._end_connection)
 
     def _end_connection(self, peer: Peer, reason: str) -> None:
@@ -197,7 +200,7 @@ class OperatorService:
             settings = msgspec.convert(changed, TenantSettings)
         except msgspec.ValidationError as error:
             raise invalid(f"tenant {message.name}: {error}") from None
-        self._tenants.put(settings, message.is_new)
+        self._tenant_changed(self._tenants.put(settings, message.is_new))
         text = f"tenant {settings.name}: share {settings.share:g}, priority {settings.priority}, {settings.role}"
         text += "".join(f", {limit_text(limit, value)}" for limit, value in sorted(message.limits.items()))
         for name, patterns in (("publish", message.publish), ("subscribe", message.subscribe)):

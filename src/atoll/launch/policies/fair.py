@@ -249,6 +249,17 @@ class FairShares(Policy):
         elif self._reserved:
             self._reserved.pop(settings.name, None)
 
+    def tenant_changed(self, tenant: Tenant) -> None:
+        settings, found = tenant.settings, self._tenants.get(tenant.name)
+        if found is None or self._only_tenant is not None:  # it takes its settings when it joins its line
+            return
+        waits = found.is_waiting
+        if found.priority != settings.priority:
+            found = self._move(found, settings.priority)
+        self._set_reserve(found, settings)
+        if waits and not found.is_waiting:
+            self._lines[found.priority].join(found)
+
     def forget(self, session: int) -> None:
         ended = self._sessions.pop(session, None)
         if ended is None:
