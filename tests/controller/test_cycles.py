@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -20,6 +21,15 @@ from tests.controller.test_lowering_in_steps import CREDITS, NODES, Slow
 from tests.controller.test_world import LongPrograms
 from tests.controller.world import World
 from tests.garbage import counted
+
+
+@pytest.fixture(autouse=True)
+def _without_other_tests() -> Iterator[None]:
+    """Keep objects of earlier tests in this process, whose threads may end now, out of what is counted."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def sequences(messages: list[Any]) -> list[int]:
