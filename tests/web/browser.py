@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -141,6 +142,14 @@ class Page:
 @asynccontextmanager
 async def browser(directory: Path, *options: str) -> AsyncIterator[Page]:
     """A page in a browser of its own, whose files are in `directory`; it ends with the block."""
+    # Chromium does not remove its temporary files when it is ended. The path of a socket has to be short.
+    with TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
+        async with _started(directory, temporary, *options) as page:
+            yield page
+
+
+@asynccontextmanager
+async def _started(directory: Path, temporary: str, *options: str) -> AsyncIterator[Page]:
     import websockets
 
     assert CHROMIUM is not None
@@ -159,7 +168,7 @@ async def browser(directory: Path, *options: str) -> AsyncIterator[Page]:
         "about:blank",
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "HOME": str(directory)},
+        env={**os.environ, "HOME": str(directory), "TMPDIR": temporary},
         start_new_session=True,
     )
     try:
