@@ -110,9 +110,7 @@ def conformance(
     shard: Annotated[str, option("Of these files, the part i/n: 1/4 to 4/4.")] = "",
     file: Annotated[list[str] | None, option("A file, such as array_test or optax/alias_test.")] = None,
     keyword: Annotated[str | None, option("pytest's -k, on Atoll only. No report is written.", "-k")] = None,
-    every: Annotated[
-        int, option("A sample of each file: a test, and every n-th test after it. The table says so.", min=1)
-    ] = 1,
+    every: Annotated[int, option("Run only every n-th test of each file. The table then shows the sample.", min=1)] = 1,
     first: Annotated[int, option("With --every, the number of the sample's first test, counted from 0.", min=0)] = 0,
     only_differences: Annotated[
         bool,

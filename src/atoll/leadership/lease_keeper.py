@@ -35,7 +35,7 @@ def boot_seconds() -> float:
 
 
 class LeaseTakenError(LeaseError):
-    """Another process has acquired a lease that this process held. `transitions` are those of the latest record."""
+    """Another process has acquired a lease that this process held. The latest record has this many `transitions`."""
 
     def __init__(self, message: str, transitions: int) -> None:
         super().__init__(message)

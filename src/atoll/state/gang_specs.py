@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from atoll.cluster.locations import HostDevice, MemoryRequirement, total
 from atoll.state.host_window import NEW_NS
-from atoll.state.queued_nodes import UNKNOWN_NS, HostCallKind
+from atoll.state.queued_nodes import UNKNOWN_NS, HostCallKind, OnIslands
 from atoll.state.tallies import computes
 
 # The first run often takes longer, so the sample of each of these runs replaces the estimate.
@@ -63,7 +63,7 @@ class DurationEstimate:
 
 
 @dataclass(slots=True)
-class GangSpec:
+class GangSpec(OnIslands):
     """The specification of one gang of a program: a node on one island, or several short nodes as one dispatch unit.
 
     `duration_estimate` estimates the device time; gangs that do the same share it. Gangs that wait for other hosts add
@@ -155,15 +155,6 @@ class GangSpec:
         if not self._island_of:
             self._island_of = {each: island for island, hosts in self.by_island for each in hosts}
         return self._island_of[host]
-
-    @property
-    def all_islands(self) -> tuple[int, ...]:
-        return self.islands or (self.island,)
-
-    @property
-    def by_island(self) -> Iterable[tuple[int, tuple[int, ...]]]:
-        """Return the hosts of the gang by island."""
-        return zip(self.islands, self.places, strict=True) if self.islands else ((self.island, self.hosts),)
 
     def estimate_key(self, contents: Mapping[str, str], device: str) -> str:
         """Return the key of the gang's duration estimate, or "" if the gang runs no function.

@@ -139,8 +139,27 @@ class Dependency(Generic[Payload]):
     on_resolved: list[Dependency[Payload]] = field(default_factory=list)
 
 
+class OnIslands:
+    """What runs on the `hosts` of one `island`, or on those at `places` of several `islands`."""
+
+    __slots__ = ()
+    island: int
+    hosts: tuple[int, ...]
+    islands: tuple[int, ...]
+    places: tuple[tuple[int, ...], ...]
+
+    @property
+    def all_islands(self) -> tuple[int, ...]:
+        return self.islands or (self.island,)
+
+    @property
+    def by_island(self) -> Iterable[tuple[int, tuple[int, ...]]]:
+        """Return the hosts of the gang by island."""
+        return zip(self.islands, self.places, strict=True) if self.islands else ((self.island, self.hosts),)
+
+
 @dataclass(slots=True, eq=False)
-class Gang(StateMachine[GangState], Generic[Payload]):
+class Gang(OnIslands, StateMachine[GangState], Generic[Payload]):
     """The part of a node on one island, which the hosts of the island start together.
 
     A *joint* gang is all of a node, on many islands, whose hosts start it together.
@@ -168,15 +187,6 @@ class Gang(StateMachine[GangState], Generic[Payload]):
 
     def _described(self) -> str:
         return f"gang {self.sequence}"
-
-    @property
-    def all_islands(self) -> tuple[int, ...]:
-        return self.islands or (self.island,)
-
-    @property
-    def by_island(self) -> Iterable[tuple[int, tuple[int, ...]]]:
-        """Return the hosts of the gang by island."""
-        return zip(self.islands, self.places, strict=True) if self.islands else ((self.island, self.hosts),)
 
     def is_on(self, island: int) -> bool:
         """Return whether the gang has hosts of the island."""
