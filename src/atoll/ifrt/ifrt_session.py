@@ -80,7 +80,11 @@ class ResponseStream:
         if self.ended_contexts:
             meta.destroyed_user_context_ids.extend(self.ended_contexts)
             self.ended_contexts.clear()
-        self._put(response.SerializeToString(), may_wait)
+        content = response.SerializeToString()
+        if may_wait or self._waiting:
+            self._put(content, may_wait)
+        else:
+            self._write(content)
         if self._is_recording:
             self._on_response(meta.op_id)
 

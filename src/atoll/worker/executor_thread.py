@@ -38,15 +38,16 @@ class _Completed:
     """Wakes the executor's thread because a unit has completed on another thread."""
 
 
-# Messages that other threads than that of the controller's messages queue.
-_OTHERS = frozenset((_Wake, _Completed, Outcome, UnitsEnded))
+# Messages to handle that other threads than that of the controller's messages queue.
+_OTHERS = frozenset((Outcome, UnitsEnded))
 
 
 class ExecutorThread:
     """A thread that runs the plan executor.
 
     `report` sends messages to the controller, from any thread. `messages` holds the messages for the thread, among them
-    the outcomes of `steps`.
+    the outcomes of `steps`. `submit`, which is safe on any thread, handles a message of the controller or
+    queues it for the thread.
     """
 
     def __init__(
@@ -65,13 +66,10 @@ class ExecutorThread:
             steps, inbox, occupancy, watcher, ReadThreads(), lambda: messages.put(_Wake()), spill_store
         )
         self.units = Units(self.plan_executor.reporter, occupancy, delegated, steps.joint_runs)
-        self._delegated_runs = DelegatedRunDispatcher(delegated, self.plan_executor.handle, inbox.await_all)
-        self._submissions = Submissions(messages, self._handle, self.plan_executor.is_short, self._report_soon)
+        handle = DelegatedRunDispatcher(delegated, self.plan_executor.handle, inbox.await_all).handle
+        self._submissions = Submissions(messages, handle, self.plan_executor.is_short, self._report_soon)
+        self.submit = self._submissions.add
         threading.Thread(target=self._work, name="atoll-executor", daemon=True).start()
-
-    def submit(self, message: Any) -> None:
-        """Handle a message of the controller, or queue it for the thread. Safe on any thread."""
-        self._submissions.add(message)
 
     def _work(self) -> None:
         reporter, submissions = self.plan_executor.reporter, self._submissions
@@ -79,14 +77,12 @@ class ExecutorThread:
             if reporter.completed and (len(reporter.completed) >= _COMPLETED_AT_A_TIME or self._queue.empty()):
                 reporter.report_completed()
             message = self._queue.get()
-            submissions.handle(message, type(message) not in _OTHERS)
+            kind = type(message)
+            if kind is _Wake:
+                submissions.run(self.plan_executor.resume_blocked)
+            elif kind is not _Completed:
+                submissions.handle(message, kind not in _OTHERS)
             del message  # otherwise the last run's arguments would live until the next message
-
-    def _handle(self, message: Any) -> None:
-        if type(message) is _Wake:
-            self.plan_executor.resume_blocked()
-        elif type(message) is not _Completed:
-            self._delegated_runs.handle(message)
 
     def _report_soon(self) -> None:
         """Have the thread report units that the submitting thread has completed, with those that follow at once."""

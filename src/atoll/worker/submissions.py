@@ -60,6 +60,11 @@ class Submissions:
         finally:
             self._handling.release()
 
+    def run(self, function: Callable[[], None]) -> None:
+        """Call a function while no message is handled."""
+        with self._handling:
+            function()
+
     def handle(self, message: Any, is_submitted: bool) -> None:
         """Handle a message of the queue, on the executor's thread. `is_submitted`: it was queued by `add`."""
         with self._handling:

@@ -196,7 +196,7 @@ def _execute(pending: PendingRequest, request: Any) -> None:
         reply.status_handle = status_handle
     if not given:
         reply.outputs.extend(executable.output_replies(handles))
-    is_read = isinstance(executable, ReadingExecutable)  # whose contents are the answer
+    is_read = type(executable) is ReadingExecutable  # whose contents are the answer
     session.responses.send(response, 0 if handles else pending.context, may_wait=is_read)
 
 
@@ -204,7 +204,7 @@ def _run(pending: PendingRequest, request: Any, given: list[int]) -> tuple[list[
     session = pending.session
     executable = session.executable(request.executable)
     arguments = executable.gather(session.staged, list(request.arguments))
-    if arguments is not None and isinstance(executable, ReadingExecutable):
+    if arguments is not None and type(executable) is ReadingExecutable:
         send_contents(session, executable.next_number(), arguments)
         arguments = None
     if arguments is None:
