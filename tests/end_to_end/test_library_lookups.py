@@ -40,6 +40,15 @@ def test_each_host_has_a_key(python: RemotePython) -> None:
     assert tasks == {0: 1, 1: 1, 2: 1, 3: 1}
 
 
+def hardware_numbers() -> list[int | None]:
+    return [device.local_hardware_id for device in [*jax.devices(), *jax.local_devices(backend="cpu")]]
+
+
+def test_devices_have_their_number_on_their_host(start_python: StartPython) -> None:
+    python = start_python("2x1x2", JAX_NUM_CPU_DEVICES="3")
+    assert python.call(hardware_numbers) == [0, 1, 0, 1, 0, 1, 2]
+
+
 def limits() -> list[int]:
     return [device.memory_stats()["bytes_limit"] for device in jax.devices()]
 

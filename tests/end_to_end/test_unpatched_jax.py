@@ -166,6 +166,10 @@ def takes_all_hosts_for_one() -> bool:
     return {device.task_id for device in jax.devices()} == {0} != {device.host for device in jax.devices()}
 
 
+def has_no_hardware_numbers() -> bool:
+    return {device.local_hardware_id for device in jax.devices()} == {None}
+
+
 def finds_no_device_by_its_platform() -> bool:
     return not any(device in jax.devices(device.platform) for device in jax.devices())
 
@@ -184,6 +188,7 @@ SILENT: dict[str, Callable[[], bool]] = {
     "transformations of modules for clients": calls_no_transformation,
     "settings of colocated Python": runs_colocated_python_elsewhere,
     "hosts of devices": takes_all_hosts_for_one,
+    "hardware numbers": has_no_hardware_numbers,
     "devices by platform": finds_no_device_by_its_platform,
     "profiler": profiles_this_process_only,
     "exported profiles": profiles_this_process_only,

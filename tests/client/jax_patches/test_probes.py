@@ -229,6 +229,12 @@ def memory_statistics(calls: Calls) -> None:
     assert device is jax.devices()[0]
 
 
+def hardware_numbers(calls: Calls) -> None:
+    device = jax.devices()[0]
+    assert device.local_hardware_id == 0
+    assert calls.arguments("jaxlib._jax.Device.local_hardware_id") == [(device,)]
+
+
 def hosts_of_devices(calls: Calls) -> None:
     device = jax.devices()[0]
     assert device.task_id == device.process_index
@@ -724,6 +730,7 @@ PROBES: dict[str, Callable[[Calls], None]] = {
     "dlpack": dlpack,
     "addresses": addresses,
     "memory statistics": memory_statistics,
+    "hardware numbers": hardware_numbers,
     "cost analysis": cost_analysis,
     "serialized executables": serialized_executables,
     "transfer server": transfer_server,

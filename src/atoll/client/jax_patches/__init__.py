@@ -54,6 +54,7 @@ PATCHES: tuple[Patch, ...] = (
     dlpack.PATCH,
     introspection.ADDRESS_PATCH,
     introspection.MEMORY_PATCH,
+    introspection.HARDWARE_PATCH,
     introspection.COST_PATCH,
     device_hosts.PATCH,
     cpu_devices.PATCH,

@@ -1,4 +1,6 @@
-"""Makes introspection work for Atoll's arrays, devices and modules: addresses, memory statistics and cost estimates.
+"""Makes introspection work for Atoll's arrays, devices and modules.
+
+Scripts read addresses of arrays, memory statistics and hardware numbers of devices, and cost estimates of modules.
 
 jaxlib supports these only for devices of the script's process.
 """
@@ -55,6 +57,13 @@ def _cluster_memory(stats: Callable[..., Any]) -> Callable[..., Any]:
     return memory_stats
 
 
+def _number_on_host(number: Callable[[Any], int | None]) -> Callable[[Any], int | None]:
+    def local_hardware_id(self: Any) -> int | None:
+        return int(self.hardware_id) if is_atoll(self.client) else number(self)
+
+    return local_hardware_id
+
+
 def _local_cpu_cost(analyse: Callable[..., Any]) -> Callable[..., Any]:
     """Estimate costs with the local CPU's client, for `jit(f).lower(x).cost_analysis()` and flax's `tabulate`.
 
@@ -79,6 +88,11 @@ MEMORY_PATCH = Patch(
     enables="`device.memory_stats()`",
     error="MemoryStats is only supported for addressable PjRt devices",
     changes=(Replacement("jaxlib._jax:Device", "memory_stats", _cluster_memory, ("self",)),),
+)
+HARDWARE_PATCH = Patch(
+    name="hardware numbers",
+    enables="`device.local_hardware_id`",
+    changes=(Replacement("jaxlib._jax:Device", "local_hardware_id", _number_on_host, ("self",)),),
 )
 COST_PATCH = Patch(
     name="cost analysis",

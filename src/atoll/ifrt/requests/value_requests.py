@@ -72,6 +72,7 @@ def init_reply(welcome: Welcome, session: int) -> Any:
         _set(entry.attributes, "coords", list(info.coords))
         _set(entry.attributes, "core_on_chip", info.core_on_chip)
         _set(entry.attributes, "host", device.host)
+        _set(entry.attributes, "hardware_id", info.local_hardware_id)
         _set(entry.attributes, "virtual_task_index", task)
         _set(entry.attributes, "num_cores", 1)
         _set(entry.attributes, "colocation_id", device.id)
