@@ -62,6 +62,35 @@ def test_the_lease_of_a_followed_controller_is_released_in_its_name_when_it_is_k
         until(lambda: open_lease(lease).read().record == LeaseRecord("", 3, "tls://two:1"))
 
 
+def test_the_lease_of_a_controller_that_does_not_end_with_its_cluster_is_released_without_a_standby(
+    tmp_path, monkeypatch
+):
+    etcd = FakeEtcd()
+    with etcd.serving():
+        lease = f"etcd://{etcd.address}/atoll"
+
+        def command(module: str, options: ControllerOptions) -> list[str]:
+            open_lease(lease).write(LeaseRecord(options.lease_holder, 3, "tls://two:1"), "")
+            source = (
+                f"import os, signal, time; signal.signal(15, signal.SIG_IGN); os.write({options.ready_fd}, {RUNS!r})"
+            )
+            return [sys.executable, "-SEs", "-c", f"{source}; time.sleep(600)"]
+
+        monkeypatch.setattr(controller_child, "command", command)
+        monkeypatch.setattr(controller_child, "RELEASE_SECONDS", 0.0)
+
+        async def run() -> None:
+            runs = asyncio.Event()
+            options = ControllerOptions("", ClusterSettings("1x1x1"), 1, journal=str(tmp_path), lease=lease)
+            child = ControllerChild(options, lambda: None, lambda text: None, on_runs=runs.set)
+            child.start()
+            await asyncio.wait_for(runs.wait(), 60.0)
+            await child.end()
+
+        asyncio.run(run())
+        assert open_lease(lease).read().record == LeaseRecord("", 3, "")
+
+
 def starts_of(
     said: bytes, directory: Path, monkeypatch: pytest.MonkeyPatch, status: int = FAILED_STATUS
 ) -> tuple[int, str]:

@@ -160,11 +160,18 @@ class FakeKubernetes(FakeServer):
 @contextlib.contextmanager
 def real_etcd(directory: Path) -> Iterator[str]:
     """Run etcd with one member on loopback. Yield the address of its clients' port. Skip the test without etcd."""
+    with etcd_process(directory) as (_, address):
+        yield address
+
+
+@contextlib.contextmanager
+def etcd_process(directory: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """As `real_etcd`. Yield its process and the address."""
     if ETCD is None:
-        pytest.skip("etcd is not installed")
+        pytest.skip("etcd is not installed: apt install etcd-server")
     process, address = _start_etcd(ETCD, directory)
     try:
-        yield address
+        yield process, address
     finally:
         process.kill()
         process.wait()

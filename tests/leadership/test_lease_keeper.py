@@ -7,7 +7,7 @@ import pytest
 
 from atoll.errors import LeaseError
 from atoll.leadership.election import Claim, LeaseState
-from atoll.leadership.lease_keeper import LeaseKeeper, LeaseTakenError, release_lease
+from atoll.leadership.lease_keeper import RELEASE_SECONDS, LeaseKeeper, LeaseTakenError, release_lease
 from atoll.leadership.lease_record import LEASE_SECONDS, RENEW_SECONDS, RETRY_SECONDS, LeaseRecord, StoredRecord
 from tests.leadership.lease_in_memory import Clock, LeaseInMemory
 
@@ -180,13 +180,59 @@ def test_the_lease_of_a_cluster_that_has_ended_is_free_for_another_cluster_and_n
     assert another.holds()
 
 
+def test_a_release_is_tried_again_while_the_server_fails_for_a_moment(scene):
+    controller, standby = scene.controller(), scene.standby()
+    controller.name_standby("")
+    scene.store.fails = True
+
+    def sleep(seconds: float) -> None:
+        scene.clock.now += seconds
+        scene.store.fails = scene.clock.now < 1002.0
+
+    controller.close(release=True, sleep=sleep)
+    assert scene.store.record.holder == scene.store.record.standby == ""
+    scene.run(2 * LEASE_SECONDS, standby)
+    assert not standby.holds()
+
+
+def test_a_release_ends_when_the_server_fails_for_long_and_the_lease_expires(scene, caplog):
+    controller = scene.controller()
+    scene.store.fails = True
+    controller.close(release=True, sleep=scene.clock.sleep)
+    assert scene.clock.now - 1000.0 < 2 * RELEASE_SECONDS
+    assert "cannot release the lease of a test, which expires in 15 s: no server answers" in caplog.text
+    scene.store.fails = False
+    another = scene.keeper("three")
+    another.acquire(Claim(), sleep=scene.clock.sleep)
+    assert another.holds()
+
+
+def test_a_cluster_that_ends_while_its_lease_is_released_names_no_standby_anymore(scene):
+    controller, standby = scene.controller(), scene.standby()
+    controller.release()
+    controller.step()
+    assert scene.store.record.standby == STANDBY
+    controller.name_standby("")
+    controller.close(release=True)
+    standby.step()
+    assert not standby.holds()
+
+
+def test_the_lease_of_a_killed_controller_of_a_cluster_that_has_ended_is_not_for_its_standby(scene):
+    scene.controller()
+    standby = scene.standby()
+    release_lease(scene.store, "one", keep_standby=False)
+    scene.run(2 * LEASE_SECONDS, standby)
+    assert not standby.holds()
+
+
 def test_the_lease_of_a_process_that_has_ended_can_be_released_in_its_name_only(scene):
     scene.controller()
     standby = scene.standby()
-    release_lease(scene.store, "another")
+    release_lease(scene.store, "another", keep_standby=True)
     standby.step()
     assert not standby.holds()
-    release_lease(scene.store, "one")
+    release_lease(scene.store, "one", keep_standby=True)
     standby.step()
     assert standby.holds()
 

@@ -18,8 +18,9 @@ from atoll.errors import LeaseError
 from atoll.leadership.etcd_lease import EtcdLease
 from atoll.leadership.kubernetes_lease import KubernetesLease, api_server
 from atoll.leadership.lease_address import LeaseAddress, LeaseKind, open_lease, parse_lease
-from atoll.leadership.lease_http import LeaseServer
+from atoll.leadership.lease_http import LeaseServer, NotConnectedError
 from atoll.leadership.lease_record import LeaseRecord, LeaseStore
+from atoll.leadership.name_lookup import Found
 from tests.leadership.lease_servers import (
     FakeEtcd,
     FakeKubernetes,
@@ -147,6 +148,58 @@ def test_a_server_that_sends_its_reply_slowly_has_failed_at_the_deadline():
         thread.start()
         with pytest.raises(LeaseError, match=r"no reply from it at .*: timed out"):
             reached.request("GET", "/")
+
+
+def test_a_name_that_is_not_resolved_fails_at_the_deadline_and_later_requests_use_its_late_answer(etcd):
+    host, port = etcd.address.split(":")
+    answers, calls = threading.Event(), 0
+
+    def resolve(name: str, number: int) -> list[Found]:
+        nonlocal calls
+        calls += 1
+        answers.wait(60)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, number))]
+
+    reached = LeaseServer(f"slow.example:{port}", "etcd", timeout=0.1, resolve=resolve)
+    for _ in range(3):
+        with pytest.raises(NotConnectedError, match=r"the name slow\.example was not resolved in time"):
+            reached.request("POST", "/v3/kv/range", {"key": "a"})
+    assert calls == 1, "one thread waits at a time"
+    answers.set()
+    patient = LeaseServer(f"slow.example:{port}", "etcd", timeout=30.0, resolve=resolve)
+    assert patient.request("POST", "/v3/kv/range", {"key": "a"})[0] == 200
+
+
+def test_a_name_that_nobody_knows_is_told_and_looked_up_again():
+    calls = 0
+
+    def resolve(name: str, number: int) -> list[Found]:
+        nonlocal calls
+        calls += 1
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    reached = LeaseServer("nobody.example:1", "etcd", resolve=resolve)
+    for _ in range(2):
+        with pytest.raises(NotConnectedError, match="Name or service not known"):
+            reached.request("GET", "/")
+    assert calls == 2
+
+
+def test_an_address_that_does_not_accept_connections_leaves_time_for_the_next_one(etcd):
+    host, port = etcd.address.split(":")
+    with contextlib.ExitStack() as stack:
+        silent = stack.enter_context(socket.socket())
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(0)
+        full = stack.enter_context(socket.socket())  # the queue of the listener has room for one connection
+        full.connect(silent.getsockname())
+
+        def resolve(name: str, number: int) -> list[Found]:
+            kind = socket.AF_INET, socket.SOCK_STREAM, 0, ""
+            return [(*kind, silent.getsockname()), (*kind, (host, number))]
+
+        reached = LeaseServer(f"two.example:{port}", "etcd", resolve=resolve)
+        assert reached.request("POST", "/v3/kv/range", {"key": "a"})[0] == 200
 
 
 @pytest.mark.parametrize("content", [b'{"a": "\xff"}', b"[" * 5000])

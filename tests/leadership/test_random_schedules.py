@@ -97,7 +97,7 @@ def test_at_most_one_process_holds_a_lease_and_each_other_one_has_more_transitio
                 processes.append(Process(str(count), store, clock, rng, Claim()))
             case 7 if len(processes) > 1:  # it is killed, and its engine releases the lease
                 processes.remove(process)
-                release_lease(store, process.name)
+                release_lease(store, process.name, keep_standby=True)
             case _:
                 clock.now += rng.uniform(0, 0.6)
                 if store.stored is not None:  # it follows the present holder

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from atoll.cluster.tenant_settings import read_tenants
+from atoll.leadership.kubernetes_lease import SERVICE_ACCOUNT
 from tests.cluster_process import User, finish, first_line, free_port
 
 VERSION = "1.37"
@@ -40,6 +41,11 @@ def containers(document: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
+def named(documents: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
+    (found,) = [each for each in of_kind(documents, kind) if each["metadata"]["name"] == name]
+    return found
+
+
 def volume_of(document: dict[str, Any], name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The mount and the source of a volume."""
     pod = document["spec"]["template"]["spec"]
@@ -64,6 +70,8 @@ ALL_OPTIONS = (
     [
         ("--islands", "1x2x2", *ALL_OPTIONS.split()),
         ("--islands", "1x2x2", "--storage", "none"),
+        ("--islands", "1x2x2", "--standby", *ALL_OPTIONS.split()),
+        ("--islands", "1x2x2", "--standby", "--storage", "none", "--existing-secrets"),
         ("--islands", "2x4x8", "--platform", "tpu", "--node-selector", "cloud.google.com/gke-tpu-topology=2x4"),
         ("--islands", "1x1x1", "--namespace", "team", "--name", "small", "--resource", "cpu=4", "--existing-secrets"),
     ],
@@ -76,15 +84,15 @@ def test_the_schemas_of_kubernetes_take_the_manifests(user: User, options: tuple
 
 def test_all_pods_meet_the_pod_security_standard_restricted(user: User) -> None:
     """The controls of the level "restricted", which includes "baseline", as far as they concern these pods."""
-    found = pods(manifests(user, "--islands", "2x2x4", "--platform", "tpu", "--web"))
-    assert len(found) == 3
+    found = pods(manifests(user, "--islands", "2x2x4", "--platform", "tpu", "--web", "--standby"))
+    assert len(found) == 4
     for spec in (pod["spec"] for pod in found):
         assert spec["automountServiceAccountToken"] is False
         assert spec["securityContext"]["runAsNonRoot"] is True
         assert spec["securityContext"]["runAsUser"] > 0
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
-        allowed = {"configMap", "emptyDir", "persistentVolumeClaim", "secret"}
+        allowed = {"configMap", "emptyDir", "persistentVolumeClaim", "projected", "secret"}
         assert all(allowed & volume.keys() for volume in spec["volumes"])
         for container in spec["containers"]:
             assert container["securityContext"] == {
@@ -133,6 +141,105 @@ def test_one_host_at_a_time_and_never_the_controller_is_evicted(user: User) -> N
     assert sum(selector <= pod["metadata"]["labels"].items() for pod in pods(documents)) == 2
     one = of_kind(manifests(user, "--islands", "1x1x1"), "PodDisruptionBudget")
     assert [each["metadata"]["name"] for each in one] == ["atoll-controller"]
+
+
+STANDBY = ("--islands", "2x2x1", "--name", "lab", "--standby", "--web")
+PAIR = ("lab", "lab-standby")
+
+
+def test_two_controllers_follow_each_other_and_use_one_lease(user: User) -> None:
+    documents = manifests(user, *STANDBY)
+    for name, other in (PAIR, PAIR[::-1]):
+        controller = named(documents, "Deployment", name)
+        command = containers(controller)[0]["command"]
+        assert command[command.index("--advertise") + 1] == f"{name}:7000"
+        assert command[command.index("--standby") + 1] == f"{other}:7000"
+        assert command[command.index("--leader-lease") + 1] == "kubernetes://$(POD_NAMESPACE)/lab"
+        assert {"--continue", "--journal", "--foreground"} < set(command)
+        _, volume = volume_of(controller, "state")
+        assert volume["persistentVolumeClaim"]["claimName"] == f"{name}-state"
+        assert named(documents, "PersistentVolumeClaim", f"{name}-state")
+        selector = named(documents, "Service", name)["spec"]["selector"].items()
+        assert [selector <= each["metadata"]["labels"].items() for each in pods(documents)[:2]].count(True) == 1
+        assert selector <= controller["spec"]["template"]["metadata"]["labels"].items()
+    for job in jobs(documents):
+        command = containers(job)[0]["command"]
+        assert command[command.index("--address") + 1] == "lab:7000,lab-standby:7000"
+    joins = [data["ATOLL_JOIN"] for data in secrets_of(documents).values() if "ATOLL_JOIN" in data]
+    assert all(each.startswith("atoll://lab:7000,lab-standby:7000/") for each in joins)
+
+
+def test_two_controllers_without_volumes_still_have_journals(user: User) -> None:
+    documents = manifests(user, *STANDBY, "--storage", "none")
+    assert of_kind(documents, "PersistentVolumeClaim") == []
+    for name in PAIR:
+        controller = named(documents, "Deployment", name)
+        assert "--journal" in containers(controller)[0]["command"]
+        assert "emptyDir" in volume_of(controller, "state")[1]
+
+
+def test_only_the_containers_of_two_controllers_have_a_token_and_only_for_their_lease(user: User) -> None:
+    documents = manifests(user, *STANDBY)
+    (role,), (binding,) = of_kind(documents, "Role"), of_kind(documents, "RoleBinding")
+    rules = {verb: rule for rule in role["rules"] for verb in rule["verbs"]}
+    assert set(rules) == {"get", "update", "create"}
+    assert all(
+        (rule["apiGroups"], rule["resources"]) == (["coordination.k8s.io"], ["leases"]) for rule in role["rules"]
+    )
+    assert rules["get"]["resourceNames"] == rules["update"]["resourceNames"] == ["lab"]
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    (subject,) = binding["subjects"]
+    assert named(documents, "ServiceAccount", subject["name"])
+    assert all(each["automountServiceAccountToken"] is False for each in of_kind(documents, "ServiceAccount"))
+    with_token = []
+    for pod in pods(documents):
+        projected = {each["name"] for each in pod["spec"]["volumes"] if "projected" in each}
+        for container in pod["spec"]["containers"]:
+            mounts = {each["name"]: each for each in container["volumeMounts"]}
+            if projected & set(mounts):
+                (name,) = projected
+                assert mounts[name]["mountPath"] == str(SERVICE_ACCOUNT)
+                with_token.append((pod["spec"]["serviceAccountName"], container["name"]))
+    assert with_token == [(subject["name"], "controller")] * 2
+
+
+def test_two_controllers_are_on_two_nodes_and_one_of_them_is_evicted_at_a_time(user: User) -> None:
+    documents = manifests(user, *STANDBY)
+    budget = named(documents, "PodDisruptionBudget", "lab-controller")["spec"]
+    assert budget["minAvailable"] == 1
+    policies = [named(documents, "NetworkPolicy", name)["spec"] for name in ("lab-controller", "lab-lease")]
+    selectors = [budget["selector"], *(each["podSelector"] for each in policies)]
+    for pod in pods(documents)[:2]:
+        (term,) = pod["spec"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        assert term["topologyKey"] == "kubernetes.io/hostname"
+        selectors.append(term["labelSelector"])
+    for selector in selectors:
+        chosen = [selector["matchLabels"].items() <= each["metadata"]["labels"].items() for each in pods(documents)]
+        assert chosen == [True, True, False, False]
+
+
+def test_controllers_with_a_lease_may_reach_the_api_server_the_other_pods_and_names(user: User) -> None:
+    documents = manifests(user, *STANDBY)
+    policy = named(documents, "NetworkPolicy", "lab-lease")["spec"]
+    assert policy["policyTypes"] == ["Egress"]
+    pods_of_cluster, others = policy["egress"]
+    (peer,) = pods_of_cluster["to"]
+    assert all(
+        peer["podSelector"]["matchLabels"].items() <= each["metadata"]["labels"].items() for each in pods(documents)
+    )
+    assert {(each["port"], each["protocol"]) for each in others["ports"]} == {
+        (53, "UDP"),
+        (53, "TCP"),
+        (443, "TCP"),
+        (6443, "TCP"),
+    }
+
+
+def test_the_page_finds_the_controller_that_serves(user: User) -> None:
+    documents = manifests(user, *STANDBY)
+    page = containers(named(documents, "Deployment", "lab"))[1]
+    assert page["envFrom"] == [{"secretRef": {"name": "lab-client"}}]
+    assert [each["name"] for each in containers(named(documents, "Deployment", "lab-standby"))] == ["controller"]
 
 
 def test_slices_of_tpus_do_not_share_a_node_pool(user: User) -> None:

@@ -22,6 +22,7 @@ from atoll.telemetry.metrics import metrics_of
 from atoll.telemetry.snapshot import read_snapshot
 from tests import faults
 from tests.cluster_process import User, eventually, finish, first_line, free_port
+from tests.leadership.lease_servers import etcd_process
 
 pytestmark = [
     pytest.mark.slow,
@@ -165,6 +166,36 @@ def test_a_standby_that_is_lost_is_reported_and_can_be_started_again(user: User,
     assert "does not follow anymore" in user.atoll("logs", "--name", "default").check().stdout
     until(lambda: user.atoll(*standby, str(tmp_path / "3")).returncode == 0)
     until(lambda: metrics(user, "--name", "default")["atoll_standby_follows",] == 1)
+
+
+def test_a_controller_whose_lease_is_not_renewed_stops_launches_until_its_server_answers(
+    user: User, tmp_path: Path
+) -> None:
+    """The lease is not renewed."""
+    with etcd_process(tmp_path) as (server, address):
+        lease = f"etcd://{address}/atoll"
+        up(user, "--islands", "1x1x1", "--journal", str(tmp_path / "journal"), "--leader-lease", lease)
+        assert script(user, ADD) == "2.0\n"
+        assert metrics(user)["atoll_leader_lease_held",] == 1
+        server.send_signal(signal.SIGSTOP)
+        until(lambda: metrics(user)["atoll_leader_lease_held",] == 0)
+        assert "does not hold the lease atoll in etcd, so it sends nothing" in user.atoll("status").check().stdout
+        assert f"no reply from etcd at {address}: timed out" in log(user)
+        waits = background(user, ADD)
+        time.sleep(5)
+        assert waits.poll() is None, "the controller sends nothing"
+        server.send_signal(signal.SIGCONT)
+        until(lambda: metrics(user)["atoll_leader_lease_held",] == 1)
+        assert finish(waits).check().stdout == "2.0\n"
+        shown = subprocess.run(
+            ["etcdctl", "--endpoints", address, "get", "atoll"],
+            env=os.environ | {"ETCDCTL_API": "3"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert '"holder":"' in shown.stdout
+        user.atoll("down").check()
 
 
 def test_a_certificate_that_is_not_renewed_is_reported_and_a_restarted_controller_has_a_new_one(

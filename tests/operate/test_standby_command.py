@@ -33,6 +33,17 @@ def user(program_cache: Path) -> Iterator[User]:
         ),
         (("--standby", "one:7000", "--journal", "j", "--insecure"), "a standby on TCP needs TLS; remove --insecure"),
         (
+            ("--standby", "unix:/a", "--journal", "j", "--continue", "--engine", "hosts"),
+            "a lease decides which of the two machines serves; add --leader-lease ADDRESS",
+        ),
+        (
+            (
+                *("--standby", "unix:/a", "--journal", "j", "--continue", "--engine", "hosts"),
+                *("--leader-lease", "etcd://one:1/a"),
+            ),
+            "the command follows and serves by turns; add --foreground",
+        ),
+        (
             ("--leader-lease", "etcd://one:1/a"),
             "--leader-lease: only a standby or a restarted controller needs it; add --journal",
         ),

@@ -125,6 +125,8 @@ async def _serve(options: ControllerOptions, stop: asyncio.Event, bugs: BugTrap,
     if is_orphaned and options.continues and shell.journal is not None and not shell.journal.is_broken:
         _log.warning("the engine has ended: this controller ends, and its journal stays for the next engine")
         shell.leave_journal()
+        if keeper is not None:
+            keeper.leave()
         await asyncio.to_thread(shell.keeper.close)
         return
     files = SpilledFiles(shell.controller)

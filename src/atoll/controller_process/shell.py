@@ -310,7 +310,7 @@ class ControllerShell:
         assert self.journal is not None
         self.flush_now()
         self._has_left = True
-        self.replication.drop()
+        self.replication.leave()
         self.journal.close()
         self.journal = None
 

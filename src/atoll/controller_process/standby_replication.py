@@ -326,6 +326,13 @@ class StandbyReplication:
             standby.send_link(Close())
             standby.close()
 
+    def leave(self) -> None:
+        """Send the standby what is left, because this controller ends and leaves the cluster to the standby."""
+        self._leader_fence.stop()
+        standby, self._standby = self._standby, None
+        if standby is not None:
+            standby.close()
+
     def drop(self) -> None:
         """Drop the standby, because another controller has taken over."""
         self._leader_fence.stop()

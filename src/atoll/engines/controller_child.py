@@ -31,7 +31,7 @@ from atoll.controller_process.controller_options import (
 from atoll.engines.island_processes import RestartPolicy
 from atoll.errors import LeaseError
 from atoll.leadership.lease_address import open_lease
-from atoll.leadership.lease_keeper import release_lease
+from atoll.leadership.lease_keeper import RELEASE_SECONDS, release_lease
 
 _log = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ class ControllerChild:
             _log.warning("%s; %s takes over", text, successor)
             self._has_ended.set()
             if self._options.lease and status != SUPERSEDED:
-                threading.Thread(target=self._release_lease, name="lease").start()
+                threading.Thread(target=self._release_lease, args=(True,), name="lease").start()
             self._on_replaced(text)
             return
         self._was_asked = not status and not bug and not self._is_ending
@@ -164,24 +164,34 @@ class ControllerChild:
         self._has_ended.set()
         self._on_end(text)
 
-    def _release_lease(self) -> None:
-        """Release the lease of a controller that has ended, so that its standby need not wait until it expires."""
+    def _release_lease(self, keep_standby: bool) -> None:
+        """Release the lease of a controller that has ended, so that nobody need wait until it expires.
+
+        Its standby can acquire it if `keep_standby`.
+        """
         try:
-            release_lease(open_lease(self._options.lease), self._options.lease_holder)
+            lease, holder = open_lease(self._options.lease), self._options.lease_holder
+            release_lease(lease, holder, keep_standby=keep_standby)
         except LeaseError as error:
             _log.warning("cannot release the lease of the controller, which expires by itself: %s", error)
 
     async def end(self) -> None:
-        """End the controller, by force after a second. The controller ends its workers, so that none looks lost."""
+        """End the controller, by force after a second. The controller ends its workers, so that none looks lost.
+
+        A controller with an external lease has more time, to release the lease.
+        """
         self._is_ending = True
         if self._process is None:
             return
         self._process.terminate()
         try:
-            await asyncio.wait_for(self._has_ended.wait(), _END_SECONDS)
+            seconds = _END_SECONDS + (RELEASE_SECONDS if self._options.lease else 0.0)
+            await asyncio.wait_for(self._has_ended.wait(), seconds)
         except TimeoutError:
             self._process.kill()
             await self._has_ended.wait()
+            if self._options.lease:
+                await asyncio.to_thread(self._release_lease, False)
 
 
 def _holder() -> str:

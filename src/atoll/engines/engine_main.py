@@ -1,7 +1,8 @@
 """The engine process, which runs a cluster.
 
 It ends at SIGTERM, when its parent ends, or when the controller ends. It removes everything that it started or made:
-processes, sockets and directories.
+processes, sockets and directories. If it leaves the cluster to another engine instead, hosts and their work remain, and
+its controller ends by itself, because it detects the end of this process.
 """
 
 from __future__ import annotations
@@ -37,10 +38,11 @@ _log = logging.getLogger(__name__)
 async def serve(options: EngineOptions, stop: StopEvent) -> None:
     """Run the cluster until `stop` is set. Report to `ready_fd` that it is up, or why it is not, and why it ended."""
     reason = ""
+    is_orphaned = False
 
     def parent_ended() -> None:
-        nonlocal reason
-        reason = "the process that started it has ended"
+        nonlocal reason, is_orphaned
+        reason, is_orphaned = "the process that started it has ended", True
         stop.set()
 
     if options.note:
@@ -79,10 +81,11 @@ async def serve(options: EngineOptions, stop: StopEvent) -> None:
         write_ready(options.ready_fd, Started(error=str(error)), is_last=False)
     finally:
         reason = reason or (supervisor.reason if supervisor is not None else "") or f"its engine received {stop.reason}"
-        if supervisor is not None:
+        leaves = options.leaves and (is_orphaned or bool(stop.reason))
+        if supervisor is not None and not leaves:
             await supervisor.end()
         if not options.has_one_client:
-            _log.info("the cluster has ended: %s", reason)
+            _log.info("this engine leaves the cluster: %s" if leaves else "the cluster has ended: %s", reason)
         if rotating is not None:
             rotating.cancel()
         expected = bool(stop.reason) or (supervisor is not None and supervisor.was_asked)

@@ -152,7 +152,8 @@ class Election(StateMachine[LeaseState]):
         self._has_read, self._stored, self._seen = True, stored, sent
         self._written = stored.record
         if not stored.record.holder:
-            self.enter(LeaseState.RELEASED)
+            if self.state is not LeaseState.RELEASED:  # otherwise the record names another standby
+                self.enter(LeaseState.RELEASED)
             return
         self._renewed = sent
         if self.state is not LeaseState.HELD:

@@ -120,6 +120,8 @@ def api_server(environment: Mapping[str, str], account: Path = SERVICE_ACCOUNT) 
     host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT_HTTPS", "443")
     if not host:
         raise LeaseError("a lease of Kubernetes needs a pod: KUBERNETES_SERVICE_HOST is not set")
+    if not (port.isascii() and port.isdigit()):
+        raise LeaseError(f"a lease of Kubernetes needs a pod: KUBERNETES_SERVICE_PORT_HTTPS is {port[:100]!r}")
     try:
         tls = ssl.create_default_context(cafile=str(account / "ca.crt"))
     except OSError as error:

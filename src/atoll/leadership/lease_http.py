@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 
 from atoll.errors import LeaseError
+from atoll.leadership.name_lookup import NameLookup, Resolve, resolve_name
 
-# For a whole request, and for the connection to each address of a server's name. A holder fences itself in time
+# For a whole request, with the resolution of the server's name and the connection. A holder fences itself in time
 # whatever a request does.
 TIMEOUT_SECONDS = 3.0
 _MOST_BYTES = 1 << 20  # of a reply
@@ -25,12 +26,23 @@ class NotConnectedError(LeaseError):
 
 
 class LeaseServer:
-    """The server of a lease at HOST:PORT, with TLS if `tls` is given. `what` names it in errors."""
+    """The server of a lease at HOST:PORT, with TLS if `tls` is given. `what` names it in errors.
+
+    `resolve(host, port)` returns the addresses of the server, as `socket.getaddrinfo` does.
+    """
 
     def __init__(
-        self, address: str, what: str, tls: ssl.SSLContext | None = None, timeout: float = TIMEOUT_SECONDS
+        self,
+        address: str,
+        what: str,
+        tls: ssl.SSLContext | None = None,
+        timeout: float = TIMEOUT_SECONDS,
+        resolve: Resolve = resolve_name,
     ) -> None:
         self.address = address
+        host, _, port = address.rpartition(":")
+        self._host = host.removeprefix("[").removesuffix("]")
+        self._names = NameLookup(self._host, int(port), resolve)
         self._what = what
         self._tls = tls
         self._timeout = timeout
@@ -44,11 +56,11 @@ class LeaseServer:
         """
         content = None if body is None else msgspec.json.encode(body)
         sent = {"Content-Type": "application/json", "Accept": "application/json", **(headers or {})}
-        connection = self._connection()
+        connection = http.client.HTTPConnection(self.address)
         failure: type[LeaseError] = NotConnectedError
         deadline = time.monotonic() + self._timeout
         try:
-            connection.connect()
+            connection.sock = self._connected(deadline)
             failure = LeaseError
             connection.request(method, path, content, sent)
             reply = http.client.HTTPResponse(connection.sock, method=method)
@@ -76,10 +88,40 @@ class LeaseServer:
         said = f": {message[:200]}" if isinstance(message, str) else ""
         return LeaseError(f"{self._what} at {self.address} answers {request} with status {status}{said}")
 
-    def _connection(self) -> http.client.HTTPConnection:
-        if self._tls is None:
-            return http.client.HTTPConnection(self.address, timeout=self._timeout)
-        return http.client.HTTPSConnection(self.address, timeout=self._timeout, context=self._tls)
+    def _connected(self, deadline: float) -> socket.socket:
+        """Return a connection to the first address of the server that accepts one. Raise OSError."""
+        found = self._names.addresses(deadline - time.monotonic())
+        for index, (family, kind, protocol, _, where) in enumerate(found):
+            is_last = index == len(found) - 1
+            # An address that does not answer leaves time for the others.
+            until = deadline if is_last else time.monotonic() + _left(deadline) / (len(found) - index)
+            try:
+                return self._connection(socket.socket(family, kind, protocol), where, until)
+            except OSError:
+                if is_last:
+                    raise
+        raise AssertionError("a name has an address")
+
+    def _connection(self, sock: socket.socket, where: Any, deadline: float) -> socket.socket:
+        try:
+            sock.settimeout(_left(deadline))
+            sock.connect(where)
+            if self._tls is not None:
+                sock.settimeout(_left(deadline))
+                sock = self._tls.wrap_socket(sock, server_hostname=self._host)
+            sock.settimeout(_left(deadline))
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+
+def _left(deadline: float) -> float:
+    """Return the seconds until a deadline. Raise TimeoutError if it has passed."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("timed out")
+    return left
 
 
 class _UntilDeadline(io.RawIOBase):
@@ -93,8 +135,5 @@ class _UntilDeadline(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        left = self._deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError("timed out")
-        self._source.settimeout(left)
+        self._source.settimeout(_left(self._deadline))
         return self._source.recv_into(buffer)

@@ -6,7 +6,6 @@ renewal: it needs no request and no turn of the thread. So it is right also if t
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
@@ -17,7 +16,7 @@ import msgspec
 
 from atoll.errors import LeaseError
 from atoll.leadership.election import Claim, Election, LeaseState
-from atoll.leadership.lease_record import LEASE_SECONDS, RETRY_SECONDS, LeaseRecord, LeaseStore
+from atoll.leadership.lease_record import JOURNAL, LEASE_SECONDS, RETRY_SECONDS, LeaseRecord, LeaseStore
 from atoll.retries import Reasons
 
 _log = logging.getLogger(__name__)
@@ -26,7 +25,10 @@ _CLAIM_SECONDS = 0.5  # between two requests while this process waits for the le
 _AGAIN_SECONDS = 0.1  # after another version was found
 # For the first acquisition: another holder may have ended just now, and the server may be starting.
 ACQUIRE_SECONDS = LEASE_SECONDS + 15.0
-_END_SECONDS = 5.0
+_END_SECONDS = 5.0  # for a request in progress when this process ends
+# For the release of the lease when the cluster ends. Afterwards the lease expires.
+RELEASE_SECONDS = 3.0
+_RELEASE_AGAIN_SECONDS = 0.5
 
 
 def boot_seconds() -> float:
@@ -169,6 +171,11 @@ class LeaseKeeper:
             self._standby = address
         self._wake.set()
 
+    def leave(self) -> None:
+        """Leave the cluster, when this process ends, to the named standby, or else to the holder's journal."""
+        if not self._standby:
+            self.name_standby(JOURNAL)
+
     def release(self) -> None:
         self._wants_lease = False
         self._wake.set()
@@ -304,22 +311,47 @@ class LeaseKeeper:
             case LeaseState.LOST:
                 _log.warning("%s has acquired %s", (record and record.holder) or "another process", self.name)
 
-    def close(self, *, release: bool) -> None:
-        """End the thread. If `release`, let others acquire the lease at once, unless the server fails.
+    def close(self, *, release: bool, sleep: Callable[[float], object] = time.sleep) -> None:
+        """End the thread. If `release`, let others acquire the lease at once.
 
-        Of all standbys, only the named one can acquire it.
+        Of all standbys, only the named one can acquire it. If the server fails for `RELEASE_SECONDS`, the lease expires
+        by itself, and its record still names the standby.
         """
         self._stops = True
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join(_END_SECONDS)
-        if release and not self._thread.is_alive() and self.state is LeaseState.HELD:
-            with contextlib.suppress(LeaseError):
+        if not release or self._thread.is_alive():
+            return
+        deadline = self._clock() + RELEASE_SECONDS
+        while self._must_release():
+            problem = "it is being changed by other processes"
+            try:
                 self._write(self._election.release(self._standby))
+            except LeaseError as error:
+                problem = str(error)
+            if self._must_release():
+                if self._clock() >= deadline:
+                    _log.warning(
+                        "cannot release %s, which expires in %.0f s: %s", self._store.name, LEASE_SECONDS, problem
+                    )
+                    return
+                sleep(_RELEASE_AGAIN_SECONDS)
+
+    def _must_release(self) -> bool:
+        """Whether the record says that this process holds the lease, or names another standby than it must."""
+        if self.state is LeaseState.HELD:
+            return True
+        record = self._election.record
+        return self.state is LeaseState.RELEASED and record is not None and record.standby != self._standby
 
 
-def release_lease(store: LeaseStore, holder: str) -> None:
-    """Release the lease of the process `holder`, which has ended. Raise LeaseError if the server fails."""
+def release_lease(store: LeaseStore, holder: str, *, keep_standby: bool) -> None:
+    """Release the lease of the process `holder`, which has ended. Raise LeaseError if the server fails.
+
+    The named standby can acquire it at once if `keep_standby`. Otherwise no standby can, because the cluster has ended.
+    """
     stored = store.read()
     if stored is not None and stored.record.holder == holder:
-        store.write(msgspec.structs.replace(stored.record, holder=""), stored.version)
+        standby = stored.record.standby if keep_standby else ""
+        store.write(msgspec.structs.replace(stored.record, holder="", standby=standby), stored.version)

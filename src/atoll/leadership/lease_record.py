@@ -11,6 +11,8 @@ import msgspec
 LEASE_SECONDS = 15.0
 RENEW_SECONDS = 10.0
 RETRY_SECONDS = 2.0
+# In a record in place of a standby's address: the next controller with the holder's journal may replace the holder.
+JOURNAL = "journal"
 
 
 class LeaseRecord(msgspec.Struct, frozen=True):
@@ -19,7 +21,8 @@ class LeaseRecord(msgspec.Struct, frozen=True):
     Attributes:
       holder: The name of the holder, or "" if it has released the lease.
       transitions: How often another holder has acquired the lease.
-      standby: The address of the standby that has all state of the holder, or "". Only it may replace the holder.
+      standby: The address of the standby that has all state of the holder, "" or JOURNAL. No other standby may replace
+        the holder.
       acquired: When the holder acquired the lease, in seconds since 1970. For people only.
       renewed: When the holder last renewed the lease, in seconds since 1970. For people only.
     """

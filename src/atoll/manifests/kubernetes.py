@@ -3,7 +3,9 @@
 Each island is a JobSet (jobset.x-k8s.io/v1alpha2) with one indexed Job that has one pod per host. Kubernetes restarts
 a pod that ends, on another node if necessary, and the pod rejoins as the same host. The controller is a Deployment of
 one pod behind a Service, with a volume for its journal and its logs. If the pod ends, the hosts wait for the next one.
-Each kind of process has a Secret with its credentials, and one more Secret holds the tenants.
+With a standby there are two such pods on different nodes. Each one follows the other or serves the cluster, and a Lease
+decides which of them serves (`operate.controller_pair`). Each kind of process has a Secret with its credentials, and
+one more Secret holds the tenants.
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ from atoll.cluster.topology import Topology
 from atoll.errors import SettingsError
 from atoll.manifests.credentials import TENANTS_FILE
 from atoll.manifests.kubernetes_policies import (
+    api_access,
     container_security,
     disruption_budgets,
+    lease_egress,
     network_policies,
     pod_security,
     service_account,
@@ -50,6 +54,8 @@ _EXCLUSIVE, _GKE_NODE_POOL = "alpha.jobset.sigs.k8s.io/exclusive-topology", "clo
 STATE, RUN, CACHE = "/var/lib/atoll", "/run/atoll", "/var/cache/atoll"
 _TEMPORARY = "/tmp"
 _SHARED_MEMORY = "/dev/shm"
+# Where clients of the API of Kubernetes expect the credentials of the pod.
+_ACCOUNT, _TOKEN_SECONDS = "/var/run/secrets/kubernetes.io/serviceaccount", 3600
 # Of probes, in seconds. The command `atoll status` takes most of a second of CPU time.
 _PROBE_PERIOD, _PROBE_TIMEOUT, _PROBE_FAILURES, _START_FAILURES = 20, 10, 3, 60
 
@@ -72,6 +78,7 @@ class KubernetesCluster:
       shared_memory: The size of /dev/shm on the hosts.
       seccomp: The seccomp profile of hosts: RuntimeDefault, Unconfined, or the path of a profile on the nodes.
       has_web: Whether the controller's pod also serves the page.
+      has_standby: Whether there is a second controller, on another node.
     """
 
     name: str
@@ -93,11 +100,27 @@ class KubernetesCluster:
     shared_memory: str = "8Gi"
     seccomp: str = "RuntimeDefault"
     has_web: bool = False
+    has_standby: bool = False
 
     @property
     def address(self) -> str:
-        """Address of the controller, valid in the cluster's namespace."""
-        return f"{self.name}:{PORT}"
+        """Address of the controller, or addresses of both, valid in the cluster's namespace."""
+        return ",".join(f"{self.name}{each.suffix}:{PORT}" for each in self.controllers)
+
+    @property
+    def controllers(self) -> Sequence[ControllerPod]:
+        return (CONTROLLER, STANDBY) if self.has_standby else (CONTROLLER,)
+
+
+@dataclass(frozen=True)
+class ControllerPod:
+    """A pod that runs a controller: its component label, and the suffix in the names of its objects."""
+
+    component: str
+    suffix: str
+
+
+CONTROLLER, STANDBY = ControllerPod("controller", ""), ControllerPod("standby", "-standby")
 
 
 def manifests(
@@ -119,15 +142,20 @@ def manifests(
     islands = [_island(cluster, number) for number in range(cluster.topology.islands)]
     files = [_object(cluster, "v1", "ConfigMap", _CLUSTER) | {"data": {_FILE: cluster.file}}] if cluster.file else []
     make = partial(_object, cluster)
-    controller, hosts = _labels(cluster, "controller"), _instance(cluster) | {_ROLE: "host"}
+    hosts = _instance(cluster) | {_ROLE: "host"}
+    controller = _instance(cluster) | {_ROLE: "controller"} if cluster.has_standby else _labels(cluster, "controller")
+    count = sum(each.hosts for each in cluster.topology.shapes)
     ports = {"web": WEB_PORT} if cluster.has_web else {}
     policies = [
         service_account(make),
-        *disruption_budgets(make, controller, hosts, sum(each.hosts for each in cluster.topology.shapes)),
+        *disruption_budgets(make, controller, hosts, count, has_standby=cluster.has_standby),
         *network_policies(make, cluster.name, _instance(cluster), controller, hosts, ports),
     ]
-    volumes = [_volume_claim(cluster)] if cluster.storage else []
-    return [*secrets, *files, *policies, *volumes, *_services(cluster), _controller(cluster), *islands]
+    if cluster.has_standby:
+        policies += [*api_access(make, cluster.name), lease_egress(make, _instance(cluster), controller)]
+    volumes = [_volume_claim(cluster, each) for each in cluster.controllers] if cluster.storage else []
+    controllers = [_controller(cluster, each) for each in cluster.controllers]
+    return [*secrets, *files, *policies, *volumes, *_services(cluster), *controllers, *islands]
 
 
 def as_yaml(documents: Iterable[dict[str, Any]]) -> str:
@@ -153,35 +181,41 @@ def as_yaml(documents: Iterable[dict[str, Any]]) -> str:
 
 
 def _services(cluster: KubernetesCluster) -> list[Manifest]:
-    ports = {"control": ("", PORT)} | ({"web": ("-web", WEB_PORT)} if cluster.has_web else {})
+    services = [(each, each.suffix, "control", PORT) for each in cluster.controllers]
+    if cluster.has_web:
+        services.append((CONTROLLER, "-web", "web", WEB_PORT))
     return [
         _object(cluster, "v1", "Service", suffix)
         | {
             "spec": {
-                "selector": _labels(cluster, "controller"),
+                "selector": _labels(cluster, pod.component),
                 "ports": [{"name": name, "port": port, "targetPort": name}],
             }
         }
-        for name, (suffix, port) in ports.items()
+        for pod, suffix, name, port in services
     ]
 
 
-def _volume_claim(cluster: KubernetesCluster) -> Manifest:
+def _volume_claim(cluster: KubernetesCluster, pod: ControllerPod) -> Manifest:
     spec: Manifest = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": cluster.storage}}}
     if cluster.storage_class:
         spec["storageClassName"] = cluster.storage_class
-    return _object(cluster, "v1", "PersistentVolumeClaim", "-state") | {"spec": spec}
+    return _object(cluster, "v1", "PersistentVolumeClaim", f"{pod.suffix}-state") | {"spec": spec}
 
 
-def _controller(cluster: KubernetesCluster) -> Manifest:
+def _controller(cluster: KubernetesCluster, which: ControllerPod) -> Manifest:
     islands = ["--cluster", f"{_DIRECTORY}/{_FILE}"] if cluster.file else ["--islands", str(cluster.topology)]
     command = ["atoll", "up", "--foreground", "--engine", "hosts", *islands]
-    command += ["--listen", f"0.0.0.0:{PORT}", "--advertise", cluster.address]
+    command += ["--listen", f"0.0.0.0:{PORT}", "--advertise", f"{cluster.name}{which.suffix}:{PORT}"]
     if cluster.platform:
         command += ["--platform", cluster.platform]
-    if cluster.storage:
+    if cluster.storage or cluster.has_standby:
         command += ["--journal", f"{STATE}/journal", "--continue"]
-    state: Manifest = {"persistentVolumeClaim": {"claimName": f"{cluster.name}-state"}}
+    if cluster.has_standby:
+        (other,) = (each for each in cluster.controllers if each != which)
+        command += ["--standby", f"{cluster.name}{other.suffix}:{PORT}"]
+        command += ["--leader-lease", f"kubernetes://$(POD_NAMESPACE)/{cluster.name}"]
+    state: Manifest = {"persistentVolumeClaim": {"claimName": f"{cluster.name}{which.suffix}-state"}}
     volumes = {"state": (STATE, state if cluster.storage else {"emptyDir": {}}), **_writable()}
     if cluster.file:
         volumes["cluster"] = (_DIRECTORY, {"configMap": {"name": cluster.name + _CLUSTER}})
@@ -198,9 +232,11 @@ def _controller(cluster: KubernetesCluster) -> Manifest:
         "resources": _resources(cluster.controller_resources),
     }
     containers = [container]
-    if cluster.has_web:
+    has_web = cluster.has_web and which is CONTROLLER
+    if has_web:
         page = ["atoll", "web", "--listen", f"0.0.0.0:{WEB_PORT}", "--key-file", f"{STATE}/web-key"]
-        web = _container(cluster, "controller", page, volumes) | {"name": "web"}
+        # With a standby, the page finds the cluster by the addresses in the join token of clients.
+        web = _container(cluster, "client" if cluster.has_standby else "controller", page, volumes) | {"name": "web"}
         web["ports"] = [{"name": "web", "containerPort": WEB_PORT}]
         web["resources"] = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
         containers.append(web)
@@ -208,19 +244,43 @@ def _controller(cluster: KubernetesCluster) -> Manifest:
         "securityContext": pod_security("RuntimeDefault"),
         "terminationGracePeriodSeconds": _END_SECONDS + GRACE_SECONDS,
     }
-    if cluster.has_web:
+    if has_web and not cluster.has_standby:
         pod["shareProcessNamespace"] = True  # the page finds the cluster by the processes of its record
     if cluster.controller_node_selector:
         pod["nodeSelector"] = dict(cluster.controller_node_selector)
-    labels = _labels(cluster, "controller")
-    return _object(cluster, "apps/v1", "Deployment") | {
+    labels = _labels(cluster, which.component)
+    pod_labels = labels | dict(cluster.labels)
+    if cluster.has_standby:
+        pod_labels |= {_ROLE: "controller"}
+        _use_lease(cluster, pod, container)
+    return _object(cluster, "apps/v1", "Deployment", which.suffix) | {
         "spec": {
             "replicas": 1,
             "strategy": {"type": "Recreate"},  # never run two controllers at a time
             "selector": {"matchLabels": labels},
-            "template": {"metadata": {"labels": labels | dict(cluster.labels)}, "spec": pod},
+            "template": {"metadata": {"labels": pod_labels}, "spec": pod},
         }
     }
+
+
+def _use_lease(cluster: KubernetesCluster, pod: Manifest, container: Manifest) -> None:
+    """Give this container of a pod the token for the Lease, and keep the pods of the two controllers on two nodes."""
+    pod["serviceAccountName"] = f"{cluster.name}-controller"
+    pod["affinity"] = {
+        "podAntiAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": [
+                {
+                    "topologyKey": "kubernetes.io/hostname",
+                    "labelSelector": {"matchLabels": _instance(cluster) | {_ROLE: "controller"}},
+                }
+            ]
+        }
+    }
+    token = {"serviceAccountToken": {"path": "token", "expirationSeconds": _TOKEN_SECONDS}}
+    authority = {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}}
+    pod["volumes"].append({"name": "account", "projected": {"sources": [token, authority]}})
+    container["volumeMounts"].append({"name": "account", "mountPath": _ACCOUNT, "readOnly": True})
+    container["env"].append({"name": "POD_NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}})
 
 
 def _island(cluster: KubernetesCluster, number: int) -> Manifest:

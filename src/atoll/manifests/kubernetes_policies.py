@@ -17,6 +17,9 @@ USER_ID = 1000
 
 _VERSION_OF_POLICIES = "policy/v1"
 _NETWORKING = "networking.k8s.io/v1"
+_AUTHORIZATION = "rbac.authorization.k8s.io/v1"
+# Of API servers, as pods reach them: that of their Service, and those that it leads to.
+_API_PORTS = (443, 6443)
 
 
 def pod_security(seccomp: str) -> Manifest:
@@ -32,15 +35,18 @@ def container_security() -> Manifest:
     return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": True}
 
 
-def disruption_budgets(make: Make, controller: Labels, hosts: Labels, count: int) -> list[Manifest]:
+def disruption_budgets(
+    make: Make, controller: Labels, hosts: Labels, count: int, *, has_standby: bool = False
+) -> list[Manifest]:
     """Return the budgets: no voluntary eviction of the controller, and of one host at a time.
 
-    The eviction of the controller ends all sessions, so a person decides about it. Kubernetes does not scale Jobs, and
-    so requires a number of pods for their budget.
+    The eviction of the controller ends all sessions, so a person decides about it. If it has a standby, one of the two
+    can be evicted at a time. Kubernetes does not scale Jobs, and so requires a number of pods for their budget.
     """
+    allowed = {"minAvailable": 1} if has_standby else {"maxUnavailable": 0}
     found = [
         make(_VERSION_OF_POLICIES, "PodDisruptionBudget", "-controller")
-        | {"spec": {"maxUnavailable": 0, "selector": {"matchLabels": dict(controller)}}}
+        | {"spec": {**allowed, "selector": {"matchLabels": dict(controller)}}}
     ]
     if count > 1:
         spec = {"minAvailable": count - 1, "selector": {"matchLabels": dict(hosts)}}
@@ -74,6 +80,39 @@ def network_policies(
     return [policy("-controller", controller, [{"from": peers}, *public]), policy("-hosts", hosts, [{"from": peers}])]
 
 
+def lease_egress(make: Make, instance: Labels, controller: Labels) -> Manifest:
+    """Return the policy that lets controllers reach the API server, also where others forbid it.
+
+    No selector matches the API server. So its usual ports are open, and those of DNS.
+    """
+    ports = [*((53, each) for each in ("UDP", "TCP")), *((each, "TCP") for each in _API_PORTS)]
+    rules = [
+        {"to": [{"podSelector": {"matchLabels": dict(instance)}}]},
+        {"ports": [{"port": port, "protocol": protocol} for port, protocol in ports]},
+    ]
+    spec = {"podSelector": {"matchLabels": dict(controller)}, "policyTypes": ["Egress"], "egress": rules}
+    return make(_NETWORKING, "NetworkPolicy", "-lease") | {"spec": spec}
+
+
 def service_account(make: Make) -> Manifest:
-    """Return an account without a token: no process of a cluster uses the API of Kubernetes."""
+    """Return an account without a token, for processes that do not use the API of Kubernetes."""
     return make("v1", "ServiceAccount", "") | {"automountServiceAccountToken": False}
+
+
+def api_access(make: Make, lease: str) -> list[Manifest]:
+    """Return the account of two controllers, and its permissions, which are those for the Lease with this name.
+
+    Kubernetes does not know the name of an object that is created, so the account can create Leases of any name.
+    Containers get a token from a volume.
+    """
+    suffix = "-controller"
+    account = make("v1", "ServiceAccount", suffix) | {"automountServiceAccountToken": False}
+    role = make(_AUTHORIZATION, "Role", suffix)
+    leases = {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"]}
+    role["rules"] = [leases | {"verbs": ["get", "update"], "resourceNames": [lease]}, leases | {"verbs": ["create"]}]
+    binding = make(_AUTHORIZATION, "RoleBinding", suffix)
+    name = role["metadata"]["name"]
+    binding["roleRef"] = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
+    # Without a namespace, the subject is in the namespace of the binding.
+    binding["subjects"] = [{"kind": "ServiceAccount", "name": account["metadata"]["name"]}]
+    return [account, role, binding]

@@ -35,6 +35,7 @@ from atoll.wire.sockets import dial
 
 END_SECONDS = 10.0
 _FORCE_SECONDS = 2.0
+_LEAVE_SECONDS = 10.0
 _POLL_SECONDS = 0.02
 _LOG_LINES = 20
 
@@ -48,7 +49,8 @@ class StandingOptions:
     directory for a `journal`, the engine restarts the controller if it exits. With the address of another controller as
     `standby`, the cluster is a standby of that one, and has no hosts. If it `continues` and the journal is that of a
     cluster that was killed, it is that cluster. With `stays` it outlives this process. Its controller must hold the
-    `lease` at this address, unless it is "".
+    `lease` at this address, unless it is "". If it `leaves`, its end by this process leaves the cluster to the standby
+    of its controller, or to the next engine with its journal.
     """
 
     name: str
@@ -63,6 +65,7 @@ class StandingOptions:
     standby: str = ""
     continues: bool = False
     lease: str = ""
+    leaves: bool = False
 
 
 class StandingCluster:
@@ -79,6 +82,7 @@ class StandingCluster:
         registry = ClusterRegistry()
         self._directory = registry.directory(name)
         self._stays = options.stays
+        self._leaves = options.leaves
         address = _listening_address(options.listen or registry.address(name), options)
         reached = str(advertised(address, options.advertise))
         environment: dict[str, str] = {}
@@ -116,6 +120,7 @@ class StandingCluster:
                 standby=options.standby,
                 continues=options.continues,
                 lease=options.lease,
+                leaves=options.leaves,
                 run_directory=run_directory,
             )
             self.engine = EngineProcess(engine, output=self._log.fileno() if self._log else 2, environment=environment)
@@ -165,6 +170,8 @@ class StandingCluster:
     def end(self) -> None:
         """End the cluster, killing remaining processes, and remove its directory."""
         self.engine.end()
+        if self._leaves:  # the controller completes its journal and releases its lease
+            _until(lambda: not self.record.pids(), _LEAVE_SECONDS)
         self.record.kill()
 
     def last_messages(self) -> str:

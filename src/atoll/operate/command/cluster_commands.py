@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
@@ -33,7 +34,7 @@ from atoll.operate.command.terminal import end_on_signals, fail, say, terminal
 
 if TYPE_CHECKING:
     from atoll.controller_process.standby_status import StandbyStatus
-    from atoll.operate.standing import StandingCluster, StandingOnRay
+    from atoll.operate.standing import StandingCluster, StandingOnRay, StandingOptions
     from atoll.security.join_token import JoinToken
 
 _TABLE_WIDTH = 140  # without a terminal
@@ -121,7 +122,9 @@ def up(
         typer.Option(
             "--standby",
             help="Start no hosts but a standby of the controller at this address, which also needs a --journal. The "
-            "standby follows that controller, and takes over if it fails. On TCP, give the same --authority.",
+            "standby follows that controller, and takes over if it fails. On TCP, give the same --authority. With "
+            "--continue, --leader-lease and --foreground, the two machines are equals: each follows the other one if "
+            "that serves the cluster, and otherwise serves it itself. SIGTERM then leaves the cluster to the other.",
             metavar="ADDRESS",
         ),
     ] = "",
@@ -167,11 +170,14 @@ def up(
     files = [file for file in (*wanted.values(), authority) if file is not None]
     here = [file for file in files if file is not authority or settings.engine != "ray"]
     _check_join_files(files, here, secured=on_tcp and not insecure)
-    if standby:
-        standby = _checked_standby(standby, listen, islands, settings, journal, authority, insecure)
-    if continues:
-        _check_continues(settings, journal, standby, secured=on_tcp and not insecure, authority=authority)
     lease = _checked_lease(lease, settings, journal)
+    if standby:
+        has_islands = (islands is not None or settings.engine != DEFAULT_ENGINE) and not continues
+        standby = _checked_standby(standby, listen, has_islands, journal, authority, insecure)
+    if continues:
+        _check_continues(settings, journal, secured=on_tcp and not insecure, authority=authority)
+    if standby and continues:
+        _check_pair(lease, foreground=foreground)
     options = StandingOptions(
         name=name,
         settings=settings,
@@ -186,14 +192,20 @@ def up(
         continues=continues,
         lease=lease,
     )
+
+    def write_join_files(standing: StandingCluster | StandingOnRay) -> None:
+        for role, file in wanted.items() if parse_address(standing.record.address).tls else ():
+            join = standing.join_token(role)
+            if file is not None:
+                _write_join(join, file, standing, tenant_tokens(cluster) if role is Role.CLIENT else {})
+
+    if standby and continues:
+        _run_pair(options, write_join_files)
+        return
     standing = start_cluster(options)
     secured = parse_address(standing.record.address).tls
     try:
-        for role, file in wanted.items() if secured else ():
-            join = standing.join_token(role)
-            if file is not None:
-                tokens = tenant_tokens(cluster) if role is Role.CLIENT else {}
-                _write_join(join, file, standing, tokens)
+        write_join_files(standing)
         if settings.engine == "hosts":
             how = f"--join {quote(str(host_join_file or standing_host_join(standing.directory)))}"
             if not secured:
@@ -241,11 +253,48 @@ def up(
         standing.end()
 
 
+def _run_pair(options: StandingOptions, on_start: Callable[[StandingCluster | StandingOnRay], None]) -> None:
+    """Follow the controller at `options.standby`, or serve the cluster, in turn, until somebody ends it."""
+    from atoll.leadership.lease_address import open_lease
+    from atoll.operate.controller_pair import ControllerPair
+
+    said = ""
+
+    def say_problem(text: str) -> None:
+        nonlocal said
+        if text != said:  # attempts continue
+            say(text)
+        said = text
+
+    def on_up(standing: StandingCluster | StandingOnRay, follows: bool) -> None:
+        print(standing.record.reached_at, flush=True)
+        what = f"follows the controller at {options.standby}" if follows else "serves the cluster"
+        say_problem(f"{options.name} {what}")
+
+    end_on_signals()
+    try:
+        end = ControllerPair(options, open_lease(options.lease), on_start, on_up, say_problem).run()
+    except KeyboardInterrupt:
+        say(f"leaving the cluster to {options.standby}")
+    else:
+        say(f"cluster {options.name} has ended: {end.reason}")
+
+
+def _check_pair(lease: str, *, foreground: bool) -> None:
+    """End the command if the options do not allow two controllers that serve a cluster by turns."""
+    if not lease:
+        raise typer.BadParameter(
+            "--standby with --continue: a lease decides which of the two machines serves; add --leader-lease ADDRESS, "
+            "or remove --continue"
+        )
+    if not foreground:
+        raise typer.BadParameter("--standby with --continue: the command follows and serves by turns; add --foreground")
+
+
 def _checked_standby(
     standby: str,
     listen: str,
-    islands: str | None,
-    settings: ClusterSettings,
+    has_islands: bool,
     journal: Path | None,
     authority: Path | None,
     insecure: bool,
@@ -253,7 +302,7 @@ def _checked_standby(
     """Return the address of the controller to follow. Ends the command if the options do not allow a standby."""
     from atoll.wire.address import parse_address
 
-    if islands is not None or settings.engine != DEFAULT_ENGINE:
+    if has_islands:
         raise typer.BadParameter("--standby: a standby starts no hosts; remove --islands and --engine")
     if journal is None:
         raise typer.BadParameter("--standby: a standby needs its own journal; add --journal DIRECTORY")
@@ -261,7 +310,7 @@ def _checked_standby(
     if not here.is_unix or not there.is_unix:
         if insecure:
             raise typer.BadParameter("--standby: a standby on TCP needs TLS; remove --insecure")
-        if authority is None:
+        if authority is None and not AUTHORITY.text():
             raise typer.BadParameter("--standby: a standby on TCP needs the cluster's authority; add --authority FILE")
     return str(there.secured())
 
@@ -286,12 +335,8 @@ def _checked_lease(lease: str, settings: ClusterSettings, journal: Path | None) 
     return address
 
 
-def _check_continues(
-    settings: ClusterSettings, journal: Path | None, standby: str, *, secured: bool, authority: Path | None
-) -> None:
+def _check_continues(settings: ClusterSettings, journal: Path | None, *, secured: bool, authority: Path | None) -> None:
     """End the command if the options do not allow to continue a cluster."""
-    if standby:
-        raise typer.BadParameter("--continue: a standby follows a cluster that runs; remove --standby")
     if journal is None:
         raise typer.BadParameter("--continue: a cluster continues from its journal; add --journal DIRECTORY")
     if settings.engine != "hosts":

@@ -127,6 +127,14 @@ def kubernetes(
     web: Annotated[
         bool, typer.Option("--web", help="Also serve the web page and the metrics, on NAME-web:8473.")
     ] = False,
+    standby: Annotated[
+        bool,
+        typer.Option(
+            "--standby",
+            help="Run a second controller on another node, which takes over if the first one or its node is lost. A "
+            "Lease decides which of the two serves the cluster.",
+        ),
+    ] = False,
     existing_secrets: Annotated[
         bool,
         typer.Option(
@@ -186,6 +194,7 @@ def kubernetes(
         shared_memory,
         seccomp,
         web,
+        standby,
     )
     credentials = {} if existing_secrets else make_credentials(wanted.address, tokens)
     tenants = None if existing_secrets or not settings.tenants else tenants_directory(settings.tenants, tokens)
