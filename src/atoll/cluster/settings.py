@@ -434,6 +434,20 @@ class ClusterSettings(msgspec.Struct, frozen=True):
         return cls(**given)
 
 
+class StoredSettings(ClusterSettings, frozen=True):
+    """The settings of a cluster as a journal or an event log has them.
+
+    A version that lacked a setting has decided without it. Its events are repeated with the same decisions, so such a
+    setting gets the value that stands for them, not its default.
+    """
+
+    joint_islands: int = 0
+
+    def current(self) -> ClusterSettings:
+        """Return the settings that repeat the decisions of the version that stored them."""
+        return ClusterSettings(**{name: getattr(self, name) for name in self.__struct_fields__})
+
+
 def _settings() -> dict[str, Setting[Any]]:
     hints = get_type_hints(ClusterSettings, include_extras=True)
     found = {name: getattr(hints[name], "__metadata__", ()) for name in ClusterSettings.__struct_fields__}

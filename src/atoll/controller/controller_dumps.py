@@ -14,7 +14,7 @@ import atoll.migration.migration_dumps
 import atoll.telemetry.telemetry_dumps  # noqa: F401
 from atoll._version import __version__
 from atoll.cluster.locations import DeviceLocation, HostDevice
-from atoll.cluster.settings import ClusterSettings
+from atoll.cluster.settings import ClusterSettings, StoredSettings
 from atoll.cluster.slice_placement import IslandDevices
 from atoll.controller.admission import Admission
 from atoll.controller.core import Controller
@@ -482,7 +482,8 @@ class ControllerDump(msgspec.Struct, frozen=True):
     objects: Any  # `Objects`
 
 
-class _StoredController(ControllerDump, frozen=True):
+class _StoredController(ControllerDump, frozen=True, kw_only=True):
+    settings: StoredSettings
     objects: msgspec.Raw
 
 
@@ -498,7 +499,7 @@ def load_controller(content: bytes | msgspec.Raw, version: str = __version__) ->
         found = msgspec.msgpack.decode(content, type=_StoredController)
     except msgspec.MsgspecError as error:
         raise JournalError(f"the dump of a controller cannot be read: {error}") from None
-    controller = Controller(found.settings, found.token, version, found.host_token)
+    controller = Controller(found.settings.current(), found.token, version, found.host_token)
     load(decode(found.objects), _roots(controller))
     return controller
 

@@ -6,12 +6,17 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from atoll.cluster.settings import StoredSettings
 from atoll.controller.controller_dumps import load_controller
 from atoll.controller.core import Controller
 from atoll.journal.event_log import RIGHT_TOKEN, Header, Line, replayed
 from atoll.journal.records import decode_event
 from atoll.protocol.actions import AnyAction
 from atoll.protocol.events import AnyEvent
+
+
+class _StoredHeader(Header, frozen=True, kw_only=True):
+    settings: StoredSettings
 
 
 def replay(lines: Iterable[bytes], skips: bool = True) -> Iterator[tuple[AnyEvent, list[AnyAction]]]:
@@ -23,7 +28,7 @@ def replay(lines: Iterable[bytes], skips: bool = True) -> Iterator[tuple[AnyEven
     """
     rows = iter(lines)
     try:
-        header = msgspec.json.decode(next(rows), type=Header)
+        header = msgspec.json.decode(next(rows), type=_StoredHeader)
     except (StopIteration, msgspec.MsgspecError) as error:
         raise ValueError(f"this is not an event log: {error}") from None
     if header.missing:
@@ -33,6 +38,6 @@ def replay(lines: Iterable[bytes], skips: bool = True) -> Iterator[tuple[AnyEven
     yield from replayed(controller.handle, events, skips)
 
 
-def _new(header: Header) -> Controller:
+def _new(header: _StoredHeader) -> Controller:
     token, host_token = (RIGHT_TOKEN if each else "" for each in (header.has_token, header.has_host_token))
-    return Controller(header.settings, token, header.version, host_token)
+    return Controller(header.settings.current(), token, header.version, host_token)
