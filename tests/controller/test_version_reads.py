@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import pytest
 
 from atoll.cluster.slice_requests import SliceRequest
+from atoll.controller.controller_dumps import load_controller
 from atoll.controller.sessions.version_reads import MOST_OTHER_PARTS, MOST_READS
 from atoll.errors import Code, Status
 from atoll.ir.program import Call, single
@@ -15,6 +17,7 @@ from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.state.queued_nodes import Gang
 from atoll.state.session import GangRun
+from tests.controller.dumps import dumped
 from tests.controller.play import on, runs
 from tests.controller.publishing_play import Trainer
 
@@ -329,6 +332,43 @@ def test_the_end_of_a_session_ends_its_reads_and_lets_others_start() -> None:
     play.close(second.session)
     play.flush()
     play.controller.published.reads.validate()
+
+
+def test_the_many_reads_of_a_session_that_ends_are_forgotten_in_steps() -> None:
+    play = Reading()
+    (many,) = play.read(1)
+    for handle in range(100, 500):
+        play.proxy(many.session, m.ReadVersion(many.reader, 0, (on(2),), (handle,)))
+    (other,) = play.read(3)
+    play.sources()
+    reads = play.controller.published.reads
+    play.close(many.session)
+    left = [len(reads.leaving)]
+    while play.controller.has_work:
+        play._kept += play.event(e.Flush(play.now))
+        left.append(len(reads.leaving))
+        reads.validate()
+    assert left[0] == 401, "the other reads of the session wait"
+    assert max(before - after for before, after in pairwise(left)) <= 128
+    assert not left[-1]
+    assert play.sources() == {3: 0}
+    play.end(3)
+    assert play.error(other) is None
+
+
+def test_a_dump_has_the_reads_that_are_to_be_forgotten() -> None:
+    play = Reading()
+    (many,) = play.read(1)
+    for handle in range(100, 300):
+        play.proxy(many.session, m.ReadVersion(many.reader, 0, (on(2),), (handle,)))
+    play.sources()
+    play.close(many.session)
+    reads = load_controller(dumped(play.controller)).published.reads
+    reads.validate()
+    assert len(reads.leaving) == 201
+    play.flush()
+    play.controller.published.reads.validate()
+    assert not play.controller.published.reads.leaving
 
 
 class ReadingParts(Reading):

@@ -294,8 +294,8 @@ class VersionReadDump(Dump):
 @dump_of(
     VersionReads,
     "reads of versions",
-    version=5,
-    rebuilt={"_reads_of": dict, "_copies_of": dict},
+    version=6,
+    rebuilt={"_reads_of": dict, "_copies_of": dict, "_reads_from": dict},
     rebuild=VersionReads.rebuild_tables,
 )
 class VersionReadsDump(Dump):
@@ -303,6 +303,7 @@ class VersionReadsDump(Dump):
     starts: TurnsOf[TreeKey] = _NO_TURNS
     ends: TurnsOf[tuple[int, Status | None]] = _NO_TURNS
     begun: Deque[int] = []
+    leaving: Deque[int] = []
     programs: dict[int, list[ReadProgram]] = {}
     _reads: dict[int, Ref[VersionRead]] = {}
     _others: dict[tuple[tuple[str, str, int], str], dict[Part, None]] = {}

@@ -418,7 +418,8 @@ class Controller:
         """Return the containers of work that flushes do in steps. All are empty if there is no such work."""
         programs, large = self.programs, self.launcher.large_launches
         waiting = programs.lowerings.waiting, programs.discards.waiting, self._inboxes.waiting, self._requests.waiting
-        reads = self.published.reads.starts.waiting, self.published.reads.ends.waiting
+        version_reads = self.published.reads
+        reads = version_reads.starts.waiting, version_reads.ends.waiting, version_reads.leaving
         published = (
             self.published.more,
             self.published.replies,

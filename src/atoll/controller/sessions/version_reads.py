@@ -47,6 +47,8 @@ MOST_READS = 4096
 # Arrays of reads that are launched or completed in one flush, and the least that a read or a choice of a source counts.
 _MOST_ARRAYS = 128
 _LEAST_ARRAYS = 16
+# Reads and copies of closed sessions that one flush forgets.
+_MOST_FORGOTTEN = 128
 # Transfers of a tree stall if none begins or ends for some seconds, and the time for the bytes of the version at a rate
 # that is lower than that of usual networks with two readers per source.
 _PATIENCE_SECONDS = 2.0
@@ -75,7 +77,7 @@ class VersionRead:
       islands: the islands of these arrays.
       near: the islands of which a source sends nothing: `islands` if all arrays are on the same ones, otherwise none.
       made: handles of the arrays that the present launch makes.
-      senders: the islands that it transfers from.
+      senders: the islands that it transfers from, while `made` exist.
       attempts: the number of launches so far.
       is_interrupted: an island that it transfers from has failed.
     """
@@ -126,11 +128,13 @@ class VersionReads:
         self.starts: Turns[TreeKey] = Turns()  # trees in which a read may start, by the session of this read
         self.ends: Turns[tuple[int, Status | None]] = Turns()  # reads whose launch has ended, with its error
         self.begun: deque[int] = deque()  # the readers of reads that do not wait any more
+        self.leaving: deque[int] = deque()  # the reads and copies of closed sessions, which flushes forget
         self.programs: dict[int, list[ReadProgram]] = {}  # by session, the last used one at the end
         self._reads: dict[int, VersionRead] = {}  # by number
-        self._reads_of: dict[int, dict[int, None]] = {}  # their numbers, by session
+        self._reads_of: dict[int, dict[int, None]] = {}  # their numbers, by open session
+        self._reads_from: dict[int, dict[int, None]] = {}  # of those whose launch transfers from an island, by island
         self._received: dict[int, VersionRead] = {}  # those that have received copies that feed others
-        self._copies_of: dict[int, dict[int, None]] = {}  # their numbers, by session
+        self._copies_of: dict[int, dict[int, None]] = {}  # their numbers, by open session
         self._trees: dict[VersionKey, dict[Part, TransferTree]] = {}
         self._others: dict[tuple[VersionKey, str], dict[Part, None]] = {}  # unusual parts with trees, by tenant
         self._blocked: dict[TreeKey, None] = {}  # trees in which reads wait, the next one to examine first
@@ -146,11 +150,28 @@ class VersionReads:
         self._restore = restore
 
     def rebuild_tables(self) -> None:
-        """Make the tables of the reads and copies of each session again, which are not stored."""
+        """Make the tables of the reads and copies of each session and island again, which are not stored."""
+        self._reads_from.clear()
         for found, by_session in ((self._reads, self._reads_of), (self._received, self._copies_of)):
             by_session.clear()
             for number, read in found.items():
-                by_session.setdefault(read.session, {})[number] = None
+                if read.session in self._open:
+                    by_session.setdefault(read.session, {})[number] = None
+        for read in self._reads.values():
+            self._note_senders(read)
+
+    def _note_senders(self, read: VersionRead) -> None:
+        if read.made:
+            for island in read.senders:
+                self._reads_from.setdefault(island, {})[read.number] = None
+
+    def _forget_senders(self, read: VersionRead) -> None:
+        if read.made:
+            for island in read.senders:
+                reads = self._reads_from[island]
+                del reads[read.number]
+                if not reads:
+                    del self._reads_from[island]
 
     # ---- events
 
@@ -233,7 +254,12 @@ class VersionReads:
         return any(tree.waiting for tree in self._trees.get(key, {}).values())
 
     def proceed(self) -> None:
-        """Complete reads whose launches have ended, and launch others that have a source. Sessions take turns."""
+        """Complete reads whose launches have ended, and launch others that have a source. Sessions take turns.
+
+        Also forget some of what closed sessions have left.
+        """
+        for _ in range(min(len(self.leaving), _MOST_FORGOTTEN)):
+            self._forget_one(self.leaving.popleft())
         left = _MOST_ARRAYS
         while left > 0 and (self.ends.waiting or self.starts.waiting):
             session = self.ends.next()
@@ -258,19 +284,29 @@ class VersionReads:
 
     def island_failed(self, island: int) -> None:
         """Note the reads that have lost their source. Follows the failure of their launches, which end later."""
-        for read in self._reads.values():
-            read.is_interrupted |= bool(read.made) and island in read.senders
+        for number in self._reads_from.get(island, ()):
+            self._reads[number].is_interrupted = True
 
     def session_closed(self, session: Session) -> None:
-        """Forget the reads of the session, and its copies. Its arrays are gone."""
+        """Forget the reads of the session, and its copies, in steps. Its arrays are gone.
+
+        Until then, the copies feed nobody and the reads do not start. A read that follows one of them waits for a few
+        flushes longer.
+        """
         self.programs.pop(session.number, None)
-        for number in list(self._copies_of.get(session.number, ())):
-            self._tree_of(self._received[number]).drop(number)
+        self.leaving.extend(self._copies_of.pop(session.number, ()))
+        self.leaving.extend(self._reads_of.pop(session.number, ()))
+
+    def _forget_one(self, number: int) -> None:
+        """Forget a read or a copy of a closed session, unless it was forgotten with its tree."""
+        copy, read = self._received.get(number), self._reads.get(number)
+        if copy is not None:
+            self._tree_of(copy).drop(number)
             self._drop_copy(number)
-        for read in [self._reads[each] for each in self._reads_of.get(session.number, ())]:
+        if read is not None:
             self._launcher.deferred_results.forget(read.dependency)
-            self._tree_of(read).forget(self._outbox.seconds, read.number)
-            self._end(session, read)
+            self._tree_of(read).forget(self._outbox.seconds, number)
+            self._end(read)
 
     def version_over(self, key: VersionKey) -> None:
         """Handle that the arrays of a version were freed. Reads that wait end, unless copies of readers feed them."""
@@ -302,11 +338,14 @@ class VersionReads:
         return self._vaults.originals(version, read.positions) if is_there else []
 
     def _start_later(self, key: VersionKey, part: Part) -> None:
-        """Try later to start a read of a tree, in the turn of the session of the first one."""
+        """Try later to start a read of a tree, in the turn of the session of the first one.
+
+        Once the reads of closed sessions that precede it are forgotten, this is called again.
+        """
         tree = self._trees[key][part]
-        heads = tree.heads()
-        session = self._open.get(tree.sessions[heads[0]]) if heads else None
-        if session is not None:  # otherwise `session_closed` is about to forget the read
+        sessions = [self._open.get(tree.sessions[read]) for read in tree.heads()]
+        session = next((each for each in sessions if each is not None), None)
+        if session is not None:
             self._note_due(key, part, tree, session)
 
     def _note_due(self, key: VersionKey, part: Part, tree: TransferTree, session: Session) -> None:
@@ -322,6 +361,8 @@ class VersionReads:
         tree.due.discard(session)
         for number in tree.heads():
             read = self._reads[number]
+            if read.session not in self._open:
+                continue
             originals, near = self._originals(read), frozenset(read.near)
             while (source := tree.choose(near, originals)) is not None:
                 cost += max(_LEAST_ARRAYS, len(read.results))
@@ -408,6 +449,7 @@ class VersionReads:
         read.attempts += 1
         lent = self._vaults.lend(session, source.owner, source.arrays, read.version)
         read.made = tuple([self._vaults.new_shared_handle() for _ in read.results])
+        self._note_senders(read)
         self._internal.take_credit(session)
         launch = m.Launch(program, lent, read.made, ())
         self._launcher.launch(session, launch, partial(self._note_end, read.number))
@@ -420,7 +462,7 @@ class VersionReads:
 
     def _note_end(self, number: int, launch: Launch) -> None:
         read = self._reads.get(number)
-        if read is not None:  # otherwise its session has ended
+        if read is not None and read.session in self._open:
             self._note_end_of(read, launch.error)
 
     def _note_end_of(self, read: VersionRead, error: Status | None) -> None:
@@ -429,9 +471,11 @@ class VersionReads:
     def _launch_ended(self, number: int, error: Status | None) -> int:
         """Complete a read, let it wait for another source, or fail it. Return the cost, in arrays."""
         read = self._reads.get(number)
-        if read is None:  # its session has ended
+        session = None if read is None else self._open.get(read.session)
+        if read is None or session is None:  # it has ended
             return 1
-        session, tree, now = self._open[read.session], self._tree_of(read), self._outbox.seconds
+        tree, now = self._tree_of(read), self._outbox.seconds
+        self._forget_senders(read)
         made, read.made = read.made, ()
         entries = session.directory.entries
         error = error or next((entries[each].error for each in made if entries[each].error is not None), None)
@@ -444,7 +488,7 @@ class VersionReads:
             dropped = tree.complete(now, number, frozenset(read.islands))
             if dropped is not None:
                 self._drop_copy(dropped)
-            self._end(session, read)
+            self._end_of(session, read)
         else:
             self._launcher.buffers.release(session, made, delete=False)
             if self._may_retry(read, error):
@@ -476,16 +520,21 @@ class VersionReads:
 
     def _fail(self, session: Session, read: VersionRead, status: Status) -> None:
         self._launcher.deferred_results.fail(session, read.results, read.dependency, status)
-        self._end(session, read)
+        self._end_of(session, read)
 
-    def _end(self, session: Session, read: VersionRead) -> None:
-        """Forget a read that has ended. Others of its tree may start."""
-        del self._reads[read.number]
+    def _end_of(self, session: Session, read: VersionRead) -> None:
+        """Forget a read of an open session that has ended."""
         own = self._reads_of[read.session]
         del own[read.number]
         if not own:
             del self._reads_of[read.session]
         session.reading -= 1
+        self._end(read)
+
+    def _end(self, read: VersionRead) -> None:
+        """Forget a read that has ended. Others of its tree may start."""
+        del self._reads[read.number]
+        self._forget_senders(read)
         if not read.attempts:
             self.begun.append(read.reader)
         self._start_later(read.version.key, read.part)
@@ -496,7 +545,9 @@ class VersionReads:
     def _drop_copy(self, number: int) -> None:
         """Forget a copy that is not a source any more."""
         read = self._received.pop(number)
-        own = self._copies_of[read.session]
+        own = self._copies_of.get(read.session)
+        if own is None:  # its session was closed
+            return
         del own[number]
         if not own:
             del self._copies_of[read.session]
@@ -518,7 +569,7 @@ class VersionReads:
     @property
     def is_idle(self) -> bool:
         """Return whether no read has not ended, and no copy is a source."""
-        queues = self.starts.waiting, self.ends.waiting, self.begun
+        queues = self.starts.waiting, self.ends.waiting, self.begun, self.leaving
         return not (self._reads or self._received or self._trees or self._others or any(queues))
 
     def validate(self) -> None:
@@ -537,18 +588,24 @@ class VersionReads:
         assert self._blocked.keys() <= set(places)
         others = {(key, part) for (key, _), parts in self._others.items() for part in parts}
         assert others <= set(places)
+        left = set(self.leaving)
         stuck = [(key, part) for key, part in places if self._trees[key][part].waiting]
-        assert all(place in self._blocked or self._trees[place[0]][place[1]].due for place in stuck)
+        for key, part in stuck:
+            tree = self._trees[key][part]
+            assert (key, part) in self._blocked or tree.due or left.issuperset(tree.heads())
         for found, by_session in ((self._reads, self._reads_of), (self._received, self._copies_of)):
-            numbers = {(read.session, read.number) for read in found.values()}
+            numbers = {(read.session, read.number) for read in found.values() if read.number not in left}
             assert numbers == {(session, read) for session, own in by_session.items() for read in own}
             assert all(session in self._open for session in by_session)
+            assert not any(read.session in self._open for read in found.values() if read.number in left)
+        sending = {(island, number) for number, read in self._reads.items() if read.made for island in read.senders}
+        assert sending == {(island, read) for island, reads in self._reads_from.items() for read in reads}
         running = {read for tree in trees for read in tree.running}
         assert waiting.isdisjoint(running)
         assert waiting | running == self._reads.keys()
         assert {copy for tree in trees for copy in tree.copies} == self._received.keys()
         assert all(self._tree_of(read).running.keys() >= {read.number} for read in self._reads.values() if read.made)
-        reading = Counter(read.session for read in self._reads.values())
+        reading = Counter(read.session for read in self._reads.values() if read.number not in left)
         assert reading == {each.number: each.reading for each in self._open.values() if each.reading}
 
 
