@@ -7,17 +7,19 @@ from typing import Any
 import pytest
 
 from atoll.controller.controller_dumps import load_controller
-from atoll.errors import OK
+from atoll.errors import OK, Code
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.state.buffer_directory import Entry
+from atoll.state.buffer_states import BufferState
 from atoll.state.stepped_work import SMALL_ITEMS
 from atoll.telemetry.consistency import contradictions
 from tests.controller.dumps import dumped
-from tests.controller.play import BROKEN
+from tests.controller.play import BROKEN, Play, runs
 from tests.controller.test_lowering_in_steps import Blocks, Slow, without_collector
 
 COUNT = 5000
+SIZE = 8  # bytes of an array
 
 
 def with_arrays(count: int) -> Slow:
@@ -60,6 +62,38 @@ def test_the_memory_of_many_arrays_is_free_after_the_end_of_their_session():
     while play.controller.has_work:
         play.flush()
     assert play.controller.memory.total == 0
+    assert contradictions(play.controller) == []
+
+
+def test_many_arrays_of_a_lost_island_are_errors_at_once_and_their_memory_is_released_in_steps():
+    play = Play("2x1x1")
+    play.with_put(2, 0)
+    play.with_put(3, 1)
+    handles = range(100, 100 + 3 * SMALL_ITEMS)
+    for handle in handles:
+        play.array(handle)
+    play.report(1, m.FeedsArrived(play.session, (1,)))
+    (run,) = runs(play.say(m.Launch(3, (), (50,), (1,))))
+    play.done(run.sequence, host=1)
+    play.with_call()
+    used = play.controller.memory.total
+    play.lose(0, "it burnt")
+    entries = play.controller.sessions[play.session].directory.entries
+    assert {entries[each].state for each in handles} == {BufferState.FAILED}
+    assert {entries[each].error.code for each in handles} == {Code.DATA_LOSS}
+    assert entries[50].state is BufferState.READY
+    assert play.controller.memory.total == used, "it is released later"
+    assert contradictions(play.controller) == []
+    assert len(load_controller(dumped(play.controller)).launcher.remains.left(Entry)) == len(handles)
+    play.proxy(play.session, m.Launch(1, (100,), (51,), ()))
+    assert entries[51].error.code == Code.DATA_LOSS
+    play.proxy(play.session, m.Release((100,)))
+    before, turns = used, 0
+    while play.controller.has_work:
+        play.event(e.Flush(play.now))
+        assert before - play.controller.memory.total <= 4 * e.STEPS_PER_FLUSH * SIZE
+        before, turns = play.controller.memory.total, turns + 1
+    assert play.controller.memory.total == SIZE
     assert contradictions(play.controller) == []
 
 

@@ -54,8 +54,8 @@ from atoll.state.stepped_work import Remains
 
 # Gangs in flight on a host, until the hosts of its island have reported their own limit.
 GANG_WINDOW = 24
-# Buffers of a closed session that are released in one step of a flush.
-_ENTRIES_PER_STEP = 4
+# Buffers of a closed session, or on a lost island, that are released in one step of a flush.
+ENTRIES_PER_STEP = 4
 
 
 class _NewestRun(NamedTuple):
@@ -794,7 +794,7 @@ class Launcher:
         for gang in self.delegated_runs.session_closed(session.number):
             self._fail_incoming(gang, _ended(session.number))  # its hosts stop, each at a different place
         # After the nodes, since dropped nodes return the memory that they have inherited from these entries.
-        self.remains.release_in_steps(session, session.directory.entries, self.memory.release, _ENTRIES_PER_STEP)
+        self.remains.release_in_steps(session, session.directory.entries, self.memory.release, ENTRIES_PER_STEP)
 
     def _end_dropped(self, dropped: Dropped[GangRun]) -> None:
         """End the gangs of a closed session's node that were dropped."""

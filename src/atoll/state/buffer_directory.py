@@ -6,7 +6,7 @@ messages to a host arrive in order, so a `Free` sent then arrives after the last
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -193,6 +193,16 @@ class Directory:
         """Mark the contents of a buffer as lost: see `Entry.lose`."""
         entry.lose(error)
         self._discount(entry)
+
+    def lose_all(self, entries: Iterable[Entry], error: Status) -> None:
+        """Mark the contents of READY buffers as lost: as `lose`, for 10^5 of them in one turn of the controller."""
+        nbytes, lost = 0, BufferState.FAILED
+        for entry in entries:
+            assert entry.state is BufferState.READY
+            entry.state, entry.error = lost, entry.error or error
+            nbytes += entry.nbytes
+            entry.nbytes = 0
+        self.nbytes -= nbytes
 
     def _discount(self, entry: Entry) -> None:
         self.nbytes -= entry.nbytes

@@ -84,9 +84,11 @@ class _Part(NamedTuple):
 
 
 class Remains:
-    """Items that closed sessions left and that wait to be released, in order per session. Sessions take turns.
+    """Items that wait to be released, in order per session: what closed sessions left, and lost arrays of open ones.
 
-    A session may leave 10^5 arrays, or 65,536 programs. To release them all at once takes hundreds of milliseconds.
+    Sessions take turns.
+
+    A session may have 10^5 arrays, or 65,536 programs. To release them all at once takes hundreds of milliseconds.
 
     The remains are part of the state: the order and the time of each release follow from the events.
     """

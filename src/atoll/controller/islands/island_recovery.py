@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Mapping
+from itertools import compress
+from operator import attrgetter
 from typing import NamedTuple
 
 from atoll.cluster.lifecycle import IslandFailed, IslandRemoved, IslandRestarted, IslandState
@@ -15,9 +17,11 @@ from atoll.controller.state import ClusterState
 from atoll.errors import OK, Code, Details, Status, failure
 from atoll.launch.compilation import Compilation
 from atoll.launch.failures import Failures, Survivors
-from atoll.launch.launcher import Launcher
+from atoll.launch.launcher import ENTRIES_PER_STEP, Launcher
 from atoll.launch.worlds import Worlds
 from atoll.protocol import messages as m
+from atoll.state.buffer_directory import Entry
+from atoll.state.buffer_states import BufferState
 from atoll.state.durations import Durations
 from atoll.state.offenses import Running
 from atoll.state.quarantine import is_crash, is_own_crash
@@ -34,6 +38,7 @@ LINK_SECONDS = 2.0
 # Remembered pairs of machines that lost each other: a spare replaces one of them the second time.
 _MOST_DIVIDED = 64
 
+_HOSTS = attrgetter("hosts")
 _LOST = "what was stored or ran on its island is lost"
 
 
@@ -392,25 +397,43 @@ class Recovery:
     def _lose_arrays(self, session: Session, hosts: set[int], survivors: Survivors, status: Status) -> None:
         """Have the session's arrays on these hosts stand for an error, unless a surviving launch makes them again.
 
-        A session may have 10^5 arrays, which few programs have made on few sets of hosts.
+        A session may have 10^5 arrays, which few programs have made on few sets of hosts. All become errors at once, so
+        nothing uses one of them, and flushes release their memory in steps.
         """
         entries = session.directory.entries
-        lost_on = {each for each in {entry.hosts for entry in entries.values()} if not hosts.isdisjoint(each)}
+        # By identity, since the hash of a tuple is computed anew each time. Arrays that a program has made share one.
+        placed = list(map(_HOSTS, entries.values()))
+        by_identity = dict(zip(map(id, placed), placed, strict=True))
+        lost_on = {number for number, each in by_identity.items() if not hosts.isdisjoint(each)}
         if not lost_on:
             return
-        errors: dict[str, Status] = {}  # by producer
-        for handle, entry in [each for each in entries.items() if each[1].hosts in lost_on]:
+        ready: dict[str, list[Entry]] = {}  # by producer
+        others: list[tuple[int, Entry]] = []
+        for handle, entry in compress(entries.items(), map(lost_on.__contains__, map(id, placed))):
             if survivors.will_make(entry):
                 continue
-            error = errors.get(entry.producer)
-            if error is None:
-                error = errors[entry.producer] = status.within(entry.producer)
-                session.note_error(status)
+            if entry.state is BufferState.READY:
+                ready.setdefault(entry.producer, []).append(entry)
+            elif entry.state is not BufferState.FAILED or entry.blocks:
+                others.append((handle, entry))
+        for handle, entry in others:
             self._launcher.memory.release(entry)
+            error = status.within(entry.producer)
             if not entry.ready:
                 self._launcher.buffers.settle(session, handle, error)
             else:
                 session.directory.lose(entry, error)
+        # If the arrays of a session are being restored, those that are lost may become spilled ones again.
+        is_moving = session.is_suspended or session.has_spilled
+        for producer, lost in ready.items():
+            session.directory.lose_all(lost, status.within(producer))
+            if is_moving:
+                for entry in lost:
+                    self._launcher.memory.release(entry)
+            else:
+                self._launcher.remains.release_in_steps(session, lost, self._launcher.memory.release, ENTRIES_PER_STEP)
+        if ready or others:
+            session.note_error(status)
 
     def island_restarted(self, back: IslandRestarted) -> None:
         """Let all sessions continue on the island."""
