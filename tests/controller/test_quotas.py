@@ -10,7 +10,7 @@ import pytest
 from atoll.cluster.slice_requests import SliceRequest
 from atoll.controller.controller_dumps import load_controller
 from atoll.errors import OK, Code, Status
-from atoll.ir.program import Call, Mapping, Program, Rearrange, single
+from atoll.ir.program import Call, HostBuffer, HostToDevice, Mapping, Program, Rearrange, single
 from atoll.ir.types import ArraySpec, Sharding
 from atoll.launch.memory_waits import _amounts
 from atoll.launch.registry import MAX_UNCOMPILED
@@ -186,6 +186,18 @@ def test_a_tenant_at_its_quota_of_memory_on_all_devices_waits_and_fails_alone():
     assert status.code == Code.RESOURCE_EXHAUSTED
     assert "tenant bob has 16 B of its quota `total_memory`, 20 B" in status.message
     assert "session 2 (script.py): 8 B" in status.message
+
+
+def test_the_parts_of_a_node_on_several_islands_count_together_for_the_memory_on_all_devices():
+    play = playing("2x1x1", total_memory=20)
+    buffer = HostBuffer(0, (2,), None, None)
+    play.say(m.RegisterProgram(5, single("put", (), HostToDevice((buffer,), (on(0, 1),)), feeds=1)))
+    play.array(10)
+    for host in range(2):
+        play.report(host, m.FeedsArrived(play.session, (1,)))
+    assert runs(play.say(m.Launch(5, (), (11,), (1,)))) == [], "8 bytes, and 8 on each island"
+    assert len(runs(play.say(m.Release((10,))))) == 2
+    assert play.controller.memory.total == 16
 
 
 def test_what_is_released_on_another_device_counts_for_the_memory_on_all():

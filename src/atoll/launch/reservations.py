@@ -130,7 +130,19 @@ class Reservations:
     def _first_lack(self, node: QueuedNode[GangRun], needs: Sequence[_Need]) -> MemoryWait | None:
         if not self.ledger.capacity and node.tenant.memory is None:
             return None
-        return next((lack for need in needs if (lack := self._lacking(node, need)) is not None), None)
+        lack = next((lack for need in needs if (lack := self._lacking(node, need)) is not None), None)
+        return lack if lack is not None or len(needs) < 2 else self._lack_of_all(node, needs)
+
+    def _lack_of_all(self, node: QueuedNode[GangRun], needs: Sequence[_Need]) -> MemoryWait | None:
+        """Return what the parts of a node on several islands lack together, of the tenant's quota for all devices."""
+        memory, limit = node.tenant.memory, MemoryQuota.TOTAL.limit(node.tenant)
+        if memory is None or not limit:
+            return None
+        own = next((need for need in needs if total(need.wanted)), None)
+        lack = MemoryQuota.TOTAL.lacking(memory, [each for need in needs for each in need.wanted], limit)
+        if own is None or lack is None:
+            return None
+        return MemoryWait(node, own.gang, total(own.wanted)[0][0], lack[1], MemoryQuota.TOTAL)
 
     def _need(self, gang: Gang[GangRun], spec: GangSpec) -> _Need:
         entries = gang.run.launch.entries
