@@ -320,7 +320,7 @@ class Unread:
         self.awaited: set[int] = set()
         self.nbytes: list[int] = []  # of the pieces that were passed to it
 
-    def awaits(self, session: int, feed: int) -> bool:
+    def awaits(self, session: int, feed: int, nbytes: int) -> bool:
         return feed in self.awaited
 
     def takes(self, feed: int) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +19,31 @@ from atoll.worker.host_network import DataPortNetwork
 from tests.ir.machine import cluster, steps_of
 
 
+class Ready(np.ndarray):  # type: ignore[type-arg]
+    """An array that is computed."""
+
+    def is_ready(self) -> bool:
+        return True
+
+
+class Channel:
+    """A channel to a host, which another thread may have taken. Notes what is sent while it is not reserved."""
+
+    def __init__(self, is_free: bool = True) -> None:
+        self.is_free = is_free
+        self.is_reserved = False
+        self.sent: list[bool] = []
+
+    @contextlib.contextmanager
+    def reserved(self, nbytes: int) -> Iterator[bool]:
+        self.is_reserved = self.is_free
+        yield self.is_free
+        self.is_reserved = False
+
+    def send_contents(self, session: int, feed: int, contents: Any) -> None:
+        self.sent.append(self.is_reserved)
+
+
 class Port:
     """Notes which host is sent to; what stays here comes into its inbox."""
 
@@ -24,6 +51,10 @@ class Port:
         self.hosts: list[int] = []
         self.inbox = self
         self.done: Any = None
+        self.channels: dict[int, Channel] = {}
+
+    def to_host_nowait(self, host: int) -> Any:
+        return self.channels.get(host)
 
     def put(self, session: int, feed: int, content: Any, done: Any) -> None:
         self.hosts.append(0)
@@ -54,7 +85,10 @@ def sent(rows: int, places: int = 0) -> tuple[Port, DispatchUnit, list[str]]:
     backend: Any = SimpleNamespace(shards=lambda array: [array])
     unit = DispatchUnit(PlanRun(m.Run(7, 1, 1, (), (), ()), p.Plan("f", (), (), ())), 0, 1, 7, 0)
     taken = (places or rows) // 3
-    given: Any = [np.zeros(array.shape, np.uint8), np.full((1, 3), taken, np.int32), np.zeros(order.shape, np.int32)]
+    given: Any = [
+        each.view(Ready)
+        for each in (np.zeros(array.shape, np.uint8), np.full((1, 3), taken, np.int32), np.zeros(order.shape, np.int32))
+    ]
     DataPortNetwork(backend, port, 0).send_rows(step, unit, given[:count], lambda: released.append("released"))
     return port, unit, released
 
@@ -79,3 +113,16 @@ def test_rows_are_given_back_once_all_have_been_read_also_by_this_host() -> None
     (moved,) = unit.take_rows()
     assert moved == m.RowsMoved(7, 3 * (12 + 1024 * 1024))
     assert not unit.take_rows()
+
+
+def test_small_rows_are_sent_at_once_on_channels_that_are_reserved_until_then() -> None:
+    port, unit, _ = sent(9)
+    (read,) = unit.reads
+    assert not read.read_nowait(), "no channel is open"
+    port.channels = {1: Channel(), 2: Channel(is_free=False)}
+    assert not read.read_nowait(), "another thread sends to host 2"
+    assert port.hosts == [] == port.channels[1].sent
+    port.channels[2].is_free = True
+    assert read.read_nowait()
+    assert [each.sent for each in port.channels.values()] == [[True], [True]]
+    assert port.hosts == [0]

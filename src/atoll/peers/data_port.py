@@ -56,8 +56,11 @@ class Answers(Protocol):
     def takes(self, feed: int) -> bool:
         """Return whether a piece with this number is an answer."""
 
-    def awaits(self, session: int, feed: int) -> bool:
-        """Return whether a call of the session waits for this answer."""
+    def awaits(self, session: int, feed: int, nbytes: int) -> bool:
+        """Return whether a call of the session waits for this answer.
+
+        An answer with more bytes than the call's results have is not awaited, and the call fails.
+        """
 
     def answered(self, session: int, feed: int, content: Any, done: Callable[[], None]) -> None:
         """Handle an answer that has arrived, and call `done` once its content has been read."""
@@ -238,8 +241,8 @@ class DataPort:
         def on_failure(piece: Piece, status: Status) -> None:
             self.inbox.put_failed(session or piece.session, piece.feed, status)
 
-        def expects(feed: int) -> bool:
-            return not session or (self.answers is not None and self.answers.awaits(session, feed))
+        def expects(feed: int, nbytes: int) -> bool:
+            return not session or (self.answers is not None and self.answers.awaits(session, feed, nbytes))
 
         budget = _InboxBudget(self, session)
         channel.receive(on_piece, on_failure, budget=budget, feeds_only=on_answer is None, expects=expects)
@@ -353,6 +356,10 @@ class DataPort:
         """Return the channel of `to_client`, or None if the call of that might wait for the client. Never waits."""
         proxy = self._channels.get(session)
         return proxy if proxy is None or self.answers is None else self.answers.channel_nowait(session, proxy)
+
+    def to_host_nowait(self, host: int) -> DataChannel | None:
+        """Return the channel to another host's data port, or None if it is not open. Never waits."""
+        return self._hosts.opened(host)
 
     def can_send_to_host_nowait(self, host: int, nbytes: int) -> bool:
         """Return whether `nbytes` can be sent to the host without waiting. False if it has no open channel."""

@@ -343,15 +343,15 @@ class DataChannel:
         budget: ReceiveBudget | None = None,
         on_memory: OnMemory | None = None,
         feeds_only: bool = False,
-        expects: Callable[[int], bool] | None = None,
+        expects: Callable[[int, int], bool] | None = None,
     ) -> None:
         """Read until the peer closes the channel.
 
         `on_piece` receives the pieces, on this thread or on that of a stream. The pieces of one feed are in order.
         `on_failure` receives pieces that fail; without it, such a piece ends the channel with its StatusError.
         `budget` decides when the bytes of a large piece may arrive. With `feeds_only`, calls and their answers,
-        which have no budget, are invalid. If `expects` returns false for the number of a large call or answer,
-        the piece is dropped.
+        which have no budget, are invalid. If `expects` returns false for the number and the size of a large call
+        or answer, the piece is dropped.
 
         Raise TimeoutError if the peer is silent, FrameError if it sends an invalid frame or ends inside a piece, and
         AccessError if it does not trust this side.
@@ -456,7 +456,7 @@ class ChannelArrivals:
         on_failure: OnFailure | None,
         budget: ReceiveBudget | None,
         feeds_only: bool = False,
-        expects: Callable[[int], bool] | None = None,
+        expects: Callable[[int, int], bool] | None = None,
     ) -> None:
         self.take = on_piece
         self._expects = expects
@@ -467,7 +467,7 @@ class ChannelArrivals:
         self.withdraw = self._budget.withdraw
 
     def expects(self, piece: Piece) -> bool:
-        return self._expects is None or self._expects(piece.feed)
+        return self._expects is None or self._expects(piece.feed, piece.nbytes)
 
     def fail(self, piece: Piece, status: Status) -> None:
         if self._on_failure is None:

@@ -6,10 +6,13 @@ the data plane. The network of null hosts takes the time that a model computes (
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,6 +26,7 @@ from atoll.ir import plan as p
 from atoll.ir.row_exchange import RowExchange
 from atoll.peers.data_port import DataPort
 from atoll.protocol import messages as m
+from atoll.transfers.channel import DataChannel
 from atoll.transfers.dtypes import numpy_dtype
 from atoll.transfers.host_memory import aligned
 from atoll.transfers.piece_contents import BufferContents
@@ -36,6 +40,7 @@ SMALL_BYTES = 16 * 1024
 # Up to this size, an array exists twice while it is assembled. The memory of its pieces is then reused, which is faster
 # than freeing it piece by piece and using fresh pages.
 KEPT_BYTES = 256 << 20
+_NONE: Mapping[int, DataChannel] = MappingProxyType({})
 
 
 class HostNetwork(Protocol):
@@ -86,7 +91,7 @@ class DataPortNetwork:
         run = unit.plan_run.run
         shards = self._backend.shards(array)
 
-        def read() -> None:
+        def read(channels: Mapping[int, DataChannel] = _NONE) -> None:
             try:
                 together = _sizes(step, shards[0].dtype.itemsize)
                 for piece in step.pieces:
@@ -102,17 +107,21 @@ class DataPortNetwork:
                         contents.write_into(content.data)
                         self._inbox.put(run.session, feed, content)
                     else:
-                        send_to_host(self._data_port, self._host, piece.host, run.session, feed, contents)
+                        channel = channels.get(piece.host)
+                        send_to_host(self._data_port, self._host, piece.host, run.session, feed, contents, channel)
             finally:
                 release()
 
-        hosts = {piece.host for piece in step.pieces} - {self._host}
-
         def read_nowait() -> bool:
-            can_send = self._data_port.can_send_to_host_nowait
-            if not (is_small_and_ready(array) and all(can_send(host, SMALL_BYTES) for host in hosts)):
+            # Encoded strings may be long.
+            if not is_small_and_ready(array) or shards[0].dtype.kind == "T":
                 return False
-            read()
+            sizes = _sizes(step, shards[0].dtype.itemsize)
+            sizes.pop(self._host, None)
+            with self._reserved(sizes) as channels:
+                if channels is None:
+                    return False
+                read(channels)
             return True
 
         sent = [shards[number] for number in sorted({piece.shard for piece in step.pieces})]
@@ -170,21 +179,23 @@ class DataPortNetwork:
             if is_last:
                 release()
 
-        def read(messages: Sequence[tuple[RowExchange, int, int]]) -> None:
+        def read(messages: Sequence[tuple[RowExchange, int, int]], channels: Mapping[int, DataChannel] = _NONE) -> None:
+            run = unit.plan_run.run
             try:
-                sent = sum(self._send_message(step, unit.plan_run.run, each, inputs.get(), hold) for each in messages)
+                sent = sum(self._send_message(step, run, each, inputs.get(), hold, channels) for each in messages)
                 unit.rows.append((sent, 0))
             finally:
                 done()
 
         def read_nowait(messages: Sequence[tuple[RowExchange, int, int]]) -> bool:
-            if not all(map(is_small_and_ready, arrays)) or not all(
-                self._data_port.can_send_to_host_nowait(host, SMALL_BYTES)
-                for _, host, _ in step.messages
-                if host != self._host
-            ):
+            if not all(map(is_small_and_ready, arrays)):
                 return False
-            read(messages)
+            most = SMALL_BYTES + sum([each.nbytes for each in arrays])  # of one message, with its spans
+            counts = Counter(host for _, host, _ in messages if host != self._host)
+            with self._reserved({host: count * most for host, count in counts.items()}) as channels:
+                if channels is None:
+                    return False
+                read(messages, channels)
             return True
 
         wait = partial(wait_for_shards, [shard for each in inputs.shards for shard in each])
@@ -197,6 +208,7 @@ class DataPortNetwork:
         message: tuple[RowExchange, int, int],
         inputs: Sequence[Sequence[Any]],
         hold: Callable[[], Callable[[], None]],
+        channels: Mapping[int, DataChannel],
     ) -> int:
         """Send a message to a host, and return its size in bytes."""
         exchange, host, number = message
@@ -204,8 +216,24 @@ class DataPortNetwork:
         if host == self._host:
             self._inbox.put(run.session, feed, contents, hold())
         else:
-            send_to_host(self._data_port, self._host, host, run.session, feed, contents)
+            send_to_host(self._data_port, self._host, host, run.session, feed, contents, channels.get(host))
         return contents.nbytes
+
+    @contextlib.contextmanager
+    def _reserved(self, sizes: Mapping[int, int]) -> Iterator[Mapping[int, DataChannel] | None]:
+        """Reserve the channels to hosts, each for so many bytes in small pieces, and yield the channels.
+
+        Yield None if a host has no channel, or if sending to it would wait for the host or for another thread.
+        """
+        found: dict[int, DataChannel] = {}
+        with contextlib.ExitStack() as reserved:
+            for host, nbytes in sizes.items():
+                channel = self._data_port.to_host_nowait(host)
+                if channel is None or not reserved.enter_context(channel.reserved(nbytes)):
+                    yield None
+                    return
+                found[host] = channel
+            yield found
 
     def receive_rows(self, step: p.ReceiveRows, unit: DispatchUnit) -> tuple[DeviceArray, DeviceArray | None]:
         run = unit.plan_run.run
@@ -271,10 +299,21 @@ def _sizes(step: p.Send, itemsize: int) -> dict[int, int]:
     return found
 
 
-def send_to_host(port: SendPort, sender: int, host: int, session: int, feed: int, contents: Contents) -> None:
-    """Send contents to another host. Raise UNAVAILABLE if it cannot be reached; the controller then determines why."""
+def send_to_host(
+    port: SendPort,
+    sender: int,
+    host: int,
+    session: int,
+    feed: int,
+    contents: Contents,
+    channel: DataChannel | None = None,
+) -> None:
+    """Send contents to another host, on `channel` if it is given.
+
+    Raise UNAVAILABLE if the host cannot be reached; the controller then determines why.
+    """
     try:
-        port.to_host(host).send_contents(session, feed, contents)
+        (channel or port.to_host(host)).send_contents(session, feed, contents)
     except OSError as error:  # including ConnectError
         details = Details(Kind.LINK, hosts=(sender, host), retriable=True)
         raise failed(Code.UNAVAILABLE, f"host {sender} cannot reach host {host}: {error}", details) from error

@@ -30,6 +30,7 @@ from atoll.host_services.calls.client_calls import Calls, ClientError, Reply
 from atoll.transfers.channel import DataChannel
 from atoll.transfers.transfer_engine import Piece
 from tests.transfers.ends import SECONDS, Ends, Receiver
+from tests.waiting import until
 
 FLOATS = ArrayType("float32", (3,), 12)
 SESSION = 7
@@ -121,6 +122,22 @@ def test_a_call_returns_what_the_client_answers(ends: Ends):
     assert reply.types == (FLOATS,)
     assert bytes(reply.content[reply.offsets[0] :]) == np.arange(3, dtype=np.float32).tobytes()
     assert client.seen == [Call(4, (FLOATS,))]
+
+
+def test_a_call_fails_if_its_answer_is_announced_to_be_larger_than_its_results(ends: Ends):
+    most, awaited = (1 << 20) + 12, []
+
+    def take(piece: Piece, content: Any, done: Any) -> None:
+        done()
+        awaited.extend(calls.awaits(SESSION, piece.feed, nbytes) for nbytes in (most, most + 1, most))
+
+    threading.Thread(target=lambda: ends[1].receive(take), daemon=True).start()
+    calls = calls_over(ends)
+    with pytest.raises(StatusError, match=f"has {most + 1} bytes, and the results have at most 12") as caught:
+        calls.call(SESSION, 4, (FLOATS,), [np.arange(3, dtype=np.float32).view(np.uint8)], most=12)
+    assert caught.value.status.code == Code.INVALID_ARGUMENT
+    until(lambda: len(awaited) == 3)
+    assert awaited == [True, False, False]
 
 
 def test_calls_are_answered_in_any_order(ends: Ends):

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from atoll import errors
 from atoll.errors import AtollError, Code, FrameError, Status, StatusError, shortened
@@ -39,6 +39,8 @@ from atoll.transfers.channel import DataChannel
 # Marks around the text of an error that a worker raises into XLA, and at the beginning of the text of a StatusError.
 _BEGIN, _END, _STATUS = "\x02", "\x03", "\x04"
 _WRAPPED = re.compile(f"Traceback \\(most recent call last\\):\n[^{_BEGIN}]*{_BEGIN}(.*?){_END}", re.DOTALL)
+# Of an answer beside its results: their types, gaps between them, or the text of an error.
+_OTHER_BYTES = 1 << 20
 _NO_MARKS = str.maketrans("", "", _BEGIN + _END + _STATUS)  # removes marks from a client's text
 
 
@@ -50,6 +52,14 @@ class Reply:
     offsets: list[int]
     content: Any
     done: Callable[[], None]
+
+
+class _Waiting(NamedTuple):
+    """A call: the queue for its answer, its channel, and the largest number of bytes of its results."""
+
+    slot: queue.SimpleQueue[Any]
+    channel: DataChannel
+    most: int
 
 
 # A session and its notice; None ends the queue.
@@ -71,16 +81,20 @@ class Calls:
         self._channel_of = channel_of
         self._host = host
         self._direct = DirectChannels(self.answered, self._fail, receive)
-        # The queue for the answer and the channel of each call, by session and feed.
-        self._waiting: dict[int, dict[int, tuple[queue.SimpleQueue[Any], DataChannel]]] = {}
+        self._waiting: dict[int, dict[int, _Waiting]] = {}  # by session and feed
         self._lock = threading.Lock()
         self._notices: queue.SimpleQueue[_Notice] | None = None
         self._notifying = SessionThreads("atoll-call-notices", most=1)  # keeps the order of notices
         # A random start, because the client may still answer calls from an earlier process of this host.
         self._serial = itertools.count(1 + secrets.randbits(39))
 
-    def call(self, session: int, callback: int, types: tuple[ArrayType, ...], arrays: Sequence[Any]) -> Reply:
+    def call(
+        self, session: int, callback: int, types: tuple[ArrayType, ...], arrays: Sequence[Any], most: int = 0
+    ) -> Reply:
         """Call the client's callable, and wait for the answer as long as the session has a channel.
+
+        `most` is the largest number of bytes that the results may have, without their types. A client whose answer is
+        larger does not make this host allocate memory for it.
 
         Raises ClientError if the callable raises. Raises StatusError, with the code CANCELLED if there is no answer.
         """
@@ -88,7 +102,7 @@ class Calls:
         slot: queue.SimpleQueue[Any] = queue.SimpleQueue()
         channel = self._direct.of(session, self._channel_of(session))
         with self._lock:
-            self._waiting.setdefault(session, {})[feed] = slot, channel
+            self._waiting.setdefault(session, {})[feed] = _Waiting(slot, channel, most)
         try:
             _send(channel, session, feed, encode(Call(callback, types), arrays))
             outcome = slot.get()
@@ -116,10 +130,10 @@ class Calls:
     def _forget(self, session: int, feed: int) -> queue.SimpleQueue[Any] | None:
         with self._lock:
             waiting = self._waiting.get(session, {})
-            slot, _ = waiting.pop(feed, (None, None))
+            found = waiting.pop(feed, None)
             if not waiting:
                 self._waiting.pop(session, None)
-            return slot
+            return None if found is None else found.slot
 
     def retain(self, session: int, callbacks: tuple[int, ...]) -> None:
         """Notify the session that this host may call these callables."""
@@ -158,9 +172,15 @@ class Calls:
     def takes(self, feed: int) -> bool:
         return is_call(feed)
 
-    def awaits(self, session: int, feed: int) -> bool:
+    def awaits(self, session: int, feed: int, nbytes: int) -> bool:
         with self._lock:
-            return feed in self._waiting.get(session, ())
+            call = self._waiting.get(session, {}).get(feed)
+        if call is None or nbytes <= call.most + _OTHER_BYTES:
+            return call is not None
+        self._forget(session, feed)
+        text = f"the answer of a callback is invalid: it has {nbytes} bytes, and the results have at most {call.most}"
+        call.slot.put(StatusError(Code.INVALID_ARGUMENT, text))
+        return False
 
     def answered(self, session: int, feed: int, content: Any, done: Callable[[], None]) -> None:
         """Handle a piece that has arrived. Pieces that answer no call are dropped, because clients are not trusted."""
@@ -194,7 +214,8 @@ class Calls:
     def _fail(self, session: int, channel: DataChannel | None = None) -> None:
         """Cancel the calls on one channel of a session, or on all its channels."""
         with self._lock:
-            waiting = [slot for slot, its in self._waiting.get(session, {}).values() if channel in (None, its)]
+            calls = self._waiting.get(session, {}).values()
+            waiting = [each.slot for each in calls if channel in (None, each.channel)]
         for slot in waiting:
             slot.put(_cancelled(session))
 

@@ -20,6 +20,9 @@ from atoll.ir.types import ShardType
 from atoll.protocol.messages import HostChannels
 from atoll.transfers.dtypes import dtype_name, numpy_dtype
 
+# Of an answer to a question of a compilation.
+MOST_ASKED_BYTES = 64 << 20
+
 
 class Callbacks:
     """The callables of one function by position.
@@ -61,7 +64,8 @@ class Callbacks:
 
         Raises ClientError with the client's traceback, or StatusError if there is no valid answer.
         """
-        reply = self._calls.call(self.session, self._numbers[position], *packed(arguments))
+        most = sum([numpy_dtype(dtype).itemsize * math.prod(shape) for dtype, shape in results if dtype != "token"])
+        reply = self._calls.call(self.session, self._numbers[position], *packed(arguments), most)
         try:
             return _results(reply, results)
         except BaseException:
@@ -71,7 +75,7 @@ class Callbacks:
     def ask(self, key: bytes, request: bytes) -> bytes:
         """Call the callable of a key with the bytes of a request, and return the answer's bytes. Raises like `call`."""
         number = self._numbers[len(self) + self.keys.index(key)]
-        reply = self._calls.call(self.session, number, *packed([np.frombuffer(request, np.uint8)]))
+        reply = self._calls.call(self.session, number, *packed([np.frombuffer(request, np.uint8)]), MOST_ASKED_BYTES)
         try:
             if len(reply.types) != 1:
                 raise invalid(f"a callback of a compilation must return one array, got {len(reply.types)}")
