@@ -173,7 +173,7 @@ def test_a_compilation_without_progress_fails_and_one_with_progress_does_not():
     assert dropped == m.DropFunction(play.compile.function), "nobody needs it"
     assert failed.status.code == Code.DEADLINE_EXCEEDED
     assert "on host 0 made no progress for " in failed.status.message
-    assert failed.status.message.endswith(" s: its compiler process uses no CPU time")
+    assert failed.status.message.endswith(" s: the process that compiles it uses no CPU time")
 
 
 def test_a_worker_stops_a_compilation_without_progress_also_while_a_program_uses_the_function():

@@ -16,7 +16,7 @@ from atoll.protocol.messages import Compile, CompileReport, CompileStage
 from atoll.transfers.inbox import Inbox
 from atoll.worker import host_functions
 from atoll.worker.compilers import Compilers
-from atoll.worker.host_functions import Functions
+from atoll.worker.host_functions import Functions, _Pending
 from atoll.worker.store import TypeKeys
 from tests.devices.null.test_sim_events import HandClock
 
@@ -24,12 +24,12 @@ ALICE, BOB = 1, 2
 
 
 class Host:
-    def __init__(self, pool: Any = None, compilers: Compilers | None = None) -> None:
+    def __init__(self, pool: Any = None, compilers: Compilers | None = None, **options: Any) -> None:
         self.inbox = Inbox(lambda session, feed: None)
         backend = NullBackend(0, 1, MODELS["instant"], HandClock(), Collectives())
         self.compiled: list[Any] = []
         self.functions = Functions(
-            backend, self.inbox, TypeKeys(), self.compiled.append, pool or AtOnce(), compilers=compilers
+            backend, self.inbox, TypeKeys(), self.compiled.append, pool or AtOnce(), compilers=compilers, **options
         )
 
     def compile(self, session: int, program: str, name: str) -> None:
@@ -115,6 +115,7 @@ class Ending:
     """An entry of a compilation that ends when the entry has been read once."""
 
     stage = CompileStage.COMPILING
+    may_ask = False
 
     def __init__(self, compilation: Any) -> None:
         self._compilation = compilation
@@ -131,6 +132,22 @@ def test_a_compilation_may_end_while_its_host_reports_about_it() -> None:
     functions = Host(compilers=compilers).functions
     functions._compiling["a"] = cast(Any, Ending(compilation))
     assert functions.stages_of(["a"]) == (CompileReport("a", CompileStage.COMPILING),)
+
+
+def test_the_cpu_time_of_a_worker_is_the_progress_of_what_it_compiles_itself_unless_that_waits_for_its_client() -> None:
+    seconds = 1234.0
+    functions = Host(cpu_seconds=lambda: seconds).functions
+    functions._compiling["a"] = _Pending(CompileStage.COMPILING)
+    functions._compiling["b"] = _Pending(CompileStage.COMPILING, may_ask=True)
+    functions._compiling["c"] = _Pending(CompileStage.QUEUED)
+    asked = ["a", "b", "c"]
+    before = functions.stages_of(asked)
+    assert [each.progress for each in before[1:]] == [-1, -1]
+    seconds += 5.0
+    assert functions.stages_of(asked) == before, "it also answers pings"
+    seconds += 5.0
+    assert functions.stages_of(asked)[0] != before[0]
+    assert functions.stages_of(asked)[1:] == before[1:]
 
 
 def test_a_host_that_loses_an_outcome_compiles_again_when_asked(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -246,8 +246,8 @@ class Compilation:
                     text += f" it was requested {MOST_REQUESTS + 1} times: compile the program again"
                     self._settle(name, host, failure(Code.UNAVAILABLE, text, Details(hosts=(host,))), b"")
                 case Stuck(seconds):
-                    text = f"{self._title(name)} on host {host} made no progress for {seconds:.0f} s: its "
-                    text += "compiler process uses no CPU time"
+                    text = f"{self._title(name)} on host {host} made no progress for {seconds:.0f} s: the "
+                    text += "process that compiles it uses no CPU time"
                     self._outbox.to_host(host, m.StopCompiling(name))  # a program may still use the function
                     self._settle(name, host, failure(Code.DEADLINE_EXCEEDED, text, Details(hosts=(host,))), b"")
 

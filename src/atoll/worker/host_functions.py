@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor as Pool
@@ -45,6 +46,8 @@ COMPILE_THREADS = 2
 IDLE_FUNCTIONS = 512
 # The report about an IFRT IR program, which the controller forwards.
 MOST_OUTLINE_BYTES = 4 << 20
+# CPU time of this process that counts as progress of the compilations in it.
+_CPU_STEP_SECONDS = 10.0
 # Created at import, because msgspec crashes if two threads are the first to use a type at the same time.
 _read_source = msgspec.msgpack.Decoder(FunctionSource).decode
 
@@ -83,6 +86,7 @@ class _Pending:
     thread: int = 0  # that works on it
     others: list[Compile] = field(default_factory=list)
     apart: Compilation | None = None  # by `compilers`, which know the stage
+    may_ask: bool = False  # this process compiles it, and may wait for the client meanwhile
 
 
 class Functions:
@@ -92,6 +96,7 @@ class Functions:
         report: Receives the outcomes of compilations, on the threads of `pool`, which compile.
         calls: Carries the functions' calls into their clients' processes.
         compilers: Compile the programs of tenants. Without them, this process compiles these programs.
+        cpu_seconds: Returns the CPU time of this process.
     """
 
     def __init__(
@@ -105,7 +110,9 @@ class Functions:
         python: PythonSessions | None = None,
         compilers: Compilers | None = None,
         worlds: HostWorlds | None = None,
+        cpu_seconds: Callable[[], float] = time.process_time,
     ) -> None:
+        self._cpu_seconds = cpu_seconds
         self._libraries = HostLibraries(backend.libraries)
         self.python = python or PythonSessions(None)
         self._compilers = compilers
@@ -157,22 +164,33 @@ class Functions:
         with self._lock:
             # Other threads change these entries.
             found = [
-                (name, CompileStage.UNKNOWN, None) if each is None else (name, each.stage, each.apart)
+                (name, CompileStage.UNKNOWN, False, None)
+                if each is None
+                else (name, each.stage, each.may_ask, each.apart)
                 for name, each in ((name, self._compiling.get(name)) for name in functions)
             ]
         return tuple(
-            CompileReport(name, stage)
+            CompileReport(name, stage, self._progress_here(stage, may_ask))
             if apart is None or self._compilers is None
             else self._compilers.report(name, apart)
-            for name, stage, apart in found
+            for name, stage, may_ask, apart in found
         )
 
-    def _enter(self, name: str, stage: CompileStage) -> None:
+    def _progress_here(self, stage: CompileStage, may_ask: bool) -> int:
+        """Return a number that changes while this process compiles, or -1 if it does not, or may wait for its client.
+
+        XLA compiles on threads of its own, so the CPU time of the whole process counts. It is rounded, since a process
+        that waits in vain also answers pings. A compilation that waits beside a busy one seems to make progress.
+        """
+        is_busy = stage is CompileStage.COMPILING and not may_ask
+        return int(self._cpu_seconds() / _CPU_STEP_SECONDS) if is_busy else -1
+
+    def _enter(self, name: str, stage: CompileStage, may_ask: bool = False) -> None:
         """Note that the function waits, so that no thread works on it."""
         with self._lock:
             pending = self._compiling.get(name)
             if pending is not None:
-                pending.stage, pending.thread = stage, 0
+                pending.stage, pending.thread, pending.may_ask = stage, 0, may_ask
 
     @contextlib.contextmanager
     def _working(self, name: str, apart: Compilation | None = None) -> Iterator[None]:
@@ -253,7 +271,7 @@ class Functions:
             text = f"devices of platform {self._backend.platform} run no IFRT IR programs (MPMD)"
             self._end(message, None, unimplemented(text).status)
         elif source.keys:
-            self._enter(message.function, CompileStage.QUEUED)
+            self._enter(message.function, CompileStage.QUEUED, may_ask=True)
             self._asking.submit(source.session, lambda: self._compile(message, source))
         else:
             self._compile(message, source)
