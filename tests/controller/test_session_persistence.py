@@ -12,7 +12,7 @@ from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from tests.controller.play import Cluster, runs
-from tests.controller.test_suspensions import SuspendPlay, answer_in
+from tests.controller.test_suspensions import SuspendPlay, answer_in, dropped, suspended_in_one_file
 
 PIECE = m.SpilledPiece(1, 8, "/spilled/1.piece", 7)
 
@@ -141,6 +141,16 @@ def test_it_goes_on_on_another_island_too():
     play.hosts_join()
     play.proxy_is_back()
     assert play.resume(1)[0] == m.SendSources(((1, (1,)),))
+
+
+def test_the_next_cluster_removes_a_file_of_several_arrays_once():
+    play = next_of(suspended_in_one_file())
+    play.hosts_join()
+    play.event(e.ConnectionBack(0.0, play._sessions[play.session]))
+    play.say(m.FailureAcknowledged((0, 1)))
+    (send,) = [each for each in play.resume() if isinstance(each, m.SendSpilled)]
+    (run,) = runs(play.report(0, m.FeedsArrived(play.session, tuple(feed for _, feed, _ in send.pieces))))
+    assert dropped(play.done(run.sequence)) == ["/spilled/1.piece"]
 
 
 def test_it_may_be_kept_again_by_the_next_cluster_before_anybody_has_come():

@@ -244,6 +244,49 @@ def test_a_suspended_session_that_ends_leaves_nothing(to_disk: bool):
     assert play.memory == 0
 
 
+FILE = "/spilled/1.piece"
+
+
+def suspended_in_one_file() -> SuspendPlay:
+    """A session with two arrays (handles 5 and 6) that are in one file."""
+    play = SuspendPlay()
+    play.array(6)
+    play.ask(to_disk=True)
+    (put,) = play.quiesced()
+    assert put.are_dropped_together
+    pieces = tuple(m.SpilledPiece(number, 8, FILE, 7, 8 * i) for i, (number, _, _) in enumerate(put.shards))
+    play.report(0, m.SpillReply(play.session, put.request, OK, pieces))
+    return play
+
+
+def dropped(messages: list[Any]) -> list[str]:
+    """The files that hosts are to remove."""
+    return [piece.path for each in messages if isinstance(each, m.DropSpilled) for piece in each.pieces]
+
+
+def test_a_file_of_several_arrays_is_removed_once_when_all_of_them_are_back():
+    play = suspended_in_one_file()
+    (send,) = [each for each in play.resume() if isinstance(each, m.SendSpilled)]
+    assert [piece.offset for piece, _, _ in send.pieces] == [0, 8]
+    (run,) = runs(play.report(0, m.FeedsArrived(play.session, tuple(feed for _, feed, _ in send.pieces))))
+    assert dropped(play.done(run.sequence)) == [FILE]
+
+
+def test_a_file_of_several_arrays_stays_while_one_of_them_is_needed():
+    play = suspended_in_one_file()
+    assert dropped(play.say(m.Release((5,)))) == []
+    assert dropped(play.say(m.Release((6,)))) == [FILE]
+
+
+@pytest.mark.parametrize("is_resuming", [False, True])
+def test_the_file_of_a_session_that_ends_is_removed_once(is_resuming: bool):
+    play = suspended_in_one_file()
+    if is_resuming:
+        play.resume()
+    play.close(play.session)
+    assert dropped(play.outbox()) == [FILE]
+
+
 def test_a_session_that_does_not_come_to_rest_goes_on():
     play = SuspendPlay()
     play.with_call(arguments=0)

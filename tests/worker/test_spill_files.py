@@ -107,11 +107,12 @@ def test_bytes_that_a_file_does_not_have_are_refused(directory: str, offset: int
 
 
 def test_the_manifest_lists_the_pieces_with_their_checksums(directory: str):
-    pieces = [spill_files.write(directory, number, CONTENTS[: 10 + number].data) for number in (2, 1)]
+    pieces = shared(directory, (2, 1))
     spill_files.write_manifest(directory, 3, b'{"number":7}', pieces)
     found = msgspec.json.decode((Path(directory) / "host-3.json").read_bytes(), type=spill_files.Manifest)
-    assert (found.format, found.host, bytes(found.session)) == (1, 3, b'{\n    "number": 7\n  }')
-    assert found.pieces[0] == {"number": 1, "file": "1.piece", "nbytes": 11, "crc32": pieces[1].checksum}
+    assert (found.format, found.host, bytes(found.session)) == (2, 3, b'{\n    "number": 7\n  }')
+    rows = {"number": 1, "file": "2.piece", "offset": 198, "nbytes": 99, "crc32": pieces[1].checksum}
+    assert found.pieces[0] == rows
 
 
 def test_dropped_pieces_leave_no_file_and_no_directory(directory: str):

@@ -105,6 +105,8 @@ class ArraySpiller:
         self._restores: dict[tuple[int, int], _Restore] = {}  # by session and handle
         self.losses: Counter[int] = Counter()  # by host: how often its memory was lost
         self._by_feed: dict[tuple[int, int], _Restore] = {}  # by session and feed
+        # The number of pieces in each file of a session, by session, and by host and path.
+        self._files: dict[int, dict[tuple[int, str], int]] = {}
         self._next_request = 1
         self.next_piece = 1
         self._next_feed = SPILL_FEEDS.start
@@ -141,7 +143,8 @@ class ArraySpiller:
         text = manifest(spilled_arrays) if directory else b""
         for host, some in sorted(shards.items()):
             self._out.to_host(
-                host, m.SpillRequest(session.number, request, tuple(some), bool(directory), directory, text)
+                host,
+                m.SpillRequest(session.number, request, tuple(some), bool(directory), directory, text, bool(directory)),
             )
         if not shards:
             self._spill_done(request, spill)
@@ -254,6 +257,8 @@ class ArraySpiller:
     def _spill_done(self, request: int, spill: _Spill) -> None:
         del self._spills[request]
         session = spill.session
+        parts_of = (part for _, parts in spill.arrays.values() for part in parts if part.piece.number in spill.pieces)
+        self._count_files(session, ((part.host, spill.pieces[part.piece.number]) for part in parts_of))
         for handle, (entry, parts) in spill.arrays.items():
             spilled = self._spilled(spill, handle, parts)
             is_there = session.directory.entries.get(handle) is entry and entry.is_idle
@@ -431,9 +436,32 @@ class ArraySpiller:
     # ---- the end
 
     def drop(self, session: Session, spilled: SpilledArray) -> None:
-        """Drop the pieces of a spilled array that is not needed anymore."""
+        """Drop the pieces of a spilled array that is not needed anymore. A file is dropped with its last piece."""
+        files = self._files.get(session.number, {})
         for host, pieces in spilled.by_host():
-            self._drop(session.number, host, pieces)
+            dropped = []
+            for piece in pieces:
+                left = files.pop((host, piece.path), 1) - 1
+                if left:
+                    files[host, piece.path] = left
+                else:
+                    dropped.append(piece)
+            self._drop(session.number, host, tuple(dropped))
+        if not files:
+            self._files.pop(session.number, None)
+
+    def add_persisted(self, session: Session) -> None:
+        """Note the files of a session that an earlier cluster suspended on disk."""
+        spilled = (entry.spilled for entry in session.directory.entries.values())
+        parts = (part for each in spilled if each is not None for part in each.parts)
+        self._count_files(session, ((part.host, part.piece) for part in parts))
+
+    def _count_files(self, session: Session, pieces: Iterable[tuple[int, m.SpilledPiece]]) -> None:
+        """Count pieces with the hosts that have them in the files of a session."""
+        for host, piece in pieces:
+            if piece.path:
+                files = self._files.setdefault(session.number, {})
+                files[host, piece.path] = files.get((host, piece.path), 0) + 1
 
     def _drop(self, session: int, host: int, pieces: tuple[m.SpilledPiece, ...]) -> None:
         if pieces and self._is_there(host):
@@ -444,6 +472,8 @@ class ArraySpiller:
         for entry in session.directory.entries.values() if session.has_spilled else ():
             if entry.spilled is not None and entry.spilled.in_files:
                 self.drop(session, entry.spilled)
+        for host, path in self._files.pop(session.number, {}):  # of arrays that are being restored
+            self._drop(session.number, host, (m.SpilledPiece(0, path=path),))
         for table in (self._restores, self._by_feed):
             for key in [key for key in table if key[0] == session.number]:
                 del table[key]

@@ -19,7 +19,7 @@ from atoll.state.session import Session
 
 
 class PartOfArray(msgspec.Struct, frozen=True):
-    """The contents of the shards at these positions: file `<piece>.piece` of a host."""
+    """The contents of the shards at these positions: the piece with this number, which the manifest of a host lists."""
 
     piece: int
     host: int

@@ -62,7 +62,7 @@ class RestoreDump(Dump):
     launch: Ref[Launch] | None = None
 
 
-@dump_of(ArraySpiller, "array spiller", version=2)
+@dump_of(ArraySpiller, "array spiller", version=3)
 class ArraySpillerDump(Dump):
     _next_request: int
     next_piece: int
@@ -72,6 +72,7 @@ class ArraySpillerDump(Dump):
     _restores: dict[Key, Ref[_Restore]] = {}
     losses: Counts[int] = {}
     _by_feed: dict[Key, Ref[_Restore]] = {}
+    _files: dict[int, dict[tuple[int, str], int]] = {}
 
 
 callback("array spiller: restored", ArraySpiller, ArraySpiller._restored, Ref[_Restore], tuple[int, ...])

@@ -1,7 +1,7 @@
 """Files of spilled arrays, which have only the bytes of pieces, and one manifest per host for a session.
 
-A large piece has its own file. Small pieces that are dropped together share one, since a disk takes longer to sync a
-file than to write such a piece.
+A large piece has its own file. The small pieces of a request share one, since a disk takes longer to sync a file than
+to write such a piece.
 
 With the manifests, another cluster can open the session. A manifest has the controller's description of the session,
 and the host's pieces with sizes and checksums. It is written last and atomically.
@@ -29,7 +29,7 @@ from atoll.quantities import human_bytes
 from atoll.transfers.piece_contents import read_file
 from atoll.transfers.receive_buffer_pool import RECEIVE_BUFFERS
 
-FORMAT = 1
+FORMAT = 2  # 1 lacks the offsets of pieces
 # Bytes that are checksummed and written at a time, so that they are in the CPU's cache for the second step.
 _CHUNK = 1 << 20
 # Pieces of up to this size may share a file.
@@ -164,7 +164,13 @@ def write_manifest(directory: str, host: int, session: bytes, pieces: Sequence[m
     """Write the manifest of a host. Raise StatusError if that fails."""
     path = path_of(directory) / f"host-{host}.json"
     rows = tuple(
-        {"number": each.number, "file": Path(each.path).name, "nbytes": each.nbytes, "crc32": each.checksum}
+        {
+            "number": each.number,
+            "file": Path(each.path).name,
+            "offset": each.offset,
+            "nbytes": each.nbytes,
+            "crc32": each.checksum,
+        }
         for each in sorted(pieces, key=lambda piece: piece.number)
     )
     manifest = Manifest(format=FORMAT, host=host, session=msgspec.Raw(session or b"null"), pieces=rows)

@@ -120,6 +120,7 @@ class SessionPersistence:
             self._register_functions(session)
             session.unacknowledged_failures = {island: [_ENDED] for island in self._resources.islands}
             self._suspensions.add_persisted(session, each.by_system)
+            self._spiller.add_persisted(session)
             admit(session, each.connection)
         return found
 

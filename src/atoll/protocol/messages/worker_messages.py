@@ -570,7 +570,8 @@ class SpilledPiece(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The contents of a shard of an array, or of several equal shards on a host. The controller numbers pieces.
 
     With a `path`, the file there has its bytes from `offset` on, as a feed would have them. Otherwise, they are in the
-    host's memory. `checksum` is their CRC-32. A file has further pieces only if all of them are dropped together.
+    host's memory. `checksum` is their CRC-32. A file may have further pieces, and is removed if one of them is dropped.
+    So the controller drops it with its last piece.
     """
 
     number: int
@@ -585,7 +586,7 @@ class SpillRequest(Message, frozen=True, tag=160):
 
     `shards` are (number of the piece, handle, index of the shard on this host). `manifest` describes the session and is
     written beside files. `directory` is absolute, or relative to the host's directory for spilled arrays. With
-    `are_dropped_together`, small pieces may share a file.
+    `are_dropped_together`, small pieces may share a file: the controller drops none of them before the last one.
     """
 
     session: int
