@@ -288,9 +288,11 @@ class NamedArrays:
         return sorted((each for each in older if not each.readers), key=lambda each: each.has_files)
 
     def awaited_on(self, device: int) -> list[Version]:
-        """Return the versions on the device that stay only until they are in files, although newer ones exist."""
-        found = [each for each in self._awaited.values() if device == ANY_DEVICE or device in each.devices]
-        return sorted(found, key=lambda each: each.key)
+        """Return the versions on the device that stay only until they are in files, although newer ones exist.
+
+        There is at most one per name. They are in no order.
+        """
+        return [each for each in self._awaited.values() if device == ANY_DEVICE or device in each.devices]
 
     def replace(self, now: float, name: Name, versions: Iterable[Version]) -> list[Action]:
         """Retire versions of a name that it does not keep."""
