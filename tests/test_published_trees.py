@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import OrderedDict, namedtuple
 from typing import Any
 
+import jax
 import msgspec
+import numpy as np
 import pytest
 
-from atoll.client.published_trees import _plain, _unplain, divided, form_of, numbered_tree, packs_of
+from atoll.client.published_trees import _plain, _unplain, divided, form_of, numbered_leaves, packs_of, shardings_of
 from atoll.errors import OK
 from atoll.protocol.messages import VersionArray
 from atoll.protocol.tree_forms import Pack
@@ -25,7 +29,8 @@ def opened(structure: bytes) -> OpenedVersion:
 def tree_of(structure: bytes, like: Any = None) -> Any:
     version = opened(structure)
     form = form_of("eve/policy", version)
-    return numbered_tree("eve/policy", version, form, packs_of("eve/policy", version, form), like)
+    tree, numbers = numbered_leaves("eve/policy", version, form, packs_of("eve/policy", version, form), like)
+    return jax.tree.unflatten(jax.tree.structure(tree), numbers)
 
 
 def encoded(tree: Any, packs: Any = None) -> bytes:
@@ -74,9 +79,54 @@ def test_a_wrong_form_is_an_error_that_names_the_arrays(structure: bytes) -> Non
         tree_of(structure)
 
 
+def plain_of(tree: Any) -> Any:
+    return _plain(tree, zip(jax.tree.leaves(tree), itertools.count()))
+
+
 def test_the_form_of_a_tree_is_read_back() -> None:
-    tree = {"a": (0, [1, None]), "b": {}}
-    assert _unplain(_plain(tree)) == tree
+    tree = {"b": {}, "c": 2.5, "a": (7, [np.zeros(3), None])}
+    assert _unplain(plain_of(tree)) == {"a": (0, [1, None]), "b": {}, "c": 2}
+
+
+class Node:
+    """A node of a tree that accepts arrays only."""
+
+    def __init__(self, *arrays: Any) -> None:
+        if not all(isinstance(each, np.ndarray) for each in arrays):
+            raise ValueError("not an array")
+        self.arrays = arrays
+
+
+jax.tree_util.register_pytree_node(Node, lambda node: (node.arrays, None), lambda _, arrays: Node(*arrays))
+Pair = namedtuple("Pair", ["x"])
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        Node(np.zeros(1)),
+        [Node(np.zeros(1))],
+        [np.ones(1), Node()],
+        [Node(), np.ones(1)],
+        [Node(np.zeros(1), np.zeros(2)), np.ones(1)],
+        Pair(np.zeros(1)),
+        OrderedDict(a=np.zeros(1)),
+        {1: np.zeros(1)},
+    ],
+)
+def test_other_nodes_than_dicts_lists_and_tuples_have_no_form_and_are_not_touched(tree: Any) -> None:
+    with pytest.raises(TypeError):
+        plain_of(tree)
+
+
+def test_a_tree_of_shardings_may_be_a_prefix_and_its_nodes_get_no_numbers() -> None:
+    one, other = (jax.sharding.SingleDeviceSharding(device) for device in jax.devices("cpu")[:1] * 2)
+    tree = {"a": Node(np.zeros(1), np.zeros(2)), "b": [np.zeros(3), None]}
+    assert shardings_of(tree, [2, 0, 1], {"a": one, "b": [other, None]}) == [one, other, one]
+    assert shardings_of(tree, [2, 0, 1], one) == [one] * 3
+    for wrong in ({"a": None, "b": one}, {"a": one}, {"a": one, "b": [jax.P()]}, jax.P()):
+        with pytest.raises(ValueError, match=r"structure error|in place of a jax\.sharding\.Sharding"):
+            shardings_of(tree, [2, 0, 1], wrong)
 
 
 def with_checksums(checksums: Any, cells: int = 6) -> OpenedVersion:

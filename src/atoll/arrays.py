@@ -7,6 +7,7 @@ script. A subscriber gets copies on its own devices, with its own shardings.
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import lru_cache
@@ -17,11 +18,13 @@ import numpy as np
 
 from atoll.cluster.array_names import check_array_name
 from atoll.errors import Code, StatusError
-from atoll.pins import Version, check_name, cluster_client, open_version, pin
+from atoll.pins import Version, check_name, cluster_client, open_version, pin, version_number
 from atoll.protocol.messages import MOST_PATH, MOST_PUBLISHED
 from atoll.protocol.submission import Staging, encode
 from atoll.protocol.version_requests import NumberedVersion, PublishArrays, write_request
 
+# Larger numbers are not sent. The controller has lower limits.
+_MOST_OPTION = (1 << 31) - 1
 # Names whose arrays this script donates after it has published them.
 _donated: set[str] = set()
 
@@ -55,8 +58,8 @@ def publish(
 
     Args:
       name: at most 128 letters, digits, `_`, `-` and `.`. It belongs to the tenant of the script.
-      tree: arrays in dicts, lists and tuples. For other types of nodes, subscribers need the argument `like`. Bytes,
-        such as the state of an iterator of `atoll.data`, become an array of uint8.
+      tree: arrays in lists, tuples, and dicts with strings as keys. For other types of nodes, subscribers need the
+        argument `like`. Bytes, such as the state of an iterator of `atoll.data`, become an array of uint8.
       keep: number of versions to keep, at most 64.
       dtype: a dtype to which the devices convert all arrays of real numbers, such as bfloat16, so that the version
         takes less memory and less time to read.
@@ -73,11 +76,13 @@ def publish(
     """
     import jax
 
+    from atoll.client.array_contents import content_of
     from atoll.client.array_conversions import converted
     from atoll.client.plugin_programs import staging, submit
     from atoll.client.published_trees import arrays_to_publish
 
     check_array_name(name)
+    keep, replicas = _positive("keep", keep), _positive("replicas", replicas)
     if spill not in (None, "disk"):
         raise StatusError(Code.INVALID_ARGUMENT, f'spill must be "disk" or None, not {spill!r}')
     client = cluster_client()
@@ -90,13 +95,17 @@ def publish(
             raise StatusError(Code.INVALID_ARGUMENT, f"the path {path[:100]}... of an array is too long")
     known: set[Any] = set()
     leaves = [_as_array(leaf, path, client, known) for path, (_, leaf) in zip(paths, paths_and_leaves, strict=True)]
+    dtype = None if dtype is None else jax.numpy.dtype(dtype)
+    contents = [content_of(each, dtype) for each in leaves]
     if dtype is not None:
-        leaves = converted(leaves, jax.numpy.dtype(dtype))
+        leaves = converted(leaves, dtype)
     copies = name in _donated and dtype is None  # converted arrays are copies already
-    arrays, structure = arrays_to_publish(tree, leaves, paths, copies, checksums)
+    arrays, structure = arrays_to_publish(tree, leaves, paths, contents, copies, checksums)
     if len(arrays) > MOST_PUBLISHED:
         text = f"{name} has {len(arrays)} arrays that are not small: a version can have at most {MOST_PUBLISHED}"
         raise StatusError(Code.INVALID_ARGUMENT, text)
+    if len({each.path for each in arrays}) < len(arrays):
+        raise StatusError(Code.INVALID_ARGUMENT, f"two arrays of the tree to publish as {name} have the same path")
     request = PublishArrays(name, keep, tuple(each.path for each in arrays), structure, replicas, spill is not None)
     stages = {each: _stage(client, each) for each in dict.fromkeys(array.devices for array in arrays)}
     with staging:
@@ -125,6 +134,7 @@ def subscribe(
     dtype: Any = None,
     like: Any = None,
     verify: bool = False,
+    reuse: Version | None = None,
 ) -> Version:
     """Return one whole version of published arrays, on the devices of this script.
 
@@ -146,6 +156,9 @@ def subscribe(
       dtype: a dtype to which all arrays of real numbers are converted after the transfer.
       like: a tree of the same form as the published one, whose nodes are used for the result.
       verify: compare what each device has received with the checksums of the version.
+      reuse: a version that this script has received. If the publisher has published the same arrays again, such as
+        frozen weights, the result has the arrays of this version, and the devices receive only the other ones. Arrays
+        of less than 1 MiB, and those that need another sharding or that the script has donated, are received again.
 
     Raises:
       StatusError: there is no such version within `wait` seconds, a part of it is lost, access is not permitted, or
@@ -155,7 +168,7 @@ def subscribe(
       BackendError: JAX does not run on Atoll in this process.
     """
     with pin(name, version=version, newer_than=newer_than, wait=wait) as pinned:
-        return pinned.read(shardings, dtype=dtype, like=like, verify=verify)
+        return pinned.read(shardings, dtype=dtype, like=like, verify=verify, reuse=reuse)
 
 
 def wait_until_stored(name: str, version: int, *, timeout: float = 60.0) -> None:
@@ -178,9 +191,16 @@ def wait_until_stored(name: str, version: int, *, timeout: float = 60.0) -> None
         reason, for example that a disk is full.
       BackendError: JAX does not run on Atoll in this process.
     """
-    if version < 1:
-        raise StatusError(Code.INVALID_ARGUMENT, f"versions are numbered from 1: {name} has no version {version}")
-    open_version(cluster_client(), check_name(name), version, 0, timeout, in_files=True)
+    number = version_number(name, version)
+    open_version(cluster_client(), check_name(name), number, 0, timeout, in_files=True)
+
+
+def _positive(what: str, value: Any) -> int:
+    """Return an argument as an int. Raise StatusError if it is not positive, or larger than any limit."""
+    number = operator.index(value)
+    if not 1 <= number <= _MOST_OPTION:
+        raise StatusError(Code.INVALID_ARGUMENT, f"{what} must be from 1 to {_MOST_OPTION}, not {number}")
+    return number
 
 
 def _as_array(leaf: Any, path: str, client: Any, known: set[Any]) -> Any:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import itertools
+import math
+import operator
 import time
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from atoll.cluster.array_names import SEPARATOR, check_array_name
-from atoll.errors import BackendError, Code, StatusError, status_of
+from atoll.errors import BackendError, Code, StatusError, invalid, status_of
 from atoll.protocol.messages import VersionArray
 from atoll.protocol.tree_forms import TreeForm
 from atoll.protocol.version_requests import OpenArrays, OpenedVersion, ReadArrays, write_request
 
 # A request waits at most this long at the controller. It is repeated, so that an interrupt ends it.
 _POLL_SECONDS = 2.0
+_MOST_NUMBER = (1 << 62) - 1
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class Version:
 
     number: int
     tree: Any
+    _contents: Mapping[int, Any] = field(default_factory=dict, repr=False, compare=False)  # large arrays, by content
 
 
 def pin(name: str, *, version: int | None = None, newer_than: int | None = None, wait: float = 60.0) -> Pin:
@@ -59,7 +63,9 @@ def pin(name: str, *, version: int | None = None, newer_than: int | None = None,
       BackendError: JAX does not run on Atoll in this process.
     """
     client = cluster_client()
-    reply, opened = open_version(client, check_name(name), -1 if version is None else version, newer_than or 0, wait)
+    number = -1 if version is None else version_number(name, version)
+    after = 0 if newer_than is None else min(max(0, operator.index(newer_than)), _MOST_NUMBER)
+    reply, opened = open_version(client, check_name(name), number, after, wait)
     return Pin(client, name, opened, reply)
 
 
@@ -87,7 +93,15 @@ class Pin:
     def __exit__(self, *error: object) -> None:
         self.release()
 
-    def read(self, shardings: Any = None, *, dtype: Any = None, like: Any = None, verify: bool = False) -> Version:
+    def read(
+        self,
+        shardings: Any = None,
+        *,
+        dtype: Any = None,
+        like: Any = None,
+        verify: bool = False,
+        reuse: Version | None = None,
+    ) -> Version:
         """Return the version on the devices of this script. The arguments and the errors are those of `subscribe`."""
         import jax
 
@@ -104,21 +118,26 @@ class Pin:
             text = f"version {self.number} of {name} has no checksums: publish it with checksums=True"
             raise StatusError(Code.FAILED_PRECONDITION, text)
         packs = trees.packs_of(name, opened, form)
-        tree = trees.numbered_tree(name, opened, form, packs, like)
+        tree, numbers = trees.numbered_leaves(name, opened, form, packs, like)
         first = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-        chosen: list[Any] = [None] * sum(map(trees.leaf_count, packs))
-        trees.fill_shardings(tree, first if shardings is None else shardings, chosen)
-        wanted = iter(chosen)
+        wanted = iter(trees.shardings_of(tree, numbers, first if shardings is None else shardings))
         parts = [list(itertools.islice(wanted, trees.leaf_count(pack))) for pack in packs]
         places = [
             part[0] if pack is None else array_packing.target(pack, part[0])
             for pack, part in zip(packs, parts, strict=True)
         ]
+        dtype = None if dtype is None else jax.numpy.dtype(dtype)
+        contents = trees.contents_of(opened, form)
+        have: dict[int, Any] = {}
+        for number, content in enumerate(contents):
+            array = None if reuse is None or not content else reuse._contents.get(content)
+            if array is not None and self._fits(array, opened.arrays[number], places[number], dtype, verify):
+                have[number] = array
         try:
             if verify:
-                arrays = self._verified(opened, form, places, sums)
+                arrays = self._verified(opened, form, places, sums, have)
             else:
-                arrays = jax.block_until_ready(self._submit(0, opened.arrays, places))
+                arrays = jax.block_until_ready(self._read(opened.arrays, places, have))
         except jax.errors.JaxRuntimeError as error:
             status = status_of(error)
             raise StatusError(Code(status.code), status.message, status.payloads) from error
@@ -126,23 +145,40 @@ class Pin:
             [array] if pack is None else array_packing.unpack(pack, array, part)
             for array, pack, part in zip(arrays, packs, parts, strict=True)
         ]
+        firsts = itertools.accumulate(map(len, unpacked), initial=0)
         arrays = list(itertools.chain.from_iterable(unpacked))
         if dtype is not None:
-            arrays = converted(arrays, jax.numpy.dtype(dtype))
-        return Version(opened.version, jax.tree.map(lambda position: arrays[position], tree))
+            arrays = converted(arrays, dtype)
+        received = {content: arrays[first] for first, content in zip(firsts, contents, strict=False) if content}
+        whole = jax.tree.unflatten(jax.tree.structure(tree), [arrays[number] for number in numbers])
+        return Version(opened.version, whole, received)
+
+    def _fits(self, array: Any, published: VersionArray, place: Any, dtype: Any, verify: bool) -> bool:
+        """Return whether an array with the content of a published one can be a part of the result."""
+        import jax
+
+        own = jax.numpy.dtype(published.dtype)
+        wanted = own if dtype is None or not jax.numpy.issubdtype(own, jax.numpy.floating) else dtype
+        is_comparable = wanted == own or not verify
+        return not array.is_deleted() and array.dtype == wanted and array.sharding == place and is_comparable
 
     def _verified(
-        self, opened: OpenedVersion, form: TreeForm, places: Sequence[Any], sums: Sequence[VersionArray]
+        self,
+        opened: OpenedVersion,
+        form: TreeForm,
+        places: Sequence[Any],
+        sums: Sequence[VersionArray],
+        have: Mapping[int, Any],
     ) -> list[Any]:
-        """Read the arrays with these shardings, and compare them with their checksums. Raise DATA_LOSS.
+        """Read the arrays with these shardings, and compare all with their checksums. Raise DATA_LOSS.
 
         The source may be the copy of another script. If it is wrong, the arrays are read once more, from the version.
         """
         try:
-            return self._compared(opened, form, places, sums, is_original=False)
+            return self._compared(opened, form, places, sums, have, is_original=False)
         except StatusError as error:
             problem = error.status.message
-        arrays = self._compared(opened, form, places, sums, is_original=True)
+        arrays = self._compared(opened, form, places, sums, {}, is_original=True)
         warnings.warn(f"{problem}; the arrays were read again, from the devices of the version", stacklevel=4)
         return arrays
 
@@ -152,6 +188,7 @@ class Pin:
         form: TreeForm,
         places: Sequence[Any],
         sums: Sequence[VersionArray],
+        have: Mapping[int, Any],
         is_original: bool,
     ) -> list[Any]:
         import jax
@@ -159,11 +196,32 @@ class Pin:
         from atoll.client import published_trees
 
         beside = jax.sharding.SingleDeviceSharding(min(places[0].device_set, key=lambda device: device.id))
-        arrays = self._submit(0, opened.arrays, places, is_original)
+        arrays = self._read(opened.arrays, places, have, is_original)
         # A request of their own: later subscribers get arrays from this script, which does not keep the checksums.
         read_sums = self._submit(len(places), sums, [beside] * len(sums), is_original)
         published_trees.check(self._name, opened, form, *jax.block_until_ready((arrays, read_sums)))
         return arrays
+
+    def _read(
+        self,
+        arrays: Sequence[VersionArray],
+        places: Sequence[Any],
+        have: Mapping[int, Any],
+        is_original: bool = False,
+    ) -> list[Any]:
+        """Read the arrays with these shardings, except those that this script has."""
+        import jax
+
+        from atoll.client import array_contents
+
+        if not have:
+            return self._submit(0, arrays, places, is_original)
+        found = [have.get(number) for number in range(len(arrays))]
+        sizes = [math.prod(each.shape) * jax.numpy.dtype(each.dtype).itemsize for each in arrays]
+        for some in array_contents.reads(sizes, have):
+            part = slice(some.start, some.stop)
+            found[part] = self._submit(some.start, arrays[part], places[part], is_original)
+        return found
 
     def _submit(
         self, first: int, arrays: Sequence[VersionArray], places: Sequence[Any], is_original: bool = False
@@ -204,6 +262,14 @@ def check_name(name: str) -> str:
     if separator:
         check_array_name(owner)
     return name
+
+
+def version_number(name: str, version: Any) -> int:
+    """Return the number of a version as an int. Raise StatusError if no version can have it."""
+    number = operator.index(version)
+    if not 1 <= number <= _MOST_NUMBER:
+        raise invalid(f"versions are numbered from 1: {name} has no version {number}")
+    return number
 
 
 def open_version(

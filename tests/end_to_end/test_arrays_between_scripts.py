@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -158,6 +160,93 @@ def count_arrays() -> list[tuple[str, int]]:
     return copies
 
 
+def reuse_frozen() -> list[str]:
+    """Publish frozen weights beside others. Return which arrays of each version are those of the former one."""
+    first, second = (
+        NamedSharding(Mesh(np.array(jax.devices()[some : some + 2]), "x"), PartitionSpec("x")) for some in (0, 2)
+    )
+    tree = {name: jax.device_put(jnp.full(1 << 18, 7, jnp.float32), first) for name in ("frozen", "head")}
+    tree["small"] = jax.device_put(jnp.full(2, 7, jnp.float32), first)
+    update = jax.jit(lambda head: head + 1, donate_argnums=0)
+    former, found = None, []
+    for step in range(4):
+        number = atoll.publish("policy-frozen", tree, checksums=True)
+        version = atoll.subscribe("policy-frozen", second, version=number, reuse=former, verify=step % 2 == 1)
+        assert [float(version.tree[name][-1]) for name in ("frozen", "head", "small")] == [7, 7 + step, 7]
+        if former is not None:
+            same = [name for name in tree if version.tree[name] is former.tree[name]]
+            found.append(", ".join(same))
+        tree["head"] = update(tree["head"])
+        former = version
+    elsewhere = atoll.subscribe("policy-frozen", first, reuse=former)
+    half = atoll.subscribe("policy-frozen", second, dtype=jnp.bfloat16, reuse=former)
+    again = atoll.subscribe("policy-frozen", second, dtype=jnp.bfloat16, reuse=half)
+    verified = atoll.subscribe("policy-frozen", second, dtype=jnp.bfloat16, reuse=half, verify=True)
+    for version in (elsewhere, half, verified):
+        assert all(each is not former.tree[name] for name, each in version.tree.items())
+        assert all(each is not half.tree[name] for name, each in version.tree.items() if version is not half)
+    found.append(", ".join(name for name in tree if again.tree[name] is half.tree[name]))
+    update(again.tree["frozen"])
+    last = atoll.subscribe("policy-frozen", second, dtype=jnp.bfloat16, reuse=again)
+    assert float(last.tree["frozen"][0]) == 7
+    return found
+
+
+class Strict:
+    """A node of a tree that accepts arrays only."""
+
+    def __init__(self, *arrays: Any) -> None:
+        self.arrays = arrays
+        for each in arrays:
+            assert isinstance(each, jax.Array), f"{each} is no array"
+
+
+class Pair:
+    """A node of a tree whose children have the same key."""
+
+    def __init__(self, *arrays: Any) -> None:
+        self.arrays = arrays
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.arrays)
+
+
+def refusals() -> list[str]:
+    """Return the errors of arguments that no version can have, and of trees."""
+    jax.tree_util.register_pytree_node(Strict, lambda node: (node.arrays, None), lambda _, arrays: Strict(*arrays))
+    jax.tree_util.register_pytree_with_keys(
+        Pair,
+        lambda pair: (tuple((jax.tree_util.DictKey("same"), each) for each in pair), None),
+        lambda _, two: Pair(*two),
+    )
+    array = jnp.ones(3)
+    number = atoll.publish(
+        "policy-arguments", [Strict(array), {"\ud800": array}], keep=np.int8(2), replicas=np.int32(1)
+    )
+    assert (
+        atoll.subscribe(
+            "policy-arguments", version=np.int64(number), newer_than=-7, like=[Strict(array), {"\ud800": 0}]
+        ).number
+        == number
+    )
+    found = []
+    for call in (
+        lambda: atoll.publish("policy-arguments", array, keep=0),
+        lambda: atoll.publish("policy-arguments", array, keep=65),
+        lambda: atoll.publish("policy-arguments", array, replicas=1 << 70),
+        lambda: atoll.publish("policy-arguments", Pair(array, array)),
+        lambda: atoll.subscribe("policy-arguments", version=-1),
+        lambda: atoll.subscribe("policy-arguments", version=1 << 70),
+        lambda: atoll.subscribe("policy-arguments", newer_than=1 << 70, wait=0.0),
+        lambda: atoll.subscribe("policy-arguments"),
+    ):
+        try:
+            found.append(str(call()))
+        except (StatusError, ValueError) as error:
+            found.append(str(error))
+    return found
+
+
 def python_of(start_python: StartPython, cluster: StandingCluster, name: str) -> RemotePython:
     return start_python(ATOLL_ADDRESS=cluster.address, ATOLL_TOKEN=TOKENS[name])
 
@@ -227,6 +316,35 @@ def test_arrays_that_a_script_donates_after_it_has_published_them_are_copied_at_
         ("step", 11),
         ("newest", 10),
     ]
+    trainer.close()
+    assert check(shared) == []
+
+
+def test_arrays_that_are_published_again_are_not_received_again(
+    shared: StandingCluster, start_python: StartPython
+) -> None:
+    trainer = python_of(start_python, shared, "trainer")
+    assert trainer.call(reuse_frozen) == ["frozen", "frozen", "frozen", "frozen, head"]
+    trainer.close()
+    assert check(shared) == []
+
+
+def test_wrong_arguments_are_errors_and_the_session_continues(
+    shared: StandingCluster, start_python: StartPython
+) -> None:
+    trainer = python_of(start_python, shared, "trainer")
+    expected = [
+        "keep must be from 1 to 2147483647, not 0",
+        "a name can keep 1 to 64 versions, not 65",
+        f"replicas must be from 1 to 2147483647, not {1 << 70}",
+        "two arrays of the tree to publish as policy-arguments have the same path",
+        "versions are numbered from 1: policy-arguments has no version -1",
+        f"versions are numbered from 1: policy-arguments has no version {1 << 70}",
+        "trainer/policy-arguments does not have a version newer than",
+        "policy-arguments has other nodes than dicts with strings as keys, lists and tuples",
+    ]
+    for text, part in zip(trainer.call(refusals), expected, strict=True):
+        assert part in text
     trainer.close()
     assert check(shared) == []
 

@@ -21,12 +21,14 @@ import msgspec
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
+from atoll.ir.types import DTYPE_BITS
 from atoll.protocol.tree_forms import MOST_PACKED, Pack
 
 # Arrays with at most this many bytes per shard are packed.
 SMALL_BYTES = 16 << 10
 # Fewer arrays of one shape are not packed, because the devices would have to compile functions for them.
 FEWEST = 32
+_LEAST_BITS = 8
 
 # ---- packing
 
@@ -68,8 +70,11 @@ def groups(leaves: Sequence[Any]) -> list[tuple[list[int], int]]:
 
 
 def _kind(sharding: Any, dtype: Any, shape: tuple[int, ...]) -> _Kind | None:
-    """Return the kind of arrays of this type, or None if they are not packed."""
-    if not _is_in_default_memory(sharding):
+    """Return the kind of arrays of this type, or None if they are not packed.
+
+    Numbers of less than 8 bits are not: XLA ends the process that compiles a concatenation of int2 for a CPU.
+    """
+    if not _is_in_default_memory(sharding) or DTYPE_BITS.get(dtype.name, 0) < _LEAST_BITS:
         return None
     nbytes = math.prod(sharding.shard_shape(shape)) * dtype.itemsize
     if not 0 < nbytes <= SMALL_BYTES:

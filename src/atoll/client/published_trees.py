@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from atoll.client import array_checksums, array_packing
+from atoll.client.array_contents import Content
 from atoll.errors import Code, Details, Kind, StatusError, failed
 from atoll.protocol.messages import MOST_STRUCTURE, VersionArray
 from atoll.protocol.tree_forms import Pack, TreeForm
@@ -29,15 +31,22 @@ class StagedArray(NamedTuple):
     path: str
     pack: Pack | None
     positions: list[int]  # of the leaves in the tree
+    content: int = 0
 
 
 def arrays_to_publish(
-    tree: Any, leaves: Sequence[Any], paths: Sequence[str], copies: bool, checksums: bool
+    tree: Any,
+    leaves: Sequence[Any],
+    paths: Sequence[str],
+    contents: Sequence[Content],
+    copies: bool,
+    checksums: bool,
 ) -> tuple[list[StagedArray], bytes]:
     """Return the arrays of the request, sorted by devices, and the encoded form of the tree.
 
-    With `copies`, the arrays are copies. Otherwise they are the leaves of the tree, and packs of small leaves. With
-    `checksums`, arrays with their checksums follow.
+    They are the leaves of the tree, and packs of small leaves. With `copies`, they are copies of those leaves that were
+    not published before: a script that donates its arrays keeps the others. With `checksums`, arrays with their
+    checksums follow.
     """
     groups = array_packing.groups(leaves)
     arrays = []
@@ -49,9 +58,12 @@ def arrays_to_publish(
         arrays.append(StagedArray(_devices(value), value, path, pack, positions))
     packed = set(itertools.chain.from_iterable(positions for positions, _ in groups))
     alone = [position for position in range(len(leaves)) if position not in packed]
-    values = [leaves[position] for position in alone]
-    for position, leaf in zip(alone, array_packing.copied(values) if copies else values, strict=True):
-        arrays.append(StagedArray(_devices(leaf), leaf, paths[position], None, [position]))
+    values: dict[int, Any] = {}
+    if copies and (copied := [position for position in alone if not contents[position].is_known]):
+        values = dict(zip(copied, array_packing.copied([leaves[each] for each in copied]), strict=True))
+    for position in alone:
+        leaf = values.get(position, leaves[position])
+        arrays.append(StagedArray(_devices(leaf), leaf, paths[position], None, [position], contents[position].number))
     arrays.sort(key=lambda array: array.devices)
     groups_of_sums = tuple(_numbers_by_devices(arrays)) if checksums else ()
     structure = _encode_structure(tree, arrays, groups_of_sums)
@@ -73,7 +85,11 @@ def _devices(array: Any) -> tuple[int, ...]:
 
 
 def _encode_structure(tree: Any, arrays: Sequence[StagedArray], checksums: tuple[tuple[int, ...], ...]) -> bytes:
-    """Return the form of the tree; b"" if it is too large and not needed."""
+    """Return the form of the tree.
+
+    It lacks the tree if subscribers have to pass `like`: for other nodes than `_plain` describes, keys that are not
+    Unicode, and trees that are very deep or large.
+    """
     import jax
 
     order = list(itertools.chain.from_iterable(each.positions for each in arrays))
@@ -81,28 +97,37 @@ def _encode_structure(tree: Any, arrays: Sequence[StagedArray], checksums: tuple
     for number, position in enumerate(order):
         numbers[position] = number
     packs = {number: each.pack for number, each in enumerate(arrays) if each.pack is not None}
-    try:
-        plain = _plain(jax.tree.unflatten(jax.tree.structure(tree), numbers))
-    except TypeError:
-        plain = None
-    for form in (TreeForm(plain, packs, checksums), TreeForm(None, packs, checksums)):
-        content = msgspec.msgpack.encode(form)
+    contents = tuple(each.content for each in arrays)
+    contents = contents if any(contents) else ()
+    with suppress(TypeError, UnicodeEncodeError, RecursionError):
+        plain = _plain(tree, zip(jax.tree.leaves(tree), numbers, strict=True))
+        content = msgspec.msgpack.encode(TreeForm(plain, packs, checksums, contents))
         if len(content) <= MOST_STRUCTURE:
             return content
+    content = msgspec.msgpack.encode(TreeForm(None, packs, checksums, contents))
+    if len(content) <= MOST_STRUCTURE:
+        return content
     text = f"the paths of {len(order)} arrays have more than {MOST_STRUCTURE >> 20} MiB: publish fewer arrays at once"
     raise StatusError(Code.INVALID_ARGUMENT, text)
 
 
-def _plain(node: Any) -> Any:
-    """Return a node as lists, in which numbers are leaves. Raise TypeError for nodes of other types."""
+def _plain(node: Any, leaves: Iterator[tuple[Any, int]]) -> Any:
+    """Return a node as lists, in which numbers are leaves. Raise TypeError for nodes of other types.
+
+    `leaves` are the next leaves of the tree with their numbers. Nodes of other types are not touched: they may refuse
+    numbers in place of arrays.
+    """
     kind = type(node)
-    if kind is int or node is None:
-        return node
+    if node is None:
+        return None
     if kind is dict and all(type(key) is str for key in node):
-        return [_DICT, {key: _plain(each) for key, each in node.items()}]
+        return [_DICT, {key: _plain(node[key], leaves) for key in sorted(node)}]
     if kind is list or kind is tuple:
-        return [_LIST if kind is list else _TUPLE, [_plain(each) for each in node]]
-    raise TypeError
+        return [_LIST if kind is list else _TUPLE, [_plain(each, leaves) for each in node]]
+    leaf, number = next(leaves, (None, -1))
+    if node is not leaf:
+        raise TypeError(f"{kind} is no leaf")
+    return number
 
 
 def form_of(name: str, opened: OpenedVersion) -> TreeForm:
@@ -148,6 +173,11 @@ def check(name: str, opened: OpenedVersion, form: TreeForm, arrays: Sequence[Any
         raise failed(Code.DATA_LOSS, text, Details(Kind.CONTENTS, retriable=True))
 
 
+def contents_of(opened: OpenedVersion, form: TreeForm) -> Sequence[int]:
+    """Return the number of the content of each array, or 0. `opened` is without its checksums."""
+    return form.contents if len(form.contents) == len(opened.arrays) else [0] * len(opened.arrays)
+
+
 def packs_of(name: str, opened: OpenedVersion, form: TreeForm) -> list[Pack | None]:
     """Return the pack that each array of the version is, or None. Raise ValueError if one cannot be a pack."""
     packs = [form.packs.get(number) for number in range(len(opened.arrays))]
@@ -164,8 +194,13 @@ def leaf_count(pack: Pack | None) -> int:
     return 1 if pack is None else len(pack.paths)
 
 
-def numbered_tree(name: str, opened: OpenedVersion, form: TreeForm, packs: list[Pack | None], like: Any) -> Any:
-    """Return the published tree with the numbers of leaves. Raise ValueError if the form is unknown."""
+def numbered_leaves(
+    name: str, opened: OpenedVersion, form: TreeForm, packs: list[Pack | None], like: Any
+) -> tuple[Any, list[int]]:
+    """Return a tree of the form of the published one, and the numbers of its leaves. Raise ValueError if it is unknown.
+
+    The tree is `like` if there is one. Its nodes may refuse numbers in place of arrays.
+    """
     import jax
 
     if like is not None:
@@ -173,14 +208,15 @@ def numbered_tree(name: str, opened: OpenedVersion, form: TreeForm, packs: list[
             [array.path] if pack is None else pack.paths for array, pack in zip(opened.arrays, packs, strict=True)
         )
         numbers = {path: number for number, path in enumerate(leaves)}
-        paths, definition = jax.tree_util.tree_flatten_with_path(like)
+        paths, _ = jax.tree_util.tree_flatten_with_path(like)
         names = [jax.tree_util.keystr(path) or "." for path, _ in paths]
         if set(names) != set(numbers):
             missing, more = sorted(set(numbers) - set(names))[:5], sorted(set(names) - set(numbers))[:5]
             raise ValueError(f"`like` does not fit {name}: it lacks {missing} and has {more} besides")
-        return jax.tree.unflatten(definition, [numbers[each] for each in names])
+        return like, [numbers[each] for each in names]
     if form.tree is None:
-        raise ValueError(f"{name} has nodes that are not dicts, lists or tuples: pass a tree of its form as `like`")
+        text = f"{name} has other nodes than dicts with strings as keys, lists and tuples, or is too large"
+        raise ValueError(f"{text}: pass a tree of its form as `like`")
     try:
         tree = _unplain(form.tree)
         found = jax.tree.leaves(tree)
@@ -188,7 +224,7 @@ def numbered_tree(name: str, opened: OpenedVersion, form: TreeForm, packs: list[
         found = []
     if sorted(found) != list(range(sum(map(leaf_count, packs)))):
         raise ValueError(f"the form of the tree {name} cannot be read: pass a tree of its form as `like`")
-    return tree
+    return tree, found
 
 
 def _unplain(node: Any) -> Any:
@@ -201,15 +237,20 @@ def _unplain(node: Any) -> Any:
     return tuple(each) if kind == _TUPLE else each
 
 
-def fill_shardings(tree: Any, shardings: Any, chosen: list[Any]) -> None:
-    """Set the sharding of each array from a tree of shardings that is a prefix of the tree of numbers."""
+def shardings_of(tree: Any, numbers: Sequence[int], shardings: Any) -> list[Any]:
+    """Return the sharding of each leaf by its number, from a tree of shardings that is a prefix of the tree.
+
+    Raise ValueError if it is none.
+    """
     import jax
 
+    left, chosen = iter(numbers), [None] * len(numbers)
+
     def fill(sharding: Any, part: Any) -> None:
-        for number in jax.tree.leaves(part):
+        if not isinstance(sharding, jax.sharding.Sharding):
+            raise ValueError(f"the tree of shardings has {sharding!r} in place of a jax.sharding.Sharding")
+        for number in itertools.islice(left, jax.tree.structure(part).num_leaves):
             chosen[number] = sharding
 
-    is_sharding = lambda each: isinstance(each, jax.sharding.Sharding)  # noqa: E731
-    jax.tree.map(fill, shardings, tree, is_leaf=is_sharding)
-    if None in chosen:
-        raise ValueError("the tree of shardings has no sharding for some arrays")
+    jax.tree.map(fill, shardings, tree, is_leaf=lambda each: isinstance(each, jax.sharding.Sharding))
+    return chosen

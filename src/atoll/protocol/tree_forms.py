@@ -74,8 +74,11 @@ class TreeForm(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
       packs: descriptions of the arrays that are packs, by their number.
       checksums: for each of the last arrays of the version, the numbers of the arrays whose checksums it contains. No
         leaf is in these last arrays.
+      contents: for each of the other arrays, a number that only arrays with the same content have, or 0. Empty if all
+        are 0.
     """
 
     tree: Any
     packs: dict[int, Pack]
     checksums: tuple[tuple[_Size, ...], ...] = ()
+    contents: tuple[Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)], ...] = ()
