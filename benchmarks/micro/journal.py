@@ -5,6 +5,9 @@
 Three clusters of null devices: one without, one whose connections can be resumed, and one with a journal, too. A round
 gives each of them the same gangs at a rate of a thousand a second. Those figures change with whatever else the machine
 does; what appending takes is therefore measured by itself, too, with the turns that were written.
+
+`pauses` are measured with another cluster, whose client keeps more and more arrays. They are the times for which the
+controller stands still to begin a snapshot.
 """
 
 import json
@@ -20,12 +23,17 @@ from atoll.journal.files import Directory, FileCipher, new_salt
 from atoll.journal.journal import recover
 from atoll.journal.records import decode_events, encode_event, encode_turn, join_records
 from atoll.journal.segment import Segment
+from atoll.operate.operator_requests import request_report
+from atoll.session.bare import BareClient
+from atoll.wire.address import parse_address
 from benchmarks.harness.machine import describe
 from benchmarks.paper.cluster import NullCluster
 from benchmarks.paper.null_steps import Steps
 
 ROUNDS = 7
 GANGS = 2000  # of a round: so many that no snapshot makes the first turns go
+ARRAYS = (1_000, 40_000, 100_000)  # that exist while pauses are measured
+PAUSES = 3  # that are measured at each of these sizes
 _STEP_SECONDS = 0.001
 _ISLANDS = "1x2x2"
 _KINDS: dict[str, tuple[float, bool]] = {"without": (0.0, False), "resumable": (60.0, False), "journal": (60.0, True)}
@@ -55,6 +63,52 @@ def measure() -> dict[str, Any]:
             cluster.engine.end()
         shutil.rmtree(directory, ignore_errors=True)
     return {"rounds": rounds, "appending": appending}
+
+
+def pauses_of_snapshots() -> list[dict[str, Any]]:
+    """Milliseconds for which the controller stood still to begin a snapshot, by the number of arrays.
+
+    Gangs between two snapshots use CPU time, after which the next snapshot is due.
+    """
+    directory = Path(tempfile.mkdtemp(prefix="atoll-bench-journal-"))
+    cluster = NullCluster("1x1x1", grace_seconds=60.0, journal=str(directory / "journal"))
+    try:
+        client = cluster.client()
+        steps = cluster.run(Steps.prepare(client, 0.0))
+        rows, kept = [], 0
+        for arrays in ARRAYS:
+            while kept < arrays:
+                cluster.run(_keep(client, steps, min(1_000, arrays - kept)))
+                kept += min(1_000, arrays - kept)
+            pauses: dict[int, float] = {}
+            first = _journal_load(cluster)["snapshots"] + 1  # the next one may have begun with fewer arrays
+            while len(pauses) < PAUSES:
+                cluster.run(steps.run(500))
+                load = _journal_load(cluster)
+                if load["snapshots"] > first:
+                    pauses[load["snapshots"]] = round(1e3 * load["pause"], 2)
+            rows.append(
+                {
+                    "arrays": arrays,
+                    "controller_MB": round(cluster.controller_memory() / 1e6),
+                    "milliseconds": statistics.median(pauses.values()),
+                    "rounds": [*pauses.values()],
+                }
+            )
+        return rows
+    finally:
+        cluster.engine.end()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+async def _keep(client: BareClient, steps: Steps, arrays: int) -> None:
+    handles = [handle for _ in range(arrays) for handle in await steps.begin()]
+    await client.wait(handles)
+
+
+def _journal_load(cluster: NullCluster) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(request_report(parse_address(cluster.address), ""))["load"]["journal"]
+    return found
 
 
 def cost_of_appending(directory: Path) -> dict[str, float]:
@@ -94,6 +148,7 @@ def main() -> None:
         "microseconds_a_gang": {kind: round(statistics.median(each), 1) for kind, each in rounds.items()},
         "more_percent": {kind: round(each, 1) for kind, each in more.items()},
         "appending": measured["appending"],
+        "pauses": pauses_of_snapshots(),
         "rounds": {kind: [round(value, 1) for value in each] for kind, each in rounds.items()},
     }
     print(json.dumps(found, indent=1))

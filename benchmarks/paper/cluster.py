@@ -101,6 +101,11 @@ class NullCluster(Cluster):
         counters = controller.io_counters()
         return int(counters.read_chars + counters.write_chars)
 
+    def controller_memory(self) -> int:
+        """Bytes of memory that the controller's process uses."""
+        controller = next(p for p in psutil.Process(self.engine.process.pid).children() if _is_controller(p))
+        return int(controller.memory_info().rss)
+
 
 def cpu_seconds_of(pid: int) -> float:
     """That a process has taken so far, by its clock of CPU time (clock_getcpuclockid(3)): to the nanosecond.

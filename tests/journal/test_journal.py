@@ -290,6 +290,7 @@ def test_a_disk_that_takes_no_more_ends_the_journal_and_not_the_cluster(director
     assert timers(directory) == [3]
     assert found.load(standby="").complete
     assert found.load(standby="").snapshots == 1
+    assert 0 < found.load(standby="").pause < 10
 
 
 def test_a_cluster_that_ends_leaves_no_journal(directory):

@@ -100,7 +100,7 @@ def eventful_snapshot() -> Snapshot:
         session = play.open(45, "bad.py", "carol").number
         play.event(e.Skipped(play.now, "a bug", sessions=(session,)))
     play.tick(3.0)
-    journal = e.JournalLoad(True, 2, 12.5, 4096, "tls://two:7000")
+    journal = e.JournalLoad(True, 2, 12.5, 4096, "tls://two:7000", pause=0.004)
     play.event(e.Tick(3.0, e.Load(0.004, 0.5, 3, 10, 20, 100, 200, 30, journal, 86_000.0)))
     return msgspec.structs.replace(snapshot_of(play), version="VERSION")
 

@@ -67,11 +67,12 @@ def test_the_journal_the_standby_and_the_certificate_have_metrics_if_there_are_s
     play = Play("1x1x1")
     absent = samples(play)
     assert not {"atoll_journal_complete", "atoll_certificate_expiry_seconds"} & absent.keys()
-    journal = e.JournalLoad(False, 3, 12.5, 4096, "tls://two:7000")
+    journal = e.JournalLoad(False, 3, 12.5, 4096, "tls://two:7000", pause=0.004)
     play.event(e.Tick(2.0, e.Load(journal=journal, certificate_seconds=3600.0)))
     found = samples(play)
     names = ("journal_complete", "journal_snapshots_total", "journal_snapshot_age_seconds", "journal_bytes")
     assert [found[f"atoll_{name}"][()] for name in names] == [0, 3, 12.5, 4096]
+    assert found["atoll_journal_snapshot_pause_seconds"][()] == 0.004
     assert found["atoll_standby_follows"][()] == 1
     assert not found.get("atoll_leader_lease_held")
     play.event(e.Tick(3.0, e.Load(journal=msgspec.structs.replace(journal, lease="a lease", holds_lease=True))))

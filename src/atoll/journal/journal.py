@@ -70,6 +70,7 @@ class Journal:
         self._retry = 0.0  # monotonic time of the next attempt after a failure
         self._is_broken = False
         self._written_at = time.monotonic()  # when the last snapshot was complete
+        self._pause = 0.0  # seconds for which the last fork took this process
 
     @property
     def wants_snapshot(self) -> bool:
@@ -95,7 +96,7 @@ class Journal:
     def load(self, standby: str) -> JournalLoad:
         """Return the state of the journal for reports, with the address of the standby that follows, or ""."""
         age = time.monotonic() - self._written_at
-        return JournalLoad(not self._is_broken, self.snapshots, age, self._bytes, standby)
+        return JournalLoad(not self._is_broken, self.snapshots, age, self._bytes, standby, pause=self._pause)
 
     def payload(self, number: int) -> Iterator[tuple[bytes, bool]]:
         """Yield the parts of a snapshot, and whether each is the last.
@@ -159,7 +160,10 @@ class Journal:
             self._fail(error)
 
     def _start_snapshot(self, number: int) -> int:
-        return start_snapshot(self._state, lambda payload: self._directory.write_snapshot(number, self.term, payload))
+        began = time.monotonic()
+        child = start_snapshot(self._state, lambda payload: self._directory.write_snapshot(number, self.term, payload))
+        self._pause = time.monotonic() - began
+        return child
 
     def tick(self) -> None:
         """Reap a child that has ended, check if a snapshot is due, and sync the segment to the disk."""

@@ -78,6 +78,7 @@ class JournalLoad(msgspec.Struct, frozen=True):
     standby: str = ""  # address of a standby that has all events and takes over if the controller ends; "": none
     lease: str = ""  # name of the external lease; "": none
     holds_lease: bool = False  # otherwise the controller sends nothing to its peers
+    pause: float = 0.0  # seconds for which the controller stood still to begin the last snapshot
 
 
 class Load(msgspec.Struct, frozen=True):

@@ -244,6 +244,11 @@ _JOURNAL_GAUGES: tuple[tuple[str, str, Callable[[JournalLoad], float]], ...] = (
         lambda each: each.complete,
     ),
     ("journal_snapshot_age_seconds", "Time since the last snapshot of the journal.", lambda each: each.snapshot_age),
+    (
+        "journal_snapshot_pause_seconds",
+        "Time for which the controller stood still to begin the last snapshot of the journal.",
+        lambda each: each.pause,
+    ),
     ("journal_bytes", "Events in the journal since its last snapshot.", lambda each: each.bytes),
     ("standby_follows", "1 if a standby takes over when the controller ends.", lambda each: bool(each.standby)),
 )
