@@ -52,6 +52,12 @@ def check_dump(controller: Controller) -> Controller:
     return loaded
 
 
+def handled_events(controller: Controller) -> int:
+    """Return how many events the controller has handled, also before it was dumped and loaded."""
+    counts = controller.log.statistics()
+    return counts["missing"] + counts["events"]
+
+
 def ordered(value: Any, depth: int = 0) -> Any:
     """The same with a list of items in place of each map but those around the objects: their order counts."""
     if isinstance(value, dict):

@@ -19,7 +19,7 @@ from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.state.object_dumps import declared
 from tests.controller.control_flow_world import ChoosingWorld
-from tests.controller.dumps import check_dump, dumped
+from tests.controller.dumps import check_dump, check_same, dumped
 from tests.controller.migrating_world import MigratingWorld
 from tests.controller.outcome import play
 from tests.controller.play import Play
@@ -36,6 +36,7 @@ class Twins:
         self.controller = controller
         self.loaded = check_dump(controller)
         self._unfinished = 0  # flushes after which work in steps was left
+        self._loads = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.controller, name)
@@ -50,6 +51,9 @@ class Twins:
         return actions
 
     def load_again(self) -> None:
+        self._loads += 1
+        if self._loads % 3 == 0:  # a comparison of all that a controller refers to takes long
+            check_same(self.controller, self.loaded)
         self.loaded = check_dump(self.controller)
 
 

@@ -26,6 +26,7 @@ from atoll.wire.address import Address
 from atoll.wire.endpoints import listen
 from atoll.wire.framing import PIECE_BYTES
 from atoll.wire.resumption.accepted_link import AcceptedLink
+from tests.controller.dumps import check_same, handled_events
 from tests.controller.play import ready
 from tests.controller_process.cuttable_network import Relay
 from tests.controller_process.test_resumption import SETTINGS, Peer
@@ -112,7 +113,7 @@ class Pair:
             await relay.start()
 
     async def is_followed_closely(self) -> None:
-        """Wait until the standby knows of each message that the controller has sent.
+        """Wait until the standby knows of each message that the controller has sent, and has the same state.
 
         Peers may know nothing that the standby lacks: it refuses those that do.
         """
@@ -126,6 +127,9 @@ class Pair:
 
         of_shell = self.shell.resumable
         await until_async(lambda: sent(replica().links.values()) == sent(each.link for each in of_shell.all()))
+        copied = self.shell.controller
+        await until_async(lambda: handled_events(replica().controller) == handled_events(copied))
+        check_same(copied, replica().controller)
 
     async def taken_over(self) -> ControllerShell:
         """Return the shell of the standby after all peers have connected to it."""

@@ -27,6 +27,7 @@ from tests.end_to_end.injected_faults import (
     interruptions,
     table,
 )
+from tests.end_to_end.journal_archive import JournalArchive
 from tests.end_to_end.lost_controller import nothing_left
 from tests.end_to_end.remote_python import RemotePython, StartPython
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
@@ -70,8 +71,11 @@ def test_a_training_under_faults_has_the_losses_of_an_undisturbed_one(
     cluster: StandingCluster = start_cluster(islands="2x1x1", journal=journal, grace_seconds=GRACE_SECONDS)
     python = start_python(ATOLL_ADDRESS=cluster.address)
     faults = InjectedFaults(cluster, python, module_directory)
+    archive = JournalArchive(module_directory / "journal", module_directory / "archive")  # until the first standby
     train_under(faults, (CONTROLLER, WORKER, STANDBY, WORKER), python)
     nothing_left(cluster)
+    archive.close()
+    assert archive.check_snapshots(), "a standby begins with a snapshot of the live controller"
 
 
 def test_so_has_one_whose_host_agents_and_proxy_are_killed_too(

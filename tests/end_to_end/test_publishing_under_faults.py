@@ -30,6 +30,7 @@ from atoll.operate.operator_requests import request_check
 from atoll.wire.address import parse_address
 from benchmarks.harness.provenance import current_commit
 from benchmarks.publishing_faults import FaultResult, SubscriberResult
+from tests.end_to_end.journal_archive import JournalArchive
 from tests.end_to_end.remote_python import StartPython
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
 from tests.thoroughness import TIMES
@@ -133,6 +134,7 @@ def test_subscribers_see_whole_versions_while_everything_else_is_killed(
 ) -> None:
     rng = random.Random(SEED)
     cluster = start_cluster(islands="3x1x2", journal=str(tmp_path / "journal"), grace_seconds=GRACE_SECONDS)
+    archive = JournalArchive(tmp_path / "journal", tmp_path / "archive")
     stop = tmp_path / "stop"
     subscribers = [start_python(ATOLL_ADDRESS=cluster.address) for _ in range(3)]
     for each, first in zip(subscribers, (2, 2, 4), strict=True):
@@ -156,12 +158,14 @@ def test_subscribers_see_whole_versions_while_everything_else_is_killed(
         trainer.process.kill()
         trainer.close()
         if kill % EVERY == 0:
-            print(f"{kill} kills of {KILLS}", flush=True)
+            print(f"{kill} kills of {KILLS}; {archive.check_snapshots()} snapshots are as replayed", flush=True)
     stop.touch()
     found = [each.finish(END_SECONDS) for each in subscribers]
     for each in subscribers:
         each.close()
     report = cluster.until(lambda report: not report["sessions"], END_SECONDS)
+    archive.close()
+    archive.check_snapshots()
     kills = [KILLS, controllers, islands]
     result = FaultResult(SEED, current_commit(), kills, found, _differences(cluster), spill, homes)
     print(msgspec.json.encode(result).decode())

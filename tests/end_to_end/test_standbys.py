@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.end_to_end.journal_archive import JournalArchive
 from tests.end_to_end.lost_controller import Clients, check, controller, controller_of, taken_over
 from tests.end_to_end.remote_python import StartPython
 from tests.end_to_end.standing_cluster import StandingCluster
@@ -30,18 +31,30 @@ def test_a_standby_goes_on_where_the_controller_is_killed(
     rng = random.Random(os.environ.get("ATOLL_TEST_SEED", "1"))
     cluster = journaled_cluster
     clients = Clients(cluster, start_python, tmp_path)
-    seconds = []
+    seconds, compared, lost = [], 0, 0
     present = controller(cluster)
+    archive = JournalArchive(module_directory / "journal", module_directory / "archive")
     for count in range(TAKEOVERS):
-        engine = cluster.start_standby(module_directory / f"standby-{count}")
+        directory = module_directory / f"standby-{count}"
+        following = JournalArchive(directory / "journal", module_directory / f"archive-{count}")
+        engine = cluster.start_standby(directory)
         time.sleep(rng.uniform(0.1, 1.0))
         present.kill()
         seconds.append(taken_over(cluster))
         present = controller_of(engine)
         check(cluster)
+        archive.close()
+        compared += archive.check_snapshots()
+        lost += archive.check_continued(following)
+        archive = following
         print(f"takeover {count + 1}: {seconds[-1]:.2f} s", flush=True)
     trainings = clients.finish()
-    print(f"{TAKEOVERS} takeovers, {trainings} trainings; the standby answers within {max(seconds):.2f} s at most")
+    archive.close()
+    print(
+        f"{TAKEOVERS} takeovers, {trainings} trainings; the standby answers within {max(seconds):.2f} s at most; "
+        f"{compared} snapshots are as replayed, and {lost} events had not reached the standbys"
+    )
+    assert compared >= TAKEOVERS, "each standby begins with a snapshot of the live controller"
 
 
 def test_a_controller_that_could_not_be_heard_for_a_while_ends_when_its_standby_has_taken_over(
