@@ -41,6 +41,7 @@ class ModelHost:
 
     def __init__(self, number: int) -> None:
         self.number = number
+        self.clock = 0  # in nanoseconds
         self.plans: dict[int, p.Plan] = {}
         self.stores: dict[int, dict[int, Status | None]] = {}
         self.freed: Counter[tuple[int, int]] = Counter()
@@ -63,6 +64,9 @@ class ModelHost:
         self.copied: list[m.SpillReply] = []  # to be reported
         self.files: dict[int, int] = {}  # pieces in files, with the numbers of their directories; outlives the host
         self.returning: list[tuple[int, int, int]] = []  # (host, session, feed) of pieces that are to arrive
+
+    def now(self) -> int:
+        return self.clock
 
     @property
     def has_news(self) -> bool:

@@ -316,7 +316,7 @@ class World:
         group = HostGroup(number, handle, lambda to, content: self.links[number, to].append(content), report)
         host = self.hosts[number]
         delegated = self.delegated[number] = DelegatedUnits(group.report, lambda ended: dispatcher.handle(ended))
-        dispatcher = DelegatedRunDispatcher(delegated, host.take, host.await_feeds)
+        dispatcher = DelegatedRunDispatcher(delegated, host.take, host.await_feeds, host.now)
         return group
 
     def hopeless(self) -> list[tuple[Gang[GangRun], Status]]:

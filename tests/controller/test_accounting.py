@@ -1,0 +1,126 @@
+"""What tenants are charged is what the tallies of islands count, and no more than the time that there was."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atoll.cluster.settings import Dispatch
+from atoll.cluster.tenant_settings import TenantSettings, token_hash
+from atoll.protocol import actions as a
+from atoll.protocol import messages as m
+from tests.controller.model_host import ModelHost, ModelRun
+from tests.controller.outcome import play
+from tests.controller.world import Client, World
+from tests.thoroughness import examples
+
+TENANTS = ("ana", "ben")
+MOST_NS = 1_000_000  # of a gang
+
+
+class HostWithClock(ModelHost):
+    """Reports the time from the dispatch of a unit to its end. One second of this clock is a second of the world."""
+
+    def __init__(self, number: int, world: AccountedWorld) -> None:
+        super().__init__(number)
+        self.world = world
+        self.dispatched: dict[int, int] = {}
+        self.began = self.clock = world.nanoseconds
+
+    def dispatch(self, state: ModelRun, sequence: int, count: int) -> None:
+        self.dispatched[sequence] = self.clock
+        super().dispatch(state, sequence, count)
+
+    def finish(self, index: int) -> Any:
+        sequence, problem = self.running.pop(index)
+        self.clock = max(self.clock, self.world.nanoseconds) + self.world.rng.randint(0, MOST_NS)
+        if problem is not None:
+            return m.Failed(sequence, problem)
+        return m.Done(((sequence, self.dispatched.get(sequence, self.clock), self.clock),))
+
+
+class AccountedWorld(World):
+    """Sessions of two tenants on hosts with clocks."""
+
+    def __init__(self, rng: random.Random, topology: str, doom: float, **settings: Any) -> None:
+        self.now = 0.0
+        self.ended_ns = 0  # device time of the hosts that have ended
+        self.devices = int(topology.split("x")[2])  # of a host
+        tenants = tuple(TenantSettings(name, token_hash(name)) for name in TENANTS)
+        super().__init__(rng, topology, doom, tenants=tenants, **settings)
+
+    @property
+    def nanoseconds(self) -> int:
+        return round(self.now * 1e9)
+
+    def host_of(self, number: int) -> ModelHost:
+        return HostWithClock(number, self)
+
+    def open(self) -> Client:
+        self.cluster.token = self.rng.choice(TENANTS)
+        try:
+            return super().open()
+        finally:
+            self.cluster.token = ""
+
+    def end(self, island: int) -> None:
+        self.ended_ns += sum(self.device_ns(host) for host in self.controller.resources.hosts_of(island))
+        super().end(island)
+
+    def device_ns(self, host: int) -> int:
+        """Return the device time that the host has had since it started."""
+        found = self.hosts[host]
+        assert isinstance(found, HostWithClock)
+        return (found.clock - found.began) * self.devices
+
+    def charged(self) -> Counter[str]:
+        """Return the device time that each tenant was charged, once the controller has stored the last of it."""
+        self.now += 2.0
+        self.cluster.tick(self.now)
+        self.deliver()
+        found = Counter[str]()
+        for action in self.cluster.actions:
+            for usage in action.usage if isinstance(action, a.StoreUsage) else ():
+                found[usage.tenant] += usage.device_ns
+        return found
+
+    def tallied(self) -> Counter[str]:
+        """Return the device time that the tallies of islands count for each tenant."""
+        found = Counter[str]()
+        for (_, tenant), tally in self.controller.launcher.charges.by_island().items():
+            found[tenant] += tally.device_ns
+        return found
+
+
+@settings(max_examples=examples(40))
+@given(
+    st.integers(0, 2**32),
+    st.integers(1, 120),
+    st.sampled_from(["1x1x2", "2x1x2", "1x2x2", "2x2x1", "3x1x1", "2x3x1"]),
+    st.sampled_from([0.0, 0.15]),
+    st.sampled_from(list(Dispatch)),
+    st.sampled_from([0.0, 0.02]),
+    st.sampled_from([0, 2]),
+)
+def test_tenants_are_charged_what_islands_count_and_no_more_than_there_was(
+    seed, steps, topology, doom, dispatch, loss, relays
+):
+    world = AccountedWorld(random.Random(seed), topology, doom, dispatch=dispatch, relay_group=relays)
+    play(world, world.rng, steps, loss)
+    charged = world.charged()
+    assert +charged == +world.tallied()
+    assert charged.total() <= world.ended_ns + sum(map(world.device_ns, world.hosts))
+
+
+def test_both_tenants_are_charged_in_a_long_play():
+    world = AccountedWorld(random.Random(1), "2x1x2", 0.0)
+    for _ in range(6):
+        world.open()
+    play(world, world.rng, 300, 0.0)
+    charged = world.charged()
+    assert all(charged[tenant] > 0 for tenant in TENANTS)
+    assert +charged == +world.tallied()
