@@ -55,6 +55,14 @@ def settle(ground: Ground) -> dict[str, Any]:
         time.sleep(0.5)
 
 
+def check_log(ground: Ground) -> None:
+    """Raise SoakError if a process of the cluster met an error that it did not expect."""
+    log = ground.log()
+    if "Traceback" in log:
+        at = log.index("Traceback")
+        raise SoakError(f"a process of the cluster met an unexpected error:\n{log[max(0, at - 1000) : at + 4000]}")
+
+
 def run(ground: Ground, minutes: float, clients: int, trainings: int, every: float, seed: int, logs: Path) -> None:
     """Raises SoakError where anything goes wrong."""
     rng = random.Random(seed)
@@ -71,6 +79,7 @@ def run(ground: Ground, minutes: float, clients: int, trainings: int, every: flo
         while users.alive:
             users.watch(1.0)
         status = settle(ground)
+        check_log(ground)
         left = ground.end()
     except HangError as hang:
         raise SoakError(f"{hang}\n{describe_hang(ground, hang.user)}") from None

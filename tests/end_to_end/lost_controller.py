@@ -17,6 +17,7 @@ import atoll
 from atoll.errors import ConnectError
 from atoll.operate.operator_requests import request_check
 from atoll.protocol.messages import CheckReply
+from atoll.security.join_token import JoinToken
 from atoll.wire.address import parse_address
 from tests.end_to_end.remote_python import StartPython
 from tests.end_to_end.standing_cluster import StandingCluster
@@ -130,20 +131,21 @@ def taken_over(cluster: StandingCluster) -> float:
     return answers(cluster)
 
 
-def check(cluster: StandingCluster) -> CheckReply:
+def check(cluster: StandingCluster, join: JoinToken | None = None) -> CheckReply:
     """As `atoll check`: differences that are there each of three times."""
-    address = parse_address(cluster.address)
-    reply = request_check(address, cluster.token, cluster.join)
+    join = join or cluster.join
+    address = parse_address(cluster.address) if join is None else join.address
+    reply = request_check(address, cluster.token, join)
     assert reply.contradictions == ()
     lasting = set(reply.differences)
     for _ in range(2 if lasting else 0):
         time.sleep(0.3)
-        lasting &= set(request_check(address, cluster.token, cluster.join).differences)
+        lasting &= set(request_check(address, cluster.token, join).differences)
     assert lasting == set()
     return reply
 
 
-def nothing_left(cluster: StandingCluster, seconds: float = 30.0) -> None:
+def nothing_left(cluster: StandingCluster, seconds: float = 30.0, join: JoinToken | None = None) -> None:
     """Fails unless the clients' sessions are over in time, and their arrays with them."""
-    cluster.until(lambda report: not report["sessions"], seconds)
-    assert check(cluster).arrays == 0
+    cluster.until(lambda report: not report["sessions"], seconds, join)
+    assert check(cluster, join).arrays == 0

@@ -74,8 +74,13 @@ def _places() -> list[Any]:
     return [*map(SingleDeviceSharding, devices), *(NamedSharding(mesh, spec) for mesh in meshes for spec in specs)]
 
 
+def contents(number: int, size: int) -> np.ndarray[Any, Any]:
+    """Return what the array with this number holds. No two elements are equal, so that misplaced ones are noticed."""
+    return np.arange(number, number + size, dtype=np.int32)
+
+
 class Worker:
-    """One thread of random work. Each array holds its own number, so that a wrong read is noticed."""
+    """One thread of random work. Each array holds its own number and the numbers after it."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -100,9 +105,13 @@ class Worker:
 
     def put(self) -> None:
         self.number += 1
-        values = np.full(self.rng.choice(SIZES), self.number, np.int32)
-        self.held.append((self.number, jax.device_put(values, self.rng.choice(jax.devices()))))
+        values = contents(self.number, self.rng.choice(SIZES))
+        self.held.append((self.number, jax.device_put(values, self.place(values.size))))
         del self.held[:-4]
+
+    def place(self, size: int) -> Any:
+        """Return a device, or a sharding that divides so many elements."""
+        return self.rng.choice(self.places if size % 2 == 0 else jax.devices())
 
     def compute(self) -> None:
         if self.held:
@@ -120,8 +129,7 @@ class Worker:
     def reshard(self) -> None:
         if self.held:
             number, array = self.held.pop(self.rng.randrange(len(self.held)))
-            place = self.rng.choice(self.places if array.size % 2 == 0 else jax.devices())
-            self.held.append((number, jax.device_put(array, place)))
+            self.held.append((number, jax.device_put(array, self.place(array.size))))
 
     def start(self) -> None:
         if self.held:
@@ -130,9 +138,22 @@ class Worker:
     def read(self) -> None:
         if self.held:
             number, array = self.rng.choice(self.held)
-            values = np.asarray(array)
-            if values.min() != number or values.max() != number:
-                self.wrong.append(f"{number} was read as {values.min()} to {values.max()}")
+            self.compare(number, np.asarray(array), contents(number, array.size))
+
+    def read_shards(self) -> None:
+        if self.held:
+            number, array = self.rng.choice(self.held)
+            expected = contents(number, array.size)
+            for shard in array.addressable_shards:
+                self.compare(number, np.asarray(shard.data), expected[shard.index])
+
+    def compare(self, number: int, found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> None:
+        if not np.array_equal(found, expected):
+            places = np.flatnonzero(found != expected)
+            at = places[0]
+            self.wrong.append(
+                f"{number}: {places.size} elements differ, the first at {at}: {found[at]}, {expected[at]}"
+            )
 
     def delete(self) -> None:
         if self.held:
@@ -142,7 +163,7 @@ class Worker:
             array.delete()
 
     operations: tuple[Callable[[Worker], None], ...] = (
-        *(put, compute, compute, donate, reshard, start, read, read, delete),
+        *(put, compute, compute, donate, reshard, start, read, read, read_shards, delete),
     )
 
 

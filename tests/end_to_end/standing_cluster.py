@@ -156,7 +156,9 @@ class StandingCluster:
         report: dict[str, Any] = json.loads(request_report(address, self.token, join))
         return report
 
-    def until(self, holds: Callable[[dict[str, Any]], bool], seconds: float) -> dict[str, Any]:
+    def until(
+        self, holds: Callable[[dict[str, Any]], bool], seconds: float, join: JoinToken | None = None
+    ) -> dict[str, Any]:
         """The report, once `holds(report)`; fails the test where that takes longer.
 
         A controller that cannot be reached is asked again: it may be restarting, or starved on a busy machine.
@@ -164,14 +166,16 @@ class StandingCluster:
         deadline = time.monotonic() + seconds
         while True:
             try:
-                report = self.report()
+                report = self.report(join)
             except ConnectError:
                 if time.monotonic() > deadline:
                     raise
             else:
                 if holds(report):
                     return report
-                assert time.monotonic() < deadline, f"after {seconds} s still: {json.dumps(report['sessions'])}"
+                assert time.monotonic() < deadline, (
+                    f"after {seconds} s still: {json.dumps([report['islands'], report['sessions']])}\n{self.messages()}"
+                )
             time.sleep(0.01)
 
     def messages(self) -> str:

@@ -6,15 +6,19 @@ import os
 import random
 import signal
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
+from atoll.engines.island_processes import MAX_RESTARTS, RESTART_SPAN_SECONDS
+from tests.end_to_end.lost_controller import check, nothing_left
 from tests.end_to_end.remote_python import RemotePython, StartPython
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
 
 # `make thorough` runs 30,000.
 COLLECTIVES = int(os.environ.get("ATOLL_TEST_ISLAND_COLLECTIVES", "1200"))
 PER_KILL = 600
+ISLANDS = 3
 IN_FLIGHT = 50
 PAIRS = ((0, 1), (1, 2), (0, 2))
 # No client makes progress for this long only if something waits for itself.
@@ -84,23 +88,59 @@ def test_collectives_over_pairs_of_islands_have_one_order_and_survive_kills(
     start_cluster: StartCluster, start_python: StartPython, tmp_path: Path
 ) -> None:
     rng = random.Random(os.environ.get("ATOLL_TEST_SEED", "1"))
-    cluster: StandingCluster = start_cluster(islands="3x1x1")
+    cluster: StandingCluster = start_cluster(islands=f"{ISLANDS}x1x1")
     clients = [start_python(ATOLL_ADDRESS=cluster.address) for _ in PAIRS]
     stop, files = tmp_path / "stop", [tmp_path / f"progress-{number}" for number in range(len(PAIRS))]
     for number, (client, pair) in enumerate(zip(clients, PAIRS, strict=True)):
         client.begin(collectives, pair, 10.0**number, str(files[number]), str(stop))
     counts = Counts(files, clients)
-    kills = 0
-    while sum(counts.read()) + PER_KILL < COLLECTIVES or not kills:
-        counts.wait_for(IN_FLIGHT, rng.randint(PER_KILL // 2, PER_KILL))
-        time.sleep(rng.random() / 10)  # during any part of a batch
-        cluster.worker(rng.randrange(3)).send_signal(signal.SIGKILL)
-        kills += 1
-        cluster.until(lambda report: any(each["state"] != "ready" for each in report["islands"]), STUCK_SECONDS)
-        cluster.until(lambda report: all(each["state"] == "ready" for each in report["islands"]), STUCK_SECONDS)
-    counts.wait_for(IN_FLIGHT, PER_KILL)
-    stop.touch()
+    try:
+        kills = kill_again_and_again(cluster, counts, rng)
+    finally:
+        stop.touch()
     outcomes = [client.finish(STUCK_SECONDS) for client in clients]
     print(f"{outcomes} (collectives, losses) with {kills} kills")
     assert sum(count for count, _ in outcomes) >= COLLECTIVES
     assert sum(losses for _, losses in outcomes) >= kills, "each kill fails a client"
+    for client in clients:
+        client.close()
+    nothing_left(cluster)
+
+
+class Victims:
+    """Random islands, none of which fails so often that the cluster removes it."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._kills: list[deque[float]] = [deque(maxlen=MAX_RESTARTS - 1) for _ in range(ISLANDS)]
+
+    def choose(self) -> int | None:
+        """Return an island, or None if each has failed as often as it may for now."""
+        now = time.monotonic()
+        free = [
+            island
+            for island, times in enumerate(self._kills)
+            if len(times) < MAX_RESTARTS - 1 or now - times[0] > RESTART_SPAN_SECONDS
+        ]
+        island = self._rng.choice(free) if free else None
+        if island is not None:
+            self._kills[island].append(now)
+        return island
+
+
+def kill_again_and_again(cluster: StandingCluster, counts: Counts, rng: random.Random) -> int:
+    """Kill random workers until there are enough collectives. Return the number of kills."""
+    kills, victims = 0, Victims(rng)
+    while sum(counts.read()) + PER_KILL < COLLECTIVES or not kills:
+        counts.wait_for(IN_FLIGHT, rng.randint(PER_KILL // 2, PER_KILL))
+        time.sleep(rng.random() / 10)  # during any part of a batch
+        island = victims.choose()
+        if island is None:
+            continue
+        cluster.worker(island).send_signal(signal.SIGKILL)  # each island has one host
+        kills += 1
+        cluster.until(lambda report: any(each["state"] != "ready" for each in report["islands"]), STUCK_SECONDS)
+        cluster.until(lambda report: all(each["state"] == "ready" for each in report["islands"]), STUCK_SECONDS)
+        check(cluster)
+    counts.wait_for(IN_FLIGHT, PER_KILL)
+    return kills

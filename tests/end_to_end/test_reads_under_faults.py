@@ -8,21 +8,27 @@ from __future__ import annotations
 import os
 import time
 
+import psutil
 import pytest
 
 from atoll.security.join_token import JoinToken, read_join
 from atoll.security.start_security import join_file
 from tests.cluster_process import free_port
+from tests.end_to_end.lost_controller import check, controller, nothing_left
 from tests.end_to_end.reads_under_faults import prepare, stress
 from tests.end_to_end.remote_python import RemotePython, StartPython
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
+from tests.forked_process import children
 
 SECONDS = float(os.environ.get("ATOLL_TEST_READ_SECONDS", "6"))
 PAUSE_SECONDS = max(3.0, min(20.0, SECONDS / 10))  # between two kills
 CLIENTS, THREADS = 2, 4
+READY_SECONDS = 120.0
 # Descriptors, segments, MiB that C and NumPy use, thousands of Python's blocks, and MiB that allocators and pools keep.
 # These do not grow with the time.
 GROWTH = (16, 16, 48, 60, 256)
+# Descriptors and MiB of the controller and of each proxy. A controller keeps its last events, up to 32 MiB of them.
+PROCESS_GROWTH = (16, 192)
 
 
 def test_reads_and_writes_survive_killed_workers(start_cluster: StartCluster, start_python: StartPython) -> None:
@@ -47,11 +53,14 @@ def survive(cluster: StandingCluster, clients: list[RemotePython], join: JoinTok
         each.finish(SECONDS + 200)
     for number, each in enumerate(clients):
         each.begin(stress, THREADS, SECONDS, number * THREADS, GROWTH)
-    end, kills = time.monotonic() + SECONDS, 0
+    lasting = [controller(cluster), *(proxy for each in clients for proxy in proxies(each))]
+    assert len(lasting) == 1 + CLIENTS
+    end, kills, first = time.monotonic() + SECONDS, 0, None
     while time.monotonic() < end:
         time.sleep(PAUSE_SECONDS)
         cluster.worker(kills % 2, join).kill()
         kills += 1
+        first = first or [resources(each) for each in lasting]
     for each in clients:
         found = each.finish(SECONDS + 200)
         print(kills, "kills:", found)
@@ -60,3 +69,22 @@ def survive(cluster: StandingCluster, clients: list[RemotePython], join: JoinTok
         assert found["arriving"] == 0
         for before, after, growth in zip(found["before"], found["after"], GROWTH, strict=True):
             assert after <= before + growth, "descriptors, segments or memory were left"
+    assert first is not None
+    for process, before in zip(lasting, first, strict=True):
+        after = resources(process)
+        print(process.cmdline()[3:4], before, after)
+        assert all(now <= then + growth for now, then, growth in zip(after, before, PROCESS_GROWTH, strict=True))
+    cluster.until(lambda report: all(each["state"] == "ready" for each in report["islands"]), READY_SECONDS, join)
+    check(cluster, join)
+    for each in clients:
+        each.close()
+    nothing_left(cluster, join=join)
+
+
+def proxies(client: RemotePython) -> list[psutil.Process]:
+    return [each for each in children(client.pid) if "atoll.ifrt.proxy_main" in each.cmdline()]
+
+
+def resources(process: psutil.Process) -> tuple[int, int]:
+    """Return the descriptors and the resident MiB of a process."""
+    return process.num_fds(), process.memory_info().rss >> 20
