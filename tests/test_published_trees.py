@@ -11,7 +11,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from atoll.client.published_trees import _plain, _unplain, divided, form_of, numbered_leaves, packs_of, shardings_of
+from atoll.client.published_trees import (
+    _plain,
+    _unplain,
+    check_shardings,
+    divided,
+    form_of,
+    numbered_leaves,
+    packs_of,
+    shardings_of,
+)
 from atoll.errors import OK
 from atoll.protocol.messages import VersionArray
 from atoll.protocol.tree_forms import Pack
@@ -127,6 +136,16 @@ def test_a_tree_of_shardings_may_be_a_prefix_and_its_nodes_get_no_numbers() -> N
     for wrong in ({"a": None, "b": one}, {"a": one}, {"a": one, "b": [jax.P()]}, jax.P()):
         with pytest.raises(ValueError, match=r"structure error|in place of a jax\.sharding\.Sharding"):
             shardings_of(tree, [2, 0, 1], wrong)
+
+
+def test_a_sharding_of_too_many_dimensions_names_the_array() -> None:
+    mesh = jax.sharding.Mesh(np.array(jax.devices("cpu")[:1]), "x")
+    row, column = (jax.sharding.NamedSharding(mesh, spec) for spec in (jax.P("x"), jax.P(None, "x")))
+    version = opened(encoded(["list", [0, 1, 2]]))
+    check_shardings("eve/policy", version, [None, PACK], [[row], [row, row]])
+    for wrong, path in (([[column], [row, row]], r"\['b'\]"), ([[row], [row, column]], r"\['w'\]\[0\] and 1 more")):
+        with pytest.raises(ValueError, match=f"the sharding of array {path} of eve/policy: .*rank"):
+            check_shardings("eve/policy", version, [None, PACK], wrong)
 
 
 def with_checksums(checksums: Any, cells: int = 6) -> OpenedVersion:

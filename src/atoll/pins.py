@@ -122,6 +122,7 @@ class Pin:
         first = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         wanted = iter(trees.shardings_of(tree, numbers, first if shardings is None else shardings))
         parts = [list(itertools.islice(wanted, trees.leaf_count(pack))) for pack in packs]
+        trees.check_shardings(name, opened, packs, parts)
         places = [
             part[0] if pack is None else array_packing.target(pack, part[0])
             for pack, part in zip(packs, parts, strict=True)

@@ -254,3 +254,16 @@ def shardings_of(tree: Any, numbers: Sequence[int], shardings: Any) -> list[Any]
 
     jax.tree.map(fill, shardings, tree, is_leaf=lambda each: isinstance(each, jax.sharding.Sharding))
     return chosen
+
+
+def check_shardings(
+    name: str, opened: OpenedVersion, packs: Sequence[Pack | None], shardings: Sequence[Sequence[Any]]
+) -> None:
+    """Raise ValueError if one of the shardings of an array, or of the arrays in a pack, has too many dimensions."""
+    for array, pack, some in zip(opened.arrays, packs, shardings, strict=True):
+        shape = array.shape if pack is None else pack.shape
+        for sharding in set(some):
+            try:
+                sharding.check_compatible_aval(shape)
+            except ValueError as error:
+                raise ValueError(f"the sharding of array {array.path} of {name}: {error}") from None
