@@ -47,6 +47,37 @@ def test_a_version_outlives_its_session_and_is_freed_when_newer_ones_replace_it(
     assert list(vault.directory.entries) == [2]
 
 
+@pytest.mark.parametrize("to_disk", [False, True])
+def test_a_version_is_read_while_its_session_is_suspended(to_disk: bool) -> None:
+    play = Trainer()
+    play.complete()
+    play.operator(m.SuspendRequest(play.session, to_disk))
+    (quiesce,) = [each for each in play.outbox() if isinstance(each, m.Quiesce)]
+    (put,) = play.say(m.Quiesced(quiesce.migration))
+    assert [handle for _, handle, _ in put.shards] == [10], "only the arrays of the session leave the devices"
+    piece = m.SpilledPiece(put.shards[0][0], 8, "/spilled/1.piece" if to_disk else "", 7)
+    play.report(0, m.SpillReply(play.session, put.request, Status(), (piece,)))
+    assert play.controller.sessions[play.session].suspension_text
+    reader = play.open(token="reader").number
+    assert _read(play, reader) == [0, 1]
+    play.close(play.session)
+    play.flush()
+    other = play.open(token="trainer").number
+    assert _read(play, other) == [0, 1], "readers of other tenants are no sources"
+
+
+def _read(play: Trainer, reader: int) -> list[int]:
+    """Read version 1 to the other island. Return the hosts that run the transfer."""
+    opened = play.opened(reader, number=1)
+    assert opened.status.ok, opened.status
+    play.proxy(reader, m.ReadVersion(opened.reader, 0, (on(2),), (play.request() + 700,)))
+    runs = {to[1]: each for to, each in play.sent() if isinstance(each, m.Run)}
+    for host, run in runs.items():
+        play.worker(host, m.Done(((run.sequence, 0, 1),)))
+    play.flush()
+    return sorted(runs)
+
+
 def test_a_session_that_ends_inside_a_publication_leaves_nothing_of_it() -> None:
     play = Trainer()
     play.publish()
