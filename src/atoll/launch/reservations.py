@@ -6,6 +6,7 @@ and with it the rest of its session, but no other session: see `memory_waits`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
@@ -249,8 +250,11 @@ class Reservations:
           guests: buffers of other tenants, with their tenants. The first one with a block is charged for it.
           owner: the tenant that is charged for the blocks. It stays charged for those that its sessions' buffers use.
         """
-        own = [session for session in self._sessions.values() if session.tenant is owner]
-        used = {block for session in own for entry in session.directory.entries.values() for block in entry.blocks}
+        counts = Counter([block for entry, _ in guests for block in entry.blocks])
+        used: set[Block] = set()
+        if any(block.users > count for block, count in counts.items()):  # otherwise only the guests use them
+            own = [session for session in self._sessions.values() if session.tenant is owner]
+            used = {block for session in own for entry in session.directory.entries.values() for block in entry.blocks}
         for entry, tenant in guests:
             for block in entry.blocks:
                 if block.owner is owner.memory and block not in used:
