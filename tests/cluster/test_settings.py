@@ -87,8 +87,8 @@ def test_an_error_names_the_variable_its_value_and_the_expected_form(
 
 
 def test_every_setting_has_a_variable_and_a_key() -> None:
-    """Tenants have a file of their own, and shapes come from the islands of a cluster file."""
-    assert set(ClusterSettings.__struct_fields__) - set(SETTINGS) == {"tenants", "shapes"}
+    """Tenants have their own file, shapes are those of a cluster file, and versions of Atoll decide `decisions`."""
+    assert set(ClusterSettings.__struct_fields__) - set(SETTINGS) == {"tenants", "shapes", "decisions"}
     assert [name for name, setting in SETTINGS.items() if not setting.key] == ["islands"]
     for names in (VARIABLES, [setting.name for setting in SETTINGS.values()]):
         assert len(set(names)) == len(names)

@@ -26,7 +26,7 @@ class FakeCalls:
 
     def release(self, session: int, numbers: tuple[int, ...]) -> None: ...
 
-    def call(self, session: int, callback: int, types: Any, arrays: Any) -> Reply:
+    def call(self, session: int, callback: int, types: Any, arrays: Any, most: int = 0) -> Reply:
         self.called.append((session, Call(callback, types), [bytes(each) for each in arrays]))
         message, offsets = decode(self.content)
 

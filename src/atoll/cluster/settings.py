@@ -268,6 +268,9 @@ class ClusterSettings(msgspec.Struct, frozen=True):
         ),
     ] = 1.0
 
+    # Which decisions a controller makes for its events: 1 if the cost of a message includes the lists in it.
+    decisions: int = 1
+
     tenants: tuple[TenantSettings, ...] = ()  # not passed on command lines: see `cluster.tenant_settings`
 
     shapes: tuple[IslandShape, ...] = ()  # of islands from a cluster file; () for those of `islands`
@@ -442,6 +445,7 @@ class StoredSettings(ClusterSettings, frozen=True):
     """
 
     joint_islands: int = 0
+    decisions: int = 0
 
     def current(self) -> ClusterSettings:
         """Return the settings that repeat the decisions of the version that stored them."""

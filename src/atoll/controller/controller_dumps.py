@@ -135,16 +135,17 @@ class DetachedSessionsDump(Dump):
     until: dict[int, float] = {}
 
 
-@dump_of(Inboxes, "inboxes")
+@dump_of(Inboxes, "inboxes", version=2)
 class InboxesDump(Dump):
     _turns: TurnsOf[m.FromProxy]
     _nodes: Counts[int] = {}
     _credits: Counts[int] = {}
+    _bytes: Counts[int] = {}
     _at_once: int = 0
     _cost: int = 0
 
 
-@dump_of(Queries, "queries")
+@dump_of(Queries, "queries", rebuilt={"_loads": dict}, rebuild=Queries.count_again)
 class QueriesDump(Dump):
     _next: int
     _asked: dict[int, tuple[int, int, m.Query]] = {}
@@ -207,7 +208,7 @@ class ArraysNameDump(Dump):
     NamedArrays,
     "named arrays",
     version=3,
-    rebuilt={"index": VersionIndex, "_awaited": dict},
+    rebuilt={"index": VersionIndex, "_awaited": dict, "_waits_for": dict},
     rebuild=NamedArrays.rebuild_index,
 )
 class NamedArraysDump(Dump):

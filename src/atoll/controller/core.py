@@ -128,7 +128,13 @@ class Controller:
             self.launcher.scheduler.tenant_changed,
         )
         self._requests = from_operators.waiting
-        self._inboxes = Inboxes(state.sessions, self._proxies.handle, self._sessions.end, self.programs.discards)
+        self._inboxes = Inboxes(
+            state.sessions,
+            self._proxies.handle,
+            self._sessions.end,
+            self.programs.discards,
+            self.settings.decisions > 0,
+        )
         self._admission = Admission(
             state,
             self.tokens,
@@ -245,7 +251,7 @@ class Controller:
             settings.suspend_lower,
         )
         self._slice_requests = SliceRequests(state, self.memory.free, pressure.evict_for)
-        self._relays = Relays(state, self.launcher, settings.relay_group, self._host_answered)
+        self._relays = Relays(state, self.launcher, settings.relay_group)
         self._recovery = Recovery(
             state,
             self.launcher,
@@ -331,9 +337,6 @@ class Controller:
         lifecycle = self._state.lifecycle
         self.history.subscribe(lifecycle)
         subscribe = lifecycle.subscribe
-        subscribe(IslandFailed, self._island_leaves)
-        subscribe(IslandRemoved, self._island_leaves)
-        subscribe(IslandDrained, self._island_leaves)
         subscribe(IslandReady, self._operators.island_ready)
         subscribe(IslandReady, self._persistence.island_ready)
         subscribe(IslandReady, self.published.copies.island_ready)
@@ -372,14 +375,12 @@ class Controller:
             self._tracing.session_closed,
             self._checks.session_closed,
             self._hosts.session_closed,
+            self._queries.session_closed,
             self.programs.session_closed,
             self._compilation.session_closed,
             self._overruns.session_closed,
             self._inboxes.session_closed,
         )
-
-    def _island_leaves(self, lost: IslandFailed | IslandRemoved | IslandDrained) -> None:
-        self.scheduler.island_leaves(lost.island)
 
     @property
     def named_arrays(self) -> NamedArrays:
@@ -560,26 +561,14 @@ class Controller:
         self._store_estimates(now)
 
     def _ping_hosts(self, now: float) -> None:
-        connections = self.connections
-        hosts = connections.hosts if not connections.away else connections.present_hosts()
-        compiles = self._compilation.questions(now, hosts)
-        behind = self._relays.responsive(hosts, now)
-        if behind and compiles:
-            behind = [host for host in behind if host not in compiles]
-        if behind:
-            self._outbox.ask(tuple(behind), lambda host: self._lease_left(host, now), now)
-        directly = hosts.keys() - set(behind) if behind else hosts
-        left = {host: self._lease_left(host, now) for host in directly}
+        away = self.connections.away
+        there = [host for host, connection in self.connections.hosts.items() if connection not in away]
+        left = {host: round(self.leases.left(host, now), 1) for host in there}
         pings = {seconds: m.Ping(seconds, now) for seconds in left.values()}
-        for host in sorted(left, key=lambda host: (left[host], host)):  # equal messages in sequence are encoded once
+        compiles = self._compilation.questions(now, left)
+        for host in sorted(left, key=lambda host: left[host]):  # so that equal messages in sequence are encoded once
             ping = pings[left[host]]
             self._outbox.to_host(host, m.Ping(ping.lease, now, tuple(compiles[host])) if host in compiles else ping)
-
-    def _host_answered(self, pong: m.RelayedPong) -> None:
-        self._hosts.answered(pong)
-
-    def _lease_left(self, host: int, now: float) -> float:
-        return round(self.leases.left(host, now), 1)
 
     def _store_usage(self) -> None:
         present, usage = self.meter.take(self.resources.device_count)

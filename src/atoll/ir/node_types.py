@@ -78,6 +78,8 @@ def _check(node: Node, types: list[ArraySpec | None]) -> None:
                 raise invalid(
                     f"a switch or loop is controlled by one integer or boolean, not by {spec.dtype}{list(spec.shape)}"
                 )
+            if not spec.sharding.devices:
+                raise invalid("a switch or loop is controlled by a number on a device, and this one is on none")
         case Switch() | Loop():
             raise invalid("control flow nodes must be split into launches before lowering")
         case Call() | DeviceToHost():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from atoll.cluster.lifecycle import Island, IslandState
 from atoll.cluster.resources import ResourceManager
-from atoll.errors import Code, Status, invalid
+from atoll.errors import Code, Status, StatusError, invalid
 from atoll.protocol import messages as m
 from atoll.state.programs import RegisteredProgram
 from atoll.state.quarantine import Quarantine
@@ -15,6 +15,11 @@ from atoll.state.session import GangRun, Session
 # reading from its client.
 LAUNCH_WINDOW = 512
 _MOST_CREDITS = 2 * LAUNCH_WINDOW
+# Bytes of a session's arrays, with which further launches fail. With those of one more program, the sums that the
+# controller stores have 63 bits.
+MOST_BYTES = 1 << 60
+# Feeds of failed launches that have not arrived. The controller remembers them, to drop them when they arrive.
+MOST_UNWANTED = 1 << 18
 
 
 def check_window(session: Session, message: m.Launch) -> None:
@@ -22,6 +27,9 @@ def check_window(session: Session, message: m.Launch) -> None:
 
     The credits for control flow are checked by `check_cost` when the parts are known.
     """
+    if len(session.feeds.unwanted) > MOST_UNWANTED:
+        text = f"this session has failed launches with {MOST_UNWANTED} buffers that it has not sent"
+        raise StatusError(Code.RESOURCE_EXHAUSTED, text)
     check_cost(message, session.costs.get(message.program, 1))
     check_credits(session.credits, message)
 
@@ -73,6 +81,11 @@ def launch_problem(
         if problem is not None:
             return problem
     return program_problem(session, program, quarantine, resources)
+
+
+def size_problem(nbytes: int) -> Status:
+    """Return the error of a launch in a session whose arrays have more than `MOST_BYTES`."""
+    return Status(Code.RESOURCE_EXHAUSTED, f"the arrays of this session have {nbytes} bytes: delete some")
 
 
 def quota_problem(session: Session) -> Status | None:

@@ -29,7 +29,14 @@ from atoll.launch.gang_charges import GangCharges, Recorder
 from atoll.launch.large_launches import LARGE_NODES, LargeLaunches
 from atoll.launch.large_plans import LargePlans
 from atoll.launch.launch_builder import LaunchBuilder
-from atoll.launch.launch_checks import check_window, gang_problem, launch_problem, program_problem
+from atoll.launch.launch_checks import (
+    MOST_BYTES,
+    check_window,
+    gang_problem,
+    launch_problem,
+    program_problem,
+    size_problem,
+)
 from atoll.launch.memory_waits import Reclaim
 from atoll.launch.outbox import Outbox
 from atoll.launch.policies.fair import FairShares
@@ -182,6 +189,8 @@ class Launcher:
         program = session.programs.get(message.program)
         has_control_flow = program is None and message.program in session.control_flow
         problem = self._offenses.launch_problem(session.tenant, self._outbox.seconds)
+        if session.directory.nbytes > MOST_BYTES:
+            problem = problem or size_problem(session.directory.nbytes)
         if problem is not None:
             pass
         elif has_control_flow:
@@ -477,7 +486,8 @@ class Launcher:
             for first, some in known.items():
                 outbox.dispatch(tuple(some), launch.session, first, sequence, segments)
             hosts = tuple([host for host in hosts if host not in begun]) if known else hosts
-        begun.update(dict.fromkeys(hosts, sequence))
+        for host in hosts:
+            begun[host] = sequence
         for plan, some_hosts in launch.program.by_handles(hosts):
             newest = self._newest_run
             if newest is not None and newest.is_of(launch, plan, segments):

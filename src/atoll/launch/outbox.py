@@ -5,12 +5,12 @@ Frees of buffers are collected and sent at the end, in one message per host. Mes
 the session are in flight, its credits wait until there are several: its proxy needs none while its window is not full.
 
 The hosts of a group get all messages except those in `DIRECT` through their relay: one message for all hosts of the
-group that get the same. See `protocol.forwarding`. Pings are sent either way.
+group that get the same. See `protocol.forwarding`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from msgspec import structs
@@ -25,9 +25,6 @@ from atoll.protocol.forwarding import DIRECT, Forwarded, RelayTable, encode_forw
 # controller needs more time than hosts have work.
 _CREDIT_BATCH = LAUNCH_WINDOW // 32
 
-
-# Hosts of a process whose last messages are noted one by one. For more, only that of their relay is.
-_FEW_HOSTS = 4
 
 _Handles = dict[tuple[int, ...], list[int]]  # by hosts
 
@@ -83,7 +80,6 @@ class Outbox:
         self._sessions = connections.sessions
         self._actions: list[AnyAction | Forwarded] = []
         self._last: dict[int, int] = {}  # by host or relay: index of the last message to it, or to its group
-        self._last_to_many: dict[int, int] = {}  # by relay of a process: index of the last one for many hosts
         self._frees = Frees()
         self._credits: dict[int, int] = {}  # to return, by session
         self._due: dict[int, None] = {}  # sessions whose credits are returned at the next flush
@@ -122,11 +118,6 @@ class Outbox:
         return self._relays.hosts_behind(relay)
 
     @property
-    def has_relays(self) -> bool:
-        """Whether some hosts receive messages through relays."""
-        return not self._relays.is_empty
-
-    @property
     def has_processes(self) -> bool:
         """Whether some hosts receive messages through the relays of their processes."""
         return self._relays.has_processes
@@ -157,17 +148,6 @@ class Outbox:
                 self._forward(relay, some, message)
             else:
                 self.to_host(some[0], message)
-
-    def ask(self, hosts: tuple[int, ...], lease_of: Callable[[int], float], now: float) -> None:
-        """Send pings to hosts that have relays, which report the answers together.
-
-        The lease of a ping is the shortest one of its hosts.
-        """
-        pings: dict[float, m.Ping] = {}  # so that equal ones are encoded once
-        for relay, some in self._relays.partition(hosts):
-            assert relay is not None
-            lease = min(map(lease_of, some))
-            self._forward(relay, some, pings.setdefault(lease, m.Ping(lease, now)), asks=True)
 
     def start(self, hosts: tuple[int, ...], run: m.Run, sequence: int) -> None:
         """Start a run on several hosts under this number, which may differ from that of `run`.
@@ -202,13 +182,10 @@ class Outbox:
         units = ((sequence, segments),)
         message = None
         for relay, some in self._relays.partition(hosts):
-            is_of_process = relay is not None and relay < 0 and len(some) <= _FEW_HOSTS
-            index = self._last.get(some[0] if relay is None or is_of_process else relay)  # of the last message there
+            index = self._last.get(some[0] if relay is None or relay < 0 else relay)
             last: Any = None if index is None else self._actions[index]
-            if is_of_process and index is not None and relay is not None:
-                are_last = [self._last.get(host) == index for host in some]
-                if not all(are_last) or self._last_to_many.get(relay, -1) > index:
-                    last = None
+            if relay is not None and relay < 0 and any([self._last.get(host) != index for host in some]):
+                last = None
             if last is not None and type(last.message) is m.Dispatch and last.message.run == run and index is not None:
                 together = m.Dispatch(session, run, last.message.units + units)
                 if relay is None:
@@ -224,21 +201,13 @@ class Outbox:
                 self.to_host(some[0], message)
 
     def _forward(
-        self,
-        relay: int,
-        hosts: tuple[int, ...],
-        message: Any,
-        in_pieces: bool = False,
-        runs: tuple[int, ...] = (),
-        asks: bool = False,
+        self, relay: int, hosts: tuple[int, ...], message: Any, in_pieces: bool = False, runs: tuple[int, ...] = ()
     ) -> None:
         index = len(self._actions)
         self._last[relay] = index
-        if relay < 0 and len(hosts) <= _FEW_HOSTS:
+        if relay < 0:
             self._last.update(dict.fromkeys(hosts, index))
-        elif relay < 0:
-            self._last_to_many[relay] = index
-        self._actions.append(Forwarded(self.cause, relay, hosts, message, in_pieces, runs, asks))
+        self._actions.append(Forwarded(self.cause, relay, hosts, message, in_pieces, runs))
         self._has_forwarded = True
 
     # ---- other peers
@@ -306,7 +275,6 @@ class Outbox:
             self._actions = [each for each in self._actions if not is_only_for(each, host, connection)]
             self.close(connection)
         self._last.clear()
-        self._last_to_many.clear()
         self._relays.forget(host)
         self._frees.forget_host(host)
 
@@ -332,7 +300,6 @@ class Outbox:
             self._due.clear()
         actions, self._actions = self._actions, []
         self._last.clear()
-        self._last_to_many.clear()
         if not self._has_forwarded:
             return actions  # type: ignore[return-value]
         self._has_forwarded = False

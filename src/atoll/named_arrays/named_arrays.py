@@ -110,6 +110,7 @@ class NamedArrays:
         self.readers: dict[int, tuple[int, Version]] = {}  # by number: session and version
         self.waits: dict[tuple[int, int], Wait] = {}  # by session and request
         self._waits_of: dict[int, int] = {}  # number of the waits of each session
+        self._waits_for: dict[tuple[str, str], dict[tuple[int, int], None]] = {}  # their keys, by tenant and name
         self._readers_of: dict[int, set[int]] = {}  # by session
         self.pending: dict[VersionKey, Version] = {}
         self._arrays_of: dict[str, int] = {}  # number of the arrays in the versions of each tenant
@@ -123,7 +124,10 @@ class NamedArrays:
         self._awaited: dict[tuple[str, str], Version] = {}  # one of a name that stays only until it is in files
 
     def rebuild_index(self) -> None:
-        """Make the index again, which is not stored, and the table of versions that stay until they are in files."""
+        """Make the tables again that are not stored: the index, the waits by name, and the versions that stay."""
+        self._waits_for.clear()
+        for key, wait in self.waits.items():
+            self._waits_for.setdefault((wait.tenant, wait.name), {})[key] = None
         for name in self.names.values():
             self._note_awaited(name)
         for version in self.versions():
@@ -408,6 +412,9 @@ class NamedArrays:
         if self._waits_of.get(wait.session, 0) >= MOST_WAITS:
             text = f"{MOST_WAITS} requests of session {wait.session} wait for versions of arrays"
             return [Refused(wait.session, wait.request, Status(Code.RESOURCE_EXHAUSTED, text))]
+        if (wait.session, wait.request) in self.waits:
+            text = f"request {wait.request} of session {wait.session} waits already"
+            return [Refused(wait.session, wait.request, Status(Code.INVALID_ARGUMENT, text))]
         if not wait.in_files and len(self._readers_of.get(wait.session, ())) >= MOST_READERS:
             text = f"session {wait.session} has {MOST_READERS} versions of arrays open: delete some"
             return [Refused(wait.session, wait.request, Status(Code.RESOURCE_EXHAUSTED, text))]
@@ -416,7 +423,9 @@ class NamedArrays:
         if answer is None and wait.until <= now:
             answer = self._timed_out(wait)
         if answer is None:
-            self.waits[wait.session, wait.request] = wait
+            key = wait.session, wait.request
+            self.waits[key] = wait
+            self._waits_for.setdefault((wait.tenant, wait.name), {})[key] = None
             self._waits_of[wait.session] = self._waits_of.get(wait.session, 0) + 1
             return actions
         return [*actions, answer]
@@ -443,11 +452,15 @@ class NamedArrays:
         return None if newest is None or newest.number <= wait.newer_than else newest
 
     def _end_wait(self, key: tuple[int, int]) -> Wait:
-        session = key[0]
+        session, wait = key[0], self.waits.pop(key)
         self._waits_of[session] -= 1
         if not self._waits_of[session]:
             del self._waits_of[session]
-        return self.waits.pop(key)
+        others = self._waits_for[wait.tenant, wait.name]
+        del others[key]
+        if not others:
+            del self._waits_for[wait.tenant, wait.name]
+        return wait
 
     def _answer(self, wait: Wait) -> Opened | Stored | Refused | None:
         """Return the answer to a request, or None if the request has to wait."""
@@ -485,8 +498,8 @@ class NamedArrays:
     def _answer_waits(self, name: Name) -> list[Action]:
         """Answer the requests for versions of the name that can be answered now."""
         actions: list[Action] = []
-        for key, wait in [(key, wait) for key, wait in self.waits.items() if wait.tenant == name.tenant]:
-            if wait.name == name.name and (answer := self._answer(wait)) is not None:
+        for key in list(self._waits_for.get((name.tenant, name.name), ())):
+            if (answer := self._answer(self.waits[key])) is not None:
                 self._end_wait(key)
                 actions.append(answer)
         return actions
@@ -579,7 +592,7 @@ class NamedArrays:
 
     def session_closed(self, session: int) -> list[Action]:
         """Handle the end of a session: its readers leave, and its pending versions fail."""
-        for key in [key for key in self.waits if key[0] == session]:
+        for key in [key for key in self.waits if key[0] == session] if session in self._waits_of else ():
             self._end_wait(key)
         actions: list[Action] = []
         for version in [each for each in self.pending.values() if each.session == session]:
@@ -622,6 +635,8 @@ class NamedArrays:
         assert self._guests <= set(readers)
         assert self._closing <= self._reading.keys() <= set(readers)
         assert sum(self._waits_of.values()) == len(self.waits)
+        by_name = {(name, key) for name, keys in self._waits_for.items() for key in keys}
+        assert by_name == {((wait.tenant, wait.name), key) for key, wait in self.waits.items()}
         assert self.index.content == {(device, each.key) for each in self.versions() for device in each.devices}
         written = [each for each in self.versions() if each.is_written]
         places = {(device, each.tenant, each.rank) for each in written for device in (ANY_DEVICE, *each.devices)}

@@ -133,6 +133,9 @@ class Entry(StateMachine[BufferState]):
         self.handle = HandleState.DELETED
 
 
+# Arrays that the waits of a session wait for. An array counts once for each wait.
+MOST_AWAITED = 1 << 18
+
 # Placeholder for a value of a launch whose entry is not made yet, or not at all, or was dropped.
 NO_ENTRY = Entry((), 0)
 
@@ -150,10 +153,15 @@ class Directory:
     entries: dict[int, Entry] = field(default_factory=dict)
     waits: dict[int, _Wait] = field(default_factory=dict)
     nbytes: int = 0  # of the buffers that do not stand for errors
+    awaited: int = 0  # number of pending buffers of all waits
 
     def add(self, handle: int, entry: Entry) -> None:
         self.entries[handle] = entry
         self.nbytes += entry.nbytes
+
+    def count_awaited(self) -> None:
+        """Count what waits wait for, which earlier versions did not store."""
+        self.awaited = sum([each.pending for each in self.waits.values()])
 
     def problem(self, handle: int) -> Status | None:
         """Return the reason why the handle cannot be used as an argument, or None."""
@@ -215,6 +223,7 @@ class Directory:
             if wait is None:
                 continue
             wait.pending -= 1
+            self.awaited -= 1
             if error is not None and wait.status.ok:
                 wait.status = error
             if wait.pending == 0:
@@ -229,7 +238,7 @@ class Directory:
         """
         status = OK
         pending: list[Entry] = []
-        for handle in handles:
+        for handle in handles if len(handles) < 2 else dict.fromkeys(handles):
             entry = self.entries.get(handle)
             error = _unknown(handle) if entry is None else entry.error
             if error is not None:
@@ -238,6 +247,9 @@ class Directory:
                 pending.append(entry)
         if not pending:
             return status
+        if self.awaited + len(pending) > MOST_AWAITED:
+            return Status(Code.RESOURCE_EXHAUSTED, f"the waits of this session are for {self.awaited} arrays already")
+        self.awaited += len(pending)
         self.waits[number] = _Wait(len(pending), status)
         for entry in pending:
             if entry.waits is None:

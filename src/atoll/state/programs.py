@@ -32,6 +32,8 @@ from atoll.state.usage import Account
 MAX_PLAN_BYTES = 48 << 20
 # A launch's message has a number of up to this size for each feed of the client.
 _FEED_BYTES = 9
+# Bytes of all arrays that one launch makes.
+MOST_PROGRAM_BYTES = 1 << 56
 # Plans from this size on are sent to hosts in pieces, and launches wait until they have arrived.
 LARGE_PLAN_BYTES = 64 << 10
 # At most 15: a MessagePack array of so few items has a header of one byte.
@@ -200,13 +202,17 @@ def register_in_steps(
         yield
     values: list[ProgramValue] = []
     inner: list[int] = []
+    made_bytes = 0
     for value, made in enumerate(lowered.values[count:], start=count):
         position = position_of.get(value)
         nbytes = sum([each for _, each in memory[value]]) if value in memory else made.nbytes
+        made_bytes += nbytes
         values.append(ProgramValue(made.hosts, nbytes, -1 if position is None else position - count))
         if position is None:
             inner.append(value)
         yield
+    if made_bytes > MOST_PROGRAM_BYTES:
+        raise invalid(f"program {program.name!r} makes arrays of {made_bytes} bytes, and may make {MOST_PROGRAM_BYTES}")
     gangs = tuple((yield from collected(tuple(each) for each in nodes.values())))
     joint = gangs
     if 0 < joint_islands <= len(islands):

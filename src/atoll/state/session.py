@@ -255,6 +255,7 @@ class Session(StateMachine[SessionState]):
     waits_for_islands: bool = True  # launches wait for a failed island; if not set, they fail
     leaves_islands: bool = False  # the client leaves islands itself when they are drained
     has_errors: bool = False  # some buffer stands for an error
+    error_bytes: int = 0  # of the errors that its client has made
     last_error: str = ""  # message of the last failed launch or lost array, shortened to `MOST_ERROR`
     has_spilled: bool = False  # some buffer may be spilled
     state: SessionState = SessionState.RUNNING

@@ -371,11 +371,12 @@ class EntryDump(Dump):
     is_published: bool = False
 
 
-@dump_of(Directory, "directory")
+@dump_of(Directory, "directory", version=2, rebuild=Directory.count_awaited)
 class DirectoryDump(Dump):
     entries: dict[int, Ref[Entry]] = {}
     waits: dict[int, _Wait] = {}
     nbytes: int = 0
+    awaited: int = 0
 
 
 # ---- functions and programs
@@ -672,7 +673,7 @@ def _restore_checks(session: Session) -> None:
         parts.check._devices = session.devices.locations
 
 
-@dump_of(Session, "session", version=3, rebuild=_restore_checks)
+@dump_of(Session, "session", version=4, rebuild=_restore_checks)
 class SessionDump(Dump):
     number: int
     pid: int
@@ -711,6 +712,7 @@ class SessionDump(Dump):
     is_on_disk: bool = False
     waits_for: str = ""
     is_vault: bool = False
+    error_bytes: int = 0
     publishing: int = 0
     reading: int = 0
     run: NamedRun = UNNAMED

@@ -70,12 +70,11 @@ class Tracing:
 
     # ---- clocks
 
-    def host_answered(self, host: int, message: m.Pong | m.RelayedPong, now: float) -> None:
-        """Record a host's answer to a ping. This process or the host's relay received it at `now`."""
-        clock = message.clock
-        if clock >= 0 and not self._trace.clock(host).measure(message.seconds, clock, now):
+    def host_answered(self, host: int, message: m.Pong, now: float) -> None:
+        reading = (message.seconds, message.clock, now)
+        if message.clock >= 0 and not self._trace.clock(host).measure(*reading):
             self._trace.clock_began(host)
-            self._trace.clock(host).measure(message.seconds, clock, now)
+            self._trace.clock(host).measure(*reading)
 
     def proxy_answered(self, session: int, message: m.Pong | m.CallsRecorded, now: float) -> None:
         reading = (message.seconds, message.clock, now)

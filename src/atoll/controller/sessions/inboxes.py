@@ -25,6 +25,8 @@ from atoll.state.stepped_work import Discards, TurnFailedError, Turns
 # Per session: messages, and nodes of the programs in them.
 MAX_WAITING = 8192
 MAX_WAITING_NODES = 1 << 19
+# Per session: bytes that these messages take in memory, as estimated.
+MAX_WAITING_BYTES = 256 << 20
 # The cost of a message in steps, and items of a large message that are handled in the time of one step.
 _STEPS_PER_MESSAGE = 16
 _ITEMS_PER_STEP = 4
@@ -41,7 +43,11 @@ _COST_OF_LAUNCH = 8  # besides its nodes
 _MOST_HANDLES = 256
 
 _OF_PROGRAMS = frozenset((m.ProgramPart, m.RegisterProgram))
-# By type of the messages that may take long to handle: their number of items, which are nodes, or 16 handles each.
+# Bytes of a small object, such as a handle, and of a description of an array.
+_BYTES = 40
+_BYTES_OF_ARRAY = 400
+# By type of the messages that may take long to handle: their number of items, which are nodes, or 16 handles each. A
+# slice may be chosen among thousands of devices.
 _ITEMS: Mapping[type[Any], Callable[[Any], int]] = {
     m.ProgramPart: lambda message: len(message.definition.nodes),
     m.RegisterProgram: lambda message: len(message.definition.nodes),
@@ -50,12 +56,62 @@ _ITEMS: Mapping[type[Any], Callable[[Any], int]] = {
     m.Publish: lambda message: len(message.handles) // 16,
     m.ReadVersion: lambda message: len(message.results) // 2,
 }
+_MORE_ITEMS: Mapping[type[Any], Callable[[Any], int]] = {
+    m.Await: lambda message: len(message.handles) // 16,
+    m.RegisterFunction: lambda message: sum(map(len, message.assignment)) // 16,
+    m.RegisterSwitch: lambda message: len(message.branches) // 16,
+    m.FailureAcknowledged: lambda message: (len(message.hosts) + len(message.resent) + len(message.unsent)) // 16,
+    m.HandlesReported: lambda message: len(message.handles or ()) // 16,
+    m.AddSlice: lambda message: 256,
+}
 
 
-def _steps_of(session: Session, message: Any) -> int:
-    items = _ITEMS.get(type(message))
-    count = items(message) if items is not None else _launched_nodes(session, message)
-    return max(_STEPS_PER_MESSAGE, count // _ITEMS_PER_STEP)
+def _status_bytes(status: Status) -> int:
+    return len(status.message) + sum(map(len, status.payloads.values()))
+
+
+def _definition_bytes(message: m.ProgramPart | m.RegisterProgram) -> int:
+    definition = message.definition
+    count = len(definition.name) + len(definition.results)
+    for node in definition.nodes:
+        count += len(node.inputs) + sum([10 + len(spec.sharding.devices) for spec in node.outputs])
+        count += 10 * (len(getattr(node, "mappings", ())) + len(getattr(node, "buffers", ())))
+    return _BYTES * (count + sum([10 + len(spec.sharding.devices) for spec in definition.arguments]))
+
+
+# By type of the messages that may be large: the bytes that they take in memory.
+_LARGE: Mapping[type[Any], Callable[[Any], int]] = {
+    m.Launch: lambda message: _BYTES * _listed(message) + len(message.contents or b""),
+    m.ProgramPart: _definition_bytes,
+    m.RegisterProgram: _definition_bytes,
+    m.Release: lambda message: _BYTES * len(message.handles),
+    m.Await: lambda message: _BYTES * len(message.handles),
+    m.MakeError: lambda message: _BYTES * len(message.handles) + _status_bytes(message.status),
+    m.Publish: lambda message: (
+        2 * _BYTES * len(message.handles) + sum(map(len, message.paths)) + len(message.structure)
+    ),
+    m.ReadVersion: lambda message: sum(
+        [_BYTES_OF_ARRAY + _BYTES * len(each.sharding.devices) for each in message.targets]
+    ),
+    m.Query: lambda message: len(message.payload),
+    m.CallsRecorded: lambda message: len(message.calls),
+    m.HandlesReported: lambda message: 2 * _BYTES * len(message.handles or ()),
+    m.RegisterFunction: lambda message: _BYTES * sum(map(len, message.assignment)),
+    m.RegisterSwitch: lambda message: _BYTES * len(message.branches),
+    m.FailureAcknowledged: lambda message: (
+        _BYTES * (len(message.hosts) + 3 * len(message.resent) + len(message.unsent))
+    ),
+}
+
+
+def _bytes_of(message: Any) -> int:
+    nbytes = _LARGE.get(type(message))
+    return _BYTES if nbytes is None else _BYTES + nbytes(message)
+
+
+def _listed(message: m.Launch) -> int:
+    """Return the number of handles and feeds of a launch."""
+    return len(message.arguments) + len(message.results) + len(message.feeds) + len(message.released)
 
 
 def _launched_nodes(session: Session, message: Any) -> int:
@@ -65,6 +121,12 @@ def _launched_nodes(session: Session, message: Any) -> int:
     program = session.programs.get(message.program)
     nodes = len(program.nodes) if isinstance(program, RegisteredProgram) else 0
     return nodes if nodes <= LARGE_NODES else 0
+
+
+def _more_of_launch(session: Session, message: m.Launch) -> int:
+    """Return what the lists of a launch count, in nodes: sixteen handles or feeds, or a branch, count as one."""
+    node = session.control_flow.get(message.program)
+    return _listed(message) // 16 + (len(node.branches) if isinstance(node, m.RegisterSwitch) else 0)
 
 
 def _nodes_of(message: Any) -> int:
@@ -82,6 +144,9 @@ def _divided(message: Any) -> tuple[Any, Any]:
 class Inboxes:
     """The inboxes of all sessions. `handle(session, message)` handles a message; `end(session, status)` ends a session.
 
+    With `counts_lists`, all long lists count for the cost of a message. Earlier versions did not count them, and their
+    events are repeated as they were handled.
+
     A bug at a message is reported as `TurnFailedError`.
     """
 
@@ -91,7 +156,9 @@ class Inboxes:
         handle: Callable[[Session, Any], None],
         end: Callable[[int, Status], None],
         discards: Discards,
+        counts_lists: bool,
     ) -> None:
+        self._counts_lists = counts_lists
         self._sessions = sessions
         self._handle = handle
         self._end = end
@@ -100,6 +167,7 @@ class Inboxes:
         self.waiting = self._turns.waiting
         self._nodes: Counter[int] = Counter()
         self._credits: Counter[int] = Counter()  # of waiting launches, by session
+        self._bytes: Counter[int] = Counter()  # of all waiting messages, by session
         self._at_once = 0  # programs handled at once in this turn, including their nodes counted as programs
         self._cost = 0  # of the messages in this turn
 
@@ -124,7 +192,11 @@ class Inboxes:
             self._credits[number] += message.credits
         self._turns.add(number, session.tenant.name, message)
         self._nodes[number] += _nodes_of(message)
-        if self._nodes[number] > MAX_WAITING_NODES:
+        self._bytes[number] += _bytes_of(message)
+        if self._bytes[number] > MAX_WAITING_BYTES:
+            text = f"messages of more than {MAX_WAITING_BYTES >> 20} MiB of this session are waiting"
+            self._end(number, Status(Code.RESOURCE_EXHAUSTED, text))
+        elif self._nodes[number] > MAX_WAITING_NODES:
             text = f"more than {MAX_WAITING_NODES} nodes of this session's programs are waiting to be checked"
             self._end(number, Status(Code.RESOURCE_EXHAUSTED, text))
         elif len(self.waiting[number]) > MAX_WAITING:
@@ -138,9 +210,12 @@ class Inboxes:
             program = session.programs.get(message.program)
             nodes = len(program.nodes) if isinstance(program, RegisteredProgram) else 0
             self._cost += _COST_OF_LAUNCH + nodes if nodes <= LARGE_NODES else _COST_OF_LAUNCH
+            listed = len(message.arguments) + len(message.results) + len(message.feeds)
+            if self._counts_lists and (program is None or listed > _SMALL_ITEMS):
+                self._cost += _more_of_launch(session, message)
         else:
             self._cost += _COST
-            items = _ITEMS.get(kind)
+            items = self._items_of(kind)
             if items is not None and items(message) > _SMALL_ITEMS:
                 return False
             if kind in _OF_PROGRAMS:
@@ -148,6 +223,17 @@ class Inboxes:
                 if self._at_once > _MOST_AT_ONCE:
                     return False
         return self._cost <= _MOST_COST
+
+    def _items_of(self, kind: type[Any]) -> Callable[[Any], int] | None:
+        items = _ITEMS.get(kind)
+        return _MORE_ITEMS.get(kind) if items is None and self._counts_lists else items
+
+    def _steps_of(self, session: Session, message: Any) -> int:
+        items = self._items_of(type(message))
+        count = items(message) if items is not None else _launched_nodes(session, message)
+        if self._counts_lists and type(message) is m.Launch:
+            count += _more_of_launch(session, message)
+        return max(_STEPS_PER_MESSAGE, count // _ITEMS_PER_STEP)
 
     def turn_ended(self) -> None:
         """Begin the next turn: later messages belong to it."""
@@ -158,6 +244,7 @@ class Inboxes:
         while steps > 0 and (number := self._turns.next(self._may_proceed)) is not None:
             waiting, session = self.waiting[number], self._sessions[number]
             message, rest = _divided(waiting[0])
+            self._bytes[number] -= _bytes_of(waiting[0])
             self._nodes[number] -= _nodes_of(message)
             if type(message) is m.Launch:
                 self._credits[number] -= message.credits
@@ -165,7 +252,8 @@ class Inboxes:
                 self._turns.take(number)
             else:
                 waiting[0] = rest
-            steps -= _steps_of(session, message)
+                self._bytes[number] += _bytes_of(rest)
+            steps -= self._steps_of(session, message)
             try:
                 self._handle(session, message)
             except Exception as error:
@@ -177,4 +265,5 @@ class Inboxes:
     def session_closed(self, session: Session) -> None:
         del self._nodes[session.number]
         del self._credits[session.number]
+        del self._bytes[session.number]
         self._discards.add(self._turns.remove(session.number), size=m.MAX_PART_NODES)

@@ -24,11 +24,13 @@ from atoll.protocol import messages as m
 from atoll.state.buffer_directory import Entry
 from atoll.state.buffer_states import BufferState
 from atoll.state.programs import ProgramParts, calls_of
-from atoll.state.session import Session
+from atoll.state.session import MOST_ERROR, Session
 from atoll.telemetry.trace_requests import Tracing
 
 # Feeds that a session may have uploaded ahead of the launches that use them.
 MAX_EARLY_FEEDS = 65536
+# Bytes of errors that a client has made, after which the controller shortens further ones.
+MOST_ERROR_BYTES = 64 << 20
 Handlers = Mapping[type[Any], Callable[[Session, Any], None]]
 
 
@@ -149,8 +151,12 @@ class Proxies:
 
     def _make_error(self, session: Session, message: m.MakeError) -> None:
         session.has_errors = True
+        status = message.status
+        session.error_bytes += len(status.message) + sum(map(len, status.payloads.values()))
+        if session.error_bytes > MOST_ERROR_BYTES:
+            status = Status(status.code, status.message[:MOST_ERROR])
         for handle in message.handles:
-            session.directory.add(handle, Entry((), 0, BufferState.FAILED, message.status))
+            session.directory.add(handle, Entry((), 0, BufferState.FAILED, status))
 
     def _answered(self, session: Session, message: m.Pong) -> None:
         session.pongs = min(session.pongs + 1, session.pings)

@@ -214,6 +214,8 @@ class PublishedArrays:
     def _is_complete(self, session: Session, handle: int, what: str) -> bool:
         """Return whether an array is on devices. Raises its error, or INVALID_ARGUMENT if its session has used it."""
         entry = session.directory.entries.get(handle)
+        if entry is not None and not entry.is_published:  # it was released, and its handle is another array's
+            entry = None
         if entry is not None and entry.error is not None:
             text = f"{what} failed: {entry.error.message}"
             raise StatusError(Code(entry.error.code), text, entry.error.payloads)

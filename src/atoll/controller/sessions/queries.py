@@ -11,11 +11,15 @@ import msgspec
 
 from atoll.cluster.locations import DeviceLocation
 from atoll.controller.state import ClusterState
-from atoll.errors import Status, not_found
+from atoll.errors import Code, Status, not_found
 from atoll.launch.launch_checks import island_problem
 from atoll.protocol import messages as m
 from atoll.state.memory_ledger import MemoryLedger
 from atoll.state.session import Session
+
+# Of a session: queries without a reply, and the bytes of their payloads.
+MOST_QUERIES = 4096
+MOST_QUERY_BYTES = 16 << 20
 
 
 class Queries:
@@ -34,6 +38,7 @@ class Queries:
         self._memory = memory
         self._next = 1
         self._asked: dict[int, tuple[int, int, m.Query]] = {}  # host, session and message
+        self._loads: dict[int, list[int]] = {}  # number of these and bytes of their payloads, by session
 
     def ask(self, session: Session, message: m.Query) -> None:
         subject = ""
@@ -48,6 +53,13 @@ class Queries:
         if loss is not None:
             self._outbox.to_session(session.number, m.QueryReply(message.query, loss, b""))
             return
+        count, nbytes = self._loads.get(session.number, (0, 0))
+        if count >= MOST_QUERIES or nbytes + len(message.payload) > MOST_QUERY_BYTES:
+            text = f"{count} queries of session {session.number}, of {nbytes} bytes, have no reply"
+            self._outbox.to_session(
+                session.number, m.QueryReply(message.query, Status(Code.RESOURCE_EXHAUSTED, text), b"")
+            )
+            return
         payload = message.payload
         if message.what == "memory":  # the worker adds what only its platform knows
             known = self._memory.statistics((location.host, location.ordinal))
@@ -55,11 +67,38 @@ class Queries:
         query = self._next
         self._next += 1
         self._asked[query] = (location.host, session.number, message)
+        self._count(session.number, 1, len(message.payload))
         if not self._resources.has_failed(location.host):  # otherwise it is sent when its island has restarted
             self._outbox.to_host(location.host, m.WorkerQuery(session.number, query, message.what, subject, payload))
 
+    def _count(self, session: int, count: int, nbytes: int) -> None:
+        load = self._loads.setdefault(session, [0, 0])
+        load[0] += count
+        load[1] += nbytes
+        if not load[0]:
+            del self._loads[session]
+
+    def count_again(self) -> None:
+        """Count the queries of each session, which is not stored."""
+        self._loads.clear()
+        for _, session, message in self._asked.values():
+            self._count(session, 1, len(message.payload))
+
+    def _take(self, query: int) -> tuple[int, int, m.Query] | None:
+        """Remove and return a query, or return None if it has a reply or its session has ended."""
+        asked = self._asked.pop(query, None)
+        if asked is not None:
+            self._count(asked[1], -1, -len(asked[2].payload))
+        return asked
+
+    def session_closed(self, session: Session) -> None:
+        """Forget the session's queries. Workers may still answer them."""
+        if session.number in self._loads:
+            for query in [query for query, (_, number, _) in self._asked.items() if number == session.number]:
+                self._take(query)
+
     def answered(self, host: int, message: m.WorkerAnswer) -> None:
-        asked = self._asked.pop(message.query, None)
+        asked = self._take(message.query)
         if asked is not None:
             _, session, query = asked
             self._outbox.to_session(session, m.QueryReply(query.query, message.status, message.payload))
@@ -71,13 +110,13 @@ class Queries:
 
     def is_waiting(self, session: int) -> bool:
         """Whether the session waits for a reply."""
-        return any(number == session for _, number, _ in self._asked.values())
+        return session in self._loads
 
     def ask_again(self, hosts: set[int]) -> None:
         """Send the queries of these hosts again, since their new workers do not know them."""
         for query, (host, session, message) in list(self._asked.items()):
             if host in hosts:
-                del self._asked[query]
+                self._take(query)
                 if session in self._sessions:
                     self.ask(self._sessions[session], message)
 
@@ -85,5 +124,5 @@ class Queries:
         """Fail the queries of hosts that do not return, or only those of the sessions `of`, which do not wait."""
         for query, (host, session, message) in list(self._asked.items()):
             if host in hosts and (of is None or session in of):
-                del self._asked[query]
+                self._take(query)
                 self._outbox.to_session(session, m.QueryReply(message.query, status, b""))

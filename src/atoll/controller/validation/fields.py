@@ -67,6 +67,12 @@ def check_seconds(message: Any, field: str) -> None:
         raise violation(message, field, value, "a finite number, 0 or more")
 
 
+def check_clock(message: Any) -> None:
+    """Check a time of the sender's clock. The controller stores and sends differences from its own clock."""
+    if not -1 <= message.clock < MAX_NUMBER:
+        raise violation(message, "clock", message.clock, f"-1 to {MAX_NUMBER - 1}")
+
+
 def check_handles(message: Any, field: str) -> None:
     """Check handles of arrays that need not exist."""
     handles: tuple[int, ...] = getattr(message, field)

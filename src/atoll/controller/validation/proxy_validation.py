@@ -11,6 +11,7 @@ from typing import Any
 from atoll.cluster.topology import Topology
 from atoll.controller.validation.fields import (
     MAX_NUMBER,
+    check_clock,
     check_count,
     check_handles,
     check_new,
@@ -22,7 +23,7 @@ from atoll.controller.validation.fields import (
     check_text,
     violation,
 )
-from atoll.errors import StatusError, invalid
+from atoll.errors import Code, StatusError, invalid
 from atoll.ir.validation import MAX_RESULTS, DefinitionCheck
 from atoll.protocol import messages as m
 from atoll.protocol.number_ranges import CLIENT_FEEDS, CLIENT_HANDLES, SCRIPT_FEEDS
@@ -33,6 +34,7 @@ MAX_FUNCTIONS = 1 << 16
 MAX_PROGRAMS = 1 << 16
 MAX_PARTS = 64  # incomplete programs
 MAX_WAITS = 1 << 16
+MAX_ARRAYS = 1 << 20
 
 MAX_BRANCHES = 1 << 12
 MAX_CREDITS = 1 << 20
@@ -59,6 +61,8 @@ def launch(session: Session, message: m.Launch, topology: Topology) -> None:
     if len(results) > 1:
         check_count(message, "results", MAX_RESULTS)
         check_new_handles(message, "results", entries)
+    if len(entries) + len(results) > MAX_ARRAYS:
+        _check_space(session, results)
     if message.feeds:
         check_numbers(message, "feeds", SCRIPT_FEEDS.stop)
     if message.contents is not None:
@@ -77,6 +81,11 @@ def launch(session: Session, message: m.Launch, topology: Topology) -> None:
         _check_wait(session, message)
     if message.credits > MAX_CREDITS:  # `check_window` checks the lower bound, which depends on the program
         raise violation(message, "credits", message.credits, f"at most {MAX_CREDITS}")
+
+
+def _check_space(session: Session, handles: tuple[int, ...]) -> None:
+    if len(session.directory.entries) + len(handles) > MAX_ARRAYS:
+        raise StatusError(Code.RESOURCE_EXHAUSTED, f"this session has {MAX_ARRAYS} arrays: delete some")
 
 
 def register_function(session: Session, message: m.RegisterFunction, topology: Topology) -> None:
@@ -172,6 +181,7 @@ def _check_wait(session: Session, message: m.Await | m.Launch) -> None:
 def make_error(session: Session, message: m.MakeError, topology: Topology) -> None:
     check_new_handles(message, "handles", session.directory.entries)
     check_status(message, "status", is_error=True)
+    _check_space(session, message.handles)
 
 
 def query(session: Session, message: m.Query, topology: Topology) -> None:
@@ -206,14 +216,12 @@ def release(session: Session, message: m.Release, topology: Topology) -> None:
 def calls_recorded(session: Session, message: m.CallsRecorded, topology: Topology) -> None:
     check_number(message, "request")
     check_seconds(message, "seconds")
-    if message.clock < -1:
-        raise violation(message, "clock", message.clock, "-1 or more")
+    check_clock(message)
 
 
 def pong(session: Session, message: m.Pong, topology: Topology) -> None:
     check_seconds(message, "seconds")
-    if message.clock < -1:
-        raise violation(message, "clock", message.clock, "-1 or more")
+    check_clock(message)
     check_count(message, "running", 0)
     check_count(message, "compiles", 0)
 
@@ -260,6 +268,7 @@ def read_version(session: Session, message: m.ReadVersion, topology: Topology) -
     check_new_handles(message, "results", session.directory.entries)
     if not message.results or len(message.results) != len(message.targets):
         raise violation(message, "results", f"{len(message.results)} entries", "one per target, and at least one")
+    _check_space(session, message.results)
 
 
 def _number(field: str) -> Callable[[Session, Any, Topology], None]:
