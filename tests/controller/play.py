@@ -215,9 +215,7 @@ class Cluster:
         """All messages since the last time, by who gets them."""
         sends = [action for action in self.flush() if isinstance(action, a.Send)]
         return [
-            (self.name_of(each.connection), each.message)
-            for each in sends
-            if not isinstance(each.message, _BACKGROUND) and not getattr(each.message, "asks", False)
+            (self.name_of(each.connection), each.message) for each in sends if not isinstance(each.message, _BACKGROUND)
         ]
 
     def ask(self, connection: int, message: Any) -> list[Any]:
