@@ -215,7 +215,9 @@ class Cluster:
         """All messages since the last time, by who gets them."""
         sends = [action for action in self.flush() if isinstance(action, a.Send)]
         return [
-            (self.name_of(each.connection), each.message) for each in sends if not isinstance(each.message, _BACKGROUND)
+            (self.name_of(each.connection), each.message)
+            for each in sends
+            if not isinstance(each.message, _BACKGROUND) and not getattr(each.message, "asks", False)
         ]
 
     def ask(self, connection: int, message: Any) -> list[Any]:

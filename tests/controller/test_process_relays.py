@@ -235,19 +235,22 @@ def test_a_process_has_one_relay():
 # ---- order
 
 
+COUNT = 24  # hosts; up to six of them share a process
+
+
 class Received:
     """The messages that each host receives, directly or through the relay of its process."""
 
     def __init__(self, processes: int) -> None:
         self.connections = Connections()
-        self.connections.hosts.update((host, 100 + host) for host in range(8))
+        self.connections.hosts.update((host, 100 + host) for host in range(COUNT))
         self.outbox = Outbox(self.connections)
-        self.by_host: dict[int, list[Any]] = {host: [] for host in range(8)}
+        self.by_host: dict[int, list[Any]] = {host: [] for host in range(COUNT)}
         self._relays = {
             200 + number: ProcessRelay(lambda *messages: None, lambda seconds, call: None)
             for number in range(processes)
         }
-        for host in range(8):
+        for host in range(COUNT):
             if processes and host % 4 < processes:  # the others are in processes of their own
                 connection = 200 + host % 4
                 self.start(host, connection, 0)
@@ -280,14 +283,22 @@ class _Member:
 
 
 def act(outbox: Outbox, choices: random.Random) -> None:
-    """Queue random messages, as a launcher does: starts and segments of runs with one gang per host, frees, others."""
+    """Queue random messages, as a launcher does: starts and segments of runs with one gang per host or a joint one, frees,
+    others.
+    """
     begun: dict[tuple[int, int], int] = {}
     number = 1
     for launch in range(choices.randrange(1, 4)):
-        hosts = sorted(choices.sample(range(8), choices.randrange(1, 9)))
+        hosts = sorted(choices.sample(range(COUNT), choices.randrange(1, COUNT + 1)))
         run = m.Run(number, 1, launch, (launch,), (), ())
+        is_joint = choices.random() < 0.4
         for node in range(choices.randrange(1, 4)):
-            for host in hosts:
+            if is_joint and node:
+                outbox.dispatch(tuple(hosts), 1, run.sequence, number, 1 + node)
+            elif is_joint:
+                outbox.to_hosts(tuple(hosts), run)
+            number += is_joint
+            for host in () if is_joint else hosts:
                 if choices.random() < 0.9:
                     first = begun.get((launch, host))
                     if first is None:

@@ -20,8 +20,8 @@ ALL = ArraySpec("float32", (4,), Sharding((0, 1, 2, 3), Tiled((4,), (0, 1, 2, 3)
 _decode = msgspec.msgpack.Decoder(m.ToWorker).decode
 
 
-def playing(topology: str = "1x4x1", group: int = 2) -> Play:
-    return Play(topology, relay_group=group)
+def playing(topology: str = "1x4x1", group: int = 2, **settings: Any) -> Play:
+    return Play(topology, relay_group=group, **settings)
 
 
 def forwarded(messages: list[Any]) -> list[tuple[tuple[int, ...], Any]]:
@@ -107,12 +107,92 @@ def test_what_is_for_one_host_of_a_group_comes_by_the_relay_too():
     assert [hosts for hosts, _ in forwarded(play.report(3, m.FeedsArrived(play.session, (901,))))] == [(3,)]
 
 
-def test_pings_come_directly():
+def pings(play: Play, now: float) -> list[tuple[tuple[str, int], tuple[int, ...], m.Ping]]:
+    """A second has passed: who gets a ping, and the hosts to forward it to."""
+    play.event(e.Tick(now))
+    found: list[tuple[tuple[str, int], tuple[int, ...], m.Ping]] = []
+    for each in play.flush():
+        message = each.message if isinstance(each, a.Send) else None
+        if isinstance(message, m.Ping):
+            found.append((play.name_of(each.connection), (), message))
+        elif isinstance(message, m.Forward) and message.asks:
+            found.append((play.name_of(each.connection), message.hosts, _decode(message.content)))
+    return found
+
+
+def to_hosts(play: Play, now: float) -> list[tuple[int, tuple[int, ...], float]]:
+    """The pings of hosts, with their leases."""
+    return [(name[1], hosts, ping.lease) for name, hosts, ping in pings(play, now) if name[0] == "host"]
+
+
+def answer(play: Play, relay: int, *hosts: int, asked: float = 0.0, running: tuple[int, ...] = ()) -> None:
+    """A relay reports answers of these hosts."""
+    clock = int(1e9 * asked) + 5
+    pongs = tuple(m.RelayedPong(host, asked, clock, running, 0) for host in hosts)
+    play.worker(relay, m.Gathered((), pongs))
+
+
+def test_a_ping_is_one_message_for_a_group():
+    play = playing("1x4x1+1x1x1")
+    assert to_hosts(play, 1.0) == [(0, (0, 1), 10.0), (2, (2, 3), 10.0), (4, (), 10.0)]
+
+
+def test_answers_to_relayed_pings_renew_the_leases_of_their_hosts():
+    play = playing(lease_seconds=3.0)
+    for now in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0):
+        assert to_hosts(play, now) == [(0, (0, 1), 3.0), (2, (2, 3), 3.0)]
+        play.now = now
+        answer(play, 0, 0, 1, asked=now)
+        answer(play, 2, 2, 3, asked=now)
+    assert play.controller.resources.islands[0].works
+    assert play.controller.trace.clock(3).samples == 6
+
+
+def test_a_host_that_its_relay_reports_nothing_of_is_pinged_directly_and_then_named():
+    """The relay may be at fault. The lease of a ping is as short as that of the first of its hosts."""
+    play = playing(lease_seconds=4.0)
+    found = {}
+    for now in (1.0, 2.0, 3.0, 4.0, 5.0):
+        found[now] = to_hosts(play, now)
+        play.now = now
+        answer(play, 0, 0, 1, asked=now)
+        answer(play, 2, 2, asked=now)
+    assert found[2.0] == [(0, (0, 1), 4.0), (2, (2, 3), 3.0)]
+    assert found[3.0] == [(0, (0, 1), 4.0), (2, (2,), 4.0), (3, (), 2.0)]
+    assert found[4.0][-1] == (3, (), 1.0)
+    failure = play.controller.resources.islands[0].last_failure
+    assert failure is not None
+    assert "host 3 of island 0 has not answered" in failure.message
+
+
+def test_a_relay_that_answers_nothing_is_named_and_its_hosts_answer_directly():
+    play = playing(lease_seconds=4.0)
+    for now in (1.0, 2.0, 3.0, 4.0, 5.0):
+        asked = to_hosts(play, now)
+        play.now = now
+        answer(play, 2, 2, 3, asked=now)
+        if (1, (), 2.0) in asked:
+            play.worker(1, m.Pong(now, 5))
+    failure = play.controller.resources.islands[0].last_failure
+    assert failure is not None
+    assert "host 0 of island 0 has not answered" in failure.message
+
+
+def test_a_relay_answers_only_for_its_own_hosts():
+    play = playing(lease_seconds=3.0)
+    play.now = 2.0
+    answer(play, 0, 0, 2, asked=2.0)
+    assert play.controller.leases.silence(0, 2.0) == 0.0
+    assert play.controller.leases.silence(2, 2.0) == 2.0
+
+
+@pytest.mark.parametrize(
+    "pong", [(4, 0.0, 5, (), 0), (0, float("nan"), 5, (), 0), (0, 0.0, -2, (), 0), (0, 0.0, 5, (-1,), 0)]
+)
+def test_an_impossible_answer_ends_the_island_of_its_relay(pong):
     play = playing()
-    play.event(e.Tick(1.0))
-    pings = [action for action in play.flush() if isinstance(action, a.Send) and isinstance(action.message, m.Ping)]
-    names = {play.name_of(each.connection) for each in pings}
-    assert names == {*(("host", host) for host in range(4)), ("session", play.session)}
+    play.report(0, m.Gathered((), (m.RelayedPong(*pong),)))
+    assert not play.controller.resources.islands[0].works
 
 
 def test_freed_memory_is_named_once_a_group():

@@ -81,6 +81,8 @@ SAMPLES: dict[Any, Any] = {
     m.DeviceInfo: m.DeviceInfo(0, "cpu", "cpu", ("device",), "device", (0, 0, 0), 0, 0, 0, (("core_count", 8),)),
 }
 SAMPLES[m.GroupEnds] = m.GroupEnds(7, (0, 1), (1, 2, 3, 4))
+SAMPLES[m.RelayedPong] = m.RelayedPong(1, 7.5, 1 << 40, (2, 3), 1000)
+SAMPLES[m.Pong | None] = m.Pong(7.5, 1 << 40, (2,))
 SAMPLES[m.Free] = m.Free(1, (2, 3), True)
 SAMPLES[ArraySpec] = SPEC
 SAMPLES[ClusterSettings] = ClusterSettings("2x2x4", "cuda", lease_seconds=4.0)

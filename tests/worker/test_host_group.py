@@ -183,3 +183,63 @@ def test_pieces_of_no_message_are_refused(
 def test_what_is_no_message_is_refused(group: Group):
     with pytest.raises(FrameError, match="invalid message"):
         group.hosts[1].receive(b"\x93nonsense")
+
+
+def ping(group: Group, *hosts: int, seconds: float = 1.0) -> None:
+    """The controller pings hosts through the relay, and their handlers get it."""
+    group.hosts[0].take(m.Forward(hosts, msgspec.msgpack.encode(m.Ping(10.0, seconds)), asks=True))
+    group.settle()
+
+
+def answers(group: Group) -> list[tuple[int, list[int]]]:
+    """Which hosts have answered, by report."""
+    return [(host, [each.host for each in message.pongs]) for host, message in group.reported()]
+
+
+def test_the_answers_to_a_relayed_ping_are_one_message_of_the_group(group: Group):
+    ping(group, 0, 1, 2)
+    assert [type(group.handled[host][-1]) for host in range(3)] == [m.Ping] * 3
+    group.hosts[2].report(m.Pong(1.0, 7))
+    group.hosts[0].report(m.Pong(1.0, 8, (4,)))
+    assert answers(group) == []
+    group.hosts[1].report(m.Pong(1.0, 9))
+    ((host, report),) = group.reported()
+    assert host == 0
+    found = [(each.host, each.seconds, each.clock, each.running) for each in report.pongs]
+    assert sorted(found) == [(0, 1.0, 8, (4,)), (1, 1.0, 9, ()), (2, 1.0, 7, ())]
+    assert min(each.held for each in report.pongs) >= 0
+
+
+def test_with_the_next_ping_the_relay_reports_the_answers_that_it_has(group: Group):
+    """So the controller knows which hosts are missing."""
+    ping(group, 0, 1, 2)
+    group.hosts[1].report(m.Pong(1.0))
+    assert answers(group) == []
+    ping(group, 0, 1, 2, seconds=2.0)
+    assert answers(group) == [(0, [1])]
+
+
+def test_a_direct_ping_is_answered_directly(group: Group):
+    group.hosts[1].take(m.Ping(10.0, 3.0))
+    group.hosts[1].report(m.Pong(3.0))
+    assert group.reported() == [(1, m.Pong(3.0))]
+
+
+def test_a_relayed_ping_reports_the_ends_of_units_that_some_hosts_have_yet_to_end(group: Group):
+    group.forward(run(1), 0, 1)
+    group.settle()
+    group.done(1, 1)
+    group.settle()
+    ping(group, 0, 1, 2)
+    assert group.reported() == []
+    ping(group, 0, 1, 2, seconds=2.0)
+    assert group.reported() == [(0, m.Gathered((m.GroupEnds(1, (1,), (10, 11)),)))]
+
+
+def test_an_answer_is_held_for_as_long_as_the_relay_waits_for_others():
+    now = 0
+    pongs = host_group.PongRound(lambda: now)
+    pongs.begin(2)
+    assert pongs.answered(1, m.Pong(1.0, 5)) == ()
+    now = 3000
+    assert pongs.answered(2, m.Pong(1.0, 6)) == (m.RelayedPong(1, 1.0, 5, (), 3000), m.RelayedPong(2, 1.0, 6, (), 0))

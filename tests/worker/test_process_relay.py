@@ -156,3 +156,14 @@ def test_a_late_end_of_a_former_incarnation_does_not_end_the_new_one(process):
     process.relay.host_ended(0, cast(HostGroup, former))
     process.forward(RUN, (0,), h0=42)
     assert len(process.hosts[0].received) == 1
+
+
+def test_the_answers_to_a_ping_are_one_message_of_the_process(process):
+    process.relay.handle(m.Forward((0, 1, 7), msgspec.msgpack.encode(m.Ping(10.0, 1.0)), asks=True))
+    assert process.hosts[1].received == [m.Ping(10.0, 1.0)]
+    process.relay.answered(1, m.Pong(1.0, 5))
+    assert process.reported() == []
+    process.relay.answered(0, m.Pong(1.0, 6, (3,)))
+    (report,) = process.reported()
+    assert [(each.host, each.clock, each.running) for each in report.pongs] == [(1, 5, ()), (0, 6, (3,))]
+    assert (report.hosts, report.sequences, report.times) == ((), (), ())

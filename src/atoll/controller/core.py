@@ -251,7 +251,7 @@ class Controller:
             settings.suspend_lower,
         )
         self._slice_requests = SliceRequests(state, self.memory.free, pressure.evict_for)
-        self._relays = Relays(state, self.launcher, settings.relay_group)
+        self._relays = Relays(state, self.launcher, settings.relay_group, self._host_answered)
         self._recovery = Recovery(
             state,
             self.launcher,
@@ -561,14 +561,26 @@ class Controller:
         self._store_estimates(now)
 
     def _ping_hosts(self, now: float) -> None:
-        away = self.connections.away
-        there = [host for host, connection in self.connections.hosts.items() if connection not in away]
-        left = {host: round(self.leases.left(host, now), 1) for host in there}
+        connections = self.connections
+        hosts = connections.hosts if not connections.away else connections.present_hosts()
+        compiles = self._compilation.questions(now, hosts)
+        behind = self._relays.responsive(hosts, now)
+        if behind and compiles:
+            behind = [host for host in behind if host not in compiles]
+        if behind:
+            self._outbox.ask(tuple(behind), lambda host: self._lease_left(host, now), now)
+        directly = hosts.keys() - set(behind) if behind else hosts
+        left = {host: self._lease_left(host, now) for host in directly}
         pings = {seconds: m.Ping(seconds, now) for seconds in left.values()}
-        compiles = self._compilation.questions(now, left)
-        for host in sorted(left, key=lambda host: left[host]):  # so that equal messages in sequence are encoded once
+        for host in sorted(left, key=lambda host: (left[host], host)):  # equal messages in sequence are encoded once
             ping = pings[left[host]]
             self._outbox.to_host(host, m.Ping(ping.lease, now, tuple(compiles[host])) if host in compiles else ping)
+
+    def _host_answered(self, pong: m.RelayedPong) -> None:
+        self._hosts.answered(pong)
+
+    def _lease_left(self, host: int, now: float) -> float:
+        return round(self.leases.left(host, now), 1)
 
     def _store_usage(self) -> None:
         present, usage = self.meter.take(self.resources.device_count)

@@ -89,6 +89,10 @@ class Connections:
         """Return whether there is an engine whose connection has a socket."""
         return self.engine is not None and self.engine not in self.away
 
+    def present_hosts(self) -> dict[int, int]:
+        """Return the connections of hosts that have a socket now, by host."""
+        return {host: connection for host, connection in self.hosts.items() if connection not in self.away}
+
     def is_away(self, host: int) -> bool:
         """Return whether the host's connection has no socket now: the host may be lost, or connect again."""
         return self.hosts.get(host) in self.away

@@ -5,12 +5,12 @@ Frees of buffers are collected and sent at the end, in one message per host. Mes
 the session are in flight, its credits wait until there are several: its proxy needs none while its window is not full.
 
 The hosts of a group get all messages except those in `DIRECT` through their relay: one message for all hosts of the
-group that get the same. See `protocol.forwarding`.
+group that get the same. See `protocol.forwarding`. Pings are sent either way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from msgspec import structs
@@ -25,6 +25,9 @@ from atoll.protocol.forwarding import DIRECT, Forwarded, RelayTable, encode_forw
 # controller needs more time than hosts have work.
 _CREDIT_BATCH = LAUNCH_WINDOW // 32
 
+
+# Hosts of a process whose last messages are noted one by one. For more, only that of their relay is.
+_FEW_HOSTS = 4
 
 _Handles = dict[tuple[int, ...], list[int]]  # by hosts
 
@@ -80,6 +83,7 @@ class Outbox:
         self._sessions = connections.sessions
         self._actions: list[AnyAction | Forwarded] = []
         self._last: dict[int, int] = {}  # by host or relay: index of the last message to it, or to its group
+        self._last_to_many: dict[int, int] = {}  # by relay of a process: index of the last one for many hosts
         self._frees = Frees()
         self._credits: dict[int, int] = {}  # to return, by session
         self._due: dict[int, None] = {}  # sessions whose credits are returned at the next flush
@@ -118,6 +122,11 @@ class Outbox:
         return self._relays.hosts_behind(relay)
 
     @property
+    def has_relays(self) -> bool:
+        """Whether some hosts receive messages through relays."""
+        return not self._relays.is_empty
+
+    @property
     def has_processes(self) -> bool:
         """Whether some hosts receive messages through the relays of their processes."""
         return self._relays.has_processes
@@ -148,6 +157,17 @@ class Outbox:
                 self._forward(relay, some, message)
             else:
                 self.to_host(some[0], message)
+
+    def ask(self, hosts: tuple[int, ...], lease_of: Callable[[int], float], now: float) -> None:
+        """Send pings to hosts that have relays, which report the answers together.
+
+        The lease of a ping is the shortest one of its hosts.
+        """
+        pings: dict[float, m.Ping] = {}  # so that equal ones are encoded once
+        for relay, some in self._relays.partition(hosts):
+            assert relay is not None
+            lease = min(map(lease_of, some))
+            self._forward(relay, some, pings.setdefault(lease, m.Ping(lease, now)), asks=True)
 
     def start(self, hosts: tuple[int, ...], run: m.Run, sequence: int) -> None:
         """Start a run on several hosts under this number, which may differ from that of `run`.
@@ -182,10 +202,13 @@ class Outbox:
         units = ((sequence, segments),)
         message = None
         for relay, some in self._relays.partition(hosts):
-            index = self._last.get(some[0] if relay is None or relay < 0 else relay)
+            is_of_process = relay is not None and relay < 0 and len(some) <= _FEW_HOSTS
+            index = self._last.get(some[0] if relay is None or is_of_process else relay)  # of the last message there
             last: Any = None if index is None else self._actions[index]
-            if relay is not None and relay < 0 and any([self._last.get(host) != index for host in some]):
-                last = None
+            if is_of_process and index is not None and relay is not None:
+                are_last = [self._last.get(host) == index for host in some]
+                if not all(are_last) or self._last_to_many.get(relay, -1) > index:
+                    last = None
             if last is not None and type(last.message) is m.Dispatch and last.message.run == run and index is not None:
                 together = m.Dispatch(session, run, last.message.units + units)
                 if relay is None:
@@ -201,13 +224,21 @@ class Outbox:
                 self.to_host(some[0], message)
 
     def _forward(
-        self, relay: int, hosts: tuple[int, ...], message: Any, in_pieces: bool = False, runs: tuple[int, ...] = ()
+        self,
+        relay: int,
+        hosts: tuple[int, ...],
+        message: Any,
+        in_pieces: bool = False,
+        runs: tuple[int, ...] = (),
+        asks: bool = False,
     ) -> None:
         index = len(self._actions)
         self._last[relay] = index
-        if relay < 0:
+        if relay < 0 and len(hosts) <= _FEW_HOSTS:
             self._last.update(dict.fromkeys(hosts, index))
-        self._actions.append(Forwarded(self.cause, relay, hosts, message, in_pieces, runs))
+        elif relay < 0:
+            self._last_to_many[relay] = index
+        self._actions.append(Forwarded(self.cause, relay, hosts, message, in_pieces, runs, asks))
         self._has_forwarded = True
 
     # ---- other peers
@@ -275,6 +306,7 @@ class Outbox:
             self._actions = [each for each in self._actions if not is_only_for(each, host, connection)]
             self.close(connection)
         self._last.clear()
+        self._last_to_many.clear()
         self._relays.forget(host)
         self._frees.forget_host(host)
 
@@ -300,6 +332,7 @@ class Outbox:
             self._due.clear()
         actions, self._actions = self._actions, []
         self._last.clear()
+        self._last_to_many.clear()
         if not self._has_forwarded:
             return actions  # type: ignore[return-value]
         self._has_forwarded = False

@@ -14,7 +14,7 @@ import msgspec
 from atoll.protocol import messages as m
 from atoll.protocol.actions import AnyAction, Send
 
-# Messages that a host of a group receives directly, so that it detects whether the controller is alive.
+# Messages that a host of a group receives directly. Most pings are sent through the relay, by `Outbox.ask`.
 DIRECT = (m.Ping, m.Stop)
 # Limit for the cached partitions of sets of hosts. Programs have few different sets.
 _MOST_KNOWN = 1024
@@ -23,9 +23,12 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Forwarded:
-    """A queued message for hosts of one group. The numbers of the message are relative to the `runs` of the hosts."""
+    """A queued message for hosts of one group. The numbers of the message are relative to the `runs` of the hosts.
 
-    __slots__ = ("cause", "hosts", "in_pieces", "message", "relay", "runs")
+    With `asks`, the relay reports the answers of the hosts together.
+    """
+
+    __slots__ = ("asks", "cause", "hosts", "in_pieces", "message", "relay", "runs")
 
     def __init__(
         self,
@@ -35,6 +38,7 @@ class Forwarded:
         message: Any,
         in_pieces: bool = False,
         runs: tuple[int, ...] = (),
+        asks: bool = False,
     ) -> None:
         self.cause = cause
         self.relay = relay
@@ -42,6 +46,7 @@ class Forwarded:
         self.message = message
         self.in_pieces = in_pieces
         self.runs = runs
+        self.asks = asks
 
 
 def is_only_for(action: AnyAction | Forwarded, host: int, connection: int) -> bool:
@@ -129,7 +134,7 @@ def encode_forwards(actions: Iterable[AnyAction | Forwarded], connections: Mappi
             content, units = _encode(message), _units_of(message, bool(each.runs))
         connection = connections.get(each.relay) if each.relay >= 0 else -1 - each.relay
         if connection is not None:  # otherwise, its island is about to be lost
-            forward = m.Forward(each.hosts, content, units, each.in_pieces, each.runs)
+            forward = m.Forward(each.hosts, content, units, each.in_pieces, each.runs, each.asks)
             found.append(Send(each.cause, connection, forward, each.in_pieces))
     return found
 
@@ -147,7 +152,8 @@ class _Open:
 
     def closed(self) -> Forwarded:
         each = self.forwarded
-        return Forwarded(each.cause, each.relay, tuple(self.hosts), each.message, each.in_pieces, tuple(self.runs))
+        hosts, runs = tuple(self.hosts), tuple(self.runs)
+        return Forwarded(each.cause, each.relay, hosts, each.message, each.in_pieces, runs, each.asks)
 
 
 def _joined(actions: Iterable[AnyAction | Forwarded]) -> list[AnyAction | Forwarded]:
@@ -155,6 +161,9 @@ def _joined(actions: Iterable[AnyAction | Forwarded]) -> list[AnyAction | Forwar
 
     A host is added to an earlier message only if nothing between the two is for this host, so its order is kept.
     """
+    actions = list(actions)
+    if not _may_join(actions):  # such as those of joint gangs, of which each process gets one message
+        return actions
     found: list[AnyAction | Forwarded] = []
     opened: list[_Open] = []
     newest: dict[tuple[int, Any], _Open] = {}  # by relay and message
@@ -180,6 +189,18 @@ def _joined(actions: Iterable[AnyAction | Forwarded]) -> list[AnyAction | Forwar
     for before in opened:
         found[before.place] = before.closed()
     return found
+
+
+def _may_join(actions: Iterable[AnyAction | Forwarded]) -> bool:
+    """Return whether the relay of a process may have equal messages."""
+    found: set[tuple[int, int]] = set()
+    for each in actions:
+        if type(each) is Forwarded and each.relay < 0:
+            key = each.relay, 0 if type(each.message) is m.Dispatch else id(each.message)
+            if key in found:
+                return True
+            found.add(key)
+    return False
 
 
 def _relative(dispatch: Forwarded) -> Forwarded:

@@ -58,13 +58,22 @@ class Clock:
         """
         if not 0 <= received - sent < _MOST_SECONDS:  # also true for NaN
             return True
-        trip = _RoundTrip(read, int(sent * 1e9) - read, int(received * 1e9) - read + 1)
-        agreed = _agreed(self._kept[-1], trip) if self._kept else trip
+        kept = self._kept
+        low, high = int(sent * 1e9) - read, int(received * 1e9) - read + 1
+        is_same_period = bool(kept) and 0 <= read - self._period < PERIOD_NS
+        if is_same_period:
+            at, least, most = kept[-1]
+            drifted = int(DRIFT * abs(read - at)) + 1
+            if low - drifted <= least and most <= high + drifted and most - least < high - low:  # nothing new: mostly
+                self.samples += 1
+                return True
+        trip = _RoundTrip(read, low, high)
+        agreed = _agreed(kept[-1], trip) if kept else trip
         if agreed is None:
             return False
         self.samples += 1
-        if self._kept and 0 <= read - self._period < PERIOD_NS:
-            self._kept[-1] = agreed
+        if is_same_period:
+            kept[-1] = agreed
             return True
         self._period = read
         self._kept.append(trip)

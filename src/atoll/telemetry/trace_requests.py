@@ -70,11 +70,12 @@ class Tracing:
 
     # ---- clocks
 
-    def host_answered(self, host: int, message: m.Pong, now: float) -> None:
-        reading = (message.seconds, message.clock, now)
-        if message.clock >= 0 and not self._trace.clock(host).measure(*reading):
+    def host_answered(self, host: int, message: m.Pong | m.RelayedPong, now: float) -> None:
+        """Note the answer of a host to a ping, which was read at `now`, or had come to its relay by then."""
+        clock = message.clock
+        if clock >= 0 and not self._trace.clock(host).measure(message.seconds, clock, now):
             self._trace.clock_began(host)
-            self._trace.clock(host).measure(*reading)
+            self._trace.clock(host).measure(message.seconds, clock, now)
 
     def proxy_answered(self, session: int, message: m.Pong | m.CallsRecorded, now: float) -> None:
         reading = (message.seconds, message.clock, now)

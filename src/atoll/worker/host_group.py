@@ -1,6 +1,7 @@
 """Groups of hosts. One host of a group, the relay, forwards the controller's messages and gathers ends of units.
 
-So for a gang on hundreds of hosts, the controller sends and reads one message per group instead of one per host.
+So for a gang on hundreds of hosts, the controller sends and reads one message per group instead of one per host. The
+relay also gathers the answers to pings.
 
 Invariant: a host handles the controller's messages in the order in which they were sent, directly or through the relay.
 Only messages in pieces may be overtaken. Messages arrive directly until `JoinGroup`, and then through the relay.
@@ -9,6 +10,7 @@ Only messages in pieces may be overtaken. Messages arrive directly until `JoinGr
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -42,13 +44,16 @@ def decoded(content: Any) -> m.InGroup:
 
 
 class Ends(Protocol):
-    """Takes the ends of dispatch units on hosts of a group, from any thread."""
+    """Takes the ends of dispatch units on hosts of a group, and their answers to pings, from any thread."""
 
     def ended(self, host: int, runs: tuple[tuple[int, int, int], ...]) -> None:
         """Take units that have ended on a host, as in `Done`."""
 
     def failed(self, failure: m.MemberFailed) -> None:
         """Take the failure of a unit on a host."""
+
+    def answered(self, host: int, pong: m.Pong) -> None:
+        """Take the answer of a host to a ping that the relay has forwarded."""
 
 
 class HostGroup:
@@ -77,6 +82,7 @@ class HostGroup:
         self._lock = threading.Lock()  # guards `_early`; held while its messages are handled
         self._early: list[Any] | None = []  # messages that arrived before the host joined the group
         self._has_joined = False  # and has handled the early messages
+        self._asked = float("nan")  # `seconds` of the last ping from the relay
         self._relay = GroupRelay(self._send, to_controller)
         self._pieces = PieceBuffer()  # from the relay; used by its link's thread
 
@@ -94,6 +100,14 @@ class HostGroup:
             self._relay.tick()
         return self._handle(message)
 
+    def _handle_relayed(self, message: Any) -> None:
+        """Handle a message of the controller that the relay has forwarded."""
+        if type(message) is m.Ping:
+            self._asked = message.seconds
+            if self._relay_host == self._host:
+                self._relay.tick()
+        self._handle(message)
+
     def receive(self, content: Any) -> None:
         """Handle an encoded message from a host of the group. Raise FrameError if it is invalid or too large."""
         self.receive_message(decoded(content))
@@ -101,7 +115,10 @@ class HostGroup:
     def receive_message(self, message: m.InGroup) -> None:
         """Handle a message from a host of the group. Raise FrameError if one in pieces is invalid or too large."""
         if type(message) is m.MemberDone:
-            self._relay.ended(message.host, message.runs)
+            if message.pong is not None:
+                self._relay.answered(message.host, message.pong)
+            if message.runs:
+                self._relay.ended(message.host, message.runs)
         elif type(message) is m.MemberFailed:
             self._relay.failed(message)
         elif type(message) is m.RelayedPiece:
@@ -109,13 +126,13 @@ class HostGroup:
             if whole is not None:
                 self.receive(whole)
         elif self._has_joined:
-            self._handle(message)
+            self._handle_relayed(message)
         else:
             with self._lock:
                 if self._early is not None:
                     self._early.append(message)
                 else:
-                    self._handle(message)
+                    self._handle_relayed(message)
 
     def _join(self, message: m.JoinGroup) -> None:
         with self._lock:
@@ -123,7 +140,7 @@ class HostGroup:
             self._ends = self._ends_to(message.relay)
             early, self._early = self._early or [], None
             for each in early:
-                self._handle(each)
+                self._handle_relayed(each)
             self._has_joined = True
 
     def _ends_to(self, relay: int) -> Ends:
@@ -135,7 +152,10 @@ class HostGroup:
     # ---- sending
 
     def report(self, *messages: Any) -> None:
-        """Send messages to the controller. If there is a relay, ends of dispatch units are sent through it."""
+        """Send messages to the controller.
+
+        If there is a relay, ends of dispatch units are sent through it, and so are answers to its pings.
+        """
         ends = self._ends
         if ends is None:
             self._to_controller(*messages)
@@ -145,6 +165,8 @@ class HostGroup:
                 ends.ended(self._host, message.runs)
             elif type(message) is m.Failed:
                 ends.failed(m.MemberFailed(self._host, message.sequence, message.status))
+            elif type(message) is m.Pong and message.seconds == self._asked and not message.compiles:
+                ends.answered(self._host, message)
             else:
                 self._to_controller(message)
 
@@ -170,6 +192,37 @@ class _EndsToHost:
     def failed(self, failure: m.MemberFailed) -> None:
         self._send(self._relay, _encode(failure))
 
+    def answered(self, host: int, pong: m.Pong) -> None:
+        self._send(self._relay, _encode(m.MemberDone(host, (), pong)))
+
+
+class PongRound:
+    """The answers to a ping that a relay has forwarded. `now` returns nanoseconds."""
+
+    def __init__(self, now: Callable[[], int] = time.monotonic_ns) -> None:
+        self._now = now
+        self._left = 0  # hosts that have not answered
+        self._answers: list[tuple[int, int, m.Pong]] = []  # that are not reported: when each came, and its host
+
+    def begin(self, hosts: int) -> tuple[m.RelayedPong, ...]:
+        """Note that the next ping was forwarded to this number of hosts. Return the answers to the last one."""
+        late = self._take()
+        self._left = hosts
+        return late
+
+    def answered(self, host: int, pong: m.Pong) -> tuple[m.RelayedPong, ...]:
+        """Take an answer. Return the answers if all hosts have answered."""
+        self._answers.append((self._now(), host, pong))
+        self._left -= 1
+        return () if self._left > 0 else self._take()
+
+    def _take(self) -> tuple[m.RelayedPong, ...]:
+        answers, self._answers = self._answers, []
+        now = self._now() if answers else 0
+        return tuple(
+            [m.RelayedPong(host, pong.seconds, pong.clock, pong.running, now - came) for came, host, pong in answers]
+        )
+
 
 @dataclass(slots=True)
 class _Unit:
@@ -191,7 +244,7 @@ class GroupRelay:
 
     `send` sends to a host of the group, and `report` to the controller. The end of a unit is reported once it has ended
     on all hosts of the group that run it. If some take a second longer, the other ends are reported, so that the
-    controller knows which hosts are missing.
+    controller knows which hosts are missing. The same holds for the answers to a ping.
     """
 
     def __init__(self, send: SendToHost, report: Callable[..., None]) -> None:
@@ -199,6 +252,7 @@ class GroupRelay:
         self._report = report
         self._lock = threading.Lock()
         self._units: dict[int, _Unit] = {}  # by sequence
+        self._pongs = PongRound()
 
     def forward(self, message: m.Forward) -> None:
         """Forward a message to hosts of the group, without blocking."""
@@ -206,6 +260,10 @@ class GroupRelay:
             with self._lock:
                 for sequence in message.units:
                     self._units[sequence] = _Unit(len(message.hosts))
+        if message.asks:
+            with self._lock:
+                late = self._pongs.begin(len(message.hosts))
+            self._report_pongs(late)
         content = message.content
         for host in message.hosts:
             self._send(host, content, message.in_pieces)
@@ -241,6 +299,16 @@ class GroupRelay:
             del self._units[failure.sequence]
         if unit.hosts:
             self._report(m.Gathered((unit.take(failure.sequence),)))
+
+    def answered(self, host: int, pong: m.Pong) -> None:
+        """Take the answer of a host to a ping, and report the answers if all hosts have answered."""
+        with self._lock:
+            answers = self._pongs.answered(host, pong)
+        self._report_pongs(answers)
+
+    def _report_pongs(self, answers: tuple[m.RelayedPong, ...]) -> None:
+        if answers:
+            self._report(m.Gathered((), answers))
 
     def tick(self) -> None:
         """Report the ends of units that have not ended on some hosts since the last tick. Called once per second."""

@@ -1,4 +1,4 @@
-"""The relay of a process of several islands: one connection for the starts and ends of gangs on all of its hosts.
+"""The relay of a process of several islands: one connection for the gangs and pings of all of its hosts.
 
 The controller sends one message per process instead of one per host, and reads one. Islands join and leave one by one:
 a host receives messages through the relay from `AddMember` on, until its island ends. `host_group` has the other half,
@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from atoll.protocol import messages as m
-from atoll.worker.host_group import HostGroup, decoded
+from atoll.worker.host_group import HostGroup, PongRound, decoded
 
 # Time from the first end of units that were started together until the ends are reported that have occurred by then.
 GATHER_SECONDS = 0.002
@@ -39,7 +39,7 @@ class _Batch:
 
 
 class ProcessRelay:
-    """Forwards messages to the hosts of this process, and gathers the ends of their dispatch units.
+    """Forwards messages to the hosts of this process, and gathers their answers to pings and the ends of their units.
 
     All methods are called on one thread.
 
@@ -56,6 +56,7 @@ class ProcessRelay:
         self._batches: dict[tuple[int, int], _Batch] = {}  # by host and unit
         self._late: dict[_Batch, None] = {}  # batches with ends to report
         self._is_scheduled = False
+        self._pongs = PongRound()
 
     # ---- hosts
 
@@ -89,6 +90,8 @@ class ProcessRelay:
             batch = _Batch(len(there))
             self._batches.update(((host, unit + runs[i] if runs else unit), batch) for i, host in there)
         message = decoded(forward.content)
+        if forward.asks:
+            self._report_pongs(self._pongs.begin(len(there)))
         for i, host in there:
             members[host].receive_message(_on(message, runs[i]) if runs else message)
 
@@ -112,6 +115,14 @@ class ProcessRelay:
         batch = self._batches.pop((failure.host, failure.sequence), None)
         if batch is not None:
             self._leave(batch)
+
+    def answered(self, host: int, pong: m.Pong) -> None:
+        """Take the answer of a host to a ping. Report the answers of all hosts together."""
+        self._report_pongs(self._pongs.answered(host, pong))
+
+    def _report_pongs(self, answers: tuple[m.RelayedPong, ...]) -> None:
+        if answers:
+            self._report(m.MembersDone((), (), (), answers))
 
     def _leave(self, batch: _Batch) -> None:
         """Note that a unit of the batch has ended, or will not end."""

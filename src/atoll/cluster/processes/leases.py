@@ -41,6 +41,10 @@ class Leases:
         """Return the seconds since the last message of the peer; 0 for an unknown peer."""
         return now - self._renewed.get(peer, now)
 
+    def heard_since(self, when: float) -> set[int]:
+        """Return the peers of which a message has come at that time or later."""
+        return {peer for peer, renewed in self._renewed.items() if renewed >= when}
+
     def left(self, peer: int, now: float) -> float:
         """Return for how long the peer may trust this process; the caller sends it that time once per `period`.
 

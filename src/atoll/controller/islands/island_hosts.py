@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from atoll.cluster.lifecycle import HostState, IslandDrained, IslandFailed
+from atoll.cluster.processes.leases import PING_SECONDS
 from atoll.cluster.resources import Host
 from atoll.controller.islands.overruns import Overruns
 from atoll.controller.state import ClusterState
@@ -18,6 +19,9 @@ from atoll.state.memory_ledger import MemoryLedger
 from atoll.state.session import Session
 from atoll.telemetry.trace_requests import Tracing
 
+# Seconds since the last message of a host from which it is pinged directly, since its relay may be at fault. A relay
+# holds the answers of a group for at most a second.
+_DIRECT_SECONDS = 2 * PING_SECONDS
 # CPU time of the worker and the controller for one launch. If the host's devices are its CPUs, all of them are slower
 # meanwhile, and the policy charges the launch for this time on each of them.
 LAUNCH_NS = 250_000
@@ -64,6 +68,11 @@ class Hosts:
         self._tracing.host_answered(host, message, self._outbox.seconds)
         self._overruns.host_answered(host, message)
         self._compilation.reported(host, message.compiles)
+
+    def answered(self, pong: m.RelayedPong) -> None:
+        """Handle the answer of a host to a ping that its relay has forwarded."""
+        self._tracing.host_answered(pong.host, pong, self._outbox.seconds - pong.held / 1e9)
+        self._overruns.host_answered(pong.host, pong)
 
     def _device_failed(self, host: int, message: m.DeviceFailed) -> None:
         self._launcher.device_failed(host, message.sequence, message.status)
@@ -135,9 +144,13 @@ class Relays:
 
     A process of several islands has a relay beside its hosts, which forwards messages to all of them. It ends
     only with the process. The islands join and leave one by one, and form no other groups.
+
+    Relays also forward pings, and report the answers of their hosts together, which `answered` handles one by one.
     """
 
-    def __init__(self, state: ClusterState, launcher: Launcher, size: int) -> None:
+    def __init__(
+        self, state: ClusterState, launcher: Launcher, size: int, answered: Callable[[m.RelayedPong], None]
+    ) -> None:
         self.broken: dict[int, str] = {}  # islands in which two hosts of a group cannot reach each other, with a text
         self._resources = state.resources
         self._outbox = state.outbox
@@ -145,6 +158,8 @@ class Relays:
         self._size = size
         self._islands: set[int] = set()  # islands with groups
         self._connections = state.connections
+        self._leases = state.leases
+        self._answered = answered
         self.handlers: dict[type[Any], Any] = {
             m.Gathered: self._gathered,
             m.MemberFailed: self._failed,
@@ -172,10 +187,14 @@ class Relays:
             if of(message.host) == relay:
                 self._failed(message.host, message)
             return
+        if message.pongs:
+            self._pongs(relay, message.pongs)
         hosts, sequences, times = message.hosts, message.sequences, message.times
         first, count = 0, len(hosts)
         while first < count:  # hosts that have ended the same gang are next to one another
             stop, sequence = first + 1, sequences[first]
+            if sequences.count(sequence) == count:  # of a joint gang
+                stop = count
             while stop < count and sequences[stop] == sequence:
                 stop += 1
             its, its_times = hosts[first:stop], times[2 * first : 2 * stop]
@@ -201,9 +220,28 @@ class Relays:
         self._islands.discard(lost.island)
         self.broken.pop(lost.island, None)
 
+    # ---- pings
+
+    def responsive(self, hosts: Iterable[int], now: float) -> list[int]:
+        """Return those of the hosts that are pinged through their relays."""
+        if not self._outbox.has_relays:
+            return []
+        recent, of = self._leases.heard_since(now - _DIRECT_SECONDS), self._outbox.relay_of
+        return [host for host in hosts if host in recent and of(host) is not None]
+
+    def _pongs(self, relay: int, pongs: Sequence[m.RelayedPong]) -> None:
+        """Handle answers that a relay reports. Ignore hosts that it has no more."""
+        of, renew, now = self._outbox.relay_of, self._leases.renew, self._outbox.seconds
+        for pong in pongs:
+            if of(pong.host) == relay:
+                renew(pong.host, now)
+                self._answered(pong)
+
     # ---- messages
 
     def _gathered(self, host: int, message: m.Gathered) -> None:
+        if message.pongs:
+            self._pongs(host, message.pongs)
         for unit in message.units:
             self._launcher.parts_ended(unit.hosts, unit.sequence, unit.times)
 

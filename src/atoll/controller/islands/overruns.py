@@ -69,12 +69,12 @@ class Overruns:
         if any(gang.node.session == session.number for gang in self._launcher.in_flight.values()):
             self._closed[session.number] = _Closed(session.name, self._outbox.seconds)
 
-    def host_answered(self, host: int, message: m.Pong) -> None:
+    def host_answered(self, host: int, message: m.Pong | m.RelayedPong) -> None:
         """Record which gangs keep the devices of `host` busy."""
         if message.running:
-            self._busy[host] = message
-        else:
-            self._busy.pop(host, None)
+            self._busy[host] = m.Pong(message.seconds, message.clock, message.running)
+        elif host in self._busy:
+            del self._busy[host]
 
     def tick(self, now: float) -> None:
         """Stop runs that take too long, and restart islands that cannot stop one. Called once per second."""

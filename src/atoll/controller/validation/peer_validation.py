@@ -6,6 +6,7 @@ Atoll or from a bug. A command receives the violation as its reply.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -85,6 +86,19 @@ def pong(message: m.Pong, topology: Topology) -> None:
             raise violation(message, "compiles.progress", each.progress, "-1 or more")
 
 
+def _relayed_pongs(message: m.Gathered | m.MembersDone, topology: Topology) -> None:
+    count = topology.host_count
+    for each in message.pongs:
+        if not 0 <= each.host < count:
+            raise violation(message, "pongs.host", each.host, f"hosts of {topology}")
+        if not 0 <= each.seconds < math.inf:
+            raise violation(message, "pongs.seconds", each.seconds, "a finite number, 0 or more")
+        if each.clock < -1 or not 0 <= each.held < _MAX_NANOSECONDS:
+            raise violation(message, "pongs.clock", (each.clock, each.held), "nanoseconds")
+        if each.running and not (len(each.running) <= MOST and min(each.running) >= 0):
+            raise violation(message, "pongs.running", len(each.running), f"at most {MOST} numbers from 0 on")
+
+
 def _failure_of_host(message: m.FeedsLost | m.MemberFailed, topology: Topology) -> None:
     _host(message, topology)
     check_status(message, "status", is_error=True)
@@ -115,15 +129,20 @@ def run_progress(message: m.RunProgress, topology: Topology) -> None:
 
 
 def gathered(message: m.Gathered, topology: Topology) -> None:
+    if message.pongs:
+        _relayed_pongs(message, topology)
+    count = topology.host_count
     for unit in message.units:
         if len(unit.times) != 2 * len(unit.hosts):
             raise violation(message, "units.times", f"{len(unit.times)} times", f"{2 * len(unit.hosts)}")
-        for host in unit.hosts:
-            if not 0 <= host < topology.host_count:
-                raise violation(message, "units.hosts", host, f"hosts of {topology}")
+        if unit.hosts and not (min(unit.hosts) >= 0 and max(unit.hosts) < count):
+            wrong = next(host for host in unit.hosts if not 0 <= host < count)
+            raise violation(message, "units.hosts", wrong, f"hosts of {topology}")
 
 
 def members_done(message: m.MembersDone, topology: Topology) -> None:
+    if message.pongs:
+        _relayed_pongs(message, topology)
     if len(message.sequences) != len(message.hosts):
         raise violation(message, "sequences", f"{len(message.sequences)} numbers", f"{len(message.hosts)}")
     if len(message.times) != 2 * len(message.hosts):

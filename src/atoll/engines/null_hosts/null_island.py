@@ -92,6 +92,9 @@ class IslandsRelay:
     def failed(self, failure: m.MemberFailed) -> None:
         self._call(partial(self.relay.failed, failure))
 
+    def answered(self, host: int, pong: m.Pong) -> None:
+        self._call(partial(self.relay.answered, host, pong))
+
     def _call(self, call: Callable[[], None]) -> None:
         if threading.get_ident() == self._thread:
             call()

@@ -466,9 +466,9 @@ PROCESS_RELAY = -1
 class JoinGroup(Message, frozen=True, tag=36):
     """Join the group of `hosts`, whose host `relay` forwards the controller's messages from now on.
 
-    If `relay` is `PROCESS_RELAY`, the relay of the host's process does so. Ping and Stop still arrive directly. A host
-    holds messages from the relay until it has received JoinGroup, so that it handles all messages in the order in which
-    the controller sent them.
+    If `relay` is `PROCESS_RELAY`, the relay of the host's process does so. Stop still arrives directly, and so does Ping
+    if the relay may be lost. A host holds messages from the relay until it has received JoinGroup, so that it handles
+    all messages in the order in which the controller sent them.
     """
 
     relay: int
@@ -480,7 +480,8 @@ class Forward(Message, frozen=True, tag=37):
 
     With `in_pieces`, messages that are forwarded later may overtake it. Only the relays of processes receive messages
     with `runs`: the message is a Run or a Dispatch, and `runs` has the sequence number of the run on each host. The
-    units of the Dispatch, and `units`, are relative to this number.
+    units of the Dispatch, and `units`, are relative to this number. With `asks`, the message is a Ping, and the relay
+    reports the answers of the hosts together.
     """
 
     hosts: tuple[int, ...]
@@ -488,6 +489,7 @@ class Forward(Message, frozen=True, tag=37):
     units: tuple[int, ...] = ()
     in_pieces: bool = False
     runs: tuple[int, ...] = ()
+    asks: bool = False
 
 
 # ---- controller -> relay of a process
@@ -503,6 +505,16 @@ class AddMember(Message, frozen=True, tag=193):
 # ---- relay -> controller
 
 
+class RelayedPong(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """`Pong` of a host behind a relay, which has held it for `held` nanoseconds."""
+
+    host: int
+    seconds: float
+    clock: int
+    running: tuple[int, ...]
+    held: int
+
+
 class GroupEnds(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A dispatch unit that has ended on `hosts`. `times` has its start and its end on each host, as in `Done`."""
 
@@ -512,20 +524,23 @@ class GroupEnds(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Gathered(Message, frozen=True, tag=18):
-    """Report dispatch units that have ended on hosts of the group."""
+    """Report dispatch units that have ended on hosts of the group, and answers of hosts to Ping."""
 
     units: tuple[GroupEnds, ...]
+    pongs: tuple[RelayedPong, ...] = ()
 
 
 class MembersDone(Message, frozen=True, tag=194):
     """Report dispatch units that have ended on hosts of a process, as a relay of the process does.
 
-    Unit `sequences[i]` has ended on `hosts[i]`. `times` has its start and its end there, as in `Done`.
+    Unit `sequences[i]` has ended on `hosts[i]`. `times` has its start and its end there, as in `Done`. `pongs` are
+    answers of hosts of the process to Ping.
     """
 
     hosts: tuple[int, ...]
     sequences: tuple[int, ...]
     times: tuple[int, ...]
+    pongs: tuple[RelayedPong, ...] = ()
 
 
 class LinkLost(Message, frozen=True, tag=39):
@@ -539,10 +554,11 @@ class LinkLost(Message, frozen=True, tag=39):
 
 
 class MemberDone(Message, frozen=True, tag=38):
-    """`Done` of a host of the group, for the relay."""
+    """`Done` of a host of the group, or its answer to a Ping, for the relay."""
 
     host: int
     runs: tuple[tuple[int, int, int], ...]
+    pong: Pong | None = None
 
 
 class MemberFailed(Message, frozen=True, tag=51):
