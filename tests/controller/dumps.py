@@ -24,6 +24,7 @@ _NOT_LOADED: dict[str, set[str]] = {
     "Meter": {"_accounts"},  # those of lowerings that are not done are not used yet
     "Outbox": {"_last"},
     "RelayTable": {"_known"},
+    "SharedLines": {"_spans"},
     "Topology": {"_first_hosts", "_first_devices"},
     "Trace": {"_ends", "_count"},
     "Send": {"feeds"},

@@ -19,14 +19,14 @@ ALL = (0, 1, 2)
 SIZE = 8  # bytes of an array on each of its devices
 
 
-def playing(**settings: Any) -> Play:
-    """Three islands of one device.
+def playing(islands: int = 3, **settings: Any) -> Play:
+    """Islands of one device, by default three.
 
     Program 1 makes an array on all devices, program 2 makes one from it in its place, and program 3 makes one on
     device 1 only.
     """
-    play = Play("3x1x1", joint_islands=3, **settings)
-    for function, devices in ((1, ALL), (2, (1,))):
+    play, every = Play(f"{islands}x1x1", joint_islands=3, **settings), tuple(range(islands))
+    for function, devices in ((1, every), (2, (1,))):
         sent = play.say(
             m.RegisterFunction(function, f"content {function}", 900 + function, (devices,), runs_apart=True)
         )
@@ -35,9 +35,9 @@ def playing(**settings: Any) -> Play:
         (name,) = {each.function for each in sent if type(each) is m.Compile}
         for host in devices:
             play.report(host, m.Compiled(name, OK, b"", 0.1, False))
-    everywhere = on(*ALL)
-    play.say(m.RegisterProgram(1, single("make", (), Call(1, (), (everywhere,), ALL))))
-    step = Call(1, (0,), (everywhere,), ALL, donated=(0,))
+    everywhere = on(*every)
+    play.say(m.RegisterProgram(1, single("make", (), Call(1, (), (everywhere,), every))))
+    step = Call(1, (0,), (everywhere,), every, donated=(0,))
     play.say(m.RegisterProgram(2, single("step", (everywhere,), step)))
     play.say(m.RegisterProgram(3, single("alone", (), Call(2, (), (on(1),), (1,)))))
     return play

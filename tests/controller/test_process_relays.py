@@ -283,8 +283,9 @@ class _Member:
 
 
 def act(outbox: Outbox, choices: random.Random) -> None:
-    """Queue random messages, as a launcher does: starts and segments of runs with one gang per host or a joint one, frees,
-    others.
+    """Queue random messages, as a launcher does: starts and segments of runs, frees, others.
+
+    A run has one gang per host, or a joint one.
     """
     begun: dict[tuple[int, int], int] = {}
     number = 1

@@ -18,6 +18,7 @@ class Scheduler(scheduler.Scheduler[Payload]):
 
     def pause(self, island: int) -> None:
         """Have the island fail."""
+        self.island_leaves(island)
         self.records[island].enter(IslandState.RESTARTING)
 
     def resume(self, island: int) -> None:
@@ -26,6 +27,7 @@ class Scheduler(scheduler.Scheduler[Payload]):
 
     def exclude(self, island: int, session: int) -> None:
         """Have the session lack a function on the island."""
+        self.island_leaves(island)
         self.records[island].needs_recompile[session] = {"a function"}
 
     def admit(self, island: int, session: int) -> None:

@@ -337,6 +337,9 @@ class Controller:
         lifecycle = self._state.lifecycle
         self.history.subscribe(lifecycle)
         subscribe = lifecycle.subscribe
+        subscribe(IslandFailed, self._island_leaves)
+        subscribe(IslandRemoved, self._island_leaves)
+        subscribe(IslandDrained, self._island_leaves)
         subscribe(IslandReady, self._operators.island_ready)
         subscribe(IslandReady, self._persistence.island_ready)
         subscribe(IslandReady, self.published.copies.island_ready)
@@ -381,6 +384,9 @@ class Controller:
             self._overruns.session_closed,
             self._inboxes.session_closed,
         )
+
+    def _island_leaves(self, lost: IslandFailed | IslandRemoved | IslandDrained) -> None:
+        self.scheduler.island_leaves(lost.island)
 
     @property
     def named_arrays(self) -> NamedArrays:

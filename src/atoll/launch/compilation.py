@@ -445,6 +445,7 @@ class Compilation:
         hosts = set(self._resources.hosts_of(island))
         names = {name for name in session.functions.values() if hosts_of(self.functions.locations[name]) & hosts}
         if names:
+            self._scheduler.island_leaves(island)
             self._resources.islands[island].needs_recompile[session.number] = names
 
     def _recompiled(self, number: int, name: str) -> None:

@@ -103,7 +103,7 @@ class LaunchBuilder:
         """Return whether short nodes of a launch are joined: not if other sessions wait for the same islands."""
         if not self._joins or self._quarantine.suspects:
             return False
-        return not any(self._scheduler.others_wait(island, session.number) for island in program.islands)
+        return not self._scheduler.others_wait_for(program.islands, session.number)
 
     def make_nodes(self, session: Session, launch: Launch, age: int = -1) -> Sequence[Unit]:
         """Make the nodes of a launch. Return its dispatch units."""

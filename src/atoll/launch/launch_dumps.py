@@ -19,6 +19,7 @@ from atoll.launch.delegated_runs import DelegatedRun, DelegatedRuns, Revocation
 from atoll.launch.dependency_tracker import ClientRunLimits, DependencyTracker, Places
 from atoll.launch.failures import Failures
 from atoll.launch.gang_charges import GangCharges
+from atoll.launch.island_lines import IslandLines
 from atoll.launch.large_launches import LargeLaunches, _Beginning, _End
 from atoll.launch.large_plans import LargePlans
 from atoll.launch.launch_builder import LaunchBuilder
@@ -28,7 +29,7 @@ from atoll.launch.memory_waits import MemoryWait, MemoryWaits
 from atoll.launch.outbox import Frees, Outbox
 from atoll.launch.registry import Lowering, Lowerings, ProgramRegistry, UncompiledProgram, UncompiledPrograms
 from atoll.launch.reservations import Reservations
-from atoll.launch.scheduler import IslandLines, Scheduler
+from atoll.launch.scheduler import Scheduler
 from atoll.launch.sequential import SequentialDispatch
 from atoll.launch.worlds import World, Worlds, WorldState
 from atoll.protocol import messages as m
@@ -48,7 +49,7 @@ from atoll.state.tenants import Tenant
 # ---- lines
 
 
-@dump_of(IslandLines, "island lines", version=2, rebuilt={"known_loads": dict, "loads_version": int})
+@dump_of(IslandLines, "island lines", version=3, rebuilt={"known_loads": dict, "loads_version": int})
 class IslandLinesDump(Dump):
     record: Ref[Island]
     policy: AnyRef
@@ -68,11 +69,16 @@ class IslandLinesDump(Dump):
     newest: int = 0
     exclusive_since: float = float("-inf")
     launch_ns: int = 0
+    records: list[Ref[Island]] = []
+    places: dict[int, tuple[int, ...]] = {}
+    patience: int = 1
+    passed: int = 0
 
 
-@dump_of(Scheduler, "scheduler")
+@dump_of(Scheduler, "scheduler", version=2)
 class SchedulerDump(Dump):
     _islands: list[Ref[IslandLines[Any]]]
+    _started: dict[int, int] = {}
     _deferred: dict[int, Ref[QueuedNode[Any]]] = {}
     _barred: dict[int, dict[Ref[QueuedNode[Any]], None]] = {}
     now: float = 0.0

@@ -486,8 +486,7 @@ class Launcher:
             for first, some in known.items():
                 outbox.dispatch(tuple(some), launch.session, first, sequence, segments)
             hosts = tuple([host for host in hosts if host not in begun]) if known else hosts
-        for host in hosts:
-            begun[host] = sequence
+        begun.update(dict.fromkeys(hosts, sequence))
         for plan, some_hosts in launch.program.by_handles(hosts):
             newest = self._newest_run
             if newest is not None and newest.is_of(launch, plan, segments):

@@ -24,6 +24,7 @@ class Policy(Protocol):
     return at once, since each gang passes through them, and they raise no exceptions.
 
     A subclass inherits `discard`, `commit`, `charge`, `compiled`, `tenant_changed` and `forget`, which do nothing here.
+    Islands that are used together share a policy if it has `is_like` and `copy` (`launch.island_lines`).
     """
 
     def add(self, node: QueuedNode[Any]) -> None:
@@ -71,3 +72,14 @@ class Policy(Protocol):
 
         Its nodes that were added and not taken have been dropped.
         """
+
+    def is_like(self, other: Policy) -> bool:
+        """Return whether the policy of another island has equal state. Both islands have nothing to do.
+
+        A policy that inherits this method is never shared.
+        """
+        return False
+
+    def copy(self) -> Policy:
+        """Return a policy with equal state, which changes separately. Nodes and tenants are not copied."""
+        raise NotImplementedError

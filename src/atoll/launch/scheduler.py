@@ -12,127 +12,32 @@ Work in flight is bounded per host. An island starts gangs until those in flight
 most `window` of them. A gang that has a full host blocks the gangs behind it. Nodes are committed as late as possible,
 so that a new session gets device time within milliseconds, even between the nodes of a long program.
 
+Islands that only joint gangs use share their lines (`launch.island_lines`), so a joint gang costs little more for
+hundreds of islands than for one.
+
 Pure. Methods such as `enqueue`, `arrived`, `finished` and `drop` are the events. `next` returns the gangs to start, in
 order, and `touched` has the islands that may have some. Whether an island works, and whether a session has its
-functions there, is not stored here: the scheduler asks the island's record, and `offer_again` says that it has changed.
+functions there, is not stored here: the scheduler asks the island's record. `island_leaves` says that an island stops
+working or lacks functions, before anything else happens, and `offer_again` that it works again or has them.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Generic
 
 from atoll.cluster.lifecycle import WORKING, Island
+from atoll.launch.island_lines import IslandLines, SharedLines
 from atoll.launch.policies.fair import FairShares
 from atoll.launch.policy import Policy
 from atoll.state.gang_states import GangState, Reason
-from atoll.state.grouped_counts import CountGroup, GroupedCounts
+from atoll.state.grouped_counts import CountGroup
 from atoll.state.host_window import BUSY_NS, HostWindow
 from atoll.state.queued_nodes import Dropped, Gang, Payload, QueuedNode
 from atoll.state.tenants import Tenant
-
-# Limit for the sets of hosts whose loads are cached.
-_MOST_KNOWN = 1024
-
-
-def _no_loads() -> GroupedCounts[int, HostWindow]:
-    return GroupedCounts(replace, astuple)
-
-
-@dataclass(slots=True)
-class IslandLines(Generic[Payload]):
-    """An island's lines, its committed gangs, and its work in flight.
-
-    `Launcher.in_flight` has the gangs in flight. The counts here could be derived from them, but each start needs
-    several of them, and to sum up 24 gangs takes 1.4 us. `count_differences` compares.
-    """
-
-    record: Island
-    policy: Policy
-    window: int
-    most_busy_ns: int
-    hosts: int = 1  # number of its hosts
-    launch_ns: int = 0  # time that a launch costs a host, summed over its devices
-    loads: GroupedCounts[int, HostWindow] = field(default_factory=_no_loads)  # of hosts that have had work
-    known_loads: dict[tuple[int, ...], list[CountGroup[int, HostWindow]]] = field(default_factory=dict)  # by hosts
-    loads_version: int = 0  # of `loads`, for which `known_loads` is valid
-    full_hosts: int = 0
-    lines: dict[int, deque[QueuedNode[Payload]]] = field(default_factory=dict)  # by session
-    committed: deque[Gang[Payload]] = field(default_factory=deque)
-    draining: bool = False  # nothing starts until nothing is in flight, because of an exclusive gang
-    in_flight: int = 0
-    busy_ns: int = 0
-    unbounded: int = 0  # gangs in flight that run host Python
-    started: int = 0
-    delegated: dict[int, int] = field(default_factory=dict)  # committed runs that are not over, by session
-    newest: int = 0  # the session that started the last gang
-    exclusive_since: float = float("-inf")  # when another session started a gang last
-
-    def others_wait(self, session: int) -> bool:
-        """Return whether sessions other than this one have nodes in line."""
-        lines = self.lines
-        return len(lines) > 1 or (len(lines) == 1 and session not in lines)
-
-    def note_start(self, session: int, now: float) -> None:
-        """Note that a gang of the session starts."""
-        self.started += 1
-        if session != self.newest:
-            self.exclusive_since = now if self.newest else self.exclusive_since
-            self.newest = session
-
-    def start(self, gang: Gang[Payload], groups: Sequence[CountGroup[int, HostWindow]], now: float) -> None:
-        """Start the first committed gang. `groups` has the loads of its hosts on this island."""
-        self.committed.popleft()
-        self.in_flight += gang.weight
-        self.busy_ns += gang.estimate
-        self.draining = gang.exclusive
-        self.note_start(gang.node.session, now)
-        for group in groups:
-            load = group.count
-            load.start(gang.weight, gang.estimate)
-            load.full = self.is_full(load)
-            self.full_hosts += len(group.keys) * load.full
-        if not gang.weight:
-            self.count_unbounded(1)
-
-    def are_full(self, groups: Sequence[CountGroup[int, HostWindow]], weight: int) -> bool:
-        """Return whether one of these groups of hosts is full for a gang of this weight."""
-        found = False
-        for group in groups:
-            load = group.count
-            if not load.full and load.in_flight and load.in_flight + weight > self.window:
-                load.full = True  # for this gang; a gang that exceeds the window starts when nothing is in flight
-                self.full_hosts += len(group.keys)
-            found = found or load.full
-        return found
-
-    def is_full(self, load: HostWindow) -> bool:
-        """Return whether a host with this load is full."""
-        if load.in_flight >= self.window:
-            return True
-        # While an unbounded gang runs, gangs in flight may wait for it, and it may wait for gangs in line.
-        return not self.unbounded and load.is_busy(self.most_busy_ns)
-
-    def count_unbounded(self, change: int) -> None:
-        """Change the number of unbounded gangs in flight."""
-        self.unbounded += change
-        self.full_hosts = 0
-        for group in self.loads:
-            group.count.full = self.is_full(group.count)
-            self.full_hosts += len(group.keys) * group.count.full
-
-    def loads_of(self, hosts: tuple[int, ...]) -> list[CountGroup[int, HostWindow]]:
-        """Return the loads of these hosts."""
-        if self.loads_version != self.loads.version or len(self.known_loads) > _MOST_KNOWN:
-            self.loads_version = self.loads.version
-            self.known_loads.clear()
-        groups = self.known_loads.get(hosts)
-        if groups is None:
-            groups = self.known_loads[hosts] = self.loads.of(hosts, HostWindow)
-        return groups
 
 
 @dataclass(frozen=True)
@@ -184,6 +89,8 @@ class Scheduler(Generic[Payload]):
         self._busy_ns = busy_ns
         self._policy = policy
         self._islands: list[IslandLines[Payload]] = []
+        self._started: dict[int, int] = {}  # by island: gangs started in addition to those that its lines count
+        self._lines = SharedLines(self._islands, self._started)
         for record in islands:
             self.add_island(record, hosts[record.number] if hosts else 1)
         self._deferred: dict[int, QueuedNode[Payload]] = {}  # in no line yet, by number
@@ -224,15 +131,22 @@ class Scheduler(Generic[Payload]):
           window: the limit of gangs in flight on each host.
           launch_ns: the time that the policy charges for each launch, for each host of its gang.
         """
-        lines = self._islands[island]
-        lines.window, lines.launch_ns = window, launch_ns
+        if (self._islands[island].window, self._islands[island].launch_ns) != (window, launch_ns):
+            self.island_leaves(island)
+            self._islands[island].window, self._islands[island].launch_ns = window, launch_ns
+
+    def island_leaves(self, island: int) -> None:
+        """Note that the island stops working, or that a session lacks functions there: it decides by itself now."""
+        self._lines.leave(island, self.touched)
 
     def enqueue(self, node: QueuedNode[Payload]) -> None:
         """Add a node to its session's lines, which are ordered by age."""
         self._deferred.pop(node.number, None)
         for gang in node.gangs:
-            for island in gang.islands or (gang.island,):
-                lines = self._islands[island].lines
+            if not gang.islands and self._islands[gang.island].places:
+                self.island_leaves(gang.island)
+            for state in self._joined(gang) if gang.islands else (self._islands[gang.island],):
+                lines = state.lines
                 line = lines.get(node.session)
                 if line is None:
                     line = lines[node.session] = deque()
@@ -246,6 +160,10 @@ class Scheduler(Generic[Payload]):
                     self._wait(line[0], Reason.OWN)
                 line.insert(place, node)
         self._enter_line(node)
+
+    def _joined(self, gang: Gang[Payload]) -> Sequence[IslandLines[Payload]]:
+        """Return the lines that a joint gang is about to join."""
+        return [state for state, _ in self._lines.join(gang, self.touched)]
 
     def defer(self, node: QueuedNode[Payload], own: bool = False) -> None:
         """Defer the node: until it is enqueued, it is in no line and holds up nothing of its session.
@@ -287,11 +205,11 @@ class Scheduler(Generic[Payload]):
                 continue
             gang = state.committed[0]
             if gang.state is GangState.DROPPED:
-                state.committed.popleft()
-                self._charge_dropped(island, gang)
+                self._charge_dropped(state, state.committed.popleft())
                 continue
             if gang.islands:
-                return gang if gang.blocked_on in (-1, island) and self._start_joint(gang) else None
+                is_blocked = gang.blocked_on >= 0 and self._islands[gang.blocked_on] is not state
+                return gang if not is_blocked and self._start_joint(gang) else None
             groups = state.loads_of(gang.hosts)
             if state.are_full(groups, gang.weight):
                 return None
@@ -307,33 +225,37 @@ class Scheduler(Generic[Payload]):
 
         That island is touched before it can, and only then is the gang tried again.
         """
-        blocked_on = gang.blocked_on
-        if blocked_on >= 0 and self._loads_to_start(gang, blocked_on, dict(gang.by_island)[blocked_on]) is None:
-            return False
+        span = self._lines.span(gang)
+        if gang.blocked_on >= 0:
+            blocked = self._islands[gang.blocked_on]
+            if any([self._loads_to_start(gang, state, at) is None for state, at in span if state is blocked]):
+                return False
         found = []
-        for island, hosts in gang.by_island:
-            loads = self._loads_to_start(gang, island, hosts)
+        for state, at in span:
+            loads = self._loads_to_start(gang, state, at)
             if loads is None:
-                gang.blocked_on = island
+                gang.blocked_on = state.record.number
                 return False
             found.append(loads)
         gang.blocked_on = -1
-        for island, loads in zip(gang.islands, found, strict=True):
-            self._islands[island].start(gang, loads, self.now)
-        self.touched.update(gang.islands)
+        for (state, _), loads in zip(span, found, strict=True):
+            state.start(gang, loads, self.now)
+            self.touched.add(state.record.number)
         return True
 
     def _loads_to_start(
-        self, gang: Gang[Payload], island: int, hosts: tuple[int, ...]
+        self, gang: Gang[Payload], state: IslandLines[Payload], at: int
     ) -> Sequence[CountGroup[int, HostWindow]] | None:
-        """Return the loads of a joint gang's hosts on an island, or None if the island cannot start it now."""
-        state = self._islands[island]
+        """Return the loads of a joint gang's hosts on an island, or None if the island cannot start it now.
+
+        The island is the one at this place among those of the gang.
+        """
         committed = state.committed
         while committed[0].state is GangState.DROPPED:
-            self._charge_dropped(island, committed.popleft())
+            self._charge_dropped(state, committed.popleft())
         if committed[0] is not gang or state.draining or state.record.state not in WORKING:
             return None
-        loads = state.loads_of(hosts)
+        loads = state.loads_of(gang.places[at])
         if state.are_full(loads, gang.weight):
             return None
         if gang.exclusive and state.in_flight:
@@ -346,13 +268,14 @@ class Scheduler(Generic[Payload]):
 
         The session is also charged for the launch if that costs time of devices.
         """
-        places: Iterable[tuple[int, tuple[int, ...]]] = ((gang.island, gang.hosts),)
+        places: Iterable[tuple[IslandLines[Payload], tuple[int, ...]]]
+        places = ((self._islands[gang.island], gang.hosts),)
         if gang.islands:
-            nanoseconds, places = nanoseconds // len(gang.islands), gang.by_island
-        for island, hosts in places:
-            state = self._islands[island]
+            nanoseconds //= len(gang.islands)
+            places = [(state, gang.places[at]) for state, at in self._lines.span(gang)]
+        for state, hosts in places:
             if gang.charges is not None:
-                gang.charged = gang.charges.get(island, 0)
+                gang.charged = gang.charges.get(state.record.number, 0)
             state.policy.charge(gang, nanoseconds + state.launch_ns * len(hosts))
             state.in_flight -= gang.weight
             state.busy_ns -= gang.estimate
@@ -362,26 +285,30 @@ class Scheduler(Generic[Payload]):
                 if load.full and load.has_room_again(state.window, self._busy_ns):
                     load.full = False
                     state.full_hosts -= len(group.keys)
-                    self.touched.add(island)
+                    self.touched.add(state.record.number)
             if not gang.weight:
                 state.count_unbounded(-1)
             if state.draining and state.in_flight == 0:
                 state.draining = False
-                self.touched.add(island)
+                self.touched.add(state.record.number)
 
-    def _charge_dropped(self, island: int, gang: Gang[Payload]) -> None:
+    def _charge_dropped(self, state: IslandLines[Payload], gang: Gang[Payload]) -> None:
         """Return to its session what a committed gang was charged on an island, because it was dropped."""
         if gang.charges is not None:
-            gang.charged = gang.charges.get(island, 0)
-        self._islands[island].policy.charge(gang, 0)
+            gang.charged = gang.charges.get(state.record.number, 0)
+        state.policy.charge(gang, 0)
 
     def compiled(self, island: int, session: int, tenant: Tenant, nanoseconds: int) -> None:
-        """Charge a compilation to the session. It ran on the island's CPUs, which are also its devices."""
-        self._islands[island].policy.compiled(session, tenant, nanoseconds)
+        """Charge a compilation to the session. It ran on the island's CPUs, which are also its devices.
+
+        If islands share their lines, each of them is charged an equal part, as for joint gangs.
+        """
+        state = self._islands[island]
+        state.policy.compiled(session, tenant, nanoseconds // len(state.islands))
 
     def tenant_changed(self, tenant: Tenant) -> None:
         """Apply changed settings of a tenant to its nodes that wait."""
-        for state in self._islands:
+        for state in self._lines.all():
             state.policy.tenant_changed(tenant)
 
     def retry(self, node: QueuedNode[Payload]) -> None:
@@ -404,12 +331,12 @@ class Scheduler(Generic[Payload]):
         """Drop all gangs that have not started of a session that has ended. Return them by node."""
         waiting = {
             node.number: node
-            for island in range(len(self._islands))
-            for node in self.nodes(island)
+            for state in self._lines.all()
+            for node in self.nodes(state.record.number)
             if node.session == session
         }
         found = [self._drop(node) for node in waiting.values()]
-        for state in self._islands:
+        for state in self._lines.all():
             state.lines.pop(session, None)
             state.policy.forget(session)
         return found
@@ -419,11 +346,11 @@ class Scheduler(Generic[Payload]):
         gangs = [gang for gang in node.gangs if gang.is_unsent]
         were_committed = bool(gangs) and gangs[0].state is GangState.COMMITTED
         for gang in gangs:
-            for island in gang.all_islands:
+            for island in gang.all_islands if self._barred else ():
                 self._barred.get(island, {}).pop(node, None)
             gang.enter(GangState.DROPPED)
             if gang.islands and were_committed:  # the gangs behind it may have waited for another island
-                self.touched.update(gang.islands)
+                self.touched.update([state.record.number for state, _ in self._lines.span(gang)])
             if were_committed and node.is_delegated:
                 self.delegated_run_ended(gang)
         return Dropped(node, gangs, were_committed)
@@ -475,13 +402,15 @@ class Scheduler(Generic[Payload]):
         for gang in node.gangs:
             if gang.state is not GangState.READY:
                 gang.enter(GangState.READY)
-            islands = gang.islands or (gang.island,)
-            for island in islands:
-                state = self._islands[island]
+            for state in self._lines_of(gang) if gang.islands else (self._islands[gang.island],):
                 state.policy.add(node)
                 if state.delegated:
                     self.contended.update(session for session in state.delegated if session != node.session)
-            self.touched.update(islands)
+                self.touched.add(state.record.number)
+
+    def _lines_of(self, gang: Gang[Payload]) -> Sequence[IslandLines[Payload]]:
+        """Return the lines that a joint gang has joined."""
+        return [state for state, _ in self._lines.span(gang)]
 
     def _wait(self, node: QueuedNode[Payload], reason: Reason) -> None:
         """Have a node in line wait."""
@@ -497,15 +426,14 @@ class Scheduler(Generic[Payload]):
         """
         session = node.session
         for gang in node.gangs:
-            for island in gang.islands or (gang.island,):
-                state = self._islands[island]
+            for state in self._lines_of(gang) if gang.islands else (self._islands[gang.island],):
                 record = state.record
                 is_away = record.state not in WORKING
                 if is_away or session in record.needs_recompile:
-                    self._barred.setdefault(island, {})[node] = None
+                    self._barred.setdefault(record.number, {})[node] = None
                     return Reason.ISLAND if is_away else Reason.FUNCTIONS
                 if state.delegated and session in state.delegated and not node.is_delegated:
-                    self._barred.setdefault(island, {})[node] = None
+                    self._barred.setdefault(record.number, {})[node] = None
                     return Reason.OWN
         return Reason.ORDER
 
@@ -542,22 +470,21 @@ class Scheduler(Generic[Payload]):
         self._leave_lines(node)
 
     def _commit_joint(self, gang: Gang[Payload]) -> None:
-        for island in gang.islands:
-            state = self._islands[island]
+        for state, _ in self._lines.span(gang):
             state.committed.append(gang)
             state.policy.discard(gang.node)
             state.policy.commit(gang)
             if gang.charged:
                 gang.charges = gang.charges or {}
-                gang.charges[island] = gang.charged
+                gang.charges.update(dict.fromkeys(state.islands, gang.charged))
                 gang.charged = 0
-        self.touched.update(gang.islands)
+            self.touched.add(state.record.number)
 
     def _leave_lines(self, node: QueuedNode[Payload]) -> None:
         """Remove a node from its lines. The nodes behind it move up."""
         for gang in node.gangs:
-            for island in gang.islands or (gang.island,):
-                lines = self._islands[island].lines
+            for state in self._lines_of(gang) if gang.islands else (self._islands[gang.island],):
+                lines = state.lines
                 line = lines.get(node.session)
                 if line is None:
                     continue
@@ -588,6 +515,16 @@ class Scheduler(Generic[Payload]):
         """Return whether sessions other than this one have nodes in line on the island."""
         return self._islands[island].others_wait(session)
 
+    def others_wait_for(self, islands: Iterable[int], session: int) -> bool:
+        """Return whether sessions other than this one have nodes in line on one of the islands."""
+        last = None
+        for island in islands:
+            state = self._islands[island]
+            if state is not last and state.others_wait(session):
+                return True
+            last = state
+        return False
+
     def waits(self, island: int) -> list[Wait[Payload]]:
         """Return the waits for the island, one per session, in the order of their first gangs.
 
@@ -614,7 +551,8 @@ class Scheduler(Generic[Payload]):
     def validate(self) -> None:
         """Raise AssertionError if the states of gangs contradict the lines. For tests, since it looks at all nodes."""
         ahead: Counter[QueuedNode[Payload]] = Counter()  # by node: in how many lines others are ahead of it
-        for island in self._islands:
+        self._lines.validate()
+        for island in self._lines.all():
             assert all(gang.state in (GangState.COMMITTED, GangState.DROPPED) for gang in island.committed)
             for line in island.lines.values():
                 assert all(before.age <= after.age for before, after in pairwise(line)), "lines are by age"
@@ -653,7 +591,7 @@ class Scheduler(Generic[Payload]):
                 what = "segments in flight, expected ns and unbounded gangs"
                 yield f"island {number} counts {counted} {what}, but has {found}"
             for group in island.loads:
-                for host in group.keys:
+                for host in island.places.get(number, ()) or group.keys:
                     counts, has = [group.count.in_flight, group.count.busy_ns], loads.get(host, [0, 0])
                     if counts != has:
                         yield f"host {host} counts {counts} segments in flight and expected ns, but has {has}"
@@ -661,7 +599,8 @@ class Scheduler(Generic[Payload]):
     def statistics(self, island: int) -> SchedulerStatistics:
         state = self._islands[island]
         waiting = sum(len(line) for line in state.lines.values()) + len(state.committed)
-        return SchedulerStatistics(waiting, state.in_flight, state.busy_ns, state.started, state.window)
+        started = self._lines.started(island)
+        return SchedulerStatistics(waiting, state.in_flight, state.busy_ns, started, state.window)
 
 
 def _enough(node: QueuedNode[Any]) -> None:

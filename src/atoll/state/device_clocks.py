@@ -59,10 +59,8 @@ class DeviceClocks:
           times: for each host, the gang's dispatch and its end.
           computes: whether the gang computes. If not, it is a transfer.
         """
-        known, position, found, longest = self._hosts, 0, 0, 0
-        for number in hosts:
-            started, ended = times[position], times[position + 1]
-            position += 2
+        known, found, longest = self._hosts, 0, 0
+        for number, started, ended in zip(hosts, times[::2], times[1::2], strict=True):
             its = devices[number]
             host = known.get(number)
             if host is None:

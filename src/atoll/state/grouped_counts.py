@@ -58,6 +58,13 @@ class GroupedCounts(Generic[Key, Count]):
                 found.append(self._make(some, self._copy(group.count), True))
         return self._united(found) if len(found) > 1 else found
 
+    def renamed(self, keys: Iterable[Key]) -> GroupedCounts[Key, Count]:
+        """Return counts of other keys, which are all those of the only group, if there is one."""
+        other: GroupedCounts[Key, Count] = GroupedCounts(self._copy, self._content)
+        for group in self:
+            other._make(set(keys), self._copy(group.count), False)
+        return other
+
     def _make(self, keys: set[Key], count: Count, divided: bool) -> CountGroup[Key, Count]:
         group = CountGroup(keys, count, divided)
         self._groups.update(dict.fromkeys(keys, group))

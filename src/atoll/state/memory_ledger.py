@@ -167,8 +167,9 @@ class MemoryLedger:
         users: int = 1,
     ) -> list[Block]:
         """Reserve memory as `take` does, with a block for each of the pieces of the requirement."""
-        whole, group = self.take(requirement, owner, account, users), BlockGroup(requirement, len(pieces))
-        return [Block(piece, users, whole.owner, account, group=group) for piece in pieces]
+        self.take(requirement, owner, account, users)
+        group = BlockGroup(requirement, len(pieces))
+        return [Block(piece, users, owner, account, 0, False, group) for piece in pieces]
 
     def _count(self, requirement: MemoryRequirement) -> int:
         """Count the memory as used. Return its bytes on all devices together."""

@@ -71,7 +71,7 @@ class Tracing:
     # ---- clocks
 
     def host_answered(self, host: int, message: m.Pong | m.RelayedPong, now: float) -> None:
-        """Note the answer of a host to a ping, which was read at `now`, or had come to its relay by then."""
+        """Record a host's answer to a ping. This process or the host's relay received it at `now`."""
         clock = message.clock
         if clock >= 0 and not self._trace.clock(host).measure(message.seconds, clock, now):
             self._trace.clock_began(host)

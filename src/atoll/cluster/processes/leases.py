@@ -42,7 +42,7 @@ class Leases:
         return now - self._renewed.get(peer, now)
 
     def heard_since(self, when: float) -> set[int]:
-        """Return the peers of which a message has come at that time or later."""
+        """Return the peers that have sent a message at that time or later."""
         return {peer for peer, renewed in self._renewed.items() if renewed >= when}
 
     def left(self, peer: int, now: float) -> float:

@@ -52,6 +52,14 @@ class _Flow:
         """Return the flow's next node, or None if it has no ready one."""
         raise NotImplementedError
 
+    @property
+    def state(self) -> tuple[float, float, float, bool, bool]:
+        return self.time, self.owed, self.gang_time, self.is_waiting, self.is_new
+
+    @state.setter
+    def state(self, state: tuple[float, float, float, bool, bool]) -> None:
+        self.time, self.owed, self.gang_time, self.is_waiting, self.is_new = state
+
 
 class _Line(Generic[FlowT]):
     """The flows that have ready nodes, by virtual time; among equals, the earliest first.
@@ -259,6 +267,45 @@ class FairShares(Policy):
         self._set_reserve(found, settings)
         if waits and not found.is_waiting:
             self._lines[found.priority].join(found)
+
+    def is_like(self, other: Policy) -> bool:
+        return isinstance(other, FairShares) and self._content() == other._content()
+
+    def _content(self) -> list[object]:
+        """Return a value that is equal for policies with equal state."""
+        names: dict[int, object] = {id(each): name for name, each in self._tenants.items()}
+        names |= {id(each): number for number, each in self._sessions.items()}
+        content: list[object] = []
+        for name, tenant in self._tenants.items():
+            content.append((name, tenant.priority, tenant.reserve, tenant.due, tenant.state, tenant.line.now))
+            content.append((list(tenant.sessions), [names[id(each)] for each in tenant.line.waiting]))
+        for number, session in self._sessions.items():
+            content.append((number, session.state, list(session.ready)))
+        for priority, line in self._lines.items():
+            content.append((priority, line.now, [names[id(each)] for each in line.waiting]))
+        return content
+
+    def copy(self) -> FairShares:
+        copy = FairShares()
+        sessions: dict[int, _Session] = {}  # copies, by the identity of the original
+        tenants: dict[int, _Tenant] = {}
+        for name, tenant in self._tenants.items():
+            other = copy._tenants[name] = tenants[id(tenant)] = _Tenant(tenant.priority)
+            other.state, other.reserve, other.due = tenant.state, tenant.reserve, tenant.due
+            for number, session in tenant.sessions.items():
+                part = other.sessions[number] = sessions[id(session)] = _Session(other)
+                part.state, part.ready = session.state, session.ready.copy()
+            other.line.now, other.line.waiting = tenant.line.now, [sessions[id(each)] for each in tenant.line.waiting]
+        for priority, line in self._lines.items():
+            behind: _Line[_Tenant] = _Line()
+            behind.now, behind.waiting = line.now, [tenants[id(each)] for each in line.waiting]
+            copy._lines[priority] = behind
+        copy._sessions = {number: sessions[id(session)] for number, session in self._sessions.items()}
+        copy._only_session = None if self._only_session is None else sessions[id(self._only_session)]
+        copy._only_tenant = None if self._only_tenant is None else tenants[id(self._only_tenant)]
+        copy._active_tenants, copy._priorities = self._active_tenants, self._priorities.copy()
+        copy._reserved = {name: tenants[id(tenant)] for name, tenant in self._reserved.items()}
+        return copy
 
     def forget(self, session: int) -> None:
         ended = self._sessions.pop(session, None)

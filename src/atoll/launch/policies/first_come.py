@@ -7,6 +7,7 @@ alternate, node by node.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 from atoll.launch.policy import Policy
@@ -17,8 +18,8 @@ from atoll.state.queued_nodes import QueuedNode
 class FirstComeFirstServed(Policy):
     """Commits the node that has been ready for the longest time."""
 
-    def __init__(self) -> None:
-        self._ready: deque[QueuedNode[Any]] = deque()
+    def __init__(self, ready: Iterable[QueuedNode[Any]] = ()) -> None:
+        self._ready: deque[QueuedNode[Any]] = deque(ready)
 
     def add(self, node: QueuedNode[Any]) -> None:
         self._ready.append(node)
@@ -29,6 +30,12 @@ class FirstComeFirstServed(Policy):
 
     def take(self) -> QueuedNode[Any] | None:
         return self._ready.popleft() if self._ready else None
+
+    def is_like(self, other: Policy) -> bool:
+        return isinstance(other, FirstComeFirstServed) and self._ready == other._ready
+
+    def copy(self) -> Policy:
+        return type(self)(self._ready)
 
 
 @dump_of(FirstComeFirstServed, "first come, first served")

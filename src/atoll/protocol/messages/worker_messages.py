@@ -466,9 +466,9 @@ PROCESS_RELAY = -1
 class JoinGroup(Message, frozen=True, tag=36):
     """Join the group of `hosts`, whose host `relay` forwards the controller's messages from now on.
 
-    If `relay` is `PROCESS_RELAY`, the relay of the host's process does so. Stop still arrives directly, and so does Ping
-    if the relay may be lost. A host holds messages from the relay until it has received JoinGroup, so that it handles
-    all messages in the order in which the controller sent them.
+    If `relay` is `PROCESS_RELAY`, the relay of the host's process does so. Stop still arrives directly, and so does
+    Ping if the relay may be lost. A host holds messages from the relay until it has received JoinGroup, so that it
+    handles all messages in the order in which the controller sent them.
     """
 
     relay: int

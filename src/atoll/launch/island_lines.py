@@ -1,0 +1,320 @@
+"""The lines, committed gangs and work in flight of islands. Islands that are used together share them.
+
+The scheduler keeps these counts. This module decides which islands share an object with them. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
+from itertools import islice
+from typing import Generic
+
+from atoll.cluster.lifecycle import WORKING, Island
+from atoll.launch.policy import Policy
+from atoll.state.grouped_counts import CountGroup, GroupedCounts
+from atoll.state.host_window import HostWindow
+from atoll.state.queued_nodes import Gang, Payload, QueuedNode
+
+# Limit for the sets of hosts whose loads are cached, and for the joint gangs whose lines are.
+_MOST_KNOWN = 1024
+# Joint gangs after which islands try to share their lines. The number doubles with each try that fails, and each time
+# that an island stops sharing.
+_MOST_PATIENCE = 64
+
+
+def _no_loads() -> GroupedCounts[int, HostWindow]:
+    return GroupedCounts(replace, astuple)
+
+
+@dataclass(slots=True)
+class IslandLines(Generic[Payload]):
+    """The lines of an island, its committed gangs, and its work in flight.
+
+    Several islands may *share* this object while all of this is equal for them. The record, the hosts and the loads are
+    then those of the first island, which also has the least number.
+
+    `Launcher.in_flight` has the gangs in flight. The counts here could be derived from them, but each start needs
+    several of them, and to sum up 24 gangs takes 1.4 us. `count_differences` compares.
+    """
+
+    record: Island
+    policy: Policy
+    window: int
+    most_busy_ns: int
+    hosts: int = 1  # number of its hosts
+    launch_ns: int = 0  # time that a launch costs a host, summed over its devices
+    loads: GroupedCounts[int, HostWindow] = field(default_factory=_no_loads)  # of hosts that have had work
+    known_loads: dict[tuple[int, ...], list[CountGroup[int, HostWindow]]] = field(default_factory=dict)  # by hosts
+    loads_version: int = 0  # of `loads`, for which `known_loads` is valid
+    full_hosts: int = 0
+    lines: dict[int, deque[QueuedNode[Payload]]] = field(default_factory=dict)  # by session
+    committed: deque[Gang[Payload]] = field(default_factory=deque)
+    draining: bool = False  # nothing starts until nothing is in flight, because of an exclusive gang
+    in_flight: int = 0
+    busy_ns: int = 0
+    unbounded: int = 0  # gangs in flight that run host Python
+    started: int = 0
+    delegated: dict[int, int] = field(default_factory=dict)  # committed runs that are not over, by session
+    newest: int = 0  # the session that started the last gang
+    exclusive_since: float = float("-inf")  # when another session started a gang last
+    # Of shared lines: the records of the islands, in the order of their numbers, and by number the hosts of each.
+    records: list[Island] = field(default_factory=list)
+    places: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    patience: int = 1  # number of joint gangs after which the island tries to share its lines
+    passed: int = 0  # joint gangs since the last try
+
+    @property
+    def islands(self) -> tuple[int, ...]:
+        """Return the numbers of the islands whose lines these are."""
+        return tuple(self.places) or (self.record.number,)
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether nothing is in line, committed or in flight."""
+        return not (self.lines or self.committed or self.in_flight or self.unbounded or self.delegated or self.draining)
+
+    @property
+    def takes_all(self) -> bool:
+        """Return whether the island takes the nodes of all sessions. It does if it shares its lines."""
+        return bool(self.places) or (self.record.state in WORKING and not self.record.needs_recompile)
+
+    def is_like(self, other: IslandLines[Payload]) -> bool:
+        """Return whether idle lines differ from these only in their islands."""
+        own = self.window, self.hosts, self.launch_ns, self.newest
+        return own == (other.window, other.hosts, other.launch_ns, other.newest) and self.policy.is_like(other.policy)
+
+    def others_wait(self, session: int) -> bool:
+        """Return whether sessions other than this one have nodes in line."""
+        lines = self.lines
+        return len(lines) > 1 or (len(lines) == 1 and session not in lines)
+
+    def note_start(self, session: int, now: float) -> None:
+        """Note that a gang of the session starts."""
+        self.started += 1
+        if session != self.newest:
+            self.exclusive_since = now if self.newest else self.exclusive_since
+            self.newest = session
+
+    def start(self, gang: Gang[Payload], groups: Sequence[CountGroup[int, HostWindow]], now: float) -> None:
+        """Start the first committed gang. `groups` has the loads of its hosts on this island."""
+        self.committed.popleft()
+        self.in_flight += gang.weight
+        self.busy_ns += gang.estimate
+        self.draining = gang.exclusive
+        self.note_start(gang.node.session, now)
+        for group in groups:
+            load = group.count
+            load.start(gang.weight, gang.estimate)
+            load.full = self.is_full(load)
+            self.full_hosts += len(group.keys) * load.full
+        if not gang.weight:
+            self.count_unbounded(1)
+
+    def are_full(self, groups: Sequence[CountGroup[int, HostWindow]], weight: int) -> bool:
+        """Return whether one of these groups of hosts is full for a gang of this weight."""
+        found = False
+        for group in groups:
+            load = group.count
+            if not load.full and load.in_flight and load.in_flight + weight > self.window:
+                load.full = True  # for this gang; a gang that exceeds the window starts when nothing is in flight
+                self.full_hosts += len(group.keys)
+            found = found or load.full
+        return found
+
+    def is_full(self, load: HostWindow) -> bool:
+        """Return whether a host with this load is full."""
+        if load.in_flight >= self.window:
+            return True
+        # While an unbounded gang runs, gangs in flight may wait for it, and it may wait for gangs in line.
+        return not self.unbounded and load.is_busy(self.most_busy_ns)
+
+    def count_unbounded(self, change: int) -> None:
+        """Change the number of unbounded gangs in flight."""
+        self.unbounded += change
+        self.full_hosts = 0
+        for group in self.loads:
+            group.count.full = self.is_full(group.count)
+            self.full_hosts += len(group.keys) * group.count.full
+
+    def loads_of(self, hosts: tuple[int, ...]) -> list[CountGroup[int, HostWindow]]:
+        """Return the loads of these hosts."""
+        if self.loads_version != self.loads.version or len(self.known_loads) > _MOST_KNOWN:
+            self.loads_version = self.loads.version
+            self.known_loads.clear()
+        groups = self.known_loads.get(hosts)
+        if groups is None:
+            groups = self.known_loads[hosts] = self.loads.of(hosts, HostWindow)
+        return groups
+
+    def part(self, places: Mapping[int, tuple[int, ...]]) -> IslandLines[Payload]:
+        """Return a copy of shared lines for some of the islands, which have these places."""
+        records = [record for record in self.records if record.number in places]
+        is_shared = len(records) > 1
+        return replace(
+            self,
+            record=records[0],
+            policy=self.policy.copy(),
+            loads=self.loads.renamed(places[records[0].number]),
+            known_loads={},
+            loads_version=0,
+            lines={session: deque(line) for session, line in self.lines.items()},
+            committed=deque(self.committed),
+            delegated={},
+            records=records if is_shared else [],
+            places={record.number: places[record.number] for record in records} if is_shared else {},
+            patience=min(2 * self.patience, _MOST_PATIENCE),
+            passed=0,
+        )
+
+
+# The lines of a joint gang, without repetitions. For each of them, where their first island is among those of the gang.
+Span = list[tuple[IslandLines[Payload], int]]
+
+
+class SharedLines(Generic[Payload]):
+    """Decides which islands share their lines.
+
+    A joint gang is in the lines and in the order of each of its islands. If islands share their lines, that costs the
+    same for hundreds of them as for one. The rules:
+
+    - Islands begin to share their lines when a joint gang is about to join them that uses all of their hosts, if the
+      lines are idle and alike. Then one object stands for all of them.
+    - While islands share lines, only joint gangs that use all hosts of all of them join these lines. So the lines that
+      each island would have remain equal, and each decision is the one that each island would make.
+    - Before anything happens to only some of the islands, they get copies: before another gang joins their lines, and
+      when an island fails or has other limits. Gangs in line, committed and in flight are then in all copies, in the
+      same order.
+
+    The orders of islands are therefore those that they would have without sharing, and do not contradict. It takes as
+    long to divide lines as to read them, so an island that has to stop sharing shares again only after more and more
+    joint gangs.
+
+    Args:
+      of: the lines of each island, which this object replaces.
+      started: by island, the number of gangs that it has started in addition to those that its lines count.
+    """
+
+    def __init__(self, of: list[IslandLines[Payload]], started: dict[int, int]) -> None:
+        self._of = of
+        self._started = started
+        # By the identity of the places of joint gangs, which must stay alive: hashing them takes longer than all else.
+        self._spans: dict[int, tuple[tuple[tuple[int, ...], ...], Span[Payload]]] = {}
+
+    def all(self) -> list[IslandLines[Payload]]:
+        """Return all lines, without repetitions."""
+        return list({id(lines): lines for lines in self._of}.values())
+
+    def started(self, island: int) -> int:
+        """Return the number of gangs that the island has started."""
+        return self._of[island].started + self._started.get(island, 0)
+
+    def span(self, gang: Gang[Payload]) -> Span[Payload]:
+        """Return the lines of a joint gang that has joined them."""
+        known = self._spans.get(id(gang.places))
+        return self._find(gang) if known is None else known[1]
+
+    def join(self, gang: Gang[Payload], touched: set[int]) -> Span[Payload]:
+        """Return the lines of a joint gang that is about to join them.
+
+        Add the islands of divided lines to `touched`.
+        """
+        known = self._spans.get(id(gang.places))
+        if known is None:
+            self._divide_for(gang, touched)
+        span = self._find(gang) if known is None else known[1]
+        return self._find(gang) if len(span) > 1 and self._unite(gang, span) else span
+
+    def leave(self, island: int, touched: set[int]) -> None:
+        """Have an island stop sharing its lines. Add the islands of divided lines to `touched`."""
+        lines = self._of[island]
+        if lines.places:
+            self._divide(lines, [island], touched)
+
+    def _find(self, gang: Gang[Payload]) -> Span[Payload]:
+        where = {island: i for i, island in enumerate(gang.islands)}
+        lines = {id(each): each for each in map(self._of.__getitem__, gang.islands)}
+        span = [(each, where[each.record.number]) for each in lines.values()]
+        if len(self._spans) >= _MOST_KNOWN:
+            self._spans.clear()
+        self._spans[id(gang.places)] = gang.places, span
+        return span
+
+    def _divide_for(self, gang: Gang[Payload], touched: set[int]) -> None:
+        """Divide shared lines if a joint gang is not on all of their islands, or does not use all of their hosts."""
+        places = dict(zip(gang.islands, gang.places, strict=True))
+        shared = {id(lines): lines for lines in map(self._of.__getitem__, gang.islands) if lines.places}
+        for lines in shared.values():
+            some = [island for island in lines.places if island in places]
+            if any([places[island] != lines.places[island] for island in some]):
+                for island in some:
+                    self.leave(island, touched)
+            elif len(some) < len(lines.places):
+                self._divide(lines, some, touched)
+
+    def _divide(self, lines: IslandLines[Payload], some: Sequence[int], touched: set[int]) -> None:
+        """Have some of the islands stop sharing their lines with the others."""
+        leaving = {island: lines.places[island] for island in some}
+        staying = {island: hosts for island, hosts in lines.places.items() if island not in leaving}
+        for places in (leaving, staying):
+            part = lines.part(places)
+            for island in places:
+                self._of[island] = part
+            touched.add(part.record.number)
+        for line in lines.lines.values():
+            node: QueuedNode[Payload]
+            for node in islice(line, 1, None):
+                node.behind += 1  # it is in one line more
+        self._spans.clear()
+
+    def _unite(self, gang: Gang[Payload], span: Span[Payload]) -> bool:
+        """Have islands of a joint gang share their lines if they are idle and alike. Return whether some do now."""
+        clock, _ = span[0]
+        clock.passed += 1
+        if clock.passed < clock.patience:
+            return False
+        clock.passed = 0
+        idle = [
+            lines for lines, at in span if lines.is_idle and lines.takes_all and lines.hosts == len(gang.places[at])
+        ]
+        alike = [lines for lines in idle if lines is idle[0] or lines.is_like(idle[0])]
+        if len(alike) < 2:
+            clock.patience = min(2 * clock.patience, _MOST_PATIENCE)
+            return False
+        records = [record for lines in alike for record in lines.records or [lines.record]]
+        records.sort(key=lambda record: record.number)
+        where = {island: i for i, island in enumerate(gang.islands)}
+        together = replace(
+            alike[0],
+            record=records[0],
+            loads=_no_loads(),
+            known_loads={},
+            loads_version=0,
+            full_hosts=0,
+            exclusive_since=max([lines.exclusive_since for lines in alike]),
+            records=records,
+            places={record.number: gang.places[where[record.number]] for record in records},
+            patience=clock.patience,
+        )
+        for record in records:
+            self._started[record.number] = self.started(record.number) - together.started
+            self._of[record.number] = together
+        self._spans.clear()
+        return True
+
+    def validate(self) -> None:
+        """Raise AssertionError if islands share lines that must not. For tests."""
+        for island, lines in enumerate(self._of):
+            assert island in lines.islands
+            assert not lines.places or len(lines.places) > 1
+        for lines in self.all():
+            assert lines.record.number == lines.islands[0]
+            assert [record.number for record in lines.records] == list(lines.places)
+            for record in lines.records:
+                assert self._of[record.number] is lines
+                assert record.state in WORKING, f"{record} shares lines"
+                assert not record.needs_recompile, f"{record} shares lines"
+            if lines.places:
+                in_line = [gang for line in lines.lines.values() for node in line for gang in node.gangs]
+                assert all(set(lines.places) <= set(gang.islands) for gang in (*lines.committed, *in_line))
