@@ -187,7 +187,15 @@ def test_a_relay_answers_only_for_its_own_hosts():
 
 
 @pytest.mark.parametrize(
-    "pong", [(4, 0.0, 5, (), 0), (0, float("nan"), 5, (), 0), (0, 0.0, -2, (), 0), (0, 0.0, 5, (-1,), 0)]
+    "pong",
+    [
+        (4, 0.0, 5, (), 0),
+        (0, float("nan"), 5, (), 0),
+        (0, 0.0, -2, (), 0),
+        (0, 0.0, 1 << 62, (), 0),
+        (0, 0.0, 5, (-1,), 0),
+        (0, 0.0, 5, (), 1 << 62),
+    ],
 )
 def test_an_impossible_answer_ends_the_island_of_its_relay(pong):
     play = playing()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from atoll.cluster.lifecycle import HOST_TRANSITIONS, HostState, Island, IslandState
+from atoll.cluster.lifecycle import HOST_TRANSITIONS, WORKING, HostState, Island, IslandState
 from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.mesh import mesh_of, point
 from atoll.cluster.sandbox.mechanisms import Mechanisms
@@ -122,7 +122,8 @@ class ResourceManager:
     @property
     def device_count(self) -> int:
         """Return the number of devices on islands that work now."""
-        return sum(len(host.devices) for host in self.hosts.values() if self.islands[host.island].works)
+        working = {number for number, island in self.islands.items() if island.state in WORKING}
+        return sum([len(host.devices) for host in self.hosts.values() if host.island in working])
 
     def has_failed(self, host: int) -> bool:
         return self.hosts[host].state is HostState.FAILED

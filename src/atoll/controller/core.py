@@ -9,7 +9,7 @@ the client's credits return.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from atoll._version import __version__
@@ -251,7 +251,7 @@ class Controller:
             settings.suspend_lower,
         )
         self._slice_requests = SliceRequests(state, self.memory.free, pressure.evict_for)
-        self._relays = Relays(state, self.launcher, settings.relay_group, self._host_answered)
+        self._relays = Relays(state, self.launcher, settings.relay_group, self._hosts_answered)
         self._recovery = Recovery(
             state,
             self.launcher,
@@ -574,19 +574,16 @@ class Controller:
         if behind and compiles:
             behind = [host for host in behind if host not in compiles]
         if behind:
-            self._outbox.ask(tuple(behind), lambda host: self._lease_left(host, now), now)
+            self._outbox.ask(tuple(behind), lambda some: round(self.leases.least_left(some, now), 1), now)
         directly = hosts.keys() - set(behind) if behind else hosts
-        left = {host: self._lease_left(host, now) for host in directly}
+        left = {host: round(self.leases.left(host, now), 1) for host in directly}
         pings = {seconds: m.Ping(seconds, now) for seconds in left.values()}
         for host in sorted(left, key=lambda host: (left[host], host)):  # equal messages in sequence are encoded once
             ping = pings[left[host]]
             self._outbox.to_host(host, m.Ping(ping.lease, now, tuple(compiles[host])) if host in compiles else ping)
 
-    def _host_answered(self, pong: m.RelayedPong) -> None:
-        self._hosts.answered(pong)
-
-    def _lease_left(self, host: int, now: float) -> float:
-        return round(self.leases.left(host, now), 1)
+    def _hosts_answered(self, pongs: Sequence[m.RelayedPong]) -> None:
+        self._hosts.answered(pongs)
 
     def _store_usage(self) -> None:
         present, usage = self.meter.take(self.resources.device_count)

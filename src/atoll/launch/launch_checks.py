@@ -107,9 +107,9 @@ def program_problem(
         for name in program.functions:
             if name in quarantine.refused:
                 return quarantine.refused[name].within(program.name)
-    for number in program.islands:
-        island = resources.islands[number]
-        if island.state is not IslandState.READY and (loss := island_problem(session, island)) is not None:
+    islands, ready = resources.islands, IslandState.READY
+    for island in [islands[number] for number in program.islands if islands[number].state is not ready]:
+        if (loss := island_problem(session, island)) is not None:
             return loss
     return None
 

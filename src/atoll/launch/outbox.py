@@ -158,15 +158,15 @@ class Outbox:
             else:
                 self.to_host(some[0], message)
 
-    def ask(self, hosts: tuple[int, ...], lease_of: Callable[[int], float], now: float) -> None:
+    def ask(self, hosts: tuple[int, ...], lease_of: Callable[[tuple[int, ...]], float], now: float) -> None:
         """Send pings to hosts that have relays, which report the answers together.
 
-        The lease of a ping is the shortest one of its hosts.
+        `lease_of(hosts)` returns the lease of a ping for these hosts.
         """
         pings: dict[float, m.Ping] = {}  # so that equal ones are encoded once
         for relay, some in self._relays.partition(hosts):
             assert relay is not None
-            lease = min(map(lease_of, some))
+            lease = lease_of(some)
             self._forward(relay, some, pings.setdefault(lease, m.Ping(lease, now)), asks=True)
 
     def start(self, hosts: tuple[int, ...], run: m.Run, sequence: int) -> None:

@@ -531,6 +531,8 @@ class Scheduler(Generic[Payload]):
         Deferred nodes follow the nodes in line.
         """
         state = self._islands[island]
+        if not (state.committed or state.lines or self._deferred):  # mostly, and each island is asked once per second
+            return []
         counts: Counter[int] = Counter()
         firsts: dict[int, Gang[Payload]] = {}
         for gang in self._committed(island):

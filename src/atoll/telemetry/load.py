@@ -42,12 +42,15 @@ class LoadMeter:
         now = self._clock()
         late = now - self._due if self._due else 0.0
         lag, self.longest, self._due = max(late, self.longest), 0.0, now + period
-        sums, unsent = list(self._closed), 0
+        messages_in, messages_out, bytes_in, bytes_out = self._closed
+        unsent = 0
         for connection in self._connections.values():
             counts = connection.statistics()
-            sums = [a + b for a, b in zip(sums, _counts(counts), strict=True)]
+            messages_in += counts.messages_in
+            messages_out += counts.messages_out
+            bytes_in += counts.bytes_in
+            bytes_out += counts.bytes_out
             unsent += counts.unsent_bytes
-        messages_in, messages_out, bytes_in, bytes_out = sums
         return Load(
             max(0.0, lag),
             time.process_time(),

@@ -6,6 +6,8 @@ not read yet what peers sent meanwhile.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 LEASE_SECONDS = 10.0
 LAPSED_STATUS = 75  # exit status of a process whose lease expired (sysexits.h: EX_TEMPFAIL)
 FAILED_STATUS = 70  # exit status of a process that a bug ended (sysexits.h: EX_SOFTWARE)
@@ -52,6 +54,12 @@ class Leases:
         ends at most one period after its lease has expired here.
         """
         return max(0.0, min(self.seconds, self.seconds + self.period - self.silence(peer, now)))
+
+    def least_left(self, peers: Iterable[int], now: float) -> float:
+        """Return for how long all of these peers may trust this process: see `left`."""
+        renewed = self._renewed
+        silence = now - min([renewed.get(peer, now) for peer in peers])
+        return max(0.0, min(self.seconds, self.seconds + self.period - silence))
 
     def expired(self, now: float) -> list[int]:
         """Return the peers that have been silent for too long. Call this every `period` seconds."""

@@ -69,10 +69,12 @@ class Hosts:
         self._overruns.host_answered(host, message)
         self._compilation.reported(host, message.compiles)
 
-    def answered(self, pong: m.RelayedPong) -> None:
-        """Handle the answer of a host to a ping that its relay has forwarded."""
-        self._tracing.host_answered(pong.host, pong, self._outbox.seconds - pong.held / 1e9)
-        self._overruns.host_answered(pong.host, pong)
+    def answered(self, pongs: Sequence[m.RelayedPong]) -> None:
+        """Handle the answers of hosts to a ping that their relay has forwarded."""
+        now = self._outbox.seconds
+        for pong in pongs:
+            self._tracing.host_answered(pong.host, pong, now - pong.held / 1e9)
+            self._overruns.host_answered(pong.host, pong)
 
     def _device_failed(self, host: int, message: m.DeviceFailed) -> None:
         self._launcher.device_failed(host, message.sequence, message.status)
@@ -145,11 +147,11 @@ class Relays:
     A process of several islands has a relay beside its hosts, which forwards messages to all of them. It ends
     only with the process. The islands join and leave one by one, and form no other groups.
 
-    Relays also forward pings, and report the answers of their hosts together, which `answered` handles one by one.
+    Relays also forward pings, and report the answers of their hosts together, which `answered` handles.
     """
 
     def __init__(
-        self, state: ClusterState, launcher: Launcher, size: int, answered: Callable[[m.RelayedPong], None]
+        self, state: ClusterState, launcher: Launcher, size: int, answered: Callable[[Sequence[m.RelayedPong]], None]
     ) -> None:
         self.broken: dict[int, str] = {}  # islands in which two hosts of a group cannot reach each other, with a text
         self._resources = state.resources
@@ -231,11 +233,13 @@ class Relays:
 
     def _pongs(self, relay: int, pongs: Sequence[m.RelayedPong]) -> None:
         """Handle answers that a relay reports. Ignore hosts that it has no more."""
-        of, renew, now = self._outbox.relay_of, self._leases.renew, self._outbox.seconds
+        if not self._outbox.are_behind(relay, [pong.host for pong in pongs]):
+            of = self._outbox.relay_of
+            pongs = [pong for pong in pongs if of(pong.host) == relay]
+        renew, now = self._leases.renew, self._outbox.seconds
         for pong in pongs:
-            if of(pong.host) == relay:
-                renew(pong.host, now)
-                self._answered(pong)
+            renew(pong.host, now)
+        self._answered(pongs)
 
     # ---- messages
 

@@ -93,9 +93,11 @@ def _relayed_pongs(message: m.Gathered | m.MembersDone, topology: Topology) -> N
             raise violation(message, "pongs.host", each.host, f"hosts of {topology}")
         if not 0 <= each.seconds < math.inf:
             raise violation(message, "pongs.seconds", each.seconds, "a finite number, 0 or more")
-        if each.clock < -1 or not 0 <= each.held < _MAX_NANOSECONDS:
+        if not (-1 <= each.clock < MAX_NUMBER and 0 <= each.held < MAX_NUMBER):
             raise violation(message, "pongs.clock", (each.clock, each.held), "nanoseconds")
-        if each.running and not (len(each.running) <= MOST and min(each.running) >= 0):
+        if each.running and not (
+            len(each.running) <= MOST and 0 <= min(each.running) <= max(each.running) < MAX_NUMBER
+        ):
             raise violation(message, "pongs.running", len(each.running), f"at most {MOST} numbers from 0 on")
 
 
