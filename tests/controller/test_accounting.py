@@ -1,4 +1,4 @@
-"""What tenants are charged is what the tallies of islands count, and no more than the time that there was."""
+"""The device time that tenants are charged equals that of the islands' tallies, and devices had that much time."""
 
 from __future__ import annotations
 
