@@ -80,3 +80,10 @@ def test_a_long_transfer_is_charged_for_time_that_others_were_not_charged_for():
     assert clocks.ended((0,), ALL, (10, 20)) == (20, 10)
     assert clocks.ended((0,), ALL, (0, 50), computes=False) == (60, 30)
     assert clocks.ended((0,), LAST, (30, 60), computes=False) == (10, 10), "it began after the other transfer"
+
+
+def test_a_computation_that_a_relay_reports_after_a_later_transfer_is_not_charged_for_the_time_of_both():
+    clocks = DeviceClocks()
+    assert clocks.ended((0,), ALL, (10, 50), computes=False) == (80, 40)
+    assert clocks.ended((0,), ALL, (0, 20)) == (20, 10), "until the transfer began"
+    assert clocks.ended((0,), ALL, (20, 60)) == (20, 10), "after the transfer had ended"

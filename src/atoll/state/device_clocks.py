@@ -140,7 +140,9 @@ class DeviceClocks:
 
 def _beside(host: _Host, its: tuple[int, ...], started: int, ended: int) -> tuple[int, int]:
     """Return when a computation began, after the transfers that preceded it on its devices, and the time since then
-    that was charged to transfers. Forget these transfers.
+    that was charged to transfers. Forget the transfers that ended before it.
+
+    A relay may report a transfer before a computation that ended earlier.
     """
     moves: list[_Move] = []
     left: list[_Move] = []
@@ -149,7 +151,11 @@ def _beside(host: _Host, its: tuple[int, ...], started: int, ended: int) -> tupl
     host.moves = left
     began = max([started, *(each.ended for each in moves if each.started <= started)])
     free = max(began, host.end)
-    return began, sum(each.ended - max(each.began, free) for each in moves if each.ended > free)
+    hidden = sum(each.ended - max(each.began, free) for each in moves if each.ended > free)
+    for each in left:
+        if each.ended > ended and _meet(each.devices, its):
+            hidden += max(0, ended - max(each.began, free))
+    return began, hidden
 
 
 def _meet(some: tuple[int, ...], others: tuple[int, ...]) -> bool:
