@@ -297,6 +297,26 @@ def test_a_run_that_does_not_end_in_a_replaced_world_has_its_island_restarted():
     assert [message.island for _, message in sent if type(message) is m.RestartIsland] == [1]
 
 
+@pytest.mark.parametrize("is_back", [False, True])
+def test_a_run_that_hangs_after_the_loss_of_an_island_that_had_ended_it_has_its_island_restarted(is_back):
+    play = Play("2x1x1")
+    with_function(play)
+    first, second = runs(play.say(m.Launch(1, (), (11,), ())))
+    play.report(1, m.Done(((second.sequence, 0, 1),)))
+    play.lose(1, "its connection broke")
+    if is_back:
+        play.say(m.FailureAcknowledged((1,), (), ()))
+        play.join_again(1)
+        (again,) = of(play.say(m.Recompile(1, 950)), m.JoinWorld)
+        play.report(0, m.WorldServed(again.world, "unix:/again"))
+    play.outbox()
+    sent = sent_until(play, 20)
+    assert not [message for _, message in sent if type(message) is m.CloseWorld and message.successor], "it has left it"
+    (restart,) = [message for _, message in sent if type(message) is m.RestartIsland]
+    assert restart.island == 0
+    assert first.sequence not in play.controller.launcher.in_flight
+
+
 def test_islands_of_other_platforms_run_nothing_together():
     play = Play("2x1x1")
     hosts = play.controller.resources.hosts

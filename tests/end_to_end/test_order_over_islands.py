@@ -70,17 +70,22 @@ class Counts:
         return [int(each.read_text() or 0) if each.exists() else 0 for each in self._files]
 
     def wait_for(self, each: int, together: int) -> None:
-        """Wait until each client has done so many more collectives, and all together so many."""
+        """Wait until each client has done so many more collectives, and all together so many.
+
+        Each client has to make progress: the collectives of one may be stuck while the others continue.
+        """
         first = last = self.read()
-        changed = time.monotonic()
+        changed = [time.monotonic()] * len(first)
         while (counts := self.read()) and not (
-            all(now - before >= each for before, now in zip(first, counts, strict=True))
+            all(count - before >= each for before, count in zip(first, counts, strict=True))
             and sum(counts) - sum(first) >= together
         ):
-            changed, last = (time.monotonic(), counts) if counts != last else (changed, last)
+            now = time.monotonic()
+            changed = [since if count == old else now for since, old, count in zip(changed, last, counts, strict=True)]
+            last = counts
             ended = [client.errors()[-2000:] for client in self._clients if client.process.poll() is not None]
             assert not ended, ended
-            assert time.monotonic() - changed < STUCK_SECONDS, f"no progress after {counts} collectives"
+            assert now - min(changed) < STUCK_SECONDS, f"a client makes no progress: {last} collectives"
             time.sleep(0.05)
 
 

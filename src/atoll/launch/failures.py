@@ -114,9 +114,13 @@ class Failures:
             # Data may be lost on the way although the sender had ended its part, or the sending failed. A function on
             # several islands fails when its world is closed.
             spec = gang.run.spec
-            depends_on_it = spec.incoming or gang.run.failure is not None or (spec.collective and spec.functions)
+            is_in_world = spec.collective and bool(spec.functions)
+            depends_on_it = spec.incoming or gang.run.failure is not None or is_in_world
             if depends_on_it and gang.node.number in on_island:
-                self._launcher.fail(gang.run.launch, status.within(gang.run.launch.program.name))
+                why = status.within(gang.run.launch.program.name)
+                self._launcher.fail(gang.run.launch, why)
+                if is_in_world and gang.sequence in self._launcher.in_flight:
+                    gang.run.failure = gang.run.failure or why  # it may hang, although the lost hosts had ended it
         self._launcher.delegated_runs.hosts_failed(hosts)
         return survivors
 

@@ -117,12 +117,16 @@ class Worlds:
                 self._start(world)
 
     def close_worlds_of(self, ended: IslandFailed | IslandRemoved | IslandDrained) -> None:
-        """Close the worlds of an island whose workers end."""
-        for world in [each for each in self._worlds.values() if ended.island in each.islands]:
+        """Close the worlds of an island whose workers end. Their runs in flight have left them."""
+        closed = {key: each for key, each in self._worlds.items() if ended.island in each.islands}
+        nodes = {gang.node.number: gang.node for gang in self._in_flight()}
+        self._left &= nodes.keys()
+        self._left.update(number for number, node in nodes.items() if world_of(node) in closed)
+        for world in closed.values():
             self._close(world, ended.status)
 
     def has_left(self, node: QueuedNode[GangRun]) -> bool:
-        """Return whether the world of a run in flight was replaced because of this run or of another one."""
+        """Return whether the world of a run in flight was closed. Another world may have taken its place."""
         return node.number in self._left
 
     def replace(self, node: QueuedNode[GangRun], status: Status, others: Iterable[QueuedNode[GangRun]] = ()) -> bool:
