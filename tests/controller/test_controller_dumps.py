@@ -128,7 +128,7 @@ def test_a_dump_of_another_version_is_refused_and_both_versions_are_named() -> N
     content = msgspec.msgpack.decode(dumped(Play().controller))
     content["objects"]["versions"]["scheduler"] = [7, 7]
     content["objects"]["atoll"] = "9.9"
-    text = r"atoll 9\.9 stored version 7 of 'scheduler', and atoll .* reads version 1"
+    text = r"atoll 9\.9 stored version 7 of 'scheduler', and atoll .* reads versions 1 to \d:"
     with pytest.raises(IncompatibleJournalError, match=text):
         load_controller(msgspec.msgpack.encode(content))
 

@@ -202,6 +202,7 @@ def test_the_same_said_by_whose_numbers_they_are_does_something(kind):
         play = Owner()
         before = play.state()
         play.proxy(play.owner, naming(kind, rng))
+        play.flush()  # costly messages wait for their turn
         if play.owner not in play.controller.sessions or play.state() != before:
             break
     else:

@@ -29,6 +29,7 @@ NOT_RUN = {
     "a fragment of a model": "tests/end_to_end/pipelines",
     "needs several scripts": "tests/examples/test_grpo.py",
     "needs Tunix": "tests/examples/test_tunix_weight_sync.py",
+    "needs the loop of a worker": "tests/end_to_end/test_arrays_between_scripts.py",
 }
 
 

@@ -92,11 +92,11 @@ def shows(user: User, ray: OneNode, *secrets: str) -> list[str]:
 def test_a_cluster_starts_on_ray_with_tls_shows_nobody_its_secrets_and_leaves_nothing_there(
     user: User, ray_cluster: OneNode, tmp_path: Path
 ) -> None:
-    files = [tmp_path / f"join-{name}" for name in ("red", "default", "hosts")]
+    files = [tmp_path / f"join-{name}" for name in ("red", "default")]
     (tmp_path / "tenants.toml").write_text(f'[tenant.red]\ntoken = "{"r" * 32}"\nshare = 3\n')
     on_ray = ("up", "--engine", "ray", "--ray-address", ray_cluster.address, "--islands", "1x1x2")
     on_ray += ("--tenants", str(tmp_path / "tenants.toml"))
-    started = user.atoll(*on_ray, "--join-file", str(tmp_path / "join-{tenant}"), "--host-join-file", str(files[2]))
+    started = user.atoll(*on_ray, "--join-file", str(tmp_path / "join-{tenant}"))
     assert started.check().stdout.startswith("tls://")
     # As somebody who has the join token, and else nothing of the cluster's.
     elsewhere = {"XDG_RUNTIME_DIR": str(tmp_path), "ATOLL_JOIN": str(files[0])}
