@@ -18,7 +18,7 @@ ARGS ?=
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick thorough restarts machines runbook slurm tensorflow pipelines ray matrix check docs bench compare conformance soak hostile release-check image imagelock protos clean
+.PHONY: help demo test quick thorough restarts machines runbook slurm kubernetes tensorflow pipelines ray matrix check docs bench compare conformance soak hostile release-check image imagelock protos clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ runbook: $(VENV)/.test  ## Inject the fault of each section of the runbook, and 
 
 slurm: $(VENV)/.test  ## Run what `atoll slurm` prints by Slurm, on several "machines" (as root, with slurm-wlm and munge)
 	ATOLL_TEST_SLURM=1 $(BIN)/python -m pytest tests/machines/test_slurm_jobs.py $(ARGS)
+
+kubernetes: $(VENV)/.test  ## Apply what `atoll kubernetes` prints to a real API server, and replace controllers by its Lease (as root, with etcd and KUBE_APISERVER)
+	ATOLL_TEST_KUBERNETES=1 unshare --mount sh -c 'mount -t tmpfs tmpfs /run && exec $(BIN)/python -m pytest -s -rs tests/manifests/test_api_server.py $(ARGS)'
 
 tensorflow: $(VENV)/.test $(VENV)/.tensorflow  ## Run the tests of the front end for TensorFlow, which is 1.4 GB to install
 	ATOLL_TEST_TENSORFLOW=1 $(BIN)/python -m pytest --processes $(WORKERS) tests/tensorflow tests/examples/test_tensorflow_transformer.py $(ARGS)

@@ -191,7 +191,7 @@ def test_an_address_that_does_not_accept_connections_leaves_time_for_the_next_on
         silent = stack.enter_context(socket.socket())
         silent.bind(("127.0.0.1", 0))
         silent.listen(0)
-        full = stack.enter_context(socket.socket())  # the queue of the listener has room for one connection
+        full = stack.enter_context(socket.socket())  # the queue of the listener is full then
         full.connect(silent.getsockname())
 
         def resolve(name: str, number: int) -> list[Found]:

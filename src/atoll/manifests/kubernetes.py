@@ -54,7 +54,7 @@ _EXCLUSIVE, _GKE_NODE_POOL = "alpha.jobset.sigs.k8s.io/exclusive-topology", "clo
 STATE, RUN, CACHE = "/var/lib/atoll", "/run/atoll", "/var/cache/atoll"
 _TEMPORARY = "/tmp"
 _SHARED_MEMORY = "/dev/shm"
-# Where clients of the API of Kubernetes expect the credentials of the pod.
+# The directory in which clients of the API of Kubernetes expect the credentials of the pod.
 _ACCOUNT, _TOKEN_SECONDS = "/var/run/secrets/kubernetes.io/serviceaccount", 3600
 # Of probes, in seconds. The command `atoll status` takes most of a second of CPU time.
 _PROBE_PERIOD, _PROBE_TIMEOUT, _PROBE_FAILURES, _START_FAILURES = 20, 10, 3, 60
