@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -19,11 +20,22 @@ def workers(user: User) -> set[psutil.Process]:
 
 
 def stop_one_that_starts(user: User, but: set[psutil.Process]) -> psutil.Process:
-    """Stops the next worker that there is, as soon as it is there."""
-    assert eventually(lambda: bool(workers(user) - but), BACK_SECONDS)
-    stopped = next(iter(workers(user) - but))
-    stopped.suspend()
-    return stopped
+    """Stop the next worker as soon as it is there. Processes that a worker forks have its command line at first."""
+    stopped: list[psutil.Process] = []
+
+    def stops() -> bool:
+        found = workers(user)
+        pids = {each.pid for each in found | but}
+        for each in found - but:
+            with suppress(psutil.NoSuchProcess):
+                if each.ppid() not in pids:
+                    each.suspend()
+                    stopped.append(each)
+                    return True
+        return False
+
+    assert eventually(stops, BACK_SECONDS)
+    return stopped[0]
 
 
 @pytest.mark.parametrize("engine", ["local", pytest.param("hosts", marks=pytest.mark.thorough)])
