@@ -80,19 +80,19 @@ def pauses_of_snapshots() -> list[dict[str, Any]]:
             while kept < arrays:
                 cluster.run(_keep(client, steps, min(1_000, arrays - kept)))
                 kept += min(1_000, arrays - kept)
-            pauses: dict[int, float] = {}
+            pauses: set[float] = set()
             first = _journal_load(cluster)["snapshots"] + 1  # the next one may have begun with fewer arrays
             while len(pauses) < PAUSES:
                 cluster.run(steps.run(500))
                 load = _journal_load(cluster)
                 if load["snapshots"] > first:
-                    pauses[load["snapshots"]] = round(1e3 * load["pause"], 2)
+                    pauses.add(round(1e3 * load["pause"], 3))
             rows.append(
                 {
                     "arrays": arrays,
                     "controller_MB": round(cluster.controller_memory() / 1e6),
-                    "milliseconds": statistics.median(pauses.values()),
-                    "rounds": [*pauses.values()],
+                    "milliseconds": statistics.median(pauses),
+                    "rounds": sorted(pauses),
                 }
             )
         return rows
