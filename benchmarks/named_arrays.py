@@ -41,7 +41,7 @@ ISLANDS, MACHINES = "two islands of one machine", "two machines"
 
 
 class Row(msgspec.Struct, frozen=True):
-    """What is measured, and the least or the most that it should be."""
+    """A measured quantity, and its lower or upper limit."""
 
     name: str
     digits: int

@@ -1,4 +1,4 @@
-"""What `atoll kubernetes` prints, on a real API server with RBAC: `make kubernetes`.
+"""Tests of the manifests of `atoll kubernetes` on a real API server with RBAC: `make kubernetes`.
 
 The server stores the objects and keeps the Lease. No kubelet starts the pods, so the tests run the containers' commands
 on this machine, with a token of their ServiceAccount at the path at which a pod has it.
@@ -292,7 +292,7 @@ SCRIPT = """
 
 
 class Scene:
-    """Two controllers, the second of which follows, a host, and a script that makes a step when it is told to."""
+    """A controller, a second one that follows it, a host, and a script that makes a step on request."""
 
     def __init__(self, pods: Pods, cues: Path) -> None:
         self.pods = pods

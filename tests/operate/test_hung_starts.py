@@ -20,7 +20,7 @@ def workers(user: User) -> set[psutil.Process]:
 
 
 def stop_one_that_starts(user: User, but: set[psutil.Process]) -> psutil.Process:
-    """Stop the next worker as soon as it is there. Processes that a worker forks have its command line at first."""
+    """Stop the next worker when its process exists. Processes that a worker forks have its command line at first."""
     stopped: list[psutil.Process] = []
 
     def stops() -> bool:

@@ -29,7 +29,7 @@ class Content(NamedTuple):
 
 
 def content_of(array: Any, dtype: Any) -> Content:
-    """Return the content of an array that is published as an array of this dtype, or of its own if that is None."""
+    """Return the content of an array that is published with this dtype. None stands for the dtype of the array."""
     if array.nbytes < LEAST_BYTES:
         return Content(0, False)
     key = id(array), str(dtype)

@@ -240,7 +240,7 @@ def _unplain(node: Any) -> Any:
 def shardings_of(tree: Any, numbers: Sequence[int], shardings: Any) -> list[Any]:
     """Return the sharding of each leaf by its number, from a tree of shardings that is a prefix of the tree.
 
-    Raise ValueError if it is none.
+    Raise ValueError if the shardings are not a prefix.
     """
     import jax
 

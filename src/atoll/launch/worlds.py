@@ -117,7 +117,7 @@ class Worlds:
                 self._start(world)
 
     def close_worlds_of(self, ended: IslandFailed | IslandRemoved | IslandDrained) -> None:
-        """Close the worlds of an island whose workers end. Their runs in flight have left them."""
+        """Close the worlds of an island whose workers end, and note that runs in flight have left these worlds."""
         closed = {key: each for key, each in self._worlds.items() if ended.island in each.islands}
         nodes = {gang.node.number: gang.node for gang in self._in_flight()}
         self._left &= nodes.keys()
@@ -126,7 +126,7 @@ class Worlds:
             self._close(world, ended.status)
 
     def has_left(self, node: QueuedNode[GangRun]) -> bool:
-        """Return whether the world of a run in flight was closed. Another world may have taken its place."""
+        """Return whether the world in which a run in flight began was closed, even if a new world has replaced it."""
         return node.number in self._left
 
     def replace(self, node: QueuedNode[GangRun], status: Status, others: Iterable[QueuedNode[GangRun]] = ()) -> bool:

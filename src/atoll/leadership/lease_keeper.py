@@ -37,7 +37,7 @@ def boot_seconds() -> float:
 
 
 class LeaseTakenError(LeaseError):
-    """Another process has acquired a lease that this process held. The latest record has this many `transitions`."""
+    """Another process has acquired a lease that this process held. `transitions` is the number in the latest record."""
 
     def __init__(self, message: str, transitions: int) -> None:
         super().__init__(message)

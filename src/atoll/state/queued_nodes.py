@@ -140,7 +140,7 @@ class Dependency(Generic[Payload]):
 
 
 class OnIslands:
-    """What runs on the `hosts` of one `island`, or on those at `places` of several `islands`."""
+    """Work on the `hosts` of one `island`, or on the hosts at `places` of several `islands`."""
 
     __slots__ = ()
     island: int

@@ -179,7 +179,7 @@ class Functions:
     def _progress_here(self, stage: CompileStage, may_ask: bool) -> int:
         """Return a number that changes while this process compiles, or -1 if it does not, or may wait for its client.
 
-        XLA compiles on threads of its own, so the CPU time of the whole process counts. It is rounded, since a process
+        XLA compiles on its own threads, so the CPU time of the whole process counts. It is rounded, since a process
         that waits in vain also answers pings. A compilation that waits beside a busy one seems to make progress.
         """
         is_busy = stage is CompileStage.COMPILING and not may_ask

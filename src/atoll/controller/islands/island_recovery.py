@@ -401,7 +401,7 @@ class Recovery:
         nothing uses one of them, and flushes release their memory in steps.
         """
         entries = session.directory.entries
-        # By identity, since the hash of a tuple is computed anew each time. Arrays that a program has made share one.
+        # By identity, since Python computes the hash of a tuple at each use. Arrays of one program share a tuple.
         placed = list(map(_HOSTS, entries.values()))
         by_identity = dict(zip(map(id, placed), placed, strict=True))
         lost_on = {number for number, each in by_identity.items() if not hosts.isdisjoint(each)}
