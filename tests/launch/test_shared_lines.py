@@ -19,6 +19,7 @@ from tests.launch.pausable_scheduler import Scheduler
 from tests.launch.test_policies import LastComeFirstServed
 from tests.launch.test_scheduler import MS, launch, started
 from tests.launch.test_scheduler_properties import agree
+from tests.work_counts import instructions_of
 
 ALL = (0, 1, 2, 3)
 
@@ -104,6 +105,29 @@ def test_a_joint_gang_that_does_not_use_all_hosts_shares_nothing():
     assert shares(scheduler) == [ALL]
     run(scheduler, joint(2, hosts=(1,)))
     assert len(shares(scheduler)) == 4
+
+
+def test_islands_of_which_a_joint_gang_uses_all_hosts_still_share():
+    scheduler = Scheduler[str](6, 8, hosts=[2] * 6)
+    every = tuple(range(6))
+    run(scheduler, joint(1, every, hosts=(0, 1)))
+    node = joint(2, (0, 1, 2, 3), hosts=(0, 1))
+    (gang,) = node.gangs
+    gang.places = ((0, 1), (0, 1), (0,), (1,))
+    scheduler.enqueue(node)
+    assert shares(scheduler) == [(0, 1), (2,), (3,), (4, 5)]
+    scheduler.validate()
+    assert started(scheduler, 3) == [2]
+
+
+def test_the_work_to_divide_lines_grows_with_the_islands_and_not_with_their_square():
+    def work(islands: int) -> int:
+        scheduler, every = Scheduler[str](islands, 8, hosts=[2] * islands), tuple(range(islands))
+        run(scheduler, joint(1, every, hosts=(0, 1)))
+        assert shares(scheduler) == [every]
+        return instructions_of(lambda: scheduler.enqueue(joint(2, every, hosts=(0,))))
+
+    assert work(128) < 10 * work(16)
 
 
 def test_an_island_that_fails_or_lacks_functions_leaves():

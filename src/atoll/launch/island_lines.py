@@ -6,7 +6,7 @@ The scheduler keeps these counts. This module decides which islands share an obj
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field, replace
 from itertools import islice
 from typing import Generic
@@ -148,25 +148,27 @@ class IslandLines(Generic[Payload]):
             groups = self.known_loads[hosts] = self.loads.of(hosts, HostWindow)
         return groups
 
-    def part(self, places: Mapping[int, tuple[int, ...]]) -> IslandLines[Payload]:
-        """Return a copy of shared lines for some of the islands, which have these places."""
-        records = [record for record in self.records if record.number in places]
-        is_shared = len(records) > 1
-        return replace(
+    def part(self, records: list[Island]) -> IslandLines[Payload]:
+        """Return a copy of shared lines for some of the islands, in the order of their numbers."""
+        part = replace(
             self,
-            record=records[0],
             policy=self.policy.copy(),
-            loads=self.loads.renamed(places[records[0].number]),
-            known_loads={},
-            loads_version=0,
             lines={session: deque(line) for session, line in self.lines.items()},
             committed=deque(self.committed),
             delegated={},
-            records=records if is_shared else [],
-            places={record.number: places[record.number] for record in records} if is_shared else {},
-            patience=min(2 * self.patience, _MOST_PATIENCE),
-            passed=0,
         )
+        part.limit(records)
+        return part
+
+    def limit(self, records: list[Island]) -> None:
+        """Have only some of the islands share the lines, in the order of their numbers."""
+        places, is_shared = self.places, len(records) > 1
+        self.record = records[0]
+        self.loads = self.loads.renamed(places[self.record.number])
+        self.known_loads, self.loads_version = {}, 0
+        self.records = records if is_shared else []
+        self.places = {record.number: places[record.number] for record in records} if is_shared else {}
+        self.patience, self.passed = min(2 * self.patience, _MOST_PATIENCE), 0
 
 
 # The lines of a joint gang, without repetitions. For each of them, where their first island is among those of the gang.
@@ -230,7 +232,8 @@ class SharedLines(Generic[Payload]):
         """Have an island stop sharing its lines. Add the islands of divided lines to `touched`."""
         lines = self._of[island]
         if lines.places:
-            self._divide(lines, [island], touched)
+            (own,) = [record for record in lines.records if record.number == island]
+            self._divide(lines, [[own], [record for record in lines.records if record is not own]], touched)
 
     def _find(self, gang: Gang[Payload]) -> Span[Payload]:
         where = {island: i for i, island in enumerate(gang.islands)}
@@ -246,26 +249,34 @@ class SharedLines(Generic[Payload]):
         places = dict(zip(gang.islands, gang.places, strict=True))
         shared = {id(lines): lines for lines in map(self._of.__getitem__, gang.islands) if lines.places}
         for lines in shared.values():
-            some = [island for island in lines.places if island in places]
-            if any([places[island] != lines.places[island] for island in some]):
-                for island in some:
-                    self.leave(island, touched)
-            elif len(some) < len(lines.places):
-                self._divide(lines, some, touched)
+            alone: list[list[Island]] = []  # islands of which it does not use all hosts
+            whole: list[Island] = []
+            others: list[Island] = []
+            for record in lines.records:
+                hosts = places.get(record.number)
+                if hosts is None:
+                    others.append(record)
+                elif hosts == lines.places[record.number]:
+                    whole.append(record)
+                else:
+                    alone.append([record])
+            parts = [part for part in (*alone, whole, others) if part]
+            if len(parts) > 1:
+                self._divide(lines, parts, touched)
 
-    def _divide(self, lines: IslandLines[Payload], some: Sequence[int], touched: set[int]) -> None:
-        """Have some of the islands stop sharing their lines with the others."""
-        leaving = {island: lines.places[island] for island in some}
-        staying = {island: hosts for island, hosts in lines.places.items() if island not in leaving}
-        for places in (leaving, staying):
-            part = lines.part(places)
-            for island in places:
-                self._of[island] = part
-            touched.add(part.record.number)
+    def _divide(self, lines: IslandLines[Payload], parts: Sequence[list[Island]], touched: set[int]) -> None:
+        """Have islands share their lines only with those of their part. The last part keeps these lines."""
+        *leaving, staying = parts
+        for records in leaving:
+            part = lines.part(records)
+            for record in records:
+                self._of[record.number] = part
+        lines.limit(staying)
+        touched.update([records[0].number for records in parts])
         for line in lines.lines.values():
             node: QueuedNode[Payload]
             for node in islice(line, 1, None):
-                node.behind += 1  # it is in one line more
+                node.behind += len(leaving)  # the number of lines that it is in besides
         self._spans.clear()
 
     def _unite(self, gang: Gang[Payload], span: Span[Payload]) -> bool:

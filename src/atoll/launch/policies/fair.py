@@ -275,7 +275,7 @@ class FairShares(Policy):
         """Return a value that is equal for policies with equal state."""
         names: dict[int, object] = {id(each): name for name, each in self._tenants.items()}
         names |= {id(each): number for number, each in self._sessions.items()}
-        content: list[object] = []
+        content: list[object] = [list(self._reserved)]  # they are served in this order
         for name, tenant in self._tenants.items():
             content.append((name, tenant.priority, tenant.reserve, tenant.due, tenant.state, tenant.line.now))
             content.append((list(tenant.sessions), [names[id(each)] for each in tenant.line.waiting]))
