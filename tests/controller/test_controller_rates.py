@@ -40,7 +40,7 @@ def test_launches_beyond_the_rate_wait_in_line_and_run_later():
             play.done(run.sequence)
             sent += 1
     assert sent == burst + 1, "the last of them made a debt"
-    (wait,) = play.controller.scheduler.waits(0)
+    (wait,) = play.controller.scheduler.waits()[0]
     assert (wait.session, wait.gangs, wait.reason) == (bob.number, 5 - 1, Reason.RATE)
     assert any("limit of launches" in each["text"] for each in status(play, "bob")["waits"])
     later = []
@@ -65,7 +65,7 @@ def test_nothing_is_delayed_while_nobody_else_is_there():
     while found:
         count += len(found)
         found = runs(play.done(*[each.sequence for each in found]))
-    assert play.controller.scheduler.waits(0) == []
+    assert play.controller.scheduler.waits() == {}
     assert count == int(RATE * BURST_SECONDS) + 4
 
 
@@ -92,7 +92,7 @@ def test_a_session_that_ends_takes_its_delayed_launches_along():
     play.close(bob.number)
     play.tick(5.0)
     assert runs(play.outbox()) == []
-    assert play.controller.scheduler.waits(0) == []
+    assert play.controller.scheduler.waits() == {}
 
 
 def test_after_a_long_compilation_the_next_one_waits():

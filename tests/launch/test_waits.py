@@ -5,6 +5,8 @@ from __future__ import annotations
 from atoll.state.gang_states import Reason
 from atoll.state.queued_nodes import Gang, QueuedNode
 from tests.launch.pausable_scheduler import Scheduler
+from tests.launch.test_scheduler import launch
+from tests.work_counts import instructions_of
 
 
 def node(number: int, session: int, *islands: int, missing: int = 0, exclusive: bool = False) -> QueuedNode[str]:
@@ -17,7 +19,7 @@ def node(number: int, session: int, *islands: int, missing: int = 0, exclusive: 
 
 
 def waits(scheduler: Scheduler[str], island: int = 0) -> list[tuple[int, int, Reason]]:
-    return [(wait.session, wait.gangs, wait.reason) for wait in scheduler.waits(island)]
+    return [(wait.session, wait.gangs, wait.reason) for wait in scheduler.waits().get(island, ())]
 
 
 def test_nothing_waits_if_the_island_is_not_full():
@@ -34,7 +36,7 @@ def test_nodes_behind_a_full_window_wait_for_their_turn():
     assert scheduler.next(0) is not None
     assert scheduler.next(0) is None
     assert waits(scheduler) == [(1, 1, Reason.ORDER), (2, 3, Reason.ORDER)]
-    assert scheduler.waits(0)[1].first.run == "3 on 0"
+    assert scheduler.waits()[0][1].first.run == "3 on 0"
 
 
 def test_a_node_without_its_bytes_waits_for_bytes():
@@ -73,3 +75,46 @@ def test_a_deferred_node_waits_for_python():
     scheduler: Scheduler[str] = Scheduler(1, 4)
     scheduler.defer(node(1, 1))
     assert waits(scheduler) == [(1, 1, Reason.PYTHON)]
+
+
+def deferring(count: int) -> Scheduler[str]:
+    """As many islands as nodes that are deferred, each of which has a joint gang on all islands."""
+    scheduler: Scheduler[str] = Scheduler(count, 4)
+    for number in range(1, count + 1):
+        scheduler.defer(launch(number, islands=tuple(range(count)), joint=True))
+    return scheduler
+
+
+def test_deferred_nodes_wait_on_each_of_their_islands():
+    scheduler = deferring(3)
+    scheduler.defer(node(10, 1, 1))
+    scheduler.defer(node(11, 2, 1, 2))
+    found = [waits(scheduler, island) for island in range(3)]
+    assert found == [
+        [(1, 3, Reason.PYTHON)],
+        [(1, 4, Reason.PYTHON), (2, 1, Reason.PYTHON)],
+        [(1, 3, Reason.PYTHON), (2, 1, Reason.PYTHON)],
+    ]
+    assert scheduler.waits()[1][0].first.run == "run 1"
+
+
+def test_all_nodes_are_found_once():
+    scheduler = deferring(2)
+    for number in range(10, 14):
+        scheduler.enqueue(launch(number, session=number % 2, islands=(0, 1), joint=number > 11))
+
+    assert scheduler.next(0) is not None, "10 has its place on island 1, too"
+    assert sorted(each.number for each in scheduler.all_nodes()) == [1, 2, 10, 11, 12, 13]
+    assert sorted(each.node.number for each in scheduler.drop_session(1)) == [1, 2, 11, 13]
+    assert {each.number for each in scheduler.all_nodes()} == {10, 12}
+
+
+def test_the_work_to_find_waits_grows_with_islands_and_nodes_and_not_with_their_product():
+    few, many = deferring(16), deferring(128)
+    assert instructions_of(many.waits) < 10 * instructions_of(few.waits)
+    assert instructions_of(many.all_nodes) < 10 * instructions_of(few.all_nodes)
+
+
+def test_the_work_to_drop_a_session_grows_with_islands_and_nodes_and_not_with_their_product():
+    few, many = deferring(16), deferring(128)
+    assert instructions_of(lambda: many.drop_session(1)) < 10 * instructions_of(lambda: few.drop_session(1))

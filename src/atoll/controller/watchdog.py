@@ -124,8 +124,8 @@ class Watchdog:
             yield ("gang", gang.sequence), Subject(gang.node.session, gang.island, text)
 
     def _waits(self) -> Iterator[tuple[Hashable, Subject]]:
-        for island in self._resources.islands:
-            for wait in self._launcher.scheduler.waits(island):
+        for island, waits in self._launcher.scheduler.waits().items():
+            for wait in waits:
                 owed = _OWED.get(wait.reason)
                 if owed is not None:
                     text = _wait_text(wait.reason, island, owed)

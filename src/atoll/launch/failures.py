@@ -175,8 +175,7 @@ class Failures:
 
     def _waiting(self) -> list[QueuedNode[GangRun]]:
         """Return the nodes with gangs that have not started, in the order of their launches."""
-        nodes = {each.number: each for island in self._resources.islands for each in self._scheduler.nodes(island)}
-        return [node for _, node in sorted(nodes.items())]
+        return sorted(self._scheduler.all_nodes(), key=lambda node: node.number)
 
     def fail_waiting(self, island: int, status: Status) -> None:
         """Fail the launches in line that need an island that was removed."""

@@ -694,8 +694,8 @@ class Launcher:
         )
         for key, tally in [*self.charges.tallies.items(), *self.charges.joint.items()]:
             assert tally.running == running[key], f"tally {key} counts {tally.running} gangs, and has {running[key]}"
-        nodes = [node for island in self._resources.islands for node in self.scheduler.nodes(island)]
-        gangs = [*self.in_flight.values(), *(gang for node in nodes for gang in node.gangs)]
+        waiting = (gang for node in self.scheduler.all_nodes() for gang in node.gangs)
+        gangs = [*self.in_flight.values(), *waiting]
         for launch in {id(gang.run.launch): gang.run.launch for gang in gangs}.values():
             assert launch.state is not LaunchState.ENDED, f"{launch.program.name} has ended, and has gangs"
             assert (launch.state is LaunchState.FAILING) == (launch.error is not None)

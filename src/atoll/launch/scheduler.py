@@ -329,13 +329,7 @@ class Scheduler(Generic[Payload]):
 
     def drop_session(self, session: int) -> list[Dropped[Payload]]:
         """Drop all gangs that have not started of a session that has ended. Return them by node."""
-        waiting = {
-            node.number: node
-            for state in self._lines.all()
-            for node in self.nodes(state.record.number)
-            if node.session == session
-        }
-        found = [self._drop(node) for node in waiting.values()]
+        found = [self._drop(node) for node in self.all_nodes() if node.session == session]
         for state in self._lines.all():
             state.lines.pop(session, None)
             state.policy.forget(session)
@@ -502,14 +496,19 @@ class Scheduler(Generic[Payload]):
 
     def nodes(self, island: int) -> list[QueuedNode[Payload]]:
         """Return the nodes that wait for the island: first committed ones, then nodes in line, then deferred ones."""
-        state = self._islands[island]
-        in_line = (node for line in state.lines.values() for node in line)
-        deferred = (each for each in self._deferred.values() if any(gang.is_on(island) for gang in each.gangs))
-        return [*(gang.node for gang in self._committed(island)), *in_line, *deferred]
+        deferred = [each for each in self._deferred.values() if any(gang.is_on(island) for gang in each.gangs)]
+        return [*self._in_lines(self._islands[island]), *deferred]
 
-    def _committed(self, island: int) -> list[Gang[Payload]]:
-        """Return the committed gangs of the island, without those that were dropped later."""
-        return [gang for gang in self._islands[island].committed if gang.state is GangState.COMMITTED]
+    def all_nodes(self) -> list[QueuedNode[Payload]]:
+        """Return all nodes that wait: first committed ones and nodes in line, by island, then deferred ones."""
+        found = dict.fromkeys([node for state in self._lines.all() for node in self._in_lines(state)])
+        return [*found, *self._deferred.values()]
+
+    def _in_lines(self, state: IslandLines[Payload]) -> Iterator[QueuedNode[Payload]]:
+        """Yield the nodes that are committed, and then those in line."""
+        yield from (gang.node for gang in state.committed if gang.state is GangState.COMMITTED)
+        for line in state.lines.values():
+            yield from line
 
     def others_wait(self, island: int, session: int) -> bool:
         """Return whether sessions other than this one have nodes in line on the island."""
@@ -525,30 +524,37 @@ class Scheduler(Generic[Payload]):
             last = state
         return False
 
-    def waits(self, island: int) -> list[Wait[Payload]]:
-        """Return the waits for the island, one per session, in the order of their first gangs.
+    def waits(self) -> dict[int, list[Wait[Payload]]]:
+        """Return the waits for each island, one per session, in the order of their first gangs.
 
-        Deferred nodes follow the nodes in line.
+        Deferred nodes follow the nodes in line. There may be tens of thousands, so they are counted together.
         """
-        state = self._islands[island]
-        if not (state.committed or state.lines or self._deferred):  # mostly, and each island is asked once per second
-            return []
-        counts: Counter[int] = Counter()
-        firsts: dict[int, Gang[Payload]] = {}
-        for gang in self._committed(island):
-            counts[gang.node.session] += 1
-            firsts.setdefault(gang.node.session, gang)
-        for session, line in state.lines.items():
-            counts[session] += len(line)
-            firsts.setdefault(session, _gang_on(line[0], island))
+        found: dict[int, dict[int, tuple[int, Gang[Payload]]]] = {}  # number and first gang, by island and session
+
+        def add(islands: Iterable[int], session: int, count: int, first: QueuedNode[Payload]) -> None:
+            for island in islands:
+                own = found.setdefault(island, {})
+                before, gang = own.get(session, (0, None))
+                own[session] = before + count, gang or _gang_on(first, island)
+
+        for state in self._lines.all():
+            for gang in state.committed:
+                if gang.state is GangState.COMMITTED:
+                    add(state.islands, gang.node.session, 1, gang.node)
+            for session, line in state.lines.items():
+                add(state.islands, session, len(line), line[0])
+        deferred: dict[tuple[Sequence[int], int], list[QueuedNode[Payload]]] = {}
         for node in self._deferred.values():
-            if any(gang.is_on(island) for gang in node.gangs):
-                counts[node.session] += 1
-                firsts.setdefault(node.session, _gang_on(node, island))
-        return [
-            Wait(session, counts[session], first, _reason(first.node, state))
-            for session, first in sorted(firsts.items(), key=lambda each: each[1].sequence)
-        ]
+            deferred.setdefault((node.islands, node.session), []).append(node)
+        for (islands, session), nodes in deferred.items():
+            add(islands, session, len(nodes), nodes[0])
+        return {
+            island: [
+                Wait(session, count, first, _reason(first.node, self._islands[island]))
+                for session, (count, first) in sorted(own.items(), key=lambda each: each[1][1].sequence)
+            ]
+            for island, own in sorted(found.items())
+        }
 
     def validate(self) -> None:
         """Raise AssertionError if the states of gangs contradict the lines. For tests, since it looks at all nodes."""
@@ -610,7 +616,9 @@ def _enough(node: QueuedNode[Any]) -> None:
 
 
 def _gang_on(node: QueuedNode[Payload], island: int) -> Gang[Payload]:
-    return next(gang for gang in node.gangs if gang.is_on(island))
+    """Return the gang of a node on one of the node's islands."""
+    gangs = node.gangs
+    return gangs[0] if len(gangs) == 1 else next(gang for gang in gangs if gang.is_on(island))
 
 
 def _reason(node: QueuedNode[Payload], island: IslandLines[Payload]) -> Reason:

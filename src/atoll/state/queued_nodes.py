@@ -65,7 +65,8 @@ class QueuedNode(Generic[Payload]):
     @property
     def islands(self) -> tuple[int, ...]:
         """Return the islands of its gangs."""
-        return tuple([island for gang in self.gangs for island in gang.all_islands])
+        gangs = self.gangs
+        return gangs[0].all_islands if len(gangs) == 1 else tuple([each for gang in gangs for each in gang.all_islands])
 
     @property
     def committed(self) -> bool:

@@ -65,9 +65,7 @@ def _differences(whose: str, used: Mapping[HostDevice, int], held: Iterable[Bloc
 
 
 def _waiting(controller: ReportSource) -> list[Gang[GangRun]]:
-    scheduler = controller.launcher.scheduler
-    nodes = {id(node): node for island in controller.resources.islands for node in scheduler.nodes(island)}
-    return [gang for node in nodes.values() for gang in node.gangs]
+    return [gang for node in controller.launcher.scheduler.all_nodes() for gang in node.gangs]
 
 
 def _sessions(controller: ReportSource) -> Iterator[str]:

@@ -125,7 +125,7 @@ def report(controller: ReportSource, viewer: Tenant | None = None, now: float = 
     With a `viewer`, the snapshot contains only that tenant and its sessions.
     """
     functions, history, load = controller.functions, controller.history, controller.load
-    waits = {island: _waits_of(controller, island, viewer) for island in controller.resources.islands}
+    waits = _waits_by_island(controller, viewer)
     tallies = controller.launcher.charges.by_island()
     device_ns = _device_ns(tallies)
     machines = controller.agents.report.machines
@@ -337,13 +337,12 @@ def _python_rules(controller: ReportSource, viewer: Tenant | None) -> PythonRule
     return tenants.python_rules(tenants.default if viewer is None else viewer, controller.settings)
 
 
-def _waits_of(controller: ReportSource, island: int, viewer: Tenant | None) -> list[Wait[GangRun]]:
+def _waits_by_island(controller: ReportSource, viewer: Tenant | None) -> dict[int, list[Wait[GangRun]]]:
     sessions = controller.sessions
-    return [
-        wait
-        for wait in controller.launcher.scheduler.waits(island)
-        if wait.session in sessions and viewer in (None, sessions[wait.session].tenant)
-    ]
+    return {
+        island: [wait for wait in waits if wait.session in sessions and viewer in (None, sessions[wait.session].tenant)]
+        for island, waits in controller.launcher.scheduler.waits().items()
+    }
 
 
 def _gangs(
@@ -385,28 +384,27 @@ def _histogram(histogram: Histogram) -> HistogramView:
 
 
 def _waits(controller: ReportSource, waits: Mapping[int, list[Wait[GangRun]]]) -> tuple[WaitSnapshot, ...]:
+    each_wait = [(island, wait) for island, some in waits.items() for wait in some]
+    oldest = sorted(each_wait, key=lambda each: round(each[1].first.run.launch.seconds, 3))[:MOST_WAITS]
     rows = []
-    for island, some in waits.items():
-        for wait in some:
-            launch = wait.first.run.launch
-            reason, text = _why(controller, island, wait)
-            row = WaitSnapshot(
-                session=wait.session,
-                island=island,
-                gangs=wait.gangs,
-                program=launch.program.name,
-                since=round(launch.seconds, 3),
-                reason=reason.value,
-                text=text,
-                steps=tuple(
-                    StepSnapshot(
-                        seconds=round(step.seconds, 3), state=step.state.name.lower(), reason=step.reason.value
-                    )
-                    for step in story(wait.first)
-                ),
-            )
-            rows.append(row)
-    return tuple(sorted(rows, key=lambda row: row.since)[:MOST_WAITS])
+    for island, wait in oldest:
+        launch = wait.first.run.launch
+        reason, text = _why(controller, island, wait)
+        row = WaitSnapshot(
+            session=wait.session,
+            island=island,
+            gangs=wait.gangs,
+            program=launch.program.name,
+            since=round(launch.seconds, 3),
+            reason=reason.value,
+            text=text,
+            steps=tuple(
+                StepSnapshot(seconds=round(step.seconds, 3), state=step.state.name.lower(), reason=step.reason.value)
+                for step in story(wait.first)
+            ),
+        )
+        rows.append(row)
+    return tuple(rows)
 
 
 def _owed(controller: ReportSource, viewer: Tenant | None, now: float) -> tuple[OwedSnapshot, ...]:

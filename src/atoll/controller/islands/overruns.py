@@ -169,8 +169,8 @@ class Overruns:
         in_flight = self._launcher.in_flight.values()
         if any(each.node.tenant is not own and not hosts.isdisjoint(each.run.hosts_left) for each in in_flight):
             return True
-        waits = self._launcher.scheduler.waits
-        sessions = (self._sessions.get(wait.session) for island in gang.all_islands for wait in waits(island))
+        waits = self._launcher.scheduler.waits()
+        sessions = (self._sessions.get(wait.session) for island in gang.all_islands for wait in waits.get(island, ()))
         return any(each is not None and each.tenant is not own for each in sessions)
 
 
