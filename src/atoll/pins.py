@@ -16,6 +16,7 @@ import msgspec
 from atoll.cluster.array_names import SEPARATOR, check_array_name
 from atoll.errors import BackendError, Code, StatusError, invalid, status_of
 from atoll.protocol.messages import VersionArray
+from atoll.protocol.questions import DevicesAway, IslandsQuestion
 from atoll.protocol.tree_forms import TreeForm
 from atoll.protocol.version_requests import OpenArrays, OpenedVersion, ReadArrays, write_request
 
@@ -36,6 +37,7 @@ class Version:
     number: int
     tree: Any
     _contents: Mapping[int, Any] = field(default_factory=dict, repr=False, compare=False)  # large arrays, by content
+    _losses: int = field(default=0, repr=False, compare=False)  # of the session before these were received
 
 
 def pin(name: str, *, version: int | None = None, newer_than: int | None = None, wait: float = 60.0) -> Pin:
@@ -129,9 +131,11 @@ class Pin:
         ]
         dtype = None if dtype is None else jax.numpy.dtype(dtype)
         contents = trees.contents_of(opened, form)
+        losses = self._losses() if any(contents) else 0
+        known = reuse._contents if reuse is not None and reuse._losses == losses else {}  # others may have been lost
         have: dict[int, Any] = {}
         for number, content in enumerate(contents):
-            array = None if reuse is None or not content else reuse._contents.get(content)
+            array = known.get(content)
             if array is not None and self._fits(array, opened.arrays[number], places[number], dtype, verify):
                 have[number] = array
         try:
@@ -152,7 +156,13 @@ class Pin:
             arrays = converted(arrays, dtype)
         received = {content: arrays[first] for first, content in zip(firsts, contents, strict=False) if content}
         whole = jax.tree.unflatten(jax.tree.structure(tree), [arrays[number] for number in numbers])
-        return Version(opened.version, whole, received)
+        return Version(opened.version, whole, received, losses)
+
+    def _losses(self) -> int:
+        """Return the number of islands that this session has lost so far."""
+        from atoll.client.plugin_programs import ask
+
+        return msgspec.json.decode(ask(self._client, IslandsQuestion()), type=DevicesAway).losses
 
     def _fits(self, array: Any, published: VersionArray, place: Any, dtype: Any, verify: bool) -> bool:
         """Return whether an array with the content of a published one can be a part of the result."""
@@ -161,7 +171,8 @@ class Pin:
         own = jax.numpy.dtype(published.dtype)
         wanted = own if dtype is None or not jax.numpy.issubdtype(own, jax.numpy.floating) else dtype
         is_comparable = wanted == own or not verify
-        return not array.is_deleted() and array.dtype == wanted and array.sharding == place and is_comparable
+        is_alike = (array.shape, array.dtype, array.sharding) == (published.shape, wanted, place)
+        return not array.is_deleted() and is_alike and is_comparable
 
     def _verified(
         self,

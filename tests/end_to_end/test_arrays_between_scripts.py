@@ -192,6 +192,27 @@ def reuse_frozen() -> list[str]:
     return found
 
 
+_frozen: dict[str, Any] = {}  # what a script keeps between two calls of the following functions
+
+
+def publish_frozen() -> int:
+    """Publish the same large array each time."""
+    if "array" not in _frozen:
+        place = NamedSharding(Mesh(np.array(jax.devices()[:2]), "x"), PartitionSpec("x"))
+        _frozen["array"] = jax.device_put(jnp.full(1 << 19, 7, jnp.float32), place)
+    return atoll.publish("policy-lost", [_frozen["array"]], checksums=True)
+
+
+def read_frozen(version: int, verify: bool) -> tuple[bool, float]:
+    """Read it onto the other devices. Return whether it is the array of the former version, and its last value."""
+    place = NamedSharding(Mesh(np.array(jax.devices()[2:4]), "x"), PartitionSpec("x"))
+    former = _frozen.get("version")
+    found = atoll.subscribe("trainer/policy-lost", place, version=version, verify=verify, reuse=former)
+    _frozen["version"] = found
+    is_same = former is not None and found.tree[0] is former.tree[0]
+    return is_same, float(found.tree[0][-1])
+
+
 class Strict:
     """A node of a tree that accepts arrays only."""
 
@@ -326,6 +347,22 @@ def test_arrays_that_are_published_again_are_not_received_again(
     trainer = python_of(start_python, shared, "trainer")
     assert trainer.call(reuse_frozen) == ["frozen", "frozen", "frozen", "frozen, head"]
     trainer.close()
+    assert check(shared) == []
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_arrays_that_were_lost_are_received_again(
+    shared: StandingCluster, start_python: StartPython, verify: bool
+) -> None:
+    trainer, rollouts = (python_of(start_python, shared, name) for name in ("trainer", "rollouts"))
+    assert rollouts.call(read_frozen, trainer.call(publish_frozen), verify) == (False, 7.0)
+    assert rollouts.call(read_frozen, trainer.call(publish_frozen), verify) == (True, 7.0)
+    restarts = shared.report()["islands"][1]["restarts"]
+    shared.worker(1).send_signal(signal.SIGKILL)
+    shared.until(lambda report: report["islands"][1]["restarts"] > restarts, SECONDS)
+    assert rollouts.call(read_frozen, trainer.call(publish_frozen), verify) == (False, 7.0)
+    trainer.close()
+    rollouts.close()
     assert check(shared) == []
 
 
