@@ -104,6 +104,24 @@ def test_an_engine_removes_its_workers_unless_another_one_has_its_role(tmp_path:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("leaves", [False, True])
+def test_an_engine_serves_the_controller_that_takes_over_unless_it_leaves_clusters_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaves: bool
+) -> None:
+    async def main() -> None:
+        settings = ClusterSettings(engine="hosts", grace_seconds=0.0)
+        options = EngineOptions(settings, str(tmp_path), listen="127.0.0.1:7000", journal="/the/journal", leaves=leaves)
+        stop = asyncio.Event()
+        supervised = Supervisor(options, HostsEngine(options), stop)
+        supervised.take_over(Link(), ())  # type: ignore[arg-type]
+        monkeypatch.setattr("os.read", lambda descriptor, size: RUNS + FOLLOWED + b"unix:/the-second\n")
+        supervised._controller._read()
+        supervised._controller._ended(-signal.SIGKILL)
+        assert stop.is_set() == supervised.leaves == leaves
+
+    asyncio.run(main())
+
+
 def test_the_offer_of_a_spare_engine_begins_again_after_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

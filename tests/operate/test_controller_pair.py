@@ -96,6 +96,14 @@ class Pair:
         return bool(self.status(name).get("standby", {}).get("state") == "following")
 
     @property
+    def serving(self) -> str:
+        """The machine that serves while the other one follows, or ""."""
+        for one, other in (("one", "two"), ("two", "one")):
+            if self.serves(one) and self.follows(other):
+                return one
+        return ""
+
+    @property
     def record(self) -> LeaseRecord:
         ((_, value),) = self._etcd.values.values()
         return LeaseRecord(**decoded(value))
@@ -155,6 +163,37 @@ def test_each_of_two_machines_serves_the_cluster_when_the_other_one_leaves_or_is
     user.atoll("down", "--name", "one").check()
     assert finish(one).returncode == finish(two).returncode == 0
     assert pair.record.holder == pair.record.standby == ""
+    host.send_signal(signal.SIGTERM)
+    finish(host)
+    assert eventually(lambda: user.leftovers() == []), user.leftovers()
+
+
+@pytest.mark.slow
+def test_a_machine_that_loses_only_its_controller_follows_the_other_one(user, etcd, tmp_path):
+    pair = Pair(user, etcd, tmp_path)
+    commands = {"one": pair.start("one")}
+    host = pair.host("one")
+    first_line(commands["one"])
+    user.env["ATOLL_JOIN"] = (user.runtime / "atoll" / "one" / "join").read_text().strip()
+    commands["two"] = pair.start("two")
+    first_line(commands["two"])
+    assert eventually(lambda: pair.follows("two"))
+    script = start_script(user, tmp_path)
+    assert first_line(script) == "4.0"
+
+    serving = "one"
+    for cue in range(2):
+        for process, command in user.commands().items():
+            if "controller_main" in command and str(tmp_path / serving) in command:
+                process.kill()
+        assert eventually(lambda: pair.serving)
+        serving = pair.serving
+        (tmp_path / str(cue)).touch()
+        assert first_line(script) == f"{8.0 + 4 * cue}"
+    (tmp_path / "2").touch()
+    assert finish(script).check().stdout == "16.0\n"
+    user.atoll("down", "--name", serving).check()
+    assert finish(commands["one"]).returncode == finish(commands["two"]).returncode == 0
     host.send_signal(signal.SIGTERM)
     finish(host)
     assert eventually(lambda: user.leftovers() == []), user.leftovers()

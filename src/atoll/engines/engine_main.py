@@ -81,7 +81,8 @@ async def serve(options: EngineOptions, stop: StopEvent) -> None:
         write_ready(options.ready_fd, Started(error=str(error)), is_last=False)
     finally:
         reason = reason or (supervisor.reason if supervisor is not None else "") or f"its engine received {stop.reason}"
-        leaves = options.leaves and (is_orphaned or bool(stop.reason))
+        is_replaced = supervisor is not None and supervisor.leaves
+        leaves = options.leaves and (is_orphaned or bool(stop.reason) or is_replaced)
         if supervisor is not None and not leaves:
             await supervisor.end()
         if not options.has_one_client:

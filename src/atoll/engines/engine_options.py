@@ -21,7 +21,8 @@ class EngineOptions(msgspec.Struct, frozen=True):
     journal: str = ""  # directory of the controller's journal; "" for none
     standby: str = ""  # address of a controller: if given, this engine runs its standby, without hosts
     continues: bool = False  # the cluster in the journal if it was killed, and leave it to the next engine if killed
-    leaves: bool = False  # at SIGTERM, or if the parent ends, leave the cluster to the standby or the next engine
+    # At SIGTERM, or if the parent ends or another controller takes over, leave the cluster to another engine.
+    leaves: bool = False
     lease: str = ""  # address of an external lease, which the controller must hold: see `leadership.lease_address`
     ready_fd: int = -1  # descriptor for the answers `Started` and `EngineEnd`
     run_directory: str = ""  # of a standing cluster, with its log: see `cluster.cluster_runs`; "" for none

@@ -68,6 +68,12 @@ class SuccessorSupervisor:
         """Whether it has set `stop` because an operator has ended the cluster."""
         return self._controller.was_asked
 
+    @property
+    def leaves(self) -> bool:
+        """Whether it has set `stop` to leave the cluster to another controller and its engine."""
+        supervisor = self._spare.supervisor
+        return supervisor is not None and supervisor.leaves
+
     async def start(self) -> None:
         """Return when the standby has a copy of the controller's state, or when this process is the engine.
 
@@ -101,9 +107,11 @@ class SuccessorSupervisor:
             self._up.set_exception(ClusterError(f"{self._what} cannot continue: {text}"))
 
     def _replaced(self, text: str) -> None:
-        """End, unless this process has the role of the engine, which then serves the other controller."""
+        """End, unless this process has the role of the engine, which may then serve the other controller."""
         if self._spare.supervisor is None:
             self._ended(text)
+        else:
+            self._spare.supervisor.controller_replaced(text)
 
     def _ended(self, text: str) -> None:
         if not self._up.done():

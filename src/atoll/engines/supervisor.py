@@ -84,11 +84,14 @@ class Supervisor:
         self._address = parse_address(options.controller_address)
         self._last_address = self._address  # of the controller
         self._islands = [self._island(number) for number in range(self._topology.islands)]
-        self._controller = controller or ControllerChild(self._controller_options(), self._ready, self.controller_ended)
+        self._controller = controller or ControllerChild(
+            self._controller_options(), self._ready, self.controller_ended, self.controller_replaced
+        )
         self._identity = EngineIdentity(options.directory, "the engine")
         self._link: DialedConnection | None = None
         self._refusal = ""  # why the controller at another address has refused this engine
         self._is_up = False
+        self._is_replaced = False
         self._reason = ""
         self._up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()  # keeps tasks alive: the event loop has only weak references
@@ -102,6 +105,11 @@ class Supervisor:
     def was_asked(self) -> bool:
         """Whether it has set `stop` because an operator has ended the cluster."""
         return self._controller.was_asked
+
+    @property
+    def leaves(self) -> bool:
+        """Whether it has set `stop` to leave the cluster to another controller and its engine."""
+        return self._is_replaced
 
     # ---- start and end
 
@@ -286,6 +294,16 @@ class Supervisor:
         if not self._stop.is_set():
             self._reason = "an operator ended it (`atoll down`)" if self._controller.was_asked else text
         self._stop.set()
+
+    def controller_replaced(self, text: str) -> None:
+        """Serve the controller that has taken over from that of this process, which has ended.
+
+        If this engine leaves clusters to others, set `stop`. Its machine can then follow the other controller.
+        """
+        if self._options.leaves and not self._stop.is_set():
+            self._fail(text)
+            self._is_replaced, self._reason = True, text
+            self._stop.set()
 
     # ---- islands
 
