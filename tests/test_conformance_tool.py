@@ -7,10 +7,11 @@ import os
 import textwrap
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from scripts.conformance import attempt, comparison, environments, markdown, projects, reasons, suites
-from scripts.conformance.__main__ import tell
+from scripts.conformance.__main__ import empty_report, tell
 from scripts.conformance.baseline import BaselineCache
 from scripts.conformance.comparison import Difference, Report
 from scripts.conformance.environments import Environment
@@ -223,10 +224,20 @@ def test_stock_results_of_a_sample_are_not_those_of_the_whole(tmp_path: Path) ->
     cache = BaselineCache(tmp_path / "cache")
     part, whole = (FileResults({f"sample::{name}": TestResult(Outcome.PASSED)}, 1.0, 1) for name in ("part", "whole"))
     assert cache.get_or_run(file, BARE, lambda: part, sample=Sample(2)) == part
-    assert cache.get_or_run(file, BARE, lambda: whole) == whole
-    assert cache.get(file, BARE, Sample(2)) == part
     assert cache.get(file, BARE, Sample(3)) is None
     assert cache.get(file, BARE, Sample(2, first=1)) is None
+    assert cache.get_or_run(file, BARE, lambda: whole) == whole
+    assert cache.get(file, BARE, Sample(2)) == part
+
+
+def test_stock_results_of_a_sample_are_taken_from_those_of_the_whole(tmp_path: Path) -> None:
+    file = make_file(tmp_path, "")
+    cache = BaselineCache(tmp_path / "cache")
+    whole = FileResults({f"sample::{i}": TestResult(Outcome.PASSED, seconds=i) for i in range(5)}, 1.0, 1)
+    cache.get_or_run(file, BARE, lambda: whole)
+    part = cache.get_or_run(file, BARE, lambda: pytest.fail("runs"), sample=Sample(2, first=1))
+    assert list(part.tests) == ["sample::1", "sample::3"]
+    assert part.seconds == 4.0
 
 
 def test_a_sample_begins_with_its_first_test(tmp_path: Path) -> None:
@@ -312,6 +323,10 @@ def test_the_page_keeps_what_stands_around_the_tables(tmp_path: Path) -> None:
     assert "old" not in once
     assert "| `f` | 3 | 1 | 33.3 % | 0 | 2 | 1 | 1 |" in once
     assert "<code>failed; b!</code> (1 tests)</summary>\n\n- `f::b`\n" in once
+    page.write_text(f"{once}{''.join(markdown.markers('2x1x4'))}")
+    markdown.embed(msgspec.structs.replace(report, islands="2x1x4", tests="0.9"), page, "2x1x4")
+    assert page.read_text().startswith(once)
+    assert "islands `2x1x4`, `JAX_PLATFORMS=atoll,cpu`. JAX's tests are those of version 0.9.\n" in page.read_text()
     page.write_text("no markers")
     with pytest.raises(markdown.MarkerError):
         markdown.embed(report, page)
@@ -451,6 +466,16 @@ def test_a_checkout_of_another_version_is_refused(sample_project: Path) -> None:
         projects.project_files("sample", Sources())
     with pytest.raises(SuiteError, match="at the tag jax-v"):
         suites.files_of(Suite.CORE, Sources())
+
+
+def test_a_jax_checkout_of_another_version_is_used_if_asked_for(tmp_path: Path) -> None:
+    checkout = jax_checkout(tmp_path, "new_test")
+    (checkout / "jax" / "version.py").write_text('_version = "0.0.1"\n')
+    with pytest.raises(SuiteError, match=r"holds jax 0.0.1, .*--other-version"):
+        suites.named_file("new_test", Sources(checkout))
+    sources = Sources(checkout, other_version=True)
+    assert suites.named_file("new_test", sources).origin == "jax 0.0.1"
+    assert empty_report("1x1x8", "atoll,cpu", sources).tests == "0.0.1"
 
 
 def test_an_embedded_cluster_is_used_unless_a_standing_one_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,13 +43,15 @@ def chosen_files(chosen: list[Suite], names: list[str], sources: Sources, shard:
     return suites.shard(distinct, shard, suites.measured()) if shard else distinct
 
 
-def empty_report(islands: str, platforms: str) -> Report:
+def empty_report(islands: str, platforms: str, sources: Sources) -> Report:
     try:
         atoll = importlib.metadata.version("atoll")
     except importlib.metadata.PackageNotFoundError as error:
         raise SuiteError("atoll is not installed in this Python: pip install -e .") from error
     jax, jaxlib = importlib.metadata.version("jax"), importlib.metadata.version("jaxlib")
-    return Report(jax, jaxlib, atoll, islands, platforms, files={})
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    tests = suites.checkout_version(sources) if sources.other_version else ""
+    return Report(jax, jaxlib, atoll, islands, platforms, files={}, python=python, tests="" if tests == jax else tests)
 
 
 def run_again(file: TestFile, atoll: Environment, before: FileReport, timeout: float, screen: Screen) -> FileReport:
@@ -103,6 +105,10 @@ def option(help_text: str, *names: str, **limits: Any) -> Any:
 
 def conformance(
     jax: Annotated[Path | None, option("JAX source checkout at the installed version's tag.")] = None,
+    other_version: Annotated[
+        bool,
+        option("Accept a JAX checkout of another version than the installed one. The report names it."),
+    ] = False,
     sources: Annotated[
         Path | None, option("A directory with a checkout for each other project: equinox/, flax/, orbax/.")
     ] = None,
@@ -133,6 +139,7 @@ def conformance(
     cache: Annotated[Path, option("Directory for stock results and the last report.")] = CACHE,
     json: Annotated[Path | None, option("The report; report.json in the cache unless given.")] = None,
     page: Annotated[Path | None, option("A page to put the tables in.", "--markdown")] = None,
+    section: Annotated[str, option("Name in the page's markers, if it has tables of several runs.")] = "",
     reason_table: Annotated[Path, option("Reasons for known differences.", "--reasons")] = REASONS,
 ) -> None:
     """Run the tests of JAX and of its libraries on stock JAX and on Atoll, and compare them test by test.
@@ -155,11 +162,12 @@ def conformance(
         names = file or []
         if only_differences and not suite and not names and last is not None:
             names = [name for name, each in last.files.items() if each.differences]
-        files = chosen_files(suite or [], names, Sources(jax, sources), shard)
+        places = Sources(jax, sources, other_version)
+        files = chosen_files(suite or [], names, places, shard)
         explain = reasons.read(reason_table).explain
         if page is not None:
-            markdown.around(page)  # now, not after an hour of tests
-        report = Report("", "", "", "", "", {}) if stock_only else empty_report(islands, platforms)
+            markdown.around(page, section)  # now, not after an hour of tests
+        report = Report("", "", "", "", "", {}) if stock_only else empty_report(islands, platforms, places)
     except REFUSALS as error:
         raise typer.BadParameter(str(error)) from error
 
@@ -189,7 +197,7 @@ def conformance(
                 kept = {name: explain(of_before) for name, of_before in previous.items()}
                 comparison.save(report.holding(kept | reports), report_path)
     if page is not None and keyword is None and (written := comparison.load(report_path)) is not None:
-        markdown.embed(written, page)
+        markdown.embed(written, page, section)
     raise typer.Exit(1 if tell(report.holding(reports)) else 0)
 
 

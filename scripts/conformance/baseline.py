@@ -27,6 +27,12 @@ class Baseline(msgspec.Struct, frozen=True):
     results: FileResults
 
 
+def part_of(whole: FileResults, sample: Sample) -> FileResults:
+    """The results of a sample, taken from those of the whole file."""
+    tests = dict(list(whole.tests.items())[sample.first :: sample.every])
+    return FileResults(tests, sum(each.seconds for each in tests.values()), whole.processes, whole.troubles)
+
+
 class BaselineCache:
     """A directory of stock results. Two runs may share it: files are replaced whole."""
 
@@ -34,10 +40,12 @@ class BaselineCache:
         self._directory = directory / "stock"
 
     def get(self, file: TestFile, environment: Environment, sample: Sample = WHOLE) -> FileResults | None:
+        """The stored results of the file or of the sample, which may be taken from those of the whole file."""
         try:
             stored = self._path(file, environment, sample).read_bytes()
         except FileNotFoundError:
-            return None
+            whole = self.get(file, environment) if sample.every > 1 else None
+            return None if whole is None else part_of(whole, sample)
         return msgspec.json.decode(stored, type=Baseline).results
 
     def get_or_run(

@@ -63,6 +63,8 @@ class Report(msgspec.Struct, frozen=True):
     islands: str
     platforms: str
     files: dict[str, FileReport]
+    python: str = ""  # older reports do not say
+    tests: str = ""  # the version of JAX's tests, if it is not that of JAX
 
     def comparable(self, other: Report) -> bool:
         """Whether both were made with the same products and settings."""

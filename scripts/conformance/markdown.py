@@ -37,26 +37,36 @@ def render(report: Report) -> str:
     return "\n".join(_lines(report)) + "\n"
 
 
-def embed(report: Report, page: Path) -> None:
-    """Puts the report between the page's markers. Raises `MarkerError` if it has none."""
-    before, after = around(page)
-    page.write_text(f"{before}{BEGIN}\n\n{render(report)}\n{END}{after}")
+def markers(section: str) -> tuple[str, str]:
+    """The markers around the tables of a section. A page may have a section per setting, such as `2x1x4`."""
+    name = f" {section}:" if section else ":"
+    return BEGIN.replace(":", name, 1), END.replace(":", name, 1)
 
 
-def around(page: Path) -> tuple[str, str]:
+def embed(report: Report, page: Path, section: str = "") -> None:
+    """Puts the report between the page's markers of the section. Raises `MarkerError` if it has none."""
+    before, after = around(page, section)
+    begin, end = markers(section)
+    page.write_text(f"{before}{begin}\n\n{render(report)}\n{end}{after}")
+
+
+def around(page: Path, section: str = "") -> tuple[str, str]:
     """What stands before and after the markers; nothing if there is no page yet. Raises `MarkerError`."""
-    text = page.read_text() if page.exists() else f"{BEGIN}\n{END}\n"
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise MarkerError(f"{page} lacks the markers {BEGIN} and {END}: add them where the tables belong")
+    begin, end = markers(section)
+    text = page.read_text() if page.exists() else f"{begin}\n{end}\n"
+    before, found, rest = text.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not found or not closed:
+        raise MarkerError(f"{page} lacks the markers {begin} and {end}: add them where the tables belong")
     return before, after
 
 
 def _lines(report: Report) -> Iterator[str]:
+    python = f"Python {report.python}, " if report.python else ""
+    tests = f" JAX's tests are those of version {report.tests}." if report.tests else ""
     yield (
-        f"JAX {report.jax}, jaxlib {report.jaxlib}, Atoll {report.atoll}, islands `{report.islands}`, "
-        f"`JAX_PLATFORMS={report.platforms}`."
+        f"{python}JAX {report.jax}, jaxlib {report.jaxlib}, Atoll {report.atoll}, islands `{report.islands}`, "
+        f"`JAX_PLATFORMS={report.platforms}`.{tests}"
     )
     yield ""
     yield f"| {' | '.join(HEADINGS)} |"

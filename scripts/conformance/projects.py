@@ -100,6 +100,7 @@ class Sources:
 
     jax: Path | None = None
     directory: Path | None = None
+    other_version: bool = False  # whether JAX's checkout may have another version than the installed one
 
     def checkout(self, project: str) -> Path:
         """Raises `SuiteError` where there is none."""
@@ -153,12 +154,16 @@ def project_files(name: str, sources: Sources) -> list[TestFile]:
 def check_version(root: Path, file: str, pattern: str, distribution: str) -> None:
     """Raises `SuiteError` unless the checkout holds the installed version."""
     installed = importlib.metadata.version(distribution)
+    if (got := version_of(root, file, pattern, distribution)) != installed:
+        raise SuiteError(
+            f"{root} holds {distribution} {got}, installed is {installed}: check out the tag of {installed} there"
+        )
+
+
+def version_of(root: Path, file: str, pattern: str, distribution: str) -> str:
+    """The version of a checkout, which `pattern` finds in `file`. Raises `SuiteError` if it is no checkout."""
     try:
         found = re.search(pattern, (root / file).read_text(), re.MULTILINE)
     except OSError as error:
         raise SuiteError(f"{root} is not a source checkout of {distribution}: {error}") from error
-    if found is None or found[1] != installed:
-        got = found[1] if found else "no version"
-        raise SuiteError(
-            f"{root} holds {distribution} {got}, installed is {installed}: check out the tag of {installed} there"
-        )
+    return found[1] if found else "no version"

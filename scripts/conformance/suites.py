@@ -7,13 +7,12 @@ other projects have is in `projects`.
 from __future__ import annotations
 
 import enum
-import importlib.metadata
 import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from .projects import PROJECTS, Sources, SuiteError, TestFile, check_version, project_files
+from .projects import PROJECTS, Sources, SuiteError, TestFile, check_version, project_files, version_of
 
 CORE = (
     "array_test",
@@ -100,6 +99,9 @@ NOTHING_ON_STOCK = {
     "JAX has switched them off": ("debug_info_test", "mosaic_test"),
 }
 
+# The file of a checkout of JAX with its version, and the pattern of the version.
+_VERSION = "jax/version.py", r'^_version = "([^"]+)"'
+
 # Wall seconds of each file on stock JAX, measured here: they balance the shards, and need not be exact.
 SECONDS = Path(__file__).with_name("seconds.json")
 
@@ -160,15 +162,24 @@ def jax_file(name: str, sources: Sources) -> TestFile:
     path = root / "tests" / f"{name}.py"
     if not path.is_file():
         raise SuiteError(f"the JAX checkout has no tests/{name}.py")
-    version = importlib.metadata.version("jax")
+    origin = f"jax {checkout_version(sources)}"
     left_out = ("jax", root / "jax")
-    return TestFile(name, path, root, root / "pyproject.toml", f"jax {version}", foreign=root, left_out=left_out)
+    return TestFile(name, path, root, root / "pyproject.toml", origin, foreign=root, left_out=left_out)
 
 
 def matching_checkout(sources: Sources) -> Path:
     root = sources.checkout("jax")
-    check_version(root, "jax/version.py", r'^_version = "([^"]+)"', "jax")
+    if not sources.other_version:
+        try:
+            check_version(root, *_VERSION, "jax")
+        except SuiteError as error:
+            raise SuiteError(f"{error}, or accept it with --other-version") from error
     return root
+
+
+def checkout_version(sources: Sources) -> str:
+    """The version of JAX's checkout. Raises `SuiteError`."""
+    return version_of(sources.checkout("jax"), *_VERSION, "jax")
 
 
 # ---- shards
