@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.harness.backends import ROOT
+from benchmarks.harness.pages import write_between
 from benchmarks.harness.record import RESULTS
 from benchmarks.harness.statistics import Summary, number
 
@@ -134,18 +135,8 @@ def render(runs: Sequence[Run]) -> str:
     return "\n".join(lines)
 
 
-def section(page: str) -> str:
-    """Return the part of the page between the markers."""
-    _, begin, rest = page.partition(BEGIN)
-    found, end, _ = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"the page lacks the markers {BEGIN} and {END}")
-    return found
-
-
 def main() -> None:
-    text = PAGE.read_text()
-    PAGE.write_text(text.replace(f"{BEGIN}{section(text)}{END}", f"{BEGIN}\n\n{render(read())}\n\n{END}"))
+    write_between(PAGE, BEGIN, END, render(read()))
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ import typer
 
 from benchmarks.harness.backends import ROOT
 from benchmarks.harness.machine import Machine, describe, load_average
+from benchmarks.harness.pages import write_between
 from benchmarks.harness.provenance import age, describe_commit
 from benchmarks.harness.statistics import quartiles
 
@@ -127,12 +128,7 @@ def table(result: Exchanges) -> str:
 
 def write_page(page: Path = PAGE, result: Path = RESULT) -> None:
     """Put the table of a committed result between the markers of a page."""
-    before, begin, rest = page.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
-    assert begin, f"{page} lacks the marker {BEGIN}"
-    assert end, f"{page} lacks the marker {END}"
-    text = table(msgspec.json.decode(result.read_bytes(), type=Exchanges))
-    page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
+    write_between(page, BEGIN, END, table(msgspec.json.decode(result.read_bytes(), type=Exchanges)))
 
 
 # ---- the ways

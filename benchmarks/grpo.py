@@ -1,6 +1,7 @@
 """The rewards of `examples/grpo.py`: synchronous, one step off-policy, with a trainer that is killed, in one script.
 
-Each form trains on a separate cluster. `docs/pictures/rewards.py` draws the result.
+Each form trains on a separate cluster. Runs of one form differ, because each worker draws other answers.
+`docs/pictures/rewards.py` draws the result, and `write_page` puts a table of it on the guide's page.
 """
 
 from __future__ import annotations
@@ -21,15 +22,20 @@ import typer
 
 from benchmarks.harness.backends import ROOT
 from benchmarks.harness.machine import Machine, describe
+from benchmarks.harness.pages import write_between
+from benchmarks.harness.provenance import age, describe_commit
 
 RESULT = ROOT / "benchmarks" / "results" / "grpo.json"
+PAGE = ROOT / "docs" / "guides" / "post-training.md"
+BEGIN, END = "<!-- rewards: begin (written by benchmarks.grpo) -->", "<!-- rewards: end -->"
 _SCRIPT = ROOT / "examples" / "grpo.py"
 _LAST = 20  # steps whose mean reward counts as the reward at the end
 _SECONDS = 900.0
+_GOOD = 0.9
 
 
 class RewardCurve(msgspec.Struct, frozen=True):
-    """The reward of each step of one form. `resumed` are the steps at which a trainer continued after a kill."""
+    """The reward of each step of one run. `resumed` are the steps at which a trainer continued after a kill."""
 
     title: str
     rewards: list[float]
@@ -42,6 +48,11 @@ class RewardCurve(msgspec.Struct, frozen=True):
         last = self.rewards[-_LAST:]
         return sum(last) / len(last)
 
+    @property
+    def good(self) -> int | None:
+        """Return the first step whose reward is above 0.9, or None."""
+        return next((step for step, reward in enumerate(self.rewards) if reward > _GOOD), None)
+
 
 class RewardCurves(msgspec.Struct, frozen=True):
     started: str
@@ -50,24 +61,52 @@ class RewardCurves(msgspec.Struct, frozen=True):
 
 
 def grpo(
-    steps: Annotated[int, typer.Option(min=1, help="Steps of each training.")] = 400,
-    kill: Annotated[int, typer.Option(min=1, help="Step after which the trainer is killed.")] = 150,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of each training.")] = 300,
+    kill: Annotated[int, typer.Option(min=1, help="Step after which the trainer is killed.")] = 60,
+    runs: Annotated[int, typer.Option(min=1, help="Runs of the forms with several scripts off-policy.")] = 4,
     output: Annotated[Path, typer.Option("--json", help="File for the result.")] = RESULT,
 ) -> None:
     """Train with examples/grpo.py in all its forms, and record the rewards."""
     started = datetime.now(UTC).isoformat(timespec="seconds")
-    forms: list[tuple[str, Callable[[str], RewardCurve]]] = [
-        ("one step off-policy", lambda title: _scripts(title, steps, behind=1)),
-        ("one step off-policy, trainer killed", lambda title: _scripts(title, steps, behind=1, kill=kill)),
-        ("on-policy", lambda title: _scripts(title, steps, behind=0)),
-        ("one script", lambda title: _colocated(title, steps)),
+    forms: list[tuple[str, int, Callable[[str], RewardCurve]]] = [
+        ("one step off-policy", runs, lambda title: _scripts(title, steps, behind=1)),
+        ("one step off-policy, trainer killed", runs, lambda title: _scripts(title, steps, behind=1, kill=kill)),
+        ("on-policy", 1, lambda title: _scripts(title, steps, behind=0)),
+        ("one script", 1, lambda title: _colocated(title, steps)),
     ]
     curves: list[RewardCurve] = []
-    for title, train in forms:
-        curves.append(each := train(title))
-        change = f"{each.rewards[0]:.3f} -> {each.last:.3f}"
-        print(f"{title:36} {change} in {each.seconds:.0f} s, resumed at {each.resumed}", flush=True)
-        output.write_bytes(msgspec.json.encode(RewardCurves(started, describe(), curves)) + b"\n")
+    for title, count, train in forms:
+        for _ in range(count):
+            curves.append(each := train(title))
+            change = f"{each.rewards[0]:.3f} -> {each.last:.3f}"
+            print(f"{title:36} {change} in {each.seconds:.0f} s, resumed at {each.resumed}", flush=True)
+            output.write_bytes(msgspec.json.encode(RewardCurves(started, describe(), curves)) + b"\n")
+
+
+def table(result: RewardCurves) -> str:
+    """Return the runs as a Markdown table, with one line per form."""
+    machine = result.machine
+    forms: dict[str, list[RewardCurve]] = {}
+    for each in result.curves:
+        forms.setdefault(each.title, []).append(each)
+    lines = [
+        f"`python -m benchmarks grpo`, {result.started[:10]}, {describe_commit(machine.commit)}; {machine.cpu}, "
+        f"{machine.cores} cores, Python {machine.python}, jax {machine.packages['jax']}. {age(machine.commit)}".strip(),
+        "",
+        "| form | runs | trainer continued at step | first reward above 0.9, step | reward of the last 20 steps |",
+        "|---|---:|---|---|---|",
+    ]
+    for title, found in forms.items():
+        resumed = ", ".join(str(step) for each in found for step in each.resumed)
+        good = ", ".join(str(each.good) for each in found)
+        last = ", ".join(f"{each.last:.3f}" for each in found)
+        lines.append(f"| {title} | {len(found)} | {resumed} | {good} | {last} |")
+    return "\n".join(lines)
+
+
+def write_page(page: Path = PAGE, result: Path = RESULT) -> None:
+    """Put the table of a committed result between the markers of a page."""
+    write_between(page, BEGIN, END, table(read(result)))
 
 
 def read(path: Path = RESULT) -> RewardCurves:

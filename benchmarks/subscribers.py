@@ -15,6 +15,7 @@ import typer
 
 from benchmarks.harness.backends import ROOT
 from benchmarks.harness.machine import Machine, describe
+from benchmarks.harness.pages import write_between
 from benchmarks.harness.provenance import age, describe_commit
 
 RESULT = ROOT / "benchmarks" / "results" / "subscribers.json"
@@ -118,9 +119,4 @@ def table(result: Subscriptions) -> str:
 
 def write_page(page: Path = PAGE, result: Path = RESULT) -> None:
     """Put the table of a committed result between the markers of a page."""
-    before, begin, rest = page.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
-    assert begin, f"{page} lacks the marker {BEGIN}"
-    assert end, f"{page} lacks the marker {END}"
-    text = table(msgspec.json.decode(result.read_bytes(), type=Subscriptions))
-    page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
+    write_between(page, BEGIN, END, table(msgspec.json.decode(result.read_bytes(), type=Subscriptions)))

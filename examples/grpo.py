@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax import linen as nn
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import atoll
@@ -32,48 +33,40 @@ DIGITS, SYMBOLS, LENGTH = 10, 12, 4  # a problem consists of the symbols a + b =
 WIDTH, HIDDEN = 64, 256
 SAMPLES = 32  # answers to each problem
 CLIP = 0.2
-ENTROPY = 0.1  # of the answers, so that the policy keeps trying others
+STEPS = 300  # of training
 PROBLEMS = np.array([[a, 10, b, 11] for a in range(DIGITS) for b in range(DIGITS)], np.int32)
 ANSWERS = (PROBLEMS[:, 0] + PROBLEMS[:, 2]) % DIGITS
 
 # With larger first steps, the policy would give the same answer to all problems, and learn nothing from then on.
-optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(optax.linear_schedule(0.0, 3e-3, 50)))
+optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(optax.linear_schedule(0.0, 2e-3, 50)))
+# How much the entropy of the answers counts. The policy first tries all answers, and later gives the best one.
+entropy_weight = optax.linear_schedule(0.1, 0.0, STEPS * 4 // 5)
 Tree = dict[str, Any]
 
 
 # ---- the policy
 
 
+class Policy(nn.Module):
+    """A transformer of one layer that computes the logits of the answers to problems of shape (problems, LENGTH)."""
+
+    @nn.compact
+    def __call__(self, problems: jax.Array) -> jax.Array:
+        x = nn.Embed(SYMBOLS, WIDTH, embedding_init=nn.initializers.normal(1.0))(problems)
+        x = x + self.param("place", nn.initializers.normal(1.0), (LENGTH, WIDTH))
+        x = x + nn.MultiHeadDotProductAttention(num_heads=4)(nn.RMSNorm()(x))
+        x = x + nn.Dense(WIDTH)(nn.gelu(nn.Dense(HIDDEN)(nn.RMSNorm()(x))))
+        return nn.Dense(DIGITS, kernel_init=nn.initializers.normal(0.02))(nn.RMSNorm()(x[:, -1]))
+
+
 def first_params() -> Tree:
-    keys = jax.random.split(jax.random.key(0), 7)
-    shapes = {
-        "embed": (SYMBOLS, WIDTH),
-        "place": (LENGTH, WIDTH),
-        "attend": (WIDTH, 3 * WIDTH),
-        "join": (WIDTH, WIDTH),
-        "up": (WIDTH, HIDDEN),
-        "down": (HIDDEN, WIDTH),
-        "answer": (WIDTH, DIGITS),
-    }
-    scales = {"embed": 1.0, "place": 1.0, "answer": 0.02}
-    return {
-        name: scales.get(name, shape[0] ** -0.5) * jax.random.normal(key, shape, jnp.float32)
-        for key, (name, shape) in zip(keys, shapes.items(), strict=True)
-    }
+    params: Tree = Policy().init(jax.random.key(0), PROBLEMS)["params"]
+    return params
 
 
-def normalize(x: jax.Array) -> jax.Array:
-    return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6)
-
-
-def logits_of(params: Tree, problems: jax.Array) -> jax.Array:
-    """Return the logits of the answers to problems of shape (problems, LENGTH)."""
-    x = params["embed"][problems] + params["place"]
-    query, key, value = jnp.split(normalize(x) @ params["attend"], 3, axis=-1)
-    weights = jax.nn.softmax(jnp.einsum("pqd,pkd->pqk", query, key) / WIDTH**0.5)
-    x = x + jnp.einsum("pqk,pkd->pqd", weights, value) @ params["join"]
-    x = x + jax.nn.gelu(normalize(x) @ params["up"]) @ params["down"]
-    return normalize(x[:, -1]) @ params["answer"]
+def log_probabilities_of(params: Tree) -> jax.Array:
+    """Return the log-probabilities of all answers to all problems, of shape (problems, DIGITS)."""
+    return jax.nn.log_softmax(Policy().apply({"params": params}, PROBLEMS))
 
 
 # ---- rollouts
@@ -82,7 +75,7 @@ def logits_of(params: Tree, problems: jax.Array) -> jax.Array:
 @jax.jit
 def generate(params: Tree, key: jax.Array) -> Tree:
     """Answer each problem `SAMPLES` times. Return the answers, their log-probabilities and their rewards."""
-    log_probabilities = jax.nn.log_softmax(logits_of(params, PROBLEMS))
+    log_probabilities = log_probabilities_of(params)
     answers = jax.random.categorical(key, log_probabilities[:, None, :], shape=(len(PROBLEMS), SAMPLES))
     chosen = jnp.take_along_axis(log_probabilities, answers, axis=1)
     return {"answers": answers, "log": chosen, "rewards": (answers == ANSWERS[:, None]).astype(jnp.float32)}
@@ -110,15 +103,15 @@ def work(number: int) -> None:
 # ---- training
 
 
-def loss_of(params: Tree, rollouts: Tree) -> jax.Array:
+def loss_of(params: Tree, rollouts: Tree, step: jax.Array) -> jax.Array:
     """Return the clipped loss of GRPO, in which a reward counts relative to other answers to the same problem."""
-    log_probabilities = jax.nn.log_softmax(logits_of(params, PROBLEMS))
+    log_probabilities = log_probabilities_of(params)
     ratio = jnp.exp(jnp.take_along_axis(log_probabilities, rollouts["answers"], axis=1) - rollouts["log"])
     rewards = rollouts["rewards"]
     advantage = (rewards - rewards.mean(1, keepdims=True)) / (rewards.std(1, keepdims=True) + 1e-4)
     gain = jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - CLIP, 1 + CLIP) * advantage).mean()
     entropy = -(jnp.exp(log_probabilities) * log_probabilities).sum(1).mean()
-    return -gain - ENTROPY * entropy
+    return -gain - entropy_weight(step) * entropy
 
 
 @jax.jit
@@ -127,7 +120,7 @@ def learn(state: Tree, rollouts: list[Tree]) -> Tree:
     together = {
         name: jnp.concatenate([each[name] for each in rollouts], axis=1) for name in ("answers", "log", "rewards")
     }
-    gradient = jax.grad(loss_of)(state["params"], together)
+    gradient = jax.grad(loss_of)(state["params"], together, state["step"])
     updates, moments = optimizer.update(gradient, state["moments"], state["params"])
     params = optax.apply_updates(state["params"], updates)
     return {"params": params, "moments": moments, "step": state["step"] + 1, "reward": together["rewards"].mean()}
@@ -236,7 +229,7 @@ def start_all(options: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train a policy with GRPO.")
     parser.add_argument("part", nargs="?", default="all", choices=["all", "trainer", "worker", "colocated"])
-    parser.add_argument("--steps", type=int, default=400, help="of training (default: 400)")
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"of training (default: {STEPS})")
     parser.add_argument("--workers", type=int, default=2, help="that the trainer reads from (default: 2)")
     parser.add_argument("--number", type=int, default=0, help="of this worker (default: 0)")
     parser.add_argument("--behind", type=int, default=1, help="versions that rollouts may be behind (default: 1)")

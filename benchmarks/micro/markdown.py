@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from benchmarks.harness.pages import write_between
 from benchmarks.harness.provenance import age, describe_commit
 from benchmarks.harness.record import MetricRecord, RunRecord, ratio_to
 from benchmarks.harness.statistics import Ratio, number
@@ -70,13 +71,7 @@ def render(run: RunRecord, left_out: Set[str] = frozenset()) -> str:
 
 
 def main(source: str, page: str) -> None:
-    text = Path(page).read_text()
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        sys.exit(f"{page} lacks the markers {BEGIN} and {END}")
-    table = render(read(Path(source)), shown_elsewhere(Path(source)))
-    Path(page).write_text(f"{before}{BEGIN}\n\n{table}\n\n{END}{after}")
+    write_between(Path(page), BEGIN, END, render(read(Path(source)), shown_elsewhere(Path(source))))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ _AVERAGED = 5  # steps per point
 
 @dataclass(frozen=True)
 class RewardChart:
-    """The mean reward over each few steps, with one line per form of the training."""
+    """The mean reward over each few steps, with one line per run and one color per form of the training."""
 
     curves: tuple[grpo.RewardCurve, ...]
 
@@ -34,18 +34,21 @@ class RewardChart:
             x, y = self._at(step, 0)
             parts.append(_text(x, y + 18, str(step), "middle"))
         parts.append(_text(_LEFT + _WIDTH / 2, _TOP + _HEIGHT + 36, "step", "middle"))
-        for number, (each, color) in enumerate(zip(self.curves, _COLORS, strict=False)):
-            parts += self._line(each, color)
+        titles = list(dict.fromkeys(each.title for each in self.curves))
+        colors = dict(zip(titles, _COLORS, strict=False))
+        for each in self.curves:
+            parts += self._line(each, colors[each.title])
+        for number, (title, color) in enumerate(colors.items()):
             x, y = _LEFT + _WIDTH - 250, _TOP + _HEIGHT - 90 + 20 * number
             parts.append(f'<line x1="{x}" y1="{y}" x2="{x + 24}" y2="{y}" stroke="{color}" stroke-width="3"/>')
-            parts.append(_text(x + 32, y + 4, each.title))
+            parts.append(_text(x + 32, y + 4, title))
         return "\n".join(parts)
 
     def _line(self, curve: grpo.RewardCurve, color: str) -> list[str]:
         groups = [curve.rewards[first : first + _AVERAGED] for first in range(0, len(curve.rewards), _AVERAGED)]
         points = [self._at((i + 0.5) * _AVERAGED, sum(some) / len(some)) for i, some in enumerate(groups)]
         text = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        parts = [f'<polyline points="{text}" fill="none" stroke="{color}" stroke-width="1.6"/>']
+        parts = [f'<polyline points="{text}" fill="none" stroke="{color}" stroke-width="1.2"/>']
         for step in curve.resumed:
             x, _ = self._at(step, 0)
             ends = f'x1="{x:.1f}" y1="{_TOP}" x2="{x:.1f}" y2="{_TOP + _HEIGHT}"'

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from benchmarks import commit_history
+from benchmarks.harness.pages import between
 from benchmarks.micro import markdown
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,5 +22,5 @@ def test_each_micro_benchmark_is_in_the_table_of_one_page() -> None:
 
 
 def test_the_history_on_its_page_is_that_of_the_file() -> None:
-    shown = commit_history.section(commit_history.PAGE.read_text())
+    shown = between(commit_history.PAGE.read_text(), commit_history.BEGIN, commit_history.END)
     assert shown.strip() == commit_history.render(commit_history.read()), "run python -m benchmarks.commit_history"

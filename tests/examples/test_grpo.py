@@ -30,7 +30,7 @@ def test_the_policy_learns_on_stock_jax() -> None:
             state = learn(state, [generate(state["params"], now)])
             rewards.append(float(state["reward"]))
     assert rewards[0] == pytest.approx(0.1, abs=0.05)
-    assert sum(rewards[-5:]) / 5 > rewards[0] + 0.05
+    assert sum(rewards[-5:]) / 5 > 0.5
 
 
 @pytest.mark.slow
@@ -57,7 +57,7 @@ def test_a_trainer_that_is_killed_resumes_and_the_policy_learns(
             start("worker", "--number", number)
         curve = tmp_path / "curve.json"
         trainer = start("trainer", "--curve", str(curve))
-        while "step 100:" not in next_line(trainer):
+        while "step 40:" not in next_line(trainer):
             assert trainer.poll() is None
         os.killpg(trainer.pid, signal.SIGKILL)
         trainer.communicate()
@@ -66,7 +66,7 @@ def test_a_trainer_that_is_killed_resumes_and_the_policy_learns(
         assert again.returncode == 0, errors[-4000:]
         resumed = re.match(r"resumed at step (\d+)", output)
         assert resumed is not None, output
-        assert int(resumed[1]) > 90
+        assert int(resumed[1]) > 30
         rewards = [reward for _, reward in json.loads(curve.read_text())]
         assert sum(rewards[-10:]) / 10 > 0.9
     finally:
