@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 
 from atoll.client.published_trees import (
+    TreeOutline,
     _plain,
     _unplain,
     check_shardings,
     divided,
     form_of,
     numbered_leaves,
+    outline_of,
     packs_of,
     shardings_of,
 )
@@ -126,6 +128,34 @@ Pair = namedtuple("Pair", ["x"])
 def test_other_nodes_than_dicts_lists_and_tuples_have_no_form_and_are_not_touched(tree: Any) -> None:
     with pytest.raises(TypeError):
         plain_of(tree)
+
+
+def decoded(outline: TreeOutline, numbers: list[int]) -> Any:
+    return _unplain(msgspec.msgpack.decode(outline.encoded(numbers)))
+
+
+def test_trees_of_one_form_share_an_outline_and_have_their_own_numbers() -> None:
+    tree = {"b": [np.zeros(1), None], "a": (np.ones(2), {})}
+    outline, leaves = outline_of(tree)
+    again, others = outline_of({"a": (np.zeros(2), {}), "b": [2.5, None]})
+    assert again is outline
+    assert leaves == [tree["a"][0], tree["b"][0]]
+    assert others[1] == 2.5
+    assert outline.paths == ("['a'][0]", "['b'][0]")
+    for numbers in ([0, 1], [1, 0], [1, 0], [0, 1]):
+        assert decoded(outline, numbers) == {"a": (numbers[0], {}), "b": [numbers[1], None]}
+    assert outline_of({"a": [np.ones(2), {}], "b": [2.5, None]})[0].paths == outline.paths
+    assert outline_of({"a": (np.ones(2), {}), "c": [2.5, None]})[0].paths == ("['a'][0]", "['c'][0]")
+
+
+@pytest.mark.parametrize("tree", [{"x": {1: np.zeros(1)}}, [Pair(np.zeros(1))], Node(np.zeros(1))])
+def test_outlines_of_other_nodes_are_not_shared(tree: Any) -> None:
+    """The paths in such nodes may depend on more than the structure: the keys 1 and True are equal."""
+    outline, _ = outline_of(tree)
+    assert outline_of(tree)[0] is not outline
+    assert len(outline.paths) == 1
+    with pytest.raises(TypeError):
+        outline.encoded([0])
 
 
 def test_a_tree_of_shardings_may_be_a_prefix_and_its_nodes_get_no_numbers() -> None:

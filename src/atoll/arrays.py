@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
@@ -76,31 +76,33 @@ def publish(
     """
     import jax
 
-    from atoll.client.array_contents import content_of
+    from atoll.client import published_trees
+    from atoll.client.array_contents import contents_of
     from atoll.client.array_conversions import converted
+    from atoll.client.array_packing import by_type
     from atoll.client.plugin_programs import staging, submit
-    from atoll.client.published_trees import arrays_to_publish
 
     check_array_name(name)
     keep, replicas = _positive("keep", keep), _positive("replicas", replicas)
     if spill not in (None, "disk"):
         raise StatusError(Code.INVALID_ARGUMENT, f'spill must be "disk" or None, not {spill!r}')
     client = cluster_client()
-    paths_and_leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    if not paths_and_leaves:
+    outline, leaves = published_trees.outline_of(tree)
+    if not leaves:
         raise StatusError(Code.INVALID_ARGUMENT, f"the tree to publish as {name} has no arrays")
-    paths = [jax.tree_util.keystr(path) or "." for path, _ in paths_and_leaves]
-    for path in paths:
+    for path in outline.paths:
         if len(path) > MOST_PATH // 2:
             raise StatusError(Code.INVALID_ARGUMENT, f"the path {path[:100]}... of an array is too long")
-    known: set[Any] = set()
-    leaves = [_as_array(leaf, path, client, known) for path, (_, leaf) in zip(paths, paths_and_leaves, strict=True)]
+    leaves = _as_arrays(leaves, outline.paths)
+    types = by_type(leaves)
+    _check_arrays(leaves, outline.paths, types, client)
     dtype = None if dtype is None else jax.numpy.dtype(dtype)
-    contents = [content_of(each, dtype) for each in leaves]
+    contents = contents_of(leaves, types, dtype)
     if dtype is not None:
         leaves = converted(leaves, dtype)
+        types = by_type(leaves)
     copies = name in _donated and dtype is None  # converted arrays are copies already
-    arrays, structure = arrays_to_publish(tree, leaves, paths, contents, copies, checksums)
+    arrays, structure = published_trees.arrays_to_publish(outline, leaves, types, contents, copies, checksums)
     if len(arrays) > MOST_PUBLISHED:
         text = f"{name} has {len(arrays)} arrays that are not small: a version can have at most {MOST_PUBLISHED}"
         raise StatusError(Code.INVALID_ARGUMENT, text)
@@ -203,24 +205,39 @@ def _positive(what: str, value: Any) -> int:
     return number
 
 
-def _as_array(leaf: Any, path: str, client: Any, known: set[Any]) -> Any:
-    """Return the leaf as an array on the cluster. `known` collects the shardings and dtypes that are valid."""
+def _as_arrays(leaves: Sequence[Any], paths: Sequence[str]) -> list[Any]:
+    """Return the leaves as arrays. Raise TypeError for a leaf that is traced, or not an array of numbers."""
+    from atoll.client import jax_internals as internals
+
+    array = internals.Array
+    return [leaf if type(leaf) is array else _as_array(leaf, path) for leaf, path in zip(leaves, paths, strict=True)]
+
+
+def _as_array(leaf: Any, path: str) -> Any:
     import jax
 
     if isinstance(leaf, jax.core.Tracer):
         raise TypeError(f"{path} is traced: call atoll.publish outside jit")
     if not isinstance(leaf, jax.Array):
         leaf = jax.device_put(np.frombuffer(leaf, np.uint8) if isinstance(leaf, bytes) else leaf)
-    kind = leaf.sharding, leaf.dtype
-    if kind not in known:
-        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
-            raise TypeError(f"{path} has the dtype {leaf.dtype}: publish the numbers, such as jax.random.key_data(key)")
-        if next(iter(leaf.sharding.device_set)).client is not client:
-            raise TypeError(f"{path} is on devices of another backend: put it onto a device of the cluster")
-        known.add(kind)
-    if leaf.is_deleted():
-        raise TypeError(f"{path} has been deleted or donated")
+    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
+        raise TypeError(f"{path} has the dtype {leaf.dtype}: publish the numbers, such as jax.random.key_data(key)")
     return leaf
+
+
+def _check_arrays(
+    arrays: Sequence[Any], paths: Sequence[str], types: Mapping[tuple[Any, Any], Sequence[int]], client: Any
+) -> None:
+    """Raise TypeError if an array is not on the cluster, or has been deleted."""
+    from atoll.client import jax_internals as internals
+
+    for (sharding, _), positions in types.items():
+        if next(iter(sharding.device_set)).client is not client:
+            path = paths[positions[0]]
+            raise TypeError(f"{path} is on devices of another backend: put it onto a device of the cluster")
+    if any(map(internals.Array.is_deleted, arrays)):
+        path = next(path for path, each in zip(paths, arrays, strict=True) if each.is_deleted())
+        raise TypeError(f"{path} has been deleted or donated")
 
 
 @lru_cache(maxsize=256)

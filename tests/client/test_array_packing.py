@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 import pytest
 
-from atoll.client.array_packing import FEWEST, groups
+from atoll.client.array_packing import FEWEST, by_type, groups
 
 
 @pytest.mark.parametrize(
@@ -14,4 +14,4 @@ from atoll.client.array_packing import FEWEST, groups
 )
 def test_numbers_of_less_than_8_bits_are_not_packed(dtype: str, is_packed: bool) -> None:
     arrays = [jnp.zeros(4, dtype) for _ in range(FEWEST)]
-    assert groups(arrays) == ([(list(range(FEWEST)), FEWEST)] if is_packed else [])
+    assert groups(by_type(arrays)) == ([(list(range(FEWEST)), FEWEST)] if is_packed else [])

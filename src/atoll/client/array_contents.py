@@ -7,6 +7,7 @@ content, and a subscriber that has it need not receive it again.
 from __future__ import annotations
 
 import itertools
+import math
 import secrets
 import weakref
 from collections.abc import Mapping, Sequence
@@ -28,10 +29,13 @@ class Content(NamedTuple):
     is_known: bool
 
 
+_SMALL = Content(0, False)
+
+
 def content_of(array: Any, dtype: Any) -> Content:
     """Return the content of an array that is published with this dtype. None stands for the dtype of the array."""
     if array.nbytes < LEAST_BYTES:
-        return Content(0, False)
+        return _SMALL
     key = id(array), str(dtype)
     found = _known.get(key)
     if found is not None and found[0]() is array:
@@ -39,6 +43,16 @@ def content_of(array: Any, dtype: Any) -> Content:
     number = 1 + secrets.randbits(61)
     _known[key] = weakref.ref(array, lambda _: _known.pop(key, None)), number
     return Content(number, False)
+
+
+def contents_of(arrays: Sequence[Any], types: Mapping[tuple[Any, Any], Sequence[int]], dtype: Any) -> list[Content]:
+    """Return the content of each array, as `content_of` does. `types` has the positions of the arrays of each type."""
+    contents = [_SMALL] * len(arrays)
+    for (_, aval), positions in types.items():
+        if math.prod(aval.shape) * aval.dtype.itemsize >= LEAST_BYTES:
+            for position in positions:
+                contents[position] = content_of(arrays[position], dtype)
+    return contents
 
 
 def reads(sizes: Sequence[int], have: Mapping[int, Any]) -> list[range]:

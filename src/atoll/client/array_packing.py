@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
+from atoll.client import jax_internals as internals
 from atoll.ir.types import DTYPE_BITS
 from atoll.protocol.tree_forms import MOST_PACKED, Pack
 
@@ -49,17 +50,27 @@ class _Kind:
     shape: tuple[int, ...]
 
 
-def groups(leaves: Sequence[Any]) -> list[tuple[list[int], int]]:
-    """Return the arrays that are worth a pack: for each pack, their positions and its size."""
-    kinds: dict[Any, _Kind | None] = {}
+def by_type(arrays: Sequence[Any]) -> dict[tuple[Any, Any], list[int]]:
+    """Return the positions of the arrays of each type. A type is a sharding and an abstract value."""
+    found: dict[tuple[Any, Any], list[int]] = defaultdict(list)
+    for position, each in enumerate(map(internals.type_of, arrays)):
+        found[each].append(position)
+    return found
+
+
+def groups(types: Mapping[tuple[Any, Any], Sequence[int]]) -> list[tuple[list[int], int]]:
+    """Return the arrays that are worth a pack: for each pack, their positions and its size.
+
+    Args:
+      types: the positions of the arrays of each type, as `by_type` returns them.
+    """
     found: dict[_Kind, list[int]] = defaultdict(list)
-    for position, leaf in enumerate(leaves):
-        key = leaf.sharding, leaf.dtype, leaf.shape
-        if key not in kinds:
-            kinds[key] = _kind(*key)
-        kind = kinds[key]
+    for (sharding, aval), some in types.items():
+        kind = _kind(sharding, aval.dtype, aval.shape)
         if kind is not None:
-            found[kind].append(position)
+            found[kind] += some
+    for positions in found.values():
+        positions.sort()
     return [
         (positions[first : first + count], count)
         for positions in found.values()
@@ -115,8 +126,7 @@ def pack(leaves: Sequence[Any], paths: Sequence[str], count: int) -> tuple[Any, 
     kind = _kind(leaves[0].sharding, leaves[0].dtype, leaves[0].shape)
     assert kind is not None
     padding = [leaves[0]] * (count - len(leaves))
-    with mesh_of(leaves[0].sharding):
-        packed = _packing(kind, count)(*leaves, *padding)
+    packed = _packing(kind, count)([*leaves, *padding])
     mesh, axes = (), ()
     if kind.mesh is not None:
         mesh = tuple(kind.mesh.devices.shape)
@@ -125,15 +135,31 @@ def pack(leaves: Sequence[Any], paths: Sequence[str], count: int) -> tuple[Any, 
 
 
 @lru_cache(maxsize=256)
-def _packing(kind: _Kind, count: int) -> Any:
+def _packing(kind: _Kind, count: int) -> Callable[[list[Any]], Any]:
+    """Return a function of `count` arrays. It is compiled, because jit looks at the type of each argument of a call."""
+
     def atoll_pack(*shards: Any) -> Any:
         return jnp.concatenate([shard.ravel() for shard in shards])
 
     if kind.mesh is None or not kind.axes:
-        return jax.jit(atoll_pack, out_shardings=kind.sharding)
-    specs = (kind.spec,) * count
-    mapped = jax.shard_map(atoll_pack, mesh=kind.mesh, in_specs=specs, out_specs=kind.sharding.spec, check_vma=False)
-    return jax.jit(mapped)
+        jitted = jax.jit(atoll_pack, out_shardings=kind.sharding)
+    else:
+        out = kind.sharding.spec
+        specs = (kind.spec,) * count
+        mapped = jax.shard_map(atoll_pack, mesh=kind.mesh, in_specs=specs, out_specs=out, check_vma=False)
+        jitted = jax.jit(mapped)
+    sharding = kind.sharding if kind.mesh is None else NamedSharding(kind.mesh, kind.spec)
+    with mesh_of(sharding), jax.enable_x64(True):  # the arrays may have 64 bits though the script does not use 64 now
+        argument = jax.ShapeDtypeStruct(kind.shape, kind.dtype, sharding=sharding)
+        compiled = jitted.lower(*[argument] * count).compile()
+    (result,) = jax.tree.leaves(compiled.out_info)
+    execute = compiled.runtime_executable().execute_sharded
+    handlers = [internals.result_handler(jax.core.ShapedArray(result.shape, result.dtype), kind.sharding, True)]
+
+    def run(arrays: list[Any]) -> Any:
+        return execute(arrays).consume_with_handlers(handlers)[0]
+
+    return run
 
 
 def copied(arrays: Sequence[Any]) -> list[Any]:

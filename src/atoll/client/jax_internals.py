@@ -5,6 +5,7 @@ They concern the current trace, the contents of jit calls, and the fast paths of
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,7 @@ Tracer: Any = core.Tracer
 jit_p = _pjit.jit_p
 device_put_p = dispatch.device_put_p
 Array: Any = xla_client.ArrayImpl
+type_of: Callable[[Any], tuple[Any, Any]] = operator.attrgetter("_sharding", "aval")  # of an `Array`; calls no Python
 trace_context: Callable[[], Any] = _config.trace_context
 trace_state_clean: Callable[[], bool] = core.trace_state_clean
 eager_trace: Any = core.eval_trace

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from atoll.wire.framing import NO_MESSAGE
 
 _MOST_SUMMED = 128  # arrays whose checksums one function computes
 _MOST_NAMED = 5  # arrays in the text of an error
+_MOST_OUTLINES = 16
 _DICT, _LIST, _TUPLE = "dict", "list", "tuple"
 
 
@@ -34,10 +35,63 @@ class StagedArray(NamedTuple):
     content: int = 0
 
 
+class TreeOutline:
+    """The nodes of a tree, and the paths of its leaves.
+
+    Attributes:
+      paths: in the order in which JAX flattens the tree.
+      is_plain: whether `_plain` describes the nodes.
+    """
+
+    def __init__(self, tree: Any, leaves: Sequence[Any], paths: Sequence[str]) -> None:
+        self.paths = tuple(paths)
+        self._nodes: Any = None
+        self.is_plain = False
+        with suppress(TypeError, RecursionError):
+            self._nodes = _plain(tree, zip(leaves, itertools.count(), strict=False))
+            self.is_plain = True
+        self._encoded: tuple[list[int], bytes] | None = None
+
+    def encoded(self, numbers: list[int]) -> bytes:
+        """Return the encoded tree with these numbers as leaves.
+
+        Raise TypeError, UnicodeEncodeError or RecursionError if only its publisher can make such a tree.
+        """
+        if not self.is_plain:
+            raise TypeError("the tree has nodes of other types")
+        found = self._encoded
+        if found is None or found[0] != numbers:
+            found = self._encoded = numbers, msgspec.msgpack.encode(_renumbered(self._nodes, numbers))
+        return found[1]
+
+
+# The outlines of the trees that were published last. A script publishes trees of the same form again and again.
+_outlines: dict[Any, TreeOutline] = {}
+
+
+def outline_of(tree: Any) -> tuple[TreeOutline, list[Any]]:
+    """Return the outline of a tree, and its leaves."""
+    import jax
+
+    leaves, structure = jax.tree.flatten(tree)
+    try:
+        found = _outlines.get(structure)
+    except (TypeError, ValueError):  # nodes that cannot be compared
+        found = None
+    if found is None:
+        paths = [jax.tree_util.keystr(path) or "." for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
+        found = TreeOutline(tree, leaves, paths)
+        if found.is_plain:  # the paths in other nodes may depend on more than the structure
+            if len(_outlines) >= _MOST_OUTLINES:
+                _outlines.clear()
+            _outlines[structure] = found
+    return found, leaves
+
+
 def arrays_to_publish(
-    tree: Any,
+    outline: TreeOutline,
     leaves: Sequence[Any],
-    paths: Sequence[str],
+    types: Mapping[tuple[Any, Any], Sequence[int]],
     contents: Sequence[Content],
     copies: bool,
     checksums: bool,
@@ -46,9 +100,10 @@ def arrays_to_publish(
 
     They are the leaves of the tree, and packs of small leaves. With `copies`, they are copies of those leaves that were
     not published before: a script that donates its arrays keeps the others. With `checksums`, arrays with their
-    checksums follow.
+    checksums follow. `types` has the positions of the leaves of each type, as `array_packing.by_type` returns them.
     """
-    groups = array_packing.groups(leaves)
+    paths = outline.paths
+    groups = array_packing.groups(types)
     arrays = []
     for positions, count in groups:
         value, pack = array_packing.pack(
@@ -66,7 +121,7 @@ def arrays_to_publish(
         arrays.append(StagedArray(_devices(leaf), leaf, paths[position], None, [position], contents[position].number))
     arrays.sort(key=lambda array: array.devices)
     groups_of_sums = tuple(_numbers_by_devices(arrays)) if checksums else ()
-    structure = _encode_structure(tree, arrays, groups_of_sums)
+    structure = _encode_structure(outline, arrays, groups_of_sums)
     for place, numbers in enumerate(groups_of_sums):
         value = array_checksums.checksums([arrays[number].value for number in numbers])
         arrays.append(StagedArray(_devices(value), value, f"checksums {place}", None, []))
@@ -84,14 +139,14 @@ def _devices(array: Any) -> tuple[int, ...]:
     return tuple(device.id for device in array.sharding._device_assignment)
 
 
-def _encode_structure(tree: Any, arrays: Sequence[StagedArray], checksums: tuple[tuple[int, ...], ...]) -> bytes:
+def _encode_structure(
+    outline: TreeOutline, arrays: Sequence[StagedArray], checksums: tuple[tuple[int, ...], ...]
+) -> bytes:
     """Return the form of the tree.
 
     It lacks the tree if subscribers have to pass `like`: for other nodes than `_plain` describes, keys that are not
     Unicode, and trees that are very deep or large.
     """
-    import jax
-
     order = list(itertools.chain.from_iterable(each.positions for each in arrays))
     numbers = [0] * len(order)
     for number, position in enumerate(order):
@@ -100,7 +155,7 @@ def _encode_structure(tree: Any, arrays: Sequence[StagedArray], checksums: tuple
     contents = tuple(each.content for each in arrays)
     contents = contents if any(contents) else ()
     with suppress(TypeError, UnicodeEncodeError, RecursionError):
-        plain = _plain(tree, zip(jax.tree.leaves(tree), numbers, strict=True))
+        plain = msgspec.Raw(outline.encoded(numbers))
         content = msgspec.msgpack.encode(TreeForm(plain, packs, checksums, contents))
         if len(content) <= MOST_STRUCTURE:
             return content
@@ -128,6 +183,18 @@ def _plain(node: Any, leaves: Iterator[tuple[Any, int]]) -> Any:
     if node is not leaf:
         raise TypeError(f"{kind} is no leaf")
     return number
+
+
+def _renumbered(node: Any, numbers: Sequence[int]) -> Any:
+    """Return a node of a plain tree with other numbers of leaves."""
+    if type(node) is int:
+        return numbers[node]
+    if node is None:
+        return None
+    kind, content = node
+    if kind == _DICT:
+        return [kind, {key: _renumbered(each, numbers) for key, each in content.items()}]
+    return [kind, [_renumbered(each, numbers) for each in content]]
 
 
 def form_of(name: str, opened: OpenedVersion) -> TreeForm:
