@@ -368,3 +368,70 @@ def test_a_false_service_is_refused(bad):
 
 def test_a_status_of_a_closed_world_can_be_encoded():
     assert m.CloseWorld(1, Status(Code.DATA_LOSS, "gone")).status.code == Code.DATA_LOSS
+
+
+def test_a_function_whose_first_compilation_lost_its_island_is_ready_when_it_is_compiled_again():
+    play = Play("2x1x1")
+    (serve,) = of(sent := registered(play), m.JoinWorld)
+    play.report(0, m.WorldServed(serve.world, "unix:/world"))
+    name = of(sent, m.Compile)[0].function
+    play.lose(1, "its connection broke")
+    (close,) = of(play.outbox(), m.CloseWorld)
+    assert of(play.report(0, m.Compiled(name, close.status, b"", 0.1, False)), m.FunctionReady) == []
+    play.say(m.FailureAcknowledged((1,), (), ()))
+    play.join_again(1)
+    play.say(m.Recompile(1, 950))
+    for host in (0, 1):
+        play.report(host, m.FeedsArrived(play.session, (950,)))
+    first = play.report(1, m.Compiled(name, OK, b"", 0.1, False))
+    assert of(first, m.FunctionReady) == [], "host 0 compiles it again"
+    ready = of(play.report(0, m.Compiled(name, OK, b"", 0.1, False)), m.FunctionReady)
+    assert [each.status for each in ready] == [OK, OK]
+
+
+def with_function_of_one_island(play: Play) -> None:
+    """A compiled function on device 0, and a program 2 that calls it."""
+    compiles = of(registered(play, 2, (0,)), m.Compile)
+    play.report(0, m.Compiled(compiles[0].function, OK, b"", 0.1, False))
+    play.say(m.RegisterProgram(2, single("g", (), Call(2, (), (on(0),), (0,)))))
+
+
+def restart_0(play: Play) -> None:
+    """Restart island 0. Its session compiles function 2 again, and no function of several islands."""
+    play.lose(0, "its connection broke")
+    play.say(m.FailureAcknowledged((0,), (), ()))
+    play.join_again(0)
+    sent = [*play.say(m.Recompile(2, 950)), *play.report(0, m.FeedsArrived(play.session, (950,)))]
+    play.report(0, m.Compiled(of(sent, m.Compile)[0].function, OK, b"", 0.1, False))
+
+
+def test_a_restarted_island_does_not_wait_for_functions_of_an_island_that_is_lost():
+    play = Play("2x1x1")
+    with_function(play)
+    with_function_of_one_island(play)
+    play.engine(m.IslandRemoved(1, "it failed too often"))
+    play.say(m.FailureAcknowledged((1,), (), ()))
+    restart_0(play)
+    assert len(runs(play.say(m.Launch(2, (), (12,), ())))) == 1
+
+
+def test_an_island_stops_waiting_for_functions_of_an_island_that_fails_meanwhile():
+    play = Play("2x1x1")
+    with_function(play)
+    with_function_of_one_island(play)
+    restart_0(play)
+    assert runs(play.say(m.Launch(2, (), (12,), ()))) == [], "function 1 is not compiled again"
+    play.lose(1, "its connection broke")
+    assert len(runs(play.outbox())) == 1
+
+
+def test_a_function_of_an_island_that_ended_meanwhile_is_not_compiled_again():
+    play = Play("2x1x1")
+    sent = registered(play)
+    play.engine(m.IslandRemoved(1, "it failed too often"))
+    play.say(m.FailureAcknowledged((1,), (), ()))
+    assert of(play.say(m.Recompile(1, 950)), m.Compile) == []
+    assert of(play.report(0, m.FeedsArrived(play.session, (950,))), m.DropFeed) == [m.DropFeed(play.session, 950)]
+    compiled = play.report(0, m.Compiled(of(sent, m.Compile)[0].function, OK, b"", 0.1, False))
+    (ready,) = of(compiled, m.FunctionReady)
+    assert "island 1" in ready.status.message

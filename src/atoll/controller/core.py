@@ -345,6 +345,7 @@ class Controller:
         subscribe(IslandReady, self.published.copies.island_ready)
         subscribe(IslandReady, self.published.files.island_ready)
         subscribe(IslandFailed, self._recovery.fail_work_of_island)
+        subscribe(IslandFailed, self._compilation.island_failed)
         subscribe(IslandFailed, self.published.island_failed)
         subscribe(IslandFailed, self.detached.island_failed)
         subscribe(IslandFailed, self.migrations.give_up_on_island)

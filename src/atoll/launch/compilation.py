@@ -11,6 +11,7 @@ from typing import Protocol
 
 import msgspec
 
+from atoll.cluster.lifecycle import Island, IslandFailed
 from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.resources import ResourceManager
 from atoll.errors import OK, Code, Details, Status, StatusError, failure, invalid
@@ -159,7 +160,9 @@ class Compilation:
                     text = f"{MAX_RECOMPILES} compilations of it wait on host {host}"
                     raise invalid(f"Recompile.function is {message.function}: {text}")
             refused = self._quarantine.refused.get(name)
-            if refused is None:
+            if any(self._resources.islands[each].is_over for each in _islands_of(self.functions.locations[name])):
+                self._drop_source(session, name, message.feed)  # it failed with the island
+            elif refused is None:
                 self._compile(session, message.function, name, message.feed, recompile=True)
             else:
                 self._refuse_again(session, message, name, refused)
@@ -168,10 +171,14 @@ class Compilation:
         """Fail a function that was compiled before it crashed a worker, and drop its source."""
         hosts = hosts_of(self.functions.locations[name])
         self.functions.expect(Registration(session.number, message.function, name, set(hosts)))
+        self._drop_source(session, name, message.feed)
         for host in sorted(hosts):
-            if session.feeds.refuse((host, message.feed)):
-                self._outbox.to_host(host, m.DropFeed(session.number, message.feed))
             self._settle(name, host, refused, b"")
+
+    def _drop_source(self, session: Session, name: str, feed: int) -> None:
+        for host in sorted(hosts_of(self.functions.locations[name])):
+            if session.feeds.refuse((host, feed)):
+                self._outbox.to_host(host, m.DropFeed(session.number, feed))
 
     def _compile(self, session: Session, function: int, name: str, feed: int, recompile: bool = False) -> None:
         """Have the function's hosts compile the source that arrives, or has arrived, as `feed`."""
@@ -304,8 +311,12 @@ class Compilation:
         name = session.functions.pop(function, None)
         session.function_requests.pop(function, None)
         if name is not None:
-            self.drop_reference(name)
-            self._recompiled(session.number, name)
+            self.drop(session, name)
+
+    def drop(self, session: Session, name: str) -> None:
+        """Drop the session's reference to the function, for which the session does not wait any more."""
+        self.drop_reference(name)
+        self._recompiled(session.number, name)
 
     def drop_reference(self, name: str) -> None:
         """Drop a reference of a session or program to the function. The hosts drop it with the last reference.
@@ -441,22 +452,44 @@ class Compilation:
                 self._settle(name, host, status, b"")
 
     def invalidate_island(self, session: Session, island: int) -> None:
-        """Note that the hosts of a restarted island have to compile the session's functions again."""
+        """Note that the hosts of a restarted island have to compile the session's functions again.
+
+        A function that also runs on an island that does not work is compiled when that island has restarted.
+        """
         hosts = set(self._resources.hosts_of(island))
-        names = {name for name in session.functions.values() if hosts_of(self.functions.locations[name]) & hosts}
+        names = {name for name in session.functions.values() if self._on_working_islands(name, hosts)}
         if names:
             self._scheduler.island_leaves(island)
             self._resources.islands[island].needs_recompile[session.number] = names
 
+    def _on_working_islands(self, name: str, hosts: set[int]) -> bool:
+        """Return whether the function runs on some of these hosts, and all of its islands work."""
+        locations = self.functions.locations[name]
+        if hosts.isdisjoint(hosts_of(locations)):
+            return False
+        return all(self._resources.islands[each].works for each in _islands_of(locations))
+
+    def island_failed(self, failed: IslandFailed) -> None:
+        """Do not wait for functions of the island: they are compiled again when it has restarted."""
+        island = failed.island
+        self._resources.islands[island].needs_recompile.clear()
+        for other in self._resources.islands.values():
+            for number, names in list(other.needs_recompile.items()):
+                lost = {name for name in names if island in _islands_of(self.functions.locations.get(name, ()))}
+                self._not_needed(other, number, lost)
+
     def _recompiled(self, number: int, name: str) -> None:
         """Note that a function was compiled again, or is not needed. After the last one, the session's nodes start."""
         for island in self._resources.islands.values():
-            names = island.needs_recompile.get(number)
-            if names is not None:
-                names.discard(name)
-                if not names:
-                    del island.needs_recompile[number]
-                    self._scheduler.offer_again(island.number)
+            if number in island.needs_recompile:
+                self._not_needed(island, number, {name})
+
+    def _not_needed(self, island: Island, number: int, names: set[str]) -> None:
+        needed = island.needs_recompile[number]
+        needed -= names
+        if not needed:
+            del island.needs_recompile[number]
+            self._scheduler.offer_again(island.number)
 
 
 def _islands_of(locations: DeviceAssignment) -> tuple[int, ...]:

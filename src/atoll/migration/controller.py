@@ -76,6 +76,9 @@ class Compiler(Protocol):
     def drop_reference(self, name: str) -> None:
         """Drop a reference to the function, and the function with the last reference."""
 
+    def drop(self, session: Session, name: str) -> None:
+        """Drop the session's reference to the function, for which the session does not wait any more."""
+
 
 class Programs(Protocol):
     """Lowers programs and sends them to their hosts."""

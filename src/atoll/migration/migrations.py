@@ -269,7 +269,7 @@ class Migrations:
                 self._compilation.drop_reference(name)
                 continue
             session.functions[function] = name
-            self._compilation.drop_reference(old)
+            self._compilation.drop(session, old)
         migration.mover.arrive(migration.session)
         self._lower_again(session, migration.changes)
         hosts = tuple((device, location.host) for device, location in migration.changes.items())

@@ -110,7 +110,20 @@ class FunctionRegistry:
         return True
 
     def expect(self, registration: Registration) -> None:
-        for host in registration.pending:
+        """Expect answers for the registration from all of its hosts.
+
+        The session's former registrations of the same function end with this one. Their failures do not count, because
+        the hosts compile again.
+        """
+        hosts, key = registration.pending, (registration.session, registration.function)
+        waiting = [each for host in hosts for each in self.waiting.get((registration.name, host), ())]
+        former = {id(each): each for each in waiting if (each.session, each.function) == key}
+        for each in former.values():
+            each.failure = None
+            for host in hosts - each.pending:
+                self.waiting.setdefault((each.name, host), []).append(each)
+            each.pending |= hosts
+        for host in hosts:
             self.waiting.setdefault((registration.name, host), []).append(registration)
 
     def settle(self, name: str, host: int, status: Status, info: bytes) -> list[Registration]:
