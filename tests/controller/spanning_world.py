@@ -174,6 +174,10 @@ class SpanningWorld(World):
         super().__init__(*arguments, **settings)
 
     def host_of(self, number: int) -> ModelHost:
+        return SpanningHost(*self.members_of(number))
+
+    def members_of(self, number: int) -> tuple[int, dict[int, set[int]], Callable[[int], None], Callable[[int], None]]:
+        """Return the arguments of a `SpanningHost`."""
         order: list[int] = []
         self.orders.append(order)
         for each in self.members.values():
@@ -190,7 +194,7 @@ class SpanningWorld(World):
             assert node not in order, "each gang begins once"
             order.append(node)
 
-        return SpanningHost(number, self.members, note_sent, note_begin)
+        return number, self.members, note_sent, note_begin
 
     def compile(self, session: int, function: int, feed: int) -> None:
         name = self.controller.sessions[session].functions[function]

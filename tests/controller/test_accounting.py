@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from atoll.cluster.settings import Dispatch
@@ -15,6 +15,7 @@ from atoll.protocol import actions as a
 from atoll.protocol import messages as m
 from tests.controller.model_host import ModelHost, ModelRun
 from tests.controller.outcome import play
+from tests.controller.spanning_world import SpanningHost, SpanningWorld
 from tests.controller.world import Client, World
 from tests.thoroughness import examples
 
@@ -22,11 +23,10 @@ TENANTS = ("ana", "ben")
 MOST_NS = 1_000_000  # of a gang
 
 
-class HostWithClock(ModelHost):
+class _Clock(ModelHost):
     """Reports the time from the dispatch of a unit to its end. One second of this clock is a second of the world."""
 
-    def __init__(self, number: int, world: AccountedWorld) -> None:
-        super().__init__(number)
+    def start_clock(self, world: AccountedWorld) -> None:
         self.world = world
         self.dispatched: dict[int, int] = {}
         self.began = self.clock = world.nanoseconds
@@ -36,11 +36,28 @@ class HostWithClock(ModelHost):
         super().dispatch(state, sequence, count)
 
     def finish(self, index: int) -> Any:
-        sequence, problem = self.running.pop(index)
         self.clock = max(self.clock, self.world.nanoseconds) + self.world.rng.randint(0, MOST_NS)
-        if problem is not None:
-            return m.Failed(sequence, problem)
+        report = super().finish(index)
+        if not isinstance(report, m.Done):
+            return report
+        ((sequence, _, _),) = report.runs
         return m.Done(((sequence, self.dispatched.get(sequence, self.clock), self.clock),))
+
+
+class HostWithClock(_Clock):
+    """A host whose functions run on its island."""
+
+    def __init__(self, number: int, world: AccountedWorld) -> None:
+        super().__init__(number)
+        self.start_clock(world)
+
+
+class SpanningHostWithClock(_Clock, SpanningHost):
+    """A host whose functions run on several islands."""
+
+    def __init__(self, world: AccountedWorld, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.start_clock(world)
 
 
 class AccountedWorld(World):
@@ -74,7 +91,7 @@ class AccountedWorld(World):
     def device_ns(self, host: int) -> int:
         """Return the device time that the host has had since it started."""
         found = self.hosts[host]
-        assert isinstance(found, HostWithClock)
+        assert isinstance(found, _Clock)
         return (found.clock - found.began) * self.devices
 
     def charged(self) -> Counter[str]:
@@ -95,6 +112,20 @@ class AccountedWorld(World):
             found[tenant] += tally.device_ns
         return found
 
+    def check_charges(self) -> None:
+        """Tenants were charged what islands count, and no more than there was."""
+        charged = self.charged()
+        assert +charged == +self.tallied()
+        assert min(charged.values(), default=0) >= 0
+        assert charged.total() <= self.ended_ns + sum(map(self.device_ns, self.hosts))
+
+
+class AccountedSpanningWorld(AccountedWorld, SpanningWorld):
+    """The same with functions that run on several islands."""
+
+    def host_of(self, number: int) -> ModelHost:
+        return SpanningHostWithClock(self, *self.members_of(number))
+
 
 @settings(max_examples=examples(40))
 @given(
@@ -106,17 +137,32 @@ class AccountedWorld(World):
     st.sampled_from([0.0, 0.02]),
     st.sampled_from([0, 2]),
 )
+@example(8023, 25, "2x3x1", 0.15, Dispatch.PARALLEL, 0.0, 0)  # gangs that wait on hosts were charged in advance
+@example(0, 15, "3x1x1", 0.0, Dispatch.PARALLEL, 0.0, 0)  # a delegated run beside a transfer of another session
+@example(2132424030, 15, "1x1x2", 0.15, Dispatch.SEQUENTIAL, 0.02, 2)  # one of a transfer's devices computes before
 def test_tenants_are_charged_what_islands_count_and_no_more_than_there_was(
     seed, steps, topology, doom, dispatch, loss, relays
 ):
     world = AccountedWorld(random.Random(seed), topology, doom, dispatch=dispatch, relay_group=relays)
     play(world, world.rng, steps, loss)
-    if world.now:  # gangs that have waited on hosts were charged in advance, and the tallies do not have that time
-        return
-    charged = world.charged()
-    assert +charged == +world.tallied()
-    if dispatch is Dispatch.SEQUENTIAL:  # no delegated runs, whose hosts do not know of transfers of other sessions
-        assert charged.total() <= world.ended_ns + sum(map(world.device_ns, world.hosts))
+    world.check_charges()
+
+
+@settings(max_examples=examples(20))
+@given(
+    st.integers(0, 2**32),
+    st.integers(1, 120),
+    st.sampled_from(["2x1x1", "2x1x2", "3x1x1", "3x2x1", "4x1x1"]),
+    st.sampled_from([0.0, 0.15]),
+    st.sampled_from(list(Dispatch)),
+    st.sampled_from([0.0, 0.02, 0.1]),
+    st.sampled_from([0, 2]),
+)
+def test_computations_over_islands_are_charged_what_islands_count(seed, steps, topology, doom, dispatch, loss, joint):
+    options = {"dispatch": dispatch, "joint_islands": joint}
+    world = AccountedSpanningWorld(random.Random(seed), topology, doom, **options)
+    play(world, world.rng, steps, loss)
+    world.check_charges()
 
 
 def test_both_tenants_are_charged_in_a_long_play():

@@ -101,6 +101,28 @@ def test_what_runs_long_is_charged_as_it_runs_and_no_more_in_the_end():
     assert sums(play)["f"].device_ns == 2600 * MS
 
 
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_charges_in_advance_are_taken_back_from_a_gang_that_waited_on_its_host_or_was_lost(is_lost: bool):
+    play = started()
+    play.with_call()
+    play.array(5)
+    sequence = launch(play, 6)
+    charged = 0
+    for second in range(2, 7):
+        play.tick(float(second))
+        charged += sums(play)["f"].device_ns
+    assert charged == 3000 * MS
+    if is_lost:
+        play.lose(0, "it crashed")
+    else:
+        ended(play, sequence, 5000 * MS, 5100 * MS)
+    play.tick(7.0)
+    assert sums(play)["f"].device_ns == (0 if is_lost else 100 * MS) - 3000 * MS
+    put, call = 1, 0 if is_lost else 100 * MS
+    tallies = play.controller.launcher.charges.by_island().values()
+    assert sum(each.device_ns for each in tallies) == put + call
+
+
 def test_what_a_session_used_is_kept_when_it_has_ended():
     play = started()
     play.with_call()

@@ -9,6 +9,7 @@ import pytest
 from atoll.errors import OK, Code, Status
 from atoll.ir.program import Call, single
 from atoll.protocol import messages as m
+from atoll.protocol.actions import StoreUsage
 from atoll.state.offenses import MOST_CRASHES
 from atoll.state.session import Session
 from tests.controller.play import Play, on, runs
@@ -75,6 +76,19 @@ def test_a_run_that_keeps_another_tenant_waiting_is_stopped_after_its_limit():
     contest.play.report(0, m.Failed(stop.sequence, Status(Code.CANCELLED, stop.text)))
     assert contest.stops(range(70, 75)) == []
     assert contest.restarts() == 0
+
+
+def test_a_run_that_had_to_be_stopped_stays_charged():
+    contest = Contest(10)
+    contest.wait()
+    (stop, *_) = contest.stops(range(60, 75))
+    contest.play.report(0, m.Failed(stop.sequence, Status(Code.CANCELLED, stop.text)))
+    contest.play.tick(75.0)
+    charged = [each for action in contest.play.actions if isinstance(action, StoreUsage) for each in action.usage]
+    found = sum(each.device_ns for each in charged if each.tenant == "bob")
+    assert found >= 10_000_000_000
+    tally = contest.play.controller.launcher.charges.by_island()[0, "bob"]
+    assert tally.device_ns == found
 
 
 def test_a_run_over_islands_is_stopped_on_those_where_nobody_waits_too():

@@ -65,5 +65,15 @@ def test_joint_gangs_count_on_each_island_and_other_tallies_are_not_copied():
     assert (tallies[0, "a"].started, tallies[0, "a"].device_ns, len(tallies)) == (1, 1000, 2)
 
 
+def test_islands_of_joint_gangs_count_every_nanosecond_and_byte_together():
+    joint = Tally()
+    joint.waited.observe(0.1)
+    joint.ended(500, 11, is_well=True)
+    joint.move("reshard", 8)
+    found = Tallies().with_joint({((0, 1, 2), "a"): joint})
+    assert [each.device_ns for each in found.values()] == [4, 4, 3]
+    assert [each.moved["reshard"][1] for each in found.values()] == [3, 3, 2]
+
+
 def test_transfers_are_step_kinds_of_plans():
     assert set(STEP_KINDS.values()) >= TRANSFERS

@@ -268,8 +268,9 @@ class ClusterSettings(msgspec.Struct, frozen=True):
         ),
     ] = 1.0
 
-    # Which decisions a controller makes for its events: 1 if the cost of a message includes the lists in it.
-    decisions: int = 1
+    # Which decisions a controller makes for its events: 1 if the cost of a message includes the lists in it, and 2 if
+    # charges are also exact (`launch.gang_charges`).
+    decisions: int = 2
 
     tenants: tuple[TenantSettings, ...] = ()  # not passed on command lines: see `cluster.tenant_settings`
 

@@ -190,6 +190,7 @@ class Controller:
             settings.sequential,
             find_policy(settings.policy),
             settings.delegate_after_seconds,
+            settings.decisions > 1,
         )
         self.scheduler = self.launcher.scheduler
         self.memory = self.launcher.memory.ledger

@@ -20,6 +20,7 @@ from atoll.state.gang_specs import RunGangs
 from atoll.state.queued_nodes import Gang
 from atoll.state.session import GangRun
 from atoll.state.tallies import BOUNDS, TRANSFERS, Tallies, Tally
+from atoll.state.usage import Account
 
 _PAIR = 16  # bytes of a segment's start and end
 # Sets of islands and tenants with a tally of their own for joint gangs.
@@ -48,13 +49,18 @@ class Recorder(Protocol):
 
 
 class GangCharges:
-    """Charges and counts the gangs of all islands."""
+    """Charges and counts the gangs of all islands.
 
-    def __init__(self, trace: Recorder) -> None:
+    Unless `is_exact`, as in earlier versions, gangs that had to be stopped are charged nothing, and some time is
+    charged twice: see `DeviceClocks`.
+    """
+
+    def __init__(self, trace: Recorder, is_exact: bool) -> None:
         self.tallies = Tallies()
         self.joint: dict[tuple[tuple[int, ...], str], Tally] = {}  # of joint gangs, by their islands and tenant
-        self.clocks = DeviceClocks()
+        self.clocks = DeviceClocks(is_exact)
         self._trace = trace
+        self._is_exact = is_exact
 
     def host_restarted(self, host: int) -> None:
         """Note that a host has restarted, and its clock with it."""
@@ -88,6 +94,8 @@ class GangCharges:
         run = gang.run
         launch, spec, tally = run.launch, run.spec, run.tally
         is_well = launch.error is None
+        if run.advance_ns:
+            self._settle(run)
         if is_well:
             spec.observe(run.duration)
             if spec.moved or run.rows:
@@ -99,8 +107,22 @@ class GangCharges:
 
     def withdrawn(self, gang: Gang[GangRun]) -> None:
         """Count a gang that was lost before it had run on its hosts."""
-        if gang.run.tally is not None:
-            gang.run.tally.ended(0, 0, False)
+        run = gang.run
+        if run.advance_ns:
+            self._settle(run)
+        if run.tally is not None:
+            run.tally.ended(0, run.device_ns, False)
+
+    def _settle(self, run: GangRun) -> None:
+        """Take back what an ended gang was charged in advance and has not used: it waited on its hosts, or was lost.
+
+        The time of a gang that had to be stopped stays charged, since its hosts have reported that it ran.
+        """
+        if run.overran and self._is_exact:
+            run.device_ns += run.advance_ns
+        else:
+            _add(run.launch.program.account, -run.advance_ns)
+        run.advance_ns = 0
 
     # ---- tallies
 
@@ -185,7 +207,10 @@ class GangCharges:
 def _charge(run: GangRun, busy: int, uncharged: int) -> None:
     """Add device time of a gang, in nanoseconds. A part of it may have been charged to the account in advance."""
     run.device_ns += busy
-    account = run.launch.program.account
-    account.device_ns += uncharged
+    _add(run.launch.program.account, uncharged)
+
+
+def _add(account: Account, nanoseconds: int) -> None:
+    account.device_ns += nanoseconds
     if account.is_idle:
         account.wake()

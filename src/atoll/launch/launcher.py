@@ -90,6 +90,7 @@ class Launcher:
       sequential: whether the nodes of a session are dispatched one after another.
       policy: makes the scheduling policy of an island.
       delegate_after_seconds: `exclusive_after` of `DelegatedRuns`.
+      exact_charges: `is_exact` of `GangCharges`.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class Launcher:
         sequential: bool = False,
         policy: Callable[[], Policy] = FairShares,
         delegate_after_seconds: float | None = None,
+        exact_charges: bool = True,
     ) -> None:
         self.scheduler = Scheduler[GangRun](
             resources.islands.values(),
@@ -122,7 +124,7 @@ class Launcher:
         self._left_out: set[int] = set()  # numbers of nodes with `GangRun.left_out`: see `note_left_out`
         # While gangs are started on hosts whose processes have relays: the gangs of a node mostly send the same.
         self._newest_run: _NewestRun | None = None
-        self.charges = GangCharges(trace)
+        self.charges = GangCharges(trace, exact_charges)
         self.remains = remains
         self._resources = resources
         self._sessions = sessions

@@ -58,7 +58,10 @@ class LongGangs:
 
 
 def settled(run: GangRun, device_ns: int) -> int:
-    """Return how much of a gang's device time on some of its hosts is still to be charged. Settle the rest."""
+    """Return how much of a gang's device time on some of its hosts is still to be charged. Settle the rest.
+
+    `GangCharges.ended` settles what is left when the gang has ended on all hosts.
+    """
     settled = min(run.advance_ns, device_ns)
     run.advance_ns -= settled
     return device_ns - settled

@@ -7,7 +7,7 @@ computations. A transfer that ends during a computation is charged its own time,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -36,9 +36,14 @@ class _Host:
 
 
 class DeviceClocks:
-    """The clocks of the devices of all hosts. Times are those that hosts report, in nanoseconds."""
+    """The clocks of the devices of all hosts. Times are those that hosts report, in nanoseconds.
 
-    def __init__(self) -> None:
+    Unless `is_exact`, as in earlier versions, delegated runs are charged again for time of transfers, and so are
+    computations after one that had only some of the devices of a transfer.
+    """
+
+    def __init__(self, is_exact: bool = True) -> None:
+        self._is_exact = is_exact
         self._hosts: dict[int, _Host] = {}
 
     def ended(
@@ -73,7 +78,7 @@ class DeviceClocks:
                 found += took * len(its)
                 continue
             if host.moves:
-                started, hidden = _beside(host, its, started, ended)
+                started, hidden = _beside(host, its, started, ended, self._is_exact)
             else:
                 hidden = 0
             if ended > host.last:
@@ -111,6 +116,9 @@ class DeviceClocks:
     ) -> int:
         """Note that gangs have ended one after another on the same devices of a host. Return the time per device.
 
+        The host does not know of other sessions' transfers. Time that was charged to these is not charged again, and
+        counts as time in which the gangs did not use the devices as long as there is such time.
+
         Args:
           number: the host.
           devices: the ordinals of the devices.
@@ -123,7 +131,12 @@ class DeviceClocks:
         if host is None or host.devices != devices:
             host = self._hosts.setdefault(number, _Host(devices))
             self._switch(host, devices)
-        found = max(0, busy + max(started, free) - max(started, host.end))
+        began = max(started, host.end)
+        found = max(0, busy + max(started, free) - began)
+        if host.moves and self._is_exact:
+            moved = _united(each for each in host.moves if _meet(each.devices, devices))
+            hidden = sum([max(0, min(end, ended) - max(start, began)) for start, end in moved])
+            found = min(found, max(0, ended - began - hidden))
         host.end = max(ended, host.end)
         return found
 
@@ -138,9 +151,9 @@ class DeviceClocks:
         self._hosts.pop(host, None)
 
 
-def _beside(host: _Host, its: tuple[int, ...], started: int, ended: int) -> tuple[int, int]:
+def _beside(host: _Host, its: tuple[int, ...], started: int, ended: int, is_exact: bool) -> tuple[int, int]:
     """Return when a computation began, after the transfers that preceded it on its devices, and the time since then
-    that was charged to transfers. Forget the transfers that ended before it.
+    that was charged to transfers. Forget the transfers that ended before it, for these devices.
 
     A relay may report a transfer before a computation that ended earlier.
     """
@@ -149,6 +162,9 @@ def _beside(host: _Host, its: tuple[int, ...], started: int, ended: int) -> tupl
     for each in host.moves:
         (moves if each.ended <= ended and _meet(each.devices, its) else left).append(each)
     host.moves = left
+    if is_exact:
+        rests = ((each, tuple(sorted({*each.devices} - {*its}))) for each in moves)
+        host.moves = [_Move(each.started, each.began, each.ended, rest) for each, rest in rests if rest] + left
     began = max([started, *(each.ended for each in moves if each.started <= started)])
     free = max(began, host.end)
     hidden = sum(each.ended - max(each.began, free) for each in moves if each.ended > free)
@@ -156,6 +172,17 @@ def _beside(host: _Host, its: tuple[int, ...], started: int, ended: int) -> tupl
         if each.ended > ended and _meet(each.devices, its):
             hidden += max(0, ended - max(each.began, free))
     return began, hidden
+
+
+def _united(moves: Iterable[_Move]) -> list[tuple[int, int]]:
+    """Return the disjoint intervals for which transfers were charged on any device."""
+    found: list[tuple[int, int]] = []
+    for began, ended in sorted([(each.began, each.ended) for each in moves]):
+        if found and began <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], ended)
+        else:
+            found.append((began, ended))
+    return found
 
 
 def _meet(some: tuple[int, ...], others: tuple[int, ...]) -> bool:

@@ -172,7 +172,8 @@ class GangRun:
     left_out: tuple[int, ...] = ()  # hosts of a collective that start no other gang until it has ended on all of them
     duration: int = 0  # on the slowest host, in nanoseconds
     device_ns: int = 0  # busy time, summed over its devices
-    advance_ns: int = 0  # part of `device_ns` that was charged while it ran: see `launch.long_gangs`
+    advance_ns: int = 0  # charged while it ran, and not yet in `device_ns`: see `launch.long_gangs`
+    overran: bool = False  # it ran for too long, and had to be stopped
     blocks: list[Block] = field(default_factory=list)  # held while it runs
     inherited: Sequence[Inherited] = ()  # until it has ended
     waited: Waited = ()  # reasons to wait before its start

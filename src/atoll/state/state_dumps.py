@@ -606,7 +606,7 @@ class GangDump(Dump):
     blocked_on: int = -1
 
 
-@dump_of(GangRun, "gang run")
+@dump_of(GangRun, "gang run", version=2)
 class GangRunDump(Dump):
     launch: Ref[Launch]
     spec: Ref[GangSpec]
@@ -621,6 +621,7 @@ class GangRunDump(Dump):
     waited: tuple[tuple[Reason, float], ...] = ()
     tally: Ref[Tally] | None = None
     rows: dict[int, tuple[int, int]] | None = None
+    overran: bool = False
 
 
 @dump_of(Launch, "launch", version=2, rebuild=Launch.__post_init__)

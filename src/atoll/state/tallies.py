@@ -98,14 +98,17 @@ class Tally:
         counts[0] += count
         counts[1] += nbytes
 
-    def add(self, other: Tally, islands: int = 1) -> None:
-        """Add the counts of another tally, whose gangs have equal parts on this number of islands."""
+    def add(self, other: Tally, islands: int = 1, place: int = 0) -> None:
+        """Add the counts of another tally, whose gangs have equal parts on this number of islands.
+
+        The first islands, by `place`, get the rest of each division, so that no nanosecond is missing in the sum.
+        """
         self.waited.add(other.waited)
         self.ran.add(other.ran)
-        self.device_ns += other.device_ns // islands
+        self.device_ns += (other.device_ns + islands - 1 - place) // islands
         self.failed += other.failed
         for kind, (count, nbytes) in other.moved.items():
-            self.move(kind, nbytes // islands, count)
+            self.move(kind, (nbytes + islands - 1 - place) // islands, count)
 
     @property
     def started(self) -> int:
@@ -121,8 +124,8 @@ class Tallies(dict[tuple[int, str], Tally]):
 
     def add(self, islands: tuple[int, ...], tenant: str, joint: Tally) -> None:
         """Add the counts of joint gangs to the tallies of their islands."""
-        for island in islands:
-            self[island, tenant].add(joint, len(islands))
+        for place, island in enumerate(islands):
+            self[island, tenant].add(joint, len(islands), place)
 
     def with_joint(self, joint: Mapping[tuple[tuple[int, ...], str], Tally]) -> Tallies:
         """Return these tallies and those of joint gangs, by their islands and tenant. Only what changes is copied."""

@@ -17,6 +17,15 @@ def used(tenant: str = "ana", session: int = 1, program: str = "step", seconds: 
     return Usage(tenant, session, f"{tenant}.py", program, round(seconds * 1e9), 100.0, 10, 0.5)
 
 
+def test_a_period_in_which_more_was_taken_back_than_used_shows_no_usage():
+    store = UsageStore("", 7)
+    store.add([(NOW, 8_000_000_000, [used(seconds=3)]), (NOW + 5, 8_000_000_000, [used(seconds=-2)])])
+    assert store.report(By.TENANT, 0)["total"]["device_seconds"] == 1.0
+    recent = store.report(By.TENANT, NOW + 3)
+    assert [row["device_seconds"] for row in recent["rows"]] == [0.0]
+    assert recent["idle_device_seconds"] == 8.0
+
+
 def test_usage_is_summed_up_by_tenant_session_and_program():
     store = UsageStore("", 7)
     store.add(

@@ -24,7 +24,7 @@ class Usage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     session: int
     label: str  # of the session
     program: str
-    device_ns: int = 0
+    device_ns: int = 0  # less than 0 if charges in advance were taken back
     byte_seconds: float = 0.0  # one GiB on each of eight devices for a second is 8 GiB s
     bytes_moved: int = 0  # counted by the writer
     compile_seconds: float = 0.0

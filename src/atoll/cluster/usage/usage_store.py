@@ -265,7 +265,7 @@ class UsageStore:
 def _amounts(sums: Sequence[float]) -> dict[str, float]:
     device_ns, byte_seconds, moved, compiled = sums
     return {
-        "device_seconds": device_ns / 1e9,
+        "device_seconds": max(0, device_ns) / 1e9,  # a period may take back more than was used in it
         "memory_byte_seconds": byte_seconds,
         "bytes_moved": moved,
         "compile_seconds": compiled,

@@ -170,6 +170,8 @@ class Recovery:
 
     def charge_overrun(self, gang: Gang[GangRun]) -> None:
         """Charge a run that had to be stopped, or whose islands had to restart, to its tenant, once for all islands."""
+        for each in gang.node.gangs:
+            each.run.overran = True
         if gang.node.number not in self._charged:
             self._charged.add(gang.node.number)
             self._blame(gang.island, {gang.run.launch.program.name: Running(gang.node.tenant, False)}, is_sure=True)
