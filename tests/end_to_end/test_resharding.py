@@ -14,7 +14,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from tests.end_to_end.remote_python import RemotePython, StartPython
+from tests.end_to_end.remote_python import RemoteError, RemotePython, StartPython
 from tests.end_to_end.same import assert_same
 
 LARGE_BYTES = 4 << 20  # a CPU's arrays below that go JAX's way
@@ -241,3 +241,58 @@ def test_an_array_of_64_bits_keeps_them_while_they_are_switched_off(python: Remo
     pieces = [upper, lower, upper, lower]
     expected = [(dtype, [piece.astype(dtype) for piece in pieces]) for dtype in DTYPES_OF_64_BITS * 4]
     assert_same(python.call(put_64_bits, rows), expected)
+
+
+# ---- partial sums
+
+
+def partial_sums(scale: int, axes: int, across: bool) -> jax.Array:
+    """Return an array whose sum over the mesh's axis x is a matrix, on devices of one island or of both."""
+    devices = np.array(jax.devices())[[0, 4, 1, 5] if across else [0, 1, 2, 3]]
+    mesh = Mesh(devices.reshape((2, 2)[:axes] if axes == 2 else (4,)), ("x", "y")[:axes], (AxisType.Explicit,) * axes)
+    rows = "y" if axes == 2 else None
+    with jax.set_mesh(mesh):
+        left = jax.device_put(
+            scale * np.arange(16.0, dtype=np.float32).reshape(4, 4), NamedSharding(mesh, P(rows, "x"))
+        )
+        right = jax.device_put(np.arange(8.0, dtype=np.float32).reshape(4, 2), NamedSharding(mesh, P("x", None)))
+        return jnp.dot(left, right, out_sharding=NamedSharding(mesh, P(rows, unreduced={"x"})))
+
+
+def shards_of(x: jax.Array) -> list[Any]:
+    return [np.asarray(shard.data) for shard in x.addressable_shards]
+
+
+def copied_partial_sums(axes: int, across: bool, to_cpu: bool) -> tuple[list[Any], list[Any]]:
+    """Return the shards of several arrays of partial sums, and of their copies on other devices."""
+    xs = [partial_sums(scale, axes, across) for scale in range(1, 7)]
+    mesh = xs[0].sharding.mesh
+    devices = jax.local_devices(backend="cpu")[:4] if to_cpu else jax.devices()[4:]
+    other = Mesh(np.array(devices).reshape(mesh.devices.shape), mesh.axis_names, mesh.axis_types)
+    copies = jax.device_put(xs, NamedSharding(other, xs[0].sharding.spec))
+    return [shards_of(x) for x in xs], [shards_of(x) for x in copies]
+
+
+def value_of_partial_sums(axes: int, across: bool) -> None:
+    np.asarray(partial_sums(1, axes, across))
+
+
+@pytest.mark.parametrize("axes", [1, 2])
+@pytest.mark.parametrize("across", [False, True])
+def test_partial_sums_are_copied_shard_by_shard(python: RemotePython, axes: int, across: bool) -> None:
+    own, copies = python.call(copied_partial_sums, axes, across, False)
+    assert_same(copies, own)
+
+
+def test_partial_sums_are_copied_to_other_clients_shard_by_shard(start_python: StartPython) -> None:
+    python = start_python("1x1x4", XLA_FLAGS="--xla_force_host_platform_device_count=4")
+    for axes in (1, 2):
+        own, copies = python.call(copied_partial_sums, axes, False, True)
+        assert_same(copies, own)
+
+
+@pytest.mark.parametrize("axes", [1, 2])
+@pytest.mark.parametrize("across", [False, True])
+def test_an_array_of_partial_sums_has_no_value(python: RemotePython, axes: int, across: bool) -> None:
+    with pytest.raises(RemoteError, match=r"where its shards are|UniqueIndexDomains"):
+        python.call(value_of_partial_sums, axes, across)

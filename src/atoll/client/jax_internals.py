@@ -329,9 +329,19 @@ def tiles(sharding: Any, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]] |
     hlo = sharding._to_xla_hlo_sharding(rank)
     if hlo.is_replicated() or hlo.is_maximal():
         return None
-    if hlo.is_manual() or hlo.is_unreduced():
+    if hlo.is_manual() or _has_partial_sums(hlo):
         raise NotImplementedError(f"arrays whose sharding is {sharding} cannot leave their computation")
     return tuple(hlo.tile_assignment_dimensions()), tuple(hlo.tile_assignment_devices())
+
+
+def has_partial_sums(sharding: Any, rank: int) -> bool:
+    """Return whether the shards of an array are partial sums: such arrays are unreduced, and have no parts."""
+    return _has_partial_sums(sharding._to_xla_hlo_sharding(rank))
+
+
+def _has_partial_sums(hlo: Any) -> bool:
+    kind = xla_client.OpSharding.Type.UNREDUCED
+    return bool(hlo.is_unreduced() or kind in hlo.subgroup_types())
 
 
 def check_deleted(arrays: Sequence[Any]) -> None:

@@ -19,7 +19,7 @@ from atoll.protocol.ifrt import executables_pb2, xla_pb2
 from atoll.protocol.messages import FunctionInfo, OutputInfo
 from atoll.protocol.translation import codec
 from atoll.protocol.translation.array_specs import layout_proto_from_text, order_of_layout
-from atoll.protocol.translation.shardings import sharding_to, tiling_from
+from atoll.protocol.translation.shardings import has_partial_sums, partial_sums, sharding_to, tiles_from
 from atoll.session.cluster_session import ClusterSession
 
 
@@ -62,11 +62,14 @@ class Executable(LoadedExecutable):
         tiling: Any = Replicated()
         if count > 1:
             if output.op_sharding is not None:
-                tiling = tiling_from(xla_pb2.OpSharding.FromString(output.op_sharding), count, output.shape)
+                op = xla_pb2.OpSharding.FromString(output.op_sharding)
+                tiling = tiles_from(op, count, output.shape)
             else:
-                tiling = Even(output.shape)
+                op, tiling = None, Even(output.shape)
             if isinstance(tiling, Tiled):
                 shape = tuple(size * parts for size, parts in zip(output.shape, tiling.dims, strict=False))
+            if op is not None and has_partial_sums(op):
+                tiling = partial_sums(tiling, shape)
         layout = order_of_layout(output.layout.decode()) if output.layout else None
         return ArraySpec(output.dtype, shape, Sharding(self.devices, tiling, output.memory_kind), layout)
 

@@ -178,6 +178,31 @@ def test_trailing_tiles_that_have_a_kind_of_their_own_are_replicas(types):
 
 
 @pytest.mark.parametrize(
+    ("op", "shard"),
+    [
+        (Op(type=Op.UNREDUCED), (3, 4)),
+        (Op(type=Op.OTHER, tile_assignment_dimensions=[1, 1, 4], last_tile_dims=[Op.UNREDUCED]), (3, 4)),
+        (Op(type=Op.OTHER, tile_assignment_dimensions=[1, 2, 2], last_tile_dims=[Op.UNREDUCED]), (3, 2)),
+        (
+            Op(type=Op.OTHER, tile_assignment_dimensions=[1, 1, 2, 2], last_tile_dims=[Op.REPLICATED, Op.UNREDUCED]),
+            (3, 4),
+        ),
+    ],
+)
+def test_partial_sums_are_no_parts_of_an_array(op, shard):
+    assert tiling_from(op, 4, (3, 4)) == Even(shard)
+    assert op.type == Op.UNREDUCED or tiling_from(op, 4, None) == Opaque()
+
+
+def test_partial_sums_on_a_named_mesh_are_no_parts_of_an_array():
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("a", "b"))
+    for spec, shard in ((PartitionSpec(None, "a"), (3, 2)), (PartitionSpec(), (3, 4))):
+        op = named(mesh, spec)
+        op.named_sharding.unreduced_axes.add(mesh_axis_index=1)
+        assert tiling_from(op, 4, (3, 4)) == Even(shard)
+
+
+@pytest.mark.parametrize(
     ("op", "tiling"),
     [
         (Op(type=Op.REPLICATED), Replicated()),

@@ -97,7 +97,9 @@ def _leaves(x: Any, sharding: Any) -> bool:
         return False
     if source.num_devices == 1 and not _islands(source).isdisjoint(_islands(sharding)):
         return False
-    return _may_reshard(x, sharding) and _has_other_shards(x, sharding.devices_indices_map(x.shape).values())
+    if not _may_reshard(x, sharding) or internals.has_partial_sums(sharding, x.ndim):
+        return False
+    return _has_other_shards(x, sharding.devices_indices_map(x.shape).values())
 
 
 def _islands(sharding: Any) -> set[int]:
@@ -119,7 +121,10 @@ def _should_reshard(x: Any, sharding: Any, indices: tuple[Any, ...]) -> bool:
 
 
 def _may_reshard(x: Any, sharding: Any) -> bool:
-    """Return whether both shardings are of one cluster of Atoll, and the user does not forbid or check computations."""
+    """Return whether both shardings are of one cluster of Atoll, and the user does not forbid or check computations.
+
+    JAX refuses to give an array of partial sums another sharding.
+    """
     import jax
 
     from atoll.client import jax_internals as internals
@@ -129,7 +134,9 @@ def _may_reshard(x: Any, sharding: Any) -> bool:
         return False
     if source[0].client is not target[0].client:
         return False
-    return not (jax.config.jax_disable_jit or internals.needs_check_special())
+    if jax.config.jax_disable_jit or internals.needs_check_special():
+        return False
+    return not internals.has_partial_sums(x.sharding, x.ndim)
 
 
 def _has_other_shards(x: Any, indices: Iterable[Any]) -> bool:

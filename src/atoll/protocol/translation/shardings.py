@@ -65,7 +65,8 @@ def _param(message: Any, shape: Shape) -> tuple[tuple[int, ...], Tiling]:
     devices = tuple(message.devices.device_ids)
     param = message.sharding_param
     axes = tuple(param.permutation), tuple(param.axis_sizes)
-    return devices, tiling_of_param(len(devices), shape, tuple(param.dim_shards), *axes)
+    tiling = tiling_of_param(len(devices), shape, tuple(param.dim_shards), *axes)
+    return devices, partial_sums(tiling, shape) if param.unreduced_axes else tiling
 
 
 def tiling_of_param(
@@ -100,7 +101,33 @@ _SHARDINGS: dict[str, tuple[Any, Any]] = {
 
 
 def tiling_from(op: Any, devices: int, shape: Shape | None) -> Tiling:
-    """Return the tiling for a sharding in XLA's own form."""
+    """Return the tiling for a sharding in XLA's own form.
+
+    Shards that are partial sums (JAX calls such arrays unreduced) are no parts of the array, so only their shape is
+    known.
+    """
+    tiling = tiles_from(op, devices, shape)
+    return partial_sums(tiling, shape) if has_partial_sums(op) else tiling
+
+
+def has_partial_sums(op: Any) -> bool:
+    """Return whether the sum of several shards is a part of the array, besides the type UNREDUCED of all axes."""
+    if op.HasField("named_sharding"):
+        return bool(op.named_sharding.unreduced_axes)
+    return xla_pb2.OpSharding.UNREDUCED in op.last_tile_dims
+
+
+def partial_sums(tiling: Tiling, shape: Shape | None) -> Tiling:
+    """Return the tiling of arrays of `shape` whose shards are partial sums of these tiles."""
+    if shape is None:
+        return Opaque()
+    if not isinstance(tiling, Tiled):
+        return Even(shape)
+    return Even(tuple(-(-size // parts) for size, parts in zip(shape, tiling.dims, strict=False)))
+
+
+def tiles_from(op: Any, devices: int, shape: Shape | None) -> Tiling:
+    """Return the tiles of a sharding in XLA's own form, also if they are divided into partial sums."""
     if op.HasField("named_sharding"):
         return _named(op.named_sharding, devices, shape)
     kind = xla_pb2.OpSharding
