@@ -142,6 +142,15 @@ def test_an_island_that_fails_or_lacks_functions_leaves():
     assert started(scheduler, 1) == [2]
 
 
+def test_a_session_that_ends_takes_its_deferred_nodes_from_shared_islands():
+    scheduler = sharing()
+    alone = launch(2, islands=(2,))
+    scheduler.defer(alone)
+    assert shares(scheduler) == [ALL]
+    assert [each.node for each in scheduler.drop_session(1)] == [alone]
+    assert scheduler.waits() == {}
+
+
 def test_an_island_with_other_limits_leaves():
     scheduler = sharing()
     scheduler.set_limits(0, 8)

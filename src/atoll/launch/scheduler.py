@@ -500,9 +500,16 @@ class Scheduler(Generic[Payload]):
         return [*self._in_lines(self._islands[island]), *deferred]
 
     def all_nodes(self) -> list[QueuedNode[Payload]]:
-        """Return all nodes that wait: first committed ones and nodes in line, by island, then deferred ones."""
-        found = dict.fromkeys([node for state in self._lines.all() for node in self._in_lines(state)])
-        return [*found, *self._deferred.values()]
+        """Return all nodes that wait, each once, by their first island and then in the order of `nodes`."""
+        deferred: dict[int, list[QueuedNode[Payload]]] = {}
+        for node in self._deferred.values():
+            deferred.setdefault(min(node.islands), []).append(node)
+        found: dict[QueuedNode[Payload], None] = {}
+        for state in self._lines.all():
+            found.update(dict.fromkeys(self._in_lines(state)))
+            for island in state.islands:
+                found.update(dict.fromkeys(deferred.get(island, ())))
+        return list(found)
 
     def _in_lines(self, state: IslandLines[Payload]) -> Iterator[QueuedNode[Payload]]:
         """Yield the nodes that are committed, and then those in line."""
