@@ -206,6 +206,58 @@ def test_the_loss_of_an_island_fails_the_gangs_on_it_and_no_others():
     play.controller.launcher.validate()
 
 
+def told_to_forget(play: Play, handle: int) -> list[int]:
+    """Return the hosts that are told to forget a buffer."""
+    return [who for (_, who), each in play.sent() if isinstance(each, m.Free) and handle in each.handles]
+
+
+def losing_an_array(decisions: int) -> Play:
+    """An array on all islands is lost with the last of them."""
+    play = playing(device_memory=SIZE, decisions=decisions)
+    play.say(m.Launch(1, (), (11,), ()))
+    (gang,) = in_flight(play)
+    for host in ALL:
+        play.done(gang.sequence, host=host)
+    play.lose(2, "its connection broke")
+    return play
+
+
+def test_hosts_forget_their_parts_of_an_array_that_was_lost_with_another_island():
+    play = losing_an_array(3)
+    assert told_to_forget(play, 11) == [0, 1]
+    assert len(runs(play.say(m.Launch(3, (), (12,), ())))) == 1, "which uses the memory"
+    assert play.say(m.Release((11,))) == [], "they have nothing more to forget"
+    assert used(play) == [0, SIZE, 0]
+
+
+def test_the_decisions_of_a_version_that_waited_for_the_client_are_repeated():
+    assert told_to_forget(losing_an_array(2), 11) == []
+
+
+def test_hosts_forget_their_parts_of_the_results_of_a_joint_gang_that_fails():
+    play = playing(device_memory=SIZE)
+    play.say(m.Launch(1, (), (11,), ()))
+    (gang,) = in_flight(play)
+    play.done(gang.sequence, host=0)
+    play.report(1, m.Failed(gang.sequence, BROKEN))
+    play.done(gang.sequence, host=2)
+    assert told_to_forget(play, 11) == []
+    for second in range(1, 4):  # until the loss of another host would be known
+        play.tick(float(second))
+    assert told_to_forget(play, 11) == list(ALL)
+    assert state_of(play, 11) is BufferState.FAILED
+    assert used(play) == [0] * 3
+
+
+def test_a_launch_that_fails_before_it_starts_is_freed_nowhere():
+    play = playing(device_memory=SIZE)
+    play.say(m.Launch(1, (), (11,), ()))
+    play.say(m.MakeError((12,), BROKEN))
+    play.say(m.Launch(2, (12,), (13,), ()))
+    assert state_of(play, 13) is BufferState.FAILED
+    assert told_to_forget(play, 13) == []
+
+
 def behind_an_ended_part(play: Play) -> None:
     """A joint gang has ended on island 1 and runs on the others. A gang that was behind it runs there."""
     play.say(m.Launch(1, (), (11,), ()))

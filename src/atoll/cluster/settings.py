@@ -268,9 +268,9 @@ class ClusterSettings(msgspec.Struct, frozen=True):
         ),
     ] = 1.0
 
-    # Which decisions a controller makes for its events: 1 if the cost of a message includes the lists in it, and 2 if
-    # charges are also exact (`launch.gang_charges`).
-    decisions: int = 2
+    # Which decisions a controller makes for its events: 1 if the cost of a message includes the lists in it, 2 if
+    # charges are also exact (`launch.gang_charges`), and 3 if hosts also forget buffers that have become errors.
+    decisions: int = 3
 
     tenants: tuple[TenantSettings, ...] = ()  # not passed on command lines: see `cluster.tenant_settings`
 

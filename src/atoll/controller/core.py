@@ -191,6 +191,7 @@ class Controller:
             find_policy(settings.policy),
             settings.delegate_after_seconds,
             settings.decisions > 1,
+            settings.decisions > 2,
         )
         self.scheduler = self.launcher.scheduler
         self.memory = self.launcher.memory.ledger

@@ -6,7 +6,7 @@ Messages to a host arrive in order, so a `Free` that is sent then arrives after 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from atoll.errors import Status
 from atoll.launch.outbox import Outbox
@@ -19,14 +19,19 @@ from atoll.state.session import GangRun, Session
 
 
 class BufferReleases:
-    """Releases, deletes, and settles the buffers of sessions."""
+    """Releases, deletes, and settles the buffers of sessions. See `Launcher` for the arguments."""
 
     def __init__(
-        self, memory: Reservations, outbox: Outbox, on_spilled_freed: Callable[[Session, SpilledArray], None]
+        self,
+        memory: Reservations,
+        outbox: Outbox,
+        on_spilled_freed: Callable[[Session, SpilledArray], None],
+        frees_errors: bool,
     ) -> None:
         self._memory = memory
         self._outbox = outbox
         self._on_spilled_freed = on_spilled_freed
+        self._frees_errors = frees_errors
 
     def release(self, session: Session, handles: tuple[int, ...], delete: bool) -> None:
         """Release handles that the client does not need any more. With `delete`, other arrays lose the memory too."""
@@ -69,6 +74,22 @@ class BufferReleases:
         """Answer the waits for a buffer that is ready, or that has failed with `error`."""
         for wait, status in session.directory.settle(handle, error):
             self._outbox.to_session(session.number, m.Awaited(wait, status))
+
+    def free_errors(self, session: Session, errors: Iterable[tuple[int, Entry]], lost: Collection[int] = ()) -> None:
+        """Have hosts forget buffers that have become errors, by handle, without waiting for the client to release them.
+
+        Their memory counts as free, and hosts may have parts of them. The hosts in `lost` have nothing.
+        """
+        if not self._frees_errors:
+            return
+        by_hosts: dict[int, tuple[tuple[int, ...], list[int]]] = {}  # by identity, which is faster than the hash
+        for handle, entry in errors:
+            by_hosts.setdefault(id(entry.hosts), (entry.hosts, []))[1].append(handle)
+            entry.hosts = ()
+        for hosts, handles in by_hosts.values():
+            left = tuple([host for host in hosts if host not in lost])
+            if left:
+                self._outbox.free(left, session.number, handles)
 
     def _free(self, session: Session, handle: int, entry: Entry, delete: bool = False) -> None:
         self._memory.release(entry)

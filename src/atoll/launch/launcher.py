@@ -91,6 +91,7 @@ class Launcher:
       policy: makes the scheduling policy of an island.
       delegate_after_seconds: `exclusive_after` of `DelegatedRuns`.
       exact_charges: `is_exact` of `GangCharges`.
+      frees_errors: whether hosts forget buffers that have become errors. Earlier versions waited for the client.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class Launcher:
         policy: Callable[[], Policy] = FairShares,
         delegate_after_seconds: float | None = None,
         exact_charges: bool = True,
+        frees_errors: bool = True,
     ) -> None:
         self.scheduler = Scheduler[GangRun](
             resources.islands.values(),
@@ -137,7 +139,7 @@ class Launcher:
         self._sequential = SequentialDispatch(self.scheduler) if sequential else None
         self._dependencies = DependencyTracker(self.scheduler, self.enqueue)
         self.large_plans = LargePlans(resources, self.scheduler)
-        self.buffers = BufferReleases(self.memory, outbox, on_spilled_freed)
+        self.buffers = BufferReleases(self.memory, outbox, on_spilled_freed, frees_errors)
         self.builder = LaunchBuilder(self.scheduler, quarantine, self.large_plans, not sequential)
         self.large_launches = LargeLaunches(self)
         self.control_flow = ControlFlowRuns(
@@ -735,6 +737,8 @@ class Launcher:
                     self._dependencies.resolve(node.dependency)
         if session is None:
             return
+        if error is not None and launch.hosts_started:
+            self._free_results(session, launch)
         for handle in launch.results:
             self.buffers.settle(session, handle, error)
         if launch.credits:
@@ -743,6 +747,17 @@ class Launcher:
             self.control_flow.part_ended(launch)
         if launch.then is not None:
             launch.then(launch)
+
+    def _free_results(self, session: Session, launch: Launch) -> None:
+        """Have hosts forget the results of a launch that has failed, of which they may have made parts."""
+        present, has_parts = session.directory.entries, len(launch.program.nodes) > 1
+        made = [
+            (handle, entry)
+            for handle, entry in launch.named_results()
+            if present.get(handle) is entry and (has_parts or len(entry.hosts) > 1)
+        ]
+        lost = [host for host in launch.hosts_started if self._resources.has_failed(host)]
+        self.buffers.free_errors(session, made, lost)
 
     def return_credits_of_launch(self, session: Session, credits: int) -> None:
         """Return the credits of a client's launch that has ended."""

@@ -128,8 +128,12 @@ class Launch(StateMachine[LaunchState]):
 
     def named_entries(self) -> Iterator[tuple[int, Entry]]:
         """Yield the buffers that have handles, as (handle, entry)."""
-        program = self.program
         yield from zip(self.arguments, self.entries, strict=False)
+        yield from self.named_results()
+
+    def named_results(self) -> Iterator[tuple[int, Entry]]:
+        """Yield the results, as (handle, entry)."""
+        program = self.program
         for value in program.result_values:
             yield self.results[program.values[value - program.arguments].result], self.entries[value]
 

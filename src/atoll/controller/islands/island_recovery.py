@@ -409,13 +409,17 @@ class Recovery:
         lost_on = {number for number, each in by_identity.items() if not hosts.isdisjoint(each)}
         if not lost_on:
             return
+        also_elsewhere = {number for number in lost_on if not hosts.issuperset(by_identity[number])}
         ready: dict[str, list[Entry]] = {}  # by producer
         others: list[tuple[int, Entry]] = []
+        parts_left: list[tuple[int, Entry]] = []  # arrays of which other hosts have parts
         for handle, entry in compress(entries.items(), map(lost_on.__contains__, map(id, placed))):
             if survivors.will_make(entry):
                 continue
             if entry.state is BufferState.READY:
                 ready.setdefault(entry.producer, []).append(entry)
+                if id(entry.hosts) in also_elsewhere:
+                    parts_left.append((handle, entry))
             elif entry.state is not BufferState.FAILED or entry.blocks:
                 others.append((handle, entry))
         for handle, entry in others:
@@ -434,6 +438,9 @@ class Recovery:
                     self._launcher.memory.release(entry)
             else:
                 self._launcher.remains.release_in_steps(session, lost, self._launcher.memory.release, ENTRIES_PER_STEP)
+        if parts_left:
+            self._launcher.buffers.free_errors(session, parts_left, hosts)
+            self._outbox.flush_frees()  # before an array is restored under the same handle
         if ready or others:
             session.note_error(status)
 
