@@ -207,7 +207,7 @@ def test_the_loss_of_an_island_fails_the_gangs_on_it_and_no_others():
 
 
 def told_to_forget(play: Play, handle: int) -> list[int]:
-    """Return the hosts that are told to forget a buffer."""
+    """Return the hosts that receive a message to forget a buffer."""
     return [who for (_, who), each in play.sent() if isinstance(each, m.Free) and handle in each.handles]
 
 

@@ -173,6 +173,19 @@ def test_islands_that_stop_sharing_share_again_after_more_and_more_joint_gangs()
     assert gaps == [1, 2, 4, 8, 16, 32, 64, 64, 64]
 
 
+def test_islands_share_their_lines_with_those_that_are_like_them():
+    scheduler, every = Scheduler[str](7, 8), tuple(range(7))
+    scheduler.set_limits(0, 2)
+    for island in (3, 4):
+        scheduler.set_limits(island, 4)
+    run(scheduler, joint(1, every))
+    assert shares(scheduler) == [(0,), (1, 2, 5, 6), (3, 4)]
+    scheduler.enqueue(joint(2, every))
+    assert started(scheduler, 6) == [2]
+    assert [scheduler.statistics(island).window for island in every] == [2, 8, 8, 4, 4, 8, 8]
+    scheduler.validate()
+
+
 def test_a_policy_that_cannot_be_copied_is_not_shared():
     LastComeFirstServed.made = []
     scheduler = Scheduler[str](4, 8, LastComeFirstServed)

@@ -78,7 +78,7 @@ class BufferReleases:
     def free_errors(self, session: Session, errors: Iterable[tuple[int, Entry]], lost: Collection[int] = ()) -> None:
         """Have hosts forget buffers that have become errors, by handle, without waiting for the client to release them.
 
-        Their memory counts as free, and hosts may have parts of them. The hosts in `lost` have nothing.
+        The ledger counts the memory of these buffers as free, although hosts may have parts. Hosts in `lost` have none.
         """
         if not self._frees_errors:
             return

@@ -6,7 +6,7 @@ The scheduler keeps these counts. This module decides which islands share an obj
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from itertools import islice
 from typing import Generic
@@ -22,6 +22,8 @@ _MOST_KNOWN = 1024
 # Joint gangs after which islands try to share their lines. The number doubles with each try that fails, and each time
 # that an island stops sharing.
 _MOST_PATIENCE = 64
+# Kinds of islands that begin to share their lines at once, each among themselves. Further kinds do not share.
+_MOST_KINDS = 4
 
 
 def _no_loads() -> GroupedCounts[int, HostWindow]:
@@ -182,7 +184,7 @@ class SharedLines(Generic[Payload]):
     same for hundreds of them as for one. The rules:
 
     - Islands begin to share their lines when a joint gang is about to join them that uses all of their hosts, if the
-      lines are idle and alike. Then one object stands for all of them.
+      lines are idle and alike. Then one object stands for all that are alike.
     - While islands share lines, only joint gangs that use all hosts of all of them join these lines. So the lines that
       each island would have remain equal, and each decision is the one that each island would make.
     - Before anything happens to only some of the islands, they get copies: before another gang joins their lines, and
@@ -286,16 +288,28 @@ class SharedLines(Generic[Payload]):
         if clock.passed < clock.patience:
             return False
         clock.passed = 0
-        idle = [
-            lines for lines, at in span if lines.is_idle and lines.takes_all and lines.hosts == len(gang.places[at])
-        ]
-        alike = [lines for lines in idle if lines is idle[0] or lines.is_like(idle[0])]
-        if len(alike) < 2:
+        kinds: list[list[IslandLines[Payload]]] = []  # lines that are alike
+        for lines, at in span:
+            if lines.is_idle and lines.takes_all and lines.hosts == len(gang.places[at]):
+                kind = next((each for each in kinds if lines.is_like(each[0])), None)
+                if kind is not None:
+                    kind.append(lines)
+                elif len(kinds) < _MOST_KINDS:
+                    kinds.append([lines])
+        several = [alike for alike in kinds if len(alike) > 1]
+        if not several:
             clock.patience = min(2 * clock.patience, _MOST_PATIENCE)
             return False
+        places = dict(zip(gang.islands, gang.places, strict=True))
+        for alike in several:
+            self._share(alike, places, clock.patience)
+        self._spans.clear()
+        return True
+
+    def _share(self, alike: list[IslandLines[Payload]], places: Mapping[int, tuple[int, ...]], patience: int) -> None:
+        """Have islands share their lines, which are idle and alike. `places` has the hosts of each."""
         records = [record for lines in alike for record in lines.records or [lines.record]]
         records.sort(key=lambda record: record.number)
-        where = {island: i for i, island in enumerate(gang.islands)}
         together = replace(
             alike[0],
             record=records[0],
@@ -305,14 +319,12 @@ class SharedLines(Generic[Payload]):
             full_hosts=0,
             exclusive_since=max([lines.exclusive_since for lines in alike]),
             records=records,
-            places={record.number: gang.places[where[record.number]] for record in records},
-            patience=clock.patience,
+            places={record.number: places[record.number] for record in records},
+            patience=patience,
         )
         for record in records:
             self._started[record.number] = self.started(record.number) - together.started
             self._of[record.number] = together
-        self._spans.clear()
-        return True
 
     def validate(self) -> None:
         """Raise AssertionError if islands share lines that must not. For tests."""
