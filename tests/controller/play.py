@@ -204,10 +204,11 @@ class Cluster:
     # ---- what comes of it
 
     def flush(self) -> list[a.AnyAction]:
-        """All actions since the last time."""
+        """All actions since the last time. Fails at a bug in a message that waited."""
         kept, self._kept = self._kept, []
         actions = [*kept, *self.event(e.Flush(self.now))]
         while self.controller.has_work:
+            assert not self.controller.bugs(), self.controller.bugs()[0][0].trace
             actions += self.event(e.Flush(self.now))
         return actions
 

@@ -77,6 +77,7 @@ RECEIVED = [e.Received(1.0, connection, m.Pong()) for connection in (1, 2, 3)]
         ([RECEIVED[0], e.Skipped(1.0, "", (1,)), RECEIVED[1], e.Flush(1.0), e.Skipped(1.0, "")], {0, 3}),
         ([e.TimerEnded(1.0, 1), e.Skipped(1.0, "")], {0}),
         ([e.Skipped(1.0, "")], set()),
+        ([*RECEIVED, e.Flush(1.0), e.Skipped(1.0, "", sessions=(1,), skips=False)], set()),
     ],
 )
 def test_what_is_skipped(events, expected):
@@ -108,6 +109,56 @@ def test_a_bug_in_the_checks_of_a_message_is_known_to_have_changed_nothing(monke
     with pytest.raises(NothingChangedError) as raised:
         cluster.proxy(session.number, m.Pong())
     assert isinstance(raised.value.__cause__, KeyError)
+
+
+def bug_in_a_check(monkeypatch: pytest.MonkeyPatch, kind: type, of: Session) -> None:
+    def check(session: Session, *arguments: object) -> None:
+        if session.number == of.number:
+            raise KeyError("a dtype")
+
+    monkeypatch.setitem(PROXIES, kind, check)
+
+
+def test_a_bug_in_the_checks_of_a_message_that_waited_ends_only_its_session(monkeypatch):
+    cluster = Play("1x1x2")
+    one, other = cluster.open(), cluster.open()
+    bug_in_a_check(monkeypatch, m.Await, one)
+    large = m.Release(tuple(range(1000, 3000)))
+    for session in (one, other):
+        cluster.proxy(session.number, large)
+        cluster.proxy(session.number, m.Await(7, ()))
+    assert cluster.controller.has_work, "the messages wait"
+    for _ in range(50):
+        cluster.event(e.Flush(cluster.now))
+    ((bug, connections, sessions),) = cluster.controller.bugs()
+    assert (connections, sessions) == ((), (one.number,))
+    assert bug.reason.startswith("Await: KeyError: 'a dtype'")
+    assert "in check" in bug.trace
+    restored = load_controller(dumped(cluster.controller))
+    assert restored.bugs() == cluster.controller.bugs(), "the next process ends the session, if this one cannot"
+    cluster.event(e.Skipped(cluster.now, bug.reason, connections, sessions, skips=False))
+    (closing,) = [each for each in cluster.outbox() if isinstance(each, m.Closing)]
+    assert bug.reason in closing.status.message
+    cluster.flush()
+    assert one.number not in cluster.controller.sessions
+    assert other.number in cluster.controller.sessions
+    assert not cluster.controller.bugs()
+    assert not cluster.controller.has_work
+
+
+def test_a_session_that_closes_by_itself_leaves_no_bug(monkeypatch):
+    cluster = Play("1x1x2")
+    one = cluster.open()
+    bug_in_a_check(monkeypatch, m.Await, one)
+    cluster.proxy(one.number, m.Release(tuple(range(1000, 3000))))
+    cluster.proxy(one.number, m.Await(7, ()))
+    for _ in range(50):
+        cluster.event(e.Flush(cluster.now))
+    assert cluster.controller.bugs()
+    cluster.close(one.number)
+    cluster.flush()
+    assert not cluster.controller.bugs()
+    assert not cluster.controller.has_work
 
 
 # ---- with tenants, a bug is charged to the tenant whose messages cause it

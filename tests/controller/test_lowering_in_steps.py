@@ -21,7 +21,6 @@ from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.session.registered_programs import in_parts
-from atoll.state.stepped_work import TurnFailedError
 from atoll.virtual.host_process import decoded
 from tests.controller.dumps import dumped
 from tests.controller.play import Play, chain_of, on, runs
@@ -263,11 +262,15 @@ def test_a_bug_in_a_pass_ends_the_session_and_is_not_met_again(monkeypatch):
     play = Slow()
     monkeypatch.setattr(registry, "register_in_steps", faulty)
     play.register(5, chain_of(NODES))
-    with pytest.raises(TurnFailedError) as raised:
-        Blocks().turns(play)
-    assert raised.value.sessions == (play.session,)
-    assert isinstance(raised.value.__cause__, KeyError)
-    play.event(e.Skipped(play.now, "a bug", *(raised.value.connections, raised.value.sessions)))
+    while not play.controller.bugs():
+        play.turn()
+    ((bug, connections, sessions),) = play.controller.bugs()
+    assert sessions == (play.session,)
+    assert bug.reason.startswith("KeyError: 'a bug'")
+    assert "faulty" in bug.trace
+    play.turn()
+    assert play.controller.bugs() == [(bug, connections, sessions)], "it is not met again"
+    play.event(e.Skipped(play.now, bug.reason, connections, sessions, skips=False))
     assert any(isinstance(each, m.Closing) for each in play.outbox())
     while play.controller.has_work:
         play.turn()

@@ -74,6 +74,29 @@ def test_a_bug_at_a_message_that_waited_names_the_connection_that_sent_it(monkey
     user = play.connect("operator", token="alice")
     play.flush()
     play.receive(user, m.StatusRequest())
+    other = play.connect("operator", token="bob")
+    play.receive(other, m.EndSessionRequest(99))
+    for _ in range(3):
+        play.event(e.Flush(play.now))
+    ((bug, connections, sessions),) = play.controller.bugs()
+    assert (connections, sessions) == ((user,), ())
+    assert bug.reason.startswith("StatusRequest: KeyError: 'a bug'")
+    play.event(e.Skipped(play.now, bug.reason, connections, sessions, skips=False))
+    assert user not in play.controller.connections.peers
+    assert other in play.controller.connections.peers
+    play.flush()
+    assert not play.controller.has_work
+
+
+def test_a_bug_at_a_request_that_changes_state_names_the_connection_that_sent_it(monkeypatch: pytest.MonkeyPatch):
+    def bug(*arguments: Any) -> None:
+        raise KeyError("a bug")
+
+    play = shared()
+    user = play.connect("operator", token="alice")
+    play.flush()
+    monkeypatch.setattr("atoll.controller.operators.service.OperatorService._check_owner", bug)
+    play.receive(user, m.EndSessionRequest(1))
     with pytest.raises(TurnFailedError) as raised:
         play.flush()
     assert raised.value.connections == (user,)

@@ -14,6 +14,7 @@ import pytest
 
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.topology import Topology
+from atoll.controller.validation import PROXIES
 from atoll.controller_process.controller_main import serve
 from atoll.controller_process.controller_options import ControllerOptions
 from atoll.controller_process.process_state import ProcessState
@@ -112,6 +113,45 @@ def test_the_life_of_a_controller(tmp_path, monkeypatch):
     os.close(read)
     assert not path.exists()
     assert sum(1 for _ in replay(dump.splitlines())) > 10
+
+
+async def life_with_a_bug(path: Path, ready_fd: int) -> None:
+    """A controller without a journal fails at the check of a message that waited behind a large one."""
+    stop = asyncio.Event()
+    running = asyncio.create_task(serve(ControllerOptions(f"unix:{path}", SETTINGS, os.getpid(), ready_fd), stop))
+    one, other = await Peer.open(path, "proxy"), await Peer.open(path, "proxy", label="other.py")
+    worker = await Peer.open(path, "worker")
+    worker.connection.send(ready(Topology.parse("1x1x1"), 0, "unix:/data-0"))
+    for peer in (one, other):
+        assert (await peer.next())[0] == 60
+    one.connection.send(m.Release(tuple(range(1000, 3000))))
+    one.connection.send(m.Await(7, ()))
+    closing = await one.next_of(m.Closing.__struct_config__.tag)
+    assert closing[1][0] == Code.INTERNAL
+    assert "Await: KeyError: 'a dtype'" in closing[1][1]
+    operator = await Peer.open(path, "operator")
+    operator.connection.send(m.StatusRequest())
+    status = json.loads((await operator.next())[1])
+    assert [each["label"] for each in status["sessions"]] == ["other.py"]
+    operator.connection.send(m.StopRequest())
+    await asyncio.wait_for(running, 10)
+    for peer in (one, other, worker, operator):
+        peer.connection.close()
+
+
+def test_a_bug_in_the_check_of_a_message_that_waited_ends_its_session_and_not_the_controller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def check(*arguments: object) -> None:
+        raise KeyError("a dtype")
+
+    monkeypatch.setenv("ATOLL_TOKEN", "a token")
+    monkeypatch.setitem(PROXIES, m.Await, check)
+    read, write = os.pipe()
+    asyncio.run(life_with_a_bug(tmp_path / "socket", write))
+    os.close(read)
+    (record,) = [each for each in caplog.records if "and drops it" in each.getMessage()]
+    assert "in check" in record.getMessage(), "the log has the traceback"
 
 
 @pytest.mark.parametrize("continues", [True, False])

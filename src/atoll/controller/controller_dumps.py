@@ -73,6 +73,7 @@ from atoll.state.offenses import Running
 from atoll.state.queued_nodes import Dependency
 from atoll.state.session import Session
 from atoll.state.state_dumps import DurationsOf, Key, TurnsOf
+from atoll.state.stepped_work import Bug
 from atoll.state.tenants import Tenant
 
 _NO_TURNS: Any = ([], {})  # the stored form of empty `Turns`
@@ -135,7 +136,7 @@ class DetachedSessionsDump(Dump):
     until: dict[int, float] = {}
 
 
-@dump_of(Inboxes, "inboxes", version=2)
+@dump_of(Inboxes, "inboxes", version=3)
 class InboxesDump(Dump):
     _turns: TurnsOf[m.FromProxy]
     _nodes: Counts[int] = {}
@@ -143,6 +144,7 @@ class InboxesDump(Dump):
     _bytes: Counts[int] = {}
     _at_once: int = 0
     _cost: int = 0
+    failed: dict[int, Bug] = {}
 
 
 @dump_of(Queries, "queries", rebuilt={"_loads": dict}, rebuild=Queries.count_again)
@@ -462,9 +464,10 @@ callback("operators: when suspended", Operators, Operators._when_suspended, int,
 callback("operators: when resumed", Operators, Operators._when_resumed, int, Ref[Session])
 
 
-@dump_of(WaitingRequests, "waiting requests")
+@dump_of(WaitingRequests, "waiting requests", version=2)
 class WaitingRequestsDump(Dump):
     _turns: TurnsOf[m.FromOperator]
+    failed: dict[int, Bug] = {}
 
 
 # ---- the controller

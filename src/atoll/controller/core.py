@@ -64,6 +64,7 @@ from atoll.state.buffer_directory import SpilledArray
 from atoll.state.estimates import Estimates
 from atoll.state.programs import RegisteredProgram
 from atoll.state.session import Session
+from atoll.state.stepped_work import Bug
 from atoll.state.usage import Meter
 from atoll.telemetry.consistency import Checks
 from atoll.telemetry.load import LoadRecord
@@ -150,7 +151,7 @@ class Controller:
             from_operators.received,
         )
         self.watchdog = Watchdog(state, self.launcher, self._compilation, self._queries, self.published.names)
-        self._faults = Faults(state, self._recovery, self._sessions.end, self.programs.abandon)
+        self._faults = Faults(state, self._recovery, self._sessions.end, self.programs.abandon, self._requests.end)
         self._backlog = self._work_in_steps()
         self._subscribe()
         self._handlers: dict[type[Any], Callable[[Any], list[AnyAction] | None]] = {
@@ -444,6 +445,12 @@ class Controller:
             *reads,
         )
         return *waiting, *published, large.beginning, large.ended, self._state.remains.waiting
+
+    def bugs(self) -> list[tuple[Bug, tuple[int, ...], tuple[int, ...]]]:
+        """Return the bugs that have changed nothing, with the connections and the sessions to end by `Skipped`."""
+        sessions = [*self._inboxes.failed.items(), *self.programs.lowerings.failed.items()]
+        connections = [(bug, (number,), ()) for number, bug in self._requests.failed.items()]
+        return [*connections, *((bug, (), (number,)) for number, bug in sessions)]
 
     def parts(self) -> dict[str, Any]:
         """Return the parts that have state, by the names that dumps use: see `controller_dumps`."""

@@ -2,7 +2,8 @@
 
 The shell skips the event that raised an exception (`controller_process.shell`). If the exception was raised before any
 change of state (`NothingChangedError`), the process continues; otherwise it restarts from its journal. In both cases it
-then handles `Skipped`.
+then handles `Skipped`. A bug in the turn of a session that has changed nothing (`Bug`) does not raise: the rest of the
+turn goes on, and `Skipped`, which skips nothing then, follows it.
 
 If messages of one tenant repeatedly cause a bug, that tenant is suspended, and the bugs do not count as restarts of the
 controller. Otherwise, one client could end the cluster.
@@ -10,7 +11,7 @@ controller. Otherwise, one client could end the cluster.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from atoll.controller.islands.island_recovery import Recovery
 from atoll.controller.state import ClusterState
@@ -36,6 +37,7 @@ class Faults:
     """Ends what a skipped event belongs to.
 
     `end_session(number, status)` ends a session, and `abandon(number)` ends the lowering of its programs.
+    `end_requests(connections)` drops the requests of commands.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Faults:
         recovery: Recovery,
         end_session: Callable[[int, Status], None],
         abandon: Callable[[int], None],
+        end_requests: Callable[[Iterable[int]], None],
     ) -> None:
         self._connections = state.connections
         self._sessions: Mapping[int, Session] = state.sessions
@@ -54,6 +57,7 @@ class Faults:
         self._recovery = recovery
         self._end_session = end_session
         self._abandon = abandon
+        self._end_requests = end_requests
 
     def charged(self, event: Skipped) -> Tenant | None:
         """Return the tenant that is charged for the bug, if only one tenant can have caused it."""
@@ -73,6 +77,7 @@ class Faults:
         """Handle `Skipped`."""
         self._history.record("controller failed", event.reason)
         tenant = self.charged(event)
+        self._end_requests(event.connections)
         for connection in event.connections:
             peer = self._connections.peers.get(connection)
             if peer is not None:

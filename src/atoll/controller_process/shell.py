@@ -466,6 +466,10 @@ class ControllerShell:
             self.replication.check_fence()
         for action in actions:
             does[type(action)](action)
+        if has_work:  # a message that the controller failed at still waits
+            for bug, connections, sessions in self.controller.bugs():
+                _log.critical("the controller failed at a message and drops it: %s\n%s", *bug)
+                self._handle(e.Skipped(self._clock(), bug.reason, connections, sessions, skips=False))
         if has_work and not self._flush_scheduled:
             self._flush_scheduled, self._turn = True, self._clock()
             self._loop.call_soon(self._flush)

@@ -177,11 +177,11 @@ def _token_of(tenant: str) -> str:
 
 
 def with_skips(events: Iterable[AnyEvent]) -> Iterator[tuple[AnyEvent, bool]]:
-    """Yield each event, and whether it is skipped because the controller failed at it: a `Skipped` comes next."""
+    """Yield each event, and whether it is skipped because the controller failed at it, as the next event says."""
     last: AnyEvent | None = None
     for event in events:
         if last is not None:
-            yield last, isinstance(event, Skipped)
+            yield last, isinstance(event, Skipped) and event.skips
         last = event
     if last is not None:
         yield last, False

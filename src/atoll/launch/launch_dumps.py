@@ -43,6 +43,7 @@ from atoll.state.programs import HostPlan
 from atoll.state.queued_nodes import Dependency, Gang, QueuedNode
 from atoll.state.session import ControlFlowRun, Launch, Session
 from atoll.state.state_dumps import DurationsOf, GroupsOf, Key, Requirement, RunGangsForm, TurnsOf, Units
+from atoll.state.stepped_work import Bug
 from atoll.state.tallies import Tally
 from atoll.state.tenants import Tenant
 
@@ -329,9 +330,10 @@ class LoweringDump(Dump):
     done: int = 0
 
 
-@dump_of(Lowerings, "lowerings")
+@dump_of(Lowerings, "lowerings", version=2)
 class LoweringsDump(Dump):
     _turns: TurnsOf[Ref[Lowering]]
+    failed: dict[int, Bug] = {}
 
 
 @dump_of(UncompiledProgram, "uncompiled program")

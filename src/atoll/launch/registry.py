@@ -23,7 +23,7 @@ from atoll.protocol import messages as m
 from atoll.state.estimates import Estimates, GangsByKey
 from atoll.state.programs import HostPlan, RegisteredProgram, calls_of, device_groups, register_in_steps
 from atoll.state.session import Session
-from atoll.state.stepped_work import Discards, Remains, TurnFailedError, Turns
+from atoll.state.stepped_work import Bug, Discards, Remains, Turns
 from atoll.state.usage import Meter
 
 _GROUPS_PER_STEP = 16
@@ -68,13 +68,15 @@ class Lowerings:
     lowerings are finished and their results dropped: a program that is partly lowered would leave garbage that only a
     full garbage collection frees. A snapshot contains no generators, so a restored lowering first repeats its steps.
 
-    `finished(lowering, result)` is called with the result of each lowering.
+    `finished(lowering, result)` is called with the result of each lowering. A bug in a lowering has changed nothing.
+    Its session has no turn until it ends: it is in `failed`.
     """
 
     def __init__(self, finished: Callable[[Lowering, Lowered | Status], None]) -> None:
         self._finished = finished
         self._turns: Turns[Lowering] = Turns()
         self.waiting = self._turns.waiting
+        self.failed: dict[int, Bug] = {}  # by session
 
     def add(self, lowering: Lowering) -> None:
         """Lower a program after the earlier ones of its session."""
@@ -84,21 +86,26 @@ class Lowerings:
 
     def abandon(self, number: int) -> Collection[Lowering]:
         """Forget the lowerings of a closed session after a bug in one of them, and return them."""
+        self.failed.pop(number, None)
         return self._turns.remove(number)
 
     def proceed(self, steps: int) -> None:
         """Do `steps` steps for the session whose turn it is."""
-        number = self._turns.next()
+        number = self._turns.next(self._may_proceed if self.failed else None)
         if number is None:
             return
         try:
             result = self.waiting[number][0].proceed(steps)
         except Exception as error:
-            raise TurnFailedError(session=number) from error
+            self.failed[number] = Bug.of(error)
+            return
         if result is not None:
             finished = self._turns.take(number)
             finished.session.in_steps -= 1
             self._finished(finished, result)
+
+    def _may_proceed(self, number: int) -> bool:
+        return number not in self.failed
 
 
 # Limit per session. Client libraries register a program only after its functions are compiled.

@@ -146,6 +146,8 @@ class ConnectionAway(Event, frozen=True, tag=11):
 class Skipped(Event, frozen=True, tag=14):
     """Skip the event before this one, at which the controller failed because of a bug, now and in a replay.
 
+    Without `skips`, the bug has changed nothing, and the event before this one is handled.
+
     `sessions` and the sessions of `connections` end. If a worker has one of the connections, its island restarts. If
     these and the connections `suspects` belong to a single tenant, the bug is charged to it. `reason` is for users.
     """
@@ -154,6 +156,7 @@ class Skipped(Event, frozen=True, tag=14):
     connections: tuple[int, ...] = ()
     sessions: tuple[int, ...] = ()
     suspects: tuple[int, ...] = ()
+    skips: bool = True
 
 
 class ConnectionBack(Event, frozen=True, tag=12):

@@ -5,14 +5,18 @@ Sessions take turns, by tenant first: a tenant with nine sessions has as many tu
 
 from __future__ import annotations
 
+import traceback
 from collections import deque
 from collections.abc import Callable, Collection
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from atoll.cluster.processes.bugs import described
 from atoll.state.session import Session
 
 # At most this many items of a collection are released at once.
 SMALL_ITEMS = 64
+# Characters of a bug's traceback.
+_MOST_TRACE = 16_384
 # Discarded items per step of a flush.
 _DISCARDED_PER_STEP = 8
 
@@ -26,6 +30,23 @@ class TurnFailedError(Exception):
         super().__init__(session, connection)
         self.sessions = (session,) if session else ()
         self.connections = (connection,) if connection else ()
+
+
+class Bug(NamedTuple):
+    """A bug that occurred in the turn of a session or of a command's connection, before any state had changed.
+
+    The session or connection has no turn until the controller's process has ended it, with the event `Skipped`. The bug
+    is part of the state, so that the next process ends it if this one cannot.
+    """
+
+    reason: str  # for users
+    trace: str  # for the log
+
+    @classmethod
+    def of(cls, error: BaseException, message: Any = None) -> Bug:
+        cause = error.__cause__ or error
+        name = "" if message is None else f"{type(message).__name__}: "
+        return cls(f"{name}{described(cause)}", "".join(traceback.format_exception(cause))[-_MOST_TRACE:])
 
 
 class Turns(Generic[_Item]):
@@ -46,6 +67,13 @@ class Turns(Generic[_Item]):
             self._sessions.setdefault(tenant, {})[session] = None
             self.waiting[session] = deque()
         self.waiting[session].append(item)
+
+    def put_back(self, session: int, tenant: str, item: _Item) -> None:
+        """Undo `take`."""
+        if session in self.waiting:
+            self.waiting[session].appendleft(item)
+        else:
+            self.add(session, tenant, item)
 
     def take(self, session: int) -> _Item:
         """Remove and return the session's first item."""

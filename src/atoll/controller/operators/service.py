@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -16,6 +16,7 @@ from atoll.cluster.tenant_settings import (
     TenantSettings,
     limit_text,
 )
+from atoll.controller.faults import NothingChangedError
 from atoll.controller.operators.requests import Operators
 from atoll.controller.state import ClusterState
 from atoll.errors import OK, Code, SettingsError, Status, StatusError, invalid, not_found
@@ -27,7 +28,7 @@ from atoll.protocol.events import Received
 from atoll.protocol.permissions import Peer as Kind
 from atoll.protocol.permissions import Scope, scope_of
 from atoll.state.estimates import expectations
-from atoll.state.stepped_work import TurnFailedError, Turns
+from atoll.state.stepped_work import Bug, TurnFailedError, Turns
 from atoll.state.tenants import Tenant
 from atoll.telemetry.consistency import Checks
 from atoll.telemetry.report import ReportSource, report
@@ -35,6 +36,8 @@ from atoll.telemetry.trace_requests import Tracing
 
 # Waiting requests per connection.
 MOST_REQUESTS = 64
+# Requests that change nothing until their reply is sent.
+_ONLY_READS = m.StatusRequest | m.DumpRequest
 
 
 class OperatorService:
@@ -92,6 +95,10 @@ class OperatorService:
             self._handle(peer, message, None if scope is Scope.ALL else tenant, self._outbox.seconds)
         except StatusError as error:
             self._outbox.send(peer.connection, m.OperationReply(error.status, ""))
+        except Exception as error:
+            if isinstance(message, _ONLY_READS):
+                raise NothingChangedError from error
+            raise
 
     def _handle(self, peer: Peer, message: Any, viewer: Tenant | None, now: float) -> None:
         """Answer a message. The reply is restricted to what belongs to `viewer`, if given."""
@@ -251,6 +258,7 @@ class WaitingRequests:
         self._end = end
         self._turns: Turns[Any] = Turns()
         self.waiting = self._turns.waiting
+        self.failed: dict[int, Bug] = {}  # bugs that have changed nothing, by connection, until it ends
 
     def add(self, peer: Peer, message: Any) -> None:
         """Queue a request of the connection."""
@@ -263,7 +271,7 @@ class WaitingRequests:
 
     def proceed(self) -> None:
         """Answer one request. Tenants take turns, and the connections of one tenant take turns."""
-        number = self._turns.next()
+        number = self._turns.next(self._may_proceed if self.failed else None)
         if number is None:
             return
         peer = self._peers.get(number)
@@ -273,5 +281,16 @@ class WaitingRequests:
         message = self._turns.take(number)
         try:
             self._answer(peer, message)
+        except NothingChangedError as error:
+            self.failed[number] = Bug.of(error, message)
         except Exception as error:
             raise TurnFailedError(connection=number) from error
+
+    def end(self, connections: Iterable[int]) -> None:
+        """Drop the requests of connections that end because of a bug."""
+        for number in connections:
+            self.failed.pop(number, None)
+            self._turns.remove(number)
+
+    def _may_proceed(self, number: int) -> bool:
+        return number not in self.failed

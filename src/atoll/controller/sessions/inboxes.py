@@ -14,13 +14,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from atoll.controller.faults import NothingChangedError
 from atoll.errors import Code, Status, StatusError
 from atoll.launch.large_launches import LARGE_NODES
 from atoll.launch.launch_checks import check_credits
 from atoll.protocol import messages as m
 from atoll.state.programs import RegisteredProgram
 from atoll.state.session import Session
-from atoll.state.stepped_work import Discards, TurnFailedError, Turns
+from atoll.state.stepped_work import Bug, Discards, TurnFailedError, Turns
 
 # Per session: messages, and nodes of the programs in them.
 MAX_WAITING = 8192
@@ -147,7 +148,8 @@ class Inboxes:
     With `counts_lists`, all long lists count for the cost of a message. Earlier versions did not count them, and their
     events are repeated as they were handled.
 
-    A bug at a message is reported as `TurnFailedError`.
+    After a bug in the check of a message, its session has no turn until it ends: it is in `failed`. Another bug at a
+    message is reported as `TurnFailedError`.
     """
 
     def __init__(
@@ -168,6 +170,7 @@ class Inboxes:
         self._nodes: Counter[int] = Counter()
         self._credits: Counter[int] = Counter()  # of waiting launches, by session
         self._bytes: Counter[int] = Counter()  # of all waiting messages, by session
+        self.failed: dict[int, Bug] = {}  # by session
         self._at_once = 0  # programs handled at once in this turn, including their nodes counted as programs
         self._cost = 0  # of the messages in this turn
 
@@ -243,8 +246,9 @@ class Inboxes:
         """Handle messages, at least one, until they cost `steps` steps. Sessions take turns."""
         while steps > 0 and (number := self._turns.next(self._may_proceed)) is not None:
             waiting, session = self.waiting[number], self._sessions[number]
-            message, rest = _divided(waiting[0])
-            self._bytes[number] -= _bytes_of(waiting[0])
+            whole = waiting[0]
+            message, rest = _divided(whole)
+            self._bytes[number] -= _bytes_of(whole)
             self._nodes[number] -= _nodes_of(message)
             if type(message) is m.Launch:
                 self._credits[number] -= message.credits
@@ -256,13 +260,30 @@ class Inboxes:
             steps -= self._steps_of(session, message)
             try:
                 self._handle(session, message)
+            except NothingChangedError as error:
+                self.failed[number] = Bug.of(error, message)
+                self._restore(session, whole, message, rest)
             except Exception as error:
                 raise TurnFailedError(session=number) from error
 
+    def _restore(self, session: Session, whole: Any, message: Any, rest: Any) -> None:
+        """Undo that a message was taken."""
+        number = session.number
+        self._bytes[number] += _bytes_of(whole)
+        self._nodes[number] += _nodes_of(message)
+        if type(message) is m.Launch:
+            self._credits[number] += message.credits
+        if rest is None:
+            self._turns.put_back(number, session.tenant.name, whole)
+        else:
+            self._bytes[number] -= _bytes_of(rest)
+            self.waiting[number][0] = whole
+
     def _may_proceed(self, number: int) -> bool:
-        return not self._sessions[number].in_steps
+        return not self._sessions[number].in_steps and number not in self.failed
 
     def session_closed(self, session: Session) -> None:
+        self.failed.pop(session.number, None)
         del self._nodes[session.number]
         del self._credits[session.number]
         del self._bytes[session.number]
