@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from scripts.conformance import attempt, comparison, environments, markdown, projects, reasons, suites
-from scripts.conformance.__main__ import empty_report, tell
+from scripts.conformance.__main__ import REASONS, empty_report, tell
 from scripts.conformance.baseline import BaselineCache
 from scripts.conformance.comparison import Difference, Report
 from scripts.conformance.environments import Environment
@@ -21,6 +21,10 @@ from scripts.conformance.runner import run_file
 from scripts.conformance.suites import Suite
 
 pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks/results/conformance"
+PAGE = ROOT / "docs/project/conformance.md"
 
 BARE = Environment("bare", {})
 
@@ -330,6 +334,22 @@ def test_the_page_keeps_what_stands_around_the_tables(tmp_path: Path) -> None:
     page.write_text("no markers")
     with pytest.raises(markdown.MarkerError):
         markdown.embed(report, page)
+
+
+def test_the_tables_of_the_page_are_those_of_the_committed_reports(tmp_path: Path) -> None:
+    explain = reasons.read(ROOT / REASONS).explain
+    reports = sorted(RESULTS.glob("*.json"))
+    assert reports
+    for path in reports:
+        report = comparison.load(path)
+        assert report is not None
+        assert report.islands == path.stem
+        report = report.holding({name: explain(file) for name, file in report.files.items()})
+        copy = tmp_path / "page.md"
+        copy.write_text(PAGE.read_text())
+        markdown.embed(report, copy, path.stem)
+        assert copy.read_text() == PAGE.read_text(), f"write the table of {path}"
+        assert report.unexplained() == []
 
 
 def test_files_of_which_nothing_passes_on_stock_have_no_score_but_are_told_of() -> None:

@@ -49,7 +49,8 @@ def test_the_changes_of_a_version_are_few() -> None:
 
 def test_the_conformance_of_the_readme_is_that_of_the_page() -> None:
     page = (DOCS / "project" / "conformance.md").read_text()
-    ((stock, atoll),) = re.findall(r"^\| \*\*all\*\* \| (\d+) \| (\d+) \|", page, re.MULTILINE)
+    totals = re.findall(r"^\| \*\*all\*\* \| (\d+) \| (\d+) \|", page, re.MULTILINE)
+    stock, atoll = max(totals, key=lambda each: int(each[0]))  # the table that has all suites
     assert f"**{int(atoll):,} of {int(stock):,}**" in README
 
 
