@@ -10,6 +10,8 @@ from atoll.protocol import messages as m
 from atoll.telemetry.report import report
 from atoll.telemetry.snapshot import Snapshot
 from tests.controller.play import Play
+from tests.controller.test_joint_gangs import playing
+from tests.controller.test_tenants import shared
 
 
 def snapshot(play: Play, now: float) -> Snapshot:
@@ -52,6 +54,55 @@ def test_what_runs_before_a_session_is_named_with_its_session():
     lines = explanation(snapshot(play, 10), second)
     assert "ahead of it on these islands:" in lines
     assert any(line.startswith(f"  session {first}: a launch has waited for bytes") for line in lines)
+
+
+def calls_of_two_tenants() -> tuple[Play, int, int]:
+    """A gang of alice that has been sent to its host, and one of bob behind it."""
+    play = shared("1x1x1")
+    sessions = []
+    for tenant in ("alice", "bob"):
+        play.session = play.open(token=tenant, label=f"{tenant}.py").number
+        play.with_call(name=f"step_of_{tenant}", arguments=0)
+        play.say(m.Launch(1, (), (8,), ()))
+        sessions.append(play.session)
+    return play, sessions[0], sessions[1]
+
+
+def test_a_gang_on_a_host_behind_one_of_another_session_names_that_one():
+    play, alice, bob = calls_of_two_tenants()
+    lines = explanation(snapshot(play, 70), bob)
+    (place,) = [place for place, line in enumerate(lines) if "waits there for a gang ahead of it" in line]
+    assert lines[place].startswith("on island 0, step_of_bob: sent to its hosts")
+    assert lines[place + 1].startswith(f"  session {alice}: step_of_alice has run on host 0 of island 0 for ")
+    assert lines[place + 1].endswith("the worker of host 0 owes its end")
+    assert not any("nothing of it waits" in line for line in lines)
+    assert not any("waits there" in line for line in explanation(snapshot(play, 70), alice))
+
+
+def test_of_another_tenants_gang_a_user_learns_where_it_is_and_who_owes_its_end_and_no_name():
+    play, _, bob = calls_of_two_tenants()
+    snapshot(play, 70)
+    seen = report(play.controller, play.controller.tenants.by_name["bob"], now=play.now)
+    lines = explanation(seen, bob)
+    (line,) = [line for line in lines if line.startswith("  another tenant: ")]
+    assert line.startswith("  another tenant: a gang has run on host 0 of island 0 for ")
+    assert line.endswith("the worker of host 0 owes its end")
+    assert not any("alice" in line for line in lines)
+
+
+def test_a_gang_in_line_behind_a_joint_gang_names_it_on_each_of_its_islands():
+    play = playing()  # three islands
+    first = play.session
+    play.say(m.Launch(1, (), (11,), ()))
+    play.session = second = play.open(label="second.py").number
+    play.with_put()
+    play.say(m.Launch(2, (), (9,), (501,)))  # it lacks its bytes, and the joint gang is ahead
+    (wait,) = {each.island for each in snapshot(play, 10).waits if each.session == second}
+    found = [each for each in snapshot(play, 10).ahead if each.session == second]
+    assert [(each.island, each.other, each.gangs) for each in found] == [(wait, first, 0)]
+    lines = explanation(snapshot(play, 10), second)
+    assert any(line.startswith(f"  session {first}: make has run on hosts 0, 1, 2 of 3 islands") for line in lines)
+    assert len(lines) == len(set(lines)), "nothing is named twice"
 
 
 def test_a_session_that_waits_for_nothing_is_up_to_its_script():

@@ -99,6 +99,9 @@ def eventful_snapshot() -> Snapshot:
     for _ in range(3):  # these suspend the tenant
         session = play.open(45, "bad.py", "carol").number
         play.event(e.Skipped(play.now, "a bug", sessions=(session,)))
+    play.session = play.open(46, "eval.py", "bob").number
+    play.with_call(arguments=0)
+    play.say(m.Launch(1, (), (11,), ()))  # is sent to its host, behind the gang of train.py
     play.tick(3.0)
     journal = e.JournalLoad(True, 2, 12.5, 4096, "tls://two:7000", pause=0.004)
     play.event(e.Tick(3.0, e.Load(0.004, 0.5, 3, 10, 20, 100, 200, 30, journal, 86_000.0)))

@@ -6,7 +6,7 @@ and to the session that waits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 from atoll.controller.sessions.queries import Queries
@@ -53,6 +53,29 @@ class Subject:
     text: Callable[[float], str]
 
 
+@dataclass(frozen=True)
+class Ahead:
+    """A gang of another session that a session waits for.
+
+    Attributes:
+      session: the session that waits.
+      island: the island where it waits.
+      gangs: the number of its gangs in flight that are behind, or 0 if its gangs are in line for the island.
+      program: the program of the first of these gangs.
+      other: the session of the gang ahead.
+      text: describes the gang ahead, and who owes its end.
+      public_text: the same for other tenants, without names.
+    """
+
+    session: int
+    island: int
+    gangs: int
+    program: str
+    other: int
+    text: str
+    public_text: str
+
+
 class Watchdog:
     """Finds work that is late. Call `tick` once per second."""
 
@@ -93,6 +116,35 @@ class Watchdog:
     def owed(self, now: float) -> list[tuple[Subject, float]]:
         """Return everything that somebody owes now, with the seconds for which the checks have found it."""
         return [(subject, self._durations.of(now, key)) for key, subject in self._subjects()]
+
+    def ahead(self, now: float) -> list[Ahead]:
+        """Return the gangs that sessions wait for although other sessions' processes owe their ends."""
+        behind: dict[tuple[int, int], list[Gang[GangRun]]] = {}  # by session and sequence of the gang ahead
+        gangs = self._launcher.in_flight
+        for gang, ahead in self._launcher.behind():
+            if gang.node.session != ahead.node.session:
+                behind.setdefault((gang.node.session, ahead.sequence), []).append(gang)
+        found = [
+            self._ahead(session, some[0].run.islands_left[0], gangs[sequence], now, some)
+            for (session, sequence), some in behind.items()
+        ]
+        foremost: dict[int, list[Gang[GangRun]]] = {}
+        for gang in self._launcher.foremost():
+            for island in gang.run.islands_left:
+                foremost.setdefault(island, []).append(gang)
+        for island, waits in self._launcher.scheduler.waits().items():
+            for wait in waits:
+                others = [each for each in foremost.get(island, ()) if each.node.session != wait.session]
+                found.extend(self._ahead(wait.session, island, each, now) for each in others)
+        return found
+
+    def _ahead(
+        self, session: int, island: int, gang: Gang[GangRun], now: float, behind: Sequence[Gang[GangRun]] = ()
+    ) -> Ahead:
+        seconds = self._durations.of(now, ("gang", gang.sequence))
+        program = behind[0].run.launch.program.name if behind else ""
+        texts = _gang_text(gang)(seconds), _gang_text(gang, is_public=True)(seconds)
+        return Ahead(session, island, len(behind), program, gang.node.session, *texts)
 
     def _report(self, subject: Subject, seconds: float) -> None:
         session = self._sessions.get(subject.session)
@@ -139,13 +191,15 @@ def _hosts(hosts: list[int]) -> str:
     return f"host{'s' * (len(hosts) > 1)} {', '.join(map(str, hosts))}"
 
 
-def _gang_text(gang: Gang[GangRun]) -> Callable[[float], str]:
+def _gang_text(gang: Gang[GangRun], is_public: bool = False) -> Callable[[float], str]:
     run, hosts = gang.run, sorted(gang.run.hosts_left)
     name, where, call = run.launch.program.name, run.islands_text, run.spec.host_call
     owes = f"the worker of {_hosts(hosts)} owes its end"
     if len(hosts) > 1:
         owes = f"the workers of {_hosts(hosts)} owe its end"
-    if call is not None:  # only the hosts know whether the Python runs now
+    if is_public:
+        name = "a gang"
+    elif call is not None:  # only the hosts know whether the Python runs now
         owes = f"it calls {_PYTHON[call]}, which may not have returned; otherwise {owes}"
     return lambda seconds: f"{name} has run on {_hosts(hosts)} of {where} for {seconds:.0f} s: {owes}"
 

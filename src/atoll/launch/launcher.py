@@ -677,6 +677,16 @@ class Launcher:
                 yield gang
             busy |= left
 
+    def behind(self) -> Iterator[tuple[Gang[GangRun], Gang[GangRun]]]:
+        """Yield the gangs in flight that are behind others, each with the foremost gang that it waits for."""
+        first: dict[int, Gang[GangRun]] = {}  # by host, the gang that all others on it wait for
+        for gang in self.in_flight.values():
+            ahead = next((first[host] for host in sorted(gang.run.hosts_left) if host in first), None)
+            if ahead is not None:
+                yield gang, ahead
+            for host in gang.run.hosts_left:
+                first.setdefault(host, ahead or gang)
+
     def island_restarted(self, island: int) -> None:
         """Resume an island whose hosts have restarted, with nothing on them and with new clocks."""
         for host in self._resources.hosts_of(island):

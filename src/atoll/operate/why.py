@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from atoll.errors import ClusterError
 from atoll.quantities import human_seconds
-from atoll.telemetry.snapshot import SessionSnapshot, Snapshot, WaitSnapshot
+from atoll.telemetry.snapshot import AheadSnapshot, SessionSnapshot, Snapshot, WaitSnapshot
 
 _MOST_EVENTS = 5
 
@@ -26,9 +26,12 @@ def explanation(snapshot: Snapshot, session: int | None = None) -> list[str]:
     if owed:
         lines.append("owed to it:")
         lines.extend(f"  {each.text}" for each in owed)
+    behind = [each for each in snapshot.ahead if each.session == session and each.gangs]
+    for each in behind:
+        lines.extend(_behind(each))
     if waits:
         lines.extend(_ahead(snapshot, session, {each.island for each in waits}))
-    if not waits and not owed:
+    if not waits and not owed and not behind:
         lines.append(
             "nothing of it waits in the cluster: its next step is up to its script"
             if not found.state
@@ -68,13 +71,26 @@ def _wait(wait: WaitSnapshot, snapshot: Snapshot) -> Iterator[str]:
         yield f"  {step.state}{reason} for {max(0.0, then - step.seconds):.1f} s"
 
 
+def _behind(ahead: AheadSnapshot) -> Iterator[str]:
+    more = f" and {ahead.gangs - 1} more gangs" if ahead.gangs > 1 else ""
+    yield f"on island {ahead.island}, {ahead.program}{more}: sent to its hosts, and waits there for a gang ahead of it"
+    yield f"  {_whose(ahead.other)}: {ahead.text}"
+
+
+def _whose(session: int) -> str:
+    return f"session {session}" if session else "another tenant"
+
+
 def _ahead(snapshot: Snapshot, session: int, islands: set[int]) -> Iterator[str]:
     """Yield what occupies the islands on which the session waits."""
-    others = [each for each in snapshot.owed if each.session != session and each.island in islands]
-    if others:
+    gangs = [each for each in snapshot.ahead if each.session == session and not each.gangs]
+    owed = [each for each in snapshot.owed if each.session != session and each.island in islands]
+    # A gang that spans islands is ahead on all of them, and is owed once.
+    texts = [f"{_whose(each.other)}: {each.text}" for each in gangs]
+    texts += [f"{_whose(each.session)}: {each.text}" for each in owed]
+    if texts:
         yield "ahead of it on these islands:"
-        for each in others:
-            yield f"  session {each.session}: {each.text}"
+        yield from (f"  {text}" for text in dict.fromkeys(texts))
     for island in snapshot.islands:
         if island.id in islands and island.state != "ready":
             yield f"island {island.id} is {island.state}" + (f": {island.waits_for}" if island.waits_for else "")

@@ -37,6 +37,7 @@ from atoll.state.tenants import Tenant, Tenants
 from atoll.telemetry.history import History
 from atoll.telemetry.load import LoadRecord
 from atoll.telemetry.snapshot import (
+    AheadSnapshot,
     ControllerLoad,
     DeviceSnapshot,
     EventCount,
@@ -82,10 +83,30 @@ class OwedWork(Protocol):
     def text(self) -> Callable[[float], str]: ...
 
 
+class AheadOf(Protocol):
+    """See `controller.watchdog.Ahead`."""
+
+    @property
+    def session(self) -> int: ...
+    @property
+    def island(self) -> int: ...
+    @property
+    def gangs(self) -> int: ...
+    @property
+    def program(self) -> str: ...
+    @property
+    def other(self) -> int: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def public_text(self) -> str: ...
+
+
 class OwedSource(Protocol):
     """See `controller.watchdog.Watchdog`."""
 
     def owed(self, now: float) -> Sequence[tuple[OwedWork, float]]: ...
+    def ahead(self, now: float) -> Sequence[AheadOf]: ...
 
 
 class ReportSource(Protocol):
@@ -153,6 +174,7 @@ def report(controller: ReportSource, viewer: Tenant | None = None, now: float = 
         gangs=_gangs(controller, tallies, waits, viewer),
         waits=_waits(controller, waits),
         owed=_owed(controller, viewer, now),
+        ahead=_ahead(controller, viewer, now),
         versions=_versions(controller, viewer, now),
         events=history.events("" if viewer is None else viewer.name),
         event_counts=tuple(
@@ -417,6 +439,26 @@ def _owed(controller: ReportSource, viewer: Tenant | None, now: float) -> tuple[
         if subject.session in sessions and viewer in (None, sessions[subject.session].tenant)
     ]
     return tuple(sorted(rows, key=lambda row: -row.seconds)[:MOST_WAITS])
+
+
+def _ahead(controller: ReportSource, viewer: Tenant | None, now: float) -> tuple[AheadSnapshot, ...]:
+    sessions = controller.sessions
+
+    def is_visible(session: int) -> bool:
+        return session in sessions and viewer in (None, sessions[session].tenant)
+
+    return tuple(
+        AheadSnapshot(
+            session=each.session,
+            island=each.island,
+            gangs=each.gangs,
+            program=each.program,
+            other=each.other if viewer is None or is_visible(each.other) else 0,
+            text=each.text if viewer is None or is_visible(each.other) else each.public_text,
+        )
+        for each in controller.watchdog.ahead(now)
+        if is_visible(each.session)
+    )[:MOST_WAITS]
 
 
 _TEXTS = {

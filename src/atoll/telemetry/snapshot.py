@@ -230,6 +230,26 @@ class OwedSnapshot(SnapshotStruct, frozen=True):
     text: str
 
 
+class AheadSnapshot(SnapshotStruct, frozen=True):
+    """A gang of another session that a session waits for on an island, and who owes its end.
+
+    Attributes:
+      session: the session that waits.
+      island: the island where it waits.
+      gangs: the number of its gangs that were sent to their hosts, behind that gang; 0 if its gangs are in line.
+      program: the program of the first of these gangs.
+      other: the session of the gang ahead, or 0 if it belongs to another tenant than the viewer.
+      text: describes the gang ahead.
+    """
+
+    session: int
+    island: int
+    gangs: int = 0
+    program: str = ""
+    other: int = 0
+    text: str = ""
+
+
 class Event(SnapshotStruct, frozen=True):
     """An event. An `island` of -1 and a `session` of 0 mean none. `actor` requested an operation."""
 
@@ -277,6 +297,7 @@ class Snapshot(SnapshotStruct, frozen=True):
     gangs: tuple[Gangs, ...] = ()
     waits: tuple[WaitSnapshot, ...] = ()
     owed: tuple[OwedSnapshot, ...] = ()
+    ahead: tuple[AheadSnapshot, ...] = ()
     versions: tuple[VersionSnapshot, ...] = ()  # of published arrays; the newest ones
     events: tuple[Event, ...] = ()
     event_counts: tuple[EventCount, ...] = ()
