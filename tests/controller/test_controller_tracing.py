@@ -14,7 +14,7 @@ from atoll.operate.operator_requests import merged
 from atoll.protocol import messages as m
 from atoll.protocol.spans import ClientCall, Span, TraceRecord
 from atoll.telemetry.trace import MOST_ANSWERED
-from atoll.telemetry.trace_requests import ANSWER_SECONDS, MOST_RECORDINGS, MOST_SECONDS, MOST_WATCHED
+from atoll.telemetry.trace_requests import ANSWER_SECONDS, MOST_CALLS_BYTES, MOST_RECORDINGS, MOST_SECONDS, MOST_WATCHED
 from tests.controller.play import Play, runs
 from tests.telemetry.test_trace import record
 
@@ -363,3 +363,18 @@ def test_a_proxy_that_was_not_asked_or_says_too_much_adds_nothing(shared: Traced
     shared.proxy(alice, m.CallsRecorded(requests[alice], shared.now, 5, bytes(m.MOST_CALL_BYTES + 1)))
     (record,) = replied(shared, connection)
     assert (record.calls, len(record.missing)) == ((), 1)
+
+
+def test_a_reply_has_the_calls_of_as_many_sessions_as_fit_and_names_the_others(shared: Traced):
+    count = MOST_CALLS_BYTES // m.MOST_CALL_BYTES
+    for _ in range(count + 1):
+        shared.open(token="alice")
+    connection, requests = asked(shared, "alice", shared.record("alice"))
+    assert len(requests) > count
+    content = msgspec.msgpack.encode([bytes(m.MOST_CALL_BYTES - 100)])
+    for session, request in requests.items():
+        shared.proxy(session, m.CallsRecorded(request, shared.now, 5, content))
+    (record,) = replied(shared, connection)
+    assert len(record.calls) == count
+    assert len(record.missing) == len(requests) - count
+    assert "those of other sessions fill the reply, which has at most 32 MiB" in record.missing[0]

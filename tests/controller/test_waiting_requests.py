@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from atoll.controller.operators.service import MOST_REQUESTS
+from atoll.errors import Code
 from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
@@ -103,3 +104,12 @@ def test_a_bug_at_a_request_that_changes_state_names_the_connection_that_sent_it
     play.event(e.Skipped(play.now, "a bug", (user,)))
     assert answered(play) == []
     assert not play.controller.has_work
+
+
+def test_a_report_that_is_too_large_for_a_reply_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("atoll.controller.operators.service.MOST_STATUS_BYTES", 100)
+    play = shared()
+    (reply,) = play.ask(play.connect("operator", token="alice"), m.StatusRequest())
+    assert isinstance(reply, m.OperationReply)
+    assert reply.status.code == Code.RESOURCE_EXHAUSTED
+    assert "a reply at most 100" in reply.status.message

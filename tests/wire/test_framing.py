@@ -13,7 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.errors import ConnectError, FrameError
-from atoll.wire.framing import MAX_FRAME, MAX_PIECE, FrameDecoder, FrameLimits, frame_header, frame_length, piece_header
+from atoll.wire.framing import (
+    MAX_FRAME,
+    MAX_LENGTH,
+    MAX_PIECE,
+    FrameDecoder,
+    FrameLimits,
+    encode,
+    frame_header,
+    frame_length,
+    link_header,
+    piece_header,
+)
 
 
 class Note(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -200,3 +211,12 @@ def test_the_decoder_of_a_connection_leaves_nothing_for_the_garbage_collector() 
         assert gc.collect() == 0
     finally:
         gc.enable()
+
+
+def test_a_message_whose_length_does_not_fit_into_a_header_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert MAX_LENGTH | piece_header(0, True)[3] << 24 != MAX_LENGTH, "a longer one would be a frame of another kind"
+    assert struct.unpack("<I", link_header(0))[0] == MAX_LENGTH + 1
+    monkeypatch.setattr("atoll.wire.framing.MAX_LENGTH", 100)
+    assert len(encode(Note("x" * 90))) < 100 + 4
+    with pytest.raises(FrameError, match=r"a Note of 10\d bytes cannot be sent: a message has at most 100 bytes"):
+        encode(Note("x" * 100))

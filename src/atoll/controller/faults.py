@@ -3,7 +3,7 @@
 The shell skips the event that raised an exception (`controller_process.shell`). If the exception was raised before any
 change of state (`NothingChangedError`), the process continues; otherwise it restarts from its journal. In both cases it
 then handles `Skipped`. A bug in the turn of a session that has changed nothing (`Bug`) does not raise: the rest of the
-turn goes on, and `Skipped`, which skips nothing then, follows it.
+turn continues. The event `Skipped` follows the turn, and skips nothing in this case.
 
 If messages of one tenant repeatedly cause a bug, that tenant is suspended, and the bugs do not count as restarts of the
 controller. Otherwise, one client could end the cluster.

@@ -259,6 +259,8 @@ class ClusterSource:
 
     async def report(self) -> bytes:
         reply = await self._ask(m.StatusRequest())
+        if isinstance(reply, m.OperationReply):
+            reply.status.raise_if_error()
         assert isinstance(reply, m.StatusReply)
         return reply.content
 

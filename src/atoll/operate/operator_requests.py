@@ -158,6 +158,8 @@ def _ask(
             return await connection.ask(request, seconds)
 
     reply = _run(ask())
+    if isinstance(reply, m.OperationReply):
+        reply.status.raise_if_error()
     assert isinstance(reply, expected)
     return reply
 

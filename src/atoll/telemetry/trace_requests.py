@@ -24,6 +24,7 @@ MOST_SECONDS = 600.0
 # Per tenant, and for all operators together. The oldest ends when one more begins.
 MOST_RECORDINGS = 16
 MOST_WATCHED = 2000  # spans per answer to a live view
+MOST_CALLS_BYTES = 32 << 20  # of the calls of all clients in a reply
 ANSWER_SECONDS = 2.0  # for proxies to send their recordings
 _MOST_NAMES = 10_000  # of sessions that have ended
 
@@ -132,6 +133,11 @@ class Tracing:
         answer.awaited.discard(session)
         if len(message.calls) > m.MOST_CALL_BYTES:
             answer.missing.append(f"calls of the client of session {session}: too many bytes")
+        elif len(message.calls) + sum(len(each.calls) for each in answer.calls.values()) > MOST_CALLS_BYTES:
+            answer.missing.append(
+                f"calls of the client of session {session}: those of other sessions fill the reply, which has at "
+                f"most {MOST_CALLS_BYTES >> 20} MiB; record for a shorter time"
+            )
         else:
             answer.calls[session] = SessionCalls(session, message.calls)
         self._reply_if_complete(message.request, answer)

@@ -19,7 +19,7 @@ import msgspec
 from atoll.errors import AccessError, FrameError
 from atoll.wire.address import Address
 from atoll.wire.byte_stream import SocketStream, Stream, dial_stream
-from atoll.wire.framing import FrameDecoder, frame_header
+from atoll.wire.framing import MAX_LENGTH, FrameDecoder, frame_header, too_long
 from atoll.wire.resumption.dialing_link import DialingLink
 from atoll.wire.resumption.link import LIMITS, LinkEvent, LinkLimits, Retransmission
 from atoll.wire.resumption.link import LinkState as S
@@ -99,6 +99,8 @@ class BlockingConnection:
         with self._lock:
             for message in messages:
                 body = self._encode(message)
+                if len(body) > MAX_LENGTH:
+                    raise too_long(message, len(body))
                 parts.append(frame_header(len(body)))
                 parts.append(body)
             content = b"".join(parts)

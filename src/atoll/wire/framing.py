@@ -33,6 +33,8 @@ PIECE_BYTES = 16 * 1024
 # Bits of a length: a piece, the last piece of a message, a link message.
 _PIECE, _LAST, _LINK = 1 << 31, 1 << 30, 1 << 29
 _KINDS = _PIECE | _LAST | _LINK
+# Limit for the length of a message that is sent: higher bits would make a frame of another kind.
+MAX_LENGTH = _LINK - 1
 _MAX_LINK = 1024
 # Size of a message's array header and tag.
 _TAG_BYTES = 6
@@ -47,9 +49,19 @@ frame_header: Callable[[int], bytes] = _LENGTH.pack
 
 
 def encode(message: Any) -> bytes:
-    """Return the frame of a message."""
+    """Return the frame of a message. Raise FrameError if the message is too long for a header."""
     body = _encode(message)
+    if len(body) > MAX_LENGTH:
+        raise too_long(message, len(body))
     return frame_header(len(body)) + body
+
+
+def too_long(message: Any, length: int) -> FrameError:
+    """Return the error for a message of more than `MAX_LENGTH` bytes."""
+    return FrameError(
+        f"a {type(message).__name__} of {length} bytes cannot be sent: a message has at most {MAX_LENGTH} bytes, and "
+        f"most peers accept {MAX_FRAME}"
+    )
 
 
 def piece_header(length: int, is_last: bool) -> bytes:

@@ -36,6 +36,8 @@ from atoll.telemetry.trace_requests import Tracing
 
 # Waiting requests per connection.
 MOST_REQUESTS = 64
+# Bytes of a report. A user's report grows with the sessions and slices of the user's tenant.
+MOST_STATUS_BYTES = 48 << 20
 # Requests that change nothing until their reply is sent.
 _ONLY_READS = m.StatusRequest | m.DumpRequest
 
@@ -105,7 +107,11 @@ class OperatorService:
         reply: Any
         match message:
             case m.StatusRequest():
-                reply = m.StatusReply(msgspec.json.encode(report(self._controller, viewer, now)))
+                content = msgspec.json.encode(report(self._controller, viewer, now))
+                if len(content) > MOST_STATUS_BYTES:
+                    text = f"the report has {len(content)} bytes, and a reply at most {MOST_STATUS_BYTES}"
+                    raise StatusError(Code.RESOURCE_EXHAUSTED, f"{text}: end sessions, or release slices")
+                reply = m.StatusReply(content)
             case m.DumpRequest():
                 reply = m.DumpReply(self._log.dump())
             case m.CheckRequest():

@@ -148,7 +148,7 @@ class Inboxes:
     With `counts_lists`, all long lists count for the cost of a message. Earlier versions did not count them, and their
     events are repeated as they were handled.
 
-    After a bug in the check of a message, its session has no turn until it ends: it is in `failed`. Another bug at a
+    After a bug in the check of a message, the session is in `failed`, and has no turn until it ends. Another bug at a
     message is reported as `TurnFailedError`.
     """
 

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from atoll.wire.connection import Connection, ConnectionStatistics
-from atoll.wire.framing import frame_header
+from atoll.wire.framing import MAX_LENGTH, frame_header, too_long
 from atoll.wire.resumption.link import Link, LinkEvent, Retransmission
 from atoll.wire.resumption.link import LinkState as S
 from atoll.wire.resumption.link_messages import AnyLinkMessage
@@ -43,6 +43,8 @@ class ResumableConnection(Generic[AnyLink]):
     def send(self, message: Any) -> None:
         """Queue one message, or drop it if the connection has ended."""
         body = _encode(message)
+        if len(body) > MAX_LENGTH:
+            raise too_long(message, len(body))
         frame = frame_header(len(body)) + body
         if self.link.kept is None and self._out is not None:  # sending costs no more than with a plain connection
             self._out.send_encoded(frame)
