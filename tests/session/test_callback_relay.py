@@ -6,7 +6,7 @@ import asyncio
 import queue
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from atoll.protocol.number_ranges import SCRIPT_FEEDS
 from atoll.session.callback_relay import CallbackPort, CallbackRelay
 from atoll.session.downloads import DirectDownload
 from atoll.session.session_interfaces import HostAccess
-from atoll.transfers.channel import DataChannel
+from atoll.transfers.channel import DataChannel, Open
 from atoll.transfers.shared_slots import SlotWriter
 from atoll.wire.address import Address, parse_address
 from tests.session.fake_cluster import FakeCluster
@@ -58,6 +58,15 @@ def cluster() -> Iterator[FakeCluster]:
 @pytest.fixture
 def relay(cluster: FakeCluster, short_directory: Path) -> Iterator[CallbackRelay]:
     port = CallbackPort(lambda: Address(path=str(short_directory / "calls")))
+    yield port.relay(SESSION, cluster.session, lambda call, *arguments: call(*arguments))
+    port.close_relay(SESSION)
+    port.close()
+
+
+@pytest.fixture
+def far_relay(cluster: FakeCluster) -> Iterator[CallbackRelay]:
+    """At a port of TCP, as that of `atoll proxy`."""
+    port = CallbackPort(lambda: Address(host="127.0.0.1", port=0))
     yield port.relay(SESSION, cluster.session, lambda call, *arguments: call(*arguments))
     port.close_relay(SESSION)
     port.close()
@@ -166,6 +175,49 @@ def test_contents_that_the_client_sends_here_are_uploaded(cluster: FakeCluster, 
     assert cluster.uploads == [((1,), feed, b"abcd")]
     channel.close()
     receiver.join()
+
+
+def test_large_contents_take_further_connections_of_the_clients_channel(cluster: FakeCluster, far_relay: CallbackRelay):
+    relay = far_relay
+    channel = connected(relay)
+    receiver = listening(channel)
+    served = relay._channel
+    assert served is not None
+    assert served._streams is not None
+    assert channel._streams is not None
+    up, down, large = SCRIPT_FEEDS.start, SCRIPT_FEEDS.start + 1, bytes(range(256)) * (1 << 13)
+
+    def wait_for(holds: Callable[[], bool]) -> None:
+        until(lambda: relay._channel is not served or holds())
+        assert relay._channel is served, "a further connection has replaced the channel"
+
+    for count in (1, 2):
+        threading.Thread(target=relay.forward, args=(down, large, False, lambda: None), daemon=True).start()
+        wait_for(lambda expected=count: sum(feed == down for _, feed, _ in receiver.pieces) == expected)
+        wait_for(lambda: served._streams.statistics().streams > 0)
+    relay.writes.start(up, cluster.session.feed(), (1,), len(large))
+    sender = threading.Thread(target=channel.send_in_parts, args=(0, up, large), daemon=True)
+    sender.start()
+    wait_for(lambda: bool(cluster.uploads) and not sender.is_alive())
+    wait_for(lambda: channel._streams.statistics().streams > 0)
+    assert cluster.uploads[0][2] == large
+    assert [content == large for _, feed, content in receiver.pieces if feed == down] == [True, True]
+    opening = Open(SESSION, relay.where.secret, "another", "sends")
+    stray = DataChannel.dial(parse_address(relay.where.address))
+    stray._socket.send(opening)
+    until(lambda: _has_ended(stray))
+    assert relay._channel is served
+    channel.close()
+    receiver.join()
+
+
+def _has_ended(channel: DataChannel) -> bool:
+    try:
+        channel.receive_open()
+    except (EOFError, OSError):
+        channel.close()
+        return True
+    return False
 
 
 def test_a_write_whose_contents_the_client_does_not_have_gets_none(cluster: FakeCluster, relay: CallbackRelay):

@@ -43,7 +43,7 @@ from atoll.protocol.number_ranges import SCRIPT_FEEDS
 from atoll.session.cluster_session import ClusterSession
 from atoll.session.script_writes import ScriptWrites
 from atoll.session.session_interfaces import HostAccess
-from atoll.transfers.channel import DataChannel
+from atoll.transfers.channel import DataChannel, Open
 from atoll.transfers.shared_slots import SharedSlots
 from atoll.transfers.transfer_engine import Piece
 from atoll.wire.address import Address
@@ -98,7 +98,10 @@ class CallbackPort:
         if not self._listener.opened(channel):
             return
         try:
-            relay.serve(channel)
+            if opening.stream:
+                relay.run_stream(opening, channel)
+            else:
+                relay.serve(channel, opening.channel)
         except (AtollError, EOFError, OSError, MemoryError) as error:
             _log.warning("a connection for callbacks has ended: %s", error)
 
@@ -121,6 +124,7 @@ class CallbackRelay:
         self._slots_channel: DataChannel | None = None  # the last channel on which they were shared
         self._cluster = cluster
         self._channel: DataChannel | None = None
+        self._name = ""  # of the channel, by which its streams find it
         self._unanswered: dict[int, DataChannel | None] = {}  # the channel that took the call, by feed
         # By the first number of a function's callables:
         self._holders: dict[int, set[int]] = {}  # the hosts that may call them
@@ -331,10 +335,20 @@ class CallbackRelay:
             del self._unanswered[feed]
         self._cluster.answer(feed, contents)
 
-    def serve(self, channel: DataChannel) -> None:
+    def run_stream(self, opening: Open, stream: DataChannel) -> None:
+        """Serve a further connection of the client's channel, for large contents, until it ends.
+
+        The client opens one only after its channel is served. Close a stream of a former channel.
+        """
+        with self._lock:
+            channel = self._channel if opening.channel and opening.channel == self._name else None
+        if channel is not None:
+            channel.run_stream(stream, sends=opening.stream == "receives")
+
+    def serve(self, channel: DataChannel, name: str = "") -> None:
         """Send calls to the client and receive its answers, until the client closes the channel."""
         with self._lock:
-            before, self._channel = self._channel, channel
+            before, self._channel, self._name = self._channel, channel, name
         if before is not None:
             before.close()
         channel.send(0, first_call(0), encode(GREETING))
