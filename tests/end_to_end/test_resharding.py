@@ -246,6 +246,11 @@ def test_an_array_of_64_bits_keeps_them_while_they_are_switched_off(python: Remo
 # ---- partial sums
 
 
+needs_shards = pytest.mark.skipif(
+    jax.__version_info__ < (0, 11), reason="JAX 0.10 copies no arrays of partial sums, and gives no access to shards"
+)
+
+
 def partial_sums(scale: int, axes: int, across: bool) -> jax.Array:
     """Return an array whose sum over the mesh's axis x is a matrix, on devices of one island or of both."""
     devices = np.array(jax.devices())[[0, 4, 1, 5] if across else [0, 1, 2, 3]]
@@ -277,6 +282,7 @@ def value_of_partial_sums(axes: int, across: bool) -> None:
     np.asarray(partial_sums(1, axes, across))
 
 
+@needs_shards
 @pytest.mark.parametrize("axes", [1, 2])
 @pytest.mark.parametrize("across", [False, True])
 def test_partial_sums_are_copied_shard_by_shard(python: RemotePython, axes: int, across: bool) -> None:
@@ -284,6 +290,7 @@ def test_partial_sums_are_copied_shard_by_shard(python: RemotePython, axes: int,
     assert_same(copies, own)
 
 
+@needs_shards
 def test_partial_sums_are_copied_to_other_clients_shard_by_shard(start_python: StartPython) -> None:
     python = start_python("1x1x4", XLA_FLAGS="--xla_force_host_platform_device_count=4")
     for axes in (1, 2):
@@ -291,6 +298,7 @@ def test_partial_sums_are_copied_to_other_clients_shard_by_shard(start_python: S
         assert_same(copies, own)
 
 
+@needs_shards
 @pytest.mark.parametrize("axes", [1, 2])
 @pytest.mark.parametrize("across", [False, True])
 def test_an_array_of_partial_sums_has_no_value(python: RemotePython, axes: int, across: bool) -> None:
