@@ -23,7 +23,6 @@ import typer
 from benchmarks.harness.backends import ROOT
 from benchmarks.harness.machine import Machine, describe
 from benchmarks.harness.pages import write_between
-from benchmarks.harness.provenance import age, describe_commit
 
 RESULT = ROOT / "benchmarks" / "results" / "grpo.json"
 PAGE = ROOT / "docs" / "guides" / "post-training.md"
@@ -85,14 +84,10 @@ def grpo(
 
 def table(result: RewardCurves) -> str:
     """Return the runs as a Markdown table, with one line per form."""
-    machine = result.machine
     forms: dict[str, list[RewardCurve]] = {}
     for each in result.curves:
         forms.setdefault(each.title, []).append(each)
     lines = [
-        f"`python -m benchmarks grpo`, {result.started[:10]}, {describe_commit(machine.commit)}; {machine.cpu}, "
-        f"{machine.cores} cores, Python {machine.python}, jax {machine.packages['jax']}. {age(machine.commit)}".strip(),
-        "",
         "| form | runs | trainer continued at step | first reward above 0.9, step | reward of the last 20 steps |",
         "|---|---:|---|---|---|",
     ]
