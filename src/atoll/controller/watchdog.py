@@ -6,19 +6,21 @@ and to the session that waits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from atoll.controller.sessions.queries import Queries
 from atoll.controller.state import ClusterState
 from atoll.launch.compilation import Compilation
 from atoll.launch.launcher import Launcher
+from atoll.launch.scheduler import Wait
 from atoll.named_arrays.named_arrays import NamedArrays
 from atoll.protocol import messages as m
 from atoll.state.durations import Durations
 from atoll.state.gang_states import Reason
 from atoll.state.queued_nodes import Gang, HostCallKind
 from atoll.state.session import GangRun
+from atoll.telemetry.report import Ahead
 
 WATCH_SECONDS = 60.0
 # Interval of the checks. Reports may be late by this.
@@ -51,29 +53,6 @@ class Subject:
     session: int
     island: int  # or -1
     text: Callable[[float], str]
-
-
-@dataclass(frozen=True)
-class Ahead:
-    """A gang of another session that a session waits for.
-
-    Attributes:
-      session: the session that waits.
-      island: the island where it waits.
-      gangs: the number of its gangs in flight that are behind, or 0 if its gangs are in line for the island.
-      program: the program of the first of these gangs.
-      other: the session of the gang ahead.
-      text: describes the gang ahead, and who owes its end.
-      public_text: the same for other tenants, without names.
-    """
-
-    session: int
-    island: int
-    gangs: int
-    program: str
-    other: int
-    text: str
-    public_text: str
 
 
 class Watchdog:
@@ -117,26 +96,27 @@ class Watchdog:
         """Return everything that somebody owes now, with the seconds for which the checks have found it."""
         return [(subject, self._durations.of(now, key)) for key, subject in self._subjects()]
 
-    def ahead(self, now: float) -> list[Ahead]:
-        """Return the gangs that sessions wait for although other sessions' processes owe their ends."""
+    def ahead(self, now: float, waits: Mapping[int, Sequence[Wait[GangRun]]]) -> Iterator[Ahead]:
+        """Yield the gangs that sessions wait for although other sessions' processes owe their ends.
+
+        `waits` are the waits for each island. There may be many such gangs, so each text is made when it is taken.
+        """
         behind: dict[tuple[int, int], list[Gang[GangRun]]] = {}  # by session and sequence of the gang ahead
         gangs = self._launcher.in_flight
         for gang, ahead in self._launcher.behind():
             if gang.node.session != ahead.node.session:
                 behind.setdefault((gang.node.session, ahead.sequence), []).append(gang)
-        found = [
-            self._ahead(session, some[0].run.islands_left[0], gangs[sequence], now, some)
-            for (session, sequence), some in behind.items()
-        ]
+        for (session, sequence), some in behind.items():
+            yield self._ahead(session, some[0].run.islands_left[0], gangs[sequence], now, some)
         foremost: dict[int, list[Gang[GangRun]]] = {}
         for gang in self._launcher.foremost():
             for island in gang.run.islands_left:
                 foremost.setdefault(island, []).append(gang)
-        for island, waits in self._launcher.scheduler.waits().items():
-            for wait in waits:
-                others = [each for each in foremost.get(island, ()) if each.node.session != wait.session]
-                found.extend(self._ahead(wait.session, island, each, now) for each in others)
-        return found
+        for island, some_waits in waits.items():
+            for wait in some_waits:
+                for gang in foremost.get(island, ()):
+                    if gang.node.session != wait.session:
+                        yield self._ahead(wait.session, island, gang, now)
 
     def _ahead(
         self, session: int, island: int, gang: Gang[GangRun], now: float, behind: Sequence[Gang[GangRun]] = ()

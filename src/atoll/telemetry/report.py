@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 import msgspec
@@ -83,30 +85,34 @@ class OwedWork(Protocol):
     def text(self) -> Callable[[float], str]: ...
 
 
-class AheadOf(Protocol):
-    """See `controller.watchdog.Ahead`."""
+@dataclass(frozen=True)
+class Ahead:
+    """A gang of another session that a session waits for.
 
-    @property
-    def session(self) -> int: ...
-    @property
-    def island(self) -> int: ...
-    @property
-    def gangs(self) -> int: ...
-    @property
-    def program(self) -> str: ...
-    @property
-    def other(self) -> int: ...
-    @property
-    def text(self) -> str: ...
-    @property
-    def public_text(self) -> str: ...
+    Attributes:
+      session: the session that waits.
+      island: the island where it waits.
+      gangs: the number of its gangs in flight that are behind, or 0 if its gangs are in line for the island.
+      program: the program of the first of these gangs.
+      other: the session of the gang ahead.
+      text: describes the gang ahead, and who owes its end.
+      public_text: the same for other tenants, without names.
+    """
+
+    session: int
+    island: int
+    gangs: int
+    program: str
+    other: int
+    text: str
+    public_text: str
 
 
 class OwedSource(Protocol):
     """See `controller.watchdog.Watchdog`."""
 
     def owed(self, now: float) -> Sequence[tuple[OwedWork, float]]: ...
-    def ahead(self, now: float) -> Sequence[AheadOf]: ...
+    def ahead(self, now: float, waits: Mapping[int, list[Wait[GangRun]]]) -> Iterator[Ahead]: ...
 
 
 class ReportSource(Protocol):
@@ -174,7 +180,7 @@ def report(controller: ReportSource, viewer: Tenant | None = None, now: float = 
         gangs=_gangs(controller, tallies, waits, viewer),
         waits=_waits(controller, waits),
         owed=_owed(controller, viewer, now),
-        ahead=_ahead(controller, viewer, now),
+        ahead=_ahead(controller, waits, viewer, now),
         versions=_versions(controller, viewer, now),
         events=history.events("" if viewer is None else viewer.name),
         event_counts=tuple(
@@ -441,12 +447,15 @@ def _owed(controller: ReportSource, viewer: Tenant | None, now: float) -> tuple[
     return tuple(sorted(rows, key=lambda row: -row.seconds)[:MOST_WAITS])
 
 
-def _ahead(controller: ReportSource, viewer: Tenant | None, now: float) -> tuple[AheadSnapshot, ...]:
+def _ahead(
+    controller: ReportSource, waits: Mapping[int, list[Wait[GangRun]]], viewer: Tenant | None, now: float
+) -> tuple[AheadSnapshot, ...]:
     sessions = controller.sessions
 
     def is_visible(session: int) -> bool:
         return session in sessions and viewer in (None, sessions[session].tenant)
 
+    found = (each for each in controller.watchdog.ahead(now, waits) if is_visible(each.session))
     return tuple(
         AheadSnapshot(
             session=each.session,
@@ -456,9 +465,8 @@ def _ahead(controller: ReportSource, viewer: Tenant | None, now: float) -> tuple
             other=each.other if viewer is None or is_visible(each.other) else 0,
             text=each.text if viewer is None or is_visible(each.other) else each.public_text,
         )
-        for each in controller.watchdog.ahead(now)
-        if is_visible(each.session)
-    )[:MOST_WAITS]
+        for each in islice(found, MOST_WAITS)
+    )
 
 
 _TEXTS = {
