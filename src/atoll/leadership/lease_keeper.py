@@ -37,7 +37,10 @@ def boot_seconds() -> float:
 
 
 class LeaseTakenError(LeaseError):
-    """Another process has acquired a lease that this process held. `transitions` is the number in the latest record."""
+    """Another process has acquired a lease that this process held.
+
+    `transitions` is the number of transitions in the latest record of the lease.
+    """
 
     def __init__(self, message: str, transitions: int) -> None:
         super().__init__(message)

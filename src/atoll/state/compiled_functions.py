@@ -112,8 +112,8 @@ class FunctionRegistry:
     def expect(self, registration: Registration) -> None:
         """Expect answers for the registration from all of its hosts.
 
-        The session's former registrations of the same function end with this one. Their failures do not count, because
-        the hosts compile again.
+        The session's former registrations of the same function end with this one. Failures of the former registrations
+        do not count, because the hosts compile again.
         """
         hosts, key = registration.pending, (registration.session, registration.function)
         waiting = [each for host in hosts for each in self.waiting.get((registration.name, host), ())]

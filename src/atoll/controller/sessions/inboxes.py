@@ -148,8 +148,8 @@ class Inboxes:
     With `counts_lists`, all long lists count for the cost of a message. Earlier versions did not count them, and their
     events are repeated as they were handled.
 
-    After a bug in the check of a message, the session is in `failed`, and has no turn until it ends. Another bug at a
-    message is reported as `TurnFailedError`.
+    After a bug in the check of a message, the session is in `failed`. A session in `failed` has no turn until its end.
+    Another bug at a message is reported as `TurnFailedError`.
     """
 
     def __init__(
