@@ -41,6 +41,8 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 # A test of Google's gRPC loads it into this process. In a fork of the process, such as one that writes a snapshot, its
 # handler of forks aborts.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+# Otherwise `ray start` requires a token if who runs the tests has one, and `ray.init` with an address sends none.
+os.environ["RAY_AUTH_MODE"] = "disabled"
 
 # A run in the background of a shell that is not interactive has SIGINT ignored, and what it starts would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
