@@ -73,7 +73,11 @@ def _run_with_bar(
         task = progress.add_task(f"({benchmark.key}) {benchmark.title}", total=rounds, now="")
         contestants = [name for name in benchmark.contestants if competing is None or name in competing]
         report = partial(_report, progress, task)
-        return run_benchmark(benchmark, contestants, rounds, quick, report, sources)
+        clock = time.monotonic()
+        record = run_benchmark(benchmark, contestants, rounds, quick, report, sources)
+    if not console.is_terminal:  # which shows no bar: a run of many minutes says how far it is
+        console.print(f"({benchmark.key}) {benchmark.title}: {time.monotonic() - clock:.0f} s", soft_wrap=True)
+    return record
 
 
 def _report(progress: Progress, task: object, now: str, done: int) -> None:
