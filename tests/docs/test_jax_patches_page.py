@@ -42,6 +42,9 @@ def test_the_page_says_what_a_patch_does_and_what_would_replace_it(patch: Patch)
     for word, version in bounds:
         assert f"Only for JAX {word} {'.'.join(map(str, version))}." in section
     assert ("Only for JAX" in section) == bool(bounds)
+    python = ".".join(map(str, patch.since_python))
+    assert ("Only for Python" in section) == bool(python)
+    assert f"Only for Python since {python}." in section or not python
 
 
 def test_the_page_names_the_functions_that_several_patches_change() -> None:

@@ -74,6 +74,10 @@ def dlpack() -> None:
     np.from_dlpack(jnp.arange(4.0))
 
 
+def buffers() -> None:
+    memoryview(jnp.arange(4.0))
+
+
 def addresses() -> None:
     jnp.arange(4.0).unsafe_buffer_pointer()
 
@@ -121,6 +125,7 @@ ERRORS: dict[str, Callable[[], None]] = {
     "strided arrays": strided_arrays,
     "other clients": other_clients,
     "dlpack": dlpack,
+    "buffers": buffers,
     "addresses": addresses,
     "memory statistics": memory_statistics,
     "cost analysis": cost_analysis,
@@ -237,7 +242,7 @@ def error_of(name: str) -> str:
 @pytest.mark.parametrize("patch", [each for each in PATCHES if each.name in ERRORS], ids=lambda patch: patch.name)
 def test_without_the_patch_jax_raises_the_error_that_the_patch_names(patch: Patch, unpatched: RemotePython) -> None:
     if not patch.is_needed(jax.__version_info__):
-        pytest.skip("this version of JAX does not need the patch")
+        pytest.skip("this version of JAX does not need the patch, or Python does not allow it")
     assert patch.error
     assert patch.error in unpatched.call(error_of, patch.name, seconds=SECONDS)
 
@@ -249,7 +254,7 @@ def does(name: str) -> bool:
 @pytest.mark.parametrize("patch", [each for each in PATCHES if each.name in SILENT], ids=lambda patch: patch.name)
 def test_without_the_patch_jax_does_something_else(patch: Patch, unpatched: RemotePython) -> None:
     if not patch.is_needed(jax.__version_info__):
-        pytest.skip("this version of JAX does not need the patch")
+        pytest.skip("this version of JAX does not need the patch, or Python does not allow it")
     assert unpatched.call(does, patch.name, seconds=SECONDS)
 
 

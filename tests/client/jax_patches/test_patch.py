@@ -76,6 +76,14 @@ def test_a_patch_that_a_version_does_not_need_is_left_out_silently(
     assert library.double(4) == 8
 
 
+@pytest.mark.parametrize(("since", "is_installed"), [((3, 99), False), (sys.version_info[:2], True)])
+def test_a_patch_that_this_python_does_not_allow_is_left_out_silently(
+    library: Any, since: tuple[int, ...], is_installed: bool
+) -> None:
+    install([patch_of(("double", ("x",)), since_python=since)], VERSION)
+    assert (library.double(4) == -8) == is_installed
+
+
 @pytest.mark.parametrize("version", [(0, 10, 1), (0, 13, 0), (1, 0)])
 def test_one_warning_lists_what_a_version_that_is_not_supported_lacks(library: Any, version: tuple[int, ...]) -> None:
     patches = [patch_of(("double", ("x",))), patch_of(("triple", ("x",))), patch_of(("triple", ("x",)), since=(2,))]

@@ -218,6 +218,17 @@ def dlpack(calls: Calls) -> None:
     assert array.tolist() == [0, 1, 2]
 
 
+def buffers(calls: Calls) -> None:
+    """The type's slot and NumPy use these methods, with these flags. NumPy ignores the slot's errors."""
+    x = jnp.arange(4.0)
+    assert memoryview(x).tobytes() == np.arange(4, dtype=x.dtype).tobytes()
+    assert np.asarray(x).tolist() == [0, 1, 2, 3]
+    for array, flags in calls.arguments("jaxlib._jax.ArrayImpl.__buffer__"):
+        assert array is x
+        assert isinstance(flags, int)
+    assert np.asarray(jnp.arange(2, dtype=jnp.bfloat16)).tolist() == [0, 1]
+
+
 def addresses(calls: Calls) -> None:
     x = jnp.arange(4.0)
     assert x.unsafe_buffer_pointer() == x.unsafe_buffer_pointer() != 0
@@ -728,6 +739,7 @@ PROBES: dict[str, Callable[[Calls], None]] = {
     "other clients": other_clients,
     "resharding": resharding,
     "dlpack": dlpack,
+    "buffers": buffers,
     "addresses": addresses,
     "memory statistics": memory_statistics,
     "hardware numbers": hardware_numbers,
@@ -770,7 +782,7 @@ def test_each_patch_has_a_probe() -> None:
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
 def test_jax_uses_what_the_patch_replaces(patch: Patch, tmp_path: Path) -> None:
     if not patch.is_needed(jax.__version_info__):
-        pytest.skip("this version of JAX does not need the patch")
+        pytest.skip("this version of JAX does not need the patch, or Python does not allow it")
     calls = Calls()
     calls.directory = tmp_path
     if patch.name == "transfer server":

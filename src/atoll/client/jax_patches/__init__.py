@@ -7,6 +7,7 @@ first client.
 from __future__ import annotations
 
 from atoll.client.jax_patches import (
+    buffer_protocol,
     colocated_python,
     compile_time_callbacks,
     cpu_devices,
@@ -52,6 +53,7 @@ PATCHES: tuple[Patch, ...] = (
     host_arguments.PATCH,
     number_operands.PATCH,
     dlpack.PATCH,
+    buffer_protocol.PATCH,
     introspection.ADDRESS_PATCH,
     introspection.MEMORY_PATCH,
     introspection.HARDWARE_PATCH,

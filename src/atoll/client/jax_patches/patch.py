@@ -125,6 +125,7 @@ class Patch:
       changes: The changes.
       error: The error of JAX without the patch, if it is an error.
       since, before: The versions of JAX that have the limitation, if these are not all supported versions.
+      since_python: The first version of Python with which the patch is possible.
     """
 
     name: str
@@ -133,9 +134,12 @@ class Patch:
     error: str = ""
     since: tuple[int, ...] = ()
     before: tuple[int, ...] | None = None
+    since_python: tuple[int, ...] = ()
 
     def is_needed(self, version: tuple[int, ...]) -> bool:
-        return self.since <= version and (self.before is None or version < self.before)
+        """Return whether this version of JAX has the limitation, and this Python can lift it."""
+        is_in_jax = self.since <= version and (self.before is None or version < self.before)
+        return is_in_jax and self.since_python <= sys.version_info[:2]
 
     def difference(self) -> str:
         """Describe how JAX differs from what the patch expects, or return "". This is the self-test."""
