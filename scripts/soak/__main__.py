@@ -69,12 +69,16 @@ def run(ground: Ground, minutes: float, clients: int, trainings: int, every: flo
     ground.begin()
     users = Users(clients, trainings, minutes * 60, seed, ground.start_user, logs)
     injected: Counter[str] = Counter()
+    spared = 0  # faults that were not injected
     try:
         end = time.monotonic() + minutes * 60
         users.watch(min(20.0, minutes * 20))
         while time.monotonic() < end:
-            if users.alive and time.monotonic() < end - LAST_SECONDS:
-                injected[inject(ground, users, rng)] += 1
+            if users.are_spared:
+                spared += 1
+            elif users.alive and time.monotonic() < end - LAST_SECONDS:
+                with users.fault():
+                    injected[inject(ground, users, rng)] += 1
             users.watch(rng.expovariate(1 / every))
         while users.alive:
             users.watch(1.0)
@@ -89,6 +93,7 @@ def run(ground: Ground, minutes: float, clients: int, trainings: int, every: flo
         raise SoakError(f"left behind: {left}")
     done = ", ".join(f"{count} {name}" for name, count in sorted(users.steps().items()))
     console.print(f"no wrong result, no hang, nothing left: {done}")
+    console.print(f"the longest time of a user without a step was {users.longest:.1f} s, which spared {spared} faults")
     console.print(f"injected: {dict(injected)}; restarts: {[i['restarts'] for i in status['islands']]}")
     if isinstance(ground, ManyMachines) and ground.back:
         middle, most = statistics.median(ground.back), max(ground.back)

@@ -62,12 +62,14 @@ def proxy_of(ground: Ground, user: UserProcess) -> psutil.Process | None:
 
 
 def describe_hang(ground: Ground, user: UserProcess) -> str:
-    """What its threads are doing, and its proxy's, and how the cluster is."""
+    """Return the stacks of the user and its proxy, the status of the cluster, and what its sessions wait for."""
     proxy = proxy_of(ground, user)
     for process in (psutil.Process(ground.pid_of(user)), *([proxy] if proxy is not None else [])):
         process.send_signal(signal.SIGUSR1)
         time.sleep(_DUMP_SECONDS)
-    return f"{tail(user, 12_000)}\n{json.dumps(report(ground))}"
+    status = report(ground)
+    why = "\n".join(f"session {each['id']}: {ground.atoll('why', str(each['id']))}" for each in status["sessions"])
+    return f"{tail(user, 12_000)}\n{json.dumps(status)}\n{why}"
 
 
 def inject_user_fault(ground: Ground, kind: str, users: Users, rng: random.Random) -> bool:

@@ -7,18 +7,24 @@ import selectors
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
 from scripts.soak.client import WRONG
+from scripts.soak.machine_clock import MachineClock
 
 ROOT = Path(__file__).resolve().parents[2]
 # Starts a client: its number, its module and what that takes, where it writes errors. Returns the process and machine.
 Start = Callable[[int, Sequence[str], IO[str]], tuple[subprocess.Popen[str], str]]
 RANDOM_WORK, TRAINING = "scripts.soak.client", "scripts.soak.training"
-SILENCE_SECONDS = 90.0  # an island's restart, and what had to be compiled again
+# For a user's next step after a fault is over: what had to be compiled again. In seconds of a `MachineClock`.
+SILENCE_SECONDS = 90.0
+# If a user has said nothing for this long, no further fault is injected. Each restart of an island makes the user
+# compile again, so faults that follow one another could keep it from its next step. A hang does not end without faults.
+SPARED_SECONDS = 30.0
 
 
 class SoakError(Exception):
@@ -26,22 +32,29 @@ class SoakError(Exception):
 
 
 class HangError(SoakError):
-    """A user has said nothing for too long."""
+    """A user has said nothing for too long after the last fault."""
 
     def __init__(self, user: UserProcess) -> None:
-        super().__init__(f"{user.errors.name} hangs: nothing for {SILENCE_SECONDS:.0f} s")
+        silence = time.monotonic() - user.heard
+        text = f"nothing for {silence:.0f} s, of which more than {SILENCE_SECONDS:.0f} s count since the last fault"
+        super().__init__(f"{user.errors.name} ({user.module}) hangs: {text}")
         self.user = user
 
 
 @dataclass
 class UserProcess:
-    """One client, which runs a `module`. `doomed` is set by whoever kills it, or its proxy."""
+    """One client, which runs a `module`. `doomed` is set by whoever kills it, or its proxy.
+
+    `heard` is when it has said something last, and `since` the later one of this and the end of the last fault, by the
+    clock of `Users`.
+    """
 
     process: subprocess.Popen[str]
     errors: IO[str]
     module: str = RANDOM_WORK
     machine: str = ""
     doomed: str = ""
+    since: float = 0.0
     heard: float = field(default_factory=time.monotonic)
     steps: Counter[str] = field(default_factory=Counter)
 
@@ -52,7 +65,19 @@ class Users:
     `start(number, arguments, errors)` starts one, and returns its process and machine.
     """
 
-    def __init__(self, count: int, trainings: int, seconds: float, seed: int, start: Start, logs: Path) -> None:
+    def __init__(
+        self,
+        count: int,
+        trainings: int,
+        seconds: float,
+        seed: int,
+        start: Start,
+        logs: Path,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self._clock = MachineClock().seconds if clock is None else clock
+        self._is_fault_under_way = False
+        self.longest = 0.0  # seconds for which a user has said nothing
         self._end = time.monotonic() + seconds
         self._start_process = start
         self._logs = logs
@@ -69,7 +94,7 @@ class Users:
         left = max(1.0, self._end - time.monotonic())
         errors = open(self._logs / f"user-{self._seed}", "w+")  # noqa: SIM115
         process, machine = self._start_process(self._seed, (module, str(self._seed), f"{left:.1f}"), errors)
-        user = UserProcess(process, errors, module, machine)
+        user = UserProcess(process, errors, module, machine, since=self._clock())
         assert process.stdout is not None
         os.set_blocking(process.stdout.fileno(), False)
         self._selector.register(process.stdout, selectors.EVENT_READ, user)
@@ -91,18 +116,38 @@ class Users:
         """Reads what they say for so long. Raises SoakError for what must not happen."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0 and self.alive:
-            for key, _ in self._selector.select(left):
+            for key, _ in self._selector.select(min(left, 1.0)):
                 self._hear(key.data)
-            now = time.monotonic()
+            now = self._clock()
             for user in self.alive:
-                if now - user.heard > SILENCE_SECONDS:
+                if now - user.since > SILENCE_SECONDS and not self._is_fault_under_way:
                     raise HangError(user)
+
+    @contextmanager
+    def fault(self) -> Iterator[None]:
+        """Note that a fault is under way, and then that it is over, and that users may make progress again."""
+        self._is_fault_under_way = True
+        try:
+            yield
+        finally:
+            self._is_fault_under_way = False
+            now = self._clock()
+            for user in self.alive:
+                user.since = now
+
+    @property
+    def are_spared(self) -> bool:
+        """Whether a user has said nothing for so long that no fault is to be injected."""
+        now = time.monotonic()
+        return any(now - user.heard > SPARED_SECONDS for user in self.alive)
 
     def _hear(self, user: UserProcess) -> None:
         assert user.process.stdout is not None
         text = user.process.stdout.read()
         if text:
-            user.heard = time.monotonic()
+            now = time.monotonic()
+            self.longest = max(self.longest, now - user.heard)
+            user.heard, user.since = now, self._clock()
             user.steps.update(line.split()[0] for line in text.splitlines() if line)
             return
         self._selector.unregister(user.process.stdout)
