@@ -90,6 +90,7 @@ async def life(path: Path, ready_fd: int) -> bytes:
     assert len(welcome[2]) == 32
     assert (await worker.next_of(33)) is not None, "it is asked for signs of life"
 
+    engine = await Peer.open(path, "engine")
     operator = await Peer.open(path, "operator")
     operator.connection.send(m.StatusRequest())
     assert [each["label"] for each in json.loads((await operator.next())[1])["sessions"]] == ["script.py"]
@@ -98,8 +99,10 @@ async def life(path: Path, ready_fd: int) -> bytes:
     operator.connection.send(m.StopRequest())
     assert (await operator.next())[0] == 83
     assert await worker.next_of(31) is not None, "workers end in good order"
+    ends = await engine.next_of(m.ClusterEnds.__struct_config__.tag)
+    assert ends is not None, "an engine whose child it is not does not see its exit status"
     await asyncio.wait_for(running, 10)
-    for peer in (proxy, worker, operator):
+    for peer in (proxy, worker, operator, engine):
         peer.connection.close()
     return dump
 

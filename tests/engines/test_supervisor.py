@@ -19,7 +19,7 @@ from atoll.engines.hosts.hosts_engine import HostsEngine
 from atoll.engines.successor_supervisor import SuccessorSupervisor
 from atoll.engines.supervisor import Supervisor
 from atoll.errors import ClusterError, Code, Status
-from atoll.protocol.messages import BecomeEngine, Refused
+from atoll.protocol.messages import BecomeEngine, ClusterEnds, Refused
 from atoll.wire.address import parse_address
 from tests.cluster_process import free_port
 
@@ -74,6 +74,26 @@ def test_an_engine_records_where_its_controller_is_after_a_takeover(tmp_path: Pa
         assert recorded_controller(str(tmp_path)) == ""
         supervised.cut_off(False)
         assert recorded_controller(str(tmp_path)) == "127.0.0.1:7001"
+        await supervised.end()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_an_engine_knows_if_a_controller_that_took_over_was_asked_to_end(tmp_path: Path, is_asked: bool) -> None:
+    async def main() -> None:
+        options = EngineOptions(
+            ClusterSettings(engine="hosts", grace_seconds=0.0), str(tmp_path), listen="127.0.0.1:7000"
+        )
+        stop = asyncio.Event()
+        supervised = Supervisor(options, HostsEngine(options), stop)
+        supervised.take_over(Link(), ())  # type: ignore[arg-type]
+        if is_asked:
+            supervised.handle(ClusterEnds())
+        supervised.link_lost("the controller closed the connection")
+        await asyncio.wait_for(stop.wait(), 60)
+        assert supervised.was_asked == is_asked
+        assert ("an operator ended it" in supervised.reason) == is_asked
         await supervised.end()
 
     asyncio.run(main())

@@ -570,6 +570,9 @@ class ControllerShell:
         )
 
     def _end(self, action: a.End) -> None:
+        engine = self.controller.connections.engine
+        if engine is not None:  # this process may not be its child, and then it does not see the exit status
+            self._send(a.Send(action.cause, engine, m.ClusterEnds()))
         self._loop.call_later(_END_SECONDS, self._stop.set)
 
     # ---- continuing from another process

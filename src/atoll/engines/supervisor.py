@@ -33,6 +33,7 @@ from atoll.protocol.messages import (
     PROTOCOL,
     AgentLost,
     AgentSays,
+    ClusterEnds,
     Dismiss,
     EndIsland,
     Hello,
@@ -59,6 +60,7 @@ from atoll.wire.resumption.dialed_connection import DialedConnection, dial
 _log = logging.getLogger(__name__)
 
 _END_SECONDS = 1.0
+_ASKED = "an operator ended it (`atoll down`)"
 RETRY_SECONDS = 0.02
 _LISTEN_SECONDS = 20.0  # less than `start_engine.START_GRACE_SECONDS`
 
@@ -92,6 +94,7 @@ class Supervisor:
         self._refusal = ""  # why the controller at another address has refused this engine
         self._is_up = False
         self._is_replaced = False
+        self._is_ending = False  # the controller was asked to end
         self._reason = ""
         self._up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()  # keeps tasks alive: the event loop has only weak references
@@ -104,7 +107,7 @@ class Supervisor:
     @property
     def was_asked(self) -> bool:
         """Whether it has set `stop` because an operator has ended the cluster."""
-        return self._controller.was_asked
+        return self._controller.was_asked or self._is_ending
 
     @property
     def leaves(self) -> bool:
@@ -292,7 +295,7 @@ class Supervisor:
         """Set `stop`, with this reason, since the controller has ended and is not restarted."""
         self._fail(text)
         if not self._stop.is_set():
-            self._reason = "an operator ended it (`atoll down`)" if self._controller.was_asked else text
+            self._reason = _ASKED if self._controller.was_asked else text
         self._stop.set()
 
     def controller_replaced(self, text: str) -> None:
@@ -360,6 +363,8 @@ class Supervisor:
                 self._start_island(island, shape)
             case EndIsland(island=island):
                 self._do(self._end_island(self._islands[island]))
+            case ClusterEnds():
+                self._is_ending, self._reason = True, self._reason or _ASKED
             case AgentSays() | AgentLost() | OperationReply():
                 self._handle_of_agent(message)
 

@@ -262,6 +262,10 @@ class Dismiss(Message, frozen=True, tag=133):
     reconnect: bool = False
 
 
+class ClusterEnds(Message, frozen=True, tag=201):
+    """Report that the controller was asked to end, and ends with the cluster. This is its last message."""
+
+
 FromEngine = WorkerEnded | IslandRemoved | IslandEnded | IslandStarts | EngineReport | TellAgent | DrainRequest
 ToEngine = (
     Refused
@@ -273,6 +277,7 @@ ToEngine = (
     | AgentLost
     | OperationReply
     | BecomeEngine
+    | ClusterEnds
 )
 FromAgent = AgentHello | AgentWorkerEnded | AgentAlive | AgentLeaves
 ToAgent = StartWorker | EndWorker | Renew | Dismiss
