@@ -17,13 +17,14 @@ from tests.controller.model_host import ModelHost, ModelRun
 from tests.controller.world import Client, World
 
 _BROKEN = Status(Code.UNKNOWN, "the connections of the world were closed")
+CANNOT_JOIN = Status(Code.DATA_LOSS, "this host cannot join the world")
 
 
 class SpanningHost(ModelHost):
     """A host that joins worlds.
 
     A function of a world is compiled when all hosts of the world have joined. A run of it ends when it has begun on all
-    hosts of the same world, or fails when the world is closed.
+    hosts of the same world, or fails when the world is closed. If `joins` returns False, the host cannot join a world.
     """
 
     def __init__(
@@ -32,8 +33,11 @@ class SpanningHost(ModelHost):
         members: dict[int, set[int]],
         note_sent: Callable[[int], None],
         note_begin: Callable[[int], None],
+        joins: Callable[[], bool],
     ) -> None:
         super().__init__(number)
+        self.joins = joins
+        self.refused: deque[int] = deque()  # worlds that it cannot join, to be reported
         self.note_sent = note_sent  # of a sequence
         self.note_begin = note_begin  # of a collective
         self.members = members  # the hosts that have joined, by world
@@ -54,7 +58,7 @@ class SpanningHost(ModelHost):
     @property
     def has_report(self) -> bool:
         """Return whether `report_next` has something."""
-        return bool(self.served or self.failed or any(map(self.has_joined, self.joining)))
+        return bool(self.refused or self.served or self.failed or any(map(self.has_joined, self.joining)))
 
     def has_joined(self, function: str) -> bool:
         world = self.world_of[function]
@@ -62,10 +66,14 @@ class SpanningHost(ModelHost):
 
     def take(self, message: Any) -> None:
         match message:
+            case m.Compile(function=function, world=world) if function in self.joining:
+                self.world_of[function] = world
             case m.Compile(function=function, world=world) if world:
                 self.functions.add(function)
                 self.world_of[function] = world
                 self.joining.append(function)
+            case m.JoinWorld(world=world) if not self.joins():
+                self.refused.append(world)
             case m.JoinWorld(world=world, ranks=ranks, address=address):
                 self.ranks[world] = ranks
                 self.members.setdefault(world, set()).add(self.number)
@@ -101,10 +109,13 @@ class SpanningHost(ModelHost):
                 self.moving.add(function)
                 continue
             self.functions.discard(function)
+            self.moving.discard(function)
             del self.world_of[function]
 
     def report_next(self) -> Any:
         """Return the next report about worlds, or None."""
+        if self.refused:
+            return m.WorldFailed(self.refused.popleft(), CANNOT_JOIN)
         if self.served:
             return m.WorldServed(self.served.popleft(), f"unix:/world-of-{self.number}")
         if self.failed:
@@ -147,6 +158,12 @@ class SpanningClient(Client):
         match message:
             case m.FunctionReady(function=function, status=status) if not status.ok:
                 self.functions = {devices: each for devices, each in self.functions.items() if each != function}
+            case m.SendSources(functions=functions):
+                for function, hosts in functions:
+                    if function in self.functions.values():
+                        feed = self.fresh()
+                        self.say(m.Recompile(function, feed))
+                        self.uploads.extend((host, feed) for host in hosts)
             case m.HostsRestarted(hosts=addresses):
                 back = {host for host, _ in addresses}
                 self.lost -= back
@@ -162,11 +179,15 @@ class SpanningClient(Client):
 
 
 class SpanningWorld(World):
-    """Records on each host in which order the collectives begin."""
+    """Records on each host in which order the collectives begin.
+
+    A host cannot join a world with the probability `refusals`.
+    """
 
     kind_of_client = SpanningClient
 
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
+    def __init__(self, *arguments: Any, refusals: float = 0.0, **settings: Any) -> None:
+        self.refusals = refusals
         self.members: dict[int, set[int]] = {}
         # By sequence of a gang: the number of its node, and the node's gangs as (sequence, hosts).
         self.nodes: dict[int, tuple[int, list[tuple[int, tuple[int, ...]]]]] = {}
@@ -176,7 +197,7 @@ class SpanningWorld(World):
     def host_of(self, number: int) -> ModelHost:
         return SpanningHost(*self.members_of(number))
 
-    def members_of(self, number: int) -> tuple[int, dict[int, set[int]], Callable[[int], None], Callable[[int], None]]:
+    def members_of(self, number: int) -> tuple[Any, ...]:
         """Return the arguments of a `SpanningHost`."""
         order: list[int] = []
         self.orders.append(order)
@@ -194,7 +215,12 @@ class SpanningWorld(World):
             assert node not in order, "each gang begins once"
             order.append(node)
 
-        return number, self.members, note_sent, note_begin
+        def joins() -> bool:
+            is_refused = bool(self.refusals) and self.rng.random() < self.refusals
+            self.has_lost = self.has_lost or is_refused
+            return not is_refused
+
+        return number, self.members, note_sent, note_begin, joins
 
     def compile(self, session: int, function: int, feed: int) -> None:
         name = self.controller.sessions[session].functions[function]

@@ -25,12 +25,13 @@ from tests.thoroughness import examples
     st.sampled_from(sorted(POLICIES)),
     st.sampled_from([0.0, 0.02, 0.1]),
     st.sampled_from([0, 2]),
+    st.sampled_from([0.0, 0.2]),
 )
 def test_gangs_over_random_islands_begin_in_one_order_and_all_end(
-    seed, steps, topology, doom, memory, dispatch, policy, loss, joint
+    seed, steps, topology, doom, memory, dispatch, policy, loss, joint, refusals
 ):
     options = {"device_memory": memory, "dispatch": dispatch, "policy": policy, "joint_islands": joint}
-    world = SpanningWorld(random.Random(seed), topology, doom, **options)
+    world = SpanningWorld(random.Random(seed), topology, doom, refusals=refusals, **options)
     play(world, world.rng, steps, loss)
     world.check_orders()
     for client in world.clients.values():

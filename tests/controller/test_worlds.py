@@ -359,7 +359,65 @@ def test_an_idle_world_with_a_run_in_flight_is_not_closed():
     assert serve.world not in closed
 
 
-@pytest.mark.parametrize("bad", [m.WorldServed(-1, "unix:/a"), m.WorldServed(1, "x" * 5000)])
+CANNOT_JOIN = Status(Code.UNAVAILABLE, "no free port")
+
+
+def test_functions_of_a_world_that_cannot_start_fail_on_all_hosts_and_the_next_ones_get_a_new_world():
+    play = Play("2x1x1")
+    sent = registered(play)
+    (serve,) = of(sent, m.JoinWorld)
+    assert play.report(1, m.WorldFailed(serve.world + 1, CANNOT_JOIN)) == [], "no such world"
+    closed = of(play.report(0, m.WorldFailed(serve.world, CANNOT_JOIN)), m.CloseWorld)
+    assert closed == [m.CloseWorld(serve.world, CANNOT_JOIN)] * 2, "on both hosts"
+    name = of(sent, m.Compile)[0].function
+    play.report(0, m.Compiled(name, CANNOT_JOIN, b"", 0.1, False))
+    (ready,) = of(play.report(1, m.Compiled(name, CANNOT_JOIN, b"", 0.1, False)), m.FunctionReady)
+    assert ready.status == CANNOT_JOIN
+    (again,) = of(registered(play, 2), m.JoinWorld)
+    assert again.world > serve.world
+    assert of(play.report(0, m.WorldServed(again.world, "unix:/again")), m.JoinWorld)
+
+
+def test_functions_that_are_lost_with_a_world_are_compiled_again_and_launches_wait_for_them():
+    play = Play("2x1x1")
+    with_function(play)
+    first, second = runs(play.say(m.Launch(1, (), (11,), ())))
+    play.report(0, m.Failed(first.sequence, Status(Code.INVALID_ARGUMENT, "an argument has been deleted")))
+    (successor,) = of([message for _, message in sent_until(play, 10)], m.JoinWorld)
+    play.report(1, m.Failed(second.sequence, Status(Code.UNKNOWN, "Connection closed by peer")))
+    waits = runs(play.say(m.Launch(1, (), (12,), ())))
+    assert len(waits) == 2, "they wait on their hosts"
+    asked = of(play.report(1, m.WorldFailed(successor.world, CANNOT_JOIN)), m.SendSources)
+    assert asked == [m.SendSources(((1, (0, 1)),))]
+    for host, each in enumerate(waits):
+        play.report(host, m.Failed(each.sequence, Status(Code.NOT_FOUND, "the function is not on this host")))
+    for now in range(10, 13):
+        play.tick(float(now))
+    error = play.controller.sessions[play.session].directory.entries[12].error
+    assert error is not None
+    assert error.message == "no free port (in f)"
+    play.outbox()
+    play.controller = check_dump(play.controller)
+    assert runs(play.say(m.Launch(1, (), (13,), ()))) == [], "the function is not compiled again"
+    sent = play.say(m.Recompile(1, 950))
+    for host in (0, 1):
+        sent += play.report(host, m.FeedsArrived(play.session, (950,)))
+    (again,) = of(sent, m.JoinWorld)
+    name = of(sent, m.Compile)[0].function
+    play.report(0, m.WorldServed(again.world, "unix:/again"))
+    play.report(0, m.Compiled(name, OK, b"", 0.1, False))
+    assert len(runs(play.report(1, m.Compiled(name, OK, b"", 0.1, False)))) == 2
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        m.WorldServed(-1, "unix:/a"),
+        m.WorldServed(1, "x" * 5000),
+        m.WorldFailed(-1, CANNOT_JOIN),
+        m.WorldFailed(1, OK),
+    ],
+)
 def test_a_false_service_is_refused(bad):
     play = Play("2x1x1")
     play.report(0, bad)

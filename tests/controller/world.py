@@ -169,7 +169,7 @@ class Client:
 
     def function(self, devices: tuple[int, ...]) -> int:
         """A compiled function."""
-        if devices not in self.functions:
+        while devices not in self.functions:  # a compilation may fail
             function, feed = self.fresh(), self.fresh()
             self.functions[devices] = function
             self.say(m.RegisterFunction(function, "content", feed, (devices,)))

@@ -12,6 +12,7 @@ import pytest
 from atoll.errors import Code, Status, StatusError
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
+from atoll.worker.host_worlds import HostWorlds
 from tests.worker.worker_rig import SECONDS, Behaviours, Rig, add, local, says, spec
 
 BEHAVIOURS = Behaviours("tests.worker.test_host_worlds")
@@ -125,8 +126,21 @@ def it_fails_functions_that_wait_for_a_world_which_is_closed(rig: Rig) -> None:
 def it_reports_that_it_cannot_join(rig: Rig) -> None:
     world = rig.fresh()
     rig.worlds.join(m.JoinWorld(world, 1, 2, "unix:/nowhere"))
+    reported = rig.reports.get(timeout=SECONDS)
+    assert isinstance(reported, m.WorldFailed), reported
+    assert reported.world == world
     _, status = rig.compile(rig.lower(add, spec(), spec(), devices=(0, 1)), (0, 1), world)
     says(status, Code.UNAVAILABLE, "cannot join the hosts of other islands")
+
+
+@BEHAVIOURS.add
+def it_reports_that_it_cannot_serve(rig: Rig) -> None:
+    world = rig.fresh()
+    worlds = HostWorlds(rig.backend.worlds, rig.report, lambda world: "unix:/nowhere/service", "127.0.0.1")
+    worlds.join(m.JoinWorld(world, 0, 2))
+    reported = rig.reports.get(timeout=SECONDS)
+    assert isinstance(reported, m.WorldFailed), reported
+    says(reported.status, Code.UNAVAILABLE, "cannot join the hosts of other islands")
 
 
 @BEHAVIOURS.add

@@ -328,6 +328,7 @@ class Controller:
             m.Compiled: self._compilation.compiled,
             m.PlanRegistered: self.programs.plan_registered,
             m.WorldServed: self._worlds.served,
+            m.WorldFailed: self._recovery.world_failed,
             m.StoresReported: self._checks.reported,
             m.WorkerAnswer: self._queries.answered,
             m.SpillReply: self._spiller.spill_replied,

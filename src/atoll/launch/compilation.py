@@ -478,6 +478,30 @@ class Compilation:
                 lost = {name for name in names if island in _islands_of(self.functions.locations.get(name, ()))}
                 self._not_needed(other, number, lost)
 
+    def request_again(self, lost: Container[str]) -> dict[int, set[str]]:
+        """Have sessions send the sources again of functions that their hosts have lost. Launches wait for that.
+
+        Return those of the functions that are being compiled, by session: these fail.
+        """
+        awaited: dict[int, set[str]] = {}
+        for (name, _), waiting in self.functions.waiting.items():
+            if name in lost:
+                for each in waiting:
+                    awaited.setdefault(each.session, set()).add(name)
+        for session in self._sessions.values():
+            asked = []
+            for function, name in session.functions.items():
+                if name in lost and name not in awaited.get(session.number, ()):
+                    locations = self.functions.locations[name]
+                    asked.append((function, tuple(sorted(hosts_of(locations)))))
+                    for island in _islands_of(locations):
+                        self._scheduler.island_leaves(island)
+                        needed = self._resources.islands[island].needs_recompile
+                        needed.setdefault(session.number, set()).add(name)
+            if asked:
+                self._outbox.to_session(session.number, m.SendSources(tuple(asked)))
+        return awaited
+
     def _recompiled(self, number: int, name: str) -> None:
         """Note that a function was compiled again, or is not needed. After the last one, the session's nodes start."""
         for island in self._resources.islands.values():

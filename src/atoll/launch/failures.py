@@ -18,7 +18,7 @@ A delegated run was sent to several islands at once. It may survive if it was be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 
 from atoll.cluster.locations import HostDevice
 from atoll.cluster.resources import ResourceManager
@@ -166,6 +166,22 @@ class Failures:
                 name = next((name for name in gang.run.spec.functions if name in refused), None)
                 if name is not None:
                     self._launcher.fail(gang.run.launch, refused[name].within(gang.run.launch.program.name))
+
+    def fail_without_functions(
+        self, lost: Collection[str], awaited: Mapping[int, Collection[str]], status: Status
+    ) -> None:
+        """Fail the launches in line that would start before functions that hosts have `lost` are compiled again.
+
+        Functions that sessions wait for (`awaited`) fail, so all launches that need one of them fail as well.
+        """
+        if not lost:
+            return
+        for node in self._waiting():
+            failing = awaited.get(node.session, ())
+            for gang in node.gangs:
+                has_place = gang.state is GangState.COMMITTED
+                if any(name in failing or (has_place and name in lost) for name in gang.run.spec.functions):
+                    self._launcher.fail(gang.run.launch, status.within(gang.run.launch.program.name))
 
     def fail_tenant(self, tenant: Tenant, status: Status) -> None:
         """Fail the launches of a tenant that are in line."""

@@ -1,8 +1,8 @@
 """Worlds: sets of islands on whose hosts functions of a tenant run together (`devices.xla.xla_world`).
 
 A world is *waiting* until all of its islands work. Then its first host starts a service, and all of its hosts join. A
-world is closed when the workers of one of its islands end, and a new one takes its place when a function needs it
-again. Tenants share no worlds, because a failure of a function may close its world.
+world is closed when the workers of one of its islands end or one of its hosts cannot join it, and a new one takes its
+place when a function needs it again. Tenants share no worlds, because a failure of a function may close its world.
 """
 
 from __future__ import annotations
@@ -109,6 +109,24 @@ class Worlds:
                 world.enter(WorldState.JOINING)
                 for rank, each in enumerate(world.hosts[1:], 1):
                     self._outbox.to_host(each, m.JoinWorld(world.number, rank, len(world.hosts), message.address))
+
+    def failed(self, host: int, message: m.WorldFailed) -> set[str]:
+        """Close a world that one of its hosts cannot join. Return the functions that its hosts have lost.
+
+        The next function on these islands gets a new world. Runs that wait for functions of this world fail.
+        """
+        key = next((key for key, each in self._worlds.items() if each.number == message.world), None)
+        if key is None or host not in self._worlds[key].hosts:
+            return set()
+        world, nodes = self._worlds[key], {}
+        for gang in self._in_flight():
+            nodes[gang.node.number] = gang.node
+            if world_of(gang.node) == key:
+                gang.run.failure = gang.run.failure or message.status.within(gang.run.launch.program.name)
+        self._left &= nodes.keys()
+        self._left.update(number for number, node in nodes.items() if world_of(node) == key)
+        self._close(world, message.status)
+        return world.functions
 
     def start_waiting(self, works: IslandReady | IslandRestarted) -> None:
         """Start the worlds that waited for an island that works now."""

@@ -107,6 +107,7 @@ class HostWorlds:
         except Exception as error:
             text = f"this host cannot join the hosts of other islands: {status_of(error).message}"
             status = failure(Code.UNAVAILABLE, text, Details(Kind.LINK, retriable=True))
+            self._report(m.WorldFailed(message.world, status))
         with self._lock:
             joining.status = status
             waiting, joining.waiting = joining.waiting, []

@@ -212,6 +212,14 @@ class Recovery:
             self._outbox.to_engine(m.RestartIsland(island, text))
             self._fail_island(island, Status(Code.DATA_LOSS, f"{text}; its island is restarted, and {_LOST}"))
 
+    def world_failed(self, host: int, message: m.WorldFailed) -> None:
+        """Handle that a host cannot join a world: functions of the world are compiled again, in a new one.
+
+        If a session waits for one of them, it gets the error, and so do its launches.
+        """
+        lost = self._worlds.failed(host, message)
+        self._failures.fail_without_functions(lost, self._compilation.request_again(lost), message.status)
+
     def engine_joined(self) -> None:
         """Repeat the pending requests to restart islands, since a new engine does not know them."""
         for island in self._resources.islands.values():

@@ -156,6 +156,11 @@ def world_served(message: m.WorldServed, topology: Topology) -> None:
     check_text(message, "address", _MAX_NAME)
 
 
+def world_failed(message: m.WorldFailed, topology: Topology) -> None:
+    check_number(message, "world")
+    check_status(message, "status", is_error=True)
+
+
 def engine_report(message: m.EngineReport, topology: Topology) -> None:
     check_count(message, "waits", MOST)
     check_count(message, "machines", MOST)
@@ -169,6 +174,7 @@ HOSTS: Mapping[type[Any], _Validator] = {
     m.DeviceFailed: _field(check_status, "status", is_error=True),
     m.WorkerAnswer: _field(check_status, "status"),
     m.WorldServed: world_served,
+    m.WorldFailed: world_failed,
     m.WorkerFails: _field(check_text, "text", most=MAX_TEXT),
     m.Pong: pong,
     m.FeedsLost: _failure_of_host,

@@ -18,7 +18,7 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -72,6 +72,12 @@ class XlaWorld:
     def __init__(self, address: str, rank: int, ranks: int, hostname: str, devices: int) -> None:
         await_service(address, JOIN_SECONDS)
         self._relay = WorldRelay(address, JOIN_SECONDS)
+        with ExitStack() as unless_joined:
+            unless_joined.callback(self._relay.close)
+            self._join(rank, ranks, hostname, devices)
+            unless_joined.pop_all()
+
+    def _join(self, rank: int, ranks: int, hostname: str, devices: int) -> None:
         self._coordination = _jax.get_distributed_runtime_client(
             self._relay.address,
             rank,

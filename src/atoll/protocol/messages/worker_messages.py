@@ -199,6 +199,13 @@ class WorldServed(Message, frozen=True, tag=182):
     address: str
 
 
+class WorldFailed(Message, frozen=True, tag=200):
+    """Report that this host cannot join a world, or cannot start its coordination service."""
+
+    world: int
+    status: Status
+
+
 class WorkerFails(Message, frozen=True, tag=118):
     """Report the exception that ends this worker, and where it was raised. This is the worker's last message."""
 
@@ -234,7 +241,8 @@ class Compile(Message, frozen=True, tag=20):
 class JoinWorld(Message, frozen=True, tag=180):
     """Join a world of hosts of several islands, as host `rank` of `ranks`. Functions of the world wait for that.
 
-    Without an address, start the world's coordination service, and answer with WorldServed.
+    Without an address, start the world's coordination service, and answer with WorldServed. If the host cannot join the
+    world, it answers with WorldFailed.
     """
 
     world: int
@@ -678,6 +686,7 @@ FromWorker = (
     | PeerSilent
     | PlanRegistered
     | WorldServed
+    | WorldFailed
     | ValueReported
     | RowsMoved
     | SpillReply
