@@ -1,7 +1,9 @@
 """Several processes run the tests: `pytest --processes 3`.
 
 One process collects the tests, which takes 20 s of CPU time in a fresh checkout, and forks the others. A process runs
-one file after another, so that the tests of a file share their fixtures. All processes share one fork server.
+one file after another, so that the tests of a file share their fixtures. Files with tests that have the marker
+`together` with the same name run in one process, so that they also share what lives as long as a process: fixtures of
+the session, such as a cluster, and caches. All processes share one fork server.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection, Pipe, wait
@@ -38,6 +40,15 @@ class _Process:
     current: int | None = None
 
 
+def _divided(items: Sequence[pytest.Item]) -> list[list[int]]:
+    """Return the numbers of tests, divided into those that run in one process: of a file, or of files together."""
+    names = {item.path: marker.args for item in items if (marker := item.get_closest_marker("together")) is not None}
+    found: dict[Any, list[int]] = {}
+    for number, item in enumerate(items):
+        found.setdefault(names.get(item.path, item.path), []).append(number)
+    return list(found.values())
+
+
 class Processes:
     """Distributes the files of tests among processes.
 
@@ -57,10 +68,7 @@ class Processes:
             return None
         assert not self._config.option.basetemp, "--basetemp needs one process: run without --processes"
         assert len(os.listdir("/proc/self/task")) == 1, "a module starts a thread when it is imported"
-        by_path: dict[Any, list[int]] = {}
-        for number, item in enumerate(session.items):
-            by_path.setdefault(item.path, []).append(number)
-        self._files = list(by_path.values())
+        self._files = _divided(session.items)
         self._prepare()
         try:
             for _ in range(min(self._config.getoption("--processes"), len(self._files))):

@@ -63,7 +63,7 @@ def test_sleeps(process):
 def run(directory: Path, *arguments: str, **files: str) -> str:
     """Return what pytest prints."""
     (directory / "conftest.py").write_text(CONFTEST)
-    (directory / "pytest.ini").write_text("[pytest]\n")
+    (directory / "pytest.ini").write_text("[pytest]\nmarkers = together(name)\n")
     for name, text in files.items():
         (directory / f"test_{name}.py").write_text(text)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--processes", "2", *arguments]
@@ -79,6 +79,15 @@ def test_the_tests_of_a_file_share_a_process_whose_fixtures_end_with_it(tmp_path
     assert [len(each) for each in ran] == [3, 3, 3]
     assert [len(set(each)) for each in ran] == [1, 1, 1]
     assert sorted((tmp_path / "ended").read_text().split()) == sorted({each[0] for each in ran})
+
+
+def test_files_with_the_same_name_share_a_process(tmp_path: Path) -> None:
+    together = FILE.replace("range(3)", "[0, pytest.param(1, marks=pytest.mark.together('these')), 2]")
+    printed = run(tmp_path, a=together, b=FILE, c=FILE, d=together)
+    assert "12 passed" in printed, printed
+    ran = {name: (tmp_path / f"test_{name}.py.ran").read_text().split() for name in "abcd"}
+    assert [len(set(each)) for each in ran.values()] == [1, 1, 1, 1]
+    assert ran["a"] == ran["d"]
 
 
 def test_a_test_that_ends_its_process_fails_and_the_others_run(tmp_path: Path) -> None:

@@ -23,6 +23,11 @@ from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
 from tests.forked_process import FORKING
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if "shared_python" in getattr(item, "fixturenames", ()):
+        item.add_marker(pytest.mark.together(str(item.path.parent)))
+
+
 def _standing(islands: str) -> dict[str, str]:
     """Where a cluster stands for children that ask for these islands (`tests/machines`), what leads a client there."""
     found = os.environ.get(f"ATOLL_TEST_CLUSTER_{islands.upper()}", "")
