@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from atoll.atomic_files import PARTIAL, write_atomically
-from tests.prose import nodes_of
+from tests.prose import dotted, nodes_of
 from tests.test_layers import modules
+
+pytestmark = pytest.mark.together("sources")
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
@@ -103,9 +105,9 @@ def test_files_are_replaced_by_this_function_only() -> None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
         if node.func.attr == "rename"
         or (
-            (node.func.attr == "replace" and (ast.unparse(node.func.value) == "os" or len(node.args) == 1))
+            (node.func.attr == "replace" and (dotted(node.func.value) == "os" or len(node.args) == 1))
             and not node.keywords
-            and ast.unparse(node.func.value) not in ("dataclasses", "copy", "msgspec.structs")
+            and dotted(node.func.value) not in ("dataclasses", "copy", "msgspec.structs")
         )
     }
     assert found - {"atoll.atomic_files"} == _MOVES

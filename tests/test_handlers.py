@@ -7,14 +7,17 @@ whose last statement raises again is not listed.
 from __future__ import annotations
 
 import ast
+import functools
 from collections import Counter
-from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
 
 import pytest
 
 import atoll
+from tests.prose import dotted, nodes_of
+
+pytestmark = pytest.mark.together("sources")
 
 ROOT = Path(atoll.__file__).parent
 _BROAD = {"Exception", "BaseException"}
@@ -164,7 +167,8 @@ class _Finder(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
-        if ast.unparse(node.func).rpartition(".")[2] == "suppress" and any(map(_is_broad, node.args)):
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else dotted(node.func)
+        if name == "suppress" and any(map(_is_broad, node.args)):
             self.found.append((".".join(self._names), node))
         self.generic_visit(node)
 
@@ -192,16 +196,19 @@ def _is_log(statement: ast.stmt) -> bool:
     )
 
 
-def handlers(source: str) -> list[tuple[str, ast.AST]]:
+def handlers(tree: ast.AST) -> list[tuple[str, ast.AST]]:
     finder = _Finder()
-    finder.visit(ast.parse(source))
+    finder.visit(tree)
     return [(name, node) for name, node in finder.found if not raises_again(node)]
 
 
-def all_handlers() -> Iterator[tuple[str, str, ast.AST]]:
-    for path in sorted(ROOT.rglob("*.py")):
-        for name, node in handlers(path.read_text()):
-            yield str(path.relative_to(ROOT)), name, node
+@functools.cache
+def all_handlers() -> list[tuple[str, str, ast.AST]]:
+    return [
+        (str(path.relative_to(ROOT)), name, node)
+        for path in sorted(ROOT.rglob("*.py"))
+        for name, node in handlers(nodes_of(path)[0])
+    ]
 
 
 def test_each_broad_handler_is_listed_and_each_entry_is_there():
@@ -219,11 +226,11 @@ def test_work_on_a_pool_has_somebody_who_looks_at_its_future():
     """An exception in work whose future is dropped would be lost: `cluster.processes.bugs.start_in` is for that."""
     dropped = []
     for path in sorted(ROOT.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes_of(path):
             if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-                called = ast.unparse(node.value.func)
-                if called.endswith((".submit", "run_in_executor")):
-                    dropped.append(f"{path.relative_to(ROOT)}: {called}")
+                called = node.value.func
+                if isinstance(called, ast.Attribute) and called.attr in ("submit", "run_in_executor"):
+                    dropped.append(f"{path.relative_to(ROOT)}: {ast.unparse(called)}")
     assert sorted(dropped) == sorted(NOT_POOLS)
 
 
@@ -253,8 +260,9 @@ NOT_POOLS = [
 )
 def test_what_only_logs(body, expected):
     ((name, node),) = handlers(
-        f"class A:\n  def f(self):\n    try:\n        g()\n    except Exception:\n        {body}\n"
+        ast.parse(f"class A:\n  def f(self):\n    try:\n        g()\n    except Exception:\n        {body}\n")
     )
     assert (name, only_logs(node)) == ("A.f", expected)
-    assert not handlers("try:\n    g()\nexcept Exception:\n    done()\n    raise\n")
-    assert [name for name, _ in handlers("def f():\n  with contextlib.suppress(Exception):\n    g()\n")] == ["f"]
+    assert not handlers(ast.parse("try:\n    g()\nexcept Exception:\n    done()\n    raise\n"))
+    suppressed = handlers(ast.parse("def f():\n  with contextlib.suppress(Exception):\n    g()\n"))
+    assert [name for name, _ in suppressed] == ["f"]

@@ -8,8 +8,12 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from tests.prose import nodes_of
+import pytest
+
+from tests.prose import dotted, nodes_of
 from tests.test_layers import SOURCE, modules
+
+pytestmark = pytest.mark.together("sources")
 
 # Attributes of objects of Python and other projects, which have no constructor or method for that purpose.
 FOREIGN = {
@@ -73,7 +77,7 @@ def _is_callable(value: ast.expr, local: frozenset[str], own: frozenset[str]) ->
         case ast.Lambda():
             return True
         case ast.Call():
-            return ast.unparse(value.func) in ("partial", "functools.partial")
+            return dotted(value.func) in ("partial", "functools.partial")
         case ast.Name():
             return value.id in local
         case ast.Attribute(value=ast.Name("self")):
@@ -132,7 +136,7 @@ def test_no_attribute_is_bound_late() -> None:
     found = Counter(
         (str(path.relative_to(SOURCE)), name)
         for path in modules().values()
-        for name in late_bindings(ast.parse(path.read_text()))
+        for name in late_bindings(nodes_of(path)[0])
     )
     assert sorted(found.keys() - FOREIGN.keys()) == [], "pass these to the constructor"
     assert sorted(FOREIGN.keys() - found.keys()) == [], "these are gone: delete their entries"

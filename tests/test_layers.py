@@ -10,7 +10,11 @@ import functools
 from collections import Counter, defaultdict
 from pathlib import Path
 
-from tests.prose import nodes_of
+import pytest
+
+from tests.prose import dotted, nodes_of
+
+pytestmark = pytest.mark.together("sources")
 
 TESTS = Path(__file__).resolve().parent
 SOURCE = TESTS.parent / "src" / "atoll"
@@ -49,7 +53,7 @@ def modules() -> dict[str, Path]:
 
 def _for_types(path: Path) -> set[ast.AST]:
     """Return the statements of a file that only type checkers read."""
-    blocks = (each for each in nodes_of(path) if isinstance(each, ast.If) and ast.unparse(each.test) == "TYPE_CHECKING")
+    blocks = (each for each in nodes_of(path) if isinstance(each, ast.If) and dotted(each.test) == "TYPE_CHECKING")
     return {each for block in blocks for statement in block.body for each in ast.walk(statement)}
 
 
@@ -112,13 +116,15 @@ def test_no_modules_import_one_another_in_a_circle() -> None:
         visit(name, ())
 
 
-def test_http2_and_grpc_know_nothing_of_atoll() -> None:
+@pytest.mark.parametrize("package", ["atoll.grpc", "atoll.grpc.http2"])
+def test_grpc_knows_nothing_else_of_atoll_and_http2_nothing_of_grpc(package: str) -> None:
+    within = [name for name in modules() if f"{name}.".startswith(f"{package}.")]
+    assert len(within) > 5
     foreign = {
         f"{name} imports {target}"
-        for name, path in modules().items()
-        if name.startswith("atoll.grpc")
-        for target in imports(path)
-        if not target.startswith("atoll.grpc")
+        for name in within
+        for target in imports(modules()[name])
+        if not f"{target}.".startswith(f"{package}.")
     }
     assert foreign == set()
 

@@ -10,8 +10,10 @@ import math
 import pytest
 
 from atoll.retries import Reasons, Retry
-from tests.prose import nodes_of
+from tests.prose import dotted, nodes_of
 from tests.test_layers import modules
+
+pytestmark = pytest.mark.together("sources")
 
 
 class Flaky:
@@ -98,6 +100,6 @@ def test_pauses_after_a_failure_are_those_of_a_retry() -> None:
         for handler in nodes_of(path)
         if isinstance(handler, ast.ExceptHandler)
         for node in ast.walk(handler)
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("time.sleep", "asyncio.sleep")
+        if isinstance(node, ast.Call) and dotted(node.func) in ("time.sleep", "asyncio.sleep")
     }
     assert found == set()

@@ -13,6 +13,8 @@ import pytest
 from tests.prose import nodes_of
 from tests.test_layers import SOURCE, modules
 
+pytestmark = pytest.mark.together("sources")
+
 # Functions that read the text of an error, by file, with the reason. Each text is of another project.
 READERS = {
     ("client/jax_patches/newer_operations.py", "_second_try"): "jaxlib has no code for the refusal",

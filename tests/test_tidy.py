@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.prose import comments_in, files_in, findings, lines_of, nodes_of, sentences_in
+from tests.prose import comments_in, dotted, files_in, findings, lines_of, nodes_of, sentences_in
 from tests.test_layers import SOURCE, imports, modules
+
+pytestmark = pytest.mark.together("sources")
 
 ROOT = SOURCE.parent.parent
 # Names of other projects, programs and file formats in docstrings of `src`.
@@ -137,7 +139,7 @@ def test_each_private_attribute_is_read() -> None:
         for node in nodes_of(path)
         if isinstance(node, ast.Attribute)
         and isinstance(node.ctx, ast.Store)
-        and ast.unparse(node.value) == "self"
+        and dotted(node.value) == "self"
         and re.match(r"_[^_]", node.attr)
         and node.attr not in readers[name]
     }
@@ -168,8 +170,10 @@ def test_a_private_attribute_is_used_in_its_module() -> None:
         for node in nodes_of(path)
         if isinstance(node, ast.Attribute)
         and re.match(r"_[^_]", node.attr)
-        and ast.unparse(node.value) not in ("self", "cls", "super()")
-        and node.attr in everywhere - own
+        and dotted(node.value) not in ("self", "cls")
+        and node.attr not in own
+        and node.attr in everywhere
+        and ast.unparse(node.value) != "super()"
     }
     assert found == NAMESAKES
 

@@ -12,8 +12,10 @@ from atoll.cluster.environment_variables import COMPILER_SECONDS, INSECURE, TABL
 from atoll.cluster.settings import SETTINGS
 from atoll.errors import SettingsError
 from docs.settings_page import PAGE, page
-from tests.prose import nodes_of
+from tests.prose import dotted, nodes_of
 from tests.test_layers import modules
+
+pytestmark = pytest.mark.together("sources")
 
 DECLARED = [*SETTINGS.values(), *(each for table in TABLES for each in table.settings)]
 # These modules declare variables, or read those that are passed to them.
@@ -39,13 +41,13 @@ def _undeclared(tree: list[ast.AST]) -> Iterator[str]:
     """
     for node in tree:
         key = None
-        if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "os.environ":
+        if isinstance(node, ast.Subscript) and dotted(node.value) == "os.environ":
             key = node.slice
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("os.getenv", "os.putenv", "os.unsetenv"):
+        elif isinstance(node, ast.Call) and dotted(node.func) in ("os.getenv", "os.putenv", "os.unsetenv"):
             yield ast.unparse(node)
-        elif isinstance(node, ast.Call) and re.fullmatch(r"os\.environ\.(get|pop|setdefault)", ast.unparse(node.func)):
+        elif isinstance(node, ast.Call) and re.fullmatch(r"os\.environ\.(get|pop|setdefault)", dotted(node.func)):
             key = node.args[0]
-        elif isinstance(node, ast.Compare) and "os.environ" in map(ast.unparse, node.comparators):
+        elif isinstance(node, ast.Compare) and "os.environ" in map(dotted, node.comparators):
             key = node.left
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _OUR_NAME.fullmatch(node.value):
             yield node.value
@@ -61,7 +63,7 @@ _SET = {
 
 
 def test_modules_name_variables_by_their_declaration() -> None:
-    found = {name: list(_undeclared(list(nodes_of(path)))) for name, path in modules().items() if name not in _TABLES}
+    found = {name: list(_undeclared(nodes_of(path))) for name, path in modules().items() if name not in _TABLES}
     assert {name: places for name, places in found.items() if len(places) != _SET.get(name, 0)} == {}
 
 
