@@ -215,6 +215,13 @@ def _no_thread_leaks() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", autouse=True)
+def _collects_only_objects_of_the_module() -> None:
+    """Exempt the objects of libraries and of earlier modules from garbage collections, each of which would take 1 s."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
 def _forks_processes(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fork the processes that tests start from one that has imported JAX, unless the module is marked `executed`."""
     with contextlib.nullcontext() if request.node.get_closest_marker("executed") else FORKING.on():

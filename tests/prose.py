@@ -57,7 +57,7 @@ class Finding:
 def nodes_of(path: Path) -> list[ast.AST]:
     """Return all nodes of a Python file's syntax tree, of which the first is the module.
 
-    Several tests of one run look at them. There are millions of them, and they stay: the garbage collector does not look at them.
+    Several tests of one run look at them. There are millions, which stay, so the garbage collector leaves them out.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,12 +24,10 @@ from tests.garbage import counted
 
 
 @pytest.fixture(autouse=True)
-def _without_other_tests() -> Iterator[None]:
+def _without_other_tests() -> None:
     """Keep objects of earlier tests in this process, whose threads may end now, out of what is counted."""
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def sequences(messages: list[Any]) -> list[int]:
