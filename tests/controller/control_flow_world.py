@@ -1,4 +1,4 @@
-"""Random clients whose programs have control flow."""
+"""Random clients whose programs contain control flow, and their world."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ def view(value: int, spec: ArraySpec) -> Rearrange:
 
 
 class ChoosingClient(Client):
-    """Also has numbers, and launches switches and loops by them. What hosts report is up to the world."""
+    """Client that also holds numbers, and launches switches and loops that depend on them.
+
+    The world chooses the values that hosts report.
+    """
 
     def __init__(self, world: World, number: int) -> None:
         super().__init__(world, number)
@@ -58,7 +61,7 @@ class ChoosingClient(Client):
         return number
 
     def launch_node(self, node: Any, arguments: tuple[int, ...], results: int, names: set[str]) -> list[int]:
-        """Launches a node that one of these programs may fail; its programs are released at once, or live on."""
+        """Launch a node of a program that may fail, and either release its programs at once or keep them."""
         self.say(node)
         handles = [self.fresh() for _ in range(results)]
         self.say(m.Launch(node.program, arguments, tuple(handles), ()))

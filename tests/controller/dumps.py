@@ -1,4 +1,4 @@
-"""A controller that was dumped and loaded is the one that was dumped, in all that it refers to."""
+"""Check that a controller loaded from a dump equals the dumped one, including all objects that it refers to."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from atoll.controller.controller_dumps import dump_controller, load_controller
 from atoll.controller.core import Controller
 from atoll.state.object_dumps import rebuilt_attributes
 
-# Attributes that a loaded controller lacks, by class: caches, and entries of the log and the trace from before.
+# Attributes that a loaded controller lacks, by class: caches, and log and trace entries from before the dump.
 _NOT_LOADED: dict[str, set[str]] = {
     "Controller": {"_backlog"},
     "Discards": {"waiting"},
     "EventLog": {"turn", "_new", "_events", "_bytes", "_replaced", "_header"},
     "GroupedCounts": {"version"},
     "MemoryLedger": {"_known", "_version"},
-    "Meter": {"_accounts"},  # those of lowerings that are not done are not used yet
+    "Meter": {"_accounts"},  # unused as long as their lowering is unfinished
     "Outbox": {"_last"},
     "RelayTable": {"_known"},
     "SharedLines": {"_spans"},
@@ -29,7 +29,7 @@ _NOT_LOADED: dict[str, set[str]] = {
     "Trace": {"_ends", "_count"},
     "Send": {"feeds"},
 }
-# Values that equal objects may share, and need not.
+# Immutable values. Equal objects may share them or have a copy each.
 _SHARED = {("GangSpec", "devices"), *(("PartMemory", name) for name in ("most", "head", "tail", "left"))}
 
 
@@ -38,7 +38,10 @@ def dumped(controller: Controller) -> bytes:
 
 
 def check_dump(controller: Controller) -> Controller:
-    """Dump and load a controller. The loaded one has the same dump, and refers to equal objects in the same way."""
+    """Dump and load a controller, and check the loaded one.
+
+    It must have the same dump, and its objects must refer to each other in the same way.
+    """
     controller = getattr(controller, "controller", controller)  # without its recorder
     content = dumped(controller)
     loaded = load_controller(content, controller._admission._version)
@@ -54,13 +57,15 @@ def check_dump(controller: Controller) -> Controller:
 
 
 def handled_events(controller: Controller) -> int:
-    """Return how many events the controller has handled, also before it was dumped and loaded."""
+    """Return how many events the controller has handled, including those before it was dumped and loaded."""
     counts = controller.log.statistics()
     return counts["missing"] + counts["events"]
 
 
 def ordered(value: Any, depth: int = 0) -> Any:
-    """The same with a list of items in place of each map but those around the objects: their order counts."""
+    """Return the dump with a list of items in place of each map whose order matters, which are all but those around
+    objects.
+    """
     if isinstance(value, dict):
         items = {key: ordered(each, depth + 1) for key, each in value.items()}
         return items if depth < 3 else list(items.items())
@@ -68,7 +73,7 @@ def ordered(value: Any, depth: int = 0) -> Any:
 
 
 def check_same(one: Any, other: Any) -> None:
-    """Walk through all that two objects refer to: the same structure, and equal values."""
+    """Check that two objects refer to the same structure with equal values."""
     known: dict[int, Any] = {}
     alive: list[Any] = []
     left = deque([(one, other, type(one).__name__)])
@@ -109,13 +114,13 @@ def check_same(one: Any, other: Any) -> None:
 
 
 def is_value(each: Any) -> bool:
-    """Whether it does not matter which of equal objects it is."""
+    """Return whether equal objects of this kind are interchangeable."""
     frozen = getattr(each, "__dataclass_params__", None)
     return isinstance(each, tuple | frozenset) or (frozen is not None and frozen.frozen and frozen.eq)
 
 
 def plain(value: Any) -> Any:
-    """Containers as those that msgspec makes of them, where the difference does not count."""
+    """Return a container as the type that msgspec makes of it, if the difference does not matter."""
     if type(value).__name__ in ("WeakValueDictionary", "mappingproxy"):
         return dict(value)
     return list(value) if type(value) in (list, tuple) else value

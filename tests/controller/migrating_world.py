@@ -1,4 +1,4 @@
-"""Random clients whose slices migrate, and the world that they share."""
+"""Random clients whose slices migrate, and their world."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.controller.world import Client, World
 
 
 class MigratingClient(Client):
-    """Also makes and releases slices, and holds still while it is moved."""
+    """Client that also adds and releases slices, and is quiet while the controller moves it."""
 
     def __init__(self, world: World, number: int) -> None:
         super().__init__(world, number)
@@ -24,7 +24,7 @@ class MigratingClient(Client):
         return self.world.controller.sessions[self.number].devices.locations
 
     def apart(self) -> list[int]:
-        """Virtual devices, one for each physical one."""
+        """Return virtual devices that are each on a different physical device."""
         return sorted({location: device for device, location in sorted(self.locations.items(), reverse=True)}.values())
 
     def spec(self) -> Any:
@@ -77,7 +77,7 @@ class MigratingClient(Client):
 
 
 class MigratingWorld(World):
-    """Also has an operator, who moves slices."""
+    """World with an operator who moves slices."""
 
     kind_of_client = MigratingClient
 
@@ -94,7 +94,7 @@ class MigratingWorld(World):
             self.ask(ask)
 
     def suspend(self) -> None:
-        """Suspend a session, or resume it: on other islands, with luck."""
+        """Suspend a session, or resume it, possibly on other islands."""
         client = self.rng.choice(list(self.clients.values()))
         if client.number in self.controller.suspensions.by_session:
             some = tuple(self.rng.sample(list(self.controller.resources.islands), self.rng.randint(0, 1)))
@@ -108,13 +108,13 @@ class MigratingWorld(World):
         self.deliver()
 
     def settle(self) -> None:
-        """All who are suspended go on, too."""
+        """Also resume all suspended sessions, and finish all work."""
         super().settle()
         suspensions = self.controller.suspensions.by_session
         rounds = 0
         while self.controller.migrations.under_way or suspensions:
             rounds += 1
-            if rounds > 400:  # what others hold is not released any more: it waits in vain
+            if rounds > 400:  # the resumption waits in vain, because other sessions no longer release memory
                 for number in list(suspensions):
                     self.close(self.clients[number])
             for number in list(suspensions):

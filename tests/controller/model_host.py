@@ -1,4 +1,4 @@
-"""Model hosts: to the controller, they do what plans say."""
+"""Model hosts, which carry out plans as the controller expects of a worker."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ class ModelUnit:
 
 
 class ModelHost:
-    """What the controller may assume of a worker: it runs a session's units in order, and parks those that lack bytes.
+    """Model of a worker, with the behavior that the controller may rely on.
 
-    Collective segments keep their order, and end on none of their hosts before all have begun.
+    It runs a session's units in order, and blocks those whose bytes are missing. Collective segments keep their order,
+    and a collective segment ends on a host only after it has begun on all of its hosts.
     """
 
     def __init__(self, number: int) -> None:
@@ -45,32 +46,32 @@ class ModelHost:
         self.plans: dict[int, p.Plan] = {}
         self.stores: dict[int, dict[int, Status | None]] = {}
         self.freed: Counter[tuple[int, int]] = Counter()
-        self.sequences: list[tuple[int, int]] = []  # (session, sequence) as they came
-        self.launches: list[tuple[int, int]] = []  # (session, first result) of these, where they have results here
-        self.lines: dict[int, deque[Any]] = defaultdict(deque)  # of each session: units, frees and drops in order
+        self.sequences: list[tuple[int, int]] = []  # (session, sequence) in order of arrival
+        self.launches: list[tuple[int, int]] = []  # (session, first result) of runs with results on this host
+        self.lines: dict[int, deque[Any]] = defaultdict(deque)  # units, frees and drops of each session, in order
         self.collective: deque[int] = deque()  # sequences of collective units that have yet to begin
-        self.runs: dict[int, ModelRun] = {}  # runs with segments to come, by the sequence of their first unit
+        self.runs: dict[int, ModelRun] = {}  # runs with undispatched segments, by first sequence
         self.inbox: dict[tuple[int, int], Status | None] = {}
         self.running: list[tuple[int, Status | None]] = []
         self.begun: set[int] = set()  # sequences of collective units
-        self.enqueued: deque[int] = deque()  # sequences, to be reported
-        self.sends: list[tuple[int, int, int]] = []  # (host, session, feed) that are to arrive
+        self.enqueued: deque[int] = deque()  # sequences to report
+        self.sends: list[tuple[int, int, int]] = []  # (host, session, feed) in transit
         self.functions: set[str] = set()
-        self.compiled: list[str] = []  # to be reported
-        self.reported: set[str] = set()  # functions that were reported before their hosts were asked
-        self.on_arrival: Any = lambda: None  # of bytes that a delegated run awaits
+        self.compiled: list[str] = []  # to report
+        self.reported: set[str] = set()  # functions that were reported before the controller asked their hosts
+        self.on_arrival: Any = lambda: None  # called when bytes arrive that a delegated run awaits
         self.numbers: list[int] = []  # sequences of units whose numbers are to be reported
-        self.spilled: dict[int, dict[int, int]] = {}  # by session: pieces, with the handles that they are of
-        self.copied: list[m.SpillReply] = []  # to be reported
-        self.files: dict[int, int] = {}  # pieces in files, with the numbers of their directories; outlives the host
-        self.returning: list[tuple[int, int, int]] = []  # (host, session, feed) of pieces that are to arrive
+        self.spilled: dict[int, dict[int, int]] = {}  # pieces and their handles, by session
+        self.copied: list[m.SpillReply] = []  # to report
+        self.files: dict[int, int] = {}  # pieces in files, with the numbers of their directories; they outlive the host
+        self.returning: list[tuple[int, int, int]] = []  # (host, session, feed) of pieces in transit
 
     def now(self) -> int:
         return self.clock
 
     @property
     def has_news(self) -> bool:
-        """Whether it has something to report, or to send."""
+        """Return whether the host has anything to report or to send."""
         return bool(self.sends or self.enqueued or self.compiled or self.numbers or self.copied or self.returning)
 
     def take(self, message: Any) -> None:
@@ -115,7 +116,7 @@ class ModelHost:
                 self.go_on()
             case m.ShareBuffers(source=source, target=target, handles=handles):
                 for handle, shared in handles if target in self.stores else ():
-                    assert self.stores[source].get(handle, OK) is None, "an array is shared that is not there"
+                    assert self.stores[source].get(handle, OK) is None, "a missing array is shared"
                     self.stores[target][shared] = None
             case m.FreeMany(frees=frees):
                 for each in frees:
@@ -123,10 +124,10 @@ class ModelHost:
             case m.SendSpilled(session=session, pieces=pieces):
                 for piece, feed, hosts in pieces:
                     there = self.files if piece.path else self.spilled[session]
-                    assert piece.number in there, "a piece comes back that is not spilled"
+                    assert piece.number in there, "a piece is restored that was not spilled"
                     self.returning.extend((host, session, feed) for host in hosts)
             case m.DropSpilled(session=session, pieces=pieces):
-                for piece in pieces:  # of a host that failed meanwhile, it is gone already
+                for piece in pieces:  # already gone if its host failed
                     (self.files if piece.path else self.spilled.get(session, {})).pop(piece.number, None)
             case m.KeepFiles(before=before, numbers=numbers):
                 for piece, directory in list(self.files.items()):
@@ -165,7 +166,7 @@ class ModelHost:
             self.on_arrival()
 
     def await_feeds(self, session: int, feeds: list[int], wake: Any, who: int) -> bool:
-        """As `Inbox.await_all`."""
+        """Await feeds like `Inbox.await_all`."""
         self.on_arrival = wake
         return all((session, feed) in self.inbox for feed in feeds)
 
@@ -188,14 +189,14 @@ class ModelHost:
                 self.runs.pop(run, None)
             case m.SpillRequest(request=request, shards=shards, to_files=True, directory=directory):
                 for number, handle, _ in shards:
-                    assert self.stores[session].get(handle, OK) is None, "an array is written that is not there"
+                    assert self.stores[session].get(handle, OK) is None, "a missing array is written to a file"
                     self.files[number] = int(directory.rpartition("-")[2])
                 pieces = tuple(m.SpilledPiece(number, 8, f"/files/{number}") for number, _, _ in shards)
                 self.copied.append(m.SpillReply(session, request, OK, pieces))
             case m.SpillRequest(request=request, shards=shards):
                 own = self.spilled.setdefault(session, {})
                 for number, handle, _ in shards:
-                    assert self.stores[session].get(handle, OK) is None, "an array is spilled that is not there"
+                    assert self.stores[session].get(handle, OK) is None, "a missing array is spilled"
                     own[number] = handle
                 pieces = tuple(m.SpilledPiece(number, 8) for number, _, _ in shards)
                 self.copied.append(m.SpillReply(session, request, OK, pieces))
@@ -212,7 +213,7 @@ class ModelHost:
         return True
 
     def run_segment(self, state: ModelRun, segment: p.Segment, sequence: int) -> Iterator[int]:
-        """Yields while bytes are missing."""
+        """Run a segment, and yield as long as bytes are missing."""
         run, plan = state.run, state.plan
         store = self.stores[run.session]
         if segment is plan.segments[0]:

@@ -1,4 +1,4 @@
-"""A play of random clients, and what must be true of it at its end."""
+"""Run random clients, and check the outcomes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from tests.controller.world import Client, World
 
 
 def play(world: World, rng: random.Random, steps: int, loss: float) -> None:
-    """So many things happen, and then all comes to an end."""
+    """Let the clients and the world act for a number of steps, and then finish all work.
+
+    In each step, an island fails with probability `loss`.
+    """
     for _ in range(rng.randint(1, 3)):
         world.open()
     for _ in range(steps):
@@ -32,7 +35,7 @@ def play(world: World, rng: random.Random, steps: int, loss: float) -> None:
 
 
 def check_outcomes(world: World, client: Client) -> None:
-    """The client's launches and waits have ended as they must, and nothing that it had is left."""
+    """Check that each launch and each wait of the client has ended correctly, and that none of its state is left."""
     for handle in sorted(client.unreleased):
         client.wait(handle)
     world.deliver()
@@ -47,7 +50,7 @@ def check_outcomes(world: World, client: Client) -> None:
         if world.has_lost and status.code in (Code.DATA_LOSS, Code.DEADLINE_EXCEEDED):
             continue
         assert not (status.ok and taint), f"{handle} is there although it depends on {taint}"
-        assert status.ok or status.message in taint | maybe, f"{status} is none of {taint | maybe}"
+        assert status.ok or status.message in taint | maybe, f"{status} is not one of {taint | maybe}"
     for handle in sorted(client.unreleased):
         client.release(handle)
     world.deliver()
@@ -56,13 +59,14 @@ def check_outcomes(world: World, client: Client) -> None:
     assert session.in_flight == 0
     assert session.feeds.awaited == {}
     for host in world.hosts.values():
-        assert host.stores[client.number] == {}, "all memory goes"
+        assert host.stores[client.number] == {}, "all memory is released"
 
 
 def check_order(world: World, deferred: Collection[tuple[int, int]] = ()) -> None:
-    """Gangs of a session started in the order of its launches.
+    """Check that the gangs of a session started in the order of its launches.
 
-    `deferred` are the results, as (session, handle), of launches that others of their session may overtake.
+    `deferred` contains the results, as (session, handle), of launches that other launches of their session may
+    overtake.
     """
     for host in world.hosts.values():
         last: dict[int, int] = defaultdict(int)
@@ -79,7 +83,7 @@ def check_order(world: World, deferred: Collection[tuple[int, int]] = ()) -> Non
 
 
 def check_nothing_is_left(world: World) -> None:
-    assert not any(world.controller.memory.used.values()), "what was reserved goes"
+    assert not any(world.controller.memory.used.values()), "all reservations are released"
     if world.memory:
         assert max(world.controller.memory.peak.values()) <= world.memory
     for host in world.hosts.values():

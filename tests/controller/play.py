@@ -1,4 +1,4 @@
-"""One session on a cluster, for tables of events in and messages out."""
+"""A cluster with one session, for tests that list events and the messages that follow."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ from tests.controller.dumps import check_dump
 
 BROKEN = Status(Code.INTERNAL, "division by zero")
 
-# Flushes after which a cluster's controller is dumped and loaded.
+# Numbers of the flushes after which a cluster's controller is dumped and loaded.
 _DUMPED_AFTER = (8, 64, 512)
 
-# Signs of life and the like, of which tables say nothing.
+# Messages in the background, such as heartbeats, which tests do not list.
 _BACKGROUND = (m.Ping, m.Peers)
 
 
 class Cluster:
-    """A controller and the connections to it: of its hosts, of an engine, of an operator, and of sessions.
+    """A controller and its connections: from hosts, an engine, an operator and sessions.
 
-    Events wait for nothing and take no time; what the controller decides is returned by `sent`. After some flushes, the
-    controller is dumped and loaded, except with `dumps=False`, for tests that put stand-ins into it.
+    Events take no time. `sent` returns the messages that the controller sends. After some flushes, the controller is
+    dumped and loaded. Tests that replace parts of it turn this off with `dumps=False`.
     """
 
     def __init__(self, topology: str, token: str = "", dumps: bool = True, **settings: Any) -> None:
@@ -55,11 +55,11 @@ class Cluster:
         self.topology = self.controller.resources.topology
         self.token = token
         self.now = 0.0
-        self.actions: list[a.AnyAction] = []  # all so far
+        self.actions: list[a.AnyAction] = []  # all actions so far
         self.closed: list[a.Close] = []
         self.events: Counter[str] = Counter()
         self._next = 1
-        self._names: dict[int, tuple[str, int]] = {}  # who is at a connection
+        self._names: dict[int, tuple[str, int]] = {}  # who is at the other end of a connection
         self._hosts: dict[int, int] = {}
         self._sessions: dict[int, int] = {}
         self._timers: list[a.SetTimer] = []
@@ -79,7 +79,7 @@ class Cluster:
         self.controller.launcher.validate()
         if type(event) is e.Flush:
             self._flushes += 1
-            if self._dumps and self._flushes in _DUMPED_AFTER and gc.isenabled():  # otherwise objects are counted
+            if self._dumps and self._flushes in _DUMPED_AFTER and gc.isenabled():  # not while objects are counted
                 check_dump(self.controller)
         self.actions.extend(actions)
         self.closed.extend(action for action in actions if isinstance(action, a.Close))
@@ -97,7 +97,7 @@ class Cluster:
         process: str = "",
         address: str = "",
     ) -> int:
-        """A connection that has said Hello, with the cluster's own token unless told otherwise."""
+        """Open a connection that has sent its Hello, and return its number. `token` is the cluster's own by default."""
         number = self._next
         self._next += 1
         self.event(e.ConnectionOpened(self.now, number, f"secret of connection {number}", address=address))
@@ -124,7 +124,7 @@ class Cluster:
     def join(
         self, host: int, address: str = "", pid: int = 0, max_in_flight: int = GANG_WINDOW, process: str = ""
     ) -> None:
-        """A host's worker joins."""
+        """Let a host's worker join."""
         connection = self.connect("worker", pid or 1000 + host, process=process)
         self._names[connection] = ("host", host)
         self._hosts[host] = connection
@@ -139,7 +139,7 @@ class Cluster:
         run: NamedRun = UNNAMED,
         address: str = "",
     ) -> Session:
-        """A session opens."""
+        """Open a session, and return it."""
         before = set(self.controller.sessions)
         connection = self.connect("proxy", pid, label, token=token, run=run, address=address)
         (number,) = set(self.controller.sessions) - before
@@ -152,7 +152,7 @@ class Cluster:
         self._sessions[session] = connection
 
     def close(self, session: int) -> None:
-        """The session's proxy closes its connection."""
+        """Close the connection of the session's proxy."""
         self.event(e.ConnectionLost(self.now, self._sessions[session], "closed"))
 
     def proxy(self, session: int, message: Any) -> None:
@@ -168,13 +168,13 @@ class Cluster:
         self.receive(self._operator, message)
 
     def lose(self, host: int, reason: str) -> None:
-        """The connection to a host's worker is lost, and the engine has nothing to say of it."""
+        """Lose the connection to a host's worker, without a report of the engine."""
         self.event(e.ConnectionLost(self.now, self._hosts[host], reason))
-        self._kept += self.event(e.Flush(self.now))  # with the timer
+        self._kept += self.event(e.Flush(self.now))  # sets the timer
         self.end_timers(ENGINE_SAYS_SECONDS)
 
     def end_timers(self, seconds: float) -> None:
-        """Those that were set for so long."""
+        """End the timers that were set for `seconds`."""
         ended = [each for each in self._timers if each.seconds == seconds]
         self._timers = [each for each in self._timers if each.seconds != seconds]
         for each in ended:
@@ -187,7 +187,10 @@ class Cluster:
         silent_sessions: tuple[int, ...] = (),
         running: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
     ) -> None:
-        """A second has passed; all hosts and proxies but the silent ones have answered. `running` are gangs by host."""
+        """Advance to `now`. All hosts and proxies except the silent ones have answered their pings.
+
+        `running` has the sequences of the gangs that run on each host.
+        """
         asked, self.now = self.now, now
         for host in list(self.controller.connections.hosts):
             if host not in silent:
@@ -198,13 +201,13 @@ class Cluster:
         self.event(e.Tick(now))
 
     def name_of(self, connection: int) -> tuple[str, int]:
-        """Who is at a connection."""
+        """Return the kind and the number of the peer of a connection."""
         return self._names.get(connection, ("unknown", connection))
 
-    # ---- what comes of it
+    # ---- what the controller does
 
     def flush(self) -> list[a.AnyAction]:
-        """All actions since the last time. Fails at a bug in a message that waited."""
+        """Return all actions since the last call. Fail if the controller had a bug in a message that waited."""
         kept, self._kept = self._kept, []
         actions = [*kept, *self.event(e.Flush(self.now))]
         while self.controller.has_work:
@@ -213,7 +216,7 @@ class Cluster:
         return actions
 
     def sent(self) -> list[tuple[tuple[str, int], Any]]:
-        """All messages since the last time, by who gets them."""
+        """Return all messages since the last call, with their receivers."""
         sends = [action for action in self.flush() if isinstance(action, a.Send)]
         return [
             (self.name_of(each.connection), each.message)
@@ -222,18 +225,18 @@ class Cluster:
         ]
 
     def ask(self, connection: int, message: Any) -> list[Any]:
-        """What is sent to a connection when it says that."""
+        """Return the messages that a connection receives in reply to a message."""
         self.flush()
         self.receive(connection, message)
         return [each.message for each in self.flush() if isinstance(each, a.Send) and each.connection == connection]
 
     def outbox(self) -> list[Any]:
-        """All messages since the last time."""
+        """Return all messages since the last call."""
         return [message for _, message in self.sent()]
 
 
 def joined(topology: str, **settings: Any) -> Cluster:
-    """A cluster whose workers have all joined, and what they were sent is forgotten."""
+    """Return a cluster whose workers have all joined, without the messages that they received."""
     cluster = Cluster(topology, **settings)
     for host in range(cluster.topology.host_count):
         cluster.join(host)
@@ -242,7 +245,7 @@ def joined(topology: str, **settings: Any) -> Cluster:
 
 
 def joining(cluster: Cluster) -> list[tuple[str, int, m.JoinGroup]]:
-    """Which groups its hosts have been put into so far."""
+    """Return the messages so far that put hosts into groups, with their receivers."""
     sends = [action for action in cluster.actions if isinstance(action, a.Send)]
     return [
         (*cluster.name_of(each.connection), each.message) for each in sends if isinstance(each.message, m.JoinGroup)
@@ -258,7 +261,7 @@ def ready(topology: Topology, host: int, address: str) -> m.WorkerReady:
 
 
 class Play(Cluster):
-    """One session on a cluster, for tables: most methods return what the controller sends because of one event."""
+    """A cluster with one session. Most methods return the messages that the controller sends because of one event."""
 
     def __init__(self, topology: str = "1x1x2", **settings: Any) -> None:
         super().__init__(topology, **settings)
@@ -268,14 +271,14 @@ class Play(Cluster):
         self.flush()
 
     def say(self, message: Any) -> list[Any]:
-        """The session's proxy sends; a large program as it does, in parts."""
+        """Send a message from the session's proxy. Like a real proxy, it sends a large program in parts."""
         messages = in_parts(message.program, message.definition) if type(message) is m.RegisterProgram else (message,)
         for each in messages:
             self.proxy(self.session, each)
         return self.outbox()
 
     def report(self, host: int, message: Any) -> list[Any]:
-        """A worker reports."""
+        """Send a message from a worker."""
         self.worker(host, message)
         return self.outbox()
 
@@ -283,13 +286,13 @@ class Play(Cluster):
         return self.report(host, m.Done(tuple((sequence, 0, 1) for sequence in sequences)))
 
     def join_again(self, *hosts: int) -> list[Any]:
-        """Workers that were started anew join."""
+        """Let restarted workers join."""
         for host in hosts:
             self.join(host, f"unix:/data-{host}-again", 2000 + host)
         return self.outbox()
 
     def drain_and_return(self, island: int) -> None:
-        """Between two sessions, an operator drains an island and has it start again."""
+        """Close the session, and let an operator drain an island and start it again."""
         self.close(self.session)
         self.operator(m.DrainRequest(island))
         self.engine(m.IslandEnded(island))
@@ -301,10 +304,10 @@ class Play(Cluster):
             self.join(host, pid=5)
         self.session = self.open().number
 
-    # ---- programs, under fixed numbers
+    # ---- programs with fixed numbers
 
     def with_function(self, function: int = 1, devices: tuple[int, ...] = (0,)) -> str:
-        """A compiled function; its name."""
+        """Register and compile a function, and return its name."""
         self.say(m.RegisterFunction(function, f"content {function}", 900 + function, (devices,)))
         hosts = sorted({self.controller.sessions[self.session].devices.locations[d].host for d in devices})
         for host in hosts:
@@ -313,7 +316,7 @@ class Play(Cluster):
         return self.controller.sessions[self.session].functions[function]
 
     def with_call(self, program: int = 1, *, name: str = "f", arguments: int = 1, **options: Any) -> int:
-        """A program that calls function 1 on device 0; its plan's number."""
+        """Register a program that calls function 1 on device 0, and return the number of its plan."""
         if 1 not in self.controller.sessions[self.session].functions:
             self.with_function()
         call = Call(1, tuple(range(arguments)), (on(0),), (0,), **options)
@@ -326,7 +329,7 @@ class Play(Cluster):
         self.say(m.RegisterProgram(program, definition))
 
     def array(self, handle: int, device: int = 0) -> None:
-        """An array that is there, by way of program 2."""
+        """Make an array on a device, using program 2."""
         if 2 not in self.controller.sessions[self.session].programs:
             self.with_put()
         feed = 10_000 + handle
@@ -344,6 +347,6 @@ def runs(messages: list[Any]) -> list[m.Run]:
 
 
 def chain_of(length: int) -> Program:
-    """Calls of function 1 on device 0, each on what the one before made."""
+    """Return a program that calls function 1 on device 0 `length` times, each time on the previous result."""
     nodes = tuple(Call(1, (i,), (on(0),), (0,)) for i in range(length))
     return Program("chain", (on(0),), nodes, (length,))

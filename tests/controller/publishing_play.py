@@ -1,4 +1,4 @@
-"""A session that publishes arrays, for tables of events in and messages out."""
+"""A session that publishes arrays, for tests that list events and the messages that follow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EVE = TenantSettings("eve", token_hash("eve"))
 
 
 class Trainer(Play):
-    """A session of a trainer on island 0, which has array 10 and publishes views of it, 100 and later."""
+    """A trainer's session on island 0. It has array 10 and publishes views of it, with handles from 100."""
 
     def __init__(self, topology: str = "2x1x2", **settings: Any) -> None:
         super().__init__(topology, token="cluster", tenants=(TRAINER, READER, EVE), **settings)
@@ -32,13 +32,13 @@ class Trainer(Play):
         return self.requests
 
     def view(self) -> tuple[int, int]:
-        """Launch a view; its handle and the sequence number of its run."""
+        """Launch a view. Return its handle and the sequence number of its run."""
         self.views += 1
         (run,) = runs(self.say(m.Launch(5, (10,), (self.views,), ())))
         return self.views, run.sequence
 
     def publish(self, name: str = "policy", keep: int = 2) -> tuple[int, int]:
-        """Publish array 10; the number of the version, and the sequence number of the view's run."""
+        """Publish array 10. Return the number of the version, and the sequence number of the view's run."""
         view, sequence = self.view()
         (reply,) = self.say(m.Publish(self.request(), name, keep, (view,), ("w",)))
         assert reply.status.ok, reply.status
@@ -50,7 +50,7 @@ class Trainer(Play):
         return version
 
     def answers(self, session: int, message: Any) -> list[Any]:
-        """Return the messages that the session gets because of a message."""
+        """Return the messages that the session receives because of a message."""
         self.flush()
         self.proxy(session, message)
         return [each for (kind, number), each in self.sent() if (kind, number) == ("session", session)]
@@ -61,7 +61,7 @@ class Trainer(Play):
         return reply
 
     def keep_busy(self, host: int, device: int) -> list[int]:
-        """Have a session of eve fill the window of an island; the sequence numbers of its runs, which do not end."""
+        """Fill the window of an island with runs of a session of eve that do not end. Return their sequence numbers."""
         before, self.session = self.session, self.open(token="eve").number
         self.with_put(1, device)
         started: list[int] = []

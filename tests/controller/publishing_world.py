@@ -1,4 +1,4 @@
-"""Random clients that publish arrays and read published arrays, and the world that they share."""
+"""Random clients that publish arrays and read published arrays, and their world."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _LATE = (Code.CANCELLED, Code.DATA_LOSS, Code.DEADLINE_EXCEEDED, Code.INTERNAL)
 
 
 class PublishingClient(MigratingClient):
-    """Also publishes its arrays, and reads versions that any client has published."""
+    """Client that also publishes its arrays, and reads versions of any client."""
 
     def __init__(self, world: World, number: int) -> None:
         super().__init__(world, number)
-        self.asked: set[int] = set()  # requests
+        self.asked: set[int] = set()  # numbers of requests
         self.opened: dict[int, m.VersionOpened] = {}  # by reader
 
     def handle(self, message: Any) -> None:
@@ -92,17 +92,17 @@ class PublishingWorld(MigratingWorld):
     """A world whose published arrays are checked after each step."""
 
     kind_of_client = PublishingClient
-    publishing = 0.4  # how probably an act of a client is one of publishing or reading
+    publishing = 0.4  # probability that an action of a client publishes or reads
     reading = 1  # how many times more probable a read is than a publication
-    spilling = 0.0  # how probably a version is also written to files
-    copy_loss = 0.0  # how probably an island fails before a step of the hosts while arrays are being copied
+    spilling = 0.0  # probability that a version is also written to files
+    copy_loss = 0.0  # probability that an island fails before a step of the hosts while arrays are being copied
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        self.files: dict[int, int] = {}  # of all hosts
+        self.files: dict[int, int] = {}  # shared by all hosts
         super().__init__(*arguments, **options)
 
     def host_of(self, number: int) -> ModelHost:
-        """A model host on the only machine of this world, which has its files."""
+        """Return a model host on the only machine of this world, which stores the files."""
         made = super().host_of(number)
         made.files = self.files
         return made
@@ -121,7 +121,7 @@ class PublishingWorld(MigratingWorld):
         self.check_vaults()
 
     def check_vaults(self) -> None:
-        """Vaults have the arrays of versions, their copies, and copies that are being made, and nothing else."""
+        """Check that vaults hold only the arrays of versions, their copies, and copies in progress."""
         published = self.controller.published
         held: dict[int, list[int]] = {}
         for run in published.copies._runs.values():
@@ -145,7 +145,10 @@ class PublishingWorld(MigratingWorld):
             assert sorted(held.get(number, [])) == unreleased
 
     def deferred_launches(self) -> set[tuple[int, int]]:
-        """The results of launches that need arrays of versions, of those that read them, and of sessions that ended."""
+        """Return the results of launches that may be deferred.
+
+        These launches need arrays of versions, read such arrays, or belong to sessions that have ended.
+        """
         found = set()
         for session, result in (each for host in self.hosts.values() for each in host.launches):
             client = self.clients.get(session)
@@ -154,7 +157,7 @@ class PublishingWorld(MigratingWorld):
         return found
 
     def end_publishing(self) -> None:
-        """All readers leave, and all names are removed. Nothing of them is left."""
+        """Let all readers leave, and remove all names. Check that nothing is left."""
         clients: list[Client] = list(self.clients.values())
         for client in clients:
             assert isinstance(client, PublishingClient)
@@ -172,9 +175,9 @@ class PublishingWorld(MigratingWorld):
             assert client.asked == set(), "each request is answered"
         assert self.files == {}, "all files are removed"
         assert published.files._stored == published.files._bytes == published.files._directories == {}
-        assert published.reads.is_idle, "all reads end, and nothing is kept of them"
+        assert published.reads.is_idle, "all reads end and leave nothing"
         assert [each.state for each in published.names.versions() if each.state is not VersionState.FREED] == []
         for vault in self.controller.vaults.by_tenant.values():
             assert self.controller.sessions[vault].directory.entries == {}
             for host in self.hosts.values():
-                assert host.stores.pop(vault) == {}, "all published memory goes"
+                assert host.stores.pop(vault) == {}, "all memory of published arrays is released"

@@ -1,4 +1,4 @@
-"""Random clients whose functions run on several islands, and hosts that form worlds for them."""
+"""Random clients whose functions run on several islands, and the model hosts that form worlds for them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CANNOT_JOIN = Status(Code.DATA_LOSS, "this host cannot join the world")
 
 
 class SpanningHost(ModelHost):
-    """A host that joins worlds.
+    """Model host that joins worlds.
 
     A function of a world is compiled when all hosts of the world have joined. A run of it ends when it has begun on all
     hosts of the same world, or fails when the world is closed. If `joins` returns False, the host cannot join a world.
@@ -40,13 +40,13 @@ class SpanningHost(ModelHost):
         self.refused: deque[int] = deque()  # worlds that it cannot join, to be reported
         self.note_sent = note_sent  # of a sequence
         self.note_begin = note_begin  # of a collective
-        self.members = members  # the hosts that have joined, by world
-        self.ranks: dict[int, int] = {}  # of worlds that it is in or joins
-        self.served: deque[int] = deque()  # worlds, to be reported
+        self.members = members  # hosts that have joined, by world
+        self.ranks: dict[int, int] = {}  # worlds that this host is in or joins
+        self.served: deque[int] = deque()  # worlds to report
         self.world_of: dict[str, int] = {}  # by function
         self.joining: list[str] = []  # functions that wait for their world
-        self.moving: set[str] = set()  # functions that wait for the successor of their world
-        self.failed: list[tuple[str, Status]] = []  # functions, to be reported
+        self.moving: set[str] = set()  # functions that wait for the next version of their world
+        self.failed: list[tuple[str, Status]] = []  # functions to report
         self.begun_in: dict[int, int] = {}  # worlds, by sequence
         self.broken: set[int] = set()  # sequences of collectives that fail because their world was closed
 
@@ -127,7 +127,9 @@ class SpanningHost(ModelHost):
         return None
 
     def run_segment(self, state: ModelRun, segment: p.Segment, sequence: int) -> Iterator[int]:
-        """Also wait while a function of the segment moves to another world, and fail if it has lost its world."""
+        """Also wait while a function of the segment moves to another world, and fail if the function has lost its
+        world.
+        """
         called = [step.function for step in segment.steps if isinstance(step, p.Execute)]
         if segment.collective and called:
             while state.problem is None and self.collective[0] != sequence:
@@ -145,7 +147,7 @@ class SpanningHost(ModelHost):
 
 
 class SpanningClient(Client):
-    """Calls functions on devices of any islands, and sends their sources to all of their hosts again."""
+    """Client that calls functions on devices of any islands, and sends their sources again to all of their hosts."""
 
     def island_spec(self) -> ArraySpec:
         return self.spec()
@@ -189,7 +191,7 @@ class SpanningWorld(World):
     def __init__(self, *arguments: Any, refusals: float = 0.0, **settings: Any) -> None:
         self.refusals = refusals
         self.members: dict[int, set[int]] = {}
-        # By sequence of a gang: the number of its node, and the node's gangs as (sequence, hosts).
+        # The number of a gang's node and the node's gangs as (sequence, hosts), by the sequence of the gang.
         self.nodes: dict[int, tuple[int, list[tuple[int, tuple[int, ...]]]]] = {}
         self.orders: list[list[int]] = []  # numbers of nodes, by incarnation of a host
         super().__init__(*arguments, **settings)
@@ -254,7 +256,7 @@ class SpanningWorld(World):
         return is_about_worlds or super().work() or self.report_worlds()
 
     def report_worlds(self) -> bool:
-        """A host reports about a world or its functions. False where none has anything to report."""
+        """Let a host report about a world or its functions. Return whether any host had a report."""
         hosts = [host for host in self.hosts.values() if isinstance(host, SpanningHost) and host.has_report]
         if hosts:
             host = self.rng.choice(hosts)
@@ -263,7 +265,7 @@ class SpanningWorld(World):
         return bool(hosts)
 
     def check_orders(self) -> None:
-        """Fail if the orders in which hosts began the collectives contradict."""
+        """Fail if hosts began the collectives in contradictory orders."""
         before: dict[int, set[int]] = {}
         for order in self.orders:
             for one, other in pairwise(order):

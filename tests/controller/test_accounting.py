@@ -1,4 +1,6 @@
-"""The device time that tenants are charged equals that of the islands' tallies, and devices had that much time."""
+"""Tests of accounting: the device time charged to tenants equals the islands' tallies, and no device is
+over-charged.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ MOST_NS = 1_000_000  # of a gang
 
 
 class _Clock(ModelHost):
-    """Reports the time from the dispatch of a unit to its end. One second of this clock is a second of the world."""
+    """Clock that reports the time from the dispatch of a unit to its end. Its seconds are those of the world."""
 
     def start_clock(self, world: AccountedWorld) -> None:
         self.world = world
@@ -45,7 +47,7 @@ class _Clock(ModelHost):
 
 
 class HostWithClock(_Clock):
-    """A host whose functions run on its island."""
+    """Host with a clock, for functions that run on one island."""
 
     def __init__(self, number: int, world: AccountedWorld) -> None:
         super().__init__(number)
@@ -53,7 +55,7 @@ class HostWithClock(_Clock):
 
 
 class SpanningHostWithClock(_Clock, SpanningHost):
-    """A host whose functions run on several islands."""
+    """Host with a clock, for functions that run on several islands."""
 
     def __init__(self, world: AccountedWorld, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -61,11 +63,11 @@ class SpanningHostWithClock(_Clock, SpanningHost):
 
 
 class AccountedWorld(World):
-    """Sessions of two tenants on hosts with clocks."""
+    """World with sessions of two tenants, whose hosts have clocks."""
 
     def __init__(self, rng: random.Random, topology: str, doom: float, **settings: Any) -> None:
         self.now = 0.0
-        self.ended_ns = 0  # device time of the hosts that have ended
+        self.ended_ns = 0  # device time of hosts that have failed
         self.devices = int(topology.split("x")[2])  # of a host
         tenants = tuple(TenantSettings(name, token_hash(name)) for name in TENANTS)
         super().__init__(rng, topology, doom, tenants=tenants, **settings)
@@ -89,13 +91,13 @@ class AccountedWorld(World):
         super().end(island)
 
     def device_ns(self, host: int) -> int:
-        """Return the device time that the host has had since it started."""
+        """Return the device time of the host since it started."""
         found = self.hosts[host]
         assert isinstance(found, _Clock)
         return (found.clock - found.began) * self.devices
 
     def charged(self) -> Counter[str]:
-        """Return the device time that each tenant was charged, once the controller has stored the last of it."""
+        """Return the device time that each tenant was charged, after the controller has stored it."""
         self.now += 2.0
         self.cluster.tick(self.now)
         self.deliver()
@@ -106,14 +108,14 @@ class AccountedWorld(World):
         return found
 
     def tallied(self) -> Counter[str]:
-        """Return the device time that the tallies of islands count for each tenant."""
+        """Return the device time of each tenant in the islands' tallies."""
         found = Counter[str]()
         for (_, tenant), tally in self.controller.launcher.charges.by_island().items():
             found[tenant] += tally.device_ns
         return found
 
     def check_charges(self) -> None:
-        """Tenants were charged what islands count, and no more than there was."""
+        """Check that the charges equal the tallies and do not exceed the device time of the hosts."""
         charged = self.charged()
         assert +charged == +self.tallied()
         assert min(charged.values(), default=0) >= 0
@@ -121,7 +123,7 @@ class AccountedWorld(World):
 
 
 class AccountedSpanningWorld(AccountedWorld, SpanningWorld):
-    """The same with functions that run on several islands."""
+    """Accounted world whose functions run on several islands."""
 
     def host_of(self, number: int) -> ModelHost:
         return SpanningHostWithClock(self, *self.members_of(number))
@@ -138,7 +140,7 @@ class AccountedSpanningWorld(AccountedWorld, SpanningWorld):
     st.sampled_from([0, 2]),
 )
 @example(8023, 25, "2x3x1", 0.15, Dispatch.PARALLEL, 0.0, 0)  # gangs that wait on hosts were charged in advance
-@example(0, 15, "3x1x1", 0.0, Dispatch.PARALLEL, 0.0, 0)  # a delegated run beside a transfer of another session
+@example(0, 15, "3x1x1", 0.0, Dispatch.PARALLEL, 0.0, 0)  # a delegated run overlaps a transfer of another session
 @example(2132424030, 15, "1x1x2", 0.15, Dispatch.SEQUENTIAL, 0.02, 2)  # one of a transfer's devices computes before
 def test_tenants_are_charged_what_islands_count_and_no_more_than_there_was(
     seed, steps, topology, doom, dispatch, loss, relays

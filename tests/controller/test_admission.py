@@ -1,4 +1,4 @@
-"""Who may come in, and whose loss counts when."""
+"""Tests of admission: which peers the controller accepts, and what it does when it loses one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def opened(cluster: Cluster, connection: int = 99) -> int:
 
 
 def refused(cluster: Cluster, connection: int) -> Any:
-    """Why the connection was refused; it is closed, too."""
+    """Return the reason why a connection was refused, and check that it was also closed."""
     actions = [each for each in cluster.flush() if getattr(each, "connection", -1) == connection]
     (refusal,) = [each.message for each in actions if isinstance(each, a.Send)]
     assert isinstance(actions[-1], a.Close)
@@ -58,16 +58,16 @@ def test_what_may_not_come_in_is_refused_with_what_to_do(first, code, text):
     status = refused(cluster, connection)
     assert (status.code, text in status.message) == (code, True)
     cluster.receive(connection, hello(token="right"))
-    assert cluster.flush() == [], "nothing that it still says counts"
+    assert cluster.flush() == [], "its later messages are ignored"
 
 
 def test_a_cluster_has_one_engine_at_a_time():
     cluster = joined("1x1x1", token="right")
     second = cluster.connect("engine")
     status = refused(cluster, second)
-    assert (status.code, status.message) == (Code.ALREADY_EXISTS, "this cluster has its engine")
+    assert (status.code, status.message) == (Code.ALREADY_EXISTS, "the cluster already has an engine")
     cluster.receive(second, m.IslandRemoved(0, "it says so"))
-    assert not cluster.controller.resources.islands[0].is_over, "nothing that it still says counts"
+    assert not cluster.controller.resources.islands[0].is_over, "its later messages are ignored"
     cluster.receive(cluster.connect("agent"), m.AgentSays(b"for the engine"))
     assert ("engine", 0) in [to for to, message in cluster.sent() if isinstance(message, m.AgentSays)]
     cluster.event(e.ConnectionLost(0.0, cluster._engine, "closed"))
@@ -222,7 +222,10 @@ def test_who_asks_to_stop_is_answered_and_workers_are_asked_to_end():
 
 
 def away_and_back(cluster: Cluster, connection: int) -> tuple[list[Any], list[Any]]:
-    """What a peer gets while its connection is away for two minutes, and once it is back."""
+    """Keep a connection away for two minutes, and then bring it back.
+
+    Return the actions for its peer while it was away, and the messages to it afterwards.
+    """
     cluster.flush()
     cluster.event(e.ConnectionAway(cluster.now, connection))
     told: list[Any] = []
@@ -245,7 +248,7 @@ def test_a_host_that_is_away_is_not_silent_and_gets_no_pings() -> None:
 
 
 def test_a_session_whose_proxy_is_away_goes_on() -> None:
-    cluster = joined("1x1x1", lease_seconds=1000.0)  # for the host, of which nothing comes here
+    cluster = joined("1x1x1", lease_seconds=1000.0)  # long enough for the host, which does not answer in this test
     session = cluster.open()
     connection = cluster.controller.connections.sessions[session.number]
     cluster.now = 1.0

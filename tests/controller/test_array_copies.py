@@ -1,4 +1,4 @@
-"""Copies of published arrays at the controller: replicas, drained islands, and islands that fail."""
+"""Tests of copies of published arrays: replicas, drained islands, and islands that fail."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.controller.publishing_play import Trainer
 
 
 class Copying(Trainer):
-    """Has a version, which is copied to other islands."""
+    """Trainer that publishes a version, which the controller copies to other islands."""
 
     @property
     def version(self) -> Version:
@@ -30,7 +30,7 @@ class Copying(Trainer):
         return version
 
     def replicate(self, replicas: int = 2) -> list[tuple[int, m.Run]]:
-        """Publish array 10 with replicas, and complete it; what is sent then."""
+        """Publish array 10 with replicas, and complete it. Return the runs that copy it."""
         view, sequence = self.view()
         (reply,) = self.say(m.Publish(self.request(), "policy", 2, (view,), ("w",), replicas=replicas))
         assert reply.status.ok, reply.status
@@ -38,23 +38,23 @@ class Copying(Trainer):
         return self.runs()
 
     def runs(self) -> list[tuple[int, m.Run]]:
-        """The runs since the last time, by host."""
+        """Return the runs since the last call, with their hosts."""
         return [(to[1], each) for to, each in self.sent() if isinstance(each, m.Run)]
 
     def end(self, runs: list[tuple[int, m.Run]]) -> list[tuple[int, m.Run]]:
-        """The hosts have done these; what runs next."""
+        """Let the hosts complete these runs. Return the next runs."""
         for host, run in runs:
             self.worker(host, m.Done(((run.sequence, 0, 1),)))
         return self.runs()
 
     def leave(self) -> None:
-        """All sessions end."""
+        """End all sessions."""
         for session in list(self.controller.connections.sessions):
             self.close(session)
         self.flush()
 
     def fill(self, *devices: int) -> None:
-        """Have another session fill these devices of host 1."""
+        """Let another session fill these devices of host 1."""
         before, self.session = self.session, self.open(token="eve").number
         for device in devices:
             self.with_put(device, device)
@@ -64,7 +64,7 @@ class Copying(Trainer):
         self.session = before
 
     def drain(self, island: int = 0) -> list[tuple[int, m.Run]]:
-        """The operator drains an island, which sessions leave; what runs then."""
+        """Drain an island as an operator, and let the sessions leave it. Return the runs that follow."""
         self.operator(m.DrainRequest(island))
         sent = self.sent()
         for (_, number), each in sent:
@@ -73,7 +73,7 @@ class Copying(Trainer):
         return [(to[1], each) for to, each in sent if isinstance(each, m.Run)] + self.runs()
 
     def replies(self) -> list[m.OperationReply]:
-        """A second passes; what the operator gets."""
+        """Let a second pass. Return the replies to the operator."""
         self.tick(self.now + 1.0)
         return [each for each in self.outbox() if isinstance(each, m.OperationReply)]
 
@@ -302,11 +302,11 @@ def test_the_loss_of_an_island_that_is_drained_ends_the_drain() -> None:
     assert play.version.state is VersionState.LOST
 
 
-# ---- versions that are lost while they are copied
+# ---- versions that are lost while they are being copied
 
 
 def lost_while_copied(play: Copying) -> list[tuple[int, m.Run]]:
-    """Publish arrays on the islands 0 and 1 with replicas, and open the version; the runs that copy array 1."""
+    """Publish arrays on islands 0 and 1 with replicas, and open the version. Return the runs that copy array 1."""
     play.with_put(3, 2)
     play.report(1, m.FeedsArrived(play.session, (10_011,)))
     (run,) = runs(play.say(m.Launch(3, (), (11,), (10_011,))))
@@ -371,7 +371,7 @@ def test_arrays_that_are_freed_already_can_be_replaced() -> None:
     assert (version.held, version.devices) == ([2], {})
 
 
-# ---- copies beyond those that are wanted
+# ---- more copies than needed
 
 
 def test_a_copy_that_ends_after_its_drain_was_refused_is_freed() -> None:
@@ -404,16 +404,16 @@ def test_a_tenant_that_has_yet_to_read_a_copy_that_is_freed_is_charged_for_its_m
     assert (trainer.total, guest.total) == (8, 2 * 8)
 
 
-# ---- what one step costs
+# ---- the cost of one step
 
 
 class Crowded(Copying):
-    """Has several islands, and counts the transfers that are lowered to copy arrays."""
+    """Trainer on several islands that counts the transfers that are lowered to copy arrays."""
 
     def __init__(self, topology: str = "8x1x2", memory: int = 4) -> None:
         super().__init__(topology, device_memory=10_000)
         self.lowered = 0
-        self.memory = memory  # that is free on each device of the other islands
+        self.memory = memory  # free bytes on each device of the other islands
         copies = self.controller.published.copies
         ledger, make = self.controller.launcher.memory.ledger, copies._internal.make
         free = ledger.free
@@ -426,7 +426,7 @@ class Crowded(Copying):
         ledger.free = lambda device: self.memory if device[0] else free(device)
 
     def pass_seconds(self, seconds: float) -> bool:
-        """Time passes; whether the version was examined."""
+        """Let time pass. Return whether the version was examined."""
         examined: list[object] = []
         copies = self.controller.published.copies
         examine = copies._examine

@@ -1,4 +1,4 @@
-"""Files of published arrays at the controller: writing, lost islands, restoring, and the next cluster."""
+"""Tests of files of published arrays: writing them, losing islands, and restoring arrays, also in the next cluster."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CHANGED = failure(Code.DATA_LOSS, "/spilled/1.piece is not what was spilled ther
 
 
 class Spilling(Trainer):
-    """Publishes array 10 with files, and answers for the hosts."""
+    """Trainer that publishes array 10 with files. It also replies on behalf of the hosts."""
 
     @property
     def version(self) -> Version:
@@ -41,11 +41,11 @@ class Spilling(Trainer):
         return self.version.files
 
     def of_type(self, kind: type[Any]) -> list[Any]:
-        """Return the messages of this type since the last time."""
+        """Return the messages of this type since the last call."""
         return [each for _, each in self.sent() if isinstance(each, kind)]
 
     def publish_on_disk(self, keep: int = 2) -> m.SpillRequest:
-        """Publish array 10 and complete it; the request to write it."""
+        """Publish array 10 and complete it. Return the request to write it."""
         view, sequence = self.view()
         (reply,) = self.say(m.Publish(self.request(), "policy", keep, (view,), ("w",), on_disk=True))
         assert reply.status.ok, reply.status
@@ -55,7 +55,7 @@ class Spilling(Trainer):
         return request
 
     def wrote(self, request: m.SpillRequest, status: Status = OK, nbytes: int = 8) -> None:
-        """The host has written what it was asked to, or could not."""
+        """Report that the host has written the requested arrays, or that it failed to."""
         numbers = [number for number, _, _ in request.shards] if status.ok else []
         pieces = tuple(m.SpilledPiece(number, nbytes, f"/spilled/{number}.piece", 7) for number in numbers)
         self.worker(0, m.SpillReply(request.session, request.request, status, pieces))
@@ -67,7 +67,7 @@ class Spilling(Trainer):
         return self.open(token="reader").number
 
     def request_version(self, reader: int, number: int = -1, seconds: float = 30.0) -> list[Any]:
-        """A session asks for a version; what is sent."""
+        """Request a version for a session. Return the messages that the controller sends."""
         self.sent()
         self.proxy(reader, m.OpenVersion(self.request(), "trainer/policy", number, seconds=seconds))
         return [each for _, each in self.sent()]
@@ -79,7 +79,7 @@ def _only(kind: type[Any], messages: list[Any]) -> Any:
 
 
 def _restored(cluster: Cluster, host: int, vault: int, feed: int) -> list[Any]:
-    """A host has got the bytes of an array, and makes it; what is sent then."""
+    """Report that a host has received the bytes of an array and has made the array. Return the messages that follow."""
     cluster.worker(host, m.FeedsArrived(vault, (feed,)))
     run = _only(m.Run, [each for _, each in cluster.sent()])
     cluster.worker(host, m.Done(((run.sequence, 0, 1),)))
@@ -264,7 +264,9 @@ def test_wrong_files_refuse_requests_and_the_version_stays() -> None:
     assert reply.status.code == Code.DATA_LOSS
     assert "/spilled/1.piece is not what was spilled there" in reply.status.message
     assert play.files.state is FileState.STORED
-    assert _only(m.VersionOpened, play.request_version(reader)).status.code == Code.DATA_LOSS, "not tried again at once"
+    assert _only(m.VersionOpened, play.request_version(reader)).status.code == Code.DATA_LOSS, (
+        "it is not retried at once"
+    )
     play.now += RETRY_SECONDS + 1
     assert [each for each in play.request_version(reader) if isinstance(each, m.SendSpilled)]
 
@@ -418,7 +420,7 @@ def test_the_estimated_size_of_files() -> None:
 
 
 def _complete(play: Spilling, tenant: str, count: int) -> list[Version]:
-    """Versions of a tenant that are complete and wait to be written. They have no arrays."""
+    """Return complete versions of a tenant that wait to be written. They have no arrays."""
     published = play.controller.published
     versions = []
     for _ in range(count):
@@ -498,7 +500,7 @@ def test_a_version_ends_for_its_successor_when_its_reader_has_left() -> None:
 
 
 def _make(play: Spilling, session: int, handle: int) -> list[Any]:
-    """A session makes an array of 8 bytes on device 0; what is sent."""
+    """Make an array of 8 bytes on device 0. Return the messages that the controller sends."""
     play.session = session
     if 2 not in play.controller.sessions[session].programs:
         play.with_put()

@@ -1,4 +1,4 @@
-"""Changed settings of tenants apply to launches that wait."""
+"""Tests that changed settings of a tenant also apply to launches that are already waiting."""
 
 from __future__ import annotations
 

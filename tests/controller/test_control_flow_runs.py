@@ -1,4 +1,4 @@
-"""Control flow nodes, in the controller: tables of events in and messages out."""
+"""Tests of control flow nodes: events for the controller, and the messages that it sends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ def frees(messages: list[Any]) -> list[int]:
 
 
 class Chooser(Play):
-    """Has array 10 and the number 11, and a switch and a loop over them. What array 10 is called on is island 0."""
+    """Session with array 10, the number 11, and a switch and a loop that use them.
+
+    It calls functions on array 10 on island 0.
+    """
 
     def __init__(self, topology: str = "2x1x1", **settings: Any) -> None:
         super().__init__(topology, **settings)
@@ -57,7 +60,7 @@ class Chooser(Play):
         self.say(m.RegisterProgram(number, program))
 
     def switch(self, result: int = 20) -> int:
-        """Launches the switch; the gang that is to report."""
+        """Launch the switch. Return the sequence of the gang that reports the number."""
         (run,) = self.say(m.Launch(SWITCH, (11, 10), (result,), ()))
         return int(run.sequence)
 
@@ -65,13 +68,13 @@ class Chooser(Play):
         return self.report(0, m.ValueReported(sequence, value))
 
     def plan(self, program: int) -> int:
-        """Its number."""
+        """Return the number of a program's plan."""
         registered = self.controller.sessions[self.session].programs[program]
         assert isinstance(registered, RegisteredProgram)
         return registered.number
 
     def round(self, reporter: int, value: int) -> m.Run:
-        """A loop's gang reports, and what was in flight ends; what the loop runs then."""
+        """Report a number for a loop, and end what is in flight. Return the run that the loop starts next."""
         (run,) = runs(self.number(reporter, value) + self.done(*range(reporter - 2, reporter + 1)))
         return run
 
@@ -103,7 +106,7 @@ def test_only_what_depends_on_it_waits_for_the_number():
 
 
 def test_a_branch_comes_before_what_was_launched_later():
-    """Its arguments would be consumed by then: the later launch waits for the branch, whatever its own age."""
+    """A later launch would consume the branch's arguments, so it waits for the branch even if its own age is higher."""
     play = Chooser()
     play.with_call(4, donated=(0,))
     sequence = play.switch()
@@ -115,7 +118,7 @@ def test_results_are_ready_and_the_credit_returns_when_the_branch_has_ended():
     play = Chooser()
     sequence = play.switch()
     play.say(m.Await(5, (20,)))
-    assert play.done(sequence) == [], "the number has not come: by way of a relay it may be later"
+    assert play.done(sequence) == [], "the number may arrive later than the end, through a relay"
     (run,) = runs(play.number(sequence, 0))
     assert play.done(run.sequence) == [m.Awaited(5, OK), m.CreditReturned(1)]
     assert play.controller.sessions[play.session].in_flight == 0
@@ -232,7 +235,7 @@ def test_sequential_dispatch_does_not_wait_for_what_joins_later_and_is_older():
     assert (two.results, chosen.results) == ((23,), (20,))
 
 
-# ---- clients that lie
+# ---- invalid messages of clients
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A play of random clients whose programs have control flow, on model hosts that report what they like."""
+"""Run random clients whose programs have control flow, with model hosts that report random numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A controller that was dumped and loaded decides what the one that was dumped does."""
+"""Tests that a controller loaded from a dump makes the same decisions as the dumped one."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from tests.thoroughness import examples
 
 
 class Twins:
-    """A controller, and another one that was loaded from a dump of it and handles the same events."""
+    """A controller, and a second one that was loaded from its dump and handles the same events."""
 
     def __init__(self, controller: Controller) -> None:
         self.controller = controller
         self.loaded = check_dump(controller)
-        self._unfinished = 0  # flushes after which work in steps was left
+        self._unfinished = 0  # flushes after which work was left for later steps
         self._loads = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -52,14 +52,14 @@ class Twins:
 
     def load_again(self) -> None:
         self._loads += 1
-        if self._loads % 3 == 0:  # a comparison of all that a controller refers to takes long
+        if self._loads % 3 == 0:  # seldom, because comparing all objects of a controller takes long
             check_same(self.controller, self.loaded)
         self.loaded = check_dump(self.controller)
 
 
 def twins_of(world: World) -> Twins:
-    """Put twins in the place of the controller of a world."""
-    del world.controller.launcher.memory.waits.hopeless  # the world's own, which knows one controller
+    """Replace the controller of a world by twins."""
+    del world.controller.launcher.memory.waits.hopeless  # the world's own, which knows only one controller
     twins = Twins(world.controller)
     world.controller = world.cluster.controller = twins  # type: ignore[assignment]
     return twins
@@ -70,7 +70,7 @@ class LongPrograms(World):
 
 
 class ReadingWorld(PublishingWorld):
-    """Clients publish and read often, and the controller is loaded again at times."""
+    """World whose clients publish and read often, and whose controller is sometimes loaded again."""
 
     publishing = 0.7
     reading = 3

@@ -1,4 +1,6 @@
-"""Limits per second of tenants: launches, compile seconds and uploads beyond them are delayed, not refused."""
+"""Tests of limits per second: launches, compile seconds and uploads beyond a tenant's limit are delayed, not
+refused.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ RATE = 2
 
 
 def beside_another(**limits: Any) -> tuple[Play, Session]:
-    """A session of bob, who has these limits, and one of alice."""
+    """Return a session of bob with these limits, and a session of alice without limits."""
     play = shared("1x1x2", **limits)
     bob = play.open(token="bob")
     play.open(token="alice")
@@ -39,7 +41,7 @@ def test_launches_beyond_the_rate_wait_in_line_and_run_later():
         for run in runs(play.outbox()):
             play.done(run.sequence)
             sent += 1
-    assert sent == burst + 1, "the last of them made a debt"
+    assert sent == burst + 1, "the last one has exceeded the limit"
     (wait,) = play.controller.scheduler.waits()[0]
     assert (wait.session, wait.gangs, wait.reason) == (bob.number, 5 - 1, Reason.RATE)
     assert any("limit of launches" in each["text"] for each in status(play, "bob")["waits"])

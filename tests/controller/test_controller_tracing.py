@@ -1,4 +1,4 @@
-"""Traces as the controller gives them: why a gang waited, whose clock it was, and who sees what."""
+"""Tests of traces: why a gang waited, how clocks are compared, and which spans each user sees."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ S = 1_000_000_000
 
 
 class Traced(Play):
-    """A cluster whose clock moves, and what its traces say."""
+    """Cluster with a settable clock and methods to request traces."""
 
     def at(self, now: float) -> Traced:
         self.now = now
@@ -41,7 +41,7 @@ class Traced(Play):
         return reply
 
     def told(self) -> list[tuple[int, Any]]:
-        """What proxies were told of recordings since the last time."""
+        """Return the messages about recordings to proxies since the last call."""
         return [
             (number, message)
             for (kind, number), message in self.sent()
@@ -112,12 +112,12 @@ def test_a_turn_is_waited_for_behind_others():
     play = Traced("1x1x1")
     play.with_call()
     play.array(10)
-    for number in (1, 2, 3):  # so long does one take
+    for number in (1, 2, 3):  # the duration of one gang
         (run,) = play.at(1.0).say(m.Launch(1, (10,), (number + 50,), ()))
         play.report(0, m.Done(((run.sequence, number * 20_000_000, (number + 1) * 20_000_000),)))
     handles = range(100, 103)
     begun = [run for each in handles for run in runs(play.at(10.0).say(m.Launch(1, (10,), (each,), ())))]
-    assert len(begun) == 2, "a third waits for room"
+    assert len(begun) == 2, "the third launch waits for the window"
     (third,) = runs(play.at(10.5).report(0, m.Done(((begun[0].sequence, 80_000_000, 100_000_000),))))
     play.at(11.0).report(0, m.Done(((third.sequence, 100_000_000, 120_000_000),)))
     assert waits(play.spans()[third.sequence]) == [("order", 0.5)]
@@ -141,7 +141,7 @@ def test_an_island_that_is_not_there_is_waited_for():
 
 
 def test_a_host_that_is_a_day_ahead_is_on_the_controllers_time_line_to_within_the_error():
-    """Pings go out and come back after 1 and 3 ms; 40 ms later the host runs a gang."""
+    """Pings go out and come back after 1 and 3 ms. The host runs a gang 40 ms later."""
     play = Traced("2x1x1")
     play.with_call()
     play.array(10)
@@ -159,7 +159,7 @@ def test_a_host_that_is_a_day_ahead_is_on_the_controllers_time_line_to_within_th
     (clock,) = trace.clocks
     assert abs(span.started - 12.05 * S) <= clock.error
     assert abs(span.ended - 12.09 * S) <= clock.error
-    assert 0.002 * S <= clock.error < 0.0022 * S, "half of a round trip, and what clocks may drift"
+    assert 0.002 * S <= clock.error < 0.0022 * S, "half of a round trip, plus the possible drift"
     assert (clock.samples, round(clock.offset / S)) == (3, -ahead)
 
 
@@ -190,7 +190,7 @@ TENANTS = (
 
 @pytest.fixture
 def shared() -> Traced:
-    """Sessions of alice and of bob, on one device, with an array each."""
+    """Return a play with sessions of alice and bob that share a device and have one array each."""
     play = Traced("1x1x1", token="cluster", tenants=TENANTS)
     for tenant in ("alice", "bob"):
         play.session = play.open(label=f"{tenant}.py", token=tenant).number
@@ -207,7 +207,10 @@ CALL = ClientCall("execute", "step", 1, 2, 3)
 
 
 def asked(play: Traced, token: str, recording: m.RecordReply) -> tuple[int, dict[int, int]]:
-    """The connection that asks for a recording, and the numbers under which its sessions are to answer."""
+    """Request a recording.
+
+    Return the connection of the request, and the request number for each session that must answer.
+    """
     connection = play.connect("operator", token=token)
     play.told()
     play.receive(connection, m.TraceRequest(after=recording.position, recording=recording.recording))
@@ -353,7 +356,7 @@ def test_one_tenant_cannot_fetch_anothers_recording(shared: Traced):
     trace = shared.trace("bob", recording=recording.recording)
     assert (trace.calls, trace.missing) == ((), ("calls of clients: the recording has ended",))
     _, requests = asked(shared, "alice", recording)
-    assert requests, "it goes on"
+    assert requests, "the recording continues"
 
 
 def test_a_proxy_that_was_not_asked_or_says_too_much_adds_nothing(shared: Traced):

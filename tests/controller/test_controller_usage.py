@@ -1,4 +1,4 @@
-"""What the controller charges to whom, and what it learns of programs for those that come later."""
+"""Tests of usage: what the controller charges to each tenant, and the duration estimates that it keeps for programs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def kept(cluster: Cluster, kind: type[Any] = a.StoreUsage) -> list[Any]:
 
 
 def sums(cluster: Cluster) -> dict[str, Usage]:
-    """What was used since the last time, by program."""
+    """Return the usage since the last call, by program."""
     return {usage.program: usage for action in kept(cluster) for usage in action.usage}
 
 
@@ -94,7 +94,7 @@ def test_what_runs_long_is_charged_as_it_runs_and_no_more_in_the_end():
     for second in range(2, 7):
         play.tick(float(second))
         charged.append(sums(play)["f"].device_ns)
-    assert charged == [0, 0, *[1000 * MS] * 3], "of the two only the one that runs, once it is known to be long"
+    assert charged == [0, 0, *[1000 * MS] * 3], "only the running one of the two, after its duration is known"
     ended(play, long, 10 * MS, 5510 * MS)
     ended(play, behind, 10 * MS, 5610 * MS)
     play.tick(7.0)
@@ -179,7 +179,7 @@ def estimates_in(play: Play) -> list[Estimate]:
 
 
 def taught() -> tuple[Play, Estimate]:
-    """A cluster whose function took 3 ms, and its duration estimates."""
+    """Return a cluster whose function takes 3 ms, and the duration estimate that it has made."""
     play = started()
     play.with_call()
     play.array(5)
@@ -189,7 +189,7 @@ def taught() -> tuple[Play, Estimate]:
     (estimate,) = estimates_in(play)
     assert estimate == Estimate("null 1x1 content 1", 3 * MS, 4)
     play.tick(40.0)
-    assert estimates_in(play) == [], "nothing new"
+    assert estimates_in(play) == [], "no new estimates"
     return play, estimate
 
 
@@ -199,7 +199,7 @@ def gang_of(cluster: Cluster, session: int, program: int = 1) -> Any:
 
 
 def register_again(cluster: Cluster, session: int, device: int = 0) -> None:
-    """The same function for another session, perhaps on another device."""
+    """Register the same function for another session, on any device."""
     from atoll.ir.program import Call
     from tests.controller.play import on
 
@@ -243,7 +243,7 @@ def test_duration_estimates_outlive_the_program_and_the_cluster():
     later.join(0)
     session = later.open().number
     register_again(later, session)
-    assert gang_of(later, session).expected == 3 * MS, "its first run, too"
+    assert gang_of(later, session).expected == 3 * MS, "also its first run"
     later.tick(20.0)
     assert estimates_in(later) == [], "it is known already"
 

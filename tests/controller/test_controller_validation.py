@@ -1,4 +1,4 @@
-"""The checks of messages: each type has one, and what fails one changes nothing but the end of its sender's session."""
+"""Tests of message validation: each type has a check, and an invalid message only ends its sender's session."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ MESSAGES: dict[str, Any] = {
 
 
 class Busy(Play):
-    """A session with a function, a program, a switch, an array, and a wait for a launch that runs."""
+    """Session with a function, a program, a switch, an array, and a wait for a running launch."""
 
     def __init__(self) -> None:
         super().__init__("1x1x2")
@@ -185,7 +185,7 @@ def test_a_violation_ends_the_session_with_its_field_and_changes_nothing(text):
     assert isinstance(closing, m.Closing)
     assert text in closing.status.message
     assert play.session not in play.controller.sessions
-    assert play.controller.functions.users == {}, "its program and its function are gone"
+    assert play.controller.functions.users == {}, "its program and its function were dropped"
     assert play.controller.programs.plans == {}
 
 
@@ -218,14 +218,14 @@ def test_a_program_that_is_registered_twice_leaves_no_plan_behind():
     assert play.controller.programs.plans == {}
 
 
-# ---- whatever is well-typed
+# ---- random messages with correct types
 
 
 INTEGERS = st.one_of(st.integers(-4, 12), st.sampled_from((1 << 60, 1 << 61, 1 << 62, (1 << 63) - 1, -(1 << 63))))
 
 
 def values_of(kind: Any) -> st.SearchStrategy[Any]:
-    """Values of a field's type, most of them small numbers that may be in use."""
+    """Return a strategy for values of a field's type, mostly small numbers that may be in use."""
     if kind is int:
         return INTEGERS
     if kind is float:
@@ -257,7 +257,7 @@ def structs(kind: type[Any]) -> st.SearchStrategy[Any]:
 
 
 def _is_message_content(value: Any) -> bool:
-    """Whether the decoder lets it through: some fields have bounds of their own."""
+    """Return whether the decoder accepts the value, because some fields have limits of their own."""
     try:
         return bool(msgspec.convert(msgspec.to_builtins(value), type(value)) == value)
     except (msgspec.ValidationError, OverflowError):
@@ -265,7 +265,7 @@ def _is_message_content(value: Any) -> bool:
 
 
 FROM_PROXIES = sorted(get_args(m.FromProxy), key=lambda each: each.__name__)
-# A program may have others inside, without end.
+# Programs are recursive.
 PLAIN = [each for each in FROM_PROXIES if each not in (m.RegisterProgram, m.ProgramPart)]
 NODES = st.one_of(structs(Call), structs(HostToDevice), structs(Transfer), structs(Rearrange))
 PROGRAMS = st.builds(

@@ -1,4 +1,4 @@
-"""The controller's state machine: tables of events in and messages out."""
+"""Tests of the controller's state machine: events, and the messages that it sends."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_function_is_compiled_once_its_program_has_arrived():
     play = Play("2x1x2")
     assert play.say(m.RegisterFunction(7, "hash", 90, ((3, 2),))) == []
     (compile_,) = play.report(1, m.FeedsArrived(play.session, (90,)))
-    # In the words of the island: its hosts from 0, devices by their ordinals.
+    # As the island numbers them: hosts from 0, devices by ordinal.
     assert compile_ == m.Compile(compile_.function, play.session, 90, (((0, 1), (0, 0)),), "hash", native_code=True)
     info = msgspec.msgpack.encode(m.FunctionInfo("f", b"", None, (), (), (), {}, 0))
     assert play.report(1, m.Compiled(compile_.function, OK, info, 0.5, False)) == [m.FunctionReady(7, OK, info)]
@@ -97,12 +97,12 @@ def test_a_function_lives_as_long_as_a_program_that_calls_it():
 
 
 def test_a_function_is_dropped_after_the_calls_of_python_that_were_launched_before_its_release():
-    """It may hold the objects that these calls are for."""
+    """A call may need objects that the function holds."""
     play = Play()
     name = play.with_function(9)
     play.with_put()
     play.with_call(stream=1)
-    play.say(m.Launch(2, (), (20,), (500,)))  # of which the bytes have not come
+    play.say(m.Launch(2, (), (20,), (500,)))  # its bytes have not arrived
     play.say(m.Launch(1, (20,), (21,), ()))
     assert play.say(m.ReleaseFunction(9)) == []
     play.say(m.Launch(1, (20,), (22,), ()))
@@ -137,7 +137,7 @@ def test_room_that_nobody_waits_for_is_given_back_in_few_messages():
         sent = play.done(started.popleft().sequence)
         started += runs(sent)
         returned += [each.launches for each in sent if isinstance(each, m.CreditReturned)]
-    assert returned == [16, 16, 8], "16 at a time, and the rest when nothing is in flight"
+    assert returned == [16, 16, 8], "16 at a time, and the rest when none is in flight"
 
 
 def test_room_is_given_back_within_a_second_whatever_is_in_flight():
@@ -212,7 +212,7 @@ def test_both_ends_of_a_transfer_are_sent_at_once():
     assert (second.plan, second.arguments, second.results) == (receive.plan, (), (11,))
     feed = first.host_feeds
     assert second.host_feeds == feed
-    assert feed >= HOST_FEEDS.start, "proxies' own numbers are all below"
+    assert feed >= HOST_FEEDS.start, "all handles of proxies are lower"
     assert second.sequence > first.sequence
     assert play.done(first.sequence) == []
     assert play.done(second.sequence, host=1) == [m.CreditReturned(1)]
@@ -271,7 +271,7 @@ def test_another_sessions_work_gets_in_between_the_nodes_of_a_long_program():
     play.array(10)
     play.say(m.RegisterProgram(1, chain_of(100)))
     (run, go) = play.say(m.Launch(1, (10,), (11,), ()))
-    assert len(go.units) == 2, "of what has never run, three are in flight"
+    assert len(go.units) == 2, "three of a program that has never run"
     other = play.open(7, "other.py").number
     play.outbox()
     buffer = HostBuffer(0, (2,), None, None)
@@ -309,7 +309,7 @@ def test_values_between_nodes_take_memory_until_their_last_use():
         sequences += [sequence for message in more if isinstance(message, m.Dispatch) for sequence, _ in message.units]
         more = play.done(sequences.pop(0)) if sequences else []
     assert play.say(m.Await(5, (11,))) == [m.Awaited(5, OK)]
-    assert play.controller.memory.used == {(0, 0): 16, (0, 1): 0}, "what is there is the argument and the result"
+    assert play.controller.memory.used == {(0, 0): 16, (0, 1): 0}, "only the argument and the result exist"
     assert play.controller.memory.peak[0, 0] <= 100
 
 
@@ -322,7 +322,7 @@ def test_dispatched_in_sequence_a_node_waits_for_the_one_before_to_be_enqueued()
     (run,) = play.say(m.Launch(1, (10,), (11,), ()))
     (second,) = play.report(0, m.Enqueued(run.sequence))
     assert second == m.Dispatch(play.session, run.sequence, ((run.sequence + 1, 1),))
-    # An end says as much.
+    # The end implies it.
     assert play.done(run.sequence) == []
     (third,) = play.done(run.sequence + 1)
     assert third.units == ((run.sequence + 2, 1),)
@@ -335,7 +335,7 @@ def test_a_long_computation_is_followed_by_one_and_short_ones_by_many():
     for i in range(20):
         play.proxy(play.session, m.Launch(1, (10,), (100 + i,), ()))
     in_flight = runs(play.outbox())
-    assert len(in_flight) == 3, "nobody knows yet"
+    assert len(in_flight) == 3, "the outcome is unknown so far"
     now, most = 0, {50_000: 0, 50_000_000: 0}
     for duration in (50_000, 50_000_000):  # which the controller learns
         for _ in range(20):
@@ -360,9 +360,9 @@ def test_dispatched_in_sequence_a_launch_waits_for_the_one_before_to_be_enqueued
     (second,) = play.report(0, m.Enqueued(first.sequence))
     assert second.arguments == (11,)
     assert play.say(m.Launch(1, (12,), (13,), ())) == []
-    # A failure is an end, too.
+    # A failed gang has also ended.
     (third, *_) = runs(play.report(0, m.Failed(second.sequence, BROKEN))) or [None]
-    assert third is None, "what it would have used is an error now"
+    assert third is None, "its argument is now an error"
     (fourth,) = play.say(m.Launch(1, (10,), (14,), ()))
     assert fourth.results == (14,)
 
@@ -443,7 +443,7 @@ def test_a_closed_session_leaves_no_plan_no_function_and_no_gang_in_line():
     name = play.with_function()
     plan = play.with_call()
     play.array(10)
-    play.say(m.Launch(2, (), (20,), (77,)))  # waits for ever
+    play.say(m.Launch(2, (), (20,), (77,)))  # waits forever
     play.say(m.Launch(1, (10,), (11,), ()))
     play.say(m.ReleaseProgram(1))
     play.say(m.ReleaseFunction(1))
@@ -464,7 +464,7 @@ def test_what_a_closed_session_has_started_does_not_wait_for_what_it_will_not_st
     (_, first) = play.say(m.Launch(4, (10,), (11,), ()))
     play.done(first.sequence - 1)
     play.done(first.sequence, host=1)
-    # Island 1 is full, so that its part of the copy cannot start, and host 0's waits for it.
+    # Island 1 is full. Its part of the copy cannot start, so that host 0's part waits.
     island = play.controller.scheduler._islands[1]
     (cell,) = island.loads.of((1,), None)
     cell.count.full, island.full_hosts = True, 1

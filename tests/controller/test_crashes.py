@@ -1,4 +1,4 @@
-"""Crashes that tenants' programs and compilations cause: they cost their tenant, not their island."""
+"""Tests of crashes caused by tenants' programs and compilations: they cost the tenant, not the island."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SEGMENTATION_FAULT, KILLED, TERMINATED = -11, -9, -15
 
 
 def launch(play: Play, session: Session, number: int, host: int = 0) -> list[m.Run]:
-    """A function that nobody has run is compiled, and launched on the first device of a host."""
+    """Compile a new function, and launch it on the first device of a host."""
     device = play.topology.number_of(host, 0)
     play.proxy(session.number, m.RegisterFunction(number, f"hash {number}", number, ((device,),)))
     (compile_,) = [
@@ -43,7 +43,7 @@ def test_crashes_by_ever_new_functions_suspend_their_tenant_and_leave_the_island
     for number in range(MOST_CRASHES):
         assert launch(play, alice, 100 + number)
         assert m.RestartExcused(0) in crash(play, incarnation)
-        play.proxy(alice.number, m.ReleaseFunction(100 + number))  # otherwise it is compiled again first
+        play.proxy(alice.number, m.ReleaseFunction(100 + number))  # without this, it is compiled again first
         incarnation = play.controller.resources.hosts[0].incarnation
     assert launch(play, bob, 200)
     (tenant,) = [each for each in status(play, "alice")["tenants"]]
@@ -72,7 +72,7 @@ def test_a_worker_that_the_system_killed_is_charged_to_the_tenant_with_the_most_
         play.close(bob.number)
     suspended = [controller.offenses.suspended_seconds(name, play.now) for name in ("alice", "bob")]
     assert suspended == [FIRST_SUSPENSION_SECONDS, 0.0]
-    assert controller.quarantine.refused == {}, "no function is known to be the cause"
+    assert controller.quarantine.refused == {}, "the cause is unknown"
 
 
 def test_a_worker_that_was_killed_while_nothing_ran_counts_against_the_island_unless_tenants_have_arrays_there():

@@ -1,4 +1,4 @@
-"""The controller's records go by their reference counts: a collection of thousands of them would stall all sessions."""
+"""Tests that reference counts free the controller's records. Collecting thousands of them would stall all sessions."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def its_session_ends_while_it_waits_for_bytes(play: Play) -> None:
 
 
 def its_session_ends_while_it_is_in_line(play: Play) -> None:
-    """The windows of the hosts take only some of its launches."""
+    """The windows of the hosts accept only some of its launches."""
     started = []
     for handle in range(100, 200):
         started += sequences(play.say(m.Launch(1, (10,), (handle,), ())))
@@ -86,7 +86,7 @@ def its_island_fails(play: Play) -> None:
 
 
 def it_runs_again_after_the_loss_of_its_island(play: Play) -> None:
-    """Launches that wait for bytes had not started."""
+    """Launches that wait for bytes have not started."""
     play.with_put(3)
     play.say(m.Launch(3, (), (40,), (78,)))
     its_island_fails(play)
@@ -176,7 +176,7 @@ def test_a_program_leaves_nothing_for_the_garbage_collector_if(happens: Callable
 
 
 def keeping(kind: type[World]) -> type[World]:
-    """A world that keeps the model hosts which are lost: these refer to one another."""
+    """Return a world that keeps lost model hosts, because they refer to each other in cycles."""
 
     class Keeping(kind):  # type: ignore[valid-type, misc]
         def __init__(self, *arguments: Any, **settings: Any) -> None:

@@ -1,4 +1,4 @@
-"""Delegated runs, as tables: the messages to hosts, and revocations."""
+"""Tests of delegated runs: the messages to hosts, and revocations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ ARRAY = 10
 
 
 def program() -> Program:
-    """Calls on device 0, whose results go to device 1: to another island."""
+    """Return a program that alternately calls a function on device 0 and transfers the result to device 1.
+
+    The devices are on different islands.
+    """
     nodes: list[Any] = []
     for value in range(0, NODES, 2):
         nodes += [Call(1, (0,), (on(0),), (0,)), Transfer((1 + value,), (on(1),), False, reshard=True)]
@@ -29,7 +32,7 @@ def program() -> Program:
 
 @pytest.fixture
 def play() -> Play:
-    """Two islands with a device each, and a session that has them to itself."""
+    """Return two islands with one device each, and a session that has both to itself."""
     play = Play("2x1x1", delegate_after_seconds=0.0)
     play.with_function()
     play.array(ARRAY)
@@ -43,7 +46,7 @@ def launched(play: Play, result: int = 20) -> list[m.Run]:
 
 
 def progress(run: m.Run, *segments: int, is_over: bool = False) -> m.RunProgress:
-    """These segments have ended, each after 10 ns."""
+    """Return a report that these segments have ended, each after 10 ns."""
     times = [number for segment in segments for number in (10 * segment + 1, 10 * segment + 11)]
     first, *_ = (*segments, 0)
     took = [10 for _ in segments]
@@ -58,7 +61,7 @@ def awaited(play: Play, handle: int) -> list[Any]:
 
 
 def another(play: Play) -> int:
-    """A session that wants device 0, or its half of that, and launches there."""
+    """Open a session that is ready to launch on device 0, which it then shares. Return its number."""
     number = play.open(43).number
     play.flush()
     play.proxy(number, m.RegisterFunction(1, "content 1", 901, ((0,),)))
@@ -107,7 +110,7 @@ def test_gangs_with_different_devices_of_a_host_are_charged_for_these():
     first, _ = runs(play.say(m.Launch(5, (ARRAY,), (20, 21, 22), ())))
     assert first.ahead
     play.controller.meter.take(2)
-    # On one device 10 ns; on the other one 12, and then 3; and a send.
+    # 10 ns on one device; 12 and then 3 ns on the other, and a send.
     times = struct.pack("<8q", 100, 110, 100, 112, 100, 115, 110, 110)
     ended = m.GangsEnded(15, 100, 0, 115, tuple(counts_of([10, 2, 3, 0])))
     play.report(0, m.RunProgress(first.sequence, 0, times, ended, True))
@@ -118,7 +121,7 @@ def test_gangs_with_different_devices_of_a_host_are_charged_for_these():
 def test_the_next_launch_follows_before_the_one_before_has_ended(play):
     assert len(launched(play)) == 2
     assert len(launched(play, 30)) == 2
-    assert launched(play, 40) == [], "two at most"
+    assert launched(play, 40) == [], "at most two"
 
 
 def test_what_a_session_launches_later_waits_for_the_run_on_its_island(play):
@@ -137,12 +140,14 @@ def test_what_a_session_launches_later_waits_for_the_run_on_its_island(play):
         ((1, 0), (1, 0)),
         ((2, 0), (2, 1)),  # what was sent is received
         ((3, 1), (3, 1)),
-        ((1, 2), (4, 2)),  # what is awaited is sent, and all before it
+        ((1, 2), (4, 2)),  # what is awaited has been sent, and so has all before it
         ((6, 3), (6, 3)),
     ],
 )
 def test_a_run_is_revoked_at_any_segment(play, started, limits):
-    """Another session comes; the rest of the launch is dispatched node by node, behind what that has launched."""
+    """When another session launches, the controller dispatches the remaining nodes one by one, behind the
+    other launch.
+    """
     first, second = launched(play)
     awaited(play, 20)
     other = another(play)
@@ -159,7 +164,7 @@ def test_a_run_is_revoked_at_any_segment(play, started, limits):
     for host, (run, _) in enumerate(both):
         messages += play.report(host, progress(run, *range(limits[host]), is_over=True))
     ended: list[int] = []
-    while messages:  # the rest, as hosts get it, with all else
+    while messages:  # the remaining nodes, as hosts receive them
         message = messages.pop(0)
         sequences = [message.sequence] if isinstance(message, m.Run) else []
         sequences += [each for each, _ in message.units] if isinstance(message, m.Dispatch) else []
@@ -202,7 +207,7 @@ def test_a_launch_beside_others_is_dispatched_node_by_node(play):
 def test_a_host_that_fails_in_a_delegated_run_fails_the_launch(play, lost, asked):
     first, second = launched(play)
     awaited(play, 20)
-    if asked:  # how far it has come
+    if asked:  # the progress so far
         play.proxy(another(play), m.Launch(5, (), (1,), ()))
         play.report(1 - lost, m.RunsRevoked(play.session, (((first, second)[1 - lost].sequence, 1),)))
     play.lose(lost, "killed")
@@ -240,7 +245,7 @@ def test_a_run_behind_another_outlives_the_loss_of_an_island_unless_another_isla
     messages = play.report(0, progress(behind, is_over=True))
     messages += play.say(m.FailureAcknowledged((1,))) + play.join_again(1)
     again = {each.host_feeds for each in runs(messages)}
-    assert again.isdisjoint({behind_second.host_feeds, second.host_feeds}), "what was sent before is for nobody"
+    assert again.isdisjoint({behind_second.host_feeds, second.host_feeds}), "earlier reports are ignored"
     awaited(play, 30)
     while not any(isinstance(message, m.Awaited) for message in messages):
         sequences = [each.sequence for each in runs(messages)]
@@ -283,7 +288,7 @@ def test_a_failure_takes_along_what_needs_it_and_lets_others_go_on(play):
 
 
 def there_and_back() -> tuple[Transfer | Call, ...]:
-    """Calls on device 0 on what comes from device 1, and what goes there."""
+    """Return nodes that receive arrays from device 1, use them on device 0, and send the results back."""
     return (
         Transfer((0,), (on(0),), False, reshard=True),
         Call(1, (1,), (on(0),), (0,)),
@@ -344,4 +349,4 @@ def test_what_is_no_progress_ends_the_connection_of_who_reports_it(play, place, 
 def test_a_program_on_no_island_is_no_delegated_run(play):
     play.say(m.RegisterProgram(6, Program("nothing", (), (), ())))
     play.say(m.Launch(6, (), (), ()))
-    assert launched(play) != [], "its session goes on"
+    assert launched(play) != [], "its session continues"

@@ -1,4 +1,6 @@
-"""The reason of a loss is its first cause: a machine that left, or a link between two that fails again."""
+"""Tests that a loss is attributed to its first cause: a machine that left, or a link between two machines
+that failed.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,10 @@ from tests.telemetry.reports import snapshot_of
 
 
 def machines(*leaves: str) -> m.EngineReport:
-    """What the engine reports of machines m0, m1, ..., which serve the hosts of these numbers."""
+    """Return an engine's report about machines m0, m1, ... that serve the hosts with the same numbers.
+
+    `leaves` has the reason why each machine leaves, or "".
+    """
     reports = (
         m.MachineReport(f"m{host}", "10.0.0.1", "", "", {}, 0, host, reason) for host, reason in enumerate(leaves)
     )
@@ -36,7 +41,7 @@ def test_it_is_the_reason_also_if_another_host_of_the_island_is_reported_first()
     cluster = joined("1x2x1")
     cluster.engine(machines("", "SIGTERM"))
     connections = cluster.controller.connections
-    del connections.hosts[1]  # lost, and not counted yet
+    del connections.hosts[1]  # lost, but not counted yet
     cluster.engine(m.WorkerEnded(0, cluster.controller.resources.hosts[0].incarnation, -6, "killed by SIGABRT"))
     assert "host 1 of island 0 is gone (m1 left: SIGTERM)" in failure(cluster)
 

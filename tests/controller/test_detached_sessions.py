@@ -1,4 +1,4 @@
-"""Sessions whose scripts have ended: their submitted work ends, and their names then belong to the next script."""
+"""Tests of sessions whose scripts have ended: submitted work finishes, and the next script can then use the name."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ RUN = NamedRun("run-7", detach=600.0, wait=60.0)
 
 
 def refusals(play: Cluster) -> list[Status]:
-    """The refusals since the last time."""
+    """Return the refusals since the last call."""
     messages = [each.message for each in play.flush() if isinstance(each, a.Send)]
     return [each.status for each in messages if isinstance(each, m.Refused)]
 
 
 class Detaching(Play):
-    """A session of the run `run-7` with a function, whose array 10 is there."""
+    """Session of the run `run-7` with a function and array 10."""
 
     def __init__(self, topology: str = "2x1x2", run: NamedRun = RUN, **settings: Any) -> None:
         super().__init__(topology, **settings)
@@ -37,12 +37,12 @@ class Detaching(Play):
         self.array(10)
 
     def launch(self, argument: int, result: int) -> int:
-        """Launch the function; the sequence number of its run."""
+        """Launch the function. Return the sequence number of its run."""
         (run,) = runs(self.say(m.Launch(1, (argument,), (result,), ())))
         return run.sequence
 
     def leave(self) -> None:
-        """The session's script ends."""
+        """End the session's script."""
         self.close(self.session)
         self.flush()
 
@@ -240,7 +240,7 @@ def test_a_session_without_work_whose_arrays_are_being_copied_closes_with_its_sc
     (spill,) = [each for each in play.say(m.Quiesced(1)) if isinstance(each, m.SpillRequest)]
     assert play.state is SessionState.SPILLING
     play.leave()
-    assert play.state is None, "it has no work left"
+    assert play.state is None, "the session has no work left"
     pieces = tuple(m.SpilledPiece(shard[0], 8) for shard in spill.shards)
     play.report(0, m.SpillReply(play.session, spill.request, Status(), pieces))
     assert not any(play.controller.memory.used.values())

@@ -1,4 +1,4 @@
-"""The event log: a controller that gets the same events decides the same, to the last byte."""
+"""Tests of the event log: given the same events, a controller makes the same decisions, byte for byte."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def decided(cluster: Cluster) -> list[bytes]:
 
 
 def recorded(token: str = "", **settings: object) -> Cluster:
-    """A session's life on an island of two hosts, one of which is lost on the way."""
+    """Return the cluster of a session on an island with two hosts, of which one is lost."""
     cluster = joined("1x2x1", token=token, **settings)
     session = cluster.open().number
     cluster.proxy(session, m.RegisterFunction(1, "content", 9, ((0, 1),)))
@@ -76,7 +76,7 @@ def test_a_log_replays_to_the_same_decisions(settings):
 
 
 def played(kind: type[World], seed: int) -> World:
-    """Random clients do random things for a while."""
+    """Return a world in which random clients have acted for a while."""
     rng = random.Random(seed)
     world = kind(rng, rng.choice(["2x1x2", "1x2x2", "3x1x1"]), 0.1, device_memory=rng.choice([0, 100]))
     for _ in range(3):
@@ -115,7 +115,7 @@ for path in sys.argv[1:]:
 
 
 def test_another_process_decides_the_same(tmp_path):
-    """Where sets have another order."""
+    """The order of sets differs there."""
     expected, paths = [], []
     for kind in (World, MigratingWorld):
         for seed in range(4):

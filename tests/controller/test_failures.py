@@ -1,4 +1,4 @@
-"""What fails when programs, hosts and islands do, and what goes on."""
+"""Tests of failures of programs, hosts and islands: what fails with them, and what continues."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_failure_reaches_its_results_and_what_is_made_of_them_and_nothing_else
     (bad,) = play.say(m.Launch(1, (10,), (11,), ()))
     (good,) = play.say(m.Launch(1, (10,), (12,), ()))
     assert play.report(0, m.Failed(bad.sequence, BROKEN)) == []
-    assert play.done(good.sequence) == [m.CreditReturned(2)], "of both"
+    assert play.done(good.sequence) == [m.CreditReturned(2)], "of both launches"
     assert play.say(m.Launch(1, (11,), (13,), ())) == [m.CreditReturned(1)]
     statuses = [play.say(m.Await(handle, (handle,))) for handle in (11, 12, 13)]
     assert statuses == [[m.Awaited(11, BROKEN)], [m.Awaited(12, OK)], [m.Awaited(13, BROKEN)]]
@@ -43,7 +43,7 @@ def test_what_could_not_be_sent_to_a_host_that_fails_fails_by_that_loss():
     play.say(m.RegisterProgram(3, single("copy", (on(0),), Transfer((0,), (on(1),)))))
     send, _ = play.say(m.Launch(3, (10,), (11,), ()))
     unreachable = failure(Code.UNAVAILABLE, "host 1 cannot be reached", Details(Kind.LINK))
-    assert play.report(0, m.Failed(send.sequence, unreachable)) == [], "the end of that host may be about to be known"
+    assert play.report(0, m.Failed(send.sequence, unreachable)) == [], "the host's end may be reported soon"
     play.say(m.Await(5, (11,)))
     play.lose(1, "killed")
     play.tick(10.0)
@@ -110,7 +110,7 @@ def test_a_lost_host_fails_what_was_there_what_ran_there_and_what_stood_in_line(
     play.lose(0, "killed")
     messages = play.outbox() + play.say(m.FailureAcknowledged((0,)))
 
-    assert runs(messages) == [], "nothing more is sent to it"
+    assert runs(messages) == [], "it receives no more messages"
     statuses = {x.wait: x.status for x in messages if isinstance(x, m.Awaited)}
     assert set(statuses) == {100, 100 + launches - 1, 11}
     for status in statuses.values():
@@ -123,12 +123,12 @@ def test_a_lost_host_fails_what_was_there_what_ran_there_and_what_stood_in_line(
     assert m.HostsFailed((0,)) in messages
     statistics = play.controller.scheduler.statistics(0)
     assert (statistics.waiting, statistics.in_flight) == (0, 0)
-    # What needs the lost array fails at once.
+    # Launches that need the lost array fail at once.
     assert play.say(m.Launch(1, (10,), (12,), ())) == [m.CreditReturned(1)]
     assert play.say(m.Query(7, "layout", 0, -1, b"")) == []
     (answered,) = play.report(1, m.WorkerAnswer(play.session, 2, OK, b"{0}"))
     assert answered == m.QueryReply(6, OK, b"{0}")
-    # A second answer changes nothing.
+    # A second reply has no effect.
     play.lose(0, "again")
     assert play.outbox() == []
     asked = [x for x in play.join_again(0) if isinstance(x, m.WorkerQuery)]
@@ -228,7 +228,7 @@ def test_an_island_that_does_not_come_back_fails_all_that_waits_for_it():
     assert "island 0 is removed: it was not up again within 120 s" in awaited.status.message
     assert [x.function for x in messages if isinstance(x, m.FunctionReady)] == [7]
     (awaited,) = [play.say(m.Launch(1, (), (12,), ())), play.say(m.Await(6, (12,)))][1]
-    assert awaited.status.code == Code.DATA_LOSS  # which pathwaysutils takes for a lost slice
+    assert awaited.status.code == Code.DATA_LOSS  # pathwaysutils treats this code as a lost slice
 
 
 def test_a_silent_host_is_named_and_its_island_restarted():
@@ -274,7 +274,9 @@ def test_a_failure_over_several_hosts_that_was_the_loss_of_one_is_reported_as_th
 
 
 def play_that_awaits_a_read() -> tuple[Play, Any]:
-    """Return a play that awaits the read of a collective's result, and the read's run on the first of two hosts."""
+    """Return a play that awaits reading the result of a collective, and the run of the read on the first of
+    two hosts.
+    """
     play = Play("1x2x1")
     play.with_function(1, (0, 1))
     play.say(m.RegisterProgram(1, single("f", (), Call(1, (), (on(0, 1),), (0, 1)))))
@@ -313,7 +315,7 @@ def test_a_failure_over_several_hosts_that_are_all_there_is_reported_a_little_la
     play.say(m.Await(5, (11,)))
     assert play.report(0, m.Failed(run.sequence, BROKEN)) == []
     over = m.CollectiveEnded(run.sequence)
-    assert play.report(1, m.Failed(run.sequence, BROKEN)) == [over, over], "others may start on both"
+    assert play.report(1, m.Failed(run.sequence, BROKEN)) == [over, over], "other launches may start on both islands"
     play.tick(100.0)
     play.tick(101.0)
     assert m.Awaited(5, BROKEN) in play.outbox()
@@ -331,7 +333,7 @@ def test_a_program_that_crashes_its_worker_is_refused_and_no_other():
     assert awaited.status.code == Code.ABORTED
     assert "killed by SIGABRT" in awaited.status.message
     (ready,) = play.say(m.RegisterFunction(8, "content 1", 91, ((0,),)))
-    assert ready.status.code == Code.ABORTED, "not even when it is compiled anew"
+    assert ready.status.code == Code.ABORTED, "also after another compilation"
     assert play.say(m.RegisterFunction(9, "another", 92, ((0,),))) == []
 
 
@@ -357,7 +359,7 @@ def test_a_client_that_uploads_without_end_loses_its_own_session_and_no_other(mo
     assert list(play.controller.sessions) == [other]
 
 
-# ---- islands that were given up
+# ---- islands that were removed
 
 
 def test_an_island_that_was_removed_is_nothing_to_new_sessions():
@@ -367,8 +369,8 @@ def test_an_island_that_was_removed_is_nothing_to_new_sessions():
     late = play.open(50, "late.py")
     (welcome,) = [message for message in play.outbox() if isinstance(message, m.Welcome)]
     assert [(device.island, device.host) for device in welcome.devices] == [(1, 1)]
-    assert welcome.hosts == ((1, "unix:/data-1"),), "no client dials a port that is closed for good"
-    # And it works.
+    assert welcome.hosts == ((1, "unix:/data-1"),), "clients must not connect to the removed island"
+    # The new session works.
     body = single("put", (), HostToDevice((HostBuffer(0, (2,), None, None),), (on(0),)), feeds=1)
     play.proxy(late.number, m.RegisterProgram(1, body))
     play.proxy(late.number, m.Launch(1, (), (9,), (8,)))
@@ -400,7 +402,7 @@ def test_a_cluster_without_an_island_refuses_sessions_with_what_to_do():
     assert refused.status.code == Code.UNAVAILABLE
     assert "island 0 is removed" in refused.status.message
     assert "atoll add-island" in refused.status.message
-    # With what it says, it works.
+    # Reading succeeds with the address from the error.
     play.operator(m.AddIslandRequest())
     play.join(1)
     play.outbox()
@@ -427,11 +429,11 @@ def test_the_workers_of_an_island_that_is_not_up_in_time_are_ended():
     assert m.EndIsland(0) in play.outbox()
 
 
-# ---- what a closed session has left running
+# ---- runs that a closed session has left behind
 
 
 def endless(**settings: Any) -> tuple[Play, m.Run]:
-    """A session with a loop that does not end."""
+    """Return a play with a session whose loop does not end."""
     play = Play("2x1x1", **settings)
     play.with_call(arguments=0, name="loop")
     (run,) = runs(play.say(m.Launch(1, (), (11,), ())))
@@ -453,7 +455,7 @@ def test_a_gang_of_a_closed_session_that_keeps_no_device_busy_is_not_said_to_run
 
 def test_a_loop_without_end_costs_its_island_once_its_client_is_gone_for_long():
     play, run = endless()
-    assert restarts(play, range(1, 100), run.sequence) == [], "while its client is there, it may run"
+    assert restarts(play, range(1, 100), run.sequence) == [], "it may run while its client is connected"
     play.close(play.session)
     assert restarts(play, range(100, 131), run.sequence) == []
     (restart,) = restarts(play, range(131, 133), run.sequence)
@@ -488,7 +490,7 @@ def test_what_waits_behind_another_sessions_computation_is_given_its_time():
     play.proxy(other, m.Launch(1, (), (5,), ()))
     (behind,) = runs(play.outbox())
     play.close(other)
-    assert restarts(play, range(1, 100)) == [], "the one before it is of a session that is there"
+    assert restarts(play, range(1, 100)) == [], "the gang before it belongs to an open session"
     play.done(run.sequence)
     assert restarts(play, range(100, 131)) == []
     assert len(restarts(play, range(131, 133))) == 1

@@ -1,4 +1,4 @@
-"""The controller skips an event that it failed at, and ends what that event belongs to, and nothing else."""
+"""Tests of bugs: the controller skips an event at which it failed, and ends only the session or peer that sent it."""
 
 from __future__ import annotations
 
@@ -165,14 +165,17 @@ def test_a_session_that_closes_by_itself_leaves_no_bug(monkeypatch):
 
 
 def skip_for(cluster: Play, *sessions: Session, **more: object) -> list[object]:
-    """The controller has failed in a turn with messages of these sessions. Return what it sends."""
+    """Skip a turn that contained messages of these sessions, at which the controller failed.
+
+    Return the messages it sends.
+    """
     of = cluster.controller.connections.sessions
     cluster.event(e.Skipped(cluster.now, REASON, **{"suspects": tuple(of[each.number] for each in sessions)} | more))  # type: ignore[arg-type]
     return cluster.outbox()
 
 
 def fail_at(cluster: Play, token: str, times: int) -> None:
-    """The controller fails at messages of new sessions of that tenant."""
+    """Let the controller fail at messages of new sessions of a tenant."""
     for _ in range(times):
         session = cluster.open(token=token)
         skip(cluster, cluster.controller.connections.sessions[session.number])

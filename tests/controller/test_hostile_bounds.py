@@ -1,4 +1,4 @@
-"""A hostile session cannot make the controller keep or do without bounds, and its numbers break nothing."""
+"""Tests that the work and memory that a hostile session causes are bounded, and that its numbers do no harm."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_launches_that_choose_among_many_branches_wait_for_flushes() -> None:
 def test_the_bytes_of_the_messages_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inboxes, "MAX_WAITING_BYTES", 3 << 20)
     play = Play()
-    play.controller.sessions[play.session].in_steps += 1  # as while a large program is lowered
+    play.controller.sessions[play.session].in_steps += 1  # as during the lowering of a large program
     for query in range(3):
         play.proxy(play.session, m.Query(query, "cost", 0, -1, bytes(1 << 20)))
     assert closing(play.outbox()).code == Code.RESOURCE_EXHAUSTED
@@ -221,7 +221,7 @@ def test_launches_fail_once_the_arrays_of_their_session_are_larger_than_can_be_c
     for now in (100.0, 101.0, 102.0):
         play.tick(now)
         play.flush()
-    assert entries[100].error is not None, "no device has so much"
+    assert entries[100].error is not None, "no device has that much memory"
     dumped(play.controller)
 
 

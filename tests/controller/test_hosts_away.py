@@ -1,4 +1,4 @@
-"""What breaks while a host cannot be heard, which may be lost or come back."""
+"""Tests of failures while a host is away: its connection is interrupted, and the host may be lost or come back."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.controller.play import Play, on
 
 
 def failed_while_a_host_is_away(play: Play) -> int:
-    """A gang over two hosts has failed on one and ended on the other, which cannot be heard; its connection."""
+    """Fail a gang on host 0 that has ended on host 1, while host 1 is away. Return host 1's connection."""
     play.with_function(1, (0, 1))
     play.say(m.RegisterProgram(1, single("f", (), Call(1, (), (on(0, 1),), (0, 1)))))
     (run, _) = play.say(m.Launch(1, (), (11,), ()))

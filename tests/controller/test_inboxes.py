@@ -1,4 +1,4 @@
-"""Messages that take long to handle wait in their session's inbox, and each flush handles a few of them."""
+"""Tests of inboxes: expensive messages wait in their session's inbox, and each flush handles a few of them."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_function_is_not_compiled_again_without_end():
 
 
 def test_the_end_of_a_session_frees_what_waits_over_several_flushes():
-    """Counts blocks of memory that an event frees, because time depends on the machine."""
+    """Count the memory blocks that an event frees, because durations depend on the machine."""
     play = Slow()
     for number in range(5, 13):
         for message in in_parts(number, msgspec.msgpack.decode(msgspec.msgpack.encode(chain_of(1000)), type=Program)):
@@ -154,7 +154,9 @@ def test_of_many_small_programs_few_are_lowered_in_one_turn(nodes: int, at_once:
 
 
 def launches(count: int, nodes: int) -> tuple[Slow, list[m.Launch]]:
-    """A session whose program 5 has so many nodes, and launches of it that fit into its window."""
+    """Return a session with program 5 of `nodes` nodes, and launches of this program that fit into the session's
+    window.
+    """
     play = Slow()
     play.register(5, chain_of(nodes))
     (plan,) = [each for each in play.outbox() if isinstance(each, m.RegisterPlan)]
@@ -164,7 +166,7 @@ def launches(count: int, nodes: int) -> tuple[Slow, list[m.Launch]]:
 
 
 def enqueued(play: Slow) -> int:
-    """The handles that launches have made."""
+    """Return the number of handles that launches have made."""
     return sum(handle >= 1000 for handle in play.controller.sessions[play.session].directory.entries)
 
 
@@ -175,9 +177,9 @@ def test_launches_of_many_nodes_in_one_turn_wait_for_the_next_ones():
     assert 10 <= enqueued(play) <= 25
     play.proxy(play.session, m.Await(7, (1099,)))
     play.turn()
-    assert enqueued(play) <= 30, "a flush handles a few"
+    assert enqueued(play) <= 30, "each flush handles a few launches"
     play.flush()
-    assert enqueued(play) == 100, "all run, in order"
+    assert enqueued(play) == 100, "all launches run, in order"
 
 
 def test_the_bound_on_one_turn_is_one_over_all_sessions_and_others_get_their_turn():
@@ -193,7 +195,7 @@ def test_the_bound_on_one_turn_is_one_over_all_sessions_and_others_get_their_tur
     awaited = [sum(isinstance(each, m.Awaited) for each in sent) for sent in answers]
     assert awaited[0] < 600
     assert max(awaited[1:]) <= 8
-    assert any(m.Awaited(7, OK) in sent for sent in answers), "not behind the 300 that wait"
+    assert any(m.Awaited(7, OK) in sent for sent in answers), "it does not wait behind the 300 messages"
 
 
 def test_launches_that_fit_into_a_turn_are_handled_at_once():

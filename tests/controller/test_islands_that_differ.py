@@ -1,4 +1,4 @@
-"""The controller over islands that differ in hosts, devices, platform and kind."""
+"""Tests of islands that differ in hosts, devices, platform and device kind."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def test_devices_are_numbered_through_the_cluster() -> None:
 @pytest.mark.parametrize(
     ("shapes", "accelerator", "island"),
     [
-        ((LARGE, SMALL), "", 1),  # the more compact of two
+        ((LARGE, SMALL), "", 1),  # the more compact of the two
         ((LARGE, SMALL), "tpu", 1),
         ((LARGE, SMALL), "gpu", None),
-        ((LARGE, LARGE), "tpu", 0),  # no types there: it is but a name
+        ((LARGE, LARGE), "tpu", 0),  # there are no types there: this is only a name
     ],
 )
 def test_a_slice_is_of_the_type_that_is_asked_for_where_there_are_types(
@@ -113,7 +113,7 @@ def test_an_island_that_was_drained_since_a_machine_left_comes_back_with_the_mac
     play.engine(m.DrainRequest(1, returns=True))
     assert m.EndIsland(1) in play.outbox()
     play.engine(m.IslandEnded(1))
-    assert m.StartIsland(1) in play.outbox()  # the engine looks for machines, for as long as it takes
+    assert m.StartIsland(1) in play.outbox()  # as long as the engine looks for machines
     island = play.controller.resources.islands[1]
     play.tick(10_000.0)
     assert island.state is IslandState.DRAINED
@@ -122,7 +122,7 @@ def test_an_island_that_was_drained_since_a_machine_left_comes_back_with_the_mac
     assert island.state is IslandState.RESTARTING
     play.outbox()
     play.join(1, pid=5)
-    assert m.HostsRestarted(((1, "unix:/data-1"),)) in play.outbox()  # to the one that opened meanwhile
+    assert m.HostsRestarted(((1, "unix:/data-1"),)) in play.outbox()  # the session that has opened since then
     assert island.state is IslandState.READY
     assert {each.island for each in play.open(51, "later.py").devices.virtual} == {0, 1}
 

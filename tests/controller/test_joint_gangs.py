@@ -1,4 +1,4 @@
-"""Joint gangs: one gang for a call of a function on many islands."""
+"""Tests of joint gangs: one gang for a call of a function on many islands."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ SIZE = 8  # bytes of an array on each of its devices
 
 
 def playing(islands: int = 3, **settings: Any) -> Play:
-    """Islands of one device, by default three.
+    """Return a session on islands with one device each.
 
-    Program 1 makes an array on all devices, program 2 makes one from it in its place, and program 3 makes one on
-    device 1 only.
+    Program 1 makes an array on all devices, program 2 replaces it, and program 3 makes one on device 1 only.
     """
     play, every = Play(f"{islands}x1x1", joint_islands=3, **settings), tuple(range(islands))
     for function, devices in ((1, every), (2, (1,))):
@@ -207,12 +206,12 @@ def test_the_loss_of_an_island_fails_the_gangs_on_it_and_no_others():
 
 
 def told_to_forget(play: Play, handle: int) -> list[int]:
-    """Return the hosts that receive a message to forget a buffer."""
+    """Return the hosts that are instructed to forget a buffer."""
     return [who for (_, who), each in play.sent() if isinstance(each, m.Free) and handle in each.handles]
 
 
 def losing_an_array(decisions: int) -> Play:
-    """An array on all islands is lost with the last of them."""
+    """Return a play in which an array on all islands is lost because the last island fails."""
     play = playing(device_memory=SIZE, decisions=decisions)
     play.say(m.Launch(1, (), (11,), ()))
     (gang,) = in_flight(play)
@@ -225,8 +224,8 @@ def losing_an_array(decisions: int) -> Play:
 def test_hosts_forget_their_parts_of_an_array_that_was_lost_with_another_island():
     play = losing_an_array(3)
     assert told_to_forget(play, 11) == [0, 1]
-    assert len(runs(play.say(m.Launch(3, (), (12,), ())))) == 1, "which uses the memory"
-    assert play.say(m.Release((11,))) == [], "they have nothing more to forget"
+    assert len(runs(play.say(m.Launch(3, (), (12,), ())))) == 1, "it uses the freed memory"
+    assert play.say(m.Release((11,))) == [], "the hosts have already forgotten it"
     assert used(play) == [0, SIZE, 0]
 
 
@@ -259,7 +258,7 @@ def test_a_launch_that_fails_before_it_starts_is_freed_nowhere():
 
 
 def behind_an_ended_part(play: Play) -> None:
-    """A joint gang has ended on island 1 and runs on the others. A gang that was behind it runs there."""
+    """End a joint gang on island 1, where a later gang then runs. The joint gang still runs on the other islands."""
     play.say(m.Launch(1, (), (11,), ()))
     (gang,) = in_flight(play)
     assert len(runs(play.say(m.Launch(3, (), (12,), ())))) == 1

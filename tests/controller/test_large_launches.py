@@ -1,4 +1,4 @@
-"""Launches of large programs are put in line over several flushes: other sessions continue meanwhile."""
+"""Tests that launches of large programs are enqueued over several flushes, so that other sessions continue."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NODES = 1000
 
 
 class Registered(Slow):
-    """The session has a program 5 of many nodes, which its hosts have."""
+    """Session whose program 5 has many nodes and is registered on its hosts."""
 
     def __init__(self, nodes: int = NODES, donated: tuple[int, ...] = ()) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Registered(Slow):
         self.proxy(self.session, m.Launch(5, (10,), (result,), (), credits=self.cost, released=released, wait=wait))
 
     def run(self) -> list[Any]:
-        """All messages until nothing is in flight; hosts end what they get."""
+        """End all runs until nothing is in flight. Return all messages."""
         sent = self.outbox()
         while live := list(self.controller.launcher.in_flight):
             self.worker(0, m.Done(tuple((each, 0, 1) for each in live)))
@@ -54,7 +54,7 @@ def test_a_large_launch_runs_all_of_its_nodes_in_order():
 
 
 def test_no_flush_makes_or_frees_more_objects_than_its_steps_do():
-    """Objects are counted in blocks of memory: time would depend on the machine."""
+    """Count memory blocks, because durations depend on the machine."""
 
     def most_blocks(nodes: int) -> int:
         play = Registered(nodes)
@@ -141,7 +141,7 @@ def test_a_launch_that_fails_while_it_is_put_in_line_fails_once():
     while not play.controller.launcher.in_flight:
         play.turn()
     (first, *_) = play.controller.launcher.in_flight
-    assert play.controller.launcher.large_launches, "it is not in line completely"
+    assert play.controller.launcher.large_launches, "it is only partly enqueued"
     play.worker(0, m.Failed(first, BROKEN))
     sent = play.run()
     (awaited,) = [each for each in sent if isinstance(each, m.Awaited)]

@@ -1,4 +1,6 @@
-"""Plans that go to their hosts in pieces: launches wait until they are there, and others' launches do not."""
+"""Tests of plans that are sent to hosts in pieces: their launches wait for the last piece, and other launches
+do not.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from atoll.state.programs import LARGE_PLAN_BYTES
 from atoll.state.session import Session
 from tests.controller.play import Cluster, Play, joined, on, runs
 
-# A plan has its program's name.
+# A plan contains the name of its program.
 LARGE = "x" * LARGE_PLAN_BYTES
 _decode = msgspec.msgpack.Decoder(m.ToWorker).decode
 
@@ -84,12 +86,12 @@ def test_a_launch_waits_for_all_hosts_of_its_program():
         play.report(host, m.FeedsArrived(play.session, (20 + host,)))
     assert runs(play.say(m.Launch(1, (), (10, 11), (20, 21)))) == []
     assert runs(play.report(1, m.PlanRegistered(messages[1].plan))) == []
-    assert runs(play.report(1, m.PlanRegistered(messages[1].plan))) == [], "said twice"
+    assert runs(play.report(1, m.PlanRegistered(messages[1].plan))) == [], "a second report has no effect"
     assert len(runs(play.report(0, m.PlanRegistered(messages[0].plan)))) == 2
 
 
 def test_a_large_plan_that_nobody_needs_any_more_is_dropped_once_it_is_there():
-    """Before that, what says so would overtake it."""
+    """Sent earlier, the message to drop the plan would overtake the plan."""
     play = Play()
     (message,) = registered(play, 1, put(LARGE))
     assert play.say(m.ReleaseProgram(1)) == []
@@ -119,7 +121,7 @@ def test_a_session_that_ends_leaves_nothing_of_its_large_plans():
 
 
 def test_launches_in_line_wait_for_a_large_plan_to_be_on_an_island_again():
-    """The plan was there when they were made; the hosts that come back have nothing."""
+    """The hosts had the plan at the time of the launches. After their restart they have nothing."""
     play = Play()
     (message,) = registered(play, 1, put(LARGE))
     play.report(0, m.PlanRegistered(message.plan))
@@ -135,7 +137,10 @@ def test_launches_in_line_wait_for_a_large_plan_to_be_on_an_island_again():
 
 
 def test_launches_that_were_in_line_before_the_loss_wait_too():
-    """More than the island takes at once, of a program that makes nothing: what makes something there has lost that."""
+    """Launch more than the island accepts at once of a program without results.
+
+    One with results would have lost them.
+    """
     play = Play()
     name = play.with_function()
     (message,) = registered(play, 1, Program(LARGE, (), (Call(1, (), (), (0,)),), ()))

@@ -1,4 +1,4 @@
-"""The life of an island: which changes there are, and who is notified of them."""
+"""Tests of an island's life cycle: its transitions, and the notifications about them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FAILED = WHY.with_details(Details(Kind.ISLAND, (0,), retriable=True))
 REMOVED = WHY.with_details(Details(Kind.ISLAND, (0,)))
 S = IslandState
 
-# What each method of a lifecycle does.
+# The transition that each method makes.
 CHANGES = {
     S.READY: lambda life: life.hosts_joined(0),
     S.RESTARTING: lambda life: life.fail(0, WHY),

@@ -1,4 +1,4 @@
-"""Large programs are lowered in steps: other sessions go on, and later messages of the same session wait in order."""
+"""Tests that large programs are lowered in steps: other sessions continue, and the session's later messages wait."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from tests.controller.dumps import dumped
 from tests.controller.play import Play, chain_of, on, runs
 
 NODES = 1000
-CREDITS = 9  # that a launch of so many nodes takes
+CREDITS = 9  # steps of a launch with so many nodes
 
 
 class Blocks:
-    """Counts the blocks of memory that turns of a play make or free: `most` of them in one turn so far."""
+    """Counts the memory blocks that turns of a play make or free. `most` is the maximum of a turn so far."""
 
     def __init__(self) -> None:
         self.most = 0
         self._before = sys.getallocatedblocks()
 
     def turns(self, play: Slow) -> None:
-        """Do turns until nothing is left to do."""
+        """Run turns until no work is left."""
         while True:
             play.turn()
             after = sys.getallocatedblocks()
@@ -48,7 +48,7 @@ class Blocks:
 
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """Keep the garbage collector from freeing anything meanwhile."""
+    """Keep the garbage collector from freeing anything."""
     gc.collect()
     gc.disable()
     try:
@@ -58,7 +58,7 @@ def without_collector() -> Iterator[None]:
 
 
 class Slow(Play):
-    """A session that has a function, a small program 1, and an array 10; beside it another session."""
+    """Session with a function, a small program 1 and array 10, beside another session."""
 
     def __init__(self) -> None:
         super().__init__("1x1x2")
@@ -68,7 +68,7 @@ class Slow(Play):
         self.flush()
 
     def turn(self) -> list[Any]:
-        """The messages that leave at one flush."""
+        """Return the messages that are sent at one flush."""
         return [each.message for each in self.event(e.Flush(self.now)) if isinstance(each, a.Send)]
 
     def register(self, number: int, program: Program) -> None:
@@ -174,7 +174,7 @@ def test_a_controller_that_is_restored_goes_on_with_the_same_messages():
 
 @pytest.mark.parametrize("function", [1, 77])
 def test_a_lowering_leaves_next_to_nothing_for_the_garbage_collector(function):
-    """A collection of all that it leaves would take long."""
+    """The collector would need long for all the objects of a lowering."""
     play = Slow()
     program = Program("f", (on(0),), (*chain_of(NODES).nodes, Call(function, (0,), (on(0),), (0,))), (NODES + 1,))
     assert len(program.nodes) > SMALL_NODES
@@ -237,7 +237,7 @@ def test_a_part_is_checked_as_what_follows_the_ones_before(second, text):
 
 
 def test_no_flush_makes_or_frees_more_objects_than_its_steps_do():
-    """Counts blocks of memory that a flush makes or frees, because time depends on the machine."""
+    """Count the memory blocks that a flush makes or frees, because durations depend on the machine."""
 
     def most_blocks(nodes: int) -> int:
         play = Slow()
@@ -269,7 +269,7 @@ def test_a_bug_in_a_pass_ends_the_session_and_is_not_met_again(monkeypatch):
     assert bug.reason.startswith("KeyError: 'a bug'")
     assert "faulty" in bug.trace
     play.turn()
-    assert play.controller.bugs() == [(bug, connections, sessions)], "it is not met again"
+    assert play.controller.bugs() == [(bug, connections, sessions)], "no part is left"
     play.event(e.Skipped(play.now, bug.reason, connections, sessions, skips=False))
     assert any(isinstance(each, m.Closing) for each in play.outbox())
     while play.controller.has_work:

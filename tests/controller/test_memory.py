@@ -1,4 +1,4 @@
-"""How memory is kept account of, and what waits for it."""
+"""Tests of memory: how the controller counts it, and which launches wait for it."""
 
 from __future__ import annotations
 
@@ -178,12 +178,12 @@ def test_the_error_of_what_waits_for_memory_in_vain_says_who_holds_it():
     play.say(m.Await(5, (12,)))
     play.tick(100.0)
     play.tick(110.0)
-    assert play.outbox() == [], "as long as something runs there, it may release memory"
+    assert play.outbox() == [], "running work may still release memory"
     play.done(first.sequence)
     play.tick(111.0)
-    assert play.outbox() == [m.CreditReturned(1)], "of the first; it is asked now what it has to release"
+    assert play.outbox() == [m.CreditReturned(1)], "for the first launch; the session is now asked what it can release"
     play.tick(112.0, silent_sessions=(play.session,))
-    assert play.outbox() == [], "it has not answered"
+    assert play.outbox() == [], "the session has not answered"
     play.tick(113.0)
     (awaited, _) = play.outbox()
     assert awaited.status.code == Code.RESOURCE_EXHAUSTED
@@ -194,7 +194,7 @@ def test_the_error_of_what_waits_for_memory_in_vain_says_who_holds_it():
         (0, "put", 1, 8),
         (77, "f", 1, 8),
     }
-    # What waited behind it goes on.
+    # The launches behind it continue.
     play.say(m.Release((11,)))
     assert len(runs(play.say(m.Launch(1, (10,), (13,), ())))) == 1
 

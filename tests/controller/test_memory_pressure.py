@@ -1,4 +1,6 @@
-"""Memory and devices for those who lack them: what spills, who is suspended, and when they are back."""
+"""Tests of spilling and suspension: sessions that lack memory or devices get them from sessions with lower
+priorities.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ HIGH = TenantSettings("high", token_hash("high"), priority=1)
 
 
 class PressurePlay(Play):
-    """One device with room for two arrays of 8 bytes, which a session of a low priority has: handles 5 and 6."""
+    """Cluster with a device that holds two arrays of 8 bytes.
+
+    A session of a low priority has both, as handles 5 and 6.
+    """
 
     def __init__(self, topology: str = "1x1x1", memory: int = 20, **options: Any) -> None:
         super().__init__(topology, token="cluster", tenants=(LOW, HIGH), device_memory=memory, **options)
@@ -31,7 +36,7 @@ class PressurePlay(Play):
         self.pieces: list[m.SpilledPiece] = []
 
     def launch(self, session: int, handle: int) -> list[Any]:
-        """Makes one array more, by way of a put."""
+        """Launch a put that makes one more array."""
         self.session = session
         if 2 not in self.controller.sessions[session].programs:
             self.with_put()
@@ -43,7 +48,7 @@ class PressurePlay(Play):
         return self.outbox()
 
     def put(self, message: m.SpillRequest) -> list[Any]:
-        """The host has put that spilled."""
+        """Report that the host has spilled the arrays of this request."""
         pieces = tuple(m.SpilledPiece(number, 8) for number, _, _ in message.shards)
         self.pieces.extend(pieces)
         return self.report(0, m.SpillReply(message.session, message.request, OK, pieces))
@@ -58,13 +63,13 @@ def test_an_idle_array_of_a_lower_session_spills_and_comes_back_when_it_is_used(
     assert runs(play.launch(play.high, 7)) == []
     (put,) = of_kind(m.SpillRequest, play.at(1.0))
     assert (put.session, [handle for _, handle, _ in put.shards]) == (play.low, [5])
-    assert of_kind(m.SpillRequest, play.at(2.0)) == [], "what is under way counts"
+    assert of_kind(m.SpillRequest, play.at(2.0)) == [], "spills in progress count"
     said = play.put(put)
     assert of_kind(m.Free, said) == [m.Free(play.low, (5,))]
     (run,) = runs(said)
     assert (run.session, run.results) == (play.high, (7,))
     play.done(run.sequence)
-    # It is used: it comes back as soon as there is memory again, and then what uses it runs.
+    # A launch uses the array: the controller restores it as soon as there is memory, and then starts the launch.
     play.session = play.low
     play.with_call()
     (send,) = of_kind(m.SendSpilled, play.say(m.Launch(1, (5,), (9,), ())))
@@ -109,7 +114,7 @@ def test_nothing_of_a_higher_priority_spills():
     for put in of_kind(m.SpillRequest, play.at(1.0)):
         for run in runs(play.put(put)):
             play.done(run.sequence)
-    # The low session lacks memory now: not that of 7, but its own is idle, before it fails.
+    # Now the low session lacks memory. It does not get that of array 7, but its own idle array spills before it fails.
     play.launch(play.low, 8)
     put = [each for now in range(2, 9) for each in of_kind(m.SpillRequest, play.at(float(now)))]
     assert [(each.session, each.shards[0][1]) for each in put] == [(play.low, 6)]
@@ -120,7 +125,7 @@ def test_an_array_that_is_used_meanwhile_stays():
     play.launch(play.high, 7)
     (put,) = of_kind(m.SpillRequest, play.at(1.0))
     play.session = play.low
-    play.say(m.Launch(2, (), (20,), (77,)))  # awaits its bytes: what follows waits behind it
+    play.say(m.Launch(2, (), (20,), (77,)))  # it awaits its bytes, and later launches wait behind it
     play.with_call()
     play.say(m.Launch(1, (5,), (9,), ()))
     said = play.put(put)

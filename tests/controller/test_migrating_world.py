@@ -1,4 +1,4 @@
-"""A play of random clients whose slices migrate: they notice nothing."""
+"""Run random clients whose slices migrate, which the clients must not notice."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.controller.migrating_world import MigratingWorld
 from tests.thoroughness import examples
 
 
-# An island fails from which a session's arrays come back to another one.
+# After an island fails, a session's arrays are restored on another island.
 @example(132, 89, "3x1x1", 0.0, 0, 0)
 @settings(max_examples=examples(50))
 @given(
@@ -58,24 +58,27 @@ def test_clients_whose_slices_migrate_notice_nothing(seed, steps, topology, doom
             is_lost = world.has_lost and status.code in (Code.DATA_LOSS, Code.DEADLINE_EXCEEDED)
             if not is_lost and status.message not in world.exhausted:
                 assert not (status.ok and taint), f"{handle} is there although it depends on {taint}"
-                # An array that could not be made is nowhere, and does not keep its devices from coming together.
+                # An array that could not be made is on no device, so that its devices may be mapped to the same
+                # physical device.
                 refused = bool(taint) and "share a physical one" in status.message
-                assert status.ok or refused or status.message in taint | maybe, f"{status} is none of {taint | maybe}"
+                assert status.ok or refused or status.message in taint | maybe, (
+                    f"{status} is not one of {taint | maybe}"
+                )
         for handle, spec in client.arrays.items():
             entry = session.directory.entries[handle]
             if entry.error is not None or entry.spilled is not None:
                 continue
             hosts = {client.locations[device].host for device in spec.sharding.devices}
             holding = {host.number for host in world.hosts.values() if handle in host.stores[client.number]}
-            assert holding == hosts, "an array is where its virtual devices are, and nowhere else"
-        assert all(number > 0 for number in session.programs), "the controller's own programs are gone"
+            assert holding == hosts, "each array is only on the hosts of its virtual devices"
+        assert all(number > 0 for number in session.programs), "the controller has dropped its internal programs"
         for handle in sorted(client.unreleased):
             client.release(handle)
         world.deliver()
         assert (session.directory.entries, session.directory.nbytes) == ({}, 0)
         for host in world.hosts.values():
-            assert host.stores[client.number] == {}, "all memory goes"
-            assert not host.spilled.get(client.number), "nothing stays spilled"
+            assert host.stores[client.number] == {}, "all memory is released"
+            assert not host.spilled.get(client.number), "no array is still spilled"
     assert not any(world.controller.memory.used.values())
 
     for client in list(world.clients.values()):

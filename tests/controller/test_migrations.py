@@ -1,4 +1,4 @@
-"""Moves of live sessions: tables of messages, and random clients whose slices are moved about."""
+"""Tests of migrations of live sessions: lists of messages, and random clients whose slices migrate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.controller.play import Play, on, runs
 
 
 class MovePlay(Play):
-    """A session with a slice of the first devices, on a cluster of several islands."""
+    """Cluster of several islands, with a session that has a slice of the first devices."""
 
     def __init__(self, topology: str = "2x1x2", count: int = 1, **options: Any) -> None:
         super().__init__(topology, **options)
@@ -46,13 +46,13 @@ def test_a_move_step_by_step():
     plan = play.with_call()
     play.array(5)
     assert play.ask() == [m.Quiesce(1)]
-    # The session is still: its function is compiled for the new devices. Nothing has changed so far.
+    # The session is quiet. Its function is compiled for the new devices; nothing else has changed so far.
     assert play.quiesced() == [m.SendSources(((1, (1,)),))]
     assert play.locations[0] == DeviceLocation(0, 0, 0)
     assert play.say(m.Recompile(1, 77)) == []
     (compile_,) = play.report(1, m.FeedsArrived(play.session, (77,)))
     assert (compile_.session, compile_.feed, compile_.assignment) == (play.session, 77, (((0, 0),),))
-    # The array is copied, by plans of the two hosts; the proxy learns that this takes credits of its window.
+    # The plans of two hosts copy the array. The proxy learns that this takes credits of its window.
     *keeps, first, second, retired = play.report(1, m.Compiled(compile_.function, OK, b"", 0.1, False))
     assert [type(each) for each in keeps] == [m.RegisterPlan, m.RegisterPlan]
     assert retired == m.CreditReturned(-1)
@@ -61,7 +61,7 @@ def test_a_move_step_by_step():
     assert copy >= 1 << 61
     play.done(first.sequence)
     assert play.locations[0] == DeviceLocation(0, 0, 0)
-    # Then all at once.
+    # Everything else changes at once.
     said = play.done(second.sequence, host=1)
     assert play.locations[0] == DeviceLocation(1, 1, 0)
     (take_over,) = runs(said)
@@ -134,7 +134,7 @@ def test_a_copy_that_fails_leaves_everything_where_it_was():
     assert play.locations[0] == DeviceLocation(0, 0, 0)
     assert set(play.controller.sessions[play.session].directory.entries) == {5}
     assert play.controller.migrations.under_way == {}
-    # It can be tried again.
+    # The operator can retry.
     assert play.ask() == [m.Quiesce(2)]
 
 
@@ -271,7 +271,7 @@ def test_an_array_keeps_who_made_it_and_where():
     assert (entries[5].producer, entries[5].traceback_id, entries[5].hosts) == ("put", 33, (1,))
 
 
-# ---- islands that come and go
+# ---- islands that are removed and added
 
 
 class IslandPlay(MovePlay):
@@ -295,7 +295,7 @@ def test_an_island_is_added_while_a_session_runs():
     play.array(5)
     assert play.operate(m.AddIslandRequest()) == [m.StartIsland(1, IslandShape(2, 1, "cpu"))]
     assert play.states == ["ready", "starting"]
-    # A session that opens before it is up has no part in it.
+    # A session that opens before the island is up does not use it.
     early = play.open(50, "early.py")
     assert len(early.devices.virtual) == 2
     play.outbox()
@@ -306,7 +306,7 @@ def test_an_island_is_added_while_a_session_runs():
     assert answer == m.OperationReply(OK, "island 1 is up, with devices 2, 3")
     late = play.open(51, "late.py")
     assert [device.island for device in late.devices.virtual] == [0, 0, 1, 1]
-    # The slice can go there.
+    # The slice can move there.
     play.outbox()
     assert play.ask(1) == [m.Quiesce(1)]
 
@@ -346,7 +346,7 @@ def test_an_island_is_drained_of_all_sessions():
     assert play.states == ["draining", "ready"]
     assert "being drained already" in answer_in(play.operate(m.DrainRequest(0))).status.message
     assert "only one that is ready" in answer_in(play.operate(m.DrainRequest(1))).status.message
-    # Nothing new goes there: neither sessions nor slices.
+    # No new sessions or slices are placed there.
     assert {device.island for device in play.open(51, "late.py").devices.virtual} == {1}
     play.outbox()
     play.proxy(other, m.Quiesced(2))
@@ -357,7 +357,7 @@ def test_an_island_is_drained_of_all_sessions():
     assert m.Migrated(1, ((0, 1), (1, 1))) in said
     assert said.count(m.HostsFailed((0,))) == 3
     assert m.EndIsland(0) in said
-    # Whatever its worker reports now was to be expected.
+    # Reports of its worker are ignored from now on.
     play.lose(0, "closed")
     assert play.outbox() == []
     play.engine(m.IslandEnded(0))
@@ -423,7 +423,7 @@ def test_a_drain_is_not_held_up_by_a_proxy_that_does_not_answer():
     reply = answer_in(play.outbox())
     assert reply.status.message == "island 0 is in use: session 1 (script.py): its proxy has not replied after 11 s"
     assert play.states == ["ready", "ready"]
-    assert play.operate(m.DrainRequest(0)) == [m.Quiesce(2)], "it can be tried again"
+    assert play.operate(m.DrainRequest(0)) == [m.Quiesce(2)], "the operator can retry"
 
 
 def test_an_island_that_fails_while_it_is_drained_is_restarted_and_its_operator_answered():

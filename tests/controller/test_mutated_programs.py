@@ -1,4 +1,4 @@
-"""A session sends what correct sessions send, with a mutation now and then. The controller and others continue."""
+"""Mutate some messages of correct sessions at random, and check that the controller and the other sessions continue."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ TEXTS = ("", "x", "/", "victim/a", "../a", "a" * 5000, "\x00\x1b[2J", "token", "
 
 
 class Hostile(Cluster):
-    """Sessions of eve, of which one does random things, and a session of a victim that works."""
+    """Cluster with sessions of eve, one of which acts at random, and a session of a victim that works."""
 
     def __init__(self, seed: int) -> None:
         rng = self.rng = random.Random(seed)
@@ -76,16 +76,16 @@ class Hostile(Cluster):
             self.join(host)
         self._operator = self.connect("operator", token="root")
         self.numbers = iter(range(1, 1 << 20))
-        self.requests: list[Any] = []  # of the controller to hosts
-        self.runs: dict[int, list[int]] = {}  # sequence numbers by host
-        self.sources: list[tuple[int, int, int]] = []  # of functions: session, host and feed
+        self.requests: list[Any] = []  # from the controller to hosts
+        self.runs: dict[int, list[int]] = {}  # sequence numbers, by host
+        self.sources: list[tuple[int, int, int]] = []  # session, host and feed of functions
         self.known_of: dict[int, dict[str, list[int]]] = {}
         self.victim = self.open(token="victim").number
         self.eves = [self.begin() for _ in range(2)]
         self.take(self.flush())
 
     def begin(self) -> int:
-        """A session with functions, programs and arrays."""
+        """Open a session, and give it functions, programs and arrays."""
         self.session = self.open(token="eve").number
         self.known_of[self.session] = {kind: [] for kind in ("handle", "program", "function", "feed", "reader")}
         for _ in range(3):
@@ -110,7 +110,7 @@ class Hostile(Cluster):
             self.proxy(self.session, message)
 
     def work(self) -> None:
-        """Hosts do all that they can."""
+        """Let the hosts do all the work that they can."""
         for _ in range(4):
             self.take(self.flush())
             self.arrive()
@@ -150,7 +150,7 @@ class Hostile(Cluster):
         return m.RegisterFunction(self.new("function"), content, feed, (devices,), runs_apart=self.rng.random() < 0.7)
 
     def call(self, spec: ArraySpec, donates: float) -> Call:
-        """A call of a function on its devices, or on others."""
+        """Return a call of a function, either on its own devices or on others."""
         session = self.controller.sessions.get(self.session)
         functions = {} if session is None else session.function_requests
         fitting = [
@@ -166,7 +166,7 @@ class Hostile(Cluster):
         return dict(session.devices.locations) if session is not None else {0: None}
 
     def node(self, spec: ArraySpec) -> tuple[Any, int]:
-        """A node for a value 0 of this type, and the number of its results."""
+        """Return a node whose argument is value 0 of this type, and the number of its results."""
         rng, devices = self.rng, spec.sharding.devices
         call = self.call(spec, 0.4)
         match rng.randrange(8):
@@ -312,7 +312,7 @@ class Hostile(Cluster):
     # ---- mutations
 
     def mutated(self, message: Any) -> Any:
-        """The message with one change somewhere, if it is still a message."""
+        """Return the message with one change, or the same message if the changed one cannot be encoded."""
         plain = msgspec.to_builtins(message, builtin_types=(bytes,))
         places: list[tuple[Any, Any]] = []
 
@@ -383,7 +383,7 @@ class Hostile(Cluster):
                 self.known_of[number]["reader"].append(message.reader)
 
     def arrive(self) -> None:
-        """Bytes of clients arrive at hosts."""
+        """Let bytes of clients arrive at hosts."""
         for number, host, feed in self.sources:
             if number in self.controller.sessions and host in self.controller.connections.hosts:
                 self.worker(host, m.FeedsArrived(number, (feed,)))
@@ -405,7 +405,7 @@ class Hostile(Cluster):
                 self.worker(number, m.WorkerAnswer(request.session, request.query, OK, b""))
 
     def end(self, host: int, count: int) -> None:
-        """Gangs end on a host, in order. Some fail."""
+        """End gangs on a host, in order. Some of them fail."""
         for _ in range(count):
             if not self.runs.get(host) or host not in self.controller.connections.hosts:
                 return
@@ -477,7 +477,7 @@ class Hostile(Cluster):
         if self.session not in self.controller.sessions:
             try:
                 begun = self.begin()
-            except ValueError:  # refused: no island can take a session now
+            except ValueError:  # refused: no island can accept a session now
                 return
             self.eves = [begun, *(each for each in self.eves if each in self.controller.sessions)]
             return

@@ -1,6 +1,7 @@
-"""What a session says about another's numbers: its handles, programs, functions, feeds, slices. None of it is reached.
+"""Tests of isolation: a session that sends the numbers of another session's objects does not reach these objects.
 
-The messages are made from the types of all that proxies send, with the other session's numbers in their fields.
+The tests generate messages from the types of all messages that proxies send. Fields for handles, programs, functions,
+feeds and slices have the numbers of the other session.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from tests.controller.test_tenants import ALICE
 from tests.protocol.test_messages import SAMPLES, STATUS
 from tests.thoroughness import TIMES
 
-HELD, RUNNING, WAITING, ERROR, FRESH = 10, 20, 21, 22, 500  # arrays; the last one is nobody's yet
+HELD, RUNNING, WAITING, ERROR, FRESH = 10, 20, 21, 22, 500  # arrays; FRESH does not exist yet
 EARLY, AWAITED, SOURCE = 700, 701, 903
-# What the other session has, by the names of the fields that name it. A field of another name may be about any of them.
+# The numbers of the other session's objects, by the field that contains them. Other fields get any of these numbers.
 NUMBERS: dict[str, tuple[int, ...]] = {
     "handles": (HELD, RUNNING, WAITING, ERROR, FRESH),
     "arguments": (HELD, 11),
@@ -55,9 +56,9 @@ DEFINITIONS = (
 
 
 class Owner(Chooser):
-    """A session that has one of everything, with something that waits for each.
+    """Session with one object of each kind, and a wait for each of them.
 
-    All begin with the same events. The test with random messages dumps the controller at its end.
+    Each instance starts with the same events. The test with random messages dumps the controller at its end.
     """
 
     def __init__(self) -> None:
@@ -78,7 +79,7 @@ class Owner(Chooser):
         say(m.Query(7, "memory", 0, 1, b""))
         say(m.OpenVersion(10, "own", newer_than=7, seconds=30.0))
         say(m.Publish(14, "own", 1, (WAITING,), ("w",)))
-        self.lose(1, "it burnt")  # what is sent to it fails until the proxy knows
+        self.lose(1, "it burnt")  # messages to it fail until the proxy knows of the loss
         self.operator(m.CheckRequest())
         self.operator(m.RecordRequest(60.0))
         self.operator(m.TraceRequest(recording=1))
@@ -86,7 +87,7 @@ class Owner(Chooser):
         self.flush()
 
     def state(self) -> Any:
-        """All that the controller knows of the session, and all that others wait for it to answer."""
+        """Return the controller's state of the session, and all requests of others that the session must answer."""
         controller = self.controller
         return frozen(
             (
@@ -102,7 +103,7 @@ class Owner(Chooser):
         )
 
     def published(self) -> list[Any]:
-        """The versions that the session has published, and its readers and requests."""
+        """Return the versions that the session has published, and its readers and requests."""
         names = self.controller.published.names
         return [
             [(each.number, each.state, each.handles, each.held) for each in names.versions()],
@@ -112,7 +113,7 @@ class Owner(Chooser):
 
 
 def frozen(value: Any, seen: dict[int, int] | None = None) -> Any:
-    """What can be compared after the value has changed; of tenants and what is measured, nothing."""
+    """Return a comparable copy of a value. It omits tenants and measurements."""
     seen = {} if seen is None else seen
     if isinstance(value, int | float | str | bytes | Enum | None):
         return value
@@ -136,7 +137,7 @@ def frozen(value: Any, seen: dict[int, int] | None = None) -> Any:
 
 
 def naming(kind: type[Any], rng: random.Random) -> Any:
-    """A message of this kind about the owner's numbers."""
+    """Return a random message of this type that contains numbers of the owner."""
     hints = typing.get_type_hints(kind)
     values = {name: value(hints[name], NUMBERS.get(name, ALL), rng) for name in kind.__struct_fields__}
     return kind(**values | ({"name": "own"} if "name" in values else {}))
@@ -188,7 +189,7 @@ def test_what_one_session_says_about_anothers_numbers_reaches_nothing_of_it(kind
             if isinstance(action, a.Send) and play.name_of(action.connection)[0] == "host":
                 assert getattr(action.message, "session", other) == other
         assert play.state() == before
-    # And the owner's work goes on.
+    # The owner's work continues.
     chosen, waiting = [each for each in play.number(play.reporter, 0) if isinstance(each, m.Run)]
     assert (chosen.results, waiting.results) == ((RUNNING,), (WAITING,))
     check_dump(play.controller)
@@ -196,13 +197,13 @@ def test_what_one_session_says_about_anothers_numbers_reaches_nothing_of_it(kind
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_said_by_whose_numbers_they_are_does_something(kind):
-    """Else the test above could not fail."""
+    """Check that the test above would notice an effect."""
     rng = random.Random(0)
     for _ in range(100):
         play = Owner()
         before = play.state()
         play.proxy(play.owner, naming(kind, rng))
-        play.flush()  # costly messages wait for their turn
+        play.flush()  # expensive messages wait in the inbox
         if play.owner not in play.controller.sessions or play.state() != before:
             break
     else:

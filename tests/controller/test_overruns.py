@@ -1,4 +1,4 @@
-"""Runs that last too long are stopped, and cost their tenant: tables of messages."""
+"""Tests of overruns: runs that take too long are stopped, and their tenant is charged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.controller.test_tenants import shared
 
 
 def ticks(play: Play, seconds: range, *running: int) -> list[Any]:
-    """Let time pass while these gangs keep host 0 busy."""
+    """Let time pass while these gangs keep host 0 busy. Return the messages."""
     for now in seconds:
         play.tick(float(now), running={0: running})
     return play.outbox()
@@ -30,7 +30,7 @@ def stops_in(messages: list[Any]) -> list[m.StopRun]:
 
 
 class Contest:
-    """The first run of bob, who may keep others waiting for `run_seconds`; the session of alice."""
+    """Cluster with bob's first run, which may keep others waiting for `run_seconds`, and a session of alice."""
 
     def __init__(self, run_seconds: int) -> None:
         self.play = shared("1x1x1", run_seconds=run_seconds)
@@ -39,7 +39,7 @@ class Contest:
         (self.run,) = launch(self.play, self.bob, 100)
 
     def wait(self, number: int = 200) -> m.Run:
-        """A launch of alice stands behind what runs."""
+        """Launch a program of alice behind the running one. Return its run."""
         (run,) = launch(self.play, self.alice, number)
         return run
 
@@ -72,7 +72,7 @@ def test_a_run_that_keeps_another_tenant_waiting_is_stopped_after_its_limit():
     assert stop.sequence == contest.run.sequence
     assert "f was stopped: it ran for" in stop.text
     assert "its tenant's limit is 10 s (run_seconds)" in stop.text
-    assert {each.sequence for each in again} == {stop.sequence}, "it may have been in line on its devices"
+    assert {each.sequence for each in again} == {stop.sequence}, "it may have waited for its devices"
     contest.play.report(0, m.Failed(stop.sequence, Status(Code.CANCELLED, stop.text)))
     assert contest.stops(range(70, 75)) == []
     assert contest.restarts() == 0
@@ -100,7 +100,7 @@ def test_a_run_over_islands_is_stopped_on_those_where_nobody_waits_too():
         play.tick(float(now), running={0: (on_0.sequence,), 1: (on_1.sequence,)})
     sent = play.outbox()
     assert {each.sequence for each in stops_in(sent)} == {on_0.sequence, on_1.sequence}
-    # The hosts leave the world first, and once: then no later run can meet this one in a collective.
+    # The hosts leave the world before the stop, and only once, so that no later run meets this one in a collective.
     closed = [position for position, each in enumerate(sent) if isinstance(each, m.CloseWorld)]
     assert len(closed) == 2
     assert max(closed) < min(position for position, each in enumerate(sent) if isinstance(each, m.StopRun))
@@ -173,8 +173,8 @@ def test_a_run_of_a_closed_session_is_told_to_stop_before_its_island_restarts():
 def test_a_gang_that_keeps_no_device_busy_is_not_charged():
     contest = Contest(10)
     contest.wait()
-    assert stops_in(ticks(contest.play, range(1, 100))) == [], "it is parked, or its client reads what it made"
-    assert contest.stops(range(100, 110)) == [], "its time counts from when it runs"
+    assert stops_in(ticks(contest.play, range(1, 100))) == [], "it is blocked, or its client reads its results"
+    assert contest.stops(range(100, 110)) == [], "its time is counted from its start"
     assert {each.sequence for each in contest.stops(range(110, 113))} == {contest.run.sequence}
 
 
@@ -214,7 +214,7 @@ def test_a_run_of_a_closed_session_is_stopped_behind_a_gang_that_waits():
 
 
 def test_the_runs_of_a_closed_session_share_one_time_to_end():
-    """Endless loops one after another would keep other sessions waiting for five seconds each."""
+    """Each of the endless loops would keep other sessions waiting for five seconds."""
     contest = Contest(0)
     loops = [contest.run, *(launch(contest.play, contest.bob, number)[0] for number in (101, 102))]
     contest.play.tick(1.0, running={0: (loops[0].sequence,)})

@@ -1,4 +1,4 @@
-"""Processes of several islands, each with a relay: which messages go through it, and in which order."""
+"""Tests of processes that serve several islands through a relay: which messages it forwards, and in which order."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _decode = msgspec.msgpack.Decoder(m.ToWorker).decode
 
 
 class Processes(Play):
-    """Four islands of one host, the even ones in one process and the odd ones in another."""
+    """Cluster of four islands with one host each. Even islands are in one process, and odd islands in another one."""
 
     def __init__(self, relays_first: bool = True) -> None:
         self.relays: list[int] = []
@@ -49,7 +49,9 @@ class Processes(Play):
             self._names[connection] = ("relay", number)
 
     def with_calls(self, nodes: int = 1) -> None:
-        """Program 1 calls a function on all islands, on a value that program 2 has made; handle 10 is one."""
+        """Register program 1, which calls a function on all islands, and make its argument, handle 10, using
+        program 2.
+        """
         self.say(m.RegisterFunction(1, "content", 900, (HOSTS,)))
         for host in HOSTS:
             self.report(host, m.FeedsArrived(self.session, (900,)))
@@ -72,7 +74,7 @@ class Processes(Play):
         return sent
 
     def lose_relay(self, number: int, reason: str) -> None:
-        """The connection to a relay is lost, and the engine reports nothing."""
+        """Lose the connection to a relay, without a report of the engine."""
         self.event(ConnectionLost(self.now, self.relays[number], reason))
         self.flush()
         self.end_timers(ENGINE_SAYS_SECONDS)
@@ -88,13 +90,13 @@ def forwards(messages: list[Any]) -> list[m.Forward]:
 
 
 def restarts(play: Processes) -> list[m.RestartIsland]:
-    """The requests to restart islands that the engine has received."""
+    """Return the requests to restart islands that the engine has received."""
     sends = [each for each in play.actions if isinstance(each, Send)]
     return [each.message for each in sends if isinstance(each.message, m.RestartIsland)]
 
 
 def added(play: Processes) -> list[tuple[int, m.AddMember]]:
-    """The hosts that were added to relays, with the relays."""
+    """Return the hosts that were added to relays, with the relays."""
     sends = [each for each in play.actions if isinstance(each, Send) and isinstance(each.message, m.AddMember)]
     return [(play.relays.index(each.connection), each.message) for each in sends]
 
@@ -251,7 +253,7 @@ class Received:
             for number in range(processes)
         }
         for host in range(COUNT):
-            if processes and host % 4 < processes:  # the others are in processes of their own
+            if processes and host % 4 < processes:  # each other host has its own process
                 connection = 200 + host % 4
                 self.start(host, connection, 0)
                 self.outbox.join_process(host, 0, connection)
@@ -319,7 +321,7 @@ def act(outbox: Outbox, choices: random.Random) -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_every_host_receives_the_same_messages_in_the_same_order_with_and_without_relays(seed):
-    """Dispatches in a row may be joined at other places."""
+    """Only the points at which consecutive dispatches are joined may differ."""
     found = []
     for processes in (0, 1, 3):
         received = Received(processes)
@@ -348,5 +350,5 @@ def test_a_host_that_has_just_joined_shares_no_message_that_precedes_its_joining
 
 
 def _parts(message: Any) -> list[Any]:
-    """The units of a dispatch, or the message."""
+    """Return the units of a dispatch, or the message itself."""
     return [(message.run, unit) for unit in message.units] if isinstance(message, m.Dispatch) else [message]

@@ -1,4 +1,4 @@
-"""Published arrays at the controller: owners, permissions, reads, losses, and what faulty proxies send."""
+"""Tests of published arrays: owners, permissions, reads, losses, and invalid messages of proxies."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_version_is_read_while_its_session_is_suspended(to_disk: bool) -> None
     play.close(play.session)
     play.flush()
     other = play.open(token="trainer").number
-    assert _read(play, other) == [0, 1], "readers of other tenants are no sources"
+    assert _read(play, other) == [0, 1], "readers of other tenants are not used as sources"
 
 
 def _read(play: Trainer, reader: int) -> list[int]:
@@ -377,7 +377,7 @@ def test_a_tenant_stays_charged_for_a_freed_version_whose_memory_its_own_arrays_
     memory = [play.controller.tenants.by_name[name].memory for name in ("trainer", "reader")]
     play.keep_busy(0, 1)
     play.proxy(reader, m.ReadVersion(opened.reader, 0, (on(2),), (7,)))
-    play.flush()  # the read has not begun
+    play.flush()  # the read has not started
     before = [each.total for each in memory if each is not None]
     play.proxy(reader, m.CloseVersion(opened.reader))
     play.ask(play.connect("operator", token="trainer"), m.RemoveArraysRequest("policy", 1))
@@ -469,7 +469,7 @@ def test_a_report_has_the_versions_that_its_reader_may_read() -> None:
     [
         ("eve", "trainer/policy", Code.NOT_FOUND),
         ("reader", "trainer/policy", Code.NOT_FOUND),  # it may only read
-        ("reader", "policy", Code.NOT_FOUND),  # of the tenant of the command
+        ("reader", "policy", Code.NOT_FOUND),  # of the tenant that ran the command
         ("trainer", "policy", Code.OK),
         ("trainer", "trainer/policy", Code.OK),
         ("trainer", "pol*", Code.INVALID_ARGUMENT),

@@ -1,4 +1,4 @@
-"""A play of random publishers and readers on model hosts."""
+"""Run random publishers and readers with model hosts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_versions_are_published_and_read_as_wholes_and_leave_nothing(
 
 @settings(max_examples=examples(24))
 @given(st.integers(0, 2**32), st.integers(60, 160), st.sampled_from(["3x1x1", "4x1x1", "4x1x2"]))
-@example(211, 105, "4x1x2")  # a copy ends after its version was lost, which has readers
+@example(211, 105, "4x1x2")  # a copy ends after its version, which has readers, was lost
 def test_versions_that_are_lost_while_they_are_copied_leave_nothing(seed, steps, topology):
     world = PublishingWorld(random.Random(seed), topology, 0.0)
     world.copy_loss = 0.05
@@ -60,7 +60,7 @@ def test_versions_in_files_outlive_islands_and_leave_nothing(seed, steps, topolo
 
 
 def check_end(world: PublishingWorld) -> None:
-    """Everything ends, and nothing is left."""
+    """Check that everything ends, and that nothing is left."""
     world.copy_loss = 0.0
     world.end_publishing()
     for client in world.clients.values():

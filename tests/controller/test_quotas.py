@@ -1,4 +1,4 @@
-"""Quotas of tenants: what exceeds one is refused with its name and who holds what, and nobody else notices."""
+"""Tests of quotas: the error names the quota and the holders of the resource, and other tenants are not affected."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MIB = 1 << 20
 
 
 def playing(topology: str = "1x1x2", **settings: Any) -> Play:
-    """`play.session` is bob's, who has these settings."""
+    """Return a play whose session belongs to bob, with these settings."""
     play = shared(topology, **settings)
     play.session = play.open(token="bob").number
     play.outbox()
@@ -33,7 +33,7 @@ def playing(topology: str = "1x1x2", **settings: Any) -> Play:
 
 
 def awaited(play: Play, handle: int) -> Status:
-    """What the array is in the end, with nobody else to wait for."""
+    """Return the final status of an array, with no other session left to wait for."""
     said = play.say(m.Await(5, (handle,)))
     for now in (100.0, 101.0, 102.0):
         play.tick(now)
@@ -43,7 +43,7 @@ def awaited(play: Play, handle: int) -> Status:
 
 
 def closings(play: Play) -> list[tuple[tuple[str, int], Status]]:
-    """Whose sessions have been ended since the last time, and why."""
+    """Return the sessions that were ended since the last call, with the reasons."""
     return [(to, message.status) for to, message in play.sent() if isinstance(message, m.Closing)]
 
 
@@ -163,7 +163,7 @@ def test_more_launches_than_the_quota_are_errors():
 
 
 def on_both_devices(play: Play) -> None:
-    """16 bytes: one array on each of two devices."""
+    """Make one array of 8 bytes on each of two devices."""
     play.array(10)
     play.with_put(3, device=1)
     play.report(0, m.FeedsArrived(play.session, (900,)))
@@ -210,7 +210,7 @@ def test_what_is_released_on_another_device_counts_for_the_memory_on_all():
 
 @pytest.mark.parametrize("quota", ["memory", "total_memory"])
 def test_the_error_of_a_quota_has_who_made_the_arrays_and_the_stack_of_the_request(quota):
-    """From which jaxlib's client prints the lines of the user's program."""
+    """From them, jaxlib's client prints the lines of the user's program."""
     play = playing(device_memory=100, **{quota: 20})
     play.with_call()
     play.array(10)
@@ -246,7 +246,7 @@ def test_more_uploads_than_the_quota_end_the_session_that_has_sent_them():
     text = "tenant bob has reached its quota `uploads` of 3: 4 buffers that no launch has used yet"
     assert status.message == text
     assert {bob, alice} < set(play.controller.sessions)
-    assert upload(play, bob, 5) == [], "what that session had is gone"
+    assert upload(play, bob, 5) == [], "the session's memory is free"
 
 
 def test_an_upload_that_a_launch_uses_counts_no_more():
@@ -265,7 +265,7 @@ def test_an_upload_that_a_launch_uses_counts_no_more():
 
 
 def register(play: Play, function: int, devices: tuple[int, ...] = (0,)) -> list[Status]:
-    """Asks for a function, whose source is there; why there is none."""
+    """Register a function whose source has arrived. Return the errors."""
     play.worker(0, m.FeedsArrived(play.session, (900 + function,)))
     said = play.say(m.RegisterFunction(function, f"content {function}", 900 + function, (devices,)))
     return [each.status for each in said if isinstance(each, m.FunctionReady)]
@@ -276,7 +276,7 @@ def test_more_functions_than_the_quota_are_not_compiled_at_a_time():
     bob, play.session = play.session, play.open(token="bob").number
     assert register(play, 1) == []
     play.session = bob
-    assert register(play, 1) == [], "the same for another session of the tenant: it waits for it, too"
+    assert register(play, 1) == [], "another session of the tenant waits for the same compilation"
     (status,) = register(play, 2)
     assert status.code == Code.RESOURCE_EXHAUSTED
     assert status.message == "tenant bob has reached its quota `compiles` of 2: these are being compiled"
@@ -347,7 +347,7 @@ def info(*outputs: tuple[str, tuple[int, ...]], donated: tuple[int, ...] = (), a
 
 
 def a_function(play: Play, devices: tuple[int, ...] = (0,), number: int = 1) -> str:
-    """A function that is being compiled on host 0; its name."""
+    """Register a function, which is then being compiled on host 0. Return its name."""
     play.worker(0, m.FeedsArrived(play.session, (900 + number,)))
     play.say(m.RegisterFunction(number, f"content {number}", 900 + number, (devices,)))
     return play.controller.sessions[play.session].functions[number]
@@ -358,25 +358,25 @@ def array(dtype: str, shape: tuple[int, ...], *devices: int) -> ArraySpec:
 
 
 def calls(play: Play, *outputs: ArraySpec, program: int = 1, function: int = 1, **options: Any) -> list[Any]:
-    """Registers a program that calls a function."""
+    """Register a program that calls a function."""
     devices = options.pop("devices", (0,))
     call = Call(function, tuple(range(len(options.get("donated", ())))), outputs, devices, **options)
     return play.say(m.RegisterProgram(program, single("p", outputs[: len(call.inputs)], call)))
 
 
 def outcome(play: Play, program: int = 1, arguments: tuple[int, ...] = (), results: tuple[int, ...] = (20,)) -> str:
-    """Why a launch cannot be; "" if it starts."""
+    """Return why a launch fails, or "" if it starts."""
     if runs(play.say(m.Launch(program, arguments, results, ()))):
         return ""
     return awaited(play, results[0]).message
 
 
 def used(play: Play) -> list[int]:
-    """The bytes in use on the devices, and what of these is the tenant's."""
+    """Return the bytes in use on each device. All of them must be the tenant's."""
     tenant = play.controller.sessions[play.session].tenant.memory
     assert tenant is not None
     found = [tenant.used.get((0, ordinal), 0) for ordinal in range(2)]
-    assert found == list(play.controller.memory.used.values()), "nobody else has any"
+    assert found == list(play.controller.memory.used.values()), "only this tenant uses memory"
     return found
 
 
@@ -399,7 +399,7 @@ def test_a_program_that_is_registered_while_its_function_is_compiled_is_checked_
     assert [type(each) for each in said] == [m.FunctionReady, m.RegisterPlan]
     assert "output 0 of the function" in outcome(play, 1, results=(21,))
     assert outcome(play, 2, results=(22,)) == ""
-    assert used(play) == [69 * MIB, 0], "with what it needs while it runs"
+    assert used(play) == [69 * MIB, 0], "including its temporary memory"
 
 
 def test_a_launch_waits_in_line_until_the_program_is_lowered_for_which_its_session_did_not_wait():
@@ -499,7 +499,7 @@ def test_so_many_programs_of_a_session_may_wait_for_functions():
 
 
 def test_an_output_is_not_written_to_memory_that_another_array_has_too():
-    """The worker copies such an input before it runs the function."""
+    """The worker copies an input that shares its memory with another array before it runs the function."""
     play = playing("1x1x2", memory=600 * MIB)
     play.report(0, m.Compiled(a_function(play), OK, info(("float32", (2,)), donated=(0,)), 0.1, False))
     calls(play, on(0), donated=(0,))

@@ -1,4 +1,4 @@
-"""What a loss leaves behind for the next incarnation of an island: nothing. And workers that do not get ready."""
+"""Tests of recovery: no state of a failed island remains for its next incarnation, and stuck workers are restarted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SEGMENTATION_FAULT = -11
 
 
 def running() -> Play:
-    """A function runs over both hosts of an island."""
+    """Return a play in which a function runs on both hosts of an island."""
     play = Play("1x2x1")
     play.with_function(1, (0, 1))
     play.say(m.RegisterProgram(1, single("f", (), Call(1, (), (on(0, 1),), (0, 1)))))
@@ -26,7 +26,7 @@ def running() -> Play:
 
 
 def silence(play: Play) -> None:
-    """Host 1 does not answer, and its island is restarted."""
+    """Keep host 1 silent until the controller restarts its island."""
     for now in range(1, 20):
         play.tick(float(now), silent=() if now == 1 else (1,))
     assert any(isinstance(each, m.RestartIsland) for each in play.outbox())
@@ -69,9 +69,9 @@ def test_a_crash_after_its_connection_was_lost_is_still_that_of_what_ran():
 
 
 def hung(cluster: Cluster, host: int) -> int:
-    """A worker connects, and says no more than who it is."""
+    """Connect a worker that sends only its Hello, and let its time to become ready end."""
     connection = cluster.connect("worker", 3000 + host, host=host)
-    cluster.flush()  # with the timer
+    cluster.flush()  # sets the timer
     cluster.end_timers(HELLO_SECONDS)
     return connection
 
@@ -114,7 +114,7 @@ def test_who_only_says_that_it_is_a_worker_costs_no_island_that_works(host):
     assert play.controller.resources.islands[0].works
 
 
-# ---- what is given up is not kept
+# ---- records of removed islands are freed
 
 
 def test_an_island_that_was_removed_keeps_no_nodes():
@@ -155,7 +155,7 @@ def test_a_released_function_that_then_fails_to_compile_takes_no_other_sessions_
     assert play.controller.functions.users == {}
 
 
-# ---- hosts that do not hear each other
+# ---- hosts that do not receive each other's messages
 
 
 def test_hosts_of_an_island_that_do_not_hear_each_other_are_both_named_and_nothing_is_quarantined():

@@ -1,4 +1,4 @@
-"""Hosts of an island in groups: what goes by way of a relay, what does not, and what is lost with a link."""
+"""Tests of groups of an island's hosts: which messages a relay forwards, and what is lost with a connection."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ def playing(topology: str = "1x4x1", group: int = 2, **settings: Any) -> Play:
 
 
 def forwarded(messages: list[Any]) -> list[tuple[tuple[int, ...], Any]]:
-    """What was sent by way of relays, in order: for which hosts, and what."""
+    """Return the messages that relays forward, in order, with their hosts."""
     return [(each.hosts, _decode(each.content)) for each in messages if isinstance(each, m.Forward)]
 
 
 def with_call(play: Play, nodes: int = 1) -> None:
-    """Program 1 calls a function on all four devices, on a value that program 2 has made; handle 10 is one."""
+    """Register program 1, which calls a function on all four devices, and make its argument, handle 10, using program
+    2.
+    """
     play.say(m.RegisterFunction(1, "content", 900, ((0, 1, 2, 3),)))
     for host in range(4):
         play.report(host, m.FeedsArrived(play.session, (900,)))
@@ -64,7 +66,7 @@ def gathered(play: Play, relay: int, sequence: int, *hosts: int) -> list[Any]:
     ],
 )
 def test_an_island_has_groups_where_it_has_hosts_for_one(hosts: int, size: int, groups: list[int]):
-    """A last host that would be alone is in none."""
+    """A last host without a partner is in no group."""
     found = relay_groups(range(hosts), size)
     assert [len(group) for group in found] == groups
     assert [host for group in found for host in group] == list(range(sum(groups)))
@@ -101,14 +103,14 @@ def test_a_gang_of_a_whole_island_is_one_message_a_group_and_so_are_its_ends():
 
 
 def test_what_is_for_one_host_of_a_group_comes_by_the_relay_too():
-    """It keeps its place among what is for all of them."""
+    """The message keeps its order relative to messages for the whole group."""
     play = playing()
     play.proxy(play.session, m.RegisterFunction(2, "one", 901, ((3,),)))
     assert [hosts for hosts, _ in forwarded(play.report(3, m.FeedsArrived(play.session, (901,))))] == [(3,)]
 
 
 def pings(play: Play, now: float) -> list[tuple[tuple[str, int], tuple[int, ...], m.Ping]]:
-    """A second has passed: who gets a ping, and the hosts to forward it to."""
+    """Let a second pass. Return the receivers of pings, the hosts to which they forward the ping, and the pings."""
     play.event(e.Tick(now))
     found: list[tuple[tuple[str, int], tuple[int, ...], m.Ping]] = []
     for each in play.flush():
@@ -121,12 +123,12 @@ def pings(play: Play, now: float) -> list[tuple[tuple[str, int], tuple[int, ...]
 
 
 def to_hosts(play: Play, now: float) -> list[tuple[int, tuple[int, ...], float]]:
-    """The pings of hosts, with their leases."""
+    """Return the pings to hosts, with their leases."""
     return [(name[1], hosts, ping.lease) for name, hosts, ping in pings(play, now) if name[0] == "host"]
 
 
 def answer(play: Play, relay: int, *hosts: int, asked: float = 0.0, running: tuple[int, ...] = ()) -> None:
-    """A relay reports answers of these hosts."""
+    """Report, as a relay, that these hosts have answered."""
     clock = int(1e9 * asked) + 5
     pongs = tuple(m.RelayedPong(host, asked, clock, running, 0) for host in hosts)
     play.worker(relay, m.Gathered((), pongs))
@@ -149,7 +151,7 @@ def test_answers_to_relayed_pings_renew_the_leases_of_their_hosts():
 
 
 def test_a_host_that_its_relay_reports_nothing_of_is_pinged_directly_and_then_named():
-    """The relay may be at fault. The lease of a ping is as short as that of the first of its hosts."""
+    """The relay may be at fault. The lease of a forwarded ping is the shortest lease of its hosts."""
     play = playing(lease_seconds=4.0)
     found = {}
     for now in (1.0, 2.0, 3.0, 4.0, 5.0):
@@ -226,7 +228,7 @@ def test_hosts_that_cannot_reach_each_other_have_their_island_restarted_with_the
     play = playing("2x4x1")
     play.report(4, m.LinkLost(6, "host 6 cannot be reached: no route to host"))
     play.tick(1.0)
-    assert not [each for each in play.outbox() if isinstance(each, m.RestartIsland)], "the engine may know better"
+    assert not [each for each in play.outbox() if isinstance(each, m.RestartIsland)], "the engine may know the cause"
     play.tick(2.5)
     play.tick(3.5)
     (restart,) = [each for each in play.outbox() if isinstance(each, m.RestartIsland)]
@@ -248,7 +250,7 @@ def test_a_lost_island_has_groups_again_when_it_is_back():
     ((_, run), _) = forwarded(play.say(m.Launch(1, (10,), (11,), ())))
     play.lose(1, "killed")
     play.outbox()
-    assert gathered(play, 0, run.sequence, 0, 1) == [], "what was on its way does not count"
+    assert gathered(play, 0, run.sequence, 0, 1) == [], "messages in transit do not count"
     entry = play.controller.sessions[play.session].directory.entries[11]
     assert entry.error is not None
     assert entry.error.code == Code.DATA_LOSS

@@ -1,4 +1,4 @@
-"""The controller releases the remains of a closed session over several flushes, in steps."""
+"""Tests that the controller releases the remains of a closed session step by step, over several flushes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIZE = 8  # bytes of an array
 
 
 def with_arrays(count: int) -> Slow:
-    """The session has so many arrays, which stand for errors."""
+    """Give the session this many arrays, which are errors."""
     play = Slow()
     for first in range(0, count, 256):
         handles = tuple(range(1000 + first, 1000 + min(first + 256, count)))

@@ -1,4 +1,4 @@
-"""Each cell of the table in docs/reference/permissions.md, and many messages from peers that may not send them."""
+"""Tests of permissions: each cell of the table in docs/reference/permissions.md, and many forbidden messages."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from tests.controller.play import Play
 from tests.controller.test_tenants import ALICE, BOB, ROOT
 from tests.protocol.test_messages import sample_message
 
-# In all, over all who may not.
+# Number of messages, in total for all peers.
 MESSAGES = int(os.environ.get("ATOLL_TEST_MESSAGES", "10000"))
-HOST = 1  # of an island that nobody uses: whoever speaks for it may lose it
+HOST = 1  # host of an unused island: peers that may act for the host may also lose it
 
 
 class Roles(Play):
-    """Two islands. Bob's session works on the first one; `at` connects somebody who then speaks.
+    """Cluster of two islands, with a session of bob on the first one.
 
-    All begin with the same events. The test with random messages dumps the controller at its end.
+    Each instance starts with the same events. The test with random messages dumps the controller at its end.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Roles(Play):
         self.array(10)
         self.say(m.Launch(1, (10,), (11,), ()))
 
-    # ---- who speaks: each returns a connection
+    # ---- peers: each method returns a connection
 
     def users_command(self) -> int:
         return self.connect("operator", token="alice")
@@ -81,10 +81,13 @@ class Roles(Play):
         self.event(e.ConnectionOpened(self.now, number, f"secret of connection {number}"))
         return number
 
-    # ---- what comes of it
+    # ---- reactions
 
     def says(self, connection: int, message: Any) -> tuple[str, list[a.AnyAction]]:
-        """Why that was refused, and what was done. As the process around the core, it takes who raises for lost."""
+        """Return why a message was refused, or "", and the actions of the controller.
+
+        Like the process around the core, treat a peer as lost if its message raises an error.
+        """
         refusal = ""
         try:
             self.receive(connection, message)
@@ -103,7 +106,7 @@ class Roles(Play):
         return refusal, actions
 
     def cluster(self) -> Any:
-        """What nobody may change who may not: everybody else's."""
+        """Return the state that a peer without permission must not change: everything that belongs to others."""
         controller = self.controller
         session: Session = controller.sessions[self.session]
         return (
@@ -117,7 +120,7 @@ class Roles(Play):
 
 
 Speaker = Callable[[Roles], int]
-# By who may say it in the table: the connections that they can have, and what each takes.
+# The connections of each peer in the table, and the messages that each connection accepts.
 COMMAND = set(get_args(m.FromOperator))
 PROGRAM = set(get_args(m.FromProxy))
 WORKER = {*get_args(m.FromWorker), *get_args(m.FromRelay)} - {m.WorkerReady}
@@ -133,7 +136,7 @@ SPEAKERS: dict[Peer, dict[Speaker, set[type[Any]]]] = {
     Peer.ENGINE: {Roles.engine_itself: set(get_args(m.FromEngine))},
 }
 EACH = [(peer, speaker) for peer, speakers in SPEAKERS.items() for speaker in speakers]
-# What others are told when who has spoken is shown out.
+# Messages that other peers may receive when the controller closes the connection of a forbidden sender.
 AFTERMATH = m.CloseStore | m.HostsFailed | m.RestartIsland | m.Peers | m.Ping | m.AgentLost
 REFUSED = ("does not send", "unexpected", "is a user of this cluster; that is for its operators")
 
@@ -149,7 +152,7 @@ def is_forbidden(refusal: str) -> bool:
 @pytest.mark.parametrize("peer", Peer)
 def test_the_controller_keeps_to_each_cell_of_the_table(peer, message):
     if message is m.Hello:
-        return  # said first, by all of them: below
+        return  # every connection starts with it; see the test below
     refusals = {}
     for speaker in SPEAKERS[peer]:
         play = Roles()
@@ -162,7 +165,7 @@ def test_the_controller_keeps_to_each_cell_of_the_table(peer, message):
     allowed = {name for name, refusal in refusals.items() if not is_forbidden(refusal)}
     assert bool(allowed) == (scope_of(peer, message) is not None), refusals
     takes = {speaker.__name__ for speaker, kinds in SPEAKERS[peer].items() if message in kinds}
-    assert allowed <= takes, "it is said where it belongs, and nowhere else"
+    assert allowed <= takes, "only the expected connections accept it"
 
 
 @pytest.mark.parametrize(("peer", "speaker"), EACH)
@@ -197,11 +200,13 @@ def test_its_own_is_no_more_than_that_and_all_is_all(peer, speaker, message):
     assert bool(is_none) == (speaker == "alice")
 
 
-# ---- what is said by who may not
+# ---- forbidden messages
 
 
 def fuzzed(message: Any, rng: random.Random) -> Any:
-    """The same message about other things: sessions, hosts, runs, islands and handles that there are, or are not."""
+    """Return the same message with random values, some of which name existing sessions, hosts, runs, islands or
+    handles.
+    """
 
     def other(value: Any) -> Any:
         if type(value) is int:
@@ -236,7 +241,7 @@ def test_whatever_who_may_not_says_is_refused_and_does_nothing(peer, speaker):
             if isinstance(action, a.Send) and action.connection != connection:
                 assert isinstance(action.message, AFTERMATH), (own, action)
         if connection in play.controller.connections.peers:
-            assert speaker in (Roles.users_command, Roles.operators_command), "others are shown out"
+            assert speaker in (Roles.users_command, Roles.operators_command), "connections of other peers are closed"
     if own[0] == "session":
         play.close(own[1])
     assert play.cluster() == before

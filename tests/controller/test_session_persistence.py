@@ -1,4 +1,4 @@
-"""Suspended sessions that outlive their cluster: the end of the cluster, and their restoration in the next one."""
+"""Tests of suspended sessions that outlive their cluster: the end of the cluster, and their restoration in the next."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PIECE = m.SpilledPiece(1, 8, "/spilled/1.piece", 7)
 
 
 def persisted_of(play: SuspendPlay, persist: bool = True) -> tuple[list[a.PersistSessions], list[Any]]:
-    """What is persisted at the end, and what is said."""
+    """Stop the cluster. Return the persisted sessions, and the messages that the controller sends."""
     play.event(e.StopAsked(play.now, persist))
     actions = play.flush()
     said = [each.message for each in actions if isinstance(each, a.Send)]
@@ -26,7 +26,7 @@ def persisted_of(play: SuspendPlay, persist: bool = True) -> tuple[list[a.Persis
 
 
 def suspended() -> SuspendPlay:
-    """A session with an array (handle 5) and a program that calls a function, on disk."""
+    """Return a session that was suspended to disk, with an array (handle 5) and a program that calls a function."""
     play = SuspendPlay()
     play.with_call()
     play.suspended(to_disk=True)
@@ -34,7 +34,7 @@ def suspended() -> SuspendPlay:
 
 
 class Next(SuspendPlay):
-    """The cluster after that one, with the session as it was left, and whose connection is persisted."""
+    """The next cluster, with the persisted session and its connection."""
 
     def __init__(self, persisted: a.PersistSessions) -> None:
         Cluster.__init__(self, "2x1x2")
@@ -51,7 +51,7 @@ class Next(SuspendPlay):
         return self.outbox()
 
     def proxy_is_back(self) -> list[Any]:
-        """The proxy knows of the end of the former cluster, and compiles its function once more."""
+        """Connect the proxy. It knows of the end of the previous cluster, and compiles its function again."""
         self.event(e.ConnectionBack(0.0, self._sessions[self.session]))
         self.say(m.FailureAcknowledged((0, 1)))
         self.say(m.Recompile(1, 77))
@@ -119,7 +119,7 @@ def test_it_goes_on_where_it_was_once_its_functions_are_compiled():
     said = play.done(run.sequence)
     assert answer_in(said) == m.OperationReply(OK, "session 1 continues on island 0")
     assert m.DropSpilled(1, (PIECE,)) in said
-    # Its program is there again, and runs on what came back.
+    # The session's program exists again, and runs on the restored array.
     (run,) = runs(play.say(m.Launch(1, (5,), (6,), ())))
     assert run.arguments == (5,)
     assert play.memory == 16
@@ -129,7 +129,7 @@ def test_who_resumes_it_before_the_first_tick_waits_for_as_long_as_he_says():
     play = next_of(suspended())
     play.hosts_join()
     assert play.resume(wait=5.0) == []
-    play.tick(4000.0)  # by a clock that has gone on since the former cluster
+    play.tick(4000.0)  # by a clock that has continued since the previous cluster
     assert not any(isinstance(each, m.OperationReply) for each in play.outbox())
     play.tick(4006.0)
     (reply,) = [each for each in play.outbox() if isinstance(each, m.OperationReply)]
@@ -178,7 +178,7 @@ def test_an_array_that_was_not_spilled_is_an_error():
     play = SuspendPlay()
     session = play.controller.sessions[play.session]
     play.suspended(to_disk=True)
-    session.directory.entries[5].spilled = None  # as a token's, which stays on devices
+    session.directory.entries[5].spilled = None  # as for a token, which stays on devices
     found = next_of(play).controller.sessions[1].directory.problem(5)
     assert found is not None
     assert (found.code, "its cluster was ended" in found.message) == (Code.DATA_LOSS, True)

@@ -1,4 +1,4 @@
-"""Slices in the controller: what sessions learn of them, and what is on the devices of a slice."""
+"""Tests of slices: what sessions learn about them, and what is on the devices of a slice."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_devices_have_the_coordinates_of_the_declared_mesh():
 @pytest.mark.parametrize(("used", "host_and_place"), [(False, 1), (True, 0)])
 def test_a_virtual_device_that_something_was_made_for_keeps_its_location(used: bool, host_and_place: int):
     play = Play("1x4x1")
-    for _ in range(2):  # two slices of others on the first device
+    for _ in range(2):  # two slices of other sessions on the first device
         other = play.open(43, "other.py").number
         play.controller.slices.sessions[other].slices[1] = Slice(1, (0,), (1,), False)
     play.outbox()
@@ -63,7 +63,7 @@ def test_a_released_slice_makes_room():
     assert add(play, count=2).status.code == Code.RESOURCE_EXHAUSTED
     assert play.say(m.ReleaseSlice(1)) == []
     assert add(play, count=2).devices == (0, 1)
-    assert play.say(m.ReleaseSlice(1)) == []  # a second time has no effect
+    assert play.say(m.ReleaseSlice(1)) == []  # the second release has no effect
     assert play.say(m.ReleaseSlice(99)) == []
 
 

@@ -1,4 +1,4 @@
-"""Random clients whose functions run on any islands: hosts begin gangs in one order, and all of them end."""
+"""Run random clients whose functions use any islands: all hosts begin gangs in the same order, and all gangs end."""
 
 from __future__ import annotations
 

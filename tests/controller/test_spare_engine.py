@@ -1,4 +1,4 @@
-"""Spare engines: when one replaces the engine, and which messages it receives then."""
+"""Tests of spare engines: when one replaces the engine, and which messages it then receives."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RESTARTED = "killed by SIGKILL"
 
 
 def tick(play: Cluster, seconds: float) -> list[Any]:
-    """Let time pass, with a tick per second, and return what was sent to whom."""
+    """Let time pass, with one tick per second, and return the actions."""
     found: list[Any] = []
     for _ in range(round(seconds)):
         play.now += 1.0

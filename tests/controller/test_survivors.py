@@ -1,4 +1,4 @@
-"""Launches that outlive the failure of an island: they run after its restart if all that they need still exists."""
+"""Tests of launches that survive the failure of an island: they run after its restart if all that they need remains."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def back(play: Play, session: int, function: int = 1, feed: int = 95) -> list[An
 
 
 def waits_behind(play: Play) -> tuple[m.Run, ...]:
-    """A program runs on device 0. Behind it, another session makes an array without arguments, and reads it."""
+    """Launch a program on device 0, behind which another session makes an array without arguments and reads it."""
     play.with_call(arguments=0)
     play.say(m.Launch(1, (), (11,), ()))
     other = play.open(7, "other.py").number
@@ -49,7 +49,7 @@ def test_what_was_sent_behind_a_program_that_costs_its_island_runs_after_the_res
     assert "(it had started there)" in awaited.status.message
     other = play.session + 1
     again = runs(back(play, other, 5))
-    assert [each.results for each in again] == [(21,), (22,)], "in their order"
+    assert [each.results for each in again] == [(21,), (22,)], "in the order of their launches"
     play.done(*[each.sequence for each in again])
     assert play.controller.scheduler.statistics(0).in_flight == 0
     assert play.controller.sessions[other].directory.entries[22].error is None
@@ -142,14 +142,14 @@ def test_arrays_that_were_released_after_their_last_use_was_sent_are_made_again(
     play.say(m.Launch(3, (11,), (12,), ()))
     play.say(m.Release((11,)))
     session = play.controller.sessions[play.session]
-    assert 11 not in session.directory.entries, "its memory goes when its last use has ended"
+    assert 11 not in session.directory.entries, "its memory is freed after its last use"
     play.outbox()
     play.lose(0, "killed")
     messages = back(play, play.session)
     again = runs(messages)
     assert [(each.arguments, each.results) for each in again] == [((), (11,)), ((11,), (12,))]
     frees = [each for each in [*messages, *play.done(*[each.sequence for each in again])] if isinstance(each, m.Free)]
-    assert [each.handles for each in frees] == [(11,)], "it is freed once more"
+    assert [each.handles for each in frees] == [(11,)], "it is freed a second time"
     assert set(session.directory.entries) == {10, 12}
     assert session.directory.entries[12].error is None
 
@@ -164,7 +164,7 @@ def test_the_error_names_the_first_cause_and_not_what_follows_from_it():
     play.say(m.Await(5, (13,)))
     play.lose(0, "killed")
     (awaited,) = [each for each in play.outbox() if isinstance(each, m.Awaited)]
-    assert "its argument 0, float32[2] made by put, was stored there" in awaited.status.message, "the array of both"
+    assert "its argument 0, float32[2] made by put, was stored there" in awaited.status.message, "both use this array"
 
 
 @pytest.mark.parametrize("is_sent", [False, True])
@@ -214,12 +214,12 @@ def test_a_launch_that_waits_for_python_on_another_island_waits_on():
     assert (entry.ready, entry.error) == (True, None)
 
 
-# ---- bytes of clients
+# ---- uploads
 
 
 @pytest.fixture
 def play() -> Play:
-    """A session with programs that put and read an array on device 0."""
+    """Return a session with programs that put and read an array on device 0."""
     play = Play()
     play.with_put()
     play.say(m.RegisterProgram(3, single("read", (on(0),), DeviceToHost((0,), 0, None), feeds=1)))
@@ -232,7 +232,7 @@ def errors(play: Play, *handles: int) -> list[str]:
 
 
 def fill(play: Play, count: int = GANG_WINDOW) -> None:
-    """Have another session launch so many gangs on device 0."""
+    """Launch this many gangs on device 0 from another session."""
     other = play.open(7, "other.py").number
     put = single("put", (), HostToDevice((HostBuffer(0, (2,), None, None),), (on(0),)), feeds=1)
     play.proxy(other, m.RegisterProgram(2, put))

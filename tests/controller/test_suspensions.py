@@ -1,4 +1,4 @@
-"""Sessions that are suspended and resumed: tables of messages."""
+"""Tests that sessions are suspended and resumed: events, and the messages that follow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.controller.play import Play, runs
 
 
 class SuspendPlay(Play):
-    """A session with an array (handle 5) of 8 bytes on device 0 of two islands."""
+    """Session with an array (handle 5) of 8 bytes on device 0, on a cluster of two islands."""
 
     def __init__(self, topology: str = "2x1x2", **options: Any) -> None:
         super().__init__(topology, **options)
@@ -36,7 +36,7 @@ class SuspendPlay(Play):
         return self.say(m.Quiesced(number))
 
     def suspended(self, to_disk: bool = False) -> tuple[m.SpilledPiece, list[Any]]:
-        """All the way; the piece that is spilled, and what was said last."""
+        """Suspend the session. Return the spilled piece, and the last messages."""
         self.ask(to_disk)
         (put,) = self.quiesced()
         assert isinstance(put, m.SpillRequest)
@@ -56,11 +56,11 @@ def answer_in(messages: list[Any]) -> m.OperationReply:
 def test_a_session_is_suspended_and_resumed_step_by_step():
     play = SuspendPlay()
     assert play.ask() == [m.Quiesce(1)]
-    # It is still: its array is copied. Nothing has changed so far.
+    # The session is quiet while its array is copied. Nothing has changed so far.
     (put,) = play.quiesced()
     assert put == m.SpillRequest(play.session, 1, ((1, 5, 0),))
     assert play.memory == 8
-    # Once it is spilled its memory is free, and the script waits.
+    # When the array is spilled, its memory is free, and the script waits.
     piece = m.SpilledPiece(1, 8)
     said = play.report(0, m.SpillReply(play.session, 1, OK, (piece,)))
     assert said == [
@@ -68,7 +68,7 @@ def test_a_session_is_suspended_and_resumed_step_by_step():
         m.OperationReply(OK, f"session {play.session} is suspended in memory"),
     ]
     assert play.memory == 0
-    # It comes back as a feed of an ordinary launch.
+    # The array is restored as a feed of an ordinary launch.
     keep, send, credit = play.resume()
     assert isinstance(keep, m.RegisterPlan)
     assert credit == m.CreditReturned(-1)
@@ -94,7 +94,7 @@ def test_it_goes_on_on_another_island_with_its_functions_compiled_there():
     said = play.report(1, m.Compiled(compile_.function, OK, b"", 0.1, False))
     (send,) = [each for each in said if isinstance(each, m.SendSpilled)]
     ((_, feed, hosts),) = send.pieces
-    assert hosts == (1,), "the host that keeps it sends it to the other"
+    assert hosts == (1,), "the host with the piece sends it to the other host"
     (run,) = runs(play.report(1, m.FeedsArrived(play.session, (feed,))))
     said = play.report(1, m.Done(((run.sequence, 0, 1),)))
     assert m.Migrated(2, ((0, 1),)) in said
@@ -127,7 +127,7 @@ def test_others_have_the_memory_and_the_exclusive_devices_meanwhile():
     third = play.open(44, "third.py").number
     play.flush()
     assert len(play.controller.sessions[third].devices.virtual) == 4
-    # As long as these have something there, it waits, and says for whom.
+    # As long as other sessions use the devices, the resumption waits and names these sessions.
     play.controller.sessions[third].devices.used.add(0)
     said = answer_in(play.resume()).status
     assert said.code == Code.RESOURCE_EXHAUSTED
@@ -227,7 +227,7 @@ def test_an_island_can_be_drained_of_sessions_that_are_on_disk():
         play.engine(m.IslandEnded(0))
         play.flush()
         assert "waits for island 0, which is drained" in answer_in(play.resume()).status.message
-        # Another host may see the same files.
+        # A host of another island may have access to the same files.
         (send,) = [each for each in play.resume(1) if isinstance(each, m.SendSpilled)]
         assert send.pieces[0][2] == (1,)
 
@@ -248,7 +248,7 @@ FILE = "/spilled/1.piece"
 
 
 def suspended_in_one_file() -> SuspendPlay:
-    """A session with two arrays (handles 5 and 6) that are in one file."""
+    """Suspend a session whose two arrays (handles 5 and 6) are in one file."""
     play = SuspendPlay()
     play.array(6)
     play.ask(to_disk=True)
@@ -260,7 +260,7 @@ def suspended_in_one_file() -> SuspendPlay:
 
 
 def dropped(messages: list[Any]) -> list[str]:
-    """The files that hosts are to remove."""
+    """Return the files that hosts must remove."""
     return [piece.path for each in messages if isinstance(each, m.DropSpilled) for piece in each.pieces]
 
 

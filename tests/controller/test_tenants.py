@@ -1,4 +1,4 @@
-"""Tenants at the controller: whose a session is, what a user may see and say, and quotas."""
+"""Tests of tenants: the owners of sessions, the permissions of users, and quotas."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROOT = TenantSettings("root", token_hash("root"), role=TenantRole.OPERATOR)
 
 
 def shared(topology: str = "1x1x2", **changes: Any) -> Play:
-    """A cluster with tenants, of which bob's settings are changed; `play.session` is one of `default`."""
+    """Return a cluster with tenants, and a session of `default`. `changes` are settings of bob."""
     settings = {name: changes.pop(name) for name in ("device_memory", "joint_islands") if name in changes}
     tenants = (ALICE, msgspec.structs.replace(BOB, **changes), ROOT)
     return Play(topology, token="cluster", tenants=tenants, **settings)
@@ -41,7 +41,7 @@ def refusal(play: Play, connection: int, message: Any) -> Code:
     return Code(reply.status.code)
 
 
-# ---- whose
+# ---- owners
 
 
 def test_a_session_is_that_of_the_tenant_whose_token_it_brings():
@@ -72,7 +72,7 @@ def test_a_tenants_token_joins_no_worker_and_is_no_engine(token, role):
     assert connection in {each.connection for each in [*play.flush(), *play.closed] if isinstance(each, a.Close)}
 
 
-# ---- what a user may
+# ---- permissions of a user
 
 
 def test_a_user_sees_its_own_and_an_operator_all():
@@ -183,7 +183,7 @@ def tenant(name: str, **grants: Any) -> TenantSettings:
 
 
 def rules_of(play: Play, session: int) -> PythonRules:
-    """Return the rules for Python of a session, which its hosts got when it opened."""
+    """Return a session's rules for Python, which its hosts received when it opened."""
     stores = [each.message for each in play.actions if isinstance(each, a.Send) and type(each.message) is m.OpenStore]
     (rules,) = {each.python for each in stores if each.session == session}
     return rules
@@ -260,12 +260,12 @@ def test_tenants_share_no_function():
     assert len(names) == 2
 
 
-# ---- devices of one's own
+# ---- exclusive devices
 
 
 def test_an_exclusive_slice_is_on_devices_that_nobody_has_and_nobody_gets_them():
     play = Play("1x1x4")
-    play.with_function(devices=(0,))  # this session has something on device 0
+    play.with_function(devices=(0,))  # this session has a function on device 0
     other = play.open().number
     play.outbox()
 
@@ -281,7 +281,7 @@ def test_an_exclusive_slice_is_on_devices_that_nobody_has_and_nobody_gets_them()
     assert mine.status.code == Code.OK
     taken = {play.controller.sessions[other].devices.locations[device] for device in mine.devices}
     assert not any(location.ordinal == 0 for location in taken)
-    # Whoever was there before is refused, and whoever comes does not see them.
+    # Requests of existing sessions for these devices are refused, and new sessions do not see them.
     play.proxy(play.session, m.RegisterFunction(9, "content", 909, ((min(each.ordinal for each in taken),),)))
     (not_ready,) = [message for message in play.outbox() if isinstance(message, m.FunctionReady)]
     assert f"of session {other}, which uses it exclusively" in not_ready.status.message

@@ -1,4 +1,4 @@
-"""The transcripts of the controller are what the controller does."""
+"""Tests that the controller acts as its transcripts record."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_table_has_no_other_files():
 
 
 def test_numbers_of_a_run_do_not_show():
-    """Handles of the controller, the names of functions in the cluster, and secrets differ between versions."""
+    """Handles that the controller chooses, names of functions in the cluster, and secrets differ between versions."""
     for path in files():
         text = path.read_text()
         assert not re.search(r"\d{10}|[0-9a-f]{32}|secret", text), path.name

@@ -1,4 +1,4 @@
-"""Reads of a version by many sessions at the controller: trees of transfers, and what interrupts them."""
+"""Tests of many sessions that read one version: trees of transfers, and interruptions of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.controller.publishing_play import Trainer
 
 
 class Reader(NamedTuple):
-    """A session that reads the version to array 7, on an island with the same number as its only host."""
+    """Session that reads the version to array 7, on the island (and only host) with this number."""
 
     session: int
     reader: int
@@ -31,15 +31,15 @@ class Reader(NamedTuple):
 
 
 class Reading(Trainer):
-    """Has a version on island 0, and sessions that read it on other islands."""
+    """Trainer with a version on island 0, and sessions on other islands that read it."""
 
     def __init__(self, topology: str = "6x1x2") -> None:
         super().__init__(topology)
         self.complete()
-        self.running: dict[int, list[Gang[GangRun]]] = {}  # the gangs of reads, by the island that receives
+        self.running: dict[int, list[Gang[GangRun]]] = {}  # gangs of reads, by receiving island
 
     def read(self, *islands: int, token: str = "reader") -> list[Reader]:
-        """Sessions on these islands read the version."""
+        """Let one session on each of these islands read the version."""
         sessions = [self.open(token=token).number for _ in islands]
         readers = [
             Reader(each, self.opened(each).reader, island) for each, island in zip(sessions, islands, strict=True)
@@ -49,7 +49,7 @@ class Reading(Trainer):
         return readers
 
     def sources(self) -> dict[int, int]:
-        """Of the reads that have begun since the last time: the island that sends, by the one that receives."""
+        """Return the reads that have started since the last call: the sending island, by receiving island."""
         sent = [(to[1], each) for to, each in self.sent() if isinstance(each, m.Run) and each.results]
         found = {}
         for island, run in sent:
@@ -58,21 +58,24 @@ class Reading(Trainer):
         return found
 
     def end(self, *islands: int) -> dict[int, int]:
-        """The reads of these islands end on all hosts; `sources` of the next ones."""
+        """End the reads of these islands on all hosts. Return `sources` of the next reads."""
         for island in islands:
             for gang in self.running.pop(island):
                 self.worker(gang.island, m.Done(((gang.sequence, 0, 1),)))
         return self.sources()
 
     def interrupt(self, *islands: int) -> dict[int, int]:
-        """The hosts of these islands notice that the bytes of their reads do not come; `sources` of the next ones."""
+        """Report from the hosts of these islands that the bytes of their reads do not arrive.
+
+        Return `sources` of the next reads.
+        """
         for island in islands:
             (sequence,) = [gang.sequence for gang in self.running.pop(island) if gang.island == island]
             self.worker(island, m.Failed(sequence, Status(Code.DATA_LOSS, "the sender is gone")))
         return self.sources()
 
     def error(self, reader: Reader) -> str | None:
-        """The error of the array that a session reads; None if it is there, and "waits" if it is pending."""
+        """Return the error of the array that a session reads, None if it has none, or "waits" if it is pending."""
         entry = self.controller.sessions[reader.session].directory.entries[7]
         return "waits" if not entry.ready else None if entry.error is None else entry.error.message
 
@@ -150,7 +153,7 @@ def test_copies_of_readers_feed_others_when_the_version_is_lost() -> None:
     play.lose(0, "it burnt")
     (version,) = play.controller.published.names.versions()
     assert version.state is VersionState.LOST
-    assert play.interrupt(2) == {}, "the first copy has fed two readers"
+    assert play.interrupt(2) == {}, "the first copy has served two readers"
     assert play.end(3) == {2: 3}
     play.end(2, 4)
     assert [play.error(each) for each in (second, third, fourth)] == [None] * 3
@@ -187,7 +190,7 @@ def test_a_copy_that_was_released_is_no_source() -> None:
     play.end(1)
     assert 7 not in play.controller.sessions[first.session].directory.entries
     play.read(3)
-    assert play.sources() == {}, "the publisher has fed two readers, and one of them is about to have a copy"
+    assert play.sources() == {}, "the publisher has served two readers, one of which will have a copy soon"
     assert play.end(2) == {3: 2}
 
 
@@ -372,7 +375,7 @@ def test_a_dump_has_the_reads_that_are_to_be_forgotten() -> None:
 
 
 class ReadingParts(Reading):
-    """A version of some arrays on island 0, of which sessions read some."""
+    """Trainer with a version of several arrays on island 0, of which sessions read some."""
 
     def __init__(self, arrays: int = 3) -> None:
         super().__init__()
@@ -385,7 +388,7 @@ class ReadingParts(Reading):
         self.flush()
 
     def read_part(self, island: int, first: int, count: int, is_original: bool = False) -> dict[int, int]:
-        """A session reads these arrays, and all reads end. Return `sources`."""
+        """Let a session read these arrays, and end all reads. Return `sources`."""
         session = self.open(token="reader").number
         reader = self.opened(session).reader
         handles = tuple(range(7, 7 + count))
@@ -431,7 +434,7 @@ def test_nothing_is_kept_of_the_copies_of_a_session_that_has_ended() -> None:
     play.flush()
     play.controller.published.reads.validate()
     play.read(3)
-    assert play.sources() == {}, "the publisher has fed two readers, and one of them is about to have a copy"
+    assert play.sources() == {}, "the publisher has served two readers, one of which will have a copy soon"
     assert play.end(2) == {3: 2}
 
 
@@ -450,7 +453,10 @@ def test_the_reads_of_a_session_are_bounded() -> None:
 
 
 def _donate(play: Reading, reader: Reader, result: int) -> int:
-    """A session replaces its array 7 with the result of a function that gets its memory; bytes used on its device."""
+    """Replace a session's array 7 with the result of a function that donates it.
+
+    Return the bytes used on its device.
+    """
     play.session = reader.session
     device = 2 * reader.island
     play.with_function(90, (device,))
@@ -466,7 +472,7 @@ def test_a_copy_that_is_to_feed_others_is_counted_beside_the_output_that_replace
     play.sources()
     play.controller.memory.declare((3, 0), 7)
     assert play.end(1) == {}, "the third reader waits for memory"
-    assert _donate(play, first, 8) == 16, "the host copies the array, since it is still to be sent"
+    assert _donate(play, first, 8) == 16, "the host copies the array, which must still be sent"
 
 
 def test_a_copy_that_has_fed_others_gives_its_memory_to_the_output_that_replaces_it() -> None:
@@ -486,7 +492,7 @@ def test_a_launch_that_donates_a_copy_continues_when_the_copy_does_not_feed_othe
     first, _, third = play.read(1, 2, 3)
     play.sources()
     play.controller.memory.declare((3, 0), 7)
-    play.end(1)  # the third reader waits for memory, and is to get the copy of the first one
+    play.end(1)  # the third reader waits for memory, and will receive the first reader's copy
     play.operator(m.SetTenant("reader", limits=limits))
     if not limits:
         play.controller.memory.declare((1, 0), 12)

@@ -1,4 +1,4 @@
-"""Searches for versions that are in files and can leave a device for lack of memory."""
+"""Tests of the search for versions that are in files and can leave a device that lacks memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ DEVICE, OTHER = (0, 0), (1, 0)
 
 
 class Devices:
-    """Two devices with versions of 8 bytes per array. `stuck` cannot leave, and reads wait for `awaited`."""
+    """Two devices with versions of 8 bytes per array.
+
+    The versions in `stuck` cannot leave, and reads wait for `awaited`.
+    """
 
     def __init__(self) -> None:
         self.seconds = 100.0
@@ -29,7 +32,7 @@ class Devices:
         self.examined: list[VersionKey] = []
         self.stored: list[VersionKey] = []
         self.replaced: list[VersionKey] = []
-        self.is_possible = False  # what the last search returned
+        self.is_possible = False  # the result of the last search
         self.tenants = {name: Tenant(TenantSettings(name, "", priority=p)) for name, p in (("low", 1), ("high", 5))}
         state = SimpleNamespace(
             outbox=self,
@@ -49,7 +52,7 @@ class Devices:
         is_written: bool = True,
         name: str = "",
     ) -> VersionKey:
-        """A version that is complete, and in files unless that is not wanted. Each 64 ones have a name by default."""
+        """Publish a complete version, and return its key. By default it is in files, and 64 versions share a name."""
         self.seconds += 1
         handles, paths = tuple(range(arrays)), tuple(map(str, range(arrays)))
         name = name or f"name{len(self.versions) // 64}"
@@ -63,7 +66,7 @@ class Devices:
         return version.key
 
     def many(self) -> list[VersionKey]:
-        """Versions that cannot leave the device, more than are examined at once."""
+        """Publish more versions than one search examines, none of which can leave the device."""
         found = [self.version() for _ in range(2000)]
         self.stuck.update(found)
         return found
@@ -71,20 +74,20 @@ class Devices:
     def free(
         self, missing: int, tenant: str = "low", later: float = 0.0, is_last: bool = False, waited: float = 1.0
     ) -> list[VersionKey]:
-        """Free memory of the device after some seconds; the versions that were examined."""
+        """Free memory of the device after `later` seconds. Return the versions that were examined."""
         self.seconds += later
         self.examined.clear()
         self.is_possible = self.relief.free(self.tenants[tenant], DEVICE, missing, waited, is_last)
         return list(self.examined)
 
     def free_quota(self, device: tuple[int, int] | None, waited: float = 1.0) -> list[VersionKey]:
-        """Free 8 bytes of the quota of tenant low, on a device or on all; the versions that were examined."""
+        """Free 8 bytes of the quota of tenant low, on one device or on all. Return the versions that were examined."""
         self.examined.clear()
         self.is_possible = self.relief.free_quota(self.tenants["low"], device, 8, waited, is_last=False)
         return list(self.examined)
 
     def many_unwritten(self) -> list[VersionKey]:
-        """Versions that newer ones have replaced and that are being written, more than are examined at once."""
+        """Publish replaced versions that are still being written, more than one search examines."""
         found = []
         for number in range(1000):
             found.append(self.version(keep=1, is_written=False, name=f"unwritten{number}"))
@@ -194,7 +197,7 @@ def test_the_last_search_examines_versions_again() -> None:
     devices.free(8)
     assert devices.free(8, later=0.1, is_last=True) == [stuck]
     assert not devices.is_possible
-    assert devices.free(8, is_last=True) == [], "another launch waits for the same"
+    assert devices.free(8, is_last=True) == [], "another launch waits for the same memory"
     assert not devices.is_possible
 
 

@@ -1,4 +1,4 @@
-"""The rules for versions that differ, by role: docs/operate/upgrade.md has them in a table."""
+"""Tests of the rules for peers of other versions, by role. docs/operate/upgrade.md has them in a table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests of users' commands take turns: a flush answers one."""
+"""Tests that requests of users' commands take turns: each flush answers one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.controller.test_tenants import shared
 
 
 def answered(play: Play) -> list[int]:
-    """The connections that get a report at one flush."""
+    """Return the connections that get a report in one flush."""
     actions = play.event(e.Flush(play.now))
     return [each.connection for each in actions if isinstance(each, a.Send) and isinstance(each.message, m.StatusReply)]
 

@@ -1,4 +1,4 @@
-"""What has not ended after a minute is reported once, with the process that owes the next step, and goes on."""
+"""Tests of the watchdog: it reports work that takes over a minute once, with the process that must act next."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.controller.publishing_play import Trainer
 
 
 def pass_time(play: Play, until: float, since: float = 0.0) -> list[str]:
-    """The texts of what is late, as the session's proxy gets them."""
+    """Let time pass. Return the texts of late work that the session's proxy receives."""
     late: list[str] = []
     for now in range(int(since) + 1, int(until) + 1):
         play.tick(float(now))
@@ -110,7 +110,7 @@ def test_a_subscriber_that_waits_is_owed_a_version():
 
 
 class LostCompilation(Play):
-    """A session that has asked for a function of which its worker knows nothing."""
+    """Session that has registered a function of which its worker has no record."""
 
     def __init__(self) -> None:
         super().__init__("1x1x2")
@@ -119,7 +119,10 @@ class LostCompilation(Play):
         self.asked: list[str] = []
 
     def pass_time(self, seconds: int, stage: m.CompileStage, progress: int = -1) -> list[Any]:
-        """The worker answers each question; what is sent besides pings and lateness."""
+        """Let time pass while the worker answers each question.
+
+        Return the messages except pings and reports of late work.
+        """
         sent: list[Any] = []
         for _ in range(seconds):
             self.tick(self.now + 1.0)
@@ -166,8 +169,8 @@ def test_a_compilation_without_progress_fails_and_one_with_progress_does_not():
     play = LostCompilation()
     for ticks in range(100, 110):
         assert play.pass_time(500, m.CompileStage.COMPILING, ticks) == []
-    assert play.pass_time(500, m.CompileStage.COMPILING) == [], "its progress is not known"
-    assert play.pass_time(1500, m.CompileStage.QUEUED, 5) == [], "those before it may be stuck"
+    assert play.pass_time(500, m.CompileStage.COMPILING) == [], "its progress is unknown"
+    assert play.pass_time(1500, m.CompileStage.QUEUED, 5) == [], "the gangs before it may be stuck"
     stopped, dropped, failed = play.pass_time(650, m.CompileStage.COMPILING, 5)
     assert stopped == m.StopCompiling(play.compile.function)
     assert dropped == m.DropFunction(play.compile.function), "nobody needs it"

@@ -1,4 +1,4 @@
-"""The launch window at the controller, which believes no proxy: what launches take of it, and how many there are."""
+"""Tests of the launch window, which the controller enforces: the credits that a launch takes, and the maximum."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def closings(messages: list[Any]) -> list[str]:
 
 
 def playing() -> Play:
-    """Has array 10, and a program that takes several credits."""
+    """Return a session with array 10 and a program that takes several credits."""
     play = Play()
     play.with_call()
     play.array(10)
@@ -67,7 +67,7 @@ def test_a_programs_number_that_is_released_and_used_again_costs_what_it_stands_
 
 
 def large(program: Program) -> Program:
-    """One that does the same, and as many nodes more as a credit is for."""
+    """Return a program with the same result and enough additional nodes for one more credit."""
     views = tuple(view(0, program.arguments[0]) for _ in range(NODES_PER_CREDIT))
     first = len(program.arguments)
     assert len(program.results) == len(program.nodes) == 1
@@ -79,7 +79,7 @@ def large(program: Program) -> Program:
 def test_a_node_that_depends_on_data_costs_what_all_of_its_programs_do(position, credits):
     play = Chooser()
     near = play.controller.sessions[play.session].definitions[BRANCHES[0]]
-    # After the node that names it: what a launch costs is known when it comes.
+    # Register the program after the node that names it, because the cost of a launch is determined when it arrives.
     play.say(m.ReleaseProgram(BRANCHES[position]))
     play.register(BRANCHES[position], large(near))
     said = play.say(m.Launch(SWITCH, (11, 10), (20,), (), credits=credits))

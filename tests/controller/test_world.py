@@ -1,4 +1,4 @@
-"""A play of random clients on model hosts: the answers to them are true, and nothing is left."""
+"""Run random clients with model hosts: the results are correct, and nothing is left."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.controller.world import World
 from tests.thoroughness import examples
 
 
-# A session ends between commit and start of a gang that was to take its memory over from a donated argument.
+# A session ends between commit and start of a gang that was to take over the memory of its donated argument.
 @example(75, 47, "2x2x1", 0.15, 0, Dispatch.PARALLEL, 0.0, 0)
 # An island fails while gangs of a session that has ended are committed.
 @example(273369, 95, "1x4x1", 0.0, 0, Dispatch.PARALLEL, 0.02, 0)
@@ -53,7 +53,7 @@ class LongPrograms(World):
     st.sampled_from([0.0, 0.1]),
 )
 def test_delegated_runs_are_revoked_at_any_segment_and_nothing_runs_twice(seed, rounds, topology, doom, memory, loss):
-    """One client has the cluster to itself, until another one comes; then hosts fail, or sessions end."""
+    """One client has the cluster to itself until another one connects. Then hosts fail, or sessions end."""
     world = LongPrograms(random.Random(seed), topology, doom, device_memory=memory)
     rng, one, other = world.rng, world.open(), world.open()
     for _ in range(rounds):

@@ -1,4 +1,4 @@
-"""Functions on several islands: their worlds, and what the failure of an island does to them."""
+"""Tests of functions on several islands: their worlds, and the effect of an island's failure on them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def registered(play: Play, function: int = 1, devices: tuple[int, ...] = (0, 1))
 
 
 def with_function(play: Play, devices: tuple[int, ...] = (0, 1)) -> m.JoinWorld:
-    """A compiled function on these devices, and a program 1 that calls it."""
+    """Compile a function on these devices, and register program 1, which calls it."""
     sent = registered(play, 1, devices)
     (serve,) = of(sent, m.JoinWorld)
     play.report(0, m.WorldServed(serve.world, "unix:/world"))
@@ -55,7 +55,7 @@ def test_the_first_host_serves_a_world_and_the_others_join_it():
     assert (serve.rank, serve.ranks, serve.address) == (0, 2, "")
     (join,) = play.report(0, m.WorldServed(serve.world, "unix:/world"))
     assert join == m.JoinWorld(serve.world, 1, 2, "unix:/world")
-    assert play.report(0, m.WorldServed(serve.world, "unix:/world")) == [], "said twice"
+    assert play.report(0, m.WorldServed(serve.world, "unix:/world")) == [], "a second report has no effect"
 
 
 def test_hosts_compile_a_function_of_a_world_for_ranks_of_the_world():
@@ -293,7 +293,7 @@ def test_a_run_that_does_not_end_in_a_replaced_world_has_its_island_restarted():
         play.report(0, m.Failed(each[0].sequence, Status(Code.INVALID_ARGUMENT, "an argument has been deleted")))
     sent = sent_until(play, 20)
     closed = [name for name, message in sent if type(message) is m.CloseWorld and message.successor]
-    assert closed == [("host", 0), ("host", 1)], "once, for both runs"
+    assert closed == [("host", 0), ("host", 1)], "one message for both runs"
     assert [message.island for _, message in sent if type(message) is m.RestartIsland] == [1]
 
 
@@ -311,7 +311,9 @@ def test_a_run_that_hangs_after_the_loss_of_an_island_that_had_ended_it_has_its_
         play.report(0, m.WorldServed(again.world, "unix:/again"))
     play.outbox()
     sent = sent_until(play, 20)
-    assert not [message for _, message in sent if type(message) is m.CloseWorld and message.successor], "it has left it"
+    assert not [message for _, message in sent if type(message) is m.CloseWorld and message.successor], (
+        "the host has left the world"
+    )
     (restart,) = [message for _, message in sent if type(message) is m.RestartIsland]
     assert restart.island == 0
     assert first.sequence not in play.controller.launcher.in_flight
@@ -448,14 +450,14 @@ def test_a_function_whose_first_compilation_lost_its_island_is_ready_when_it_is_
 
 
 def with_function_of_one_island(play: Play) -> None:
-    """A compiled function on device 0, and a program 2 that calls it."""
+    """Compile a function on device 0, and register program 2, which calls it."""
     compiles = of(registered(play, 2, (0,)), m.Compile)
     play.report(0, m.Compiled(compiles[0].function, OK, b"", 0.1, False))
     play.say(m.RegisterProgram(2, single("g", (), Call(2, (), (on(0),), (0,)))))
 
 
 def restart_0(play: Play) -> None:
-    """Restart island 0. Its session compiles function 2 again, and no function of several islands."""
+    """Restart island 0. Its session compiles function 2 again, but no function of several islands."""
     play.lose(0, "its connection broke")
     play.say(m.FailureAcknowledged((0,), (), ()))
     play.join_again(0)

@@ -1,4 +1,4 @@
-"""Random clients, and the world that they share: a controller with model hosts."""
+"""Random clients and their world: a controller with model hosts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.controller.play import joined, joining
 
 
 class Client:
-    """A session that does random things, and knows what must become of each of its handles."""
+    """Session that acts at random, and knows the possible outcomes of each of its handles."""
 
     def __init__(self, world: World, number: int) -> None:
         self.world = world
@@ -38,15 +38,15 @@ class Client:
         self.next = 1
         self.launched = self.retired = 0
         self.arrays: dict[int, ArraySpec] = {}  # live and usable
-        self.taint: dict[int, set[str]] = {}  # programs that fail, and it with them
-        self.maybe: dict[int, set[str]] = {}  # programs with which it may fail
+        self.taint: dict[int, set[str]] = {}  # programs that fail and cause the array to fail
+        self.maybe: dict[int, set[str]] = {}  # programs that may cause it to fail
         self.unreleased: set[int] = set()
         self.waits: dict[int, int] = {}  # wait -> handle
         self.outcomes: dict[int, Status] = {}
         self.programs: dict[Any, int] = {}
         self.functions: dict[tuple[int, ...], int] = {}
         self.uploads: list[tuple[int, int]] = []  # (host, feed)
-        self.sent: list[tuple[int, int]] = []  # of launches, that were uploaded
+        self.sent: list[tuple[int, int]] = []  # uploaded feeds of launches
         self.fed: set[int] = set()  # feeds of launches
         self.lost: set[int] = set()  # hosts to which it sends nothing
 
@@ -86,7 +86,7 @@ class Client:
                 self.outcomes[wait] = status
 
     def spec(self) -> ArraySpec:
-        """A sharding over some devices of the cluster."""
+        """Return a sharding over some devices of the cluster."""
         locations = self.world.controller.sessions[self.number].devices.locations
         devices = tuple(self.rng.sample(sorted(locations), self.rng.randint(1, min(3, len(locations)))))
         tiling = Tiled((len(devices),), tuple(range(len(devices))))
@@ -118,7 +118,7 @@ class Client:
         number = self.program(body)
         results = [self.fresh() for _ in body.results]
         taint = set().union(*(self.taint[handle] for handle in arguments))
-        # A program of several nodes may fail when others have used what it had made until then.
+        # A program of several nodes may fail if other sessions use the results that it had made so far.
         late = {name for name in taint if name.startswith("chain")}
         maybe = late.union(*(self.maybe[handle] for handle in arguments))
         taint = taint - late
@@ -163,7 +163,7 @@ class Client:
         self.arrays[result] = target
 
     def has_function(self, devices: tuple[int, ...]) -> bool:
-        """Whether a function for these devices is compiled, or can be."""
+        """Return whether a function for these devices is compiled, or can be compiled."""
         locations = self.world.controller.sessions[self.number].devices.locations
         return devices in self.functions or locations[devices[0]].island not in self.world.down
 
@@ -177,13 +177,15 @@ class Client:
         return self.functions[devices]
 
     def chain(self) -> None:
-        """A program of several nodes: calls on values of any node before, with transfers where these are elsewhere."""
+        """Return a program of several nodes that call functions on values of earlier nodes, with transfers where
+        necessary.
+        """
         handle = self.some_array()
         if handle is None:
             return
         specs = [self.arrays[handle]]
         nodes: list[Any] = []
-        gone: set[int] = set()  # values that have been donated
+        gone: set[int] = set()  # donated values
 
         def donate(value: int) -> bool:
             if self.rng.random() < 0.3:
@@ -271,10 +273,10 @@ class Client:
 
 
 class World:
-    """The controller with model hosts, random clients, and messages in between that keep their order."""
+    """Controller with model hosts and random clients. The messages between them keep their order."""
 
     kind_of_client: type[Client] = Client
-    longest = 6  # calls in a program
+    longest = 6  # maximum number of calls in a program
 
     def __init__(self, rng: random.Random, topology: str, doom: float, **settings: Any) -> None:
         self.rng = rng
@@ -282,28 +284,28 @@ class World:
         self.now = 0.0
         self.cluster = joined(topology, delegate_after_seconds=0.0, **settings)  # no time passes
         self.controller = self.cluster.controller
-        self.memory: int = settings.get("device_memory", 0)  # of each device; 0: without a limit
-        self.exhausted: set[str] = set()  # errors for want of memory that the model agrees with
+        self.memory: int = settings.get("device_memory", 0)  # of each device; 0 means no limit
+        self.exhausted: set[str] = set()  # out-of-memory errors that the model confirms
         self._hopeless = self.controller.launcher.memory.waits.hopeless
         self.controller.launcher.memory.waits.hopeless = self.hopeless  # type: ignore[method-assign]
         self.down: set[int] = set()  # islands
-        self.replies: list[m.OperationReply] = []  # operators
+        self.replies: list[m.OperationReply] = []  # to operators
         self.has_lost = False
         self.hosts = {number: self.host_of(number) for number in self.controller.resources.hosts}
         self.clients: dict[int, Client] = {}
         self.links: defaultdict[tuple[int, int], deque[bytes]] = defaultdict(deque)  # between hosts of a group
-        self.delegated: dict[int, DelegatedUnits] = {}  # the worker's own, by host
+        self.delegated: dict[int, DelegatedUnits] = {}  # the worker's own class, by host
         self.groups = {number: self.group_of(number) for number in self.hosts}
         for kind, number, message in joining(self.cluster):
             assert kind == "host"
             self.groups[number].take(message)
 
     def host_of(self, number: int) -> ModelHost:
-        """A model host that has just started."""
+        """Return a model host that has just started."""
         return ModelHost(number)
 
     def group_of(self, number: int) -> HostGroup:
-        """A worker's own, around the model host."""
+        """Return the worker's own `HostGroup`, connected to the model host."""
 
         def handle(message: Any) -> bool:
             dispatcher.handle(message)
@@ -320,7 +322,7 @@ class World:
         return group
 
     def hopeless(self) -> list[tuple[Gang[GangRun], Status]]:
-        """What the controller fails for want of memory, checked against what the model says is held."""
+        """Return the launches that the controller fails for lack of memory, after checking each against the model."""
         found = self._hopeless()
         for gang, status in found:
             assert not self.fits(gang), f"{status.message}, though it would fit"
@@ -328,16 +330,16 @@ class World:
         return found
 
     def fits(self, gang: Gang[GangRun]) -> bool:
-        """Whether the gang would get its memory: now, or when what runs on its island has ended.
+        """Return whether the gang would fit into memory, now or after the running gangs of its island have ended.
 
-        From the buffers that are alive, not from the controller's sums; it makes all of its outputs anew.
+        This uses the live buffers, not the controller's sums. The gang allocates all of its outputs.
         """
         spec, in_flight = gang.run.spec, self.controller.launcher.in_flight.values()
         needed = Counter[HostDevice]()
         for requirement in (spec.scratch, *(made.requirement for made in spec.makes if not made.views)):
             needed.update(dict(requirement))
         if max(needed.values(), default=0) > self.memory:
-            return False  # ever
+            return False  # it never fits
         if any(each.island == gang.island for each in in_flight):
             return True
         sessions = self.controller.sessions.values()
@@ -363,7 +365,7 @@ class World:
         return client
 
     def compile(self, session: int, function: int, feed: int) -> None:
-        """The source of a function arrives at its hosts, and they compile it at once."""
+        """Deliver the source of a function to its hosts, which compile it at once."""
         name = self.controller.sessions[session].functions[function]
         for host in sorted(hosts_of(self.controller.functions.locations[name])):
             self.cluster.worker(host, m.FeedsArrived(session, (feed,)))
@@ -374,7 +376,7 @@ class World:
         while (sent := self.cluster.sent()) or self.pass_on():
             for (kind, number), message in sent:
                 while self.rng.random() < 0.5 and self.pass_on():
-                    """What hosts send one another is as late as it likes."""
+                    """Deliver messages between hosts with random delays."""
                 if kind == "host":
                     if self.controller.resources.hosts[number].island not in self.down:
                         self.groups[number].take(message)
@@ -386,7 +388,7 @@ class World:
                     self.end(message.island)
 
     def pass_on(self) -> bool:
-        """One message from a host of a group to another arrives; False where none is on its way."""
+        """Deliver one message from a host of a group to another host. Return False if there was none."""
         busy = sorted(link for link, messages in self.links.items() if messages)
         if busy:
             link = self.rng.choice(busy)
@@ -399,7 +401,7 @@ class World:
         self.deliver()
 
     def end(self, island: int) -> None:
-        """Nothing is left of what was on the island's hosts, or on its way from and to them."""
+        """Remove all state of the island's hosts, and all messages from and to them."""
         self.down.add(island)
         self.has_lost = True
         hosts = list(self.controller.resources.hosts_of(island))
@@ -419,7 +421,7 @@ class World:
         self.deliver()
 
     def ended(self, host: ModelHost) -> list[int]:
-        """What could end there now, by its place; not what waits for other hosts to begin."""
+        """Return the indices of runs that can end on this host now. The other runs wait for other hosts to begin."""
         in_flight = self.controller.launcher.in_flight
         found = []
         for index, (sequence, problem) in enumerate(host.running):
@@ -430,7 +432,7 @@ class World:
         return found
 
     def work(self) -> bool:
-        """One host ends one run, or one piece arrives. False where there is nothing to do."""
+        """Let one host end a run or receive a piece. Return False if there was no work."""
         ended = {host.number: self.ended(host) for host in self.hosts.values()}
         busy = [h for h in self.hosts.values() if ended[h.number] or h.has_news]
         if not busy:
@@ -463,7 +465,7 @@ class World:
         self.deliver()
 
     def settle(self) -> None:
-        """All uploads come, all islands come back, all work is done."""
+        """Finish all uploads, restore all islands, and do all work."""
         for _ in range(1000):
             for island in sorted(self.down):
                 self.restore(island)
@@ -473,7 +475,8 @@ class World:
             self.deliver()
             while self.work():
                 pass
-            # What waits for memory in vain, or failed on several hosts, gets its error once nothing else goes on.
+            # Gangs that wait for memory in vain, or failed on several hosts, get their errors when no other work is
+            # left.
             statistics = [self.controller.scheduler.statistics(i) for i in self.controller.resources.islands]
             if not self.down and not any(each.waiting or each.in_flight for each in statistics):
                 return

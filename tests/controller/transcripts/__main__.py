@@ -11,7 +11,7 @@ from tests.controller.transcripts.transcript_files import DIRECTORY, files, rewr
 
 
 def main() -> int:
-    """Compare the transcripts with what the controller does, or rewrite them."""
+    """Compare the transcripts with the controller's reactions, or rewrite them."""
     parser = argparse.ArgumentParser(prog="python -m tests.controller.transcripts")
     parser.add_argument("names", nargs="*", metavar="NAME.txt", help="names of transcripts; all by default")
     parser.add_argument("--rewrite", action="store_true", help="write the transcripts instead of comparing them")

@@ -1,4 +1,4 @@
-"""The commands of transcripts: events for a controller, and its reaction as text."""
+"""The commands of transcripts: they send events to a controller, and return its reaction as text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.controller.transcripts.transcript_files import TranscriptError
 TOKEN = "cluster"
 STEP_SECONDS = 0.001  # between two commands
 GANG_NS = 1_000_000
-OK_LINES = ["ok"]  # the output of commands that hide what the controller does
+OK_LINES = ["ok"]  # the output of commands whose reaction is hidden
 NOTHING = "(nothing)"
 _FLOATS = ("delegate_after_seconds", "wait_seconds", "lease_seconds", "abandoned_seconds", "suspended_seconds")
 _INTS = ("device_memory", "spill", "max_sessions")
@@ -36,13 +36,13 @@ _INTS = ("device_memory", "spill", "max_sessions")
 
 @dataclass
 class Command:
-    """A command of a peer, which is "" for commands to the test itself."""
+    """Command of a peer. The peer is "" for commands to the test itself."""
 
     peer: str  # "", "engine", "operator", the number of a host, or the name of a session
     name: str
     words: list[str]
     options: dict[str, str]
-    lines: list[str]  # after the first one
+    lines: list[str]  # all words but the first
 
     @classmethod
     def parse(cls, lines: list[str]) -> Command:
@@ -59,16 +59,16 @@ class Command:
         return self.options.pop(name, default)
 
     def numbers(self, name: str, default: str = "") -> tuple[int, ...]:
-        """Return an option that is a list of numbers."""
+        """Return an option that is a list of numbers, and remove it."""
         return tuple(int(each) for each in self.listed(name, default))
 
     def listed(self, name: str, default: str = "") -> list[str]:
-        """Return an option that is a list."""
+        """Return an option that is a list, and remove it."""
         return [each for each in self.take(name, default).split(",") if each]
 
 
 class Transcript:
-    """Runs the commands of one transcript.
+    """Runner for the commands of one transcript.
 
     The methods `_do_*` are the commands. They return their output, or None for the reaction of the controller.
     """
@@ -79,10 +79,10 @@ class Transcript:
         self._sessions: dict[str, int] = {}
         self._devices: dict[str, tuple[int, ...]] = {}  # of functions
         self._sources: dict[int, str] = {}  # functions by the feeds of their sources
-        self._spills: dict[int, m.SpillRequest] = {}  # the newest by host
-        self._runs: dict[int, m.Run] = {}  # that were sent, by their first gang
-        self._clocks: Counter[int] = Counter()  # by host, in nanoseconds
-        self._compiles: dict[tuple[int, str], str] = {}  # functions that are compiled, by host and name
+        self._spills: dict[int, m.SpillRequest] = {}  # the newest run, by host
+        self._runs: dict[int, m.Run] = {}  # sent runs, by their first gang
+        self._clocks: Counter[int] = Counter()  # clocks in nanoseconds, by host
+        self._compiles: dict[tuple[int, str], str] = {}  # compiled functions, by host and name
 
     def run(self, lines: list[str]) -> list[str]:
         """Run a command, and return its output."""
@@ -101,7 +101,7 @@ class Transcript:
     # ---- the reaction
 
     def _reaction(self) -> list[str]:
-        """Return what has changed, and what was sent, since the last time."""
+        """Return what has changed and what was sent since the last call."""
         actions = self._cluster.flush()
         lines = list(self._transitions())
         for action in actions:
@@ -222,7 +222,7 @@ class Transcript:
         return [f"the standby continues in term {self._cluster.term}", *self._reaction()]
 
     def _do_status(self, command: Command) -> list[str]:
-        """Print what `atoll status` shows of islands, sessions and waits."""
+        """Print the islands, sessions and waits that `atoll status` shows."""
         found = report(self._cluster.controller, now=self._cluster.now)
         lines = []
         for island in found.islands:
@@ -395,7 +395,7 @@ class Transcript:
         self._report(command, m.Done(tuple(self._ended(int(command.peer), int(each)) for each in command.words)))
 
     def _ended(self, host: int, gang: int) -> tuple[int, int, int]:
-        """Return a gang with its start and its end, by the clock of the host. Gangs run for a millisecond each."""
+        """Return a gang with its start and end times by the host's clock. Each gang runs for a millisecond."""
         start = self._clocks[host]
         self._clocks[host] += GANG_NS
         return gang, start, self._clocks[host]
@@ -423,13 +423,13 @@ class Transcript:
         self._report(command, m.SpillReply(request.session, request.request, OK, pieces))
 
     def _do_host_runs_revoked(self, command: Command) -> None:
-        """Answer RevokeRuns, with the number of started segments of each run: GANG:SEGMENTS."""
+        """Answer RevokeRuns, with the number of segments of each run that have started, as GANG:SEGMENTS."""
         session, *runs = command.words
         started = tuple((int(gang), int(segments)) for gang, segments in (each.split(":") for each in runs))
         self._report(command, m.RunsRevoked(self._sessions[session], started))
 
     def _do_host_progress(self, command: Command) -> None:
-        """Report that segments FIRST-LAST of a delegated run have ended, and with `over`, that it does not continue."""
+        """Report that segments FIRST-LAST of a delegated run have ended. With `over`, the run does not continue."""
         gang, segments, *over = command.words
         first, _, last = segments.partition("-")
         ended = range(int(first), int(last or first) + 1)
@@ -441,13 +441,13 @@ class Transcript:
         self._report(command, m.RunProgress(int(gang), int(first), packed, counted, bool(over)))
 
     def _do_host_joins(self, command: Command) -> None:
-        """A worker that was started again, or the worker of a new island, joins."""
+        """Let a worker join that was restarted or belongs to a new island."""
         host = int(command.peer)
         known = self._cluster.controller.resources.hosts.get(host)
         self._cluster.join(host, f"unix:/data-{host}-again", 1000 + (0 if known is None else known.incarnation))
 
     def _do_host_lost(self, command: Command) -> None:
-        """The connection of a worker is lost, and the engine does not report a reason in time."""
+        """Lose the connection of a worker, without a reason from the engine in time."""
         self._cluster.lose(int(command.peer), " ".join(command.words))
 
     # ---- the engine and operators

@@ -1,4 +1,4 @@
-"""Messages of the controller as text, with the names that a transcript gives to numbers."""
+"""Render messages of the controller as text, with the names that a transcript gives to numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from atoll.ir import plan as p
 from atoll.protocol import messages as m
 from atoll.protocol.number_ranges import COPY_HANDLES, HOST_FEEDS, LOOP_HANDLES, SPILL_FEEDS
 
-# Fields that differ between runs, that are large, or of which transcripts say nothing.
+# Fields that are large, differ between runs, or do not matter in transcripts.
 _HIDDEN = {
     "secret", "python", "platform_version", "platform", "lease", "launch_window", "payload", "info", "manifest",
     "directory", "content", "checksum", "share", "seconds", "payloads",
@@ -36,7 +36,7 @@ _LABELS = {"sequence": "gang", "run": "gang"}
 
 
 class Names:
-    """Numbers by name and names by number, per kind, such as array, feed or session."""
+    """Names of numbers and numbers of names, per kind, such as array, feed or session."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[str, str], int] = {}
@@ -44,7 +44,7 @@ class Names:
         self._copies: dict[int, str] = {}
 
     def number(self, kind: str, name: str) -> int:
-        """Return the number of a name, which is a new one at the first use."""
+        """Return the number of a name. An unknown name gets a new number."""
         found = self._numbers.get((kind, name))
         if found is None:
             found = 1 + sum(1 for each, _ in self._numbers if each == kind)
@@ -68,7 +68,7 @@ class Names:
         return str(number)
 
     def _given(self, kind: str, number: int) -> str:
-        """Return a name for a number that the controller has chosen."""
+        """Return the name of a number that the controller has chosen."""
         if kind == "array":
             label = "copy" if number in COPY_HANDLES else "carried"
         else:
@@ -77,11 +77,13 @@ class Names:
         return self._copies.setdefault(number, f"{label}{count + 1}")
 
     def find_given(self, name: str) -> int | None:
-        """Return the number that the controller has chosen and that has this name in the transcript."""
+        """Return the number that the controller has chosen for this name in the transcript."""
         return next((number for number, each in self._copies.items() if each == name), None)
 
     def in_text(self, text: str) -> str:
-        """Return a text with names instead of the numbers of sessions and the functions' names in the cluster."""
+        """Replace the numbers of sessions and the cluster's names of functions in a text with the
+        transcript's names.
+        """
         for (kind, number), name in self._names.items():
             if kind == "function" and isinstance(number, str):
                 text = text.replace(number, name)
@@ -89,7 +91,7 @@ class Names:
 
 
 def message_text(message: Any, names: Names) -> str:
-    """Return the message as one line: its type, and the fields that do not have their defaults."""
+    """Return the message as one line: its type, and all fields whose values are not the default."""
     special = _SPECIAL.get(type(message))
     if special is not None:
         return f"{type(message).__name__} {special(message, names)}".rstrip()
@@ -128,11 +130,11 @@ def _pair(values: tuple[Any, ...]) -> str:
 
 
 def status_text(status: Status, names: Names) -> str:
-    """Return a status in quotes, without what differs between runs."""
+    """Return a status in quotes, without the parts that differ between runs."""
     return "OK" if status.ok else f'"{names.in_text(str(status))}"'
 
 
-# ---- messages of which the fields are not for readers
+# ---- messages whose fields are not readable
 
 
 def _register_plan(message: m.RegisterPlan, names: Names) -> str:
@@ -141,7 +143,7 @@ def _register_plan(message: m.RegisterPlan, names: Names) -> str:
 
 
 def step_text(step: Any, names: Names) -> str:
-    """Return the kind of a step, and the function that it calls."""
+    """Return the kind of a step, with the function that it calls."""
     kind = {p.Execute: "call", p.Python: "call Python"}.get(type(step)) or step.__struct_config__.tag
     return f"{kind} {names.name('function', step.function)}" if isinstance(step, p.Execute | p.Python) else str(kind)
 
@@ -225,5 +227,5 @@ _SPECIAL: dict[type[Any], Callable[[Any, Names], str]] = {
 
 
 def without_versions(text: str) -> str:
-    """Return a text without the version of Atoll, with which transcripts would change."""
+    """Return a text without Atoll's version, which would change the transcripts at each release."""
     return re.sub(r"Atoll \d+\.\d+\S*", "Atoll VERSION", text)

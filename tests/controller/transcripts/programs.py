@@ -21,12 +21,12 @@ from tests.controller.transcripts.transcript_files import TranscriptError
 
 
 def array(devices: Sequence[int]) -> ArraySpec:
-    """Return the type of all arrays of transcripts: two float32 numbers, 8 bytes, on each of the devices."""
+    """Return the type of all arrays in transcripts: two float32 numbers (8 bytes) on each of the devices."""
     return ArraySpec("float32", (2,), Sharding(tuple(devices)))
 
 
 class ProgramReader:
-    """Reads one program. `function` returns the number and the devices of a function by its name."""
+    """Parser of one program. `function` returns the number and the devices of a function, given its name."""
 
     def __init__(self, name: str, function: Callable[[str], tuple[int, tuple[int, ...]]]) -> None:
         self._name = name
@@ -38,7 +38,7 @@ class ProgramReader:
         self._feeds = 0
 
     def read(self, lines: Sequence[str]) -> Program:
-        """Return the program."""
+        """Parse and return the program."""
         for line in lines:
             self._read(line)
         results = tuple(self._values[each] for each in self._results)

@@ -16,13 +16,13 @@ from tests.controller.play import Cluster
 
 
 class RecordedCluster(Cluster):
-    """A cluster that records its events, and the gangs that wait or run after each of them."""
+    """Cluster that records its events, and the gangs that wait or run after each event."""
 
     def __init__(self, topology: str, token: str = "", **settings: Any) -> None:
         self.recorded: list[e.AnyEvent] = []
         self.term = 1
         self._gangs: dict[int, Gang[GangRun]] = {}
-        self._told: dict[int, list[str]] = {}  # by gang, the states that `transitions` has returned
+        self._told: dict[int, list[str]] = {}  # states that `transitions` has returned, by gang
         self._standby: Controller | None = None
         super().__init__(topology, token, **settings)
 
@@ -64,7 +64,7 @@ class RecordedCluster(Cluster):
         return controller
 
     def _continue_with(self, controller: Controller) -> None:
-        """Let all peers connect to another controller."""
+        """Connect all peers to another controller."""
         self.controller = controller
         self.term += 1
         self._gangs.clear()
@@ -77,7 +77,7 @@ class RecordedCluster(Cluster):
     def transitions(self) -> list[tuple[Gang[GangRun], bool, list[str]]]:
         """Return the gangs whose states have changed since the last call, with the new states.
 
-        Gangs that are over come first. The flag says whether the gang is new.
+        Finished gangs are first. The flag is true for new gangs.
         """
         found = []
         for sequence, gang in sorted(self._gangs.items(), key=lambda each: (each[1].state < GangState.DONE, each[0])):
@@ -91,7 +91,7 @@ class RecordedCluster(Cluster):
 
 
 def _states(gang: Gang[GangRun]) -> list[str]:
-    """Return the states of a gang so far, with the reasons to wait, as its `story` has them."""
+    """Return the states of a gang so far, with the reasons to wait, as recorded in its `story`."""
     states = []
     for step in story(gang):
         waits = step.state in (GangState.WAITING, GangState.DEFERRED)

@@ -22,12 +22,12 @@ SEPARATOR = "----"
 
 
 class TranscriptError(Exception):
-    """A transcript is malformed, or has a command that does not exist."""
+    """Raised if a transcript is malformed, or contains a command that does not exist."""
 
 
 @dataclass
 class Step:
-    """A command with the text before it: comments and empty lines."""
+    """Command with the text before it: comments and empty lines."""
 
     before: list[str]
     lines: list[str]
