@@ -65,7 +65,7 @@ def test_a_cluster_has_one_engine_at_a_time():
     cluster = joined("1x1x1", token="right")
     second = cluster.connect("engine")
     status = refused(cluster, second)
-    assert (status.code, status.message) == (Code.ALREADY_EXISTS, "the cluster already has an engine")
+    assert (status.code, status.message) == (Code.ALREADY_EXISTS, "this cluster has its engine")
     cluster.receive(second, m.IslandRemoved(0, "it says so"))
     assert not cluster.controller.resources.islands[0].is_over, "its later messages are ignored"
     cluster.receive(cluster.connect("agent"), m.AgentSays(b"for the engine"))

@@ -25,7 +25,7 @@ from tests.garbage import counted
 
 @pytest.fixture(autouse=True)
 def _without_other_tests() -> None:
-    """Keep objects of earlier tests in this process, whose threads may end now, out of what is counted."""
+    """Exclude objects of earlier tests in this process, whose threads may end now, from the count."""
     gc.collect()
     gc.freeze()
 

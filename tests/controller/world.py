@@ -168,7 +168,7 @@ class Client:
         return devices in self.functions or locations[devices[0]].island not in self.world.down
 
     def function(self, devices: tuple[int, ...]) -> int:
-        """A compiled function."""
+        """Return a compiled function for these devices."""
         while devices not in self.functions:  # a compilation may fail
             function, feed = self.fresh(), self.fresh()
             self.functions[devices] = function
