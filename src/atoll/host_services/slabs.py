@@ -18,6 +18,7 @@ from atoll.host_services import host_data
 from atoll.ir.exchange import Grid, common, relative
 from atoll.ir.types import Box, Shape
 from atoll.transfers.piece_contents import Filled
+from atoll.transfers.transfer_engine import Group
 
 SLAB_BYTES = 8 << 20
 _PAGE = mmap.PAGESIZE
@@ -115,6 +116,7 @@ class ArrayContents:
     __slots__ = ("_array", "nbytes", "together")
     launch = 0
     in_parts = False
+    group: Group = ()
 
     def __init__(self, array: Array, together: int = 0) -> None:
         self._array = array

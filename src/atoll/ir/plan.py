@@ -6,6 +6,7 @@ dispatches the program's gangs.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,7 +15,7 @@ import msgspec
 from atoll.cluster.locations import MemoryRequirement
 from atoll.ir.exchange import Exchange, ReceivePiece, SendPiece
 from atoll.ir.row_exchange import RowExchange
-from atoll.ir.types import Box, Shape
+from atoll.ir.types import DTYPE_BITS, Box, Shape
 
 
 class LocalArray(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -140,6 +141,19 @@ class Send(msgspec.Struct, frozen=True, array_like=True, tag="send", dict=True):
     def pieces(self) -> tuple[SendPiece, ...]:
         return self.exchange.sent(self.positions)
 
+    @cached_property
+    def elements(self) -> tuple[int, ...]:
+        """The number of elements of each piece."""
+        return tuple([math.prod([stop - start for start, stop in piece.box]) for piece in self.pieces])
+
+    @cached_property
+    def by_host(self) -> dict[int, int]:
+        """The number of elements that each host receives."""
+        found: dict[int, int] = {}
+        for piece, count in zip(self.pieces, self.elements, strict=True):
+            found[piece.host] = found.get(piece.host, 0) + count
+        return found
+
 
 class Receive(msgspec.Struct, frozen=True, array_like=True, tag="receive", dict=True):
     """Makes this host's part of the exchange's target from the pieces that it receives."""
@@ -151,6 +165,11 @@ class Receive(msgspec.Struct, frozen=True, array_like=True, tag="receive", dict=
     @cached_property
     def pieces(self) -> tuple[ReceivePiece, ...]:
         return self.exchange.received(self.array.positions)
+
+    @cached_property
+    def nbytes(self) -> int:
+        """The size of this host's part, at least one byte per element."""
+        return sum(map(math.prod, self.array.shard_shapes)) * max(1, DTYPE_BITS.get(self.array.dtype, 8) // 8)
 
     @cached_property
     def feeds(self) -> list[int]:

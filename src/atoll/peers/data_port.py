@@ -25,7 +25,7 @@ from atoll.transfers.channel import CONTROL, ChannelStatistics, DataChannel, Ope
 from atoll.transfers.inbox import Inbox, InboxStatistics
 from atoll.transfers.liveness import SILENCE_SECONDS
 from atoll.transfers.streams import STREAM_THRESHOLD
-from atoll.transfers.transfer_engine import Contents, Piece, TransferEngine
+from atoll.transfers.transfer_engine import Contents, Piece, TransferEngine, group_of
 from atoll.transfers.transfer_kinds import KINDS
 from atoll.wire.address import Address, parse_address
 from atoll.wire.pending_connections import OPEN_SECONDS
@@ -235,17 +235,27 @@ class DataPort:
                 done()
             elif on_answer is not None and self.takes_call(session, piece.feed):
                 on_answer(piece.feed, content, done)
+            elif group := group_of(piece):
+                self.inbox.put_group(piece.session, group, content, done)
             else:
                 self.inbox.put(session or piece.session, piece.feed, content, done)
 
         def on_failure(piece: Piece, status: Status) -> None:
-            self.inbox.put_failed(session or piece.session, piece.feed, status)
+            for feed, _ in group_of(piece) or ((piece.feed, 0),):
+                self.inbox.put_failed(session or piece.session, feed, status)
 
         def expects(feed: int, nbytes: int) -> bool:
             return not session or (self.answers is not None and self.answers.awaits(session, feed, nbytes))
 
         budget = _InboxBudget(self, session)
-        channel.receive(on_piece, on_failure, budget=budget, feeds_only=on_answer is None, expects=expects)
+        channel.receive(
+            on_piece,
+            on_failure,
+            budget=budget,
+            feeds_only=on_answer is None,
+            expects=expects,
+            groups=not session,
+        )
 
     def _name(self, opening: Open, opener: Opener, channel: DataChannel) -> None:
         """Let the channel's streams find the channel by its name."""
@@ -395,7 +405,8 @@ class _InboxBudget:
     def admit(self, piece: Piece, launch: int, grant: Callable[[], None]) -> None:
         if self._port.takes_call(self._session, piece.feed):
             raise FrameError("an answer of a call was announced like a feed, whose bytes may wait")
-        self._port.inbox.admit(self._session or piece.session, piece.feed, piece.nbytes, launch, grant)
+        also = [feed for feed, _ in group_of(piece)]
+        self._port.inbox.admit(self._session or piece.session, piece.feed, piece.nbytes, launch, grant, also)
 
     def withdraw(self, piece: Piece) -> None:
         self._port.inbox.withdraw(self._session or piece.session, piece.feed)

@@ -29,7 +29,7 @@ from atoll.transfers.shared_chunks import SharedChunksEngine
 from atoll.transfers.socket_engine import SocketEngine
 from atoll.transfers.stream_transfers import OnEnd
 from atoll.transfers.streams import STREAMS, StreamEngine
-from atoll.transfers.transfer_engine import Contents, Piece, TransferEngine
+from atoll.transfers.transfer_engine import Contents, Group, Piece, TransferEngine, group_bytes, group_of
 from atoll.transfers.transfer_kinds import KINDS
 from atoll.wire.address import Address
 from atoll.wire.byte_stream import Stream, dial_stream
@@ -39,6 +39,7 @@ from atoll.wire.tls.identity import Identity
 _log = logging.getLogger(__name__)
 
 MAX_PIECE = 1 << 40
+MAX_GROUP = 4096  # feeds in one piece
 PART_BYTES = 8 << 20
 _FIRST_HOST_FEED = HOST_FEEDS.start
 # Pieces of session 0 with this number are messages between hosts: see `worker.host_links`.
@@ -344,6 +345,7 @@ class DataChannel:
         on_memory: OnMemory | None = None,
         feeds_only: bool = False,
         expects: Callable[[int, int], bool] | None = None,
+        groups: bool = False,
     ) -> None:
         """Read until the peer closes the channel.
 
@@ -351,12 +353,12 @@ class DataChannel:
         `on_failure` receives pieces that fail; without it, such a piece ends the channel with its StatusError.
         `budget` decides when the bytes of a large piece may arrive. With `feeds_only`, calls and their answers,
         which have no budget, are invalid. If `expects` returns false for the number and the size of a large call
-        or answer, the piece is dropped.
+        or answer, the piece is dropped. Pieces that carry several feeds are invalid unless `groups` is set.
 
         Raise TimeoutError if the peer is silent, FrameError if it sends an invalid frame or ends inside a piece, and
         AccessError if it does not trust this side.
         """
-        arrivals = ChannelArrivals(on_piece, on_failure, budget, feeds_only, expects)
+        arrivals = ChannelArrivals(on_piece, on_failure, budget, feeds_only, expects, groups)
         for engine in self._engines:
             engine.receive_for(arrivals)
         while True:
@@ -402,6 +404,9 @@ class DataChannel:
             raise FrameError(f"a piece of {frame.nbytes} bytes is invalid: a piece has 0 to {MAX_PIECE} bytes")
         if arrivals.feeds_only and is_call(frame.feed):
             raise FrameError("this channel carries only feeds, and no calls or answers")
+        group = group_of(frame)
+        if group:
+            _check_group(frame, group, arrivals.groups)
         try:
             received = handle(frame, descriptor)
         except StatusError as error:
@@ -457,8 +462,10 @@ class ChannelArrivals:
         budget: ReceiveBudget | None,
         feeds_only: bool = False,
         expects: Callable[[int, int], bool] | None = None,
+        groups: bool = False,
     ) -> None:
         self.take = on_piece
+        self.groups = groups
         self._expects = expects
         self.feeds_only = feeds_only
         self._on_failure = on_failure
@@ -473,6 +480,15 @@ class ChannelArrivals:
         if self._on_failure is None:
             raise StatusError(Code(status.code), status.message, status.payloads)
         self._on_failure(piece, status)
+
+
+def _check_group(piece: Piece, group: Group, allowed: bool) -> None:
+    """Raise FrameError if a piece cannot carry these feeds."""
+    if not allowed:
+        raise FrameError("this channel takes no piece that carries several feeds")
+    are_feeds = all([number in HOST_FEEDS and nbytes >= 0 for number, nbytes in group])
+    if piece.more or len(group) > MAX_GROUP or not are_feeds or group_bytes(group) != piece.nbytes:
+        raise FrameError(f"a piece of {piece.nbytes} bytes cannot carry these {len(group)} feeds")
 
 
 def _socket_of(descriptor: int) -> socket.socket:

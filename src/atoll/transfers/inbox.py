@@ -12,13 +12,13 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from atoll.errors import Code, Status, StatusError
 from atoll.protocol.number_ranges import HOST_FEEDS
-from atoll.transfers.transfer_engine import nothing_to_release
+from atoll.transfers.transfer_engine import GROUP_ALIGNMENT, Group, nothing_to_release
 
 # Bytes of one session's feeds. Transfers in chunks and files wait if they do not fit. Feeds that do not wait have a
 # separate bound of the same size, and are refused beyond it.
@@ -65,14 +65,23 @@ class Inbox:
 
     # ---- arrivals
 
-    def admit(self, session: int, feed: int, nbytes: int, launch: int, grant: Callable[[], None]) -> None:
+    def admit(
+        self,
+        session: int,
+        feed: int,
+        nbytes: int,
+        launch: int,
+        grant: Callable[[], None],
+        also: Sequence[int] = (),
+    ) -> None:
         """Call `grant` once `nbytes` may land, now or later, on any thread. `put` or `withdraw` follows.
 
         `launch` is the same for feeds of a client that are needed together, and 0 for a feed that is needed by itself.
+        If the transfer carries several feeds, `also` are their numbers, of which `feed` is the first.
         """
         with self._lock:
             launch = (launch or feed) if feed < _FIRST_HOST_FEED else 0
-            self._windows[session].request(feed, nbytes, launch, grant)
+            self._windows[session].request(feed, nbytes, launch, grant, also)
             granted = self._admit(session)
         _call(granted)
 
@@ -108,7 +117,7 @@ class Inbox:
             unwanted = session in self._ended or feed in self._failed.get(session, ())
             admission = self._windows[session]
             if not unwanted and admission.unasked > self._max_bytes and not admission.is_landing(feed):
-                text = f"{admission.held} bytes of session {session} wait at this data port"
+                text = _too_many(admission.held, session)
                 if feed < _FIRST_HOST_FEED:
                     raise StatusError(Code.RESOURCE_EXHAUSTED, text)
                 # An error would end the connection between hosts, which all sessions share.
@@ -128,6 +137,43 @@ class Inbox:
             then()
         if feed < _FIRST_HOST_FEED:
             self._on_arrival(session, feed)
+
+    def put_group(self, session: int, group: Group, content: Any, done: Callable[[], None]) -> None:
+        """Store several feeds of another host that have arrived in one piece, and call `done` once all were read.
+
+        Each is stored as a view of the content, which its reader has to copy.
+        """
+        whole = memoryview(content).cast("B") if memoryview(content).nbytes else memoryview(b"")
+        first, start = group[0][0], 0
+        unread = _Unread(len(group), done)
+        dropped: list[Callable[[], None]] = []
+        with self._lock:
+            is_over, failed = session in self._ended, self._failed.get(session, ())
+            window = self._windows[session]
+            was_asked = window.is_landing(first)
+            refused = not was_asked and window.unasked > self._max_bytes
+            window.withdraw(first)  # it lands now, feed by feed
+            for feed, nbytes in group:
+                part = whole[start : start + nbytes]
+                start += -(-nbytes // GROUP_ALIGNMENT) * GROUP_ALIGNMENT
+                if is_over or feed in failed or refused:
+                    dropped.append(unread.one_less)
+                    continue
+                before = self._pop(session, feed)  # a peer may send a feed twice
+                if before is not None:
+                    dropped.append(before[1])
+                self._feeds.setdefault(session, {})[feed] = (part, unread.one_less)
+                window.landed(feed, nbytes, was_asked)
+            if refused and not is_over:
+                status = Status(Code.RESOURCE_EXHAUSTED, _too_many(window.held, session))
+                for feed, _ in group:
+                    self._failed[session].add(feed, 1, status)
+            then = self._settle(session, [feed for feed, _ in group])
+            granted = self._admit(session)
+        _call(granted)
+        _call(dropped)
+        if then is not None:
+            then()
 
     def put_failed(self, session: int, feed: int, status: Status) -> None:
         """Store a feed that has arrived without its bytes, so that `take` raises `status`."""
@@ -153,12 +199,12 @@ class Inbox:
         if then is not None:
             then()
 
-    def _settle(self, session: int, feeds: range) -> Callable[[], None] | None:
+    def _settle(self, session: int, feeds: range | list[int]) -> Callable[[], None] | None:
         """End the waits that are over. Return the callback of one of them, because the callback handles all."""
         awaited = self._awaited.get(session, {})
         found = None
         for waiter, (missing, then) in list(awaited.items()):
-            missing.difference_update(_within(feeds, missing))
+            missing.difference_update(_within(feeds, missing) if isinstance(feeds, range) else feeds)
             if not missing:
                 del awaited[waiter]
                 found = then
@@ -202,7 +248,16 @@ class Inbox:
     def take_all(self, session: int, feeds: Iterable[int]) -> dict[int, tuple[Any, Callable[[], None]]]:
         """Take several feeds, by number. If `take` raises StatusError for one, drop all of them and raise it."""
         wanted = dict.fromkeys(feeds)
-        taken: dict[int, tuple[Any, Callable[[], None]]] = {}
+        with self._lock:
+            here = self._feeds.get(session, {})
+            all_here = session not in self._failed and here.keys() >= wanted.keys()
+            taken = {feed: here.pop(feed) for feed in wanted} if all_here else {}
+            for feed in taken:
+                self._windows[session].taken(feed)
+            granted = self._admit(session) if taken else []
+        _call(granted)
+        if all_here:
+            return taken
         try:
             for feed in wanted:
                 taken[feed] = self.take(session, feed)
@@ -263,6 +318,7 @@ class _Transfer:
     nbytes: int
     launch: int
     grant: Callable[[], None]
+    also: Sequence[int]  # the feeds that it carries, if there are several
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,9 +339,9 @@ class ReceiveWindow:
         self.held = 0  # bytes that have landed or may land
         self.unasked = 0  # held bytes that arrived without a request
 
-    def request(self, feed: int, nbytes: int, launch: int, grant: Callable[[], None]) -> None:
+    def request(self, feed: int, nbytes: int, launch: int, grant: Callable[[], None], also: Sequence[int] = ()) -> None:
         """Add a transfer that was announced. `admitted` returns its grant once it may land."""
-        self._waiting[feed] = _Transfer(nbytes, launch, grant)
+        self._waiting[feed] = _Transfer(nbytes, launch, grant, also)
 
     def admitted(
         self, is_awaited: Callable[[int], bool] = lambda feed: False, everything: bool = False
@@ -297,7 +353,7 @@ class ReceiveWindow:
         oldest = -1  # not known yet, since finding it examines all feeds
         for feed, transfer in list(self._waiting.items()):
             fits = not self.held or self.held + transfer.nbytes <= self._bound
-            if not (everything or fits or is_awaited(feed)):
+            if not (everything or fits or is_awaited(feed) or any(map(is_awaited, transfer.also))):
                 oldest = self._oldest() if oldest < 0 else oldest
                 if not transfer.launch or transfer.launch != oldest:
                     continue
@@ -313,11 +369,11 @@ class ReceiveWindow:
         launches += [each.launch for each in self._here.values()]
         return min(filter(None, launches), default=0)
 
-    def landed(self, feed: int, nbytes: int) -> None:
-        """Count a feed that has arrived, admitted or not."""
+    def landed(self, feed: int, nbytes: int, was_asked: bool = False) -> None:
+        """Count a feed that has arrived, admitted or not. With `was_asked`, it is a part of an admitted transfer."""
         transfer = self._landing.pop(feed, None)
         if transfer is None:
-            self._here[feed] = _Here(nbytes, 0, nbytes)
+            self._here[feed] = _Here(nbytes, 0, 0 if was_asked else nbytes)
         else:
             self._here[feed] = _Here(nbytes, transfer.launch, 0)
             self.held -= transfer.nbytes
@@ -406,6 +462,27 @@ def _within(feeds: range, some: Collection[int]) -> list[int]:
 def _call(granted: Iterable[Callable[[], None]]) -> None:
     for grant in granted:
         grant()
+
+
+class _Unread:
+    """Feeds that share a piece. `done` is called once all of them were read or dropped. Safe to use from any thread."""
+
+    __slots__ = ("_done", "_left", "_lock")
+
+    def __init__(self, count: int, done: Callable[[], None]) -> None:
+        self._left, self._done = count, done
+        self._lock = threading.Lock()
+
+    def one_less(self) -> None:
+        with self._lock:
+            self._left -= 1
+            is_last = not self._left
+        if is_last:
+            self._done()
+
+
+def _too_many(held: int, session: int) -> str:
+    return f"{held} bytes of session {session} wait at this data port"
 
 
 def _nbytes(content: Any) -> int:

@@ -146,7 +146,7 @@ class Liveness:
         self.patience = SILENCE_SECONDS
         self._awaits = awaits
         self._lock = threading.Lock()
-        self._unconfirmed: deque[tuple[int, int]] = deque()
+        self._unconfirmed: deque[tuple[int, tuple[int, ...]]] = deque()  # the session and the feeds of each
         self._confirmed = 0
         self._received = 0
         self._probed = self._acknowledged = 0  # bytes
@@ -154,10 +154,10 @@ class Liveness:
 
     # ---- small pieces
 
-    def sent(self, session: int, feed: int) -> None:
+    def sent(self, session: int, *feeds: int) -> None:
         """Record a small piece that is being written. Called in the order in which pieces are written."""
         with self._lock:
-            self._unconfirmed.append((session, feed))
+            self._unconfirmed.append((session, feeds))
             if len(self._unconfirmed) > _REMEMBERED:
                 self._unconfirmed.popleft()
                 self._confirmed += 1
@@ -181,7 +181,7 @@ class Liveness:
     def unconfirmed(self) -> list[tuple[int, int]]:
         """Return the (session, feed) of all small pieces that the peer may not have received."""
         with self._lock:
-            return list(self._unconfirmed)
+            return [(session, feed) for session, feeds in self._unconfirmed for feed in feeds]
 
     # ---- silence
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from atoll.errors import Code, Details, Kind, StatusError, failed
 from atoll.transfers.host_memory import copy
+from atoll.transfers.transfer_engine import GROUP_ALIGNMENT, Contents, Group
 
 _READ_BYTES = 1 << 30  # maximum bytes per system call
 
@@ -19,6 +20,7 @@ class BufferContents:
 
     __slots__ = ("_ends", "_views", "in_parts", "launch", "nbytes")
     together = 0
+    group: Group = ()
 
     def __init__(self, views: Sequence[memoryview], launch: int = 0, in_parts: bool = False) -> None:
         self._views = views
@@ -59,6 +61,7 @@ class Joined:
     __slots__ = ("_ends", "_parts", "nbytes")
     launch = together = 0
     in_parts = False
+    group: Group = ()
 
     def __init__(self, parts: Sequence[JoinedPart]) -> None:
         self._parts = parts
@@ -87,12 +90,32 @@ def _cut(ends: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, int,
         number += 1
 
 
+class Grouped(Joined):
+    """The contents of several feeds, in one piece."""
+
+    __slots__ = ("group",)
+
+    def __init__(self, feeds: Sequence[tuple[int, Contents]]) -> None:
+        parts: list[JoinedPart] = []
+        for number, (_, contents) in enumerate(feeds):
+            parts.append(contents)
+            gap = -contents.nbytes % GROUP_ALIGNMENT
+            if gap and number + 1 < len(feeds):
+                parts.append(BufferContents((_ZEROS[:gap],)))
+        super().__init__(parts)
+        self.group = tuple([(feed, contents.nbytes) for feed, contents in feeds])
+
+
+_ZEROS = memoryview(bytes(GROUP_ALIGNMENT))
+
+
 class Filled:
     """Bytes that `fill(target)` writes, if possible directly into the memory that carries them."""
 
     __slots__ = ("_written", "nbytes", "write_into")
     launch = together = 0
     in_parts = False
+    group: Group = ()
 
     def __init__(self, nbytes: int, fill: Callable[[memoryview], None]) -> None:
         self.nbytes = nbytes
@@ -115,6 +138,7 @@ class FileContents:
     __slots__ = ("descriptor", "launch", "nbytes")
     in_parts = False
     together = 0
+    group: Group = ()
 
     def __init__(self, nbytes: int, descriptor: int, launch: int = 0) -> None:
         self.nbytes = nbytes

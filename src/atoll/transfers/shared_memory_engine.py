@@ -29,7 +29,7 @@ from atoll.transfers.shared_memory_pool import (
     SharedMemoryBlock,
     SharedMemoryPool,
 )
-from atoll.transfers.transfer_engine import Contents, Piece, Received, TransferEngine
+from atoll.transfers.transfer_engine import Contents, Group, Piece, Received, TransferEngine
 
 # Smaller pieces are cheaper to copy through the socket.
 SHARED_THRESHOLD = 256 * 1024
@@ -40,6 +40,7 @@ class SharedMemoryPiece(Piece, frozen=True, array_like=True, tag="s"):
 
     block: int = 0
     block_bytes: int = 0
+    group: Group = ()
 
 
 class BlockReturned(msgspec.Struct, frozen=True, array_like=True, tag="r"):
@@ -87,7 +88,7 @@ class SharedMemoryEngine(TransferEngine):
             with memoryview(block.memory)[:nbytes] as target:
                 contents.write_into(target)
             block.is_announced = True  # before sending, because the peer may then return it and another thread take it
-            piece = SharedMemoryPiece(session, feed, nbytes, more, block.number, block.size)
+            piece = SharedMemoryPiece(session, feed, nbytes, more, block.number, block.size, contents.group)
             self._socket.send(piece, (), None if was_announced else block.descriptor)
         except BaseException:  # the peer has not received the block
             block.is_announced = was_announced

@@ -16,7 +16,15 @@ from atoll.protocol.number_ranges import is_call
 from atoll.transfers.frame_socket import FrameSocket
 from atoll.transfers.host_memory import aligned
 from atoll.transfers.liveness import Liveness
-from atoll.transfers.transfer_engine import Arrivals, Contents, Piece, Received, TransferEngine, nothing_to_release
+from atoll.transfers.transfer_engine import (
+    Arrivals,
+    Contents,
+    Group,
+    Piece,
+    Received,
+    TransferEngine,
+    nothing_to_release,
+)
 
 MOST_BYTES = 1 << 20  # of a piece of a feed
 MOST_CALL_BYTES = 8 << 30  # of a call or an answer
@@ -24,6 +32,8 @@ MOST_CALL_BYTES = 8 << 30  # of a call or an answer
 
 class SocketPiece(Piece, frozen=True, array_like=True, tag="p"):
     """The `nbytes` of the piece follow."""
+
+    group: Group = ()
 
 
 class SocketEngine(TransferEngine):
@@ -46,8 +56,11 @@ class SocketEngine(TransferEngine):
         if contents.nbytes > _most(feed):
             text = f"a piece of {contents.nbytes} bytes cannot be sent at once: the limit is {_most(feed)} bytes"
             raise StatusError(Code.RESOURCE_EXHAUSTED, text)
-        note = None if self.liveness is None else partial(self.liveness.sent, session, feed)
-        self._socket.send(SocketPiece(session, feed, contents.nbytes, more), contents.views(), note=note)
+        group = contents.group
+        note = None
+        if self.liveness is not None:
+            note = partial(self.liveness.sent, session, *([number for number, _ in group] if group else (feed,)))
+        self._socket.send(SocketPiece(session, feed, contents.nbytes, more, group), contents.views(), note=note)
 
     def handle(self, frame: SocketPiece, descriptor: int | None) -> Received | None:
         if frame.nbytes > _most(frame.feed):

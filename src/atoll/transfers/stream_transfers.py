@@ -22,7 +22,7 @@ import msgspec
 
 from atoll.errors import FrameError
 from atoll.transfers.receive_buffer_pool import RECEIVE_BUFFERS
-from atoll.transfers.transfer_engine import Contents, Piece, nothing_to_release
+from atoll.transfers.transfer_engine import Contents, Group, Piece, nothing_to_release
 
 CHUNK_BYTES = 1 << 20  # between machines
 MAX_PART_BYTES = 64 << 20
@@ -43,6 +43,7 @@ class StreamPiece(Piece, frozen=True, array_like=True, tag="t"):
     transfer: int = 0  # increases with each transfer of a channel
     part: int = 0  # chunks in each part that the receiver delivers; 0 delivers the piece as a whole
     launch: int = 0  # the same for feeds that are needed together; 0 if unknown
+    group: Group = ()
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True, tag="k"):

@@ -133,7 +133,7 @@ class StreamEngine(TransferEngine):
         with self._announcing:  # numbers are announced in order
             transfer = self._outgoing.add(session, feed, contents, on_end)
             number = transfer.number
-            piece = StreamPiece(session, feed, contents.nbytes, more, number, part, contents.launch)
+            piece = StreamPiece(session, feed, contents.nbytes, more, number, part, contents.launch, contents.group)
             try:
                 self._socket.send(piece)
             except OSError as error:
@@ -296,7 +296,8 @@ class StreamEngine(TransferEngine):
     def _deliver(self, piece: StreamPiece, delivery: tuple[Any, bool, Callable[[], None]]) -> None:
         assert self._arrivals is not None
         content, more, done = delivery
-        self._arrivals.take(Piece(piece.session, piece.feed, piece.nbytes, more), content, done)
+        whole = piece if piece.group else Piece(piece.session, piece.feed, piece.nbytes, more)
+        self._arrivals.take(whole, content, done)
 
     # ---- small frames
 

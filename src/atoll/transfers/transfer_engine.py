@@ -28,6 +28,24 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
     more: bool = False  # whether further pieces of the same feed will follow
 
 
+# Several feeds that one piece carries, between hosts: the number and the size of each. Their bytes follow one another,
+# each at a multiple of `GROUP_ALIGNMENT`.
+Group = tuple[tuple[int, int], ...]
+GROUP_ALIGNMENT = 64
+
+
+def group_of(piece: Piece) -> Group:
+    """Return the feeds of a piece that carries several, or () if it carries one."""
+    group: Group = getattr(piece, "group", ())
+    return group
+
+
+def group_bytes(group: Group) -> int:
+    """Return the size of a piece that carries these feeds."""
+    last = group[-1][1] if group else 0
+    return sum([-(-nbytes // GROUP_ALIGNMENT) * GROUP_ALIGNMENT for _, nbytes in group[:-1]]) + last
+
+
 class Contents(Protocol):
     """The bytes of a piece before they are sent (`transfers.piece_contents`). An engine uses one of these methods."""
 
@@ -35,6 +53,7 @@ class Contents(Protocol):
     launch: int  # the same for all feeds of one launch; 0 if unknown
     in_parts: bool  # whether the receiver may receive the first part while others are under way
     together: int  # bytes of all pieces that the receiver reads together; 0 if it reads this one by itself
+    group: Group  # the feeds of a piece that carries several; () for one feed
 
     def views(self) -> Sequence[memoryview]:
         """Return the bytes as consecutive views. Raise StatusError if they cannot be obtained."""

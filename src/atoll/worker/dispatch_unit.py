@@ -10,6 +10,7 @@ from atoll.host_services.calls.function_callbacks import Callbacks
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
 from atoll.worker.completions import Completion
+from atoll.worker.grouped_sends import SendGroup
 from atoll.worker.store import Buffer
 
 
@@ -20,6 +21,7 @@ class Read:
     wait: Callable[[], object]  # returns once the result is computed, or raises the error
     read: Callable[[], None]  # reads and sends the result
     read_nowait: Callable[[], bool]  # does the same and returns True, or returns False if one of the two would block
+    group: SendGroup | None = None  # the arrays that it sends to other hosts
 
 
 @dataclass(slots=True)
@@ -49,6 +51,7 @@ class DispatchUnit:
     reads: list[Read] = field(default_factory=list)  # that no thread has started
     in_background: bool = False  # it waits for input while its session continues; the store expects its results
     callbacks: Sequence[Callbacks] = ()  # of the functions that it runs
+    arrived: int = 0  # position in its segment before which all input of other hosts has arrived
     is_watched: bool = False  # a watcher, which does not report rows, reports its end
     rows: list[tuple[int, int]] = field(default_factory=list)  # bytes (sent, received) that are not reported yet
 

@@ -7,7 +7,6 @@ the data plane. The network of null hosts takes the time that a model computes (
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ from atoll.devices.device import DeviceArray, DeviceBackend
 from atoll.errors import Code, Details, Kind, failed, failure
 from atoll.host_services import host_data
 from atoll.host_services.row_messages import packed, unpacked
-from atoll.host_services.slabs import ArrayContents, ArrayPart, assemble
+from atoll.host_services.slabs import ArrayPart, assemble
 from atoll.ir import plan as p
 from atoll.ir.row_exchange import RowExchange
 from atoll.peers.data_port import DataPort
@@ -29,14 +28,13 @@ from atoll.protocol import messages as m
 from atoll.transfers.channel import DataChannel
 from atoll.transfers.dtypes import numpy_dtype
 from atoll.transfers.host_memory import aligned
-from atoll.transfers.piece_contents import BufferContents
+from atoll.transfers.piece_contents import Grouped
 from atoll.transfers.receive_buffer_pool import RECEIVE_BUFFERS
 from atoll.transfers.streams import STREAM_THRESHOLD
 from atoll.transfers.transfer_engine import Contents
 from atoll.worker.dispatch_unit import DispatchUnit, Read
+from atoll.worker.grouped_sends import SMALL_BYTES, SendGroup, SentArray, are_grouped
 
-# Up to this size, the executor's thread itself does a read if it would not block.
-SMALL_BYTES = 16 * 1024
 # Up to this size, an array exists twice while it is assembled. The memory of its pieces is then reused, which is faster
 # than freeing it piece by piece and using fresh pages.
 KEPT_BYTES = 256 << 20
@@ -91,41 +89,30 @@ class DataPortNetwork:
         run = unit.plan_run.run
         shards = self._backend.shards(array)
 
-        def read(channels: Mapping[int, DataChannel] = _NONE) -> None:
-            try:
-                together = _sizes(step, shards[0].dtype.itemsize)
-                for piece in step.pieces:
-                    part = host_data.cut(np.asarray(shards[piece.shard]), piece.box)
-                    feed = run.host_feeds + piece.feed
-                    contents: Contents
-                    if part.dtype.kind == "T":
-                        contents = BufferContents([memoryview(host_data.encode_strings(part))])
-                    else:
-                        contents = ArrayContents(part, together[piece.host])
-                    if piece.host == self._host:
-                        content = aligned(contents.nbytes)
-                        contents.write_into(content.data)
-                        self._inbox.put(run.session, feed, content)
-                    else:
-                        channel = channels.get(piece.host)
-                        send_to_host(self._data_port, self._host, piece.host, run.session, feed, contents, channel)
-            finally:
-                release()
+        sent = SentArray(step, array, shards, release)
+        last = unit.reads[-1].group if unit.reads else None
+        if last is None or not last.takes(sent):
+            group = SendGroup(self, run)
+            group.takes(sent)
+            unit.reads.append(Read(group.wait, group.read, group.read_nowait, group))
 
-        def read_nowait() -> bool:
-            # Encoded strings may be long.
-            if not is_small_and_ready(array) or shards[0].dtype.kind == "T":
-                return False
-            sizes = _sizes(step, shards[0].dtype.itemsize)
-            sizes.pop(self._host, None)
-            with self._reserved(sizes) as channels:
-                if channels is None:
-                    return False
-                read(channels)
-            return True
+    def send_pieces(
+        self, run: m.Run, host: int, pieces: Sequence[tuple[int, Contents]], channel: DataChannel | None
+    ) -> None:
+        """Send pieces, with their feeds, to a host. Small ones are sent in one message.
 
-        sent = [shards[number] for number in sorted({piece.shard for piece in step.pieces})]
-        unit.reads.append(Read(partial(wait_for_shards, sent), read, read_nowait))
+        Raise UNAVAILABLE if the host cannot be reached.
+        """
+        if host == self._host:
+            for feed, contents in pieces:
+                content = aligned(contents.nbytes)
+                contents.write_into(content.data)
+                self._inbox.put(run.session, feed, content)
+            return
+        if are_grouped(pieces):
+            pieces = [(pieces[0][0], Grouped(pieces))]
+        for feed, contents in pieces:
+            send_to_host(self._data_port, self._host, host, run.session, feed, contents, channel)
 
     def receive(self, step: p.Receive, run: m.Run) -> DeviceArray:
         array = step.array
@@ -140,8 +127,9 @@ class DataPortNetwork:
                 shape = tuple(stop - start for start, stop in piece.box)
                 part = host_data.view(content, array.dtype, shape, None)
                 is_own = not isinstance(content, memoryview)
-                if is_own and shape == array.shard_shapes[piece.shard]:
-                    shards[piece.shard] = part  # reuse the memory in which the piece landed
+                if shape == array.shard_shapes[piece.shard]:
+                    # Reuse the memory in which the piece landed, unless the sender will.
+                    shards[piece.shard] = part if is_own else host_data.copied(part)
                 else:
                     consumed = gives_back and is_own and dtype.kind != "T"
                     parts.setdefault(piece.shard, []).append(ArrayPart(piece.box, part, consumed))
@@ -191,8 +179,8 @@ class DataPortNetwork:
             if not all(map(is_small_and_ready, arrays)):
                 return False
             most = SMALL_BYTES + sum([each.nbytes for each in arrays])  # of one message, with its spans
-            counts = Counter(host for _, host, _ in messages if host != self._host)
-            with self._reserved({host: count * most for host, count in counts.items()}) as channels:
+            counts = Counter(host for _, host, _ in messages)
+            with self.reserved({host: count * most for host, count in counts.items()}) as channels:
                 if channels is None:
                     return False
                 read(messages, channels)
@@ -220,14 +208,17 @@ class DataPortNetwork:
         return contents.nbytes
 
     @contextlib.contextmanager
-    def _reserved(self, sizes: Mapping[int, int]) -> Iterator[Mapping[int, DataChannel] | None]:
+    def reserved(self, sizes: Mapping[int, int]) -> Iterator[Mapping[int, DataChannel] | None]:
         """Reserve the channels to hosts, each for so many bytes in small pieces, and yield the channels.
 
-        Yield None if a host has no channel, or if sending to it would wait for the host or for another thread.
+        Yield None if a host has no channel, or if sending to it would wait for the host or for another thread. This
+        host needs no channel.
         """
         found: dict[int, DataChannel] = {}
         with contextlib.ExitStack() as reserved:
             for host, nbytes in sizes.items():
+                if host == self._host:
+                    continue
                 channel = self._data_port.to_host_nowait(host)
                 if channel is None or not reserved.enter_context(channel.reserved(nbytes)):
                     yield None
@@ -288,15 +279,6 @@ class SendPort(Protocol):
     """The method of a `DataPort` that `send_to_host` needs."""
 
     def to_host(self, host: int) -> Any: ...
-
-
-def _sizes(step: p.Send, itemsize: int) -> dict[int, int]:
-    """Return the bytes that each host receives."""
-    found: dict[int, int] = {}
-    for piece in step.pieces:
-        nbytes = math.prod([stop - start for start, stop in piece.box]) * itemsize
-        found[piece.host] = found.get(piece.host, 0) + nbytes
-    return found
 
 
 def send_to_host(

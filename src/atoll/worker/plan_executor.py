@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 from atoll.errors import Code, Status, StatusError, not_found
@@ -38,6 +38,7 @@ from atoll.worker.store import Store
 
 _RECEIVES = (p.Receive, p.ReceiveRows)  # steps that wait for other hosts
 _FEW = 64  # buffers that are freed or read within microseconds
+_TOGETHER_BYTES = 8 << 20  # of arrays that a unit awaits together
 _READS = frozenset((p.Get, p.GetAll))  # steps that read arrays for the client
 # Items of a session that are processed in order.
 _Item = DispatchUnit | m.DropRun | m.Free | m.SpillRequest | m.CloseStore | m.DropFunction
@@ -264,7 +265,7 @@ class PlanExecutor:
                     if may_wait and self._steps.awaits(step, unit, self._wake):
                         unit.started = 0
                         return False
-                    if isinstance(step, _RECEIVES) and not self._is_here(step, unit):
+                    if isinstance(step, _RECEIVES) and not self._is_here(segment, unit):
                         unit.started = 0  # the wait does not count as time of the unit
                         return self._move_to_background(unit, store)
                     self._steps.run(step, unit)
@@ -277,7 +278,7 @@ class PlanExecutor:
                 for value in segment.drops:
                     plan_run.values.pop(value, None)
                 unit.segment += 1
-                unit.position = 0
+                unit.position = unit.arrived = 0
         except Exception as error:
             self._fail(unit, store, status_of(error).within(plan.name))
             return True
@@ -335,10 +336,15 @@ class PlanExecutor:
         if unit.stop == len(unit.plan_run.plan.segments):
             self._plan_runs.pop(unit.plan_run.run.sequence, None)
 
-    def _is_here(self, step: p.Receive | p.ReceiveRows, unit: DispatchUnit) -> bool:
+    def _is_here(self, segment: p.Segment, unit: DispatchUnit) -> bool:
+        """Return whether what the next step awaits has arrived. If not, also await what steps behind it await."""
+        if unit.position < unit.arrived:
+            return True
         run = unit.plan_run.run
-        feeds = [run.host_feeds + feed for feed in step.feeds]
+        together = received_together(segment.steps, unit.position)
+        feeds = [run.host_feeds + feed for step in together for feed in step.feeds]
         if self._inbox.await_all(run.session, feeds, self._wake, unit.sequence):
+            unit.arrived = unit.position + len(together)
             return True
         self.reporter.start_reads(unit)  # other hosts may wait for them
         return False
@@ -368,6 +374,24 @@ class PlanExecutor:
         else:
             if not unit.futures:
                 self.reporter.watch(unit)
+
+
+def received_together(steps: Sequence[p.Step], first: int) -> list[p.Receive | p.ReceiveRows]:
+    """Return the step at position `first`, and those behind it that wait for other hosts together with it.
+
+    A wait wakes the thread, so small arrays are awaited together. While a unit awaits pieces, the inbox has memory for
+    them in any case, so this memory is bounded.
+    """
+    found: list[p.Receive | p.ReceiveRows] = []
+    left = _TOGETHER_BYTES
+    for step in islice(steps, first, None):
+        if not isinstance(step, p.Receive):
+            return found or ([step] if isinstance(step, p.ReceiveRows) else [])
+        left -= step.nbytes
+        if found and left < 0:
+            break
+        found.append(step)
+    return found
 
 
 def _only_reads(plan: p.Plan) -> bool:

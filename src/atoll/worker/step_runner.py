@@ -33,8 +33,9 @@ from atoll.transfers.transfer_engine import Contents, nothing_to_release
 from atoll.worker.completions import ArrayCompletion, DeletionGuard, RunCompletion
 from atoll.worker.dispatch_unit import DispatchUnit, Read
 from atoll.worker.future_arrays import ClientRunThreads, FutureArray, Outcome, has_thread, raise_failure, stream_of
+from atoll.worker.grouped_sends import SMALL_BYTES
 from atoll.worker.host_functions import Function, Functions
-from atoll.worker.host_network import SMALL_BYTES, HostNetwork, is_small_and_ready, wait_for_shards
+from atoll.worker.host_network import HostNetwork, is_small_and_ready, wait_for_shards
 from atoll.worker.joint_runs import JointRun, JointRuns
 from atoll.worker.store import COMPUTED, NO_ARRAY, Buffer, Readers, TypeKeys, share
 
