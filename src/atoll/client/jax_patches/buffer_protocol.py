@@ -16,7 +16,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from atoll.client.jax_patches.patch import Patch, Replacement
-from atoll.client.plugin_programs import client_of, is_atoll
+from atoll.client.plugin_programs import is_atoll
 
 _FORMATS = frozenset("?bhilqBHILQefdFD")  # NumPy's characters of the types that jaxlib exports
 _FAILURE = "_atoll_failed_export"  # attribute of an array
@@ -57,19 +57,22 @@ class _Exporting:
 
 def _contents(export: Callable[[Any, int], memoryview]) -> Callable[[Any, int], memoryview]:
     def __buffer__(self: Any, flags: int) -> memoryview:
-        client = client_of(self)
-        if client is None or not is_atoll(client):
+        devices = self.sharding._internal_device_list
+        client = devices[0].client
+        if not is_atoll(client):
             return export(self, flags)
-        # What stock JAX refuses, NumPy then reads in another way.
+        # These are the refusals of stock JAX. NumPy then calls `__array__`.
         if self.is_deleted():
             raise BufferError("Array has been deleted.")
         if client.platform != "cpu":
             raise BufferError("Python buffer protocol is only defined for CPU buffers.")
-        if len(self.sharding._internal_device_list) != 1:
+        if len(devices) != 1:
             raise BufferError("Python buffer protocol is only defined for buffers with a single shard.")
         if self.dtype.char not in _FORMATS:
             name = primitive_type(self.dtype.name)
             raise BufferError(f"Buffers of type {name} are not supported by the Python buffer protocol.")
+        if (value := self._npy_value) is not None:  # the array was read before
+            return memoryview(value)
         with _Exporting(self, sys._getframe(1)):
             return memoryview(self._value)
 
