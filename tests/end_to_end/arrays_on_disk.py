@@ -1,4 +1,4 @@
-"""Publishes arrays with files, and reads them, in children."""
+"""Functions for children that publish arrays with files, and read them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def publish(first: int, value: float) -> int:
 
 
 def publish_large(count: int, megabytes: int) -> int:
-    """Publish so many arrays of so many MiB each."""
+    """Publish this many arrays of this many MiB each."""
     tree = [jax.device_put(jnp.full(megabytes << 18, index, jnp.float32), jax.devices()[0]) for index in range(count)]
     return atoll.publish("large", tree, spill="disk")
 
@@ -35,14 +35,14 @@ def wait_until_stored(version: int) -> None:
 
 
 def read(version: int) -> set[float]:
-    """The values of a version, read to the first two devices."""
+    """Return the values of a version, read to the first two devices."""
     mesh = Mesh(np.array(jax.devices()[:2]), "x")
     tree = atoll.subscribe("policy", NamedSharding(mesh, PartitionSpec()), version=version, verify=True).tree
     return {float(value) for leaf in jax.tree.leaves(tree) for value in np.asarray(leaf, np.float32).ravel()}
 
 
 def fill(megabytes: int) -> float:
-    """The sum of an array of ones of this size, which is on the first device meanwhile."""
+    """Return the sum of an array of ones of this size, which occupies the first device during the call."""
     return float(jnp.sum(jax.device_put(jnp.ones(megabytes << 18, jnp.float32), jax.devices()[0])))
 
 

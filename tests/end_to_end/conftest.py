@@ -1,6 +1,6 @@
-"""What the end-to-end tests share: children with JAX on Atoll, and clusters that stay for a whole module.
+"""Fixtures of the end-to-end tests: children with JAX on Atoll, and clusters that last for a whole module.
 
-Test modules must not import this one, or `tests.conftest`: children import them.
+Test modules must not import this module or `tests.conftest`, because children import test modules.
 """
 
 from __future__ import annotations
@@ -29,14 +29,16 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def _standing(islands: str) -> dict[str, str]:
-    """Where a cluster stands for children that ask for these islands (`tests/machines`), what leads a client there."""
+    """Return the environment that leads a client to a standing cluster with these islands (see `tests/machines`), if
+    any.
+    """
     found = os.environ.get(f"ATOLL_TEST_CLUSTER_{islands.upper()}", "")
     return {"ATOLL_JOIN": found} if found else {}
 
 
 @pytest.fixture(scope="module")
 def module_directory() -> Iterator[Path]:
-    """A private directory of the module, whose path leaves room for unix sockets."""
+    """Create a private directory of the module, with a path that is short enough for unix sockets."""
     path = Path(tempfile.mkdtemp(prefix="at-"))
     yield path
     shutil.rmtree(path, ignore_errors=True)
@@ -50,7 +52,7 @@ def _start(directory: Path, program_cache: Path, islands: str, **environment: st
 
 @pytest.fixture(scope="module")
 def start_python(module_directory: Path, program_cache: Path) -> Iterator[StartPython]:
-    """Starts a child in which functions can be called on Atoll: `start_python(islands="1x1x4", **environment)`."""
+    """Start a child in which functions can be called on Atoll: `start_python(islands="1x1x4", **environment)`."""
     started: list[RemotePython] = []
 
     def start(islands: str = "1x1x4", **environment: str) -> RemotePython:
@@ -59,14 +61,16 @@ def start_python(module_directory: Path, program_cache: Path) -> Iterator[StartP
         return started[-1]
 
     yield start
-    # Those that were started last may use clusters of the others.
+    # Later children may use clusters of earlier ones.
     for python in reversed(started):
         python.close()
 
 
 @pytest.fixture(scope="session")
 def shared_python(program_cache: Path) -> Iterator[Callable[[str], RemotePython]]:
-    """The child with these islands that modules share, each of which leaves it as it was: `shared_python("1x1x4")`."""
+    """Return the child with these islands that modules share, each of which leaves it unchanged:
+    `shared_python("1x1x4")`.
+    """
     directory, started = Path(tempfile.mkdtemp(prefix="at-")), dict[str, list[RemotePython]]()
 
     def find(islands: str) -> RemotePython:
@@ -85,19 +89,19 @@ def shared_python(program_cache: Path) -> Iterator[Callable[[str], RemotePython]
 
 @pytest.fixture(scope="module")
 def atoll_python(shared_python: Callable[[str], RemotePython]) -> RemotePython:
-    """A child with an embedded cluster of one island with four devices, which other modules use, too."""
+    """Return a child that modules share, with an embedded cluster of one island with four devices."""
     return shared_python("1x1x4")
 
 
 @pytest.fixture(scope="module")
 def two_hosts_python(shared_python: Callable[[str], RemotePython]) -> RemotePython:
-    """A child with an embedded cluster of one island of two hosts, which other modules use, too."""
+    """Return a child that modules share, with an embedded cluster of one island with two hosts."""
     return shared_python("1x2x2")
 
 
 @pytest.fixture
 def same_as_stock(atoll_python: RemotePython) -> Callable[..., None]:
-    """Runs a function on Atoll and on stock JAX, and compares what it returns."""
+    """Return a function that calls a function on Atoll and on stock JAX, and compares the results."""
 
     def check(function: Callable[..., Any], *arguments: Any) -> None:
         assert_same(atoll_python.call(function, *arguments), function(*arguments))
@@ -107,13 +111,13 @@ def same_as_stock(atoll_python: RemotePython) -> Callable[..., None]:
 
 @pytest.fixture(scope="module")
 def two_islands_python(start_python: StartPython) -> RemotePython:
-    """A child with an embedded cluster of two islands with two devices each."""
+    """Return a child with an embedded cluster of two islands with two devices each."""
     return start_python("2x1x2")
 
 
 @pytest.fixture(scope="module")
 def start_cluster(module_directory: Path, program_cache: Path) -> Iterator[StartCluster]:
-    """Starts a cluster that stays: `start_cluster(environment={}, islands="1x1x4", **options)`."""
+    """Start a cluster that lasts for the module: `start_cluster(environment={}, islands="1x1x4", **options)`."""
     started: list[StandingCluster] = []
 
     def start(environment: dict[str, str] | None = None, **options: Any) -> StandingCluster:
@@ -130,20 +134,20 @@ def start_cluster(module_directory: Path, program_cache: Path) -> Iterator[Start
 
 @pytest.fixture(scope="module")
 def cluster(start_cluster: StartCluster) -> StandingCluster:
-    """A cluster that stays, of one island with four devices."""
+    """Start a cluster of one island with four devices that lasts for the module."""
     return start_cluster()
 
 
 @pytest.fixture(scope="module")
 def journaled_cluster(start_cluster: StartCluster, module_directory: Path) -> StandingCluster:
-    """One of two islands with two devices each, whose controller may be killed."""
+    """Start a cluster of two islands with two devices each, whose controller may be killed because it has a journal."""
     journal = str(module_directory / "journal")
     return start_cluster(islands="2x1x2", journal=journal, grace_seconds=GRACE_SECONDS)
 
 
 @pytest.fixture
 def start_script(program_cache: Path) -> Iterator[StartScript]:
-    """Starts a script on an embedded cluster: `start_script(code, islands="1x1x1", **environment)`."""
+    """Start a script on an embedded cluster: `start_script(code, islands="1x1x1", **environment)`."""
     started: list[Script] = []
 
     def start(code: str, islands: str = "1x1x1", **environment: str) -> Script:

@@ -1,4 +1,4 @@
-"""A shared library of FFI kernels, compiled with g++ against JAX's headers."""
+"""Build a shared library of FFI kernels with g++ and JAX's headers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Host agents on this machine, each started again where it is killed: what systemd does, or a launcher."""
+"""Host agents on this machine, which are restarted when they are killed, as systemd or a launcher does."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import psutil
 
 from tests.forked_process import Popen
 
-_PAUSE = 0.1  # before it is started again: systemd's own
+_PAUSE = 0.1  # delay before a restart, as for systemd
 _DISMISS_SECONDS = 5.0
 _END_SECONDS = 30.0
 
 
 class HostAgent:
-    """`atoll host` for one island, from when the file with the join token is there until the cluster has ended."""
+    """Run `atoll host` for one island, from the creation of the join token's file until the cluster has ended."""
 
     def __init__(
         self, island: int, join_file: Path, environment: Mapping[str, str], log: Path, options: Sequence[str] = ()
@@ -44,18 +44,18 @@ class HostAgent:
             self._process = Popen(
                 self._command, env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
-        if self._process.wait() == 0:  # it was dismissed
+        if self._process.wait() == 0:  # the cluster has dismissed it
             self._is_over = True
 
     def process(self) -> psutil.Process:
-        """The agent as it runs now."""
+        """Return the current process of the agent."""
         assert self._process is not None
         return psutil.Process(self._process.pid)
 
     def close(self) -> None:
-        """Waits for its end, since its cluster has ended; fails where it does not come.
+        """Wait for the agent's end after that of its cluster, and fail if it does not end.
 
-        One that was away when the cluster ended does not know it, and is asked to end.
+        An agent that was being restarted when the cluster ended does not know of it, so it is asked to end.
         """
         self._is_over = True
         self._keeper.join(_DISMISS_SECONDS)

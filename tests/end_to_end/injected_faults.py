@@ -1,4 +1,4 @@
-"""What is done to a cluster, and to a script on it, while the script trains: parts of them are killed in turn."""
+"""Faults for a cluster and a script that trains on it: parts of them are killed in turn."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ PROXY = "proxy"
 
 
 class InjectedFaults:
-    """Kills parts of a cluster and of a script in turn. Each kind of fault returns when it was done."""
+    """Kills parts of a cluster and of a script in turn.
+
+    The method of each kind of fault returns the time of the fault.
+    """
 
     def __init__(self, cluster: StandingCluster, script: RemotePython, directory: Path) -> None:
         self._cluster = cluster
@@ -43,7 +46,7 @@ class InjectedFaults:
         }
 
     def hit_its_cluster(self) -> bool:
-        """Whether the script has its session there."""
+        """Return whether the script has its session on this cluster."""
         return [each["label"] for each in self._cluster.report()["sessions"]] == ["remote_python.py"]
 
     def inject(self, kind: str) -> float:
@@ -68,7 +71,10 @@ class InjectedFaults:
         return injected
 
     def _kill_worker(self) -> float:
-        """That of each island in turn, once all are there: who loses both has nothing left to go on with."""
+        """Kill a worker, of another island each time, when all islands work.
+
+        A script that loses both islands cannot continue.
+        """
         island = next(self._islands)
         pid = self._ready()[island]["hosts"][0]["pid"]
         injected = time.monotonic()
@@ -76,7 +82,7 @@ class InjectedFaults:
         return injected
 
     def _kill_agent(self) -> float:
-        """That of each island in turn; its worker ends with it, and it is started again."""
+        """Kill an agent, of another island each time. Its worker ends with it, and the agent is restarted."""
         island = next(self._islands)
         self._ready()
         injected = time.monotonic()
@@ -84,7 +90,7 @@ class InjectedFaults:
         return injected
 
     def _kill_proxy(self) -> float:
-        """The script's own, which is its child."""
+        """Kill the script's proxy, which is its child process."""
         injected = time.monotonic()
         proxies = (each for each in children(self._script.pid) if "atoll.ifrt.proxy_main" in each.cmdline())
         next(proxies).kill()
@@ -100,7 +106,7 @@ class InjectedFaults:
 
 @dataclass(frozen=True)
 class Interruption:
-    """For how long a training stood still for a fault, in seconds."""
+    """Time in seconds for which a fault interrupted a training."""
 
     kind: str
     at: float
@@ -110,9 +116,11 @@ class Interruption:
 def interruptions(
     injected: Sequence[tuple[str, float]], known: Sequence[float], pause: float
 ) -> Iterator[Interruption]:
-    """Of each fault the longest time between two steps from just before it to the next one, beyond the pause that is
-    between any two. `known` is when each step's loss was known. A time with the next fault in it is that one's, unless
-    it has both in it."""
+    """Return the interruption by each fault: the longest time between two steps around it, minus the usual pause.
+
+    `known` contains the times at which the loss of each step was known. A period that contains two faults counts for
+    the second one, unless it contains both entirely.
+    """
     for (kind, when), (_, end) in itertools.pairwise([*injected, ("", float("inf"))]):
         steps = itertools.pairwise(known)
         gaps = [after - before for before, after in steps if after > when and (after < end or before < when)]
@@ -120,7 +128,7 @@ def interruptions(
 
 
 def table(found: Sequence[Interruption]) -> str:
-    """Median and worst of each kind, a line each."""
+    """Return a line for each kind of fault with the median and the maximum."""
     seconds: dict[str, list[float]] = {}
     for each in found:
         seconds.setdefault(each.kind, []).append(each.seconds)

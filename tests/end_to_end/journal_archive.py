@@ -25,7 +25,9 @@ _KINDS = (".snapshot", ".events")
 
 
 class JournalArchive:
-    """Links to all files that a journal has had. A controller removes a file when a snapshot supersedes it."""
+    """Hard links to all files that a journal has had, since a controller removes a file when a snapshot
+    supersedes it.
+    """
 
     def __init__(self, journal: Path, directory: Path) -> None:
         directory.mkdir(mode=0o700)
@@ -36,17 +38,20 @@ class JournalArchive:
         self._thread.start()
 
     def close(self) -> None:
-        """Keep what the journal has now, and nothing that is written later."""
+        """Keep the current files of the journal, but none that are written later."""
         self._is_over.set()
         self._thread.join()
         self._keep()
 
     def check_snapshots(self) -> int:
-        """Compare each snapshot with the replay from the one before, and remove the latter. Return the number."""
+        """Compare each snapshot with the replay from the previous one, and remove that one.
+
+        Return the number of snapshots.
+        """
         compared = 0
         for before, after in itertools.pairwise(self._directory.snapshots()):
             segments = [each for each in self._directory.segments() if before <= each < after]
-            if segments == list(range(before, after)):  # otherwise a file was removed before it was kept
+            if segments == list(range(before, after)):  # otherwise a file was removed before it was linked
                 state, turns = self._replay(before, segments)
                 for _ in turns:
                     pass
@@ -58,10 +63,10 @@ class JournalArchive:
         return compared
 
     def check_continued(self, standby: JournalArchive) -> int:
-        """Compare the first snapshot of a standby that took over with the state after one of the last turns.
+        """Compare the first snapshot of a standby that took over with the states after the controller's last turns.
 
-        Return the number of events that the controller had handled after that turn. Call this before `check_snapshots`
-        of the standby's archive.
+        Return the number of events that the controller had handled after that turn. Call this method before
+        `check_snapshots` of the standby's archive.
         """
         found = standby._directory
         payload = found.read_snapshot(found.snapshots()[0])[1]
@@ -87,7 +92,7 @@ class JournalArchive:
                     os.link(path, self._directory.path / path.name)
 
     def _replay(self, snapshot: int, segments: list[int]) -> tuple[ProcessState, Iterator[None]]:
-        """Return the state of a snapshot, and what replays the turns of these segments in it, one by one."""
+        """Return the state of a snapshot, and an iterator that replays the turns of these segments in it."""
         found = self._recovered(snapshot, segments)
         state = ProcessState(*decode_snapshot(found.payload), found.term)
         return state, (state.replay(turn) for turn in found.decoded_turns())
@@ -123,7 +128,7 @@ def _check_same_connections(shell: ShellDump, replayed: ProcessState) -> None:
 def _check_same_link(link: LinkRecord, again: LinkRecord) -> None:
     assert (link.role, link.name, link.patience) == (again.role, again.name, again.patience)
     assert link.received == again.received, link.name
-    # The two know of other acknowledgments, so one has more frames. The last ones are the same.
+    # The two have received different acknowledgments, so that one has more frames. The last ones are equal.
     for kind, one, other in (("whole", link.whole, again.whole), ("pieced", link.pieced, again.pieced)):
         sent = [getattr(each.acknowledged, kind) + len(getattr(each, kind)) for each in (link, again)]
         assert sent[0] == sent[1], f"{kind} messages to {link.name}"

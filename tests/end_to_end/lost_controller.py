@@ -1,5 +1,7 @@
-"""A controller that is killed, and clients at work that must not notice: shared by the tests of restarts,
-standbys and faults. Children import it, so it is a separate module."""
+"""Kill a controller while clients work that must not notice.
+
+The tests of restarts, standbys and faults share this module. Children import it.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,12 @@ from tests.end_to_end.two_islands import train
 from tests.forked_process import children
 
 _STEPS = 40
-# On a machine that is busy with other things.
+# for a busy machine
 _BACK_SECONDS = 120.0
 _END_SECONDS = 300.0
 
 
-# ---- what clients do, until a file is there
+# ---- work of clients until a file exists
 
 
 def go_on(stop: str) -> Iterator[int]:
@@ -49,7 +51,7 @@ def train_on(stop: str) -> list[list[str]]:
 
 
 def compile_on(stop: str) -> list[float]:
-    """A function that was never compiled before, each time; how far what it computes is from what it should be."""
+    """Compile new functions. Return the largest error of their results."""
     found = []
     values = np.arange(16.0).reshape(4, 4)
     for count in go_on(stop):
@@ -60,7 +62,10 @@ def compile_on(stop: str) -> list[float]:
 
 
 def move_on(stop: str) -> list[float]:
-    """Adds ones on a slice that is moved meanwhile: what is lost of them, or counted twice."""
+    """Add ones on a slice that migrates during the work.
+
+    Return the number of ones that are missing or were counted twice.
+    """
     s = atoll.make_virtual_device_set().add_slice(devices=2)
     sharding = jax.sharding.NamedSharding(s.mesh("x"), jax.sharding.PartitionSpec("x"))
     state = jax.device_put(np.zeros(8), sharding)
@@ -74,7 +79,9 @@ def move_on(stop: str) -> list[float]:
 
 
 class Clients:
-    """One trains over two islands, one compiles, and one computes on a slice, until they are told to stop."""
+    """Three clients that work until they are stopped: one trains on two islands, one compiles, one computes
+    on a slice.
+    """
 
     def __init__(self, cluster: StandingCluster, start_python: StartPython, directory: Path) -> None:
         self._cluster = cluster
@@ -82,12 +89,15 @@ class Clients:
         self._pythons = {work: start_python(ATOLL_ADDRESS=cluster.address) for work in (train_on, compile_on, move_on)}
         self._undisturbed = self._pythons[train_on].call(train, _STEPS, seconds=_END_SECONDS)
         for work, python in self._pythons.items():
-            # A script that starts while nobody listens fails.
+            # A script cannot start while no controller accepts connections.
             assert python.call(open_session, seconds=_END_SECONDS) == 4
             python.begin(work, str(self._stop))
 
     def finish(self) -> int:
-        """Has them stop, and fails unless each has what it would have undisturbed. Returns how often one trained."""
+        """Stop the clients, and fail unless each has the results of an undisturbed run.
+
+        Return the number of trainings.
+        """
         self._stop.touch()
         trained = self._pythons[train_on].finish(_END_SECONDS)
         assert [losses for losses in trained if losses != self._undisturbed] == []
@@ -101,7 +111,7 @@ class Clients:
         return len(trained)
 
 
-# ---- what is done to the controller
+# ---- faults of the controller
 
 
 def controller(cluster: StandingCluster) -> psutil.Process:
@@ -110,7 +120,7 @@ def controller(cluster: StandingCluster) -> psutil.Process:
 
 
 def answers(cluster: StandingCluster) -> float:
-    """Seconds until a controller answers at the cluster's address."""
+    """Return the seconds until a controller answers at the cluster's address."""
     began = time.monotonic()
     while True:
         with contextlib.suppress(ConnectError):
@@ -126,13 +136,13 @@ def controller_of(engine: psutil.Process) -> psutil.Process:
 
 
 def taken_over(cluster: StandingCluster) -> float:
-    """Seconds until the standby answers, which is the cluster's controller then."""
+    """Return the seconds until the standby answers, which is then the cluster's controller."""
     cluster.address = cluster.standby
     return answers(cluster)
 
 
 def check(cluster: StandingCluster, join: JoinToken | None = None) -> CheckReply:
-    """As `atoll check`: differences that are there each of three times."""
+    """Check like `atoll check`: return differences that are present in each of three attempts."""
     join = join or cluster.join
     address = parse_address(cluster.address) if join is None else join.address
     reply = request_check(address, cluster.token, join)
@@ -146,6 +156,6 @@ def check(cluster: StandingCluster, join: JoinToken | None = None) -> CheckReply
 
 
 def nothing_left(cluster: StandingCluster, seconds: float = 30.0, join: JoinToken | None = None) -> None:
-    """Fails unless the clients' sessions are over in time, and their arrays with them."""
+    """Fail unless the clients' sessions and their arrays are removed in time."""
     cluster.until(lambda report: not report["sessions"], seconds, join)
     assert check(cluster, join).arrays == 0

@@ -1,4 +1,7 @@
-"""A client of the proxy that is no JAX: it speaks the IFRT proxy protocol by hand, well or badly, over grpcio."""
+"""A client of the proxy without JAX.
+
+It sends hand-made messages of the IFRT proxy protocol over grpcio, valid or not.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ def _as_it_is(data: bytes) -> bytes:
 
 
 class RawClient:
-    """A channel to a proxy, and at most one session over it."""
+    """Channel to a proxy, with at most one session."""
 
     def __init__(self, address: str, protocol: int = 25, serdes: int = 3) -> None:
         self.channel = grpc.insecure_channel(address)
@@ -39,14 +42,14 @@ class RawClient:
     # ---- the session
 
     def open(self) -> Any:
-        """Opens a session; returns the answer to its first request."""
+        """Open a session, and return the reply to its first request."""
         status, reply = self._begin()
         assert status == (0, ""), status
         self.session_id = reply.init.session_id
         return reply.init
 
     def begin(self) -> Status:
-        """The status with which a session opens."""
+        """Return the status with which a session opens."""
         return self._begin()[0]
 
     def _begin(self) -> tuple[Status, Any]:
@@ -62,7 +65,7 @@ class RawClient:
         return (reply.meta.status.code, reply.meta.status.message), reply
 
     def send(self, data: bytes) -> None:
-        """Sends bytes as one message of the session's stream."""
+        """Send bytes as one message of the session's stream."""
         self._requests.put(data)
 
     def request(self, fill: Callable[[Any], Any]) -> Any:
@@ -73,7 +76,7 @@ class RawClient:
         return request
 
     def ask(self, fill: Callable[[Any], Any]) -> Any:
-        """The answer to a request that `fill` fills in. Raises grpc.RpcError where the session ends instead."""
+        """Return the reply to a request that `fill` completes. Raise grpc.RpcError if the session ends instead."""
         request = self.request(fill)
         self.send(request.SerializeToString())
         return self.answer(request.meta.op_id)
@@ -85,7 +88,7 @@ class RawClient:
                 return response
 
     def status(self, fill: Callable[[Any], Any]) -> Status:
-        """The status with which a request is answered, or with which the session ends."""
+        """Return the status of the reply to a request, or of the end of the session."""
         try:
             status = self.ask(fill).meta.status
         except grpc.RpcError as error:
@@ -93,7 +96,7 @@ class RawClient:
         return status.code, status.message
 
     def end(self) -> Status:
-        """The status with which the session ends, once it does."""
+        """Return the status with which the session ends, after waiting for the end."""
         try:
             while True:
                 next(self._call)
@@ -102,7 +105,7 @@ class RawClient:
         except grpc.RpcError as error:
             return error.code().value[0], error.details()
 
-    # ---- beside the session
+    # ---- outside of the session
 
     def unary(self, method: str, request: Any) -> Status:
         return self.unary_bytes(method, request.SerializeToString())
@@ -115,7 +118,7 @@ class RawClient:
         return 0, ""
 
     def store(self, handle: int, contents: bytes, size: int | None = None) -> Status:
-        """Sends a host buffer, as long as it says or not."""
+        """Send a host buffer, whose size may differ from the announced one."""
         metadata = transport_pb2.HostBufferStoreMetadata(
             session_id=self.session_id, handle=handle, buffer_size=len(contents) if size is None else size
         )

@@ -24,7 +24,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 
 from atoll.errors import AtollError
 
-DRAIN_SECONDS = 60.0  # for reads that nobody waits for, and for unused memory
+DRAIN_SECONDS = 60.0  # in case nobody waits for a read, and for unused memory
 SIZES = (1, 1000, 70_000, 700_000, 3_000_000)
 
 
@@ -36,10 +36,11 @@ class _Allocations(ctypes.Structure):
 
 
 def _resources() -> tuple[int, ...]:
-    """Return descriptors, shared segments, MiB that C and NumPy use, thousands of Python's blocks, and MiB resident.
+    """Return the numbers of descriptors and shared segments, MiB that C and NumPy use, thousands of Python's blocks,
+    and MiB resident.
 
-    Resident memory also has what glibc's arenas keep for later, some of which `malloc_trim` leaves. Large arrays of
-    several threads leave up to a few hundred MiB there, which depends on the number of cores.
+    Resident memory includes free memory in glibc's arenas, which `malloc_trim` returns only in part. Large arrays of
+    several threads leave up to a few hundred MiB there, depending on the number of cores.
     """
     gc.collect()
     libc = ctypes.CDLL(None)
@@ -75,12 +76,12 @@ def _places() -> list[Any]:
 
 
 def contents(number: int, size: int) -> np.ndarray[Any, Any]:
-    """Return what the array with this number holds. No two elements are equal, so that misplaced ones are noticed."""
+    """Return the contents of the array with this number. All elements differ, so that misplaced ones are detected."""
     return np.arange(number, number + size, dtype=np.int32)
 
 
 class Worker:
-    """One thread of random work. Each array holds its own number and the numbers after it."""
+    """Thread of random work. The contents of each array are its number and the numbers after it."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -110,7 +111,7 @@ class Worker:
         del self.held[:-4]
 
     def place(self, size: int) -> Any:
-        """Return a device, or a sharding that divides so many elements."""
+        """Return a device, or a sharding that can divide this many elements."""
         return self.rng.choice(self.places if size % 2 == 0 else jax.devices())
 
     def compute(self) -> None:
@@ -168,7 +169,7 @@ class Worker:
 
 
 def prepare(in_all_places: bool) -> None:
-    """Connect and compile, before any worker is killed. Compiled functions do not count as growth."""
+    """Connect and compile before any worker is killed. Compiled functions do not count as growth."""
     first = Worker(0)
     for size in SIZES:
         for place in first.places if in_all_places and size % 2 == 0 else jax.devices()[:1]:
@@ -179,7 +180,7 @@ def prepare(in_all_places: bool) -> None:
 def stress(threads: int, seconds: float, seed: int, growth: tuple[int, ...]) -> dict[str, Any]:
     """Run random work. Return counts, the wrong results, and the resources before and after.
 
-    Resources may exceed those before by `growth` at first: pools free their blocks when they are not used.
+    At the end of the work, resources may exceed the earlier ones by `growth`, because pools free unused blocks later.
     """
     workers = [Worker(seed + 1 + i) for i in range(threads)]
 
@@ -197,7 +198,7 @@ def stress(threads: int, seconds: float, seed: int, growth: tuple[int, ...]) -> 
     run_all(min(3.0, seconds / 4))
     before = _resources()
     run_all(seconds)
-    # A read whose array's island was restarting when the last worker was killed may still be on the way.
+    # The read of an array whose island was restarting when the last worker was killed may be unfinished.
     late = _arriving()
     until = time.monotonic() + DRAIN_SECONDS
     most = tuple(map(sum, zip(before, growth, strict=True)))

@@ -1,4 +1,4 @@
-"""Why JAX does not start on Atoll in one environment after another: all in one process, which tries again each time."""
+"""Start JAX on Atoll in several environments that it refuses, in one process that tries again each time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import jax
 
 
 def refusals(*environments: dict[str, str]) -> list[str]:
-    """With what text JAX does not start in each of these; "" where it does, which only the last one may."""
+    """Return the error of each environment, or "" if JAX starts. Only the last one may start."""
     texts = []
     for environment in environments:
         before = dict(os.environ)

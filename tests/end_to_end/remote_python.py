@@ -1,7 +1,7 @@
-"""A Python of its own in which functions of test modules run, with whatever backend its environment asks for.
+"""A separate Python process that runs functions of test modules with the backend that its environment selects.
 
-The child imports the test's module and calls the function by its name; arguments and results travel pickled. So the
-same function can run in the test's process, on stock JAX, and in the child, on Atoll.
+The child imports the test's module and looks the function up by its name. Arguments and results are pickled. The same
+function can run in the test's process, on stock JAX, and in the child, on Atoll.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _END_SECONDS = 120.0
 
 
 class RemoteError(Exception):
-    """A function raised in the child; `kind` is the name of its exception's class."""
+    """Raised if a function raised in the child. `kind` is the name of the exception's class."""
 
     def __init__(self, kind: str, text: str, trace: str) -> None:
         super().__init__(f"{kind}: {text}")
@@ -38,7 +38,7 @@ class RemoteError(Exception):
 
 
 class RemotePython:
-    """The child, and the pipes to it. Ends with `close`, which returns what it wrote to standard error."""
+    """Child process with pipes to it. `close` ends it and returns its standard error."""
 
     def __init__(self, environment: dict[str, str], directory: Path) -> None:
         ours, theirs = os.pipe(), os.pipe()
@@ -65,12 +65,12 @@ class RemotePython:
         return self.process.pid
 
     def call(self, function: Callable[..., Any], *arguments: Any, seconds: float = CALL_SECONDS) -> Any:
-        """What `function(*arguments)` returns in the child. Raises RemoteError where it raises there."""
+        """Call a function in the child, and return its result. Raise RemoteError if it raised."""
         self.begin(function, *arguments)
         return self.finish(seconds)
 
     def begin(self, function: Callable[..., Any], *arguments: Any) -> None:
-        """Has the child call a function; `finish` waits for its end."""
+        """Start a call of a function in the child. `finish` waits for its end."""
         try:
             pickle.dump((function, arguments), self._questions)
             self._questions.flush()
@@ -88,7 +88,7 @@ class RemotePython:
         wanted = 8
         while len(data) < wanted:
             if not select.select([self._answers], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                self.process.kill()  # what it answered later would be taken for the answer to the next question
+                self.process.kill()  # a late result would be mistaken for the next one
                 raise AssertionError(f"no answer from the child in time\n{self.errors()}")
             part = self._answers.read(1 << 20)
             if not part:
@@ -99,7 +99,7 @@ class RemotePython:
         return pickle.loads(memoryview(data)[8:])
 
     def errors(self) -> str:
-        """What the child wrote to standard output and error so far."""
+        """Return the child's standard output and error so far."""
         return self._errors.read_text(errors="replace")
 
     def close(self) -> str:
@@ -136,7 +136,7 @@ def _serve(questions: BinaryIO, answers: BinaryIO) -> None:
 
 
 if __name__ == "__main__":
-    # Children start by the hundred. Nothing of what an import makes is garbage, and to look for some is a tenth of it.
+    # The tests start hundreds of children. Imports make no garbage, and collecting it would take a tenth of their time.
     gc.disable()
     import jax  # noqa: F401
 
@@ -144,6 +144,6 @@ if __name__ == "__main__":
     gc.enable()
     with open(int(sys.argv[1]), "rb") as _questions, open(int(sys.argv[2]), "wb") as _answers:
         _serve(_questions, _answers)
-    # As at the end of a script, but that the interpreter is not taken apart: that would be another tenth.
+    # As at the end of a script, but without finalizing the interpreter, which would take another tenth of the time.
     atexit._run_exitfuncs()
     os._exit(0)

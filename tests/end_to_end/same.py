@@ -1,4 +1,4 @@
-"""Whether two results are the same bit for bit."""
+"""Compare two results bit for bit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def assert_same(got: Any, expected: Any) -> None:
-    """Fails unless both are the same tree of arrays and plain values, down to the arrays' bits."""
+    """Fail unless both are the same tree of arrays and plain values, with bitwise equal arrays."""
     assert type(got) is type(expected)
     if isinstance(expected, dict):
         assert list(got) == list(expected)

@@ -1,4 +1,4 @@
-"""A user's script under way, and what is left of it."""
+"""A running script of a user, and the processes and files that it leaves."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ import psutil
 from tests.forked_process import Popen, children
 from tests.lines import next_line
 
-# What the project promises.
+# the project's promise
 GONE_SECONDS = 2.0
-# On top of it, for a machine that does other things at the same time. The tests' own looking around is in it.
+# Additional time for a busy machine, and for the inspections of the tests.
 GRACE_SECONDS = 60.0
 
 
 class Script:
-    """A script under way, in a process group of its own, with everything temporary in `directory`."""
+    """Running script in its own process group. All its temporary files are in `directory`."""
 
     def __init__(self, code: str, directory: Path, environment: dict[str, str]) -> None:
         self.directory = directory
@@ -42,21 +42,21 @@ class Script:
             )
 
     def line(self) -> str:
-        """The next line of its output; "" at the end."""
+        """Return the next line of its output, or "" at the end."""
         return next_line(self.process).decode().rstrip("\n")
 
     def errors(self) -> str:
         return self._errors.read_text(errors="replace")
 
     def processes(self) -> dict[str, psutil.Process]:
-        """Its descendants, by the module that each runs."""
+        """Return its descendants, by the module that each runs."""
         found = {}
         for child in children(self.process.pid, recursive=True):
             found[child.cmdline()[3]] = child
         return found
 
     def leftovers(self) -> list[str]:
-        """What there still is of it."""
+        """Return the remaining processes, files and shared memory of the script."""
         variable = f"XDG_RUNTIME_DIR={self.directory}\0"
         found = []
         for entry in Path("/proc").iterdir():
@@ -71,7 +71,7 @@ class Script:
         return found
 
     def assert_gone(self) -> None:
-        """Fails unless nothing is left within the promised time."""
+        """Fail unless nothing is left within the promised time."""
         deadline = time.monotonic() + GONE_SECONDS + GRACE_SECONDS
         while left := self.leftovers():
             assert time.monotonic() < deadline, left

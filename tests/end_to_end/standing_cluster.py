@@ -1,4 +1,4 @@
-"""A cluster that stays while tests come and go, and proxies that listen for clients of their own."""
+"""A cluster that lasts for several tests, with proxies that serve these tests' clients."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _END_SECONDS = 120.0
 
 
 class StandingCluster:
-    """The processes of one cluster, in a directory of its own.
+    """Processes of one cluster, in a private directory.
 
-    `environment` is what its engine is started with, `settings` what its `ClusterSettings`
-    say besides the islands. With a `spare` address, where a standby of it listens, its authority is one that standbys
-    also have. `agents` are so many host agents on this machine, one for an island, with `agent_options`.
-    `has_bugs`: with injected faults. Its standbys have the same `lease`.
+    The engine starts with `environment`, and `settings` are its `ClusterSettings` other than the islands. `spare` is
+    the address of a standby; its certificate authority is then one that standbys also have. `agents` is the number of
+    host agents on this machine, one per island, which get `agent_options`. Set `has_bugs` for tests that inject faults.
+    Standbys have the same `lease`.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class StandingCluster:
         return msgspec.json.decode(line, type=kind)
 
     def start_proxy(self, path: Path, transfer_directory: Path | None = None) -> psutil.Process:
-        """A proxy that listens at a unix socket for any number of clients."""
+        """Start a proxy that listens at a unix socket for any number of clients."""
         options = ProxyOptions(
             f"unix:{path}", self.address, os.getpid(), transfer_directory=str(transfer_directory or "")
         )
@@ -121,9 +121,11 @@ class StandingCluster:
         return psutil.Process(self._children[-1].pid)
 
     def start_standby(self, directory: Path) -> psutil.Process:
-        """A standby of the controller at `address`; its address is in `standby`. The process is its engine's.
+        """Start a standby of the controller at `address`, and set `standby` to its address. The process is that of its
+        engine.
 
-        Where the cluster has a spare address it is there; where that is the controller's by now, it is at the first.
+        If the cluster has a spare address, the standby listens there. If the controller is already at the spare
+        address, the standby listens at the first one.
         """
         directory.mkdir(mode=0o700)
         self._spare, listen = self.address if self._spare else "", self._spare
@@ -144,13 +146,13 @@ class StandingCluster:
 
     @property
     def join(self) -> JoinToken | None:
-        """That of clients, for the controller's present address, where there is a spare one."""
+        """Return the clients' join token for the controller's current address, if there is a spare one."""
         if not self._spare:
             return None
         return replace(read_join(str(join_file(self.directory))), address=parse_address(self.address))
 
     def report(self, join: JoinToken | None = None) -> dict[str, Any]:
-        """What `atoll status --json` prints; with a join token where the cluster listens with TLS."""
+        """Return the output of `atoll status --json`, called with a join token if the cluster listens with TLS."""
         join = join or self.join
         address = parse_address(self.address) if join is None else join.address
         report: dict[str, Any] = json.loads(request_report(address, self.token, join))
@@ -159,9 +161,9 @@ class StandingCluster:
     def until(
         self, holds: Callable[[dict[str, Any]], bool], seconds: float, join: JoinToken | None = None
     ) -> dict[str, Any]:
-        """The report, once `holds(report)`; fails the test where that takes longer.
+        """Return the report as soon as `holds(report)` is true. Fail the test if that takes longer.
 
-        A controller that cannot be reached is asked again: it may be restarting, or starved on a busy machine.
+        If the controller cannot be reached, try again: it may be restarting, or slow on a busy machine.
         """
         deadline = time.monotonic() + seconds
         while True:
@@ -179,34 +181,34 @@ class StandingCluster:
             time.sleep(0.01)
 
     def messages(self) -> str:
-        """The last that its processes have written."""
+        """Return the last output of the cluster's processes."""
         return self._log.read_text(errors="replace")[-5000:]
 
     def engine(self) -> psutil.Process:
         return psutil.Process(self._children[0].pid)
 
     def processes(self) -> dict[str, psutil.Process]:
-        """The controller and the workers, by module and pid."""
+        """Return the controller and the workers as (module, pid)."""
         return {f"{each.cmdline()[3]} {each.pid}": each for each in children(self._children[0].pid)}
 
     def worker(self, host: int, join: JoinToken | None = None) -> psutil.Process:
-        """The worker of that host, as the controller knows it."""
+        """Return the process of a host's worker, according to the controller."""
         hosts = (each for island in self.report(join)["islands"] for each in island["hosts"])
         return psutil.Process(next(each["pid"] for each in hosts if each["id"] == host))
 
     def proxies(self) -> list[psutil.Process]:
-        """The proxies that `start_proxy` has started."""
+        """Return the proxies that `start_proxy` has started."""
         return [psutil.Process(child.pid) for child in self._children[1:]]
 
     def wait(self) -> None:
-        """Returns once the cluster has ended by itself; fails the test where it does not."""
+        """Wait until the cluster has ended by itself. Fail the test if it does not end."""
         self._children[0].wait(_END_SECONDS)
 
     def kill(self) -> None:
         """Kill the engine and the controller at once, as a power loss does. Workers end when they notice.
 
-        The engine is frozen while the controller is killed: a controller that outlives its engine ends its cluster in
-        order, and an engine that outlives its controller restarts it.
+        The engine is frozen while the controller is killed. A controller that outlives its engine would shut the
+        cluster down, and an engine that outlives its controller would restart it.
         """
         engine = self.engine()
         processes = children(engine.pid)
@@ -219,7 +221,7 @@ class StandingCluster:
         self.stop()
 
     def stop(self) -> None:
-        """Ends the cluster and its proxies, once; fails where any of them met an error that it did not expect."""
+        """End the cluster and its proxies, once. Fail if any of them reported an unexpected error."""
         if self._stopped:
             return
         self._stopped = True

@@ -1,6 +1,6 @@
-"""Arrays on Atoll's devices: what comes back is what stock JAX gives, bit for bit.
+"""Tests of arrays on Atoll's devices: their values are bitwise those of stock JAX.
 
-Each function named without `test_` runs twice, here on stock JAX and in a child on Atoll.
+Each function without `test_` in its name runs twice: here on stock JAX, and in a child on Atoll.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from jax.sharding import PartitionSpec as P
 from tests.end_to_end.remote_python import RemotePython
 from tests.end_to_end.same import assert_same
 
-# Of so many float32, each quarter travels through shared memory.
+# With this many float32 numbers, each quarter is sent through shared memory.
 BIG = 1 << 18
 
 
 def fetched(array: Any) -> np.ndarray[Any, Any]:
-    """The array's contents, read from its devices and not from a copy that JAX keeps."""
+    """Return the contents of an array, read from its devices and not from a copy that JAX keeps."""
     return np.array(array)
 
 
@@ -95,7 +95,7 @@ def test_each_dtype_comes_back_as_it_was_sent(same_as_stock: Any, dtype: str) ->
     same_as_stock(round_trip, dtype)
 
 
-# Of two-bit integers, XLA's CPU backend itself computes garbage (jaxlib 0.10.2).
+# XLA's CPU backend computes wrong values of two-bit integers (jaxlib 0.10.2).
 @pytest.mark.parametrize("dtype", [each for each in DTYPES if each not in ("int2", "uint2")])
 def test_each_dtype_can_be_computed_with(same_as_stock: Any, dtype: str) -> None:
     same_as_stock(computed, dtype)
@@ -359,7 +359,7 @@ def test_arrays_have_the_layout_that_was_asked_for(same_as_stock: Any) -> None:
     same_as_stock(layouts)
 
 
-# ---- the ends of arrays
+# ---- deletion of arrays
 
 
 def donated() -> Any:

@@ -1,6 +1,7 @@
-"""Arrays between Atoll, the user's process and other libraries in it, by JAX's own rules.
+"""Tests of arrays that move between Atoll, the user's process and other libraries in it, by JAX's own rules.
 
-`JAX_PLATFORMS` is `atoll` alone: the local CPU is there all the same. Functions named without `test_` run in the child.
+`JAX_PLATFORMS` is `atoll`, but the local CPU is available nevertheless. Functions without `test_` in their names run in
+the child.
 """
 
 from __future__ import annotations
@@ -35,20 +36,22 @@ def there(number: int = 0) -> Any:
 
 
 def place(array: Any) -> str:
-    """Such as "here 0": which of whose devices has it."""
+    """Return the place of an array, such as "here 0": the backend and the device."""
     (device,) = array.devices()
     return f"{'here' if device in jax.local_devices(backend='cpu') else 'there'} {device.id}"
 
 
 def both(function: Callable[..., Any], *arguments: Any, times: int = 3) -> tuple[str, list[float]]:
-    """Where a function's result is and what, the same each time: later calls take other paths through JAX."""
+    """Return the place and the value of a function's result, which must be the same for later calls, since JAX handles
+    them differently.
+    """
     results = [function(*arguments) for _ in range(times)]
     (where,) = {place(each) for each in results}
     (value,) = {tuple(np.asarray(each).ravel().tolist()) for each in results}
     return where, list(value)
 
 
-# ---- there and back
+# ---- transfers in both directions
 
 
 def there_and_back(dtype: str) -> list[Any]:
@@ -274,7 +277,7 @@ def test_imports_are_copies_on_the_default_device_and_local_arrays_stay_local(py
     assert python.call(imported) == ["there 0", [0.0, 1.0, 2.0], "there 1", "here 0", "there 2", "here 0", *[False] * 3]
 
 
-# ---- what JAX asks
+# ---- questions of JAX
 
 
 def cost_before_compilation() -> float:

@@ -1,4 +1,6 @@
-"""Named arrays between scripts: tenants, shardings, donations, killed publishers, lost islands, a lost controller."""
+"""Tests of named arrays between scripts: tenants, shardings, donations, killed publishers, lost islands, and a lost
+controller.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +38,11 @@ def shared(start_cluster: StartCluster) -> StandingCluster:
     return start_cluster(islands="2x1x2", token=TOKENS["cluster"], tenants=tenants)
 
 
-# ---- what runs in scripts
+# ---- functions that scripts run
 
 
 def publish(step: int, name: str = "policy", keep: int = 2) -> int:
-    """Publish arrays that all consist of the number of the step, and donate them to the next step."""
+    """Publish arrays whose elements are the number of the step, and donate them to the next step."""
     mesh = Mesh(np.array(jax.devices()[:2]), "x")
     place = NamedSharding(mesh, PartitionSpec("x"))
     params = {"w": jax.device_put(jnp.full((64, 8), step, jnp.float32), place), "b": [jnp.full(3, step)]}
@@ -60,7 +62,7 @@ def publish_for_ever(first: int) -> None:
 def read(
     name: str = "trainer/policy", newer_than: int | None = None, version: int | None = None, wait: float = 60.0
 ) -> tuple[int, list[float], list[int]]:
-    """A version: its number, the distinct values in it, and the devices that it is on."""
+    """Read a version. Return its number, the distinct values in it, and its devices."""
     mesh = Mesh(np.array(jax.devices()[2:4]), "y")
     place = {"w": NamedSharding(mesh, PartitionSpec(None, "y")), "b": NamedSharding(mesh, PartitionSpec())}
     found = atoll.subscribe(name, place, newer_than=newer_than, version=version, wait=wait)
@@ -107,7 +109,7 @@ def publish_small(step: int) -> int:
 
 
 def read_small(step: int, first: int, cut: tuple[str | None, ...]) -> tuple[int, bool, list[str]]:
-    """Read these arrays, `cut` in this way. Return the version, whether the values are right, and the shardings."""
+    """Read these arrays, sharded by `cut`. Return the version, whether the values are right, and the shardings."""
     mesh = Mesh(np.array(jax.devices()[first : first + 2]), "y")
     place = NamedSharding(mesh, PartitionSpec(*cut))
     one = jax.sharding.SingleDeviceSharding(jax.devices()[first])
@@ -145,7 +147,10 @@ def pin_first() -> list[str]:
 
 
 def count_arrays() -> list[tuple[str, int]]:
-    """Publish arrays and donate them in each step; the numbers of arrays that the devices have copied at once."""
+    """Publish arrays and donate them in each step.
+
+    Return the numbers of arrays that the devices have copied at the same time.
+    """
     copies: list[tuple[str, int]] = []
     params = [jnp.full((64, 128), 7.0)]
     update = jax.jit(lambda tree: [x + 1 for x in tree], donate_argnums=0)
@@ -161,7 +166,10 @@ def count_arrays() -> list[tuple[str, int]]:
 
 
 def reuse_frozen() -> list[str]:
-    """Publish frozen weights beside others. Return which arrays of each version are those of the former one."""
+    """Publish frozen weights together with others.
+
+    Return which arrays of each version are reused from the previous one.
+    """
     first, second = (
         NamedSharding(Mesh(np.array(jax.devices()[some : some + 2]), "x"), PartitionSpec("x")) for some in (0, 2)
     )
@@ -192,7 +200,7 @@ def reuse_frozen() -> list[str]:
     return found
 
 
-_frozen: dict[str, Any] = {}  # what a script keeps between two calls of the following functions
+_frozen: dict[str, Any] = {}  # state of a script between two calls of the following functions
 
 
 def publish_frozen() -> int:
@@ -204,7 +212,7 @@ def publish_frozen() -> int:
 
 
 def read_frozen(version: int, verify: bool) -> tuple[bool, float]:
-    """Read it onto the other devices. Return whether it is the array of the former version, and its last value."""
+    """Read it onto the other devices. Return whether it is the array of the previous version, and its last value."""
     place = NamedSharding(Mesh(np.array(jax.devices()[2:4]), "x"), PartitionSpec("x"))
     former = _frozen.get("version")
     found = atoll.subscribe("trainer/policy-lost", place, version=version, verify=verify, reuse=former)
@@ -214,7 +222,7 @@ def read_frozen(version: int, verify: bool) -> tuple[bool, float]:
 
 
 class Strict:
-    """A node of a tree that accepts arrays only."""
+    """Node of a tree that accepts only arrays."""
 
     def __init__(self, *arrays: Any) -> None:
         self.arrays = arrays
@@ -223,7 +231,7 @@ class Strict:
 
 
 class Pair:
-    """A node of a tree whose children have the same key."""
+    """Node of a tree whose children have the same key."""
 
     def __init__(self, *arrays: Any) -> None:
         self.arrays = arrays
@@ -233,7 +241,7 @@ class Pair:
 
 
 def refusals() -> list[str]:
-    """Return the errors of arguments that no version can have, and of trees."""
+    """Return the errors of arguments that no version can contain, and of trees."""
     jax.tree_util.register_pytree_node(Strict, lambda node: (node.arrays, None), lambda _, arrays: Strict(*arrays))
     jax.tree_util.register_pytree_with_keys(
         Pair,
@@ -273,7 +281,7 @@ def python_of(start_python: StartPython, cluster: StandingCluster, name: str) ->
 
 
 def check(cluster: StandingCluster, token: str = TOKENS["cluster"]) -> list[str]:
-    """The contradictions that `atoll check` finds."""
+    """Return the contradictions that `atoll check` finds."""
     reply = request_check(parse_address(cluster.address), token)
     return [*reply.contradictions, *reply.differences]
 

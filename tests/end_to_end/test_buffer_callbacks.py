@@ -1,4 +1,4 @@
-"""Callbacks that write into buffers: as on stock JAX, on the devices of one host and of two."""
+"""Tests of callbacks that write into buffers: results are those of stock JAX, on devices of one host and of two."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def results_of_transformations() -> dict[str, np.ndarray[Any, Any]]:
 
 
 def in_place() -> tuple[list[float], bool]:
-    """A callable that sees its argument in the memory of its result."""
+    """Return a callable whose argument and result share memory."""
     shared: list[bool] = []
 
     def increase(_: Any, out: Any, x: Any) -> None:

@@ -1,6 +1,6 @@
-"""Arrays export Python's buffer protocol as those of stock JAX do.
+"""Tests that arrays export Python's buffer protocol like those of stock JAX.
 
-Each function named without `test_` runs twice, here on stock JAX and in a child on Atoll.
+Each function without `test_` in its name runs twice: here on stock JAX, and in a child on Atoll.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WITHOUT_FORMAT = ("bfloat16", "float8_e4m3fn", "int4", "uint4")
 
 
 def computed(value: Any) -> jax.Array:
-    """Return an array whose contents this process does not have."""
+    """Return an array whose contents are not in this process."""
     return jax.jit(lambda x: x + jnp.zeros((), x.dtype))(value)
 
 
@@ -83,7 +83,7 @@ def refusals() -> list[str]:
 
 
 def without_a_buffer() -> list[np.ndarray]:
-    """NumPy converts arrays that export no buffer in another way."""
+    """NumPy converts arrays without a buffer differently."""
     split = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("x",)), P("x"))
     arrays = [
         *(computed(jnp.arange(3).astype(dtype)) for dtype in WITHOUT_FORMAT),
@@ -93,7 +93,7 @@ def without_a_buffer() -> list[np.ndarray]:
 
 
 def result_of(callback: Callable[[Any], Any]) -> jax.Array:
-    """Return a shard of a callback's result. The call does not wait for the callback, since it uses two devices."""
+    """Return a shard of a callback's result. The call returns before the callback, since it uses two devices."""
     split = NamedSharding(Mesh(np.array(jax.devices()[:2]), ("x",)), P("x"))
     call = jax.jit(
         lambda x: jax.pure_callback(callback, jax.ShapeDtypeStruct((2,), np.float32), x), out_shardings=split
@@ -155,7 +155,7 @@ def test_errors_of_signal_handlers_end_reads_by_numpy(atoll_python: RemotePython
 
 
 def converted_after_a_failed_export() -> list[float]:
-    """An export that failed elsewhere is not an error of this read."""
+    """An export that failed elsewhere must not cause an error of this read."""
     array = computed(jnp.ones(3))
     with jax.transfer_guard_device_to_host("disallow"), pytest.raises(jax.errors.JaxRuntimeError):
         memoryview(array)

@@ -1,4 +1,4 @@
-"""A bug in Atoll ends the process that has it, is reported as the reason, and costs no other island anything."""
+"""Tests of bugs in Atoll: a bug ends its process, is reported as the reason, and does not affect other islands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
 from tests.quick_xla import quick
 
 BACK_SECONDS = 60.0
-# By the thread that has it: the executor's, that of a device's completions, one of a pool, the one of messages.
+# Places of bugs, by thread: the executor, the completions of a device, a pool's thread, and the message thread.
 PLACES = {
     "watch": "atoll.worker.completion_reporter:CompletionReporter.watch",
     "store": "atoll.worker.store:Store.free",
@@ -31,7 +31,7 @@ state: dict[str, Any] = {}
 
 @pytest.fixture(scope="module")
 def cluster(start_cluster: StartCluster, module_directory: Path) -> StandingCluster:
-    """Two islands, whose workers fail at a place once its file is there."""
+    """Start two islands whose workers fail at a given place when the file of that name exists."""
     injected = {place: f"raises_if_file:{module_directory / name}" for name, place in PLACES.items()}
     return start_cluster(faults.environment(injected, quick({})), islands="2x1x1", has_bugs=True)
 
@@ -60,7 +60,7 @@ def kept() -> float:
 
 
 def compute_until_it_fails(directory: str, name: str) -> str:
-    """Ask for the bug while a function runs again and again; the error that this has."""
+    """Create the file of a bug, and run a function until it fails. Return the error."""
     import functools
 
     import jax
@@ -126,7 +126,9 @@ def steps_until_one_fails() -> str:
 
 
 def failing_controller(start_ready: Path) -> dict[str, str]:
-    """An environment in which a launch with seven arguments raises, and one turn of the controller if a file exists."""
+    """Return an environment in which a launch with seven arguments raises, and a turn of the controller if a file
+    exists.
+    """
     places = {
         "atoll.launch.launcher:Launcher.launch_within_window": "raises_if:len(arguments[2].arguments) == 7",
         "atoll.launch.launcher:Launcher.start_ready": f"raises_if_file:{start_ready}",
@@ -164,7 +166,7 @@ def test_a_bug_at_a_sessions_message_ends_that_session_alone_and_is_not_repeated
 
 
 def until(cluster: StandingCluster, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """Return the report once `holds(report)`. While the controller restarts, there is no report."""
+    """Return the report as soon as `holds(report)` is true. There is no report while the controller restarts."""
     deadline = time.monotonic() + BACK_SECONDS
     while True:
         with contextlib.suppress(ConnectError):

@@ -1,4 +1,4 @@
-"""Callbacks whose client or worker ends, and clients that answer what nobody asked: no hang, and nothing is left."""
+"""Tests of callbacks whose client or worker ends, and of clients that send false replies: nothing hangs or is left."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ errors: queue.Queue[str] = queue.Queue()
 
 @pytest.fixture(scope="module")
 def standing(start_cluster: StartCluster) -> StandingCluster:
-    """One host with two devices."""
+    """Start a cluster of one host with two devices."""
     return start_cluster(islands="1x1x2")
 
 
@@ -37,7 +37,7 @@ def user(start_python: StartPython, standing: StandingCluster) -> RemotePython:
     return start_python(ATOLL_ADDRESS=standing.address)
 
 
-# ---- what the users do
+# ---- functions of users
 
 
 def same_type(x: Any) -> jax.ShapeDtypeStruct:
@@ -45,7 +45,7 @@ def same_type(x: Any) -> jax.ShapeDtypeStruct:
 
 
 def sits_in_a_callback() -> list[float]:
-    """On the first device, until `release`."""
+    """Run a callback on the first device that blocks until `release`."""
 
     def wait(x: Any) -> Any:
         entered.set()
@@ -68,7 +68,7 @@ def begin_to_sit() -> None:
 
 
 def begin_many_ordered() -> None:
-    """300 ordered ones of one launch, of which one in the middle sits."""
+    """Launch a program with 300 ordered callbacks, one of which blocks."""
 
     def each(x: Any) -> Any:
         if x == MANY // 2:
@@ -105,7 +105,7 @@ def release() -> None:
 
 
 def computes(count: int) -> float:
-    """On the same device."""
+    """Compute on the same device."""
     x, step = jnp.float32(0), jax.jit(lambda x: x + 1)
     for _ in range(count):
         x = step(x)
@@ -129,7 +129,7 @@ def calls_back_when_the_worker_is_back() -> list[float]:
 
 
 def leaves_its_channels(only_to_hosts: bool) -> str:
-    """The connections for its calls break while one of them is out."""
+    """Close the client's connections for calls while a call is in progress."""
     from atoll.client.jax_patches import host_callbacks
 
     def leave(x: Any) -> Any:
@@ -146,7 +146,7 @@ def leaves_its_channels(only_to_hosts: bool) -> str:
 
 
 def answers_with(wrong: str) -> str:
-    """The client answers with something that no callable returns: its own library does not check it."""
+    """Patch the client to send a result that no callable returns, which its own library does not check."""
     from atoll.client.jax_patches import callback_table as call_tables
     from atoll.host_services.calls.call_messages import ArrayType, Call, Returned, encode
 
@@ -184,7 +184,9 @@ def reads_what_it_kept() -> list[float]:
 
 
 def raises_while_the_other_device_waits() -> list[str]:
-    """What the result says, what is made of it before that is known, and what is made of it later."""
+    """Return the errors of a callback's result, of dependents that were launched before and after the failure, and of a
+    later call.
+    """
     mesh = jax.make_mesh((2,), ("x",))
 
     def refuse(x: Any) -> Any:
@@ -235,7 +237,7 @@ def reads_what_was_made_of_it() -> tuple[float, float]:
 
 
 def compiles_with(numbers: str) -> str:
-    """A program of one callback, which says that these are the client's numbers for its callables."""
+    """Compile a program with one callback whose callables have these numbers of the client."""
     from jax._src import compiler
 
     original = compiler.backend_compile_and_load.__wrapped__
@@ -329,7 +331,7 @@ def test_what_a_waiting_callback_reads_can_be_donated_and_nobody_waits(
 
 
 def test_a_client_that_takes_no_calls_gets_an_error(standing: StandingCluster, start_python: StartPython) -> None:
-    """Its programs name callables, but it has opened no connection for their calls."""
+    """The client's programs contain callables, but it has no connection for their calls."""
     python = start_python(ATOLL_ADDRESS=standing.address)
     assert "does not take calls" in python.call(compiles_without_a_connection, "1+1")
 

@@ -1,4 +1,4 @@
-"""Programs that call back into the user's Python: as on stock JAX, wherever they run."""
+"""Tests of programs that call the user's Python: they have the results of stock JAX on all kinds of devices."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def same_type(x: Any) -> jax.ShapeDtypeStruct:
 
 
 def doubled(x: Any) -> Any:
-    """Twice `x`, by a callback."""
+    """Return twice `x`, computed by a callback."""
     return jax.pure_callback(lambda x: np.asarray(x) * 2, same_type(x), x, vmap_method="expand_dims")
 
 
@@ -169,7 +169,7 @@ def test_checks_at_run_time_raise(atoll_python: RemotePython) -> None:
 
 
 def traced_program() -> list[list[float]]:
-    """Of two functions that are the same but for their callables."""
+    """Trace two functions that differ only in their callables."""
     import atoll
 
     doubles = jax.jit(lambda x: jax.pure_callback(lambda x: np.asarray(x) * 2, same_type(x), x) + 1)
@@ -214,7 +214,7 @@ def test_an_exception_arrives_with_its_own_traceback_and_no_other(atoll_python: 
 
 
 def forget_failed_runs() -> None:
-    """JAX's barrier raises what has failed before, on stock JAX as well."""
+    """Forget failed runs, because JAX's barrier raises the errors of earlier runs, also on stock JAX."""
     dispatch.runtime_tokens.clear()
 
 
@@ -225,7 +225,7 @@ def test_an_exception_in_one_shard_fails_the_run_and_nothing_else(atoll_python: 
     assert atoll_python.call(ordered_calls, 3) == [0, 1, 2]
 
 
-# ---- callbacks that use the cluster, and what waits for them
+# ---- callbacks that use the cluster, and their dependents
 
 
 def uses_the_cluster() -> list[float]:
@@ -246,7 +246,7 @@ def test_a_callback_may_compute_on_the_device_that_waits_for_it(atoll_python: Re
 
 
 def results_of_callbacks_that_start_others_which_wait_for_one_another() -> int:
-    count = 12  # more than a host here has CPUs
+    count = 12  # more than a test host has CPUs
     barrier = threading.Barrier(count)
 
     def meet(x: Any) -> Any:
@@ -267,7 +267,7 @@ def test_callbacks_may_start_functions_with_callbacks_that_wait_for_one_another(
 
 
 def uses_the_cluster_in_many_runs(count: int) -> list[list[float]]:
-    """Over two devices, on which the script goes on: more runs than may be under way, and what needs their results."""
+    """Launch more runs of callbacks that use two devices than may be in flight, with dependents of their results."""
     devices = jax.devices()[:2]
     mesh = jax.make_mesh((2,), ("x",), devices=devices)
     sharding = jax.sharding.NamedSharding(mesh, jax.P("x"))
@@ -294,7 +294,7 @@ def test_callbacks_of_many_runs_may_compute_on_the_devices_that_wait_for_them(at
 
 
 def others_while_one_waits() -> tuple[bool, list[float]]:
-    """Whether a callback was still waiting when other work had its results."""
+    """Return whether a callback was still running when other work was complete."""
     go_on = threading.Event()
 
     def wait(x: Any) -> Any:
@@ -307,7 +307,7 @@ def others_while_one_waits() -> tuple[bool, list[float]]:
         lambda x: jax.pure_callback(wait, same_type(x), x), mesh=mesh, in_specs=jax.P("x"), out_specs=jax.P("x")
     )
     slow = jax.jit(spread)(there)
-    later = slow + 1  # is enqueued behind it
+    later = slow + 1  # is queued behind it
     quick = jax.jit(lambda x: x * 2)
     results = [float(quick(jnp.float32(i))) for i in range(20)]
     still = not go_on.is_set()

@@ -1,4 +1,6 @@
-"""A tenant whose messages meet a bug of the controller is suspended, and its restarts do not count."""
+"""Tests that a tenant whose messages trigger a bug of the controller is suspended, and that these restarts do not
+count.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ def user(module_directory: Path, program_cache: Path) -> Iterator[User]:
 
 
 class Client:
-    """A proxy that speaks with the controller by hand. It connects again until a controller is there."""
+    """Proxy that exchanges messages with the controller directly. It reconnects until a controller is available."""
 
     def __init__(self, path: str, tenant: str) -> None:
         deadline = time.monotonic() + SECONDS
@@ -66,7 +68,7 @@ class Client:
         self._socket.sendall(encode(message))
 
     def next(self) -> m.Welcome | m.Refused | m.Closing | m.Awaited:
-        """Return the next message of those that count here. Raises ConnectionError at the end."""
+        """Return the next relevant message. Raise ConnectionError at the end."""
         while True:
             (length,) = struct.unpack("<I", self._read(4))
             body = self._read(length & ((1 << 29) - 1))
@@ -104,7 +106,7 @@ def test_a_tenant_that_makes_the_controller_fail_is_suspended_and_the_cluster_co
     client = Client(path, "abe")
     client.send(
         m.MakeError(tuple(range(POISON, POISON + 1000)), Status(Code.INTERNAL, "a bug"))
-    )  # it waits for its turn
+    )  # it waits in its inbox
     closing = client.next()
     assert isinstance(closing, m.Closing)
     assert "the controller failed at a message of this client (TypeError: an injected bug" in closing.status.message

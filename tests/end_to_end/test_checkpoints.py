@@ -1,4 +1,4 @@
-"""Orbax as it is: checkpoints that the hosts of the devices write and read, by both of its ways for Pathways."""
+"""Tests of unmodified Orbax: the devices' hosts write and read checkpoints, in both of Orbax's modes for Pathways."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WAYS = ("colocated", "persistence")
 
 @pytest.fixture(scope="module", params=["1x2x2", "2x1x2"])
 def two_hosts(request: pytest.FixtureRequest, start_python: StartPython) -> RemotePython:
-    """A child with two hosts, of one island and of two."""
+    """Return a child with two hosts, of one island or of two."""
     return start_python(request.param)
 
 
@@ -33,11 +33,11 @@ def one_host(start_python: StartPython) -> RemotePython:
     return start_python("1x1x2")
 
 
-# ---- called in the children, and here on stock JAX
+# ---- functions for the children, and for stock JAX here
 
 
 def state(offset: int = 0, backwards: bool = False) -> dict[str, jax.Array]:
-    """Arrays cut over two axes, over one, and not at all; `backwards` has other cuts of the devices turned round."""
+    """Return arrays that are sharded along two axes, along one, or replicated. `backwards` reverses the devices."""
     devices = np.array(jax.devices()[: 2 if jax.device_count() == 2 else 4])
     mesh = Mesh((devices[::-1] if backwards else devices).reshape(2, -1), ("x", "y"))
 
@@ -70,7 +70,7 @@ def save(way: str, directory: str, options: dict[str, bool]) -> None:
 
 
 def restore(way: str, directory: str, options: dict[str, bool], backwards: bool = False) -> list[str]:
-    """Restores with the cuts of this process's state; what is not as it was saved."""
+    """Restore with this process's shardings. Return the names of arrays that differ from the saved ones."""
     wanted = state(1, backwards)
     arguments = ocp.checkpoint_utils.construct_restore_args(wanted)
     with checkpointer(way, **options) as restorer:
@@ -114,7 +114,7 @@ def test_orbax_saves_by_colocated_python_and_restores_onto_another_sharding(
     options = {"use_ocdbt": False} | options
     directory = str(tmp_path / "checkpoint")
     two_hosts.call(save, "colocated", directory, options)
-    if options["use_ocdbt"]:  # each host has written for itself
+    if options["use_ocdbt"]:  # each host has written its own part
         assert {"ocdbt.process_0", "ocdbt.process_1"} <= {each.name for each in Path(directory).iterdir()}
     assert two_hosts.call(restore, "colocated", directory, options, True) == []
 
@@ -137,14 +137,14 @@ def test_persistence_restores_onto_another_sharding(two_hosts: RemotePython, tmp
 
 
 def manage(way: str, directory: str) -> tuple[list[int], list[str]]:
-    """Saves three steps of a training whose step donates its state; the steps that are kept, and what differs."""
+    """Save three steps of a training that donates its state. Return the steps that are kept, and the differences."""
     train = jax.jit(lambda state: jax.tree.map(lambda x: x + 1, state), donate_argnums=0)
     options = ocp.CheckpointManagerOptions(max_to_keep=2)
     saver = checkpointer(way)
     with ocp.CheckpointManager(directory, saver, options) as manager:
         trained = state()
         for number in range(3):
-            # On CPU devices Orbax's dispatcher has no copy of its own.
+            # Orbax's dispatcher keeps no copies on CPU devices.
             manager.save(number, jax.tree.map(jnp.copy, trained) if way == "colocated" else trained)
             trained = train(trained)
         manager.wait_until_finished()
@@ -163,4 +163,4 @@ def test_a_place_that_cannot_be_written_is_the_error_of_the_save(two_hosts: Remo
     (tmp_path / "file").write_text("")
     with pytest.raises(RemoteError, match=r"FAILED_PRECONDITION: cannot write 'a' at .*/file"):
         two_hosts.call(write_into, str(tmp_path / "file"))
-    two_hosts.call(write_into, str(tmp_path / "directory"))  # the processes go on
+    two_hosts.call(write_into, str(tmp_path / "directory"))  # the processes continue

@@ -1,11 +1,11 @@
-"""A client that calls for a long time holds no more memory than one that calls for a short time."""
+"""Test that the memory of a client does not grow with the number of its calls."""
 
 from __future__ import annotations
 
 from tests.conftest import RunScript
 
-# Measured on two cores: 20 bytes a call at rest, and up to 105 on a busy machine. A client in which jaxlib keeps the
-# stacks of its requests grows by 500 bytes a call.
+# Measured on two cores: 20 bytes per call on an idle machine, and up to 105 on a busy one. If jaxlib keeps the stacks
+# of its requests, a client grows by 500 bytes per call.
 BYTES_A_CALL = 200
 
 SCRIPT = """

@@ -1,4 +1,4 @@
-"""A system clock that is set while a cluster runs: an island of two hosts loses nothing."""
+"""Test that an island of two hosts survives changes of the system clock."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tests.end_to_end.standing_cluster import StartCluster
 
 pytestmark = pytest.mark.thorough
 SECONDS = 30.0
-# XLA looks for heartbeats once a second.
+# XLA checks for heartbeats once per second.
 LOOKS = 4.0
 
-# Adds the number in a file to the system's clock, for a process that has this library preloaded.
+# A preloaded library that adds the number in a file to the system's clock.
 SHIFT = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -95,6 +95,6 @@ def test_a_clock_that_is_set_ends_no_worker(
     with open(offset, "r+b") as file, mmap.mmap(file.fileno(), mmap.PAGESIZE) as memory:
         for seconds in (3600, 3599, 2 * 86400):
             memory[:8] = struct.pack("q", seconds)
-            with pytest.raises(AssertionError):  # nothing is restarted
+            with pytest.raises(AssertionError):  # nothing has been restarted
                 cluster.until(lambda report: any(each["restarts"] for each in report["islands"]), LOOKS)
             assert client.call(total, seconds=SECONDS) == 28.0

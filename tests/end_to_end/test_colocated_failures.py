@@ -1,4 +1,4 @@
-"""Colocated Python where processes end: named, replaced, and gone with their session."""
+"""Tests of colocated Python processes that end: they are named, replaced, and removed with their session."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _kept: dict[str, Any] = {}
 
 @pytest.fixture(scope="module", params=["1x1x2", "1x2x1"])
 def python(request: pytest.FixtureRequest, start_python: StartPython) -> RemotePython:
-    """A child with an island of one host, and of two."""
+    """Return a child with an island of one host, and of two."""
     return start_python(request.param)
 
 
@@ -39,7 +39,7 @@ def argument() -> jax.Array:
 
 
 def once_it_is_back(compute: Callable[[], list[int]]) -> list[int]:
-    """On several hosts, once all of their processes have been replaced."""
+    """Return the result of a function on several hosts, after all of their processes have been replaced."""
     deadline = time.monotonic() + BACK_SECONDS
     while True:
         try:
@@ -161,7 +161,7 @@ def test_processes_end_with_their_worker_and_come_back_with_it_and_without_their
 
 
 def look_around(others: list[str]) -> dict[str, Any]:
-    """What a process finds of the cluster's, and of others': which of these paths, which processes."""
+    """Return what a process can find of the cluster and of others: the existing paths, and the visible processes."""
 
     @colocated_python.colocated_python
     def look(x: jax.Array) -> jax.Array:
@@ -170,7 +170,7 @@ def look_around(others: list[str]) -> dict[str, Any]:
 
         descriptors = {}
         for each in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(FileNotFoundError):  # the one of which this list was read
+            with contextlib.suppress(FileNotFoundError):  # the process that read this list
                 descriptors[int(each)] = os.readlink(f"/proc/self/fd/{each}")
         seen = {
             "token": [name for name in os.environ if name.startswith("ATOLL_")],
@@ -196,7 +196,7 @@ def test_a_process_has_nothing_of_the_clusters_own(start_python: StartPython):
     found = start_python("1x1x2", ATOLL_LOG="warning").call(look_around, [])
     descriptors = found["descriptors"]
     assert descriptors["0"] == descriptors["1"] == "/dev/null"
-    # Where it prints to, and its link.
+    # The process's standard output, and a link to it.
     assert sorted({each.partition(":")[0] for each in descriptors.values()}) == ["/dev/null", "pipe", "socket"]
     for kind in ("pipe", "socket"):
         assert len({each for each in descriptors.values() if each.startswith(kind)}) == 1, descriptors

@@ -1,4 +1,4 @@
-"""Colocated Python on devices of several islands, and the failure of one of them."""
+"""Tests of colocated Python on devices of several islands, also if one of them fails."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _kept: dict[str, Any] = {}
 
 @pytest.fixture(scope="module", params=["2x1x2", "2x2x1"])
 def python(request: pytest.FixtureRequest, start_python: StartPython) -> RemotePython:
-    """A child with two islands of two devices, of one host and of two."""
+    """Return a child with two islands of two devices, of one host and of two."""
     return start_python(request.param)
 
 
@@ -39,7 +39,7 @@ def filled(like: jax.Array, value: int) -> jax.Array:
     return jax.make_array_from_single_device_arrays(like.shape, like.sharding, shards)
 
 
-# ---- called in the children
+# ---- functions called in the children
 
 
 def numbers_on_all_devices() -> tuple[list[int], list[int]]:
@@ -101,7 +101,7 @@ def count_with_an_object() -> list[list[int]]:
 
 
 def pass_to_computations() -> list[float]:
-    """Pass an array through Python and computations over the islands, which run in other clients on the hosts."""
+    """Pass an array through Python and computations across the islands, which use different clients on the hosts."""
 
     @colocated_python.colocated_python
     def same(x: jax.Array) -> jax.Array:
@@ -158,12 +158,12 @@ def test_an_exception_on_one_island_fails_the_call(python: RemotePython) -> None
     assert python.call(sum_of_all_devices) == [each - 3.5 for each in range(8)]
 
 
-# ---- islands that fail
+# ---- failures of islands
 
 
 @pytest.fixture(scope="module")
 def cluster(start_cluster: StartCluster) -> StandingCluster:
-    # The methods of a lost object also raise its error while Python deletes them, which Python prints.
+    # The methods of a lost object also raise its error while Python deletes the object, and Python prints it.
     return start_cluster(islands="3x1x1", has_bugs=True)
 
 
@@ -175,7 +175,7 @@ def user(cluster: StandingCluster, start_python: StartPython) -> RemotePython:
 
 
 def prepare() -> None:
-    """Make an object over all islands, one over the first two, and one on the first."""
+    """Make one object on all islands, one on the first two, and one on the first."""
 
     @colocated_python.colocated_python_class
     class Counter:
@@ -223,7 +223,7 @@ def count_with_the_old_object(islands: tuple[int, ...]) -> list[int] | str:
 
 
 def wait_for_long() -> tuple[float, str]:
-    """Call a function over all islands that does not return. Return when it failed, and its error."""
+    """Call a function on all islands that does not return. Return the time of its failure, and the error."""
     try:
         jax.block_until_ready(_kept["wait"](_kept[0, 1, 2][0]))
     except jax.errors.JaxRuntimeError as error:
@@ -246,7 +246,7 @@ def test_a_lost_island_ends_the_calls_that_include_it_and_their_processes(
     assert failed - ended < 10.0
     assert "DATA_LOSS" in error
     assert f"host {lost} of island {lost} is gone" in error
-    if lost == 2:  # other islands continue, and their processes and objects with them
+    if lost == 2:  # other islands continue, with their processes and objects
         assert user.call(count, others) == [each + 1 for each in before]
     cluster.until(lambda report: all(each["state"] == "ready" for each in report["islands"]), BACK_SECONDS)
     if lost == 2:

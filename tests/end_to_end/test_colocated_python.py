@@ -1,4 +1,4 @@
-"""Colocated Python: functions and classes of the user, run on the hosts."""
+"""Tests of colocated Python: the user's functions and classes that run on the hosts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.end_to_end.remote_python import RemotePython, StartPython
 
 @pytest.fixture(scope="module")
 def python(start_python: StartPython) -> RemotePython:
-    """A child with one island of two hosts, two devices each."""
+    """Return a child with one island of two hosts, with two devices each."""
     return start_python("1x2x2")
 
 
@@ -218,7 +218,7 @@ def donate_what_python_reads() -> tuple[list[float], float]:
     step = jax.jit(lambda x: x * 2, donate_argnums=0)
     x = jax.device_put(np.zeros(1 << 24, np.float32), whole)
     jax.block_until_ready(last(x))
-    x = add(x)  # of a function over both hosts
+    x = add(x)  # of a function on both hosts
     seen, after = [last(x) for _ in range(4)], step(x)  # reading 64 MB four times takes longer than starting a step
     assert x.is_deleted()
     return [float(each[0]) for each in seen], float(after[-1])

@@ -1,4 +1,6 @@
-"""What XLA asks the user's Python while it compiles: as on stock JAX, on one host and on two."""
+"""Tests of the user's Python that XLA calls during compilation: results are those of stock JAX, on one host
+and on two.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 import atoll
 from tests.end_to_end.remote_python import RemoteError, RemotePython
 
-# ---- what the user does
+# ---- functions of users
 
 
 def mesh() -> Mesh:
@@ -31,7 +33,7 @@ def sharded(shape: tuple[int, ...] = (4, 8)) -> jax.Array:
 
 
 def inspected() -> list[Any]:
-    """The shardings that a program shows, and on which threads."""
+    """Return the shardings that a program inspects, with the threads on which it calls back."""
     shown: list[Any] = []
 
     def show(name: str) -> Any:
@@ -55,7 +57,7 @@ def inspected() -> list[Any]:
 
 
 class Doubled:
-    """A custom partitioning, which notes what it is asked."""
+    """Custom partitioning that records its calls."""
 
     def __init__(self, fails: str = "") -> None:
         self.asked: list[str] = []
@@ -74,7 +76,7 @@ class Doubled:
             raise ValueError(f"no {what} today")
 
     def partition(self, mesh: Any, arguments: Any, result: Any) -> Any:
-        """Each device scales by two, and adds nothing to the first column of all: so its part is not its code."""
+        """Scale by two on each device, and add the index of the device's part: the parts differ, but not their code."""
         self.note("partition")
         sharding = NamedSharding(mesh, P(arguments[0].sharding.spec[0], None))
 
@@ -112,7 +114,7 @@ def fails_to(what: str, with_shardy: bool) -> None:
 
 
 def in_scan_and_with_callbacks() -> tuple[float, list[float]]:
-    """A function that is called while it is compiled, and while it runs."""
+    """Call a function during compilation and at run time."""
     doubled, printed = Doubled().function, []
 
     @jax.jit
@@ -131,7 +133,7 @@ def in_scan_and_with_callbacks() -> tuple[float, list[float]]:
 
 
 def uses_the_cluster_while_compiling() -> tuple[float, float]:
-    """The callback computes there, and compiles a program that is called back for, too."""
+    """Compute on the cluster in the callback, and compile a program there that also has a callback."""
     found: list[float] = []
 
     def look(sharding: Any) -> None:
@@ -181,7 +183,7 @@ def test_a_custom_partitioning_says_what_each_device_computes(hosts: str, with_s
 def test_what_a_rule_raises_is_the_error_of_the_compilation(
     atoll_python: RemotePython, what: str, with_shardy: bool
 ) -> None:
-    """Stock JAX ends the process over all but `partition`."""
+    """Stock JAX ends the process at errors of all rules but `partition`."""
     with pytest.raises(
         RemoteError, match=f"INTERNAL: custom_partitioner: (.|\n)*ValueError: no {what} today"
     ) as caught:

@@ -1,4 +1,6 @@
-"""Compilations that wait for their client: it lies, leaves, or never answers, and nobody else is harmed."""
+"""Tests of compilations that wait for a client that sends false replies, ends, or never replies: others are not
+affected.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ partitions: list[Any] = []
 
 @pytest.fixture(scope="module")
 def standing(start_cluster: StartCluster) -> StandingCluster:
-    """One host with two devices."""
+    """Start a cluster of one host with two devices."""
     return start_cluster(islands="1x1x2")
 
 
@@ -35,7 +37,7 @@ def user(start_python: StartPython, standing: StandingCluster) -> RemotePython:
     return start_python(ATOLL_ADDRESS=standing.address)
 
 
-# ---- what the users do
+# ---- functions of users
 
 
 def sharded() -> jax.Array:
@@ -64,12 +66,12 @@ def doubles() -> float:
 
 
 def computes(seed: int) -> float:
-    """A program that nobody has compiled before."""
+    """Run a program that was never compiled before."""
     return float(jax.jit(lambda x: x + seed)(sharded()).sum())
 
 
 def sit_while_compiling(count: int) -> None:
-    """This many compilations, whose callbacks do not return."""
+    """Start this many compilations whose callbacks do not return."""
 
     def wait(sharding: Any) -> None:
         entered.release()
@@ -91,7 +93,7 @@ def error_of(call: Callable[[], Any]) -> str:
 
 
 def lies(wrong: str) -> str:
-    """The client answers with something that JAX does not answer: its own library does not check it."""
+    """Patch the client to send an invalid answer, which its own library does not check."""
     from atoll.client.jax_patches import compile_time_callbacks as patch
 
     def whole(*shape: int, dtype: Any = np.float32) -> Any:
@@ -145,7 +147,7 @@ def lies(wrong: str) -> str:
 
 
 def announces(text: str) -> str:
-    """A compilation whose keys are those that the text says."""
+    """Compile a program whose text announces these keys."""
     from jax._src import compiler
 
     from atoll.protocol.callbacks import COMPILE_CALLS_OPTION

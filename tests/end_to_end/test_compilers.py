@@ -1,4 +1,4 @@
-"""Compilation on a cluster with tenants: what one tenant compiles ends none of the cluster's processes."""
+"""Tests of compilations on a cluster with tenants: a tenant's compilation cannot end the cluster's processes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def token_of(name: str) -> str:
 
 @pytest.fixture(scope="module")
 def cluster(start_cluster: StartCluster) -> StandingCluster:
-    """One island of two hosts."""
+    """Start a cluster of one island with two hosts."""
     tenants = tuple(TenantSettings(name, token_hash(token_of(name))) for name in ("ana", "ben", "eve"))
     return start_cluster(islands="1x2x2", token="the token of the cluster", tenants=tenants)
 
@@ -50,7 +50,7 @@ def ben(user: Callable[[str], RemotePython]) -> RemotePython:
     return user("ben")
 
 
-# ---- what runs in clients
+# ---- functions that clients run
 
 _kept: list[jax.Array] = []
 
@@ -62,7 +62,7 @@ def keep(value: float) -> None:
 
 
 def kept_sum() -> float:
-    """Compute with what was kept, by a program that was not compiled before."""
+    """Compute with the kept array, with a program that was never compiled before."""
     offset = len(_kept) + time.monotonic()
     result = jax.jit(lambda x: (x - offset).sum() + offset * x.size)(_kept[-1])
     return round(float(result))
@@ -82,7 +82,7 @@ def compile_module(text: str) -> None:
 
 
 def compile_at_once(numbers: range, operations: int) -> None:
-    """Compile so many large modules, all at the same time."""
+    """Compile this many large modules, all at the same time."""
     with ThreadPoolExecutor(len(numbers)) as threads:
         for outcome in [threads.submit(compile_module, hostile.large(each, operations)) for each in numbers]:
             outcome.result()
@@ -100,7 +100,7 @@ def worker_processes(cluster: StandingCluster) -> list[str]:
 
 
 def compilers(cluster: StandingCluster) -> list[psutil.Process]:
-    """The compiler processes of all hosts."""
+    """Return the compiler processes of all hosts."""
     servers = [child for worker in cluster.processes().values() for child in children(worker.pid)]
     return [process for server in servers for process in server.children()]
 
@@ -153,7 +153,7 @@ def test_others_compile_beside_the_long_compilations_of_a_tenant_which_end_with_
     busy.process.kill()
     until(lambda: len(during - {process.pid for process in compilers(cluster)}) >= 2)
     with pytest.raises(AssertionError, match="the child ended"):
-        busy.finish()  # its modules were not compiled yet
+        busy.finish()  # its modules were not compiled before
     assert ben.call(add_half, 6.0) == 8.0
 
 

@@ -1,4 +1,6 @@
-"""Bytes of published arrays that change in the memory of a device: `verify=True` names the devices that got them."""
+"""Tests of published arrays that are corrupted in a device's memory: `verify=True` names the devices with
+wrong bytes.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,9 @@ from atoll.pins import Version
 from tests.end_to_end.remote_python import StartPython
 from tests.end_to_end.standing_cluster import StartCluster
 
-MOST_BYTES = 1 << 30  # of a mapping that is searched
+MOST_BYTES = 1 << 30  # of a mapping to search
 
-# ---- what runs in scripts
+# ---- functions that scripts run
 
 kept: list[Version] = []
 
@@ -36,7 +38,7 @@ def publish() -> int:
 
 
 def read(first: int, verify: bool) -> str:
-    """Read the newest version, and return the error of its verification or the warning, or ""."""
+    """Read the newest version. Return its verification error or the warning, or ""."""
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         try:

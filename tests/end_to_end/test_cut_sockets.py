@@ -1,4 +1,4 @@
-"""Connections to the controller outlive their sockets: what runs notices nothing."""
+"""Test that connections to the controller survive the loss of their sockets, so that sessions do not notice."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ CONNECTIONS = ["the engine", "the proxy of remote_python.py", "the worker of hos
 
 
 def train_while_sockets_are_cut(path: str, connections: int, cuts: int, steps: int) -> list[list[str]]:
-    """Trains again and again, until each of so many connections has lost so many sockets. Each training's losses."""
+    """Train repeatedly until each of `connections` connections has lost its socket `cuts` times.
+
+    Return the losses of each training.
+    """
     from collections import Counter
     from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`atoll.data` on Atoll: each host reads its part, in the session's process there."""
+"""Tests of `atoll.data` on Atoll: each host reads its part, in the session's process there."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LARGE = 32 << 20  # bytes
 
 @pytest.fixture(scope="module")
 def python(start_python: StartPython) -> RemotePython:
-    """A child with one island of two hosts, two devices each."""
+    """Return a child with one island of two hosts, with two devices each."""
     return start_python("1x2x2")
 
 
@@ -53,7 +53,7 @@ def where_it_is_read(shard: Shard) -> Iterator[Any]:
 
 
 def read_where(transposed: bool) -> tuple[int, list[Any], list[Any]]:
-    """This process, and who read a batch whose rows are sharded, and one whose columns are."""
+    """Return this process, and the readers of a batch with sharded rows and of one with sharded columns."""
     rows, columns = (
         next(iter(Batches(where_it_is_read, sharded(*axes, transposed=transposed)))).tolist()
         for axes in (("x", None), (None, "y"))
@@ -66,7 +66,7 @@ def test_hosts_with_the_same_rows_read_the_same_part(python: RemotePython):
     assert script not in {row[0] for row in rows}
     assert [row[1:] for row in rows] == [[0, 0, 2]] * 4 + [[1, 1, 2]] * 4
     assert {tuple(row[2:]) for row in columns} == {(0, 1)}
-    # In this mesh a row is over both hosts, and each of them gives whole rows.
+    # In this mesh, a row is on both hosts, and each host provides whole rows.
     _, rows, columns = python.call(read_where, True)
     assert len(rows) == len(columns) == 4
     assert {tuple(row[2:]) for row in rows + columns} == {(0, 1)}
@@ -158,7 +158,7 @@ def large(shard: Shard) -> Iterator[Any]:
 
 
 def read_much() -> tuple[int, int]:
-    """How many bytes were read, and by how many this process has grown."""
+    """Return the number of bytes read, and the growth of this process."""
     iterator = iter(Batches(large, sharded(("x", "y")), prefetch=1))
     double = jax.jit(lambda batch: batch.sum(axis=1))
     jax.block_until_ready(double(next(iterator)))

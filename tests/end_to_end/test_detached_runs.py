@@ -1,4 +1,4 @@
-"""Detached runs: a script is killed after it has submitted its steps, and another one continues bit for bit."""
+"""Test of detached runs: a script is killed after it has submitted its steps, and another one continues bit for bit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def cluster(start_cluster: StartCluster) -> StandingCluster:
     return start_cluster(islands="2x1x2")
 
 
-# ---- what runs in scripts
+# ---- functions that scripts run
 
 
 def _numbers(shard: atoll.data.Shard) -> list[np.ndarray]:
@@ -42,7 +42,7 @@ def _step(weights: jax.Array, batch: jax.Array) -> jax.Array:
 
 
 def _steps(tree: dict[str, jax.Array], batches: BatchIterator, steps: int, name: str) -> None:
-    """Make steps, most of them without a new batch, and publish the weights with the state of the iterator."""
+    """Run steps, most of them without a new batch, and publish the weights with the state of the iterator."""
     weights, first, batch = tree["weights"], int(tree["step"]) + 1, tree["batch"]
     for step in range(first, first + steps):
         if step % EVERY == 1:
@@ -62,7 +62,7 @@ def begin(steps: int, name: str = NAME) -> None:
 
 
 def attach(steps: int, name: str = NAME) -> tuple[int, int, bytes]:
-    """Continue the run: its step before and after that, and the weights."""
+    """Continue the run. Return its step before and after, and the weights."""
     atoll.connect(name=name, detach=True)
     place = _place()
     whole = NamedSharding(place.mesh, PartitionSpec())

@@ -1,6 +1,6 @@
-"""Reads that bypass jaxlib's client: the values and errors of stock JAX.
+"""Tests of reads that bypass jaxlib's client: the values and errors of stock JAX.
 
-Each function named without `test_` runs twice, here on stock JAX and in a child on Atoll.
+Each function without `test_` in its name runs twice: here on stock JAX, and in a child on Atoll.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DTYPES = ("bool", "int8", "uint16", "bfloat16", "float8_e4m3fn", "float32", "com
 
 
 def computed(value: Any) -> jax.Array:
-    """Return an array whose contents this process does not have."""
+    """Return an array whose contents are not in this process."""
     return jax.jit(lambda x: x + jnp.zeros((), x.dtype))(value)
 
 

@@ -1,6 +1,6 @@
-"""Eager operations with Python numbers: the results of stock JAX, without a transfer for each operation.
+"""Tests of eager operations with Python numbers: the results of stock JAX, without a transfer for each operation.
 
-Each function named without `test_` runs twice, here on stock JAX and in a child on Atoll.
+Each function without `test_` in its name runs twice: here on stock JAX, and in a child on Atoll.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def operations() -> Any:
 
 
 def in_transformations() -> Any:
-    """Return what traces contain of numbers beside arrays that are not traced."""
+    """Return the numbers in traces that also use untraced arrays."""
     x = jnp.float32(3)
     x * 5, x * 5
     return str(jax.make_jaxpr(lambda y: y + x * 5)(x)), float(jax.grad(lambda y: y * (x * 5) * 5)(x))
@@ -45,7 +45,7 @@ def deleted() -> float:
 
 
 def converted() -> int:
-    """Return how many constants the operations of a loop make."""
+    """Return how many constants the operations of a loop create."""
     from atoll.client.jax_patches.number_operands import CONSTANTS
 
     x = jnp.float32(3)

@@ -1,4 +1,4 @@
-"""Trainings that go on where islands fail, and copies that outlive them."""
+"""Tests of trainings that continue after an island fails, and of copies that survive the failure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WIDTH, ROWS = 32, 12
 
 @pytest.fixture(scope="module")
 def standing(start_cluster: StartCluster) -> StandingCluster:
-    """Three islands of one device."""
+    """Start a cluster of three islands with one device each."""
     return start_cluster(islands="3x1x1", lease_seconds=LEASE_SECONDS)
 
 
@@ -31,7 +31,7 @@ def user(start_python: StartPython, standing: StandingCluster) -> RemotePython:
 
 @pytest.fixture
 def lose(standing: StandingCluster) -> Callable[..., None]:
-    """Ends the worker of an island, once all islands work."""
+    """End the worker of an island, after all islands work."""
 
     def inject(*islands: int, signal_: int = signal.SIGKILL) -> None:
         are_ready(standing)
@@ -42,7 +42,7 @@ def lose(standing: StandingCluster) -> Callable[..., None]:
 
 
 def lose_one(standing: StandingCluster) -> None:
-    """Ends the worker of island 1; returns once the controller knows."""
+    """End the worker of island 1, and wait until the controller knows."""
     are_ready(standing)
     before = standing.report()["islands"][1]["restarts"]
     standing.worker(1).kill()
@@ -53,7 +53,7 @@ def are_ready(standing: StandingCluster) -> None:
     standing.until(lambda report: all(each["state"] == "ready" for each in report["islands"]), BACK_SECONDS)
 
 
-# ---- what the user does, in a process of its own
+# ---- functions that run in the user's process
 
 state: dict[str, Any] = {}
 
@@ -86,7 +86,7 @@ def begin(every: int, steps: int = 1 << 30) -> None:
 
 
 def step_until(holds: Callable[[Any], bool], seconds: float = BACK_SECONDS) -> int:
-    """Steps until the run is as it is to be; its steps so far, each of which came once and in order."""
+    """Run steps until the run has the expected state. Return its steps so far, each of which came once and in order."""
     deadline = time.monotonic() + seconds
     while not holds(state["run"]):
         number, loss = next(state["steps"])
@@ -114,7 +114,7 @@ def changes() -> list[tuple[str, tuple[int, ...], int, float]]:
 
 
 def undisturbed(count: int) -> list[float]:
-    """The losses of stock JAX on one device."""
+    """Return the losses of stock JAX on one device."""
     import jax
 
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
@@ -127,7 +127,7 @@ def undisturbed(count: int) -> list[float]:
 
 
 def replicate_on(island: int) -> None:
-    """Two arrays on an island, whose values say of which step they are; nine steps, of which every third is copied."""
+    """Run nine steps of two arrays on an island, whose values depend on the step, and copy every third step."""
     import jax
 
     import atoll
@@ -144,13 +144,13 @@ def replicate_on(island: int) -> None:
 
 
 def refresh_on() -> None:
-    """Begins another copy, which nobody waits for."""
+    """Start another copy without waiting for it."""
     state["tree"] = state["follow"](state["tree"])
     state["replica"].refresh(state["tree"], state["replica"].step + 3)
 
 
 def recovered() -> tuple[int, list[int], list[int]]:
-    """The step of what is recovered, the values in it, and the islands that it is on."""
+    """Return the recovered step, its values, and their islands."""
     import atoll
 
     tree, step = atoll.recover(state["replica"])
@@ -174,7 +174,7 @@ def test_a_training_loses_an_island_takes_it_again_and_has_the_losses_of_an_undi
     count = user.call(steps, 10)
     (_, lost, *back) = user.call(changes)
     assert lost[0] == "lost"
-    # Its worker may be back before anybody has looked.
+    # The worker may have restarted before the test looks.
     assert (lost[1], [each[:3] for each in back]) in [((0, 2), [("back", (0, 1, 2), 0)]), ((0, 1, 2), [])]
     found = user.call(losses)
     np.testing.assert_allclose(found, user.call(undisturbed, count), rtol=1e-5)
@@ -197,7 +197,7 @@ def test_two_islands_are_lost_one_after_the_other(user, standing, lose):
 
 
 def until_copied() -> int:
-    """Until there is one copy more than now."""
+    """Wait until there is one more copy."""
     completed = state["run"].statistics().completed
     return step_until(lambda run: run.statistics().completed > completed)
 
@@ -233,15 +233,15 @@ def test_a_copy_outlives_the_island_of_its_arrays_and_is_of_one_step(user, stand
     assert user.call(recovered) == (9, [9], [1])
     nbytes = 2 * 4 * 100_001
     assert user.call(statistics).nbytes == nbytes
-    user.call(refresh_on)  # and loses the island while that goes on
+    user.call(refresh_on)  # and loses the island during the copy
     lose_one(standing)
     step, values, islands = user.call(recovered)
     assert (step, values) in [(9, [9]), (12, [10])]
-    assert islands in ([0], [1])  # it may be back before anybody has looked
+    assert islands in ([0], [1])  # it may have restarted before the test looks
     are_ready(standing)
     step, values, islands = user.call(recovered)
     assert (step, values) in [(9, [9]), (12, [10])]
-    assert islands == [1], "where they were, once that is back"
+    assert islands == [1], "on the same islands, after the restart"
 
 
 def test_a_copy_outlives_the_island_that_it_is_on(user, standing):

@@ -1,4 +1,4 @@
-"""What goes wrong has a name: who failed, where, and what to do next. Nothing hangs."""
+"""Tests of errors: each names the failed component and place and suggests a next step, and nothing hangs."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_whatever_uses_a_failed_array_reports_the_first_failure(atoll_python: Re
     assert all("RESOURCE_EXHAUSTED" in text for text in errors)
 
 
-# ---- a script that is cancelled
+# ---- scripts that are cancelled
 
 
 LONG = """
@@ -191,7 +191,7 @@ def test_control_c_in_the_middle_of_a_computation_ends_everything(start_script: 
 
 
 def fill_a_device() -> str:
-    """Arrays until a device of 64 MB is full; the error of the one too many."""
+    """Make arrays until a device of 64 MB is full. Return the error of the last one."""
     import jax
     import numpy as np
 
@@ -211,7 +211,8 @@ def test_a_full_device_says_who_holds_its_memory_and_works_on_when_they_release_
     message = python.call(fill_a_device)
     assert "RESOURCE_EXHAUSTED: out of memory on device 0 of host 0: device_put needs 19.1 MiB" in message
     assert "held by session 1 (remote_python.py): 57.2 MiB" in message
-    # One entry for each way in which arrays were sent: the first may be sent before the host's direct channel is open.
+    # Each way to send arrays has an entry, because the first array may be sent before the host's direct channel is
+    # open.
     entries = re.findall(r"device_put with (\d+) 'ready' buffers of total size (\d+)", message)
     assert sum(int(count) for count, _ in entries) == 3
     assert sum(int(size) for _, size in entries) == 60_000_000

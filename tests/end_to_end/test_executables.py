@@ -1,6 +1,6 @@
-"""Compiled functions on Atoll: what JAX says of them, what they refuse, and how often they are compiled.
+"""Tests of compiled functions on Atoll: their properties, their errors, and how often they are compiled.
 
-Each function named without `test_` runs twice, here on stock JAX and in a child on Atoll.
+Each function without `test_` in its name runs twice: here on stock JAX, and in a child on Atoll.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.end_to_end.standing_cluster import StartCluster
 
 
 def compiled_step() -> Any:
-    """A compiled function with two sharded arguments, one of them donated, and two results."""
+    """Return a compiled function with two sharded arguments, one of which is donated, and two results."""
     mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
     rows, columns = NamedSharding(mesh, P("x", "y")), NamedSharding(mesh, P(None, "y"))
     step = jax.jit(
@@ -40,7 +40,7 @@ def compiled_step() -> Any:
 
 
 def text() -> str:
-    """The program's text without the tables of stack frames, in which the caller stands."""
+    """Return the program's text without the tables of stack frames, which contain the caller."""
     lines = re.sub(r", metadata={[^}]*}", "", compiled_step().as_text()).splitlines()
     return "\n".join(line for line in lines if not re.match(r"[0-9]+ |$", line))
 
@@ -117,14 +117,14 @@ def test_functions_are_exported_and_called_again(same_as_stock: Any) -> None:
     same_as_stock(exported)
 
 
-# ---- what is refused
+# ---- errors
 
 
 def error_of(function: Callable[[], Any]) -> tuple[str, str]:
     try:
         function()
     except Exception as error:
-        # The client adds the number of the request's stack to what the server says.
+        # The client adds the number of the request's stack to the server's text.
         return type(error).__name__, re.sub(r" \[type\.googleapis\.com/ifrt\.UserContext='\d+'\]", "", str(error))
     raise AssertionError("nothing was raised")
 
@@ -157,7 +157,7 @@ def test_what_cannot_be_compiled_or_called_fails_as_in_stock_jax(same_as_stock: 
     same_as_stock(failure)
 
 
-# ---- how often
+# ---- number of compilations
 
 STEPS = (lambda x: x.sum(), lambda x: x * 3, lambda x: x[::-1])
 
@@ -169,7 +169,7 @@ def several_functions() -> Any:
 
 
 def compilations(python: RemotePython) -> dict[str, int]:
-    """How often the embedded cluster of the child has compiled."""
+    """Return the number of compilations by the child's embedded cluster."""
     (socket,) = python.directory.glob("atoll-client-*/cluster/controller.sock")
     counts: dict[str, int] = json.loads(request_report(Address(path=str(socket)), ""))["functions"]
     return counts

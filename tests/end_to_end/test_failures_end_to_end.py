@@ -1,4 +1,6 @@
-"""What is killed or stopped is named in the errors of those who used it, disturbs no other, and comes back."""
+"""Tests of killed and stopped processes: users' errors name them, other users are not affected, and they are
+restarted.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ BACK_SECONDS = 300.0
 
 @pytest.fixture(scope="module")
 def standing(start_cluster: StartCluster) -> StandingCluster:
-    """Two islands of two hosts with one device each."""
+    """Start a cluster with two islands of two hosts, with one device each."""
     return start_cluster(islands="2x2x1", lease_seconds=LEASE_SECONDS)
 
 
@@ -34,19 +36,19 @@ def user(start_python: StartPython, standing: StandingCluster) -> RemotePython:
 
 @pytest.fixture(scope="module")
 def other(start_python: StartPython, standing: StandingCluster) -> RemotePython:
-    """Somebody whose work is on the second island alone."""
+    """Return a client that only uses the second island."""
     python = start_python(ATOLL_ADDRESS=standing.address)
     python.call(begin)
     return python
 
 
-# ---- what the users do, in their own processes
+# ---- functions that run in users' processes
 
 state: dict[str, Any] = {}
 
 
 def begin() -> list[float]:
-    """Arrays on both islands, made of each other, by computations over all hosts of each."""
+    """Make arrays on both islands from each other, using computations on all hosts of each island."""
     import jax
     import numpy as np
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -59,13 +61,13 @@ def begin() -> list[float]:
 
     state["shardings"], state["steps"] = zip(on(0), on(1), strict=True)
     found = fresh()
-    for island in (0, 1):  # what is compiled while an island fails waits for it, and nobody is told before
+    for island in (0, 1):  # a compilation while an island fails waits for it, and reports nothing before that
         one_step(island, state["arrays"][island])
     return found
 
 
 def fresh() -> list[float]:
-    """Data through both islands anew, on the devices and with the functions of before."""
+    """Send data through both islands again, with the devices and functions from before."""
     import jax
     import numpy as np
 
@@ -79,7 +81,7 @@ def one_step(island: int, x: Any) -> Any:
 
 
 def until_it_fails(island: int) -> float:
-    """Computes on an island for as long as that goes well; returns the time of its end, and raises nothing else."""
+    """Compute on an island until that fails. Return the time of the failure. Raise any other error."""
     x = state["arrays"][island]
     try:
         while True:
@@ -94,7 +96,7 @@ def last_error() -> str:
 
 
 def compute(island: int, seconds: float) -> int:
-    """Steps on an island, each checked."""
+    """Run steps on an island, and check each."""
     import numpy as np
 
     count, end = 0, time.monotonic() + seconds
@@ -116,7 +118,7 @@ def many_launches_then_wait() -> None:
 
 
 def lose(standing: StandingCluster, user: RemotePython, host: int, signal_: int) -> tuple[float, str]:
-    """Ends a worker while the user computes on its island; how long the error took, and its text."""
+    """End a worker while the user computes on its island. Return the delay of the error, and its text."""
     user.begin(until_it_fails, 0)
     time.sleep(0.2)
     standing.worker(host).send_signal(signal_)
@@ -242,7 +244,7 @@ def double() -> float:
 
 
 def made() -> float:
-    """A computation without inputs."""
+    """Return the result of a computation without inputs."""
     import jax
 
     if "make" not in state:
@@ -257,10 +259,10 @@ def put_one() -> None:
 
 
 def loop_for_ever() -> None:
-    """One launch."""
+    """Run one launch that does not end."""
     import jax
 
-    # Random numbers, none of which is negative: no compiler knows when that would end.
+    # Random numbers are never negative, but a compiler cannot know that.
     follow = lambda v: (v * 1103515245 + 12345) & 0x7FFFFFFF  # noqa: E731
     jax.jit(lambda x: jax.lax.while_loop(lambda v: v >= 0, follow, x))(state["one"]).block_until_ready()
 

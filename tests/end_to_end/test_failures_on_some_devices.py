@@ -1,4 +1,4 @@
-"""Computations of several hosts that fail on some of their devices: later ones wait, and have the right values."""
+"""Tests of computations on several hosts that fail on some of their devices: later ones wait, and are correct."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.end_to_end.remote_python import StartPython
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason=MISSING)
 SECONDS = 120.0
-LATER = 20  # computations behind the one that fails
+LATER = 20  # computations behind the failing one
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> str:
     return build(tmp_path_factory.mktemp("kernels"))
 
 
-# ---- called in the script
+# ---- functions called in the script
 
 
 def register(path: str) -> None:
@@ -33,9 +33,10 @@ def register(path: str) -> None:
 
 
 def fail_and_continue(signs: list[int], are_connected: bool = True) -> tuple[str, list[float | str]]:
-    """Run a sum that fails on the devices with a negative sign. Return its error, and sums that were queued behind.
+    """Run a sum that fails on the devices with a negative sign. Return its error, and the results of sums queued behind
+    it.
 
-    In place of a sum that failed, return its error. Without `are_connected`, it is the first collective of the devices.
+    If a sum failed, its result is the error. Without `are_connected`, the failing sum is the devices' first collective.
     """
     mesh = Mesh(np.array(jax.devices()), ("x",))
     sharding = NamedSharding(mesh, P("x"))
@@ -99,7 +100,7 @@ def test_collectives_of_an_island_behind_one_that_failed_do_not_meet_it(
     error, sums = script.call(fail_and_continue, [-1, -1, -1, -1], seconds=SECONDS)
     assert "the first element is negative" in error
     assert sums == [4.0 * value for value in range(LATER)]
-    # Devices that wait for the failed one cannot be freed, so their island restarts.
+    # Devices that wait for the failed one cannot be freed, so that their island restarts.
     error, sums = script.call(fail_and_continue, [1, 1, 1, -1], seconds=SECONDS)
     assert "the first element is negative" in error
     assert all(isinstance(each, str) and "its island is restarted" in each for each in sums)

@@ -1,6 +1,6 @@
-"""FFI kernels of a library that the script has loaded, on the devices of a cluster.
+"""Tests of FFI kernels in a library that the script has loaded, on the devices of a cluster.
 
-Each function named without `test_` runs twice, here on stock JAX and in a child on Atoll.
+Each function without `test_` in its name runs twice: here on stock JAX, and in a child on Atoll.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def register(path: str) -> None:
-    jax.devices()  # JAX accepts types only before the handlers that use them, and passes both on when it starts
+    jax.devices()  # JAX accepts types only before the handlers that use them, and passes on both when it starts
     loaded = ctypes.CDLL(path)
     capsule = jax.ffi.pycapsule
     for name in ("scale", "divided"):
@@ -59,7 +59,7 @@ def in_jit() -> Any:
 
 
 def in_vmap() -> Any:
-    """Both ways in which JAX maps a call: one call for all rows, and a loop of calls."""
+    """Use both ways in which JAX maps a call: one call for all rows, and a loop of calls."""
     x = rows().reshape(2, 4, 3)
     return [
         jax.device_get(jax.jit(jax.vmap(lambda x, method=method: scaled(x, 3, vmap_method=method)))(x))
@@ -72,7 +72,7 @@ def mesh() -> Mesh:
 
 
 def in_shard_map() -> Any:
-    """On all devices, each with its own rows, and a collective of the results."""
+    """Call the kernel on all devices, each with its own rows, with a collective of the results."""
 
     def shard(x: Any) -> Any:
         y, sums = scaled(x, 2)
@@ -83,7 +83,7 @@ def in_shard_map() -> Any:
 
 
 def divided(x: Any) -> Any:
-    """The kernel as an operation of JAX's, whose lowering says that the first dimension is a batch."""
+    """Call the kernel as an operation of JAX whose lowering marks the first dimension as a batch."""
     from jax._src import core
     from jax._src.interpreters import mlir
     from jax._src.lib.mlir import ir
@@ -102,7 +102,10 @@ def divided(x: Any) -> Any:
 
 
 def in_partitioned_jit() -> Any:
-    """On sharded rows: XLA gathers them for the call, unless the target is divided along the first dimension."""
+    """Call the kernel on sharded rows.
+
+    XLA gathers them for the call, unless the target is divided along the first dimension.
+    """
     sharding = NamedSharding(mesh(), P("x"))
     x = jax.device_put(rows(), sharding)
     results = []
@@ -123,7 +126,7 @@ def with_gradient() -> Any:
 
 
 def counted() -> Any:
-    """The state of a handler is that of its executable: another program counts by itself."""
+    """Count calls in the state of a handler, which belongs to its executable: another program has its own count."""
     call = jax.ffi.ffi_call("count", jax.ShapeDtypeStruct((1,), np.int32), has_side_effect=True)
     counters = [jax.jit(lambda first=first: call(first=np.int32(first))) for first in (5, 100)]
     return [int(counter()[0]) for counter in counters for _ in range(3)]
@@ -142,7 +145,7 @@ def invalid_attribute() -> str:
 
 @pytest.fixture(scope="module", params=["1x1x4", "1x2x2"])
 def python(request: pytest.FixtureRequest, start_python: StartPython, library: str) -> RemotePython:
-    """A child that has registered the kernels, with devices of one host or of two."""
+    """Return a child that has registered the kernels, with devices of one host or of two."""
     child = start_python(request.param)
     child.call(register, library)
     return child
@@ -161,7 +164,7 @@ def test_kernels_compute_what_they_compute_on_stock_jax(python: RemotePython, fu
 
 
 def by_name(path: str) -> Any:
-    """The kernel under another name, which only Atoll knows."""
+    """Call the kernel by a name that only Atoll knows."""
     import atoll
 
     atoll.ffi.register(path, {"given": "Scale"})
@@ -177,14 +180,14 @@ def test_a_library_that_this_process_has_not_loaded_is_registered_by_name(python
 
 
 def refused(kind: str, path: str) -> str:
-    """The error of a target that cannot be sent to hosts."""
+    """Return the error for a target that cannot be sent to hosts."""
     import atoll
     from atoll.client.ffi_handlers import HANDLERS
 
     if kind == "made at run time":
         handler = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(lambda frame: None)
         _kept.append(handler)
-        # XLA of this process would call it, so it is recorded as JAX's function would record it.
+        # This process's XLA would call the target, so it is recorded as JAX's function would record it.
         HANDLERS.record_target(kind, jax.ffi.pycapsule(ctypes.cast(handler, ctypes.c_void_p).value), "cpu", 1)
     elif kind == "older interface":
         jax.ffi.register_ffi_target(kind, jax.ffi.pycapsule(ctypes.CDLL(path).Scale), api_version=0)

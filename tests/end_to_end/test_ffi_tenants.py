@@ -1,4 +1,6 @@
-"""FFI libraries on clusters that stay: several scripts, tenants, crashes, restarts, and compiled programs on disk."""
+"""Tests of FFI libraries on standing clusters: several scripts, tenants, crashes, restarts, and programs cached on
+disk.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def other_library(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Kernels of the same names, with other results."""
+    """Build kernels with the same names and other results."""
     return build(tmp_path_factory.mktemp("kernels"), "-DFACTOR=10")
 
 
@@ -44,7 +46,7 @@ def tenants_cluster(start_cluster: StartCluster, tmp_path_factory: pytest.TempPa
     return start_cluster(environment, islands="1x1x2", token="the token of the cluster", tenants=tenants)
 
 
-# ---- what runs in scripts
+# ---- functions that scripts run
 
 
 def register(path: str) -> None:
@@ -66,7 +68,7 @@ def again() -> float:
 
 
 def call_of(name: str) -> Any:
-    """The result of a call of a target that the script has not registered."""
+    """Return the result of calling a target that the script has not registered."""
     return np.asarray(jax.jit(jax.ffi.ffi_call(name, jax.ShapeDtypeStruct((3,), np.float32)))(np.ones(3, np.float32)))
 
 
@@ -75,7 +77,7 @@ def plain() -> float:
 
 
 def forge(path: str) -> str:
-    """Send a program whose targets are in a library that the script has not sent. The error."""
+    """Send a program whose targets are in a library that the script has not sent. Return the error."""
     from atoll.client.jax_patches import ffi_calls
 
     register(path)
@@ -148,7 +150,9 @@ def test_a_tenant_needs_the_permission_for_native_code(
 def test_a_compiled_program_on_disk_is_for_one_content_of_its_library(
     tenants_cluster: StandingCluster, start_python: StartPython, library: str, other_library: str
 ) -> None:
-    """The program is the same, and the functions that are compiled are new only if the library is."""
+    """The program and its functions are unchanged, but they must be compiled again if the contents of the library
+    differ.
+    """
 
     def run(path: str) -> tuple[float, int]:
         before = tenants_cluster.report()["functions"]["cached"]

@@ -1,6 +1,6 @@
-"""Patches of JAX work at a script's first use of devices, also for names that the script looked up before.
+"""Tests that JAX's patches are active at a script's first use of devices, also for names that it looked up before.
 
-Each use runs in a separate process, forked from one that has imported JAX and has no client yet.
+Each use runs in a process that is forked from one which has imported JAX and has no client yet.
 """
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ def test_a_transfer_server_of_a_local_device_is_jaxs_own(python: RemotePython) -
 
 
 def an_import_by_dlpack() -> tuple[list[float], bool]:
-    """The name was looked up before there was a client. (A call that makes the client is JAX's own: it stays local.)"""
+    """The name was looked up before there was a client. (A call that creates the client is JAX's own and
+    stays local.)
+    """
     device = jax.devices()[0]
     array = from_dlpack(np.arange(3.0, dtype=np.float32))
     return np.asarray(array).tolist(), array.device == device
@@ -156,7 +158,7 @@ def test_a_first_use_is_as_later_ones(use: Callable[[], Any], expected: Any, pyt
 
 
 def a_callback_in_a_wrapped_compiler() -> tuple[list[float], int, list[str]]:
-    """The script's own wrapper is there before the patches, and goes away after them."""
+    """The script's wrapper is installed before the patches, and removed after them."""
     from jax._src import compiler
 
     original, seen = compiler.backend_compile_and_load, list[Any]()

@@ -1,4 +1,4 @@
-"""A child that is made by fork: it harms nothing, waits for nothing, and is told what to do."""
+"""Tests of forked children: they do no harm, do not hang, and their errors say what to do."""
 
 from __future__ import annotations
 

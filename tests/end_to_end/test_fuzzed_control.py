@@ -1,4 +1,4 @@
-"""Fuzzed conversations with a controller, by a tenant's token, beside an honest session of another tenant.
+"""Tests of fuzzed conversations with a controller, using a tenant's token, beside an honest session of another tenant.
 
 `make thorough` sends a million messages, and prints what the honest session noticed.
 """
@@ -25,19 +25,19 @@ from tests.fuzzing.control_messages import ControlFuzzer
 
 MESSAGES = int(os.environ.get("ATOLL_TEST_FUZZED_MESSAGES", "2000"))
 TOKENS = {name: f"the token of {name}, which is long" for name in ("ana", "ben", "op")}
-MOST_GROWTH = 50 << 20  # of the controller's memory, after the first `WARM_UP` conversations
-WARM_UP = 50  # conversations, of about 650 messages: the first of each kind imports modules and fills caches
-MOST_CPU_MS = 50.0  # of one turn of the controller's loop: honest sessions wait for so long at most
-# Functions that the controller's loop calls: for reads of connections and their messages, for turns, and for ticks.
+MOST_GROWTH = 50 << 20  # growth of the controller's memory after the first `WARM_UP` conversations
+WARM_UP = 50  # conversations of about 650 messages: the first of each kind imports modules and fills caches
+MOST_CPU_MS = 50.0  # of one turn of the controller's loop, which is the longest wait of honest sessions
+# Functions that the controller's loop calls for reads of connections and their messages, for turns, and for ticks.
 _TURNS = (
     "atoll.wire.connection:Connection.buffer_updated",
     "atoll.controller_process.shell:ControllerShell._flush",
     "atoll.controller_process.shell:ControllerShell._tick",
 )
 SECONDS = 60.0
-QUIET_SECONDS = 1.0  # to learn how long an honest step takes on this machine, with nothing beside it
+QUIET_SECONDS = 1.0  # to measure how long an honest step takes without other work
 _TOGETHER = 8  # connections
-PARTS = 20  # of the run, after each of which the memory is measured
+PARTS = 20  # of the run; the memory is measured after each
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def user(module_directory: Path, program_cache: Path) -> Iterator[User]:
 
 
 class Honest:
-    """The honest session, which counts its steps; a context manager."""
+    """The honest session, which counts its steps. This is a context manager."""
 
     def __init__(self, user: User, address: str) -> None:
         self._process = subprocess.Popen(
@@ -74,7 +74,7 @@ class Honest:
         return self._process.stdout
 
     def since(self) -> tuple[int, float]:
-        """Steps since the last call, and milliseconds of the longest."""
+        """Return the steps since the last call, and the milliseconds of the longest step."""
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
@@ -93,7 +93,10 @@ class Honest:
 
 
 def send_all(path: str, conversations: list[list[bytes]]) -> None:
-    """Each on a connection of its own, for as long as it is open; waits until the controller has taken them."""
+    """Send each conversation on its own connection until that closes.
+
+    Wait until the controller has read all of them.
+    """
     with contextlib.ExitStack() as stack:
         socks = [stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) for _ in conversations]
         for sock, frames in zip(socks, conversations, strict=True):
@@ -109,7 +112,7 @@ def send_all(path: str, conversations: list[list[bytes]]) -> None:
 
 
 def longest_turn(directory: Path, pid: int) -> float:
-    """Return the milliseconds of CPU time of the longest turn of a process since the last call."""
+    """Return the milliseconds of CPU time of a process's longest turn since the last call."""
     files = list(directory.glob(f"turns.*.{pid}"))
     assert files, "the process has measured no turn"
     longest = max(float(file.read_text()) for file in files)

@@ -1,4 +1,4 @@
-"""Programs on a GPU, beside stock JAX on the same one; skipped on a machine without."""
+"""Tests of programs on a GPU, compared with stock JAX on the same GPU. They are skipped on machines without a GPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
 from tests.end_to_end.test_compilers import compile_module
 
 pytestmark = pytest.mark.skipif("cuda" not in devices(), reason="this machine has no GPU")
-# Several processes use the GPU, each as much of its memory as it needs.
+# Several processes share the GPU, so each allocates only the memory that it needs.
 SHARED = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 SECONDS = 60.0
 
@@ -44,7 +44,7 @@ def cluster(start_cluster: StartCluster) -> StandingCluster:
     return start_cluster(SHARED, islands="1x1x1", platform="cuda", token="the cluster's", tenants=tenants)
 
 
-# ---- what runs in clients
+# ---- functions that clients run
 
 
 def numbers(*shape: int, seed: int = 0) -> Any:
@@ -74,7 +74,7 @@ def loops() -> Any:
 
 
 def linear_algebra() -> Any:
-    """By cuSOLVER, and by LAPACK on the host."""
+    """Run linear algebra with cuSOLVER, and with LAPACK on the host."""
     a = numbers(32, 32)
     symmetric = a @ a.T + 32 * np.eye(32, dtype=np.float32)
     qr = jax.scipy.linalg.qr(a, mode="r", pivoting=True)
@@ -129,7 +129,7 @@ OPERATIONS = (
 
 
 def values(name: str) -> Any:
-    """The results of an operation as arrays of float64, to compare what two compilations may round differently."""
+    """Return the results of an operation as float64 arrays, for comparing compilations that may round differently."""
     return jax.tree.map(
         lambda x: np.asarray(x).astype(np.float64) if isinstance(x, jax.Array) else x, globals()[name]()
     )

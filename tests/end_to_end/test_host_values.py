@@ -1,7 +1,7 @@
-"""Arrays that are made of values of the script: in each way, of each type and size, they are those of stock JAX.
+"""Tests of arrays made from values of the script: all ways, types and sizes give the arrays of stock JAX.
 
-The functions run in a child on Atoll, and here on stock JAX. Each array is made several times there, since a type that
-is made often is sent in another way.
+The functions run in a child on Atoll, and here on stock JAX. Each array is made several times there, because arrays of
+a frequent type are sent differently.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ OTHER_DTYPES = (
     *("int8", "uint16", "int32", "uint64", "float16", "float32", "float64", "complex64", "complex128"),
     *("float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "uint2", "float4_e2m1fn"),
 )
-LARGE_BYTES = 1 << 20  # from which on contents are sent from the memory of an array
-TREE_BYTES = 1 << 14  # up to which arrays of a tree are made together
-TIMES = 3  # from the third one on, small arrays are made of slots
+LARGE_BYTES = 1 << 20  # from this size, contents are sent from the memory of an array
+TREE_BYTES = 1 << 14  # up to this size, arrays of a tree are made together
+TIMES = 3  # small arrays use slots from the third one on
 
 Make = Callable[[Any], Any]
 
@@ -43,7 +43,7 @@ def of_type(dtype: Any, size: int) -> Any:
 
 
 def sized(names: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """Yield arrays of these types with sizes around those from which on contents are sent in another way."""
+    """Yield arrays of these types, with sizes around the limits between different ways to send contents."""
     for name in names:
         dtype = np.dtype(getattr(ml_dtypes, name, name))
         for nbytes in (0, SLOT_BYTES, SLOT_BYTES + 32, TREE_BYTES + 32, 2 * LARGE_BYTES):
@@ -59,7 +59,7 @@ def others_sized() -> Iterator[tuple[str, Any]]:
 
 
 def unusual() -> Iterator[tuple[str, Any]]:
-    """Yield small and large values of unusual kinds, which JAX may refuse."""
+    """Yield small and large values of unusual types, which JAX may reject."""
     for size, columns in (("small", 8), ("large", 1 << 16)):
         x = np.arange(6 * columns, dtype=np.float32).reshape(6, columns)
         yield f"{size} Fortran order", np.asfortranarray(x)
@@ -114,7 +114,7 @@ def ways() -> dict[str, Make]:
 
 
 def description(made: Any) -> list[Any]:
-    """Return what defines the arrays of a tree, with a digest of their values on each device."""
+    """Return the properties of a tree's arrays, with a digest of their values on each device."""
     return [
         (
             *(x.dtype.name, x.weak_type, x.committed, x.shape, x.sharding.memory_kind),
@@ -148,7 +148,7 @@ def attempts(values: Callable[[], Iterable[tuple[str, Any]]], times: int) -> dic
 
 
 def attempts_on_atoll(values: Callable[[], Iterable[tuple[str, Any]]]) -> dict[tuple[str, str], list[Any]]:
-    """Make the arrays once this process shares memory with the proxy and the host."""
+    """Make the arrays after this process shares memory with the proxy and the host."""
     from atoll.client.jax_patches.host_callbacks import TABLE
 
     devices = jax.devices()[:2]

@@ -1,7 +1,7 @@
-"""A training under faults: parts of its cluster are killed, again and again, and so is its own proxy.
+"""Test of a training under faults: parts of its cluster and its proxy are killed repeatedly.
 
-Its losses are bit for bit those of an undisturbed one. `make restarts` runs 500 steps with a fault every 10 s
-(ATOLL_TEST_FAULT_STEPS, ATOLL_TEST_FAULT_SECONDS), and prints each interruption; the suite has no time for it.
+Its losses are bitwise those of an undisturbed training. `make restarts` runs 500 steps with a fault every 10 s
+(ATOLL_TEST_FAULT_STEPS, ATOLL_TEST_FAULT_SECONDS), and prints each interruption. The suite runs a short form.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from tests.end_to_end.training_under_faults import train_through
 STEPS = int(os.environ.get("ATOLL_TEST_FAULT_STEPS", "0"))
 SECONDS = float(os.environ.get("ATOLL_TEST_FAULT_SECONDS", "4"))
 pytestmark = [pytest.mark.executed, pytest.mark.skipif(not STEPS, reason="make restarts")]
-_PAUSE = 0.25  # between steps: those of a model that is larger than a test's
+_PAUSE = 0.25  # between steps, as for a model that is larger than this one
 _END_SECONDS = 600.0
 
 
 def train_under(faults: InjectedFaults, kinds: Sequence[str], python: RemotePython) -> None:
-    """Fails unless its losses are those of an undisturbed training; prints for how long each fault interrupted it."""
+    """Train under faults, and fail unless the losses are those of an undisturbed training. Print each interruption."""
     undisturbed, _ = python.call(train_through, STEPS, 0.0, seconds=_END_SECONDS)
     assert faults.hit_its_cluster()
     began = time.monotonic()
@@ -97,5 +97,5 @@ def test_so_has_one_whose_host_agents_and_proxy_are_killed_too(
     directory.mkdir()
     faults = InjectedFaults(cluster, python, directory)
     train_under(faults, (PROXY, AGENT, CONTROLLER, WORKER, STANDBY), python)
-    # Who is killed has no last word. Over TCP it could be one whose connection was cut, and would be back.
+    # A killed process sends no last message. Over TCP, its connection could also have been interrupted, and come back.
     nothing_left(cluster, 2 * GRACE_SECONDS)

@@ -1,6 +1,6 @@
-"""An array that moves to another island needs little host memory beside itself, whatever its size and its shardings.
+"""Tests that moving an array to another island needs little additional host memory, for all sizes and shardings.
 
-`make thorough` moves 8 GiB, where the machine has the memory.
+`make thorough` moves 8 GiB on machines that have enough memory.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from tests.end_to_end.remote_python import RemotePython, StartPython
 from tests.forked_process import children
 
 MIB, GIB = 1 << 20, 1 << 30
-# In MiB. A copy of one of its two shards does not fit into BESIDE.
+# In MiB. A copy of one of the array's two shards is larger than BESIDE.
 SIZE = 288
 # The receiver of many pieces has 160 MiB beside an array of 288 MiB, and 64 MiB beside one of 384 MiB.
 SIZE_OF_MANY_PIECES = 384
-# In MiB, beside those of the suite.
+# In MiB, in addition to those of the suite.
 LARGE = [
     pytest.param(1536, marks=pytest.mark.thorough),
     *[int(each) for each in os.environ.get("ATOLL_TEST_MOVE_MIB", "").split()],
 ]
 SECONDS = 300.0
-BESIDE = 128 * MIB  # 16 MiB of chunks, 8 MiB that are copied at a time, and what a worker allocates anyway
+BESIDE = 128 * MIB  # 16 MiB of chunks, 8 MiB of copies at a time, and a worker's usual allocations
 COLUMNS = 4096
 STATE: dict[str, Any] = {}
 
@@ -42,7 +42,7 @@ def on(first: int, devices: int, *spec: Any) -> NamedSharding:
 
 
 def make(nbytes: int, devices: int, *spec: Any) -> None:
-    """Numbers that count up by row, and by column."""
+    """Make an array whose numbers increase by row and by column."""
     rows = nbytes // 4 // COLUMNS
 
     def numbers() -> Any:
@@ -53,7 +53,7 @@ def make(nbytes: int, devices: int, *spec: Any) -> None:
 
 
 def move(first: int, devices: int, *spec: Any) -> list[tuple[int, int, int, int]]:
-    """Of each shard that arrives its corners, for which only themselves are read."""
+    """Move the array. Return the corners of each shard that arrives, without reading anything else."""
     x = STATE["array"]
     target = on(first, devices, *spec)
     y = jax.device_put(x, target).block_until_ready()
@@ -65,7 +65,7 @@ def move(first: int, devices: int, *spec: Any) -> list[tuple[int, int, int, int]
 
 
 def corners(nbytes: int, devices: int, *spec: Any) -> list[tuple[int, int, int, int]]:
-    """What `move` is to give."""
+    """Return the expected result of `move`."""
     shape = (nbytes // 4 // COLUMNS, COLUMNS)
     parts = [devices if axis == "x" else 1 for axis in (*spec, None, None)[:2]]
     sizes = [size // count for size, count in zip(shape, parts, strict=True)]
@@ -78,7 +78,7 @@ def corners(nbytes: int, devices: int, *spec: Any) -> list[tuple[int, int, int, 
 
 
 def peaks(python: RemotePython) -> dict[int, int]:
-    """The most memory that each worker has had, in bytes."""
+    """Return the peak memory of each worker, in bytes."""
     workers = [
         child.pid
         for child in children(python.process.pid, recursive=True)
@@ -95,9 +95,12 @@ def _status(pid: int) -> list[str]:
 def grown(
     python: RemotePython, nbytes: int, copies: int, source: tuple[Any, ...], target: tuple[Any, ...]
 ) -> list[int]:
-    """By how much the workers' peaks grow, the least first, when an array on so many devices, and cut so, moves."""
+    """Move an array to this many devices with this sharding.
+
+    Return the growth of the workers' peaks, in ascending order.
+    """
     needed = (1 + copies) * (nbytes + BESIDE) + GIB
-    deadline = time.monotonic() + 20  # the test before gives back as much
+    deadline = time.monotonic() + 20  # the previous test returns as much
     while (is_short := nbytes > GIB and psutil.virtual_memory().available < needed) and time.monotonic() < deadline:
         time.sleep(0.5)
     if is_short:
@@ -114,7 +117,7 @@ def grown(
 
 @pytest.mark.parametrize("size", [SIZE, *LARGE])
 def test_a_move_between_islands_of_one_machine_needs_little_memory(start_python: StartPython, size: int) -> None:
-    # The shards of 1,536 MiB are more than half a pool of whole pieces each: such a move waited for itself.
+    # Each shard of 1,536 MiB takes more than half a pool of whole pieces. Such a move used to deadlock.
     sender, receiver = grown(start_python("2x1x2"), size * MIB, 1, (2, "x"), (2, 2, "x"))
     assert sender <= BESIDE
     assert receiver <= size * MIB + BESIDE
@@ -128,7 +131,7 @@ def test_a_move_between_islands_of_one_machine_needs_little_memory(start_python:
         pytest.param("2x1x2", (2, "x"), (2, 1), 1, id="onto one device"),
         pytest.param("2x1x2", (1,), (2, 2, None, "x"), 1, id="from one device"),
         pytest.param("2x1x2", (2, "x"), (2, 2), 2, id="replicated"),
-        # Pieces that went whole through shared memory.
+        # Pieces that are sent whole through shared memory.
         pytest.param("2x1x8", (8, None, "x"), (8, 8, "x"), 1, id="by rows, in many pieces"),
     ],
 )

@@ -1,6 +1,6 @@
-"""Large arrays that the script writes: the values of stock JAX, without jaxlib's files.
+"""Tests of large arrays that the script writes: the values of stock JAX, without jaxlib's files.
 
-Each function named without `test_` runs in a child on Atoll. `values` also runs here, on stock JAX.
+Each function without `test_` in its name runs in a child on Atoll. `values` also runs here, on stock JAX.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROWS, COLUMNS = 1024, 1280
 
 
 def table() -> Any:
-    """Return the table of writes, once there is a direct channel to the host."""
+    """Return the table of writes, after a direct channel to the host has opened."""
     from atoll.client.jax_patches.host_callbacks import TABLE
 
     until = time.monotonic() + 60
@@ -53,7 +53,7 @@ def arrays() -> list[Any]:
 
 
 def values() -> list[tuple[Any, ...]]:
-    """Return what defines each array: its type, its sharding and a checksum of its contents.
+    """Return the properties of each array: its type, its sharding and a checksum of its contents.
 
     There are several rounds, because the first arrays of a type on several devices are not sent together.
     """
@@ -71,9 +71,9 @@ def values_of_direct_writes() -> list[tuple[Any, ...]]:
 
 
 def writes() -> list[int]:
-    """Return how many writes an array needed: a whole one, one of two large shards, and the fourth of two smaller ones.
+    """Return the number of writes for one whole array, for two large shards, and for four smaller ones.
 
-    The last number is how many are left.
+    The last number is the number of unfinished writes.
     """
     kept = table()
     began = []

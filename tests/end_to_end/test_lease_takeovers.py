@@ -1,4 +1,4 @@
-"""A standby replaces a controller by a lease in etcd: one that is frozen, and one that is killed."""
+"""Tests that a standby with a lease in etcd replaces a controller that is frozen or killed."""
 
 from __future__ import annotations
 

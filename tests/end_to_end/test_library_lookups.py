@@ -1,6 +1,6 @@
-"""Devices as libraries look them up: docs/guides/libraries.md lists the libraries.
+"""Tests of libraries' device lookups. docs/guides/libraries.md lists the libraries.
 
-Functions named without `test_` run in a child, on two islands of two hosts.
+Functions without `test_` in their names run in a child, on two islands of two hosts.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def test_the_memory_of_every_device_has_a_limit(python: RemotePython) -> None:
 
 
 def by_platform() -> Any:
-    """Return what the lookups of Keras, chex and Levanter find."""
+    """Return the results of the lookups of Keras, chex and Levanter."""
     devices, host = jax.devices(), jax.local_devices(backend="cpu")
     assert jax.devices(jax.default_backend()) == jax.devices(backend="cpu") == devices
     assert all(each in jax.devices(each.platform) for each in devices)

@@ -1,4 +1,4 @@
-"""A request to compile that a worker loses is made again, without the user's help."""
+"""Test that a compilation request that a worker loses is sent again, without the user's help."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.end_to_end.remote_python import StartPython
 from tests.end_to_end.standing_cluster import StartCluster
 from tests.quick_xla import quick
 
-# Deliberately long: the controller concludes it from two reports of the worker, 10 s apart.
+# Detection takes long by design: the controller needs two reports of the worker, 10 s apart.
 pytestmark = pytest.mark.thorough
 SECONDS = 120.0
 

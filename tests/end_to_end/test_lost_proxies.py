@@ -1,10 +1,12 @@
-"""A script whose proxy is killed hears what to do, and goes on from its checkpoint in the same process."""
+"""Test that a script whose proxy is killed gets a helpful error, and continues from its checkpoint in the
+same process.
+"""
 
 from __future__ import annotations
 
 from tests.end_to_end.script_process import StartScript
 
-# One call is under way while the proxy is killed, another comes after that.
+# One call is in progress when the proxy is killed, and another one follows.
 SCRIPT = """
 import jax, jax.numpy as jnp, numpy as np
 import psutil
@@ -44,7 +46,7 @@ for _ in range(2):
 def test_a_script_whose_proxy_is_killed_goes_on_from_its_checkpoint_once_it_has_connected_anew(
     start_script: StartScript,
 ) -> None:
-    # The script looks for its child, and reports how it ended.
+    # The script finds its child process, and reports how it ended.
     script = start_script(SCRIPT, islands="1x1x2", ATOLL_TEST_EXECUTED="1")
     for _ in range(2):
         assert script.line() == "True True"

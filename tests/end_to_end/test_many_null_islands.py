@@ -1,4 +1,4 @@
-"""More islands of null devices than a cluster has processes for: several islands share a process."""
+"""Tests of more islands of null devices than the cluster has worker processes, so that islands share processes."""
 
 from __future__ import annotations
 

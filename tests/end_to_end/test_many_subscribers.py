@@ -1,4 +1,4 @@
-"""Scripts on several islands wait for each version of some arrays, and get it at the same time."""
+"""Test that scripts on several islands wait for each version of some arrays, and get it at the same time."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tests.end_to_end.standing_cluster import StartCluster
 ARRAYS, ITEMS = 4, 1 << 18
 SECONDS = 300.0
 
-# ---- what runs in scripts
+# ---- functions that scripts run
 
-kept: list[Version] = []  # a copy feeds others as long as its script has it
+kept: list[Version] = []  # a copy can feed others only while its script has it
 
 
 def publish(version: int) -> int:
@@ -27,7 +27,7 @@ def publish(version: int) -> int:
 
 
 def subscribe(device: int, version: int) -> list[float]:
-    """Read a version that may not exist yet, and verify it. Return the number that each of its arrays consists of."""
+    """Read a version that may not exist yet, and verify it. Return the value of all elements of each of its arrays."""
     place = SingleDeviceSharding(jax.devices()[device])
     found = atoll.subscribe("policy", place, newer_than=version - 1, wait=SECONDS, verify=True)
     assert found.number == version

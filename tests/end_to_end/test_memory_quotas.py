@@ -1,4 +1,4 @@
-"""A quota of memory holds what a tenant's functions return, whatever its client declares."""
+"""Tests that a memory quota limits the results of a tenant's functions, whatever its client declares."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
 
 MIB = 1 << 20
 QUOTA = 600 * MIB
-ELEMENTS = 64 * MIB  # of four bytes each: an array has 256 MiB
+ELEMENTS = 64 * MIB  # four bytes each, so that an array has 256 MiB
 FUNCTIONS = 4
 TOKEN = "the token of the tenant"
 SECONDS = 300.0
@@ -62,7 +62,7 @@ class Constant:
 
 
 def allocate(address: str, declared: int) -> list[tuple[str, str]]:
-    """Keep all arrays of some functions, each declared with so many elements. Returns the outcomes."""
+    """Keep the arrays of these functions, each declared with this many elements. Return the outcomes."""
 
     async def work() -> list[tuple[str, str]]:
         client = await BareClient.open(address, token=TOKEN)

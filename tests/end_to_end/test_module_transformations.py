@@ -1,4 +1,4 @@
-"""Transformations of HLO modules that a script has registered with JAX: XLA calls them where it compiles."""
+"""Tests of HLO module transformations that a script has registered with JAX, which XLA calls during compilation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def registered(transform: Callable[[bytes], bytes | None], **options: Any) -> It
 
 
 def cosines(module: bytes) -> bytes | None:
-    """In the place of sines."""
+    """Replace sines by cosines."""
     parsed = hlo.HloModule.from_serialized_hlo_module_proto(module)
     changed = False
     for computation in parsed.computations():
@@ -45,7 +45,7 @@ def sines() -> list[float]:
     results = []
     with registered(cosines):
         results.append(sine_of_zero())
-    refusal = jax.__version_info__ >= (0, 11)  # then JAX refuses platforms that have no plug-in
+    refusal = jax.__version_info__ >= (0, 11)  # JAX then rejects platforms without a plug-in
     with pytest.raises(jax.errors.JaxRuntimeError) if refusal else registered(cosines, platforms="tpu"):
         results.append(sine_of_zero())
         if refusal:

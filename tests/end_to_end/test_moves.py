@@ -1,4 +1,4 @@
-"""Slices that are moved while their program runs: it notices nothing."""
+"""Tests of slices that migrate while their program runs, which does not notice."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
 
 @pytest.fixture(scope="module", params=[pytest.param("2x1x4", marks=pytest.mark.thorough), "2x2x2"])
 def islands(request: pytest.FixtureRequest, start_cluster: StartCluster) -> StandingCluster:
-    """Two islands of four devices, of one host and of two."""
+    """Start two islands of four devices, of one host and of two."""
     return start_cluster(islands=request.param, mesh="2x2")
 
 
@@ -39,7 +39,7 @@ def python(islands: StandingCluster, start_python: StartPython) -> Any:
 
 
 def remap(cluster: StandingCluster, island: int, devices: tuple[int, ...] = (), number: int = 1) -> str:
-    """Moves a slice of the only session."""
+    """Move a slice of the only session."""
     (session,) = cluster.report()["sessions"]
     return ask(cluster, RemapRequest(session["id"], number, island, devices))
 
@@ -67,7 +67,7 @@ def functions() -> dict[str, Any]:
 
 
 def make_many_kinds() -> tuple[str, list[int]]:
-    """Arrays of many kinds on a slice of all four devices of an island."""
+    """Make arrays of many kinds on a slice of all four devices of an island."""
     s = STATE["slice"] = atoll.make_virtual_device_set().add_slice(shape=(2, 2))
     mesh = s.mesh(("x", "y"))
 
@@ -123,10 +123,10 @@ def test_a_moved_slice_has_the_same_arrays_and_computes_the_same(
     assert where(islands) == [4, 5, 6, 7]
     assert python.call(look) == made
     assert python.call(compute) == computed
-    # Nothing is left behind, but what the program has on other devices.
+    # No arrays are left there, except those of the program on other devices.
     first = islands.report()["islands"][0]
     assert [device["used_bytes"] for host in first["hosts"] for device in host["devices"]] == [0, 0, 0, 0]
-    remap(islands, 0, (0, 2, 1, 3))  # the other way round
+    remap(islands, 0, (0, 2, 1, 3))  # the opposite move
     assert python.call(compute) == computed
     assert python.call(look) == made
     with pytest.raises(StatusError, match="do not form a 2x2 mesh"):
@@ -134,7 +134,7 @@ def test_a_moved_slice_has_the_same_arrays_and_computes_the_same(
 
 
 def goes_on(done: int, steps: int, directory: Path | None) -> bool:
-    """Whether a program has more than these steps to do: so many, or until there is "end" in the directory."""
+    """Return whether a program must run more steps: up to a number, or until the file "end" exists in the directory."""
     if directory is None:
         return done < steps
     if done == 1:
@@ -150,7 +150,7 @@ def until_begun(directory: Path) -> None:
 
 
 def train(steps: int, directory: Path | None = None) -> tuple[str, int]:
-    """A program that launches as fast as it can, for so many steps, or until there is "end" in the directory."""
+    """Launch as fast as possible, for this many steps or until the file "end" exists in the directory."""
     s = STATE.get("train") or atoll.make_virtual_device_set().add_slice(devices=2)
     STATE["train"] = s
     mesh = s.mesh("x")
@@ -200,7 +200,7 @@ def test_a_move_to_an_island_that_dies_meanwhile_ends_and_the_program_goes_on(
     before = python.call(arrays_digest)
     target = 1 - where(islands)[0] // 4
     worker = islands.worker(target * len(islands.report()["islands"][0]["hosts"]))
-    worker.suspend()  # it receives nothing: the move hangs there
+    worker.suspend()  # it receives nothing, so that the move hangs there
     timer = threading.Timer(0.5, worker.kill)
     timer.start()
     try:
@@ -218,11 +218,11 @@ def arrays_digest() -> str:
     return digest([STATE["arrays"], [jax.jit(lambda v: v * 2)(each) for each in STATE["arrays"]]])
 
 
-# ---- islands that come and go
+# ---- islands that are removed and added
 
 
 def sum_of_all() -> tuple[int, float]:
-    """Uses every device that there is."""
+    """Compute on all devices."""
     devices = jax.devices()
     arrays = [jax.device_put(float(i), device) for i, device in enumerate(devices)]
     return len(devices), sum(float(jax.jit(lambda v: v + 1)(array)) for array in arrays)
@@ -255,15 +255,15 @@ def test_islands_come_and_go_under_running_programs(
     assert first.call(train_on_slice, steps) == (result, steps)
     assert states(cluster) == ["drained", "ready"]
     assert len([name for name in cluster.processes() if "worker" in name]) == int(hosts[0])
-    # To the program, its devices and its slice are the same as before.
+    # The program's devices and slice are the same as before.
     assert first.call(arrays_digest) == before
     sessions = cluster.report()["sessions"]
     assert sessions[0]["slices"][0]["physical"] == [2, 3]
     assert second.call(sum_of_all) == (4, 10.0)
-    # Who comes now has the devices of the island that is left.
+    # A new session has the devices of the remaining island.
     third = start_python(ATOLL_ADDRESS=cluster.address)
     assert third.call(sum_of_all) == (2, 3.0)
-    # A new island takes the next number, and starts anew when its worker dies, as all do.
+    # A new island gets the next number, and its worker restarts when it is killed, as for all islands.
     assert ask(cluster, AddIslandRequest()) == "island 2 is up, with devices 4, 5"
     cluster.worker(2 * int(hosts[0])).kill()
     cluster.until(lambda report: report["islands"][2]["restarts"] == 1, 30)
@@ -290,7 +290,7 @@ def train_on_slice(steps: int, directory: Path | None = None) -> tuple[str, int]
 
 
 def spread() -> None:
-    """An array over the devices of both islands, which cannot be on one."""
+    """Make an array on the devices of both islands, which cannot be on one island."""
     devices = jax.devices()
     mesh = jax.sharding.Mesh(np.array(devices), ("x",))
     STATE["spread"] = jax.device_put(np.arange(8.0), NamedSharding(mesh, PartitionSpec("x")))
@@ -313,7 +313,7 @@ def test_what_is_in_the_way_of_a_drain_is_named(start_cluster: StartCluster, sta
 
 
 def traced() -> list[list[float]]:
-    """The program of the paper's figure 2, with its tracer; made once, and run as often as one likes."""
+    """Run the traced program of the paper's figure 2. Its tracer runs once, and the program any number of times."""
     if "traced" not in STATE:
         devices = atoll.make_virtual_device_set()
         a = jax.pmap(lambda x: x * 2.0, devices=devices.add_slice(devices=2).tpus)

@@ -1,4 +1,4 @@
-"""IFRT IR programs on several meshes, as Shardy's `mpmd.jit` compiles them."""
+"""Tests of IFRT IR programs on several meshes, as compiled by Shardy's `mpmd.jit`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ W, V, X = (RNG.standard_normal(shape).astype(np.float32) for shape in ((8, 8), (
 
 @pytest.fixture(scope="module")
 def cluster(start_cluster: StartCluster) -> StandingCluster:
-    """Two islands of one device each, on which a session's programs are granted to hosts at once."""
+    """Start two islands of one device each that delegate a session's programs to hosts at once."""
     return start_cluster(islands="2x1x1", delegate_after_seconds=0.0)
 
 
@@ -32,7 +32,7 @@ def python(start_python: StartPython, cluster: StandingCluster) -> RemotePython:
     return start_python(ATOLL_ADDRESS=cluster.address)
 
 
-# ---- what the child does
+# ---- functions of the child
 
 state: dict[str, Any] = {}
 
@@ -62,7 +62,10 @@ def results() -> list[Any]:
 
 
 def deleted_arguments() -> tuple[list[bool], Any, str]:
-    """Run a program that donates its second argument twice. Return what was deleted, a result, and the second error."""
+    """Run a program twice that donates its second argument.
+
+    Return the deleted arrays, a result, and the second error.
+    """
     compiled, given = two_stages(mark="{ifrt.donated}", donated="0, 1"), arguments()
     result, _ = compiled.execute(given)
     try:

@@ -1,4 +1,6 @@
-"""A cluster of null devices: the real control plane, hosts that take a given time, and clients without JAX."""
+"""Tests of a cluster of null devices: the real control plane, hosts with simulated durations, and clients
+without JAX.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from atoll.protocol import messages as m
 from atoll.session.bare import BareClient, call, program, sharded, transfer
 from tests.cluster_process import User
 
-pytestmark = pytest.mark.executed  # one test looks at what a process has loaded
+pytestmark = pytest.mark.executed  # one test inspects the modules that a process has loaded
 
 SCALAR = ("uint8", (4,))
 DEADLINE = 300.0
@@ -85,7 +87,7 @@ def test_a_chain_over_the_hosts_of_an_island_takes_as_long_as_its_computations(u
 
 
 def test_a_program_whose_plan_goes_to_its_hosts_in_pieces_runs(user: User) -> None:
-    """A plan of many nodes is large. A launch at once waits for it, and is released before it is there."""
+    """A plan of many nodes is large. A launch waits for it, and the plan is released before it has arrived."""
 
     async def work(client: BareClient) -> None:
         devices = client.islands[0]
@@ -101,7 +103,7 @@ def test_a_program_whose_plan_goes_to_its_hosts_in_pieces_runs(user: User) -> No
 def test_what_goes_to_another_island_takes_as_long_as_the_network(user: User) -> None:
     async def work(client: BareClient) -> None:
         here, there = client.islands
-        nbytes = 1 << 30  # on each of eight devices: 2 GiB a host, over 12.5 GB/s
+        nbytes = 1 << 30  # on each of eight devices: 2 GiB per host, at 12.5 GB/s
         source, target = sharded(here, nbytes), sharded(there, nbytes)
         make = await client.compile(NullProgram("make", 0.0, (), (("uint8", (nbytes,)),)), here)
         made = client.register(program("make", (), [call(make, (), (source,), here)], (0,)))

@@ -1,6 +1,6 @@
-"""Operations that take a way of their own to the workers, with the results of stock JAX.
+"""Tests of operations that are sent to workers in a special form: the results are those of stock JAX.
 
-Each function named without `test_` runs twice, here on stock JAX and in a child on Atoll.
+Each function without `test_` in its name runs twice: here on stock JAX, and in a child on Atoll.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.end_to_end.remote_python import RemoteError, RemotePython
 
 
 def ordered_effects() -> Any:
-    """Two programs whose order a token keeps: the first one returns it, and the second one takes it."""
+    """Run two programs whose order a token keeps: the first one returns the token, and the second one takes it."""
     from jax._src import core, dispatch, effects
     from jax._src.interpreters import mlir
 
@@ -52,7 +52,7 @@ def test_programs_that_return_tokens_run(same_as_stock: Any) -> None:
 
 
 def asynchronous_sum() -> Any:
-    """An operation of StableHLO 1.16; jaxlib's client writes 1.13."""
+    """Use an operation of StableHLO 1.16. jaxlib's client writes 1.13."""
     from jax._src.lax import parallel
 
     mesh = Mesh(np.array(jax.devices()[:4]), ("x",))
@@ -70,7 +70,10 @@ def test_operations_that_are_younger_than_what_the_client_writes_run(same_as_sto
 
 
 def sparse_product() -> Any:
-    """On CPUs a custom call that JAX registers with XLA when `jax.experimental.sparse` is imported, in the script."""
+    """Multiply sparse matrices.
+
+    On CPUs this is a custom call that JAX registers in the script when it imports `jax.experimental.sparse`.
+    """
     from jax.experimental import sparse
 
     entries = np.array([1, 2, 3, 4], np.float32), np.array([0, 1, 2, 3]), np.array([0, 1, 3, 3])
@@ -85,7 +88,7 @@ def test_products_of_sparse_matrices_run(same_as_stock: Any) -> None:
 
 
 def unknown_operation() -> None:
-    """A program that no version of StableHLO can hold."""
+    """Return a program that no version of StableHLO can represent."""
     from jax._src import compiler
     from jax._src.interpreters import mlir
     from jax._src.lib import xla_client

@@ -1,4 +1,4 @@
-"""Several clients' collectives over the same two hosts are right together."""
+"""Tests that collectives of several clients on the same two hosts are correct together."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ import pytest
 from tests.end_to_end.remote_python import RemoteError, RemotePython, StartPython
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
 
-# The project's word is a minute: ATOLL_ORDER_SECONDS=60.
+# The project promises a minute: ATOLL_ORDER_SECONDS=60.
 SECONDS = float(os.environ.get("ATOLL_ORDER_SECONDS", "2"))
-# After so long, what has not ended waits for itself.
+# Unfinished work after this time has deadlocked.
 DEADLOCK_SECONDS = 7.0
 WITHOUT_ORDER = Path(__file__).with_name("without_order")
 
 
 def collectives(kind: str, scale: float, seconds: float) -> int:
-    """Unfenced collectives over all devices for so long, a hundred in flight; each checked. How many there were."""
+    """Run unfenced collectives on all devices for this long, a hundred in flight, and check each.
+
+    Return their number.
+    """
     import jax
     import numpy as np
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -67,9 +70,9 @@ def test_clients_with_different_collectives_all_get_right_results(
 
 
 @pytest.mark.slow
-@pytest.mark.thorough  # how soon it fails is chance
+@pytest.mark.thorough  # the time until it fails is random
 def test_without_the_order_the_same_work_fails(start_cluster: StartCluster, start_python: StartPython) -> None:
-    """So the test above can fail."""
+    """Check that the test above can fail."""
     cluster = start_cluster(islands="1x2x2", environment={"PYTHONPATH": str(WITHOUT_ORDER)})
     clients = begin(start_python, cluster, SECONDS, ("reduce", 1.0), ("gather", 1.0), ("reduce", 10.0))
     end = time.monotonic() + SECONDS + DEADLOCK_SECONDS
@@ -77,7 +80,7 @@ def test_without_the_order_the_same_work_fails(start_cluster: StartCluster, star
     for client in clients:
         try:
             outcomes.append(client.finish(max(0.0, end - time.monotonic())))
-        except (RemoteError, AssertionError) as error:  # an answer that does not come is the latter
+        except (RemoteError, AssertionError) as error:  # a missing answer is a deadlock
             outcomes.append(f"{type(error).__name__}: {error}")
-            client.process.kill()  # it waits for ever
+            client.process.kill()  # it waits forever
     assert any(isinstance(outcome, str) for outcome in outcomes), outcomes

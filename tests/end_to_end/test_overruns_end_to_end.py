@@ -1,4 +1,4 @@
-"""Runs of tenants that last too long are stopped where they run: nobody else loses anything."""
+"""Tests that long runs of tenants are stopped, and that nobody else loses anything."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def cluster(start_cluster: StartCluster) -> StandingCluster:
     return start_cluster(islands="1x1x2", token="the token of the cluster", tenants=tenants)
 
 
-# ---- what runs in clients
+# ---- functions that clients run
 
 _kept: list[jax.Array] = []
 
@@ -38,7 +38,7 @@ def kept_sum() -> float:
 
 
 def loop_on(devices: int) -> str:
-    """Run a loop without end on some devices; the error."""
+    """Run a loop without end on some devices. Return the error."""
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:devices]), ("x",))
     x = jax.device_put(np.zeros(2, np.float32), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x")))
     run = jax.jit(lambda x: jax.lax.while_loop(lambda v: v.max() < 2, lambda v: v * 0.5 + 0.5, x))
@@ -47,7 +47,7 @@ def loop_on(devices: int) -> str:
 
 
 def loop_behind_short_work(iterations: int) -> str:
-    """Run a loop that ends, and then in a burst a short program and a loop without end; the error."""
+    """Run a loop that ends, and behind it a short program and a loop without end. Return the error."""
     x = jax.device_put(1, jax.devices()[0])
     count = jax.jit(lambda x, n: jax.lax.while_loop(lambda v: v < n, lambda v: v + 1, x))
     add, loop = jax.jit(lambda x: x + 1), jax.jit(lambda x: jax.lax.while_loop(lambda v: v >= 0, lambda v: v * 0, x))
@@ -59,7 +59,7 @@ def loop_behind_short_work(iterations: int) -> str:
 
 
 def follow_for_ever() -> None:
-    """A launch whose end nobody waits for."""
+    """Launch work without waiting for its end."""
     follow = lambda v: (v * 1103515245 + 12345) & 0x7FFFFFFF  # noqa: E731
     jax.jit(lambda x: jax.lax.while_loop(lambda v: v >= 0, follow, x))(jax.device_put(1, jax.devices()[0]))
 

@@ -1,4 +1,6 @@
-"""Who ends takes along all that was its own: processes, sockets, directories, shared memory, memory on devices."""
+"""Tests that a process that ends releases all that it owned: processes, sockets, directories, shared and
+device memory.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ print("working", flush=True)
 
 
 def working(start_script: StartScript, code: str = "time.sleep(600)", **environment: str) -> Script:
-    """A script that has computed something, and goes on with `code`."""
+    """Start a script that has computed something and continues with `code`."""
     script = start_script(WORKING + textwrap.dedent(code), "2x1x1", **environment)
     assert script.line() == "working", script.errors()
     return script
@@ -36,7 +38,7 @@ def working(start_script: StartScript, code: str = "time.sleep(600)", **environm
 
 def test_after_kill_9_of_a_script_nothing_is_left(start_script: StartScript) -> None:
     script = working(start_script)
-    assert len(script.processes()) == 4  # two workers are one module
+    assert len(script.processes()) == 4  # the two workers run the same module
     script.process.kill()
     script.process.wait()
     script.assert_gone()

@@ -1,4 +1,4 @@
-"""Sessions that are suspended on disk while their cluster is ended and started again: their scripts notice a pause."""
+"""Tests of sessions that are suspended on disk while their cluster is restarted. Their scripts only notice a pause."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GRACE = 3.0
 
 
 class Clusters:
-    """Clusters one after the other, with the same journal, address and directory for what is suspended."""
+    """Consecutive clusters with the same journal, address and directory for suspended sessions."""
 
     def __init__(self, directory: Path, program_cache: Path) -> None:
         self.spilled = directory / "spilled"
@@ -45,7 +45,7 @@ class Clusters:
         self.now = self._start(**settings)
 
     def end(self, all_sessions: bool = False) -> list[int]:
-        """As `atoll down`; the sessions that stay."""
+        """End the cluster like `atoll down`, and return the persisted sessions."""
         said = request_stop(parse_address(self.now.address), "", None, all_sessions)
         self.now.wait()
         assert not self.now.directory.exists()
@@ -81,7 +81,7 @@ def test_a_training_goes_on_in_the_next_cluster_and_the_one_after_that(
     progress = tmp_path / "progress"
     python.begin(train, str(progress), 100_000)
     until_step(progress, 3)
-    for islands in ((), (1,)):  # where it was, and elsewhere
+    for islands in ((), (1,)):  # on the same island, and on another one
         session = suspend(clusters, python)
         clusters.end()
         at = steps_at(progress)
@@ -138,7 +138,7 @@ def test_a_session_on_disk_continues_after_its_cluster_was_killed(
     at = steps_at(progress[0])
     files = list(clusters.spilled.rglob("*.piece"))
     clusters.now.kill()
-    time.sleep(GRACE + 1.0)  # what a script waits that is not suspended on disk
+    time.sleep(GRACE + 1.0)  # the waiting time of a script that is not suspended on disk
     clusters.begin_anew()
     (row,) = clusters.now.report()["sessions"]
     assert (row["id"], row["state"]) == (session, "suspended on disk")

@@ -1,4 +1,6 @@
-"""Memory that a higher priority needs, with real scripts: idle arrays spill, sessions are suspended; both come back."""
+"""Tests of memory pressure with real scripts: idle arrays spill or sessions are suspended for a higher priority, and
+are restored later.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +23,15 @@ _TENANTS = (
     TenantSettings("low", token_hash("low's token")),
     TenantSettings("high", token_hash("high's token"), priority=1),
 )
-# A device has not enough for the arrays of both. To sum one up takes twice its memory, and a little more.
+# A device cannot hold the arrays of both. Summing one up takes a little more than twice its memory.
 _DEVICE, _OF_LOW, _OF_HIGH = 52 * MIB, 16 * MIB, 40 * MIB
 _PATIENCE_SECONDS = 300.0
 
 
-# ---- what scripts do
+# ---- functions that scripts run
 
 _kept: dict[str, Any] = {}
-# On the device: an array that was read whole shares its memory with one of JAX's own, and does not spill.
+# On the device, since an array that was read whole shares its memory with one of JAX, and does not spill.
 _sum = jax.jit(lambda x: jnp.sum(x))
 _sum_of_mixed = jax.jit(lambda x: jnp.sum(x ^ (x >> 3)))
 
@@ -39,7 +41,7 @@ def digest() -> tuple[int, int]:
 
 
 def keep(seed: int) -> tuple[int, int]:
-    """Makes an array that stays."""
+    """Make an array and keep it."""
     _kept["array"] = jax.device_put(np.random.default_rng(seed).integers(0, 1 << 31, _OF_LOW // 4, np.int32))
     return digest()
 
@@ -54,7 +56,7 @@ def drop() -> None:
 
 
 def change_until(progress: str, end: str) -> tuple[int, int]:
-    """Changes the array in place, and back, until there is a file."""
+    """Change the array in place, and back, until the file `end` exists."""
     change = jax.jit(lambda x: x ^ 12345, donate_argnums=0)
     while not Path(end).exists():
         for _ in range(2):
@@ -70,7 +72,7 @@ def change_until(progress: str, end: str) -> tuple[int, int]:
 def start(
     start_cluster: StartCluster, start_python: StartPython, **settings: Any
 ) -> tuple[StandingCluster, RemotePython, RemotePython]:
-    """A cluster of one device, and scripts of a tenant of low and of one of high priority."""
+    """Start a cluster of one device, with scripts of a tenant with a low priority and of one with a high priority."""
     cluster = start_cluster(
         islands="1x1x1", device_memory=_DEVICE, token="the token of the cluster", tenants=_TENANTS, **settings
     )
@@ -79,7 +81,10 @@ def start(
 
 
 def until(cluster: StandingCluster, python: RemotePython, state: str) -> dict[str, Any]:
-    """What the report says of the script's session, once it is in this state; "": of none."""
+    """Wait until the script's session is in this state, where "" means that there is none.
+
+    Return the session's report.
+    """
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while True:
         (row,) = [each for each in cluster.report()["sessions"] if each["pid"] == python.pid]

@@ -1,4 +1,6 @@
-"""`jax.profiler` in a script: the hosts' profiles come into its log directory, without other sessions' programs."""
+"""Tests of `jax.profiler` in a script: hosts' profiles are saved in its log directory, without other sessions'
+programs.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def bob(shared: StandingCluster, start_python: StartPython) -> RemotePython:
 
 
 def computed(name: str, times: int = 3) -> None:
-    """Runs a program of this name on all devices."""
+    """Run a program with this name on all devices."""
 
     def work(x: Any) -> Any:
         return jnp.tanh(x @ x)
@@ -48,7 +50,7 @@ def computed(name: str, times: int = 3) -> None:
 def traced(directory: str, name: str) -> None:
     computed(name)  # compiled
     with warnings.catch_warnings(), jax.profiler.trace(directory):
-        warnings.simplefilter("error")  # such as: the profile of host 1 is missing
+        warnings.simplefilter("error")  # for example that the profile of host 1 is missing
         computed(name)
 
 
@@ -70,7 +72,7 @@ def warnings_of_the_end() -> str:
 
 
 def files_of(directory: Path) -> dict[str, bytes]:
-    """The XPlane files of the one run in the directory."""
+    """Return the XPlane files of the only run in the directory."""
     (run,) = (directory / "plugins" / "profile").iterdir()
     return {path.name: path.read_bytes() for path in run.iterdir() if path.name.endswith(".xplane.pb")}
 

@@ -1,4 +1,4 @@
-"""The cache of compiled programs of a cluster with tenants, when somebody else writes to its directory."""
+"""Tests of the cache of compiled programs on a cluster with tenants, if another user writes to its directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Published arrays in files, which outlive their island and their cluster, on a real cluster."""
+"""Tests of published arrays in files, which outlive their island and their cluster, on a real cluster."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SECONDS = 60.0
 
 
 class Clusters:
-    """Clusters one after the other, with the same journal, address and directory for files."""
+    """Consecutive clusters with the same journal, address and directory for files."""
 
     def __init__(self, directory: Path, program_cache: Path) -> None:
         self.files = directory / "files"

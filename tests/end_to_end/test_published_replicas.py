@@ -1,4 +1,4 @@
-"""Replicas of published arrays, and published arrays on drained islands, on a real cluster."""
+"""Tests of replicas of published arrays, and of published arrays on drained islands, on a real cluster."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def publish(first: int, value: float, replicas: int) -> int:
 
 
 def read(first: int, version: int) -> set[float]:
-    """The values of a version, read to two devices."""
+    """Return the values of a version, read to two devices."""
     mesh = Mesh(np.array(jax.devices()[first : first + 2]), "x")
     tree = atoll.subscribe("policy", NamedSharding(mesh, PartitionSpec()), version=version, verify=True).tree
     return {float(value) for leaf in jax.tree.leaves(tree) for value in np.asarray(leaf, np.float32).ravel()}

@@ -1,4 +1,5 @@
-"""Publishers, the controller and the islands of subscribers are killed: no mixtures, no long waits, nothing left.
+"""Test of publishing while publishers, the controller and subscribers' islands are killed: no mixed versions, no long
+waits, and no remains.
 
 `make thorough` kills the trainer 200 times, and the controller and an island of subscribers 20 times each. It repeats
 this with versions that are also in files, and then also kills the island with the published arrays 20 times. The
@@ -41,10 +42,10 @@ RESULTS = os.environ.get("ATOLL_TEST_RESULTS", "")
 EVERY = 10  # kills of the trainer per kill of the controller, and per kill of an island
 SHAPES = ((), (64,), (256, 256), (1024, 512))
 WAIT = 5.0  # deadline of each request of a subscriber
-LATE = 60.0  # what a loaded machine and a restart of the controller or an island may add
+LATE = 60.0  # additional time for a loaded machine, and for a restart of the controller or of an island
 END_SECONDS = 300.0
 
-# ---- what runs in scripts
+# ---- functions that scripts run
 
 
 def _sharding(first: int) -> NamedSharding:
@@ -52,7 +53,7 @@ def _sharding(first: int) -> NamedSharding:
 
 
 def _made(seed: int) -> list[np.ndarray]:
-    """Arrays that differ from each other and from those of other seeds."""
+    """Return arrays that differ from each other and from those of other seeds."""
     return [np.arange(np.prod(shape), dtype=np.uint32).reshape(shape) * (seed + i) for i, shape in enumerate(SHAPES)]
 
 
@@ -79,7 +80,10 @@ def publish_one(seed: int, spill: str | None) -> int:
 
 
 def watch(first: int, stop: str) -> SubscriberResult:
-    """Read new versions until the file `stop` exists. Compare each with its checksums, and with what its seed makes."""
+    """Read new versions until the file `stop` exists.
+
+    Compare each with its checksums, and with the arrays of its seed.
+    """
     place, newest = _sharding(first), 0
     found = SubscriberResult()
     while not Path(stop).exists():

@@ -1,6 +1,8 @@
-"""Threads read, write, donate, delete and reshard arrays while workers are killed: right values, no hang, nothing left.
+"""Test of threads that read, write, donate, delete and reshard arrays while workers are killed: values are right,
+nothing hangs, and nothing is left.
 
-A few seconds in the suite; `make thorough` has ten minutes (ATOLL_TEST_READ_SECONDS), and connections between machines.
+The suite runs it for a few seconds. `make thorough` runs it for ten minutes (ATOLL_TEST_READ_SECONDS), also with
+connections between machines.
 """
 
 from __future__ import annotations
@@ -24,10 +26,11 @@ SECONDS = float(os.environ.get("ATOLL_TEST_READ_SECONDS", "6"))
 PAUSE_SECONDS = max(3.0, min(20.0, SECONDS / 10))  # between two kills
 CLIENTS, THREADS = 2, 4
 READY_SECONDS = 120.0
-# Descriptors, segments, MiB that C and NumPy use, thousands of Python's blocks, and MiB that allocators and pools keep.
-# These do not grow with the time.
+# Maximum growth of descriptors, segments, MiB of C and NumPy, thousands of Python's blocks, and MiB in allocators and
+# pools. It does not depend on the time.
 GROWTH = (16, 16, 48, 60, 256)
-# Descriptors and MiB of the controller and of each proxy. A controller keeps its last events, up to 32 MiB of them.
+# Maximum growth of descriptors and MiB of the controller and of each proxy. A controller keeps up to 32 MiB of its last
+# events.
 PROCESS_GROWTH = (16, 192)
 
 
@@ -40,7 +43,7 @@ def test_reads_and_writes_survive_killed_workers(start_cluster: StartCluster, st
 def test_scripts_on_other_machines_survive_killed_workers(
     start_cluster: StartCluster, start_python: StartPython
 ) -> None:
-    """The clients share no memory with the hosts, as on other machines."""
+    """The clients share no memory with the hosts, as on different machines."""
     cluster = start_cluster(islands="2x1x2", listen=f"tls://0.0.0.0:{free_port()}", advertise="127.0.0.1")
     join = read_join(str(join_file(cluster.directory)))
     survive(cluster, [start_python(ATOLL_JOIN=str(join)) for _ in range(CLIENTS)], join)

@@ -1,4 +1,6 @@
-"""Real hosts in groups of two: results are right and in order, and a failed host, relay or not, is a failed island."""
+"""Tests of real hosts in groups of two: results are correct and in order, and the failure of any host is one of its
+island.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,7 @@ def test_collectives_of_several_clients_are_right(start_cluster: StartCluster, s
 def test_a_lost_host_is_named_and_its_island_comes_back(
     standing: StandingCluster, user: RemotePython, host: int, stop: signal.Signals
 ) -> None:
-    """Host 0 relays."""
+    """Host 0 is the relay."""
     seconds, error = lose(standing, user, host, stop)
     assert seconds < LEASE_SECONDS + TOLD_SECONDS + GRACE_SECONDS
     assert f"host {host} of island 0" in error

@@ -1,6 +1,6 @@
-"""An array that gets another sharding: the devices have what stock JAX gives them, and this process does not read it.
+"""Tests of resharding: the devices have the values of stock JAX, and this process does not read the array.
 
-Functions named without `test_` run in a child, on two islands of two hosts each.
+Functions without `test_` in their names run in a child, on two islands of two hosts each.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 from tests.end_to_end.remote_python import RemoteError, RemotePython, StartPython
 from tests.end_to_end.same import assert_same
 
-LARGE_BYTES = 4 << 20  # a CPU's arrays below that go JAX's way
+LARGE_BYTES = 4 << 20  # smaller arrays of a CPU are resharded by JAX's own code
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def put(dtype: str, first: int, options: dict[str, Any], explicit: bool = False)
         ("float32", 0, {"may_alias": False}, False),
         ("float32", 0, {"donate": True}, False),
         ("bfloat16", 0, {}, False),
-        ("uint2", 0, {}, False),  # collectives of such elements end their process
+        ("uint2", 0, {}, False),  # collectives of such elements crash their process
         ("float32", 4, {}, False),
         ("complex64", 4, {"donate": True}, False),
     ],
@@ -131,7 +131,7 @@ def test_a_deleted_array_is_refused_as_on_stock_jax(python: RemotePython) -> Non
 
 
 def tree(first: int, explicit: bool) -> Any:
-    """Return the arrays of a tree on other devices, whether some was read here, and how many programs ran."""
+    """Move the arrays of a tree to other devices. Return them, whether any was read here, and how many programs ran."""
     from atoll.client.jax_patches import device_put_resharding
 
     x = {f"layer {i}": made("float32", (8, 16)) + i for i in range(6)} | {"one device": jax.device_put(np.arange(16.0))}
@@ -185,7 +185,7 @@ def kinds_of_work() -> list[str]:
 
 
 def test_a_program_reshards_by_collectives(python: RemotePython) -> None:
-    assert python.call(kinds_of_work) == ["call"]  # no send and no receive: the devices exchange it among themselves
+    assert python.call(kinds_of_work) == ["call"]  # no send or receive: the devices exchange the data
 
 
 def donated_to_a_program() -> tuple[bool, bool]:
@@ -224,7 +224,7 @@ DTYPES_OF_64_BITS = ("int64", "float64", "complex128")
 
 
 def put_64_bits(rows: int) -> list[Any]:
-    """Reshard arrays of 64 bits while 64 bits are switched off. Return their types and values."""
+    """Reshard 64-bit arrays while 64-bit types are disabled. Return their types and values."""
     values = np.arange(rows * 512).reshape(rows, 512) + 2**40
     with jax.enable_x64(True):
         arrays = [jax.device_put(values.astype(dtype), on(0, "x", "y")) for dtype in DTYPES_OF_64_BITS]
@@ -236,7 +236,7 @@ def put_64_bits(rows: int) -> list[Any]:
 
 @pytest.mark.parametrize("rows", [LARGE_BYTES // 4096, 4], ids=["large", "small"])
 def test_an_array_of_64_bits_keeps_them_while_they_are_switched_off(python: RemotePython, rows: int) -> None:
-    # Stock JAX truncates the values to 32 bits, in arrays whose type has 64.
+    # Stock JAX truncates the values to 32 bits, in arrays whose type has 64 bits.
     upper, lower = np.split(np.arange(rows * 512).reshape(rows, 512) + 2**40, 2)
     pieces = [upper, lower, upper, lower]
     expected = [(dtype, [piece.astype(dtype) for piece in pieces]) for dtype in DTYPES_OF_64_BITS * 4]

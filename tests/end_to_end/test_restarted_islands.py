@@ -1,4 +1,4 @@
-"""Launches that wait for an island run after its restart if their inputs still exist, on real processes.
+"""Tests of launches that wait for an island, on real processes: they run after its restart if their inputs still exist.
 
 The tables of such launches are in `tests/controller/test_survivors.py`.
 """
@@ -20,12 +20,12 @@ from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
 
 SECONDS = 300.0
 LOST = "(its argument 0, int64[] made by device_put, was stored there) (in jit__lambda)"
-LARGE = 1 << 20  # numbers of 8 bytes: more than the buffers of a socket
+LARGE = 1 << 20  # 8-byte numbers, more than the buffers of a socket can hold
 
 
 @pytest.fixture(scope="module")
 def cluster(start_cluster: StartCluster) -> StandingCluster:
-    """Two islands of one device each, on which a session's programs are granted to hosts at once."""
+    """Start two islands of one device each that delegate a session's programs to hosts at once."""
     return start_cluster(islands="2x1x1", delegate_after_seconds=0.0)
 
 
@@ -36,7 +36,7 @@ def user(start_python: StartPython, cluster: StandingCluster) -> RemotePython:
     return python
 
 
-# ---- what the user does
+# ---- functions that scripts run
 
 state: dict[str, Any] = {}
 
@@ -57,7 +57,7 @@ def run_for_ever() -> Any:
 
 
 def loop_and_make() -> None:
-    """Launch a loop without end. Behind it, make an array, use it, and forget it."""
+    """Launch a loop without end. Behind it, make an array, use it, and drop it."""
     state["results"] = [run_for_ever(), state["double"](state["make"]())]
 
 
@@ -75,7 +75,7 @@ def move() -> None:
 
 
 def step_twice() -> None:
-    """Launch a program twice that hosts of both islands run by themselves, on an array of the second island."""
+    """Launch a program twice on an array of the second island. Hosts of both islands run it by themselves."""
     double, (here, there) = state["double"], jax.devices()
 
     @atoll.program
@@ -89,7 +89,7 @@ def step_twice() -> None:
 
 
 def sums() -> list[float | str]:
-    """The sum of each result, or its error."""
+    """Return the sum of each result, or its error."""
     found: list[float | str] = []
     for each in state["results"]:
         try:
@@ -107,7 +107,7 @@ def in_flight(cluster: StandingCluster, count: int) -> None:
 
 
 def kill_and_restart(cluster: StandingCluster) -> None:
-    """Kill the worker of island 0, and wait until the island restarts. A script that reads then learns of the loss."""
+    """Kill the worker of island 0, and wait for the restart. A script that reads afterwards learns of the loss."""
     restarts = cluster.report()["islands"][0]["restarts"]
     cluster.worker(0).kill()
     cluster.until(lambda report: report["islands"][0]["restarts"] > restarts, SECONDS)

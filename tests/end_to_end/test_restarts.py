@@ -1,7 +1,7 @@
-"""The controller is killed, and another one goes on where it was: clients get what they would have got.
+"""Tests of a killed controller, whose successor continues where it was: clients get the results of an undisturbed run.
 
-A few restarts in the suite, and a standby that takes over at last; `make restarts` has a hundred restarts
-(ATOLL_TEST_RESTARTS), at random moments. The replay of the journal is the state that each live controller had.
+The suite has a few restarts, and a takeover by a standby. `make restarts` has a hundred restarts (ATOLL_TEST_RESTARTS)
+at random moments. The replay of the journal must produce the state of each live controller.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RESTARTS = int(os.environ.get("ATOLL_TEST_RESTARTS", "2"))
 
 
 def remap(cluster: StandingCluster, island: int) -> None:
-    """Moves what has a slice; where the controller ends meanwhile, it may be moved or not."""
+    """Move the sessions that have a slice. If the controller ends during the move, it may or may not have happened."""
     for session in cluster.report()["sessions"]:
         for each in session["slices"]:
             with contextlib.suppress(ConnectError, StatusError):

@@ -1,4 +1,6 @@
-"""Rows on their way while workers are killed and stopped, and while memory is short: named errors, no hang."""
+"""Tests of routing rows while workers are killed or stopped, or while memory is short: errors are named, and nothing
+hangs.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ DEVICE_MEMORY = 4 << 20
 
 @pytest.fixture(scope="module")
 def standing(start_cluster: StartCluster) -> StandingCluster:
-    """Two islands of one device each, with room for one block and a little more."""
+    """Start two islands of one device each, with a little more memory than one block."""
     return start_cluster(islands="2x1x1", lease_seconds=LEASE_SECONDS, device_memory=DEVICE_MEMORY)
 
 
@@ -26,11 +28,11 @@ def users(start_python: StartPython, standing: StandingCluster) -> list[RemotePy
     return [start_python(ATOLL_ADDRESS=standing.address) for _ in range(2)]
 
 
-# ---- what the users do, in their own processes
+# ---- functions that run in users' processes
 
 
 def _step(rows: Any, here: int, capacity: int) -> Any:
-    """Rows of one island through both, and back."""
+    """Send rows of one island through both islands, and back."""
     import jax
 
     import atoll
@@ -49,7 +51,7 @@ def _rows(here: int) -> Any:
 
 
 def steps(here: int, capacity: int, count: int) -> float:
-    """So many, each of the result of the one before; the first of the last one's rows."""
+    """Run this many steps, each on the previous result. Return the first element of the last result."""
     rows = _rows(here)
     for _ in range(count):
         rows = _step(rows, here, capacity)
@@ -60,7 +62,7 @@ _kept: list[Any] = []
 
 
 def keep() -> None:
-    """Keep something on either island: a worker that is lost between two steps has lost that, if nothing else."""
+    """Keep an array on each island. A worker that is lost between two steps loses at least this array."""
     import jax
 
     _kept[:] = jax.block_until_ready([jax.device_put(0.0, device) for device in jax.devices()])
@@ -75,7 +77,7 @@ def until_it_fails(here: int) -> str:
         return str(error)
 
 
-# ---- what the tests see of it
+# ---- what tests check
 
 
 @pytest.mark.parametrize(
@@ -102,7 +104,7 @@ def test_a_worker_that_is_lost_while_rows_are_on_their_way_is_named_and_comes_ba
 def test_where_memory_is_for_one_block_at_a_time_routes_in_both_directions_wait_and_never_for_one_another(
     users: list[RemotePython],
 ) -> None:
-    """Each block takes 1.25 MiB of 4, and up to three of them are held by either of two users on both islands."""
+    """Each block takes 1.25 MiB of 4. Each of two users holds up to three of them on both islands."""
     capacity = (5 << 18) // 64
     for here, user in enumerate(users):
         user.begin(steps, here, capacity, 20)

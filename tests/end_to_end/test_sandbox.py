@@ -1,4 +1,6 @@
-"""Python of a tenant on the hosts sees what the tenant was granted, and nothing of the cluster or of other tenants."""
+"""Tests that a tenant's Python on the hosts sees what the tenant was granted, and nothing of the cluster or of other
+tenants.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from tests.end_to_end.test_checkpoints import restore, save, write_into
 
 
 class Shared:
-    """A cluster of the tenants ana and ben, with a journal, a compile cache, and directories that ana is granted."""
+    """Start a cluster of the tenants ana and ben, with a journal, a compile cache, and directories that ana
+    is granted.
+    """
 
     def __init__(self, base: Path, start_cluster: StartCluster) -> None:
         self.base = base
@@ -61,11 +65,11 @@ def ana(start_python: StartPython, shared: Shared) -> RemotePython:
     return shared.client(start_python, "ana")
 
 
-# ---- called in the children
+# ---- functions called in the children
 
 
 def readable_for_python(places: list[str]) -> list[str]:
-    """The files in these directories, or of these names, that Python on the hosts can read."""
+    """Return the files in these directories, or with these names, that Python on the hosts can read."""
 
     @colocated_python.colocated_python
     def look(x: jax.Array) -> jax.Array:
@@ -120,7 +124,7 @@ def test_nothing_of_the_cluster_and_of_other_tenants_can_be_read(
     start_python: StartPython, shared: Shared, ana: RemotePython
 ) -> None:
     ben = shared.client(start_python, "ben")
-    ben.call(readable_for_python, [])  # so that his process is there
+    ben.call(readable_for_python, [])  # so that his process exists
     places = [str(shared.base / name) for name in ("journal", "cache", "home", "state")]
     places += [str(shared.cluster.directory), str(shared.cluster.directory.parent / "log")]
     assert any((shared.base / "journal").iterdir())

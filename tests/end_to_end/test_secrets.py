@@ -1,7 +1,8 @@
-"""No process that runs users' Python, nor anything kept on disk for it to read, has a secret of the cluster.
+"""Tests that no process that runs users' Python, nor any readable file on disk, contains a secret of the cluster.
 
-The cluster has all secrets that there are: TLS with an authority, tenants with token files, a journal, join files. The
-search runs in colocated Python of a tenant. It knows the secrets by masked copies, so that it does not find its own.
+The cluster has all kinds of secrets: TLS with a certificate authority, tenants with token files, a journal, and join
+files. A tenant's colocated Python searches for them. It has masked copies of the secrets, so that it does not find its
+own.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def masked(secret: bytes) -> bytes:
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With what a user has for a cluster: files of tenants and tokens, and the journal."""
+    """Create a user's files for a cluster: tenants and tokens. The journal will also be there."""
     path = tmp_path_factory.mktemp("secrets")
     lines = []
     for name in ("ana", "ben", "op"):
@@ -85,7 +86,7 @@ def ana(start_python: StartPython, cluster: StandingCluster) -> Iterator[RemoteP
 
 @pytest.fixture(scope="module")
 def secrets(ana: RemotePython, cluster: StandingCluster, directory: Path) -> dict[str, bytes]:
-    """Every secret of the cluster, by its name."""
+    """Return every secret of the cluster, by name."""
     found = {f"token of {name}": token.encode() for name, token in TOKENS.items() if name != "host"}
     for file in (join_file(cluster.directory), host_join_file(cluster.directory)):
         join = read_join(str(file))
@@ -101,7 +102,9 @@ def secrets(ana: RemotePython, cluster: StandingCluster, directory: Path) -> dic
 
 
 def journaled(directory: Path) -> set[bytes]:
-    """The secrets in the journal, which whoever has the user's key can read: those of connections, and the shell's."""
+    """Return the secrets of connections and of the shell in the journal, which the holder of the user's key
+    can read.
+    """
     before = os.environ["ATOLL_KEY_FILE"]
     os.environ["ATOLL_KEY_FILE"] = str(directory / "state" / "key")
     try:
@@ -124,7 +127,7 @@ def journaled(directory: Path) -> set[bytes]:
 
 
 def forms(secrets: dict[str, bytes]) -> list[tuple[str, bytes]]:
-    """Each as it is, and as hexadecimal and base64 text."""
+    """Return each secret unchanged, in hexadecimal, and in base64."""
     found = []
     for name, secret in secrets.items():
         encoded = {base64.b64encode(secret).rstrip(b"="), base64.urlsafe_b64encode(secret).rstrip(b"=")}
@@ -136,7 +139,7 @@ def within(content: bytes, secrets: dict[str, bytes]) -> list[str]:
     return sorted({name for name, form in forms(secrets) if form in content})
 
 
-# ---- what runs in clients
+# ---- functions that clients run
 
 
 def double() -> float:
@@ -146,12 +149,12 @@ def double() -> float:
 
 
 def on_a_host(search: Callable[..., list[tuple[str, str]]], *arguments: Any) -> list[tuple[str, str]]:
-    """What a function of colocated Python returns: (place, what is there)."""
+    """Return the findings of a search in colocated Python, as (place, description)."""
     import cloudpickle
     import jax
     from jax.experimental import colocated_python
 
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # hosts need not see this file
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # hosts may not have this file
     size = 1 << 16
 
     @colocated_python.colocated_python
@@ -167,7 +170,7 @@ def on_a_host(search: Callable[..., list[tuple[str, str]]], *arguments: Any) -> 
 
 
 def search_processes(hidden: list[tuple[str, bytes]]) -> list[tuple[str, str]]:
-    """Of each process that this one sees: environment, arguments, open files, mapped files."""
+    """Search the environment, arguments, open files and mapped files of each visible process."""
     wanted = [(name, masked(each)) for name, each in hidden]
     found: list[tuple[str, str]] = []
 
@@ -210,7 +213,9 @@ def search_processes(hidden: list[tuple[str, bytes]]) -> list[tuple[str, str]]:
 def search_files(
     hidden: list[tuple[str, bytes]], roots: list[str], skipped: list[str], most: int
 ) -> list[tuple[str, str]]:
-    """Regular files below these directories, but for those of programs and libraries: `most` files, 256 MiB in all."""
+    """Search regular files below these directories except programs and libraries: at most `most` files, and 256 MiB in
+    all.
+    """
     wanted = [(name, masked(each)) for name, each in hidden]
     found: list[tuple[str, str]] = []
     seen = read = nbytes = 0
@@ -261,7 +266,7 @@ def test_files_that_users_python_sees_have_no_secret(
 
 
 def test_the_search_finds_what_is_there(ana: RemotePython) -> None:
-    """The search would see a secret: it is shown some that are none."""
+    """Check that the search would find a secret, with values that are not secret."""
     known = {"a variable": b"JAX_PLATFORMS=cpu", "an argument": b"atoll.host_services.python.program.python_main"}
     *leaks, _ = ana.call(on_a_host, search_processes, hidden(known), seconds=200.0)
     assert {name for _, name in leaks} == set(known)

@@ -1,6 +1,6 @@
-"""Arrays that share memory on their devices: views of shards, and arrays assembled from parts.
+"""Tests of arrays that share memory on their devices: views of shards, and arrays assembled from parts.
 
-A user may donate or delete one of them while the others live on. The others keep their contents, and the cluster lives.
+A user may donate or delete one of them while the others exist. The others keep their contents, and no process crashes.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ def sharding(*devices: int) -> NamedSharding:
 
 
 def whole_with_views() -> tuple[jax.Array, list[jax.Array]]:
-    """An array of ones over two devices, and views of its shards."""
+    """Return an array of ones on two devices, and views of its shards."""
     whole = jax.device_put(jnp.ones(2 * SIZE, jnp.float32), sharding(0, 1))
     return whole, [shard.data for shard in whole.addressable_shards]
 
 
 def whole_with_parts() -> tuple[jax.Array, list[jax.Array]]:
-    """An array of ones over two devices, and the parts that it was assembled from."""
+    """Return an array of ones on two devices, and the parts that it was assembled from."""
     parts = [jax.device_put(jnp.ones(SIZE, jnp.float32), jax.devices()[i]) for i in (0, 1)]
     return jax.make_array_from_single_device_arrays((2 * SIZE,), sharding(0, 1), parts), parts
 
 
 def replica_with_views() -> tuple[jax.Array, list[jax.Array]]:
-    """An array of ones that two devices have whole, and views of both copies."""
+    """Return an array of ones that is replicated on two devices, and views of both copies."""
     mesh = Mesh(np.array(jax.devices()[:2]), ("x",))
     whole = jax.device_put(jnp.ones(SIZE, jnp.float32), NamedSharding(mesh, PartitionSpec()))
     return whole, [shard.data for shard in whole.addressable_shards]
 
 
 def consume(how: str, array: jax.Array) -> jax.Array | None:
-    """Donates or deletes the array; what came of it."""
+    """Donate or delete the array. Return the array that replaces it, if any."""
     match how:
         case "donated to a move to other devices":
             return jax.device_put(array, sharding(2, 3), donate=True)
@@ -65,7 +65,9 @@ CONSUMED = (
 
 
 def use_views_of_what_was(how: str, made: str) -> list[float]:
-    """The sums of what came of the array, of its views plus one, and of a view that is then donated."""
+    """Return the means of the array that replaces a consumed one, of its views plus one, and of a view that is then
+    donated.
+    """
     whole, views = MADE[made]()
     result = consume(how, whole)
     del whole
@@ -89,7 +91,7 @@ def use_the_whole_after_a_view_was(how: str, made: str) -> list[float]:
 
 
 CASES = list(itertools.product(CONSUMED, MADE))
-# JAX itself takes the views of an array along when the user deletes it.
+# When the user deletes an array, JAX also deletes its views.
 TAKEN_ALONG = [("deleted", "whole_with_views"), ("deleted", "replica_with_views")]
 
 

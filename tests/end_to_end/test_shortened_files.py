@@ -1,4 +1,4 @@
-"""A client that shortens the file of a large transfer after its proxy took it: the workers live on."""
+"""Test of a client that shortens the file of a large transfer after its proxy accepted it: the workers survive."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_file_that_is_shortened_ends_no_worker(cluster: StandingCluster, modul
                 array=handle,
             )
             assert client.status(lambda into, put=put: into.make_array_from_host_buffer.CopyFrom(put)) == (0, "")
-            if handle > 1:  # the first is shortened while it may be read, others when their array is made
+            if handle > 1:  # the first is shortened while it may be read, and the others when their arrays are made
                 ready = session_pb2.CheckValueReady(values=[handle])
                 assert client.status(lambda into, ready=ready: into.check_value_ready.CopyFrom(ready)) == (0, "")
             os.ftruncate(descriptor, 0)

@@ -1,4 +1,4 @@
-"""Virtual devices and slices, as a user's program asks for them."""
+"""Tests of virtual devices and slices, as users' programs request them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
 
 @pytest.fixture(scope="module")
 def mesh_cluster(start_cluster: StartCluster) -> StandingCluster:
-    """Two islands of one host, each with a 2x2 mesh of devices."""
+    """Start two islands of one host, each with a 2x2 mesh of devices."""
     return start_cluster(islands="2x1x4", mesh="2x2", device_memory=1 << 26)
 
 
@@ -40,7 +40,7 @@ def ids(devices: Any) -> list[int]:
 
 
 def figure_two() -> list[list[float]]:
-    """The program of the paper's figure 2, without its tracer."""
+    """Run the program of the paper's figure 2, without its tracer."""
 
     def get_devices(n: int) -> Any:
         return atoll.make_virtual_device_set().add_slice(devices=n).tpus
@@ -139,7 +139,7 @@ def test_a_slice_cannot_be_run(python: RemotePython) -> None:
 
 
 def both_at_once() -> float:
-    """Slices come and go while arrays are made: nothing is sent to where a device no longer is."""
+    """Add and remove slices while arrays are made. No array may be sent to a device that no longer exists."""
     from concurrent.futures import ThreadPoolExecutor
 
     def slices() -> None:

@@ -1,6 +1,6 @@
-"""Small arrays that the script writes: the values and types of stock JAX, and no call of jaxlib's client.
+"""Tests of small arrays that the script writes: the values and types of stock JAX, without calls of jaxlib's client.
 
-Each function named without `test_` runs in a child on Atoll. `values` also runs here, on stock JAX.
+Each function without `test_` in its name runs in a child on Atoll. `values` also runs here, on stock JAX.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TYPES = ("bool", "int8", "uint16", "float16", "bfloat16", "float32", "int64", "c
 
 
 def table() -> Any:
-    """Return the table of small writes, once this process shares slots with its proxy."""
+    """Return the table of small writes, after this process shares slots with its proxy."""
     from atoll.client.jax_patches.host_callbacks import TABLE
 
     until = time.monotonic() + 60
@@ -65,7 +65,7 @@ def arrays(number: int) -> list[Any]:
 
 
 def values() -> list[list[Any]]:
-    """Return what defines each array, for several rounds, because the first ones are not made of slots."""
+    """Return the properties of each array, for several rounds, because the first arrays do not use slots."""
     found = []
     for number in range(5):
         made = arrays(number)
@@ -82,7 +82,7 @@ def values_of_slots() -> list[list[Any]]:
 
 @contextlib.contextmanager
 def counted() -> Iterator[list[Any]]:
-    """Yield the results of all small writes in the block, None for those that JAX makes."""
+    """Yield the results of all small writes in the block, with None for those that JAX makes."""
     found = table()
     start = found.start
     made: list[Any] = []
@@ -94,7 +94,7 @@ def counted() -> Iterator[list[Any]]:
 
 
 def writes() -> int:
-    """Return how many of ten arrays on one device, and of ten divided ones, are made of contents in slots."""
+    """Return how many of ten arrays on one device, and of ten sharded ones, use contents in slots."""
     mesh = Mesh(np.array(jax.devices()[:2]), ("x",))
     with counted() as made:
         for number in range(10):
@@ -105,7 +105,7 @@ def writes() -> int:
 
 
 def arguments() -> tuple[list[Any], int]:
-    """Return the results of ten calls with host values, and how many of these are made of contents in slots."""
+    """Return the results of ten calls with host values, and how many of these use contents in slots."""
     call = jax.jit(lambda x, y, z, unused: (x * y + z, z, y))
     x = jnp.arange(3.0)
     with counted() as made:
@@ -114,7 +114,7 @@ def arguments() -> tuple[list[Any], int]:
 
 
 def converted() -> list[int]:
-    """Return how many of ten arrays are made of contents in slots, for several ways to convert host values."""
+    """Return how many of ten arrays use contents in slots, for several ways to convert host values."""
     found = []
     for convert in (jnp.asarray, jnp.array, jnp.float32, lambda value: jnp.asarray(float(value))):
         with counted() as made:
@@ -125,7 +125,7 @@ def converted() -> list[int]:
 
 
 def in_other_places() -> list[Any]:
-    """Return where conversions of host values put arrays in contexts that select devices, and what is checked there."""
+    """Return the places of arrays converted in contexts that select devices, and the results of checks there."""
     mesh = jax.make_mesh((2,), ("x",))
     found: list[Any] = []
     for number in range(4):
@@ -145,11 +145,11 @@ def in_other_places_with_slots() -> list[Any]:
 
 
 def overwritten() -> list[float]:
-    """Return the values of arrays whose contents in this process changed when `device_put` had returned."""
+    """Return the values of arrays whose sources were overwritten after `device_put` had returned."""
     table()
     x = np.zeros((), np.float32)
     made = []
-    for number in range(600):  # more than there are slots
+    for number in range(600):  # more than the number of slots
         x[...] = number
         made.append(jax.device_put(x, may_alias=False))
         x[...] = -1
@@ -157,7 +157,7 @@ def overwritten() -> list[float]:
 
 
 def copied() -> int:
-    """Return how many arrays have values that were written after the functions that copy had returned."""
+    """Return how many arrays contain values that were written after the copying functions had returned."""
     wrong = 0
     for size in (1, 1000, 3000, 20_000, 1 << 18):
         x = np.zeros(size, np.float32)
@@ -170,7 +170,7 @@ def copied() -> int:
 
 
 def divided() -> list[Any]:
-    """Return results of functions on several devices, each with a host value that is divided or replicated."""
+    """Return results of functions on several devices, each with a host value that is sharded or replicated."""
     mesh = Mesh(np.array(jax.devices()[:2]), ("x",))
     split, whole = NamedSharding(mesh, P("x")), NamedSharding(mesh, P())
     given = jax.jit(lambda w, x: (w * x).sum(), in_shardings=(split, split))
@@ -192,7 +192,7 @@ def divided_with_slots() -> list[Any]:
 
 
 def overflows() -> list[str]:
-    """Return the errors of calls with numbers that are too large, after calls with others."""
+    """Return the errors of calls with numbers that are too large, after valid calls."""
     call = jax.jit(lambda unused, amount, tree: amount + tree["a"][0])
     found = []
     with jax.enable_x64(False):

@@ -1,4 +1,4 @@
-"""A short form of `make soak`: random work on two islands of two hosts while processes are killed."""
+"""Short form of `make soak`: random work on two islands of two hosts while processes are killed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""A standby goes on where the controller's process is killed, or cannot be heard: clients get what they would have got.
+"""Tests that a standby continues if the controller's process is killed or unreachable: clients get the results of an
+undisturbed run.
 
-`make restarts` has some takeovers (ATOLL_TEST_TAKEOVERS), each by a standby of the one before, and one from a
-controller that is only silent; the suite has one in `test_restarts`.
+`make restarts` has several takeovers (ATOLL_TEST_TAKEOVERS), each by a standby of the previous controller, and one from
+a controller that is only silent. The suite has one in `test_restarts`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sessions of real scripts that are suspended and resumed, while they run."""
+"""Tests that sessions of real scripts are suspended and resumed while they run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MIB = 1 << 20
 
 @pytest.fixture(scope="module")
 def cluster(start_cluster: StartCluster, module_directory: Path) -> StandingCluster:
-    """Two islands of one host, each with two devices of 16 MiB and a little more."""
+    """Start two islands of one host, each with two devices of slightly more than 16 MiB."""
     return start_cluster(
         islands="2x1x2", device_memory=16 * MIB + (1 << 16), suspend_directory=str(module_directory / "spilled")
     )
@@ -54,7 +54,10 @@ def used(cluster: StandingCluster) -> list[int]:
 
 
 def train(progress: str, steps: int) -> tuple[list[str], list[str], bytes]:
-    """Losses, what a callback saw of them, and the parameters: for so many steps, or until there is a file `stop`."""
+    """Train for this many steps, or until the file `stop` exists.
+
+    Return the losses, the losses that a callback received, and the parameters.
+    """
     mesh = Mesh(np.array(jax.devices()[:2]), ("d",))
     rows, whole = NamedSharding(mesh, PartitionSpec("d")), NamedSharding(mesh, PartitionSpec())
     key = jax.random.key(0)
@@ -110,7 +113,7 @@ def test_a_suspended_training_gives_what_an_undisturbed_one_gives(
     python.begin(train, str(progress), 100_000)
     until_step(progress, 3)
     session = session_of(cluster, python)
-    # To memory: its devices are empty, its script waits, and goes on in its place.
+    # To memory: its devices are empty, and its script waits until it is resumed on the same island.
     assert ask(cluster, m.SuspendRequest(session)) == f"session {session} is suspended in memory"
     assert used(cluster) == [0, 0]
     at = steps_at(progress)
@@ -120,7 +123,7 @@ def test_a_suspended_training_gives_what_an_undisturbed_one_gives(
     assert steps_at(progress) <= at + 1, "what it computed before, and had yet to write"
     assert ask(cluster, m.ResumeRequest(session)) == f"session {session} continues on island 0"
     until_step(progress, at + 3)
-    # To disk, and on on another island.
+    # To disk, and resumed on another island.
     ask(cluster, m.SuspendRequest(session, to_disk=True))
     (directory,) = (module_directory / "spilled").iterdir()
     assert (directory / "host-0.json").exists()
@@ -138,11 +141,11 @@ def test_a_suspended_training_gives_what_an_undisturbed_one_gives(
     assert disturbed == other.call(train, str(tmp_path / "again" / "progress"), len(disturbed[0]))
 
 
-# ---- more than there is
+# ---- more sessions than the devices can hold
 
 
 def hold(seed: int) -> None:
-    """All 16 MiB of each device, for as long as the script runs."""
+    """Occupy all 16 MiB of each device for as long as the script runs."""
     mesh = Mesh(np.array(jax.devices()[:2]), ("d",))
     sharding = NamedSharding(mesh, PartitionSpec("d"))
     contents = np.random.default_rng(seed).integers(0, 1 << 62, (2, 2 * MIB))
@@ -151,7 +154,7 @@ def hold(seed: int) -> None:
 
 
 def turn() -> bool:
-    """One computation with all of it, in its place."""
+    """Run one computation on all of the array, in place."""
     held = jax.jit(lambda a: a + 1, donate_argnums=0)(globals()["held"])
     globals()["contents"] += 1
     globals()["held"] = held

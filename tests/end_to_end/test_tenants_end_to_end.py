@@ -1,4 +1,6 @@
-"""Tenants on a real cluster: who gets in, what each gets of the devices, and that one's excess is nobody else's."""
+"""Tests of tenants on a real cluster: who is admitted, their shares of the devices, and isolation from excess use by
+others.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
 
 SECONDS = 1.5
 LAUNCHES = 100  # of each of two clients that share the devices
-LOOPS = 500  # of a launch: ten milliseconds, in which nothing else is worth mentioning
+LOOPS = 500  # of a launch: ten milliseconds, compared with which all overhead is small
 HANG_SECONDS = 300.0
 MB = 1 << 20
 
@@ -48,7 +50,7 @@ def cluster(start_cluster: StartCluster) -> StandingCluster:
 
 
 def busy(spans: Iterable[Span], begin: float, end: float) -> float:
-    """Nanoseconds from `begin` to `end` in which these had the devices."""
+    """Return the nanoseconds between `begin` and `end` in which these clients had the devices."""
     return sum(max(0.0, min(span.ended, end) - max(span.started, begin)) for span in spans)
 
 
@@ -63,11 +65,14 @@ def user(start_python: StartPython, cluster: StandingCluster, name: str) -> Remo
     return start_python(ATOLL_ADDRESS=cluster.address, ATOLL_TOKEN=token_of(name))
 
 
-# ---- what runs in clients
+# ---- functions that clients run
 
 
 def compute(loops: int, seconds: float) -> tuple[int, int]:
-    """Steps of so many loops each, with others in line behind the one that runs. (its process, how many)"""
+    """Run steps of this many loops each, with others enqueued behind the running one.
+
+    Return (process, number of steps).
+    """
     import jax
     import jax.numpy as jnp
 
@@ -90,7 +95,7 @@ launched: list[Any] = []
 
 
 def launch_ahead(count: int) -> None:
-    """Launch so many steps without waiting for any."""
+    """Launch this many steps without waiting for any."""
     import jax
     import jax.numpy as jnp
 
@@ -102,14 +107,14 @@ def launch_ahead(count: int) -> None:
 
 
 def wait_for_all() -> int:
-    """Wait for what was launched ahead, and return this process's id."""
+    """Wait for the steps of `launch_ahead`, and return this process's id."""
     while launched:
         launched.pop().block_until_ready()
     return os.getpid()
 
 
 def hold_the_device(directory: str) -> None:
-    """Run a program that ends once there is a file "released" in the directory."""
+    """Run a program that ends when the file "released" exists in the directory."""
     import jax
     import jax.numpy as jnp
 
@@ -123,7 +128,7 @@ def hold_the_device(directory: str) -> None:
 
 
 def calls_now_and_then(loops: int, count: int) -> list[float]:
-    """Seconds that each of so many short calls took, one now and then."""
+    """Return the seconds that each of these occasional short calls took."""
     import jax
     import jax.numpy as jnp
 
@@ -139,7 +144,7 @@ def calls_now_and_then(loops: int, count: int) -> list[float]:
 
 
 def allocate_without_end(seconds: float) -> int:
-    """How many times that ended for want of memory, with an error that says so: at least once, and for so long."""
+    """Return how many allocations have failed for lack of memory, with the proper error. At least one must fail."""
     import jax.numpy as jnp
 
     errors, end, kept = 0, time.monotonic() + seconds, []
@@ -148,7 +153,7 @@ def allocate_without_end(seconds: float) -> int:
             kept.append(jnp.ones((1 << 18,), jnp.float32) + len(kept))
             kept[-1].block_until_ready()
         except Exception as error:
-            # With the line of the user's code that made the arrays.
+            # Includes the line of the user's code that made the arrays.
             errors += "quota `memory`" in str(error) and Path(__file__).name in str(error)
             kept = kept[-4:]
     return errors
@@ -173,11 +178,11 @@ def test_nobody_computes_without_a_token(start_python: StartPython, cluster: Sta
 def measured_shares(
     cluster: StandingCluster, clients: Sequence[RemotePython], service: RemotePython, directory: Path
 ) -> list[float]:
-    """Return the device time that each client had while all of them had work in line, in nanoseconds."""
+    """Return the device time in nanoseconds that each client had while all of them had work enqueued."""
     directory.mkdir()
     service.begin(hold_the_device, str(directory))
     until_there(directory / "held")
-    # All launches are in line before the first of them begins, however slow the machine is.
+    # All launches are enqueued before the first of them begins, even on a slow machine.
     for client in clients:
         client.call(launch_ahead, LAUNCHES)
     (directory / "released").touch()
@@ -187,7 +192,7 @@ def measured_shares(
     spans = request_trace(parse_address(cluster.address), cluster.token).spans
     held = max(span.ended for span in spans if span.session == number[service.pid])
     by_session = [[span for span in spans if span.session == number[pid] and span.started >= held] for pid in pids]
-    # Each has work in line until the first of them has no more.
+    # Each client has work enqueued until the first of them has no more.
     end = min(max(span.ended for span in each) for each in by_session)
     return [busy(each, held, end) for each in by_session]
 
@@ -199,7 +204,7 @@ def test_device_time_goes_by_shares(start_python: StartPython, cluster: Standing
         client.call(wait_for_all)
     service = user(start_python, cluster, "service")
     ratios = []
-    # If other processes stall the host's CPUs, the computation that runs then is charged for that.
+    # If other processes slow the host's CPUs down, the computation that is running is charged for that.
     while len(ratios) < 3 and not any(2.0 < ratio < 4.5 for ratio in ratios):
         small, large = measured_shares(cluster, clients, service, tmp_path / str(len(ratios)))
         ratios.append(large / small)
@@ -214,7 +219,8 @@ def test_what_is_of_a_higher_priority_waits_for_no_line(start_python: StartPytho
     took = sorted(service.call(calls_now_and_then, 1, 15))
     count = crowd.finish()[1]
     each = (SECONDS + 1.0) / count
-    # The rest of one and one more, of a hundred that are in line: far less than all of these, on a busy machine, too.
+    # The rest of one launch and one more, of a hundred that are enqueued: far less than all of these, even on a busy
+    # machine.
     assert took[len(took) // 2] < 30 * each
 
 

@@ -1,4 +1,4 @@
-"""XLA's time limits: a collective waits for a device that runs another session's program for as long as that takes."""
+"""Tests of XLA's time limits: a collective waits as long as a device runs another session's program."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tests.end_to_end.remote_python import StartPython
 from tests.end_to_end.standing_cluster import StartCluster
 from tests.quick_xla import quick
 
-# In place of XLA's own 20 s and 40 s.
+# These replace XLA's own limits of 20 s and 40 s.
 LIMIT_SECONDS = 1
 HOLD_SECONDS = 4.0
 
 
 @functools.cache
 def counting() -> Any:
-    """XLA runs it beside the thread that enqueues it, since its loop does not look cheap."""
+    """XLA runs it in a separate thread, since its loop does not look cheap."""
     import jax
     import jax.numpy as jnp
 
@@ -25,7 +25,7 @@ def counting() -> Any:
 
 
 def count(loops: int) -> float:
-    """A computation of one device that takes as long as `loops` say."""
+    """Run a computation on one device whose duration depends on `loops`."""
     import jax
     import jax.numpy as jnp
 
@@ -33,7 +33,7 @@ def count(loops: int) -> float:
 
 
 def loops_for(seconds: float) -> int:
-    """So many loops that `count` takes about that long, or longer."""
+    """Return the number of loops for which `count` takes at least about this long."""
     count(1)  # compiled
     loops, took = 16, 0.0
     while took < seconds / 8:
@@ -46,7 +46,7 @@ def loops_for(seconds: float) -> int:
 
 @functools.cache
 def everywhere() -> tuple[Any, Any]:
-    """A collective over all devices, and an array for it."""
+    """Return a collective on all devices, and an array for it."""
     import jax
     import jax.numpy as jnp
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -56,7 +56,7 @@ def everywhere() -> tuple[Any, Any]:
 
 
 def sum_over_all() -> float:
-    """One launch, so that it is in flight beside the one that takes long."""
+    """Launch once, so that it is in flight beside the launch that takes long."""
     total, x = everywhere()
     return float(total(x))
 
@@ -64,7 +64,7 @@ def sum_over_all() -> float:
 def test_a_collective_waits_for_another_sessions_program_without_a_limit(
     start_cluster: StartCluster, start_python: StartPython
 ) -> None:
-    kinds = ("warn_stuck", "terminate")  # the second limit begins when the first has passed
+    kinds = ("warn_stuck", "terminate")  # the second limit starts when the first has passed
     flags = " ".join(f"--xla_cpu_collective_call_{kind}_timeout_seconds={LIMIT_SECONDS}" for kind in kinds)
     cluster = start_cluster(quick({"XLA_FLAGS": flags}), islands="1x1x4")
     holder = start_python(ATOLL_ADDRESS=cluster.address)

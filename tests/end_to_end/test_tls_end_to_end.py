@@ -1,4 +1,4 @@
-"""A cluster on TCP with TLS, as those see it who join, who may not, and who are up to no good."""
+"""Tests of a cluster on TCP with TLS, from the side of peers that join, that may not join, and that attack it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def join_of(cluster: StandingCluster) -> JoinToken:
 
 
 def data_addresses(cluster: StandingCluster) -> list[Address]:
-    """Where the workers' data ports are, as they said."""
+    """Return the addresses of the workers' data ports, as they report them."""
     join = join_of(cluster)
     dump = request_dump(join.address, "", join)
     said = [event.message for event, _ in replay(dump.splitlines()) if hasattr(event, "message")]
@@ -51,7 +51,10 @@ def data_addresses(cluster: StandingCluster) -> list[Address]:
 
 
 def start(start_cluster: StartCluster, **settings: Any) -> StandingCluster:
-    """Everywhere, so that data ports are on TCP, too; in join tokens it is the loopback device."""
+    """Start a cluster that listens on all interfaces, so that data ports use TCP.
+
+    Join tokens contain the loopback address.
+    """
     cluster = start_cluster(islands="2x1x1", listen=f"tls://0.0.0.0:{free_port()}", advertise="127.0.0.1", **settings)
     return cluster
 
@@ -71,7 +74,7 @@ def host(secured: StandingCluster) -> Identity:
     return joined(read_join(str(host_join_file(secured.directory))), Role.HOST, "a test")
 
 
-# ---- those who join
+# ---- peers that join
 
 
 def test_a_script_with_the_join_string_alone_runs_over_tls(secured: StandingCluster, start_python: StartPython) -> None:
@@ -149,14 +152,14 @@ def test_certificates_are_renewed_under_a_session_that_goes_on(
     time.sleep(4.0)
     assert python.call(from_island_to_island) == (2, 55.0)
     assert cluster_sessions(cluster) == sessions, "it is the same session, on the same connections"
-    # A worker that starts now, and the proxy that dials it, have certificates that are valid.
+    # A worker that starts now, and the proxy that connects to it, have valid certificates.
     cluster.worker(0, join_of(cluster)).kill()
     deadline = time.monotonic() + 60
     while True:
         try:
             assert python.call(from_island_to_island) == (2, 55.0)
             break
-        except RemoteError:  # what was lost with the worker
+        except RemoteError:  # lost with the worker
             assert time.monotonic() < deadline
     python.close()
 
@@ -166,11 +169,13 @@ def cluster_sessions(cluster: StandingCluster) -> list[int]:
     return [session["id"] for session in report["sessions"]]
 
 
-# ---- those who may not
+# ---- peers that may not join
 
 
 def introduced(address: Address, own: Identity, role: str, token: str) -> list[Any]:
-    """What the controller sends to who introduces itself so, until it closes the connection or is content."""
+    """Return the controller's messages to a peer with this Hello, until it closes the connection or accepts
+    the peer.
+    """
     connection = BlockingConnection.dial(address, m.Refused | m.Welcome | m.StatusReply, name="it", identity=own)
     connection.send(m.Hello(m.PROTOCOL, role, token, os.getpid(), "0", "hostile"))
     try:
@@ -226,9 +231,9 @@ def open_data_port(address: Address, own: Identity, session: int, secret: str) -
 def test_a_client_cannot_open_a_data_port_as_a_host(secured: StandingCluster, client: Identity, host: Identity) -> None:
     def is_closed(own: Identity, address: Address) -> None:
         with pytest.raises(ConnectionError, match="closed"):
-            open_data_port(address, own, 0, "guessed")  # the other hosts' secret is one that no joiner has
+            open_data_port(address, own, 0, "guessed")  # no joiner has the secret of the other hosts
 
-    with ThreadPoolExecutor() as pool:  # a host waits a while for a secret that it does not know yet
+    with ThreadPoolExecutor() as pool:  # a host waits for a while for a secret that it does not know yet
         attempts = [pool.submit(is_closed, own, to) for own in (client, host) for to in data_addresses(secured)]
     for each in attempts:
         each.result()
@@ -257,7 +262,7 @@ def test_a_script_learns_why_it_may_not(
 
 @pytest.fixture(scope="module")
 def in_the_clear(start_cluster: StartCluster) -> StandingCluster:
-    """With a token, and without TLS."""
+    """Connect with a token and without TLS."""
     return start_cluster(islands="1x1x1", listen=f"127.0.0.1:{free_port()}", token="a token", platform="null")
 
 
@@ -279,12 +284,12 @@ def test_a_holder_of_the_clients_token_is_no_engine_on_a_cluster_in_the_clear_ei
     assert "needs the token of this cluster's hosts" in refused.status.message
 
 
-# ---- those who are up to no good
+# ---- attackers
 
 
 @contextlib.contextmanager
 def half_open(ports: list[int], count: int) -> Iterator[list[socket.socket]]:
-    """Connections that never finish their handshake."""
+    """Open connections that never finish their handshake."""
     socks = [socket.create_connection(("127.0.0.1", port), SECONDS) for port in ports for _ in range(count)]
     for number, sock in enumerate(socks):
         sock.sendall((b"", b"\x16\x03\x01\x02\x00\x01")[number % 2])
@@ -308,7 +313,7 @@ def test_handshakes_that_never_end_hold_nobody_up_and_are_closed(
             with contextlib.suppress(ConnectionResetError):
                 assert sock.recv(1) == b""
     deadline = time.monotonic() + SECONDS
-    # A worker has more threads once it has computed; those of the handshakes would be 128 more.
+    # A worker has more threads after its first computation, but threads for the handshakes would be 128 more.
     while sum(each.num_threads() for each in secured.processes().values()) > threads + 40:
         assert time.monotonic() < deadline, "threads stay"
         time.sleep(0.1)

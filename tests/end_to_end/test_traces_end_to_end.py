@@ -1,4 +1,4 @@
-"""`atoll.trace` and `atoll trace`: what ran where, by real processes."""
+"""Tests of `atoll.trace` and `atoll trace` with real processes: which programs ran on which devices, and when."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ print(sorted((span.island, span.kind) for span in spans))
     call, send, receive = ran["call"], ran["send"], ran["receive"]
     assert send["args"]["bytes"] == receive["args"]["bytes"] == 16
     assert [event["ph"] for event in trace["traceEvents"] if event["name"] == "transfer"] == ["s", "f"]
-    # Hosts' clocks are on one time line with the controller's, and with the proxy's, on which the client's call stands.
+    # The clocks of hosts and proxy, which has the client's call, are converted to the controller's clock.
     hosts, (session,) = trace["otherData"]["hosts"], trace["otherData"]["sessions"]
     assert [host["host"] for host in hosts] == [0, 1]
     errors = [each["error_ns"] / 1e3 for each in (*hosts, session)]

@@ -1,6 +1,6 @@
-"""`jax.device_get` of trees of small arrays: the values of stock JAX, with one request for all arrays.
+"""Tests of `jax.device_get` of trees of small arrays: the values of stock JAX, with one request for all arrays.
 
-Each function named without `test_` runs twice, here on stock JAX and in a child on Atoll.
+Each function without `test_` in its name runs twice: here on stock JAX, and in a child on Atoll.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from tests.end_to_end.same import assert_same
 
 
 def computed(value: Any) -> jax.Array:
-    """Return an array whose contents this process does not have."""
+    """Return an array whose contents are not in this process."""
     return jax.jit(lambda x: x + 0)(value)
 
 
 def tree() -> dict[str, Any]:
-    """Arrays of all kinds, some of which are not read together."""
+    """Return arrays of all kinds, some of which are not read together."""
     mesh = Mesh(np.array(jax.devices()[:2]), ("x",))
     many = [computed(jnp.float32(i)) for i in range(40)]
     return {
@@ -47,7 +47,7 @@ def values() -> Any:
 
 
 def requests() -> int:
-    """Return how many questions `device_get` asks about 40 arrays."""
+    """Return the number of requests by `device_get` for 40 arrays."""
     from atoll.client.jax_patches import tree_reads
 
     asked = []
@@ -108,7 +108,7 @@ def deleted() -> str:
 
 
 def from_a_callback() -> list[float]:
-    """Read arrays that need this process's Python while they are read."""
+    """Read arrays that depend on this process's Python while they are read."""
     double = jax.jit(lambda x: jax.pure_callback(lambda y: y * 2, jax.ShapeDtypeStruct((), np.float32), x))
     return [float(each) for each in jax.device_get([double(jnp.float32(i)) for i in range(5)])]
 

@@ -1,6 +1,6 @@
-"""`jax.device_put` of trees of small arrays: the arrays of stock JAX, with one request for all arrays.
+"""Tests of `jax.device_put` of trees of small arrays: the arrays of stock JAX, with one request for all arrays.
 
-Each function named without `test_` runs twice, here on stock JAX and in a child on Atoll.
+Each function without `test_` in its name runs twice: here on stock JAX, and in a child on Atoll.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DTYPES = ("bool", "int8", "uint16", "int64", "float16", "float64", "complex64")
 
 
 def tree() -> dict[str, Any]:
-    """Arrays of all kinds, some of which are not written together."""
+    """Return arrays of all kinds, some of which are not written together."""
     return {
         "many": [np.float32(i) for i in range(30)],
         "dtypes": [np.ones((2, 3), dtype) for dtype in DTYPES],
@@ -36,7 +36,7 @@ def tree() -> dict[str, Any]:
 
 
 def described(made: Any) -> Any:
-    """Return the values of arrays, and what a script can find out about them."""
+    """Return the values of arrays, and the properties that a script can see."""
     return jax.tree.map(
         lambda x: (np.asarray(x), x.weak_type, x.committed, sorted(device.id for device in x.devices())), made
     )

@@ -1,6 +1,7 @@
-"""Programs that fail on a cluster without the patches of JAX. Each patch is still necessary, for the reason it gives.
+"""Tests that programs fail on a cluster without the patches of JAX: each patch is still necessary, for its stated
+reason.
 
-A test that fails here may mean that jaxlib has lifted the limitation: then the patch can be deleted.
+If a test fails here, jaxlib may have lifted the limitation. The patch can then be deleted.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ SECONDS = 60.0
 
 @pytest.fixture(scope="module")
 def cluster(start_cluster: StartCluster) -> StandingCluster:
-    """One island of two hosts."""
+    """Start a cluster of one island with two hosts."""
     return start_cluster(islands="1x2x2")
 
 
@@ -138,7 +139,7 @@ ERRORS: dict[str, Callable[[], None]] = {
 }
 
 
-# ---- features that do something else
+# ---- features that behave differently
 
 
 def reads_an_array_to_reshard_it() -> bool:

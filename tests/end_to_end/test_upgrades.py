@@ -1,4 +1,4 @@
-"""Upgrades: the controller of a running cluster is killed after another version of Atoll was installed."""
+"""Test of upgrades: the controller of a running cluster is killed after another version of Atoll was installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Computations over islands whose hosts have joined over TCP, as on several machines."""
+"""Tests of computations across islands whose hosts have joined over TCP, as on several machines."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def add_when_back(seconds: float) -> list[float]:
 
 
 def listening(worker: psutil.Process) -> set[str]:
-    """The addresses at which a worker accepts TCP connections."""
+    """Return the addresses at which a worker accepts TCP connections."""
     connections = worker.net_connections(kind="tcp")
     return {str(each.laddr[0]).removeprefix("::ffff:") for each in connections if each.status == psutil.CONN_LISTEN}
 
@@ -50,7 +50,7 @@ def listening(worker: psutil.Process) -> set[str]:
 def test_hosts_join_worlds_on_the_network_of_collectives_only(
     start_cluster: StartCluster, start_python: StartPython
 ) -> None:
-    """Also after the host that runs the coordination service was killed."""
+    """This also holds after the host that runs the coordination service was killed."""
     cluster: StandingCluster = start_cluster(
         islands="2x1x2",
         engine="hosts",

@@ -1,6 +1,6 @@
-"""A training that continues whatever fails: the code of its user.
+"""User code of a training that continues after failures.
 
-In a module of its own, without what `tests.conftest` brings along, since children import it.
+This is a separate module, without the imports of `tests.conftest`, because children import it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 import atoll
 from atoll.elastic.islands import is_loss
 
-_EVERY = 5  # steps from copy to copy
-_MOST_ATTEMPTS = 400  # one after the other: there is no island again, and there will be none
+_EVERY = 5  # number of steps between copies
+_MOST_ATTEMPTS = 400  # consecutive errors: no island is left, and there will be none
 _WIDTH = 64
 
 
@@ -31,17 +31,21 @@ def update(weights: Any, rows: Any) -> tuple[Any, Any]:
 
 
 def begin(checkpoint: tuple[Any, int]) -> tuple[Any, int, Any]:
-    """The weights of a checkpoint on a device, their step, and what keeps a copy of them on another island."""
+    """Load a checkpoint.
+
+    Return its weights on a device, their step, and the replica that keeps a copy on another island.
+    """
     host, step = checkpoint
     weights = jax.device_put(host, jax.devices()[0])
     return weights, step, atoll.replicate(weights, step=step, every=_EVERY)
 
 
 def train_through(steps: int, pause: float) -> tuple[list[str], list[float]]:
-    """The losses to the last bit, and when each was known first. What is computed again has to be the same again.
+    """Train for a number of steps. Return the exact losses, and the time at which each was first known.
 
-    A failed island costs the steps since the last copy on another one; the lost proxy those since the last checkpoint,
-    and so do both islands where one follows the other before there is a new copy.
+    Steps that are computed again must have the same losses. A failed island costs the steps since the last copy on
+    another island. A lost proxy costs the steps since the last checkpoint, and so do both islands if the second one
+    fails before there is a new copy.
     """
     checkpoint = np.eye(_WIDTH, dtype=np.float32), 0
     weights, step, replica = begin(checkpoint)

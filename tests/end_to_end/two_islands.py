@@ -1,4 +1,4 @@
-"""Functions for children on two islands; in a module of its own, since they import it."""
+"""Functions for children on two islands. Children import this module."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def from_island_to_island() -> tuple[int, float]:
-    """Bytes go from the client to a host, from host to host, and back."""
+    """Send bytes from the client to a host, from host to host, and back."""
     first, second = (next(d for d in jax.devices() if d.slice_index == island) for island in (0, 1))
     there = jax.device_put(np.arange(3_000_000, dtype=np.float32), first)
     moved = jax.device_put(jax.jit(lambda x: x + 1)(there), second)
@@ -17,7 +17,7 @@ def from_island_to_island() -> tuple[int, float]:
 
 
 def train(steps: int) -> list[str]:
-    """A model in two parts, each on an island of its own; the losses, to the last bit."""
+    """Train a model in two parts, one on each island. Return the exact losses."""
     first, second = (next(d for d in jax.devices() if d.slice_index == island) for island in (0, 1))
     forward = jax.jit(lambda w, x: jnp.tanh(x @ w))
     backward = jax.jit(jax.value_and_grad(lambda v, h: jnp.mean(jnp.sin(h @ v) ** 2)))

@@ -1,7 +1,8 @@
-"""Cuts sockets of the controller that is started with this directory in PYTHONPATH, while there is the file ATOLL_CUTS.
+"""Cut sockets of the controller that is started with this directory in PYTHONPATH, as long as the file ATOLL_CUTS
+exists.
 
-Every 30 ms the next connection that can be resumed loses its socket, in turn, with all that is on its way in both
-directions. Its name goes to the file, a line for each cut.
+Every 30 ms, the next resumable connection loses its socket, with all data in transit in both directions. For each cut,
+a line with the name of the connection is added to the file.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""What the tests with hostile messages share.
+"""Fixtures of the tests with hostile messages.
 
-A cluster with a proxy, an honest client of the same cluster, and a session for the hostile requests. Around each test,
-every process must stay alive and the honest client must be served.
+They start a cluster with a proxy, an honest client of the same cluster, and a session for the hostile requests. Around
+each test, every process must stay alive and the honest client must be served.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.end_to_end.standing_cluster import StandingCluster
 
 @pytest.fixture(scope="module")
 def address(cluster: StandingCluster, module_directory: Path) -> str:
-    """A proxy of the module's cluster, for any client."""
+    """Return the address of the module's proxy, which serves any client."""
     shared = module_directory / "shared"
     shared.mkdir()
     cluster.start_proxy(module_directory / "proxy.sock", shared)
@@ -31,7 +31,7 @@ def address(cluster: StandingCluster, module_directory: Path) -> str:
 
 @pytest.fixture(scope="module")
 def neighbour(start_python: StartPython, cluster: StandingCluster) -> RemotePython:
-    """An honest client of the same cluster."""
+    """Return an honest client of the same cluster."""
     return start_python(ATOLL_ADDRESS=cluster.address)
 
 
@@ -48,7 +48,7 @@ def _all_others_are_served(cluster: StandingCluster, address: str, neighbour: Re
 
 @pytest.fixture
 def client(address: str) -> Iterator[RawClient]:
-    """A session with arrays 1 and 2 on devices 0 and 1, and array 3 over both."""
+    """Return a session with arrays 1 and 2 on devices 0 and 1, and array 3 on both."""
     with contextlib.closing(RawClient(address)) as raw:
         raw.open()
         for request in preparation():

@@ -1,4 +1,6 @@
-"""What an honest client of the cluster under attack runs, in a Python of its own, which imports this module."""
+"""Functions that an honest client of the attacked cluster runs, in a separate Python process that imports
+this module.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Requests of the IFRT proxy protocol, made by hand: each function makes a good or a bad one, as its arguments say.
+"""Hand-made requests of the IFRT proxy protocol. Depending on its arguments, each function makes a valid or an invalid
+request.
 
-Where a function returns a pair, the second is the handles of the results that the request promises.
+If a function returns a pair, the second item contains the handles of the results that the request promises.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def compile_options() -> bytes:
 
 
 def outcome(client: RawClient, request: Any, results: list[int]) -> int:
-    """The code of the answer to a request or, where that is OK, of a wait for its results."""
+    """Return the code of the reply to a request or, if that is OK, of a wait for its results."""
     code, _ = client.status(lambda into: into.MergeFrom(request))
     if code == 0 and results:
         code, _ = client.status(lambda into: into.check_value_ready.values.extend(results))
@@ -147,7 +148,7 @@ def shards(array: int, positions: list[list[int]]) -> Any:
 
 
 def makes_both(good: int, bad: int, strides: tuple[int, ...]) -> tuple[Any, list[int]]:
-    """Make two arrays in one request; the second one's buffer has these strides."""
+    """Return a request that makes two arrays. The buffer of the second one has these strides."""
     request = arrays_pb2.MakeArraysFromHostBufferShards(arrays=[good, bad])
     for buffer in (100, 101):
         each = request.specs.add(array_spec=spec(on_device(0)))

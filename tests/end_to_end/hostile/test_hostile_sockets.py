@@ -1,4 +1,6 @@
-"""Hostile bytes and messages at the controller's socket and a worker's data port: only their connection ends."""
+"""Tests of hostile bytes and messages at the controller's socket and a worker's data port: only their
+connection ends.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def frame(message: Any) -> bytes:
 
 
 def assert_closed(sock: socket.socket) -> bytes:
-    """What was received before the other side closed the connection. Raises TimeoutError where it does not close."""
+    """Return the bytes received before the other side closed the connection. Raise TimeoutError if it stays open."""
     received = b""
     with sock, contextlib.suppress(ConnectionResetError):
         while part := sock.recv(65536):

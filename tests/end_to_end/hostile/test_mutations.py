@@ -1,4 +1,4 @@
-"""Valid requests with random changes: each is answered, or ends only the session that it came on."""
+"""Tests of valid requests with random changes: each gets a reply, or ends only its own session."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.thoroughness import examples
 
 @functools.cache
 def recorded() -> list[bytes]:
-    """One valid request of each kind that changes something, for the session of the fixture `client`."""
+    """Return one valid request of each kind that changes state, for the session of the fixture `client`."""
     requests = [
         makes(20, buffer=50)[0],
         shards(21, [[0], [1]])[0],
@@ -66,7 +66,7 @@ RECORDED = 13
 
 
 def mutated(data: bytes, seed: int, times: int) -> bytes:
-    """`data` with some bytes changed, left out, doubled, or cut off."""
+    """Return `data` with some bytes changed, removed, duplicated, or cut off."""
     chance = random.Random(seed)
     out = bytearray(data)
     for _ in range(times):
@@ -93,7 +93,10 @@ EXTREMES = (0, 1, 2, 3, -1, -4, 7, 255, 1 << 20, 1 << 31, (1 << 31) - 1, -(1 << 
 
 
 def twisted(data: bytes, seed: int, times: int) -> bytes:
-    """A valid message with the values of some fields changed, taken out or doubled; still well-formed."""
+    """Return a valid message in which the values of some fields were changed, removed or duplicated.
+
+    It is well-formed.
+    """
     chance = random.Random(seed)
     request = session_pb2.Request.FromString(data)
     for _ in range(times):
@@ -139,7 +142,7 @@ def _twist(message: Any, field: Any, value: Any, chance: random.Random) -> None:
         new = chance.choice((0.0, float("inf"), -1.0))
     else:
         new = chance.choice(EXTREMES)
-    with contextlib.suppress(ValueError, TypeError):  # the field does not hold such a value
+    with contextlib.suppress(ValueError, TypeError):  # the field does not accept such a value
         if not field.is_repeated:
             setattr(message, field.name, new)
         elif len(value):
@@ -168,6 +171,6 @@ def test_a_mutated_request_is_answered_or_ends_its_session(
         client.store(50, bytes(16))
         for which, seed, times in picks:
             client.send(change(recorded()[which], seed, times))
-        # The session answers the next request, or has ended with a status.
+        # Either the session answers the next request, or it has ended with a status.
         code, text = client.status(lambda into: setattr(into.is_array_deleted, "array", 1))
         assert code in (0, *REFUSED), text

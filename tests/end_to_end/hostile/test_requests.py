@@ -1,4 +1,4 @@
-"""Hostile and malformed requests to the proxy: each gets a status, or ends only the session that it came on."""
+"""Tests of hostile and malformed requests to the proxy: each gets a status, or ends only its own session."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.end_to_end.raw_client import RawClient, on_device, sharding
 
 Fill = Callable[[Any], Any]
 
-# ---- the stream of a session
+# ---- a session's stream
 
 
 @pytest.mark.parametrize(

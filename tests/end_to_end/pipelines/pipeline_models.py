@@ -1,4 +1,4 @@
-"""The same small transformer three times: as Flax NNX, Flax Linen and Equinox write it. Children import this module."""
+"""The same small transformer in Flax NNX, Flax Linen and Equinox. Children import this module."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def equinox_model(layers: int) -> tuple[Any, Loss]:
 
 
 def plain_model(layers: int) -> tuple[Any, Loss]:
-    """The least of which parts can be made; the embedding is used at both ends."""
+    """Return the smallest model that can be divided. It uses the embedding at both ends."""
 
     def loss(params: Any, batch: Any) -> jax.Array:
         x = params["embedding"][batch["tokens"]]
@@ -146,12 +146,12 @@ MODELS = LIBRARIES | {"plain": plain_model}
 
 
 def optimizer() -> optax.GradientTransformation:
-    """Its clipping looks at the gradients of all stages."""
+    """Return an optimizer whose clipping depends on the gradients of all stages."""
     return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2))
 
 
 def plain_losses(kind: str, layers: int, steps: int) -> list[float]:
-    """Of plain JAX, on one device, on whole batches: as each library's own documentation trains."""
+    """Return the losses of plain JAX on one device and whole batches, trained as each library's documentation does."""
     from atoll.pipelines.stage_arrays import is_array
 
     params, loss = MODELS[kind](layers)

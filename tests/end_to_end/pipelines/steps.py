@@ -1,4 +1,4 @@
-"""What children do with a pipeline; a module of its own, since they import it."""
+"""Functions that children call with a pipeline. Children import this module."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ def islands() -> list[list[Any]]:
 def pipeline_losses(
     kind: str, layers: int, stages: int, microbatches: int, schedule: str, steps: int, replicas: int = 1
 ) -> list[float]:
-    """Losses of a model's first steps over so many islands for each replica; all of them have the same parameters."""
+    """Return the losses of a model's first steps with this many islands per replica.
+
+    All replicas have the same parameters.
+    """
     params, loss = pipeline_models.MODELS[kind](layers)
     some = islands()[: replicas * stages]
     pipe = atoll.pipeline(loss, some, microbatches, pipeline_models.optimizer(), schedule, replicas=replicas)
@@ -41,7 +44,9 @@ def pipeline_losses(
 
 
 def parameters_come_back() -> tuple[bool, float, int]:
-    """Whether the tree is the user's own; how far a step has changed it; how many islands its arrays are on."""
+    """Check a tree after a step: whether it has the user's type, how much it has changed, and how many islands it is
+    on.
+    """
     params, loss = pipeline_models.plain_model(2)
     pipe = atoll.pipeline(loss, islands()[:2], 4, pipeline_models.optimizer(), "gpipe")
     batch = pipeline_models.batches(1)[0]
@@ -61,7 +66,7 @@ def parameters_come_back() -> tuple[bool, float, int]:
 
 
 def calls_of_a_step(stages: int, microbatches: int, replicas: int) -> list[tuple[int, str, int, int]]:
-    """What computes during a step: the island, the program, when its launch was, and how many nodes it was."""
+    """Return the calls of a step: island, program, time of the launch, and number of nodes."""
     params, loss = pipeline_models.plain_model(2)
     some = islands()[: stages * replicas]
     pipe = atoll.pipeline(loss, some, microbatches, pipeline_models.optimizer(), "gpipe", replicas=replicas)
@@ -74,7 +79,7 @@ def calls_of_a_step(stages: int, microbatches: int, replicas: int) -> list[tuple
 
 
 def entries_that_ran(stages: int, microbatches: int) -> tuple[list[str], list[str]]:
-    """Those of a step's table, and those that its spans say, in no order."""
+    """Return the entries of a step's table and those of its spans, both sorted."""
     params, loss = pipeline_models.plain_model(2)
     pipe = atoll.pipeline(loss, islands()[:stages], microbatches, pipeline_models.optimizer(), "gpipe")
     batch = pipeline_models.batches(1)[0]
@@ -87,7 +92,7 @@ def entries_that_ran(stages: int, microbatches: int) -> tuple[list[str], list[st
 
 
 def page() -> list[float]:
-    """The losses that the first program of docs/guides/pipelines.md prints."""
+    """Return the losses that the first program of docs/guides/pipelines.md prints."""
     text = (Path(__file__).parents[3] / "docs" / "guides" / "pipelines.md").read_text()
     (program, *_) = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     printed: list[Any] = []

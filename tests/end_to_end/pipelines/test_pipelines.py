@@ -1,4 +1,4 @@
-"""Pipelines over islands: the losses of unchanged models are those of plain JAX."""
+"""Tests of pipelines across islands: unmodified models have the losses of plain JAX."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tests.end_to_end.remote_python import RemotePython, StartPython
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
-# Compiling takes nearly all of it.
+# Compilation takes nearly all of the time.
 SECONDS = 300.0
 STEPS = 3
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1")
-# The transformers of the libraries take four times as long to compile as the plain model.
+# The libraries' transformers take four times as long to compile as the plain model.
 FEW = [
     pytest.param("nnx", 2, 2, "1f1b", marks=pytest.mark.thorough),
     pytest.param("linen", 2, 2, "zb-h1", marks=pytest.mark.thorough),

@@ -1,4 +1,4 @@
-"""Functions that choose by data, for two islands; each takes where to choose: `atoll`, or `BY_PYTHON`."""
+"""Functions for two islands with data-dependent control flow. Each takes the library to use: `atoll` or `BY_PYTHON`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _while_loop(cond_fun: Any, body_fun: Any, value: Any) -> Any:
     return value
 
 
-# What Python does that fetches the number first.
+# Control flow in Python, which first fetches the number.
 BY_PYTHON = SimpleNamespace(
     cond=lambda pred, true_fun, false_fun, *operands: (true_fun if bool(pred) else false_fun)(*operands),
     switch=_switch,
@@ -109,7 +109,7 @@ def one_mesh(lib: Any) -> Any:
 
 
 def several_in_one(lib: Any) -> Any:
-    """Choices that need one another, and those that do not."""
+    """Use choices that depend on each other, and independent ones."""
     x = _square()
     y = lib.cond(_positive(x), _here, _there_and_back, x)
     z = lib.cond(_positive(-x), _here, _there_and_back, x)

@@ -1,4 +1,4 @@
-"""What the tests of programs share: a child with JAX on a cluster of two islands."""
+"""Fixture of the tests of programs: a child with JAX on a cluster of two islands."""
 
 from __future__ import annotations
 

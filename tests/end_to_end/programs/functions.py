@@ -1,6 +1,6 @@
-"""What the tests of programs call in their child.
+"""Functions that the tests of programs call in their child.
 
-`FUNCTIONS` are functions over several islands, written as for stock JAX; each takes SQUARE.
+`FUNCTIONS` contains functions on several islands, written as for stock JAX. Each takes SQUARE.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SQUARE = RNG.standard_normal((8, 8)).astype(np.float32)
 
 
 def meshes() -> tuple[Mesh, Mesh]:
-    """One on each island."""
+    """Return one mesh on each island."""
     devices = np.array(jax.devices()).reshape(2, 2, 2)
     return Mesh(devices[0], ("x", "y")), Mesh(devices[1], ("x", "y"))
 
@@ -126,7 +126,7 @@ def custom_derivative_rules(v: Any) -> Any:
 
 
 def two_stages(v: Any) -> Any:
-    """A training step of a model whose halves are on two islands."""
+    """Run a training step of a model whose halves are on two islands."""
     first, second = meshes()
     w = jax.device_put(v, on(first, "x")), jax.device_put(v + 1, on(second, None, "y"))
     lower = jax.jit(lambda w, x: jnp.tanh(x @ w))
@@ -182,7 +182,7 @@ FUNCTIONS = (
 
 
 def nested() -> Any:
-    """Programs within a program, which is also jitted, differentiated and mapped; the expected value is last."""
+    """Call programs within a program, also jitted, differentiated and mapped. The last result is the expected value."""
     import atoll
 
     inner = atoll.program(lambda x: (jnp.sin(x), x))

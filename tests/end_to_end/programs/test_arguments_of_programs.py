@@ -1,6 +1,6 @@
-"""What a program takes: trees, closures, keys, other programs and donated arrays, on a cluster of two islands.
+"""Tests of the arguments of programs on two islands: trees, closures, keys, other programs and donated arrays.
 
-Functions named without `test_` run in the child.
+Functions without `test_` in their names run in the child.
 """
 
 from __future__ import annotations

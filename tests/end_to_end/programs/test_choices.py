@@ -1,6 +1,6 @@
-"""`atoll.cond`, `switch` and `while_loop` over two islands: what they give, what waits for them, and how they fail.
+"""Tests of `atoll.cond`, `switch` and `while_loop` on two islands: results, dependents and errors.
 
-Functions named without `test_` run in the child.
+Functions without `test_` in their names run in the child.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.end_to_end.standing_cluster import StartCluster
 
 
 def chosen(function: Callable[[Any], Any]) -> Any:
-    """By Python, by themselves, and in a program, twice."""
+    """Return the results in Python, of direct calls, and in a program, called twice."""
     import atoll
 
     program = atoll.program(lambda: function(atoll))
@@ -33,14 +33,14 @@ def chosen(function: Callable[[Any], Any]) -> Any:
 def test_what_data_choose_is_what_python_would_choose(python: RemotePython, function: Any) -> None:
     by_python, *others = python.call(chosen, function)
     for each in others:
-        if function is one_mesh:  # one compiled function, in which XLA may round otherwise
+        if function is one_mesh:  # one compiled function, in which XLA may round differently
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), each, by_python)
         else:
             assert_same(each, by_python)
 
 
 def collatz(rounds: int) -> list[int]:
-    """What follows 27, where each odd number is multiplied on the other island; and how often that was."""
+    """Return the Collatz sequence of 27, and how often the other island has multiplied an odd number."""
     import atoll
 
     first, second = jax.devices()[0], jax.devices()[4]
@@ -65,7 +65,7 @@ def test_each_of_many_choices_depends_on_the_one_before(python: RemotePython, ro
 
 
 def while_a_number_is_not_known() -> list[str]:
-    """What is there before the number is: what does not depend on it."""
+    """Return what is ready before a number is known, which is all that does not depend on it."""
     import atoll
 
     first, second = jax.devices()[0], jax.devices()[4]
@@ -124,7 +124,7 @@ def test_a_number_that_fails_fails_what_depends_on_it_and_nothing_else(python: R
     assert "ArithmeticError" in python.call(with_a_number_that_fails, loops)
 
 
-# ---- what is refused
+# ---- refused functions
 
 
 def refused(case: str) -> None:

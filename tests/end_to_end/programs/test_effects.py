@@ -1,6 +1,6 @@
-"""Programs with effects: what they do besides their results is what their functions do without the program.
+"""Tests of programs with effects: they have the same effects as their functions without a program.
 
-Functions named without `test_` run in the child.
+Functions without `test_` in their names run in the child.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def over_two_islands() -> tuple[list[float], list[Any]]:
     def step(x: jax.Array) -> jax.Array:
         y = jax.device_put(heard(x), far)
         written(y)
-        heard(y)  # nobody needs what it returns
+        heard(y)  # its result is unused
         jax.debug.callback(lambda total: seen.append(("outside of jit", float(total))), y.sum())
         return increased(y)
 

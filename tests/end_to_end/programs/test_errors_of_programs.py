@@ -1,6 +1,7 @@
-"""Programs that are wrong, fail, are released, or lose an island: each error names its cause, and the client runs on.
+"""Tests of programs that are invalid, fail, are released, or lose an island: each error names its cause, and the client
+continues.
 
-Functions named without `test_` run in the child.
+Functions without `test_` in their names run in the child.
 """
 
 from __future__ import annotations
@@ -171,7 +172,7 @@ def test_a_program_on_arguments_of_other_shapes_is_an_invalid_argument(python: R
 
 
 def released() -> Any:
-    """The results of programs whose functions a client has released in every way that it has."""
+    """Return the results of programs whose functions the client has released in each possible way."""
     import gc
 
     import atoll

@@ -1,6 +1,7 @@
-"""`atoll.route` and `unroute` on two islands of two hosts: values, derivatives, bytes, and how they fail.
+"""Tests of `atoll.route` and `unroute` on two islands of two hosts: values, derivatives, transferred bytes, and
+failures.
 
-Functions named without `test_` run in the child.
+Functions without `test_` in their names run in the child.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def _given() -> tuple[Any, ...]:
 
 
 def _dense(rows: Any, chosen: Any, weights: Any, parameters: Any) -> Any:
-    """The same, of all rows by all experts."""
+    """Return the same result, computed from all rows by all experts."""
     made = jnp.stack([jnp.tanh(rows @ each) for each in parameters], 1)
     return ((made[np.arange(len(rows))[:, None], chosen] * weights[..., None]).sum(1) ** 2).sum()
 
@@ -93,11 +94,11 @@ def test_a_gradient_of_a_program_with_a_route_is_two_launches(python: RemotePyth
     assert python.call(programs_of_a_gradient) == ["linearized _sparse", "transposed changes _sparse"]
 
 
-# ---- what travels
+# ---- transferred data
 
 
 def bytes_of_a_route() -> list[tuple[str, int, int]]:
-    """(kind, host, bytes) of what moves of 8 rows on the hosts of one island, of which three go to the other's."""
+    """Route 8 rows of one island, three of them to the other island. Return the transfers as (kind, host, bytes)."""
     import atoll
 
     first, second = meshes()[:2]
@@ -112,7 +113,9 @@ def bytes_of_a_route() -> list[tuple[str, int, int]]:
 
 
 def test_rows_travel_and_capacity_does_not(python: RemotePython) -> None:
-    """Each host sends one message to each of the other island: three numbers for its group, and rows for that host."""
+    """Each host sends one message to each host of the other island: three numbers for its group, and that
+    host's rows.
+    """
     row, header = 32 * 4, 3 * 4
     assert python.call(bytes_of_a_route) == [
         ("receive rows", 2, 2 * header + 1 * row),
@@ -126,7 +129,7 @@ def test_rows_travel_and_capacity_does_not(python: RemotePython) -> None:
 
 
 def page(number: int) -> list[str]:
-    """What the program of that number prints."""
+    """Return the output of the program with this number."""
     text = (Path(__file__).parents[3] / "docs" / "guides" / "experts.md").read_text()
     program = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)[number]
     printed: list[str] = []

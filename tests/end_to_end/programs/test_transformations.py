@@ -1,6 +1,6 @@
-"""Derivatives and batches of programs over two islands, and `jax.jit` over both: what they give, in how many launches.
+"""Tests of derivatives, batches and `jax.jit` of programs on two islands: results, and numbers of launches.
 
-Functions named without `test_` run in the child.
+Functions without `test_` in their names run in the child.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ARGUMENTS = tuple(RNG.standard_normal(shape).astype(np.float32) for shape in ((8
 
 
 def loss(one: Any, two: Any, x: Any) -> Any:
-    """Of two jitted functions that nothing but their arguments puts anywhere."""
+    """Compute a loss with two jitted functions whose devices depend only on their arguments."""
     return _second(two, _first(one, x))
 
 
@@ -88,7 +88,7 @@ TRANSFORMED: dict[Callable[..., Any], int | None] = {
     pullback: 3,
     linearized: 2,
     batch_of_gradients: 2,
-    gradient_of_a_batch: None,  # and what JAX computes around it
+    gradient_of_a_batch: None,  # and JAX's computations around it
     second_derivatives: None,
     jitted: 1,
     jitted_gradients: 1,
@@ -98,7 +98,10 @@ TRANSFORMED: dict[Callable[..., Any], int | None] = {
 
 
 def run(transformed: Callable[..., Any]) -> tuple[Any, Any, list[str]]:
-    """By a program over two islands; by its function on one device; and the programs that the first launched."""
+    """Transform and run a program on two islands, and its function on one device.
+
+    Return both results, and the names of the programs that the former has launched.
+    """
     import atoll
 
     first, second = meshes()
@@ -113,7 +116,7 @@ def run(transformed: Callable[..., Any]) -> tuple[Any, Any, list[str]]:
     with atoll.trace() as spans:
         found = jax.block_until_ready(transformed(program, one, two, x, xs))
     alone = [jax.device_put(array, jax.devices()[0]) for array in ARGUMENTS]
-    # Besides those that JAX makes itself of the 1.0 with which a gradient begins.
+    # JAX also makes programs for the 1.0 at which a gradient starts.
     launches = {(span.program, span.launched) for span in spans if not span.program.startswith(("device_put", "jit_"))}
     return host(found), host(transformed(loss, *alone)), sorted(name for name, _ in launches)
 
@@ -127,7 +130,9 @@ def test_transformed_programs_are_programs(python: RemotePython, transformed: Ca
 
 
 def jit_that_says_where() -> tuple[str, str, Any, bool]:
-    """The devices of results and of what was donated, for a jit over both islands with shardings of its own."""
+    """Return the devices of the results and of donated arguments of a jit across both islands with explicit
+    shardings.
+    """
     import atoll
 
     first, second = meshes()

@@ -1,6 +1,6 @@
-"""On two islands, a function has the same values with and without `atoll.program`, bit for bit.
+"""Tests that a function on two islands has bitwise the same values with and without `atoll.program`.
 
-Functions named without `test_` run in the child; `compared` calls a function both ways there.
+Functions without `test_` in their names run in the child. `compared` calls a function both ways there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.end_to_end.same import assert_same
 
 
 def compared(function: Callable[..., Any], commit: str) -> Any:
-    """Its results without and with a program, the latter twice; which are committed; whose shardings differ."""
+    """Return results without a program and with one, called twice; which are committed; and whose shardings differ."""
     import atoll
 
     v: Any = {
@@ -29,7 +29,7 @@ def compared(function: Callable[..., Any], commit: str) -> Any:
     }[commit]()
     decorated = atoll.program(function)
     if (function, commit) == (figure_2, "committed"):
-        # Without a program, pmap takes no arrays that are committed to other devices; a program moves them.
+        # Without a program, pmap rejects arrays that are committed to other devices. A program moves them.
         with pytest.raises(ValueError, match="pmap"):
             function(v)
         plain = function(SQUARE)
@@ -49,7 +49,7 @@ def compared(function: Callable[..., Any], commit: str) -> Any:
 
 
 def cases() -> Iterator[Any]:
-    """Each function with each kind of argument. In the suite, most functions have one kind, in turn."""
+    """Return each function with each kind of argument. The suite tests most functions with one kind only, in turn."""
     for number, function in enumerate(FUNCTIONS):
         chosen = ("numpy", "committed")[number % 2]
         for commit in ("numpy", "uncommitted", "committed"):
@@ -64,7 +64,7 @@ def test_a_program_gives_what_its_function_gives(python: RemotePython, function:
     assert_same(first, plain)
     assert_same(again, plain)
     assert committed[1] == committed[2] == committed[0]
-    # Indexing an array and indexing a tracer are different operations to jax.numpy, and XLA shards them differently.
+    # jax.numpy treats indexing of arrays and of tracers as different operations, and XLA shards them differently.
     assert elsewhere == ({"['y']"} if function is ordinary_operations else set())
 
 

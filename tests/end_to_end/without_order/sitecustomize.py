@@ -1,9 +1,9 @@
-"""Switches the order of gangs off, in the controller that is started with this directory in PYTHONPATH.
+"""Disable the order of gangs in the controller that is started with this directory in PYTHONPATH.
 
-What every second host is sent at one flush is held until the next, and comes behind what other sessions send it then,
-session by session, the last one first.
-Each host still gets each session's messages in order: what is missing is the one order of all sessions. The controller
-flushes at least once a second, so that nothing is held for long.
+Every second host's messages of a flush are held until the next flush, and follow the messages that other sessions send
+to it then, session by session, in reverse order. Each host still receives each session's messages in order; only the
+common order of all sessions is missing. The controller flushes at least once per second, so that no message is held for
+long.
 """
 
 import sys
