@@ -16,6 +16,8 @@ from tests.machines.clusters import ATOLL, Commands, Process, environment
 
 PORT = 6379
 _RAY = [sys.executable, "-c", "from ray.scripts.scripts import main; main()"]
+# Ray starts several processes on each machine. This only ends a start that hangs.
+_START_SECONDS = 300.0
 _OPTIONS = ("--disable-usage-stats", "--object-store-memory", "80000000", "--block")
 
 # What Ray has that is not its own; run as a driver of its own.
@@ -59,11 +61,11 @@ class RayMachines(Commands):
         first, *others = self.bed.names
         head = ("--head", "--port", str(PORT), "--num-cpus", "0", "--include-dashboard=false")
         self._ray_on(first, *head)
-        self.rays[first].line(lambda line: "Ray runtime started" in line, seconds=90)
+        self.rays[first].line(lambda line: "Ray runtime started" in line, seconds=_START_SECONDS)
         for name in others:
             self.start_node(name)
         for name in others:
-            self.rays[name].line(lambda line: "Ray runtime started" in line, seconds=90)
+            self.rays[name].line(lambda line: "Ray runtime started" in line, seconds=_START_SECONDS)
 
     def start_node(self, name: str, *options: str) -> None:
         """Makes a machine a node of the Ray cluster, for the first time or again; with two CPUs unless told."""

@@ -9,6 +9,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,8 +44,10 @@ def ray_cluster(user: User) -> Iterator[OneNode]:
             here = line.rpartition("Local node IP: ")[2] if "Local node IP: " in line else here
         yield OneNode(f"{here}:{port}", Path(directory))
     finally:
-        processes = psutil.Process(head.pid).children(recursive=True)
-        os.kill(head.pid, signal.SIGTERM)
+        processes = []
+        with suppress(psutil.NoSuchProcess, ProcessLookupError):  # Ray could not start
+            processes = psutil.Process(head.pid).children(recursive=True)
+            os.kill(head.pid, signal.SIGTERM)
         finish(head)
         for process in processes:
             if process.is_running():
