@@ -133,8 +133,7 @@ class Inbox:
             granted = self._admit(session)
         _call(granted)
         (done if unwanted else before)()
-        if then is not None:
-            then()
+        _call(then)
         if feed < _FIRST_HOST_FEED:
             self._on_arrival(session, feed)
 
@@ -172,8 +171,7 @@ class Inbox:
             granted = self._admit(session)
         _call(granted)
         _call(dropped)
-        if then is not None:
-            then()
+        _call(then)
 
     def put_failed(self, session: int, feed: int, status: Status) -> None:
         """Store a feed that has arrived without its bytes, so that `take` raises `status`."""
@@ -196,18 +194,19 @@ class Inbox:
         for each in dropped:
             if each is not None:
                 each[1]()
-        if then is not None:
-            then()
+        _call(then)
 
-    def _settle(self, session: int, feeds: range | list[int]) -> Callable[[], None] | None:
-        """End the waits that are over. Return the callback of one of them, because the callback handles all."""
-        awaited = self._awaited.get(session, {})
-        found = None
+    def _settle(self, session: int, feeds: range | list[int]) -> Collection[Callable[[], None]]:
+        """End the waits that are over. Return their callbacks, each once, because a callback handles all its waits."""
+        awaited = self._awaited.get(session)
+        if awaited is None:
+            return ()
+        found: dict[Callable[[], None], None] = {}
         for waiter, (missing, then) in list(awaited.items()):
             missing.difference_update(_within(feeds, missing) if isinstance(feeds, range) else feeds)
             if not missing:
                 del awaited[waiter]
-                found = then
+                found[then] = None
         if not awaited:
             self._awaited.pop(session, None)
         return found
@@ -217,7 +216,8 @@ class Inbox:
     def await_all(self, session: int, feeds: Iterable[int], then: Callable[[], None], waiter: int = 0) -> bool:
         """Return True if all feeds have arrived or failed. Otherwise call `then` once they have, on any thread.
 
-        Each `waiter` of a session has one wait, which a new one replaces. All waiters pass the same `then`.
+        Each `waiter` of a session has one wait, which a new one replaces. If several waits with the same `then` end at
+        once, it is called once.
         """
         with self._lock:
             here, failed = self._feeds.get(session, {}), self._failed.get(session, ())
