@@ -55,7 +55,8 @@ def collectives(pair: tuple[int, int], scale: float, progress: str, stop: str) -
             if "DATA_LOSS" not in str(error):
                 raise
             x, losses = None, losses + 1
-        Path(progress).write_text(str(count))
+        Path(f"{progress}.new").write_text(str(count))
+        os.replace(f"{progress}.new", progress)
     return count, losses
 
 
