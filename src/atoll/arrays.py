@@ -160,7 +160,8 @@ def subscribe(
       verify: compare what each device has received with the checksums of the version.
       reuse: a version that this script has received. If the publisher has published the same arrays again, such as
         frozen weights, the result has the arrays of this version, and the devices receive only the other ones. Arrays
-        of less than 1 MiB, and those that need another sharding, were donated or were lost, are received again.
+        of less than 1 MiB, and those that need another sharding, were donated or were lost, are received again. Leaves
+        of the result are always different arrays, so the result can be donated.
 
     Raises:
       StatusError: there is no such version within `wait` seconds, a part of it is lost, access is not permitted, or

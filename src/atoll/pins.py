@@ -36,7 +36,8 @@ class Version:
 
     number: int
     tree: Any
-    _contents: Mapping[int, Any] = field(default_factory=dict, repr=False, compare=False)  # large arrays, by content
+    # Large arrays, by content. An array that was published as two leaves of the tree has two.
+    _contents: Mapping[int, Sequence[Any]] = field(default_factory=dict, repr=False, compare=False)
     _losses: int = field(default=0, repr=False, compare=False)  # of the session before these were received
 
 
@@ -133,11 +134,13 @@ class Pin:
         contents = trees.contents_of(opened, form)
         losses = self._losses() if any(contents) else 0
         known = reuse._contents if reuse is not None and reuse._losses == losses else {}  # others may have been lost
+        left = {content: list(arrays) for content, arrays in known.items()}  # each is a leaf once, and may be donated
         have: dict[int, Any] = {}
         for number, content in enumerate(contents):
-            array = known.get(content)
-            if array is not None and self._fits(array, opened.arrays[number], places[number], dtype, verify):
-                have[number] = array
+            for position, array in enumerate(left.get(content, ())):
+                if self._fits(array, opened.arrays[number], places[number], dtype, verify):
+                    have[number] = left[content].pop(position)
+                    break
         try:
             if verify:
                 arrays = self._verified(opened, form, places, sums, have)
@@ -154,7 +157,10 @@ class Pin:
         arrays = list(itertools.chain.from_iterable(unpacked))
         if dtype is not None:
             arrays = converted(arrays, dtype)
-        received = {content: arrays[first] for first, content in zip(firsts, contents, strict=False) if content}
+        received: dict[int, list[Any]] = {}
+        for first, content in zip(firsts, contents, strict=False):
+            if content:
+                received.setdefault(content, []).append(arrays[first])
         whole = jax.tree.unflatten(jax.tree.structure(tree), [arrays[number] for number in numbers])
         return Version(opened.version, whole, received, losses)
 

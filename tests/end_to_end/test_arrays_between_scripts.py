@@ -175,12 +175,15 @@ def reuse_frozen() -> list[str]:
     )
     tree = {name: jax.device_put(jnp.full(1 << 18, 7, jnp.float32), first) for name in ("frozen", "head")}
     tree["small"] = jax.device_put(jnp.full(2, 7, jnp.float32), first)
+    tree["tied"] = tree["frozen"]
     update = jax.jit(lambda head: head + 1, donate_argnums=0)
     former, found = None, []
     for step in range(4):
         number = atoll.publish("policy-frozen", tree, checksums=True)
         version = atoll.subscribe("policy-frozen", second, version=number, reuse=former, verify=step % 2 == 1)
-        assert [float(version.tree[name][-1]) for name in ("frozen", "head", "small")] == [7, 7 + step, 7]
+        values = [float(version.tree[name][-1]) for name in ("frozen", "head", "small", "tied")]
+        assert values == [7, 7 + step, 7, 7]
+        assert len(set(map(id, version.tree.values()))) == len(tree), "a computation may donate all leaves"
         if former is not None:
             same = [name for name in tree if version.tree[name] is former.tree[name]]
             found.append(", ".join(same))
@@ -196,7 +199,9 @@ def reuse_frozen() -> list[str]:
     found.append(", ".join(name for name in tree if again.tree[name] is half.tree[name]))
     update(again.tree["frozen"])
     last = atoll.subscribe("policy-frozen", second, dtype=jnp.bfloat16, reuse=again)
-    assert float(last.tree["frozen"][0]) == 7
+    assert [float(last.tree[name][0]) for name in ("frozen", "tied")] == [7, 7]
+    both = jax.jit(lambda one, other: (one + 1, other + 2), donate_argnums=(0, 1))
+    assert [float(each[0]) for each in both(last.tree["frozen"], last.tree["tied"])] == [8, 9]
     return found
 
 
@@ -353,7 +358,7 @@ def test_arrays_that_are_published_again_are_not_received_again(
     shared: StandingCluster, start_python: StartPython
 ) -> None:
     trainer = python_of(start_python, shared, "trainer")
-    assert trainer.call(reuse_frozen) == ["frozen", "frozen", "frozen", "frozen, head"]
+    assert trainer.call(reuse_frozen) == [*["frozen, tied"] * 3, "frozen, head, tied"]
     trainer.close()
     assert check(shared) == []
 
