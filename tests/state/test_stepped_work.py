@@ -31,3 +31,17 @@ def test_a_removed_session_has_no_turns_and_a_second_item_gives_no_second_turn()
     assert [turns.next() for _ in range(2)] == [2, 2]
     turns.remove(2)
     assert turns.next() is None
+
+
+def test_a_session_with_a_bug_has_no_turn_until_it_is_removed():
+    turns = made((1, "ana"), (2, "ana"), (3, "ben"))
+    turns.fail(turns.next() or 0, ValueError("a bug"))
+    turns.take(2)
+    assert [turns.next(), turns.next()] == [3, 3]
+    turns.remove(3)
+    assert turns.next() is None
+    assert [bug.reason for bug in turns.failed.values()] == ["ValueError: a bug"]
+    turns.remove(1)
+    assert turns.failed == {}
+    turns.add(1, "ana", None)
+    assert turns.next() == 1

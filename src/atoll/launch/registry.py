@@ -23,7 +23,7 @@ from atoll.protocol import messages as m
 from atoll.state.estimates import Estimates, GangsByKey
 from atoll.state.programs import HostPlan, RegisteredProgram, calls_of, device_groups, register_in_steps
 from atoll.state.session import Session
-from atoll.state.stepped_work import Bug, Discards, Remains, Turns
+from atoll.state.stepped_work import Discards, Remains, Turns
 from atoll.state.usage import Meter
 
 _GROUPS_PER_STEP = 16
@@ -76,7 +76,7 @@ class Lowerings:
         self._finished = finished
         self._turns: Turns[Lowering] = Turns()
         self.waiting = self._turns.waiting
-        self.failed: dict[int, Bug] = {}  # by session
+        self.failed = self._turns.failed
 
     def add(self, lowering: Lowering) -> None:
         """Lower a program after the earlier ones of its session."""
@@ -86,26 +86,22 @@ class Lowerings:
 
     def abandon(self, number: int) -> Collection[Lowering]:
         """Forget the lowerings of a closed session after a bug in one of them, and return them."""
-        self.failed.pop(number, None)
         return self._turns.remove(number)
 
     def proceed(self, steps: int) -> None:
         """Do `steps` steps for the session whose turn it is."""
-        number = self._turns.next(self._may_proceed if self.failed else None)
+        number = self._turns.next()
         if number is None:
             return
         try:
             result = self.waiting[number][0].proceed(steps)
         except Exception as error:
-            self.failed[number] = Bug.of(error)
+            self._turns.fail(number, error)
             return
         if result is not None:
             finished = self._turns.take(number)
             finished.session.in_steps -= 1
             self._finished(finished, result)
-
-    def _may_proceed(self, number: int) -> bool:
-        return number not in self.failed
 
 
 # Limit per session. Client libraries register a program only after its functions are compiled.

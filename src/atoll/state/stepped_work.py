@@ -52,11 +52,13 @@ class Bug(NamedTuple):
 class Turns(Generic[_Item]):
     """Items of work, queued per session. The first session of the first tenant has the next turn.
 
-    `waiting` maps each session that has items to these items. Callers do not add or remove sessions in it.
+    `waiting` maps each session that has items to these items. `failed` has the sessions that have no turn because of a
+    bug. Callers do not add or remove sessions in either of them.
     """
 
     def __init__(self) -> None:
         self.waiting: dict[int, deque[_Item]] = {}
+        self.failed: dict[int, Bug] = {}
         self._sessions: dict[str, dict[int, None]] = {}
         self._tenants: dict[int, str] = {}
 
@@ -80,11 +82,19 @@ class Turns(Generic[_Item]):
         items = self.waiting[session]
         item = items.popleft()
         if not items:
-            self.remove(session)
+            self._remove(session)
         return item
+
+    def fail(self, session: int, error: BaseException, message: Any = None) -> None:
+        """Note a bug at an item of the session, which has changed nothing. The session has no turn until `remove`."""
+        self.failed[session] = Bug.of(error, message)
 
     def remove(self, session: int) -> Collection[_Item]:
         """Remove and return all items of the session, if it has any."""
+        self.failed.pop(session, None)
+        return self._remove(session)
+
+    def _remove(self, session: int) -> Collection[_Item]:
         tenant = self._tenants.pop(session, None)
         if tenant is not None:
             del self._sessions[tenant][session]
@@ -96,7 +106,7 @@ class Turns(Generic[_Item]):
         """Return the first session that is ready, and move it behind the others. Return None if no session is ready."""
         for tenant, sessions in self._sessions.items():
             for session in sessions:
-                if is_ready is None or is_ready(session):
+                if session not in self.failed and (is_ready is None or is_ready(session)):
                     del sessions[session]
                     sessions[session] = None
                     del self._sessions[tenant]

@@ -28,7 +28,7 @@ from atoll.protocol.events import Received
 from atoll.protocol.permissions import Peer as Kind
 from atoll.protocol.permissions import Scope, scope_of
 from atoll.state.estimates import expectations
-from atoll.state.stepped_work import Bug, TurnFailedError, Turns
+from atoll.state.stepped_work import TurnFailedError, Turns
 from atoll.state.tenants import Tenant
 from atoll.telemetry.consistency import Checks
 from atoll.telemetry.report import ReportSource, report
@@ -264,7 +264,7 @@ class WaitingRequests:
         self._end = end
         self._turns: Turns[Any] = Turns()
         self.waiting = self._turns.waiting
-        self.failed: dict[int, Bug] = {}  # bugs that have changed nothing, by connection, until it ends
+        self.failed = self._turns.failed  # by connection
 
     def add(self, peer: Peer, message: Any) -> None:
         """Queue a request of the connection."""
@@ -277,7 +277,7 @@ class WaitingRequests:
 
     def proceed(self) -> None:
         """Answer one request. Tenants take turns, and the connections of one tenant take turns."""
-        number = self._turns.next(self._may_proceed if self.failed else None)
+        number = self._turns.next()
         if number is None:
             return
         peer = self._peers.get(number)
@@ -288,15 +288,11 @@ class WaitingRequests:
         try:
             self._answer(peer, message)
         except NothingChangedError as error:
-            self.failed[number] = Bug.of(error, message)
+            self._turns.fail(number, error, message)
         except Exception as error:
             raise TurnFailedError(connection=number) from error
 
     def end(self, connections: Iterable[int]) -> None:
         """Drop the requests of connections that end because of a bug."""
         for number in connections:
-            self.failed.pop(number, None)
             self._turns.remove(number)
-
-    def _may_proceed(self, number: int) -> bool:
-        return number not in self.failed

@@ -21,7 +21,7 @@ from atoll.launch.launch_checks import check_credits
 from atoll.protocol import messages as m
 from atoll.state.programs import RegisteredProgram
 from atoll.state.session import Session
-from atoll.state.stepped_work import Bug, Discards, TurnFailedError, Turns
+from atoll.state.stepped_work import Discards, TurnFailedError, Turns
 
 # Per session: messages, and nodes of the programs in them.
 MAX_WAITING = 8192
@@ -170,7 +170,7 @@ class Inboxes:
         self._nodes: Counter[int] = Counter()
         self._credits: Counter[int] = Counter()  # of waiting launches, by session
         self._bytes: Counter[int] = Counter()  # of all waiting messages, by session
-        self.failed: dict[int, Bug] = {}  # by session
+        self.failed = self._turns.failed
         self._at_once = 0  # programs handled at once in this turn, including their nodes counted as programs
         self._cost = 0  # of the messages in this turn
 
@@ -261,7 +261,7 @@ class Inboxes:
             try:
                 self._handle(session, message)
             except NothingChangedError as error:
-                self.failed[number] = Bug.of(error, message)
+                self._turns.fail(number, error, message)
                 self._restore(session, whole, message, rest)
             except Exception as error:
                 raise TurnFailedError(session=number) from error
@@ -280,10 +280,9 @@ class Inboxes:
             self.waiting[number][0] = whole
 
     def _may_proceed(self, number: int) -> bool:
-        return not self._sessions[number].in_steps and number not in self.failed
+        return not self._sessions[number].in_steps
 
     def session_closed(self, session: Session) -> None:
-        self.failed.pop(session.number, None)
         del self._nodes[session.number]
         del self._credits[session.number]
         del self._bytes[session.number]
