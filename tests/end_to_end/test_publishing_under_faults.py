@@ -143,7 +143,7 @@ def test_subscribers_see_whole_versions_while_everything_else_is_killed(
     subscribers = [start_python(ATOLL_ADDRESS=cluster.address) for _ in range(3)]
     for each, first in zip(subscribers, (2, 2, 4), strict=True):
         each.begin(watch, first, str(stop))
-    controllers = islands = homes = 0
+    controllers = islands = homes = compared = 0
     for kill in range(1, KILLS + 1):
         _wait_for_controller(cluster)  # a new script tries to connect for 5 s only
         trainer = start_python(ATOLL_ADDRESS=cluster.address)
@@ -162,14 +162,17 @@ def test_subscribers_see_whole_versions_while_everything_else_is_killed(
         trainer.process.kill()
         trainer.close()
         if kill % EVERY == 0:
-            print(f"{kill} kills of {KILLS}; {archive.check_snapshots()} snapshots are as replayed", flush=True)
+            compared += archive.check_snapshots()
+            print(f"{kill} kills of {KILLS}; {compared} snapshots are as replayed", flush=True)
+    cluster.start_standby(tmp_path / "standby")
     stop.touch()
     found = [each.finish(END_SECONDS) for each in subscribers]
     for each in subscribers:
         each.close()
     report = cluster.until(lambda report: not report["sessions"], END_SECONDS)
     archive.close()
-    archive.check_snapshots()
+    compared += archive.check_snapshots()
+    assert compared, "a standby begins with a snapshot of the live controller"
     kills = [KILLS, controllers, islands]
     result = FaultResult(SEED, current_commit(), kills, found, _differences(cluster), spill, homes)
     print(msgspec.json.encode(result).decode())
