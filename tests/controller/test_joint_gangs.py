@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from atoll.errors import OK
 from atoll.ir.program import Call, HostBuffer, HostToDevice, single
 from atoll.launch.memory_waits import MemoryWaits
@@ -19,12 +21,12 @@ ALL = (0, 1, 2)
 SIZE = 8  # bytes of an array on each of its devices
 
 
-def playing(islands: int = 3, **settings: Any) -> Play:
+def playing(islands: int = 3, joint_islands: int = 3, **settings: Any) -> Play:
     """Return a session on islands with one device each.
 
     Program 1 makes an array on all devices, program 2 replaces it, and program 3 makes one on device 1 only.
     """
-    play, every = Play(f"{islands}x1x1", joint_islands=3, **settings), tuple(range(islands))
+    play, every = Play(f"{islands}x1x1", joint_islands=joint_islands, **settings), tuple(range(islands))
     for function, devices in ((1, every), (2, (1,))):
         sent = play.say(
             m.RegisterFunction(function, f"content {function}", 900 + function, (devices,), runs_apart=True)
@@ -231,6 +233,39 @@ def test_hosts_forget_their_parts_of_an_array_that_was_lost_with_another_island(
 
 def test_the_decisions_of_a_version_that_waited_for_the_client_are_repeated():
     assert told_to_forget(losing_an_array(2), 11) == []
+
+
+def losing_a_result(joint_islands: int, decisions: int = 4) -> tuple[Play, int]:
+    """A launch makes an array in the place of another one. Host 0 has made its part when the last island is lost.
+
+    Return the sequence number of the gang that still runs on host 1.
+    """
+    play = playing(joint_islands=joint_islands, device_memory=SIZE, decisions=decisions)
+    for program, arguments, result in ((1, (), 11), (2, (11,), 12)):
+        sent = runs(play.say(m.Launch(program, arguments, (result,), ())))
+        for host, run in enumerate(sent if program == 1 else sent[:1]):
+            play.done(run.sequence, host=host)
+    play.lose(2, "its connection broke")
+    return play, sent[1].sequence
+
+
+@pytest.mark.parametrize("joint_islands", [3, 4])
+def test_memory_of_a_result_that_is_still_made_counts_until_its_launch_has_ended(joint_islands: int):
+    play, running = losing_a_result(joint_islands)
+    assert told_to_forget(play, 12) == []
+    assert used(play)[:2] == [SIZE] * 2
+    check_dump(play.controller)
+    assert runs(play.say(m.Launch(3, (), (13,), ()))) == [], "it has no memory"
+    play.worker(1, m.Failed(running, BROKEN))
+    assert told_to_forget(play, 12) == [0, 1]
+    assert used(play) == [0, SIZE, 0]
+    assert [gang.run.launch.program.name for gang in in_flight(play)] == ["alone"]
+    assert contradictions(play.controller) == []
+
+
+def test_the_decisions_of_a_version_that_counted_such_memory_as_free_are_repeated():
+    play, _ = losing_a_result(4, decisions=3)
+    assert used(play) == [0, 0, 0]
 
 
 def test_hosts_forget_their_parts_of_the_results_of_a_joint_gang_that_fails():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from atoll.cluster.lifecycle import IslandState
@@ -11,7 +13,8 @@ from atoll.ir.program import Call, single
 from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
-from tests.controller.play import BROKEN, Cluster, Play, joined, on
+from tests.controller.dumps import check_dump
+from tests.controller.play import BROKEN, Cluster, Play, joined, on, runs
 
 SEGMENTATION_FAULT = -11
 
@@ -153,6 +156,48 @@ def test_a_released_function_that_then_fails_to_compile_takes_no_other_sessions_
     messages = play.report(0, m.Compiled(name, BROKEN, b"", 0.1, False))
     assert [each for each in messages if isinstance(each, m.DropFunction)] == [m.DropFunction(name)]
     assert play.controller.functions.users == {}
+
+
+def with_one_function_under_two_numbers(**settings: Any) -> tuple[Play, str]:
+    """A session whose island has restarted. It has a function under the numbers 1 and 2, and program 2 calls it.
+
+    Return the name of the function on its host.
+    """
+    play = Play(**settings)
+    for number in (1, 2):
+        play.say(m.RegisterFunction(number, "content", 900 + number, ((0,),)))
+        (compile_,) = play.report(0, m.FeedsArrived(play.session, (900 + number,)))
+        play.report(0, m.Compiled(compile_.function, OK, b"", 0.1, False))
+    play.say(m.RegisterProgram(2, single("f", (), Call(2, (), (on(0),), (0,)))))
+    play.lose(0, "its connection broke")
+    play.say(m.FailureAcknowledged((0,), (), ()))
+    play.join_again(0)
+    return play, compile_.function
+
+
+def test_a_session_waits_for_a_function_of_which_it_has_released_another_number():
+    play, name = with_one_function_under_two_numbers()
+    play.say(m.ReleaseFunction(1))
+    assert runs(play.say(m.Launch(2, (), (12,), ()))) == [], "the host has yet to compile it again"
+    play.say(m.Recompile(2, 950))
+    play.report(0, m.FeedsArrived(play.session, (950,)))
+    assert len(runs(play.report(0, m.Compiled(name, OK, b"", 0.1, False)))) == 1
+
+
+def test_a_session_does_not_wait_for_a_function_of_which_it_has_released_all_numbers():
+    play, _ = with_one_function_under_two_numbers()
+    play.with_put(3)
+    check_dump(play.controller)
+    play.report(0, m.FeedsArrived(play.session, (7,)))
+    assert runs(play.say(m.Launch(3, (), (13,), (7,)))) == []
+    play.say(m.ReleaseFunction(1))
+    assert len(runs(play.say(m.ReleaseFunction(2)))) == 1
+
+
+def test_the_decisions_of_a_version_that_did_not_count_numbers_are_repeated():
+    play, _ = with_one_function_under_two_numbers(decisions=3)
+    play.say(m.ReleaseFunction(1))
+    assert len(runs(play.say(m.Launch(2, (), (12,), ())))) == 1
 
 
 # ---- hosts that do not receive each other's messages

@@ -33,6 +33,7 @@ class Devices:
         self.stored: list[VersionKey] = []
         self.replaced: list[VersionKey] = []
         self.is_possible = False  # the result of the last search
+        self.is_freeing = False  # whether arrays of versions are being freed
         self.tenants = {name: Tenant(TenantSettings(name, "", priority=p)) for name, p in (("low", 1), ("high", 5))}
         state = SimpleNamespace(
             outbox=self,

@@ -268,9 +268,13 @@ class ClusterSettings(msgspec.Struct, frozen=True):
         ),
     ] = 1.0
 
-    # Which decisions a controller makes for its events: 1 if the cost of a message includes the lists in it, 2 if
-    # charges are also exact (`launch.gang_charges`), and 3 if hosts also forget buffers that have become errors.
-    decisions: int = 3
+    # Which decisions a controller makes for its events. Each number includes those of lower ones:
+    # 1: the cost of a message includes the lists in it (`controller.sessions.inboxes`).
+    # 2: charges are exact (`launch.gang_charges`), and compilations follow the states of all islands of a function.
+    # 3: hosts forget buffers that have become errors (`launch.buffer_releases`).
+    # 4: versions of arrays are taken over and freed in steps (`controller.sessions.vaults`), parts of results that are
+    #    lost count until their launches have ended, and the numbers of a function are counted (`launch.compilation`).
+    decisions: int = 4
 
     tenants: tuple[TenantSettings, ...] = ()  # not passed on command lines: see `cluster.tenant_settings`
 

@@ -210,7 +210,7 @@ class ArraysNameDump(Dump):
     NamedArrays,
     "named arrays",
     version=3,
-    rebuilt={"index": VersionIndex, "_awaited": dict, "_waits_for": dict},
+    rebuilt={"index": VersionIndex, "_awaited": dict, "_waits_for": dict, "pending_of": dict},
     rebuild=NamedArrays.rebuild_index,
 )
 class NamedArraysDump(Dump):
@@ -229,11 +229,13 @@ class NamedArraysDump(Dump):
     _closing: set[int] = set()
 
 
-@dump_of(Vaults, "vaults")
+@dump_of(Vaults, "vaults", version=2)
 class VaultsDump(Dump):
     _next_handle: int
     _next_shared: int
     by_tenant: dict[str, int] = {}
+    leaving: TurnsOf[tuple[list[int], list[tuple[int, int]]]] = _NO_TURNS
+    _freed: int = 0
 
 
 @dump_of(CopyRun, "run that copies arrays")
@@ -364,9 +366,10 @@ class VersionReliefDump(Dump):
     _last: dict[Place, Search] = {}
 
 
-@dump_of(PublishedArrays, "published arrays", version=3)
+@dump_of(PublishedArrays, "published arrays", version=4)
 class PublishedArraysDump(Dump):
     more: dict[tuple[str, str, int], None] = {}
+    due: dict[int, None] = {}
     replies: Deque[tuple[int, int, int]] = []
 
 

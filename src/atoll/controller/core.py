@@ -211,6 +211,8 @@ class Controller:
             self.meter,
             self._worlds,
             _location,
+            settings.decisions > 1,
+            settings.decisions > 3,
         )
         self.functions = self._compilation.functions
         self._estimates = Estimates(self.functions.contents, self.resources.hosts)
@@ -265,6 +267,7 @@ class Controller:
             self.agents.departure_of,
             self._relays.broken,
             self._worlds,
+            settings.decisions > 3,
         )
         self._overruns = Overruns(
             state,
@@ -275,8 +278,8 @@ class Controller:
         )
         self._sessions = Sessions(state)
         self.detached = DetachedSessions(state, self._sessions, self._failures, self.suspensions)
-        self.vaults = Vaults(state, self._sessions, self.launcher)
-        self.published = PublishedArrays(state, self.vaults, self.launcher, own, spiller)
+        self.vaults = Vaults(state, self._sessions, self.launcher, settings.decisions > 3)
+        self.published = PublishedArrays(state, self.vaults, self.launcher, own, spiller, settings.decisions > 3)
         self._proxies = Proxies(
             state,
             self._sessions,
@@ -440,6 +443,8 @@ class Controller:
         reads = version_reads.starts.waiting, version_reads.ends.waiting, version_reads.leaving
         published = (
             self.published.more,
+            self.published.due,
+            self.vaults.leaving.waiting,
             self.published.replies,
             self.published.copies.due,
             self.published.files.due,
@@ -630,7 +635,8 @@ class Controller:
         if waiting.quota is not None:
             return relief.free_quota(node.tenant, waiting.quota.place(device), missing, waited, is_last)
         is_searching = relief.free(node.tenant, device, missing, waited, is_last)
-        if waiting.nbytes <= self.memory.free(device) or (is_last and is_searching):
+        is_possible = is_searching and (is_last or self.vaults.is_freeing)
+        if waiting.nbytes <= self.memory.free(device) or is_possible:
             return True
         return self._pressure.reclaim(node, device, waiting.nbytes, is_last)
 

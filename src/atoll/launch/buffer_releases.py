@@ -32,6 +32,8 @@ class BufferReleases:
         self._outbox = outbox
         self._on_spilled_freed = on_spilled_freed
         self._frees_errors = frees_errors
+        # Sessions that publish arrays, and of whose arrays some are ready or have failed: see `PublishedArrays`.
+        self.settled: dict[int, None] = {}
 
     def release(self, session: Session, handles: tuple[int, ...], delete: bool) -> None:
         """Release handles that the client does not need any more. With `delete`, other arrays lose the memory too."""
@@ -70,8 +72,16 @@ class BufferReleases:
         if status is not None:
             self._outbox.to_session(session.number, m.Awaited(number, status))
 
+    def fail(self, session: Session, handles: tuple[int, ...], error: Status) -> None:
+        """Refuse pending buffers of a failed launch to new launches."""
+        session.directory.fail(handles, error)
+        if session.publishing:
+            self.settled[session.number] = None
+
     def settle(self, session: Session, handle: int, error: Status | None) -> None:
         """Answer the waits for a buffer that is ready, or that has failed with `error`."""
+        if session.publishing:
+            self.settled[session.number] = None
         for wait, status in session.directory.settle(handle, error):
             self._outbox.to_session(session.number, m.Awaited(wait, status))
 

@@ -60,6 +60,10 @@ class Compilation:
 
     Args:
       location_of: returns the location of a session's device.
+      follows_losses: whether functions of several islands are treated according to the states of all of them. Earlier
+        versions only looked at the island that had restarted.
+      counts_numbers: whether a session that has released a function waits for its compilation if it has the same
+        function under another number. Earlier versions did not. Their events are repeated as they were handled.
     """
 
     def __init__(
@@ -75,8 +79,12 @@ class Compilation:
         meter: Meter,
         worlds: Worlds,
         location_of: Callable[[Session, int], DeviceLocation],
+        follows_losses: bool,
+        counts_numbers: bool,
     ) -> None:
         self.functions = FunctionRegistry()
+        self._follows_losses = follows_losses
+        self._counts_numbers = counts_numbers
         self.watch = CompileWatch()
         self._resources = resources
         self._sessions = sessions
@@ -121,7 +129,7 @@ class Compilation:
         except StatusError as error:
             self._outbox.to_session(session.number, m.FunctionReady(message.function, error.status, b""))
             return
-        session.functions[message.function] = name
+        session.add_function(message.function, name)
         session.function_requests[message.function] = message
         self.functions.acquire(name)
         self.functions.locations[name] = locations
@@ -160,17 +168,22 @@ class Compilation:
                     text = f"{MAX_RECOMPILES} compilations of it wait on host {host}"
                     raise invalid(f"Recompile.function is {message.function}: {text}")
             refused = self._quarantine.refused.get(name)
-            if any(self._resources.islands[each].is_over for each in _islands_of(self.functions.locations[name])):
+            if self._is_on_ended_island(name):
                 self._drop_source(session, name, message.feed)  # it failed with the island
             elif refused is None:
                 self._compile(session, message.function, name, message.feed, recompile=True)
             else:
                 self._refuse_again(session, message, name, refused)
 
+    def _is_on_ended_island(self, name: str) -> bool:
+        """Return whether one of the function's islands will not restart."""
+        islands = _islands_of(self.functions.locations[name]) if self._follows_losses else ()
+        return any(self._resources.islands[each].is_over for each in islands)
+
     def _refuse_again(self, session: Session, message: m.Recompile, name: str, refused: Status) -> None:
         """Fail a function that was compiled before it crashed a worker, and drop its source."""
         hosts = hosts_of(self.functions.locations[name])
-        self.functions.expect(Registration(session.number, message.function, name, set(hosts)))
+        self._expect(session, message.function, name, hosts)
         self._drop_source(session, name, message.feed)
         for host in sorted(hosts):
             self._settle(name, host, refused, b"")
@@ -193,7 +206,7 @@ class Compilation:
         members = [host for island in islands for host in topology.hosts_of(island)]  # by rank
         rank = {host: rank for rank, host in enumerate(members)}
         assignment = tuple(tuple((rank[s.host], s.ordinal) for s in partitions) for partitions in locations)
-        self.functions.expect(Registration(session.number, function, name, set(hosts)))
+        self._expect(session, function, name, hosts)
         compile_ = m.Compile(
             name,
             session.number,
@@ -217,6 +230,10 @@ class Compilation:
                 self._delayed[session.number, host, feed] = now + delay, compile_
             else:
                 self._send(session, host, compile_)
+
+    def _expect(self, session: Session, function: int, name: str, hosts: set[int]) -> None:
+        registration = Registration(session.number, function, name, set(hosts))
+        self.functions.expect(registration, replaces_failures=self._follows_losses)
 
     def _send(self, session: Session, host: int, compile_: m.Compile) -> None:
         """Have a host compile when the source has arrived there."""
@@ -308,15 +325,22 @@ class Compilation:
                 self._deferred.discard(number)
 
     def _release(self, session: Session, function: int) -> None:
-        name = session.functions.pop(function, None)
+        name = session.remove_function(function)
         session.function_requests.pop(function, None)
         if name is not None:
-            self.drop(session, name)
+            self.drop_reference(name)
+            self._not_used(session, name)
 
-    def drop(self, session: Session, name: str) -> None:
-        """Drop the session's reference to the function, for which the session does not wait any more."""
+    def replaced(self, session: Session, name: str) -> None:
+        """Drop a reference of the session to the function, in whose place the session has another one."""
         self.drop_reference(name)
-        self._recompiled(session.number, name)
+        if self._follows_losses:
+            self._not_used(session, name)
+
+    def _not_used(self, session: Session, name: str) -> None:
+        """Do not wait for a function that has lost a number in the session, unless others of its numbers remain."""
+        if not self._counts_numbers or not session.function_uses[name]:
+            self._recompiled(session.number, name)
 
     def drop_reference(self, name: str) -> None:
         """Drop a reference of a session or program to the function. The hosts drop it with the last reference.
@@ -426,11 +450,14 @@ class Compilation:
                 for subscriber in self._subscribers:
                     subscriber.function_failed(done.session, name, failure)
             if failure is not None and session is not None and session.functions.get(done.function) == name:
-                del session.functions[done.function]
+                session.remove_function(done.function)
                 session.function_requests.pop(done.function, None)
                 self.drop_reference(name)
             self._outbox.to_session(done.session, m.FunctionReady(done.function, failure or OK, done.info))
-            self._recompiled(done.session, name)
+            if failure is None or session is None:
+                self._recompiled(done.session, name)
+            else:
+                self._not_used(session, name)
 
     # ---- islands that fail and restart
 
@@ -457,20 +484,22 @@ class Compilation:
         A function that also runs on an island that does not work is compiled when that island has restarted.
         """
         hosts = set(self._resources.hosts_of(island))
-        names = {name for name in session.functions.values() if self._on_working_islands(name, hosts)}
+        names = {name for name in session.functions.values() if self._is_compiled_again(name, hosts)}
         if names:
             self._scheduler.island_leaves(island)
             self._resources.islands[island].needs_recompile[session.number] = names
 
-    def _on_working_islands(self, name: str, hosts: set[int]) -> bool:
+    def _is_compiled_again(self, name: str, hosts: set[int]) -> bool:
         """Return whether the function runs on some of these hosts, and all of its islands work."""
         locations = self.functions.locations[name]
         if hosts.isdisjoint(hosts_of(locations)):
             return False
-        return all(self._resources.islands[each].works for each in _islands_of(locations))
+        return not self._follows_losses or all(self._resources.islands[each].works for each in _islands_of(locations))
 
     def island_failed(self, failed: IslandFailed) -> None:
         """Do not wait for functions of the island: they are compiled again when it has restarted."""
+        if not self._follows_losses:
+            return
         island = failed.island
         self._resources.islands[island].needs_recompile.clear()
         for other in self._resources.islands.values():

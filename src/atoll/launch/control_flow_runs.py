@@ -213,7 +213,7 @@ class ControlFlowRuns:
     def _fail(self, session: Session, whole: ControlFlowRun, status: Status) -> None:
         self._over(whole)
         session.note_error(status)
-        session.directory.fail(whole.results, status)
+        self._buffers.fail(session, whole.results, status)
         for handle in whole.results:
             self._buffers.settle(session, handle, status)
         self._drop_arrays(session, whole)

@@ -749,6 +749,8 @@ class Launcher:
             return
         if error is not None and launch.hosts_started:
             self._free_results(session, launch)
+        elif session.has_errors:
+            self._free_lost_results(session, launch)
         for handle in launch.results:
             self.buffers.settle(session, handle, error)
         if launch.credits:
@@ -766,8 +768,19 @@ class Launcher:
             for handle, entry in launch.named_results()
             if present.get(handle) is entry and (has_parts or len(entry.hosts) > 1)
         ]
-        lost = [host for host in launch.hosts_started if self._resources.has_failed(host)]
-        self.buffers.free_errors(session, made, lost)
+        self.buffers.free_errors(session, made, self._lost_hosts(launch))
+
+    def _free_lost_results(self, session: Session, launch: Launch) -> None:
+        """Free results of a launch that have lost a part with an island, while the launch made others."""
+        failed = BufferState.FAILED
+        lost = [(handle, entry) for handle, entry in launch.named_results() if entry.state is failed and entry.blocks]
+        for _, entry in lost:
+            self.memory.release(entry)
+        if lost:
+            self.buffers.free_errors(session, lost, self._lost_hosts(launch))
+
+    def _lost_hosts(self, launch: Launch) -> list[int]:
+        return [host for host in launch.hosts_started if self._resources.has_failed(host)]
 
     def return_credits_of_launch(self, session: Session, credits: int) -> None:
         """Return the credits of a client's launch that has ended."""
@@ -783,7 +796,7 @@ class Launcher:
         session = self._sessions.get(launch.session)
         if session is not None:
             session.note_error(status)
-            session.directory.fail(launch.results, status)
+            self.buffers.fail(session, launch.results, status)
         unstarted = []
         for node in launch.nodes:
             dropped = self.scheduler.drop(node)

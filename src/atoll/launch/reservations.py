@@ -7,7 +7,7 @@ and with it the rest of its session, but no other session: see `memory_waits`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -266,6 +266,14 @@ class Reservations:
         """Release the memory of a buffer, which is not needed any more, or lost."""
         if entry.blocks:
             self._leave(entry.blocks.take())
+
+    def release_on(self, hosts: Collection[int], entry: Entry) -> None:
+        """Release the memory that a buffer has on lost hosts."""
+        lost = [block for block in entry.blocks if block.host in hosts]
+        for block in lost:
+            entry.blocks.remove(block)
+        if lost:
+            self._leave(lost)
 
     def ended(self, gang: Gang[GangRun]) -> None:
         """Release the memory of a gang that has ended, and of values that no later gang needs."""

@@ -76,8 +76,8 @@ class Compiler(Protocol):
     def drop_reference(self, name: str) -> None:
         """Drop a reference to the function, and the function with the last reference."""
 
-    def drop(self, session: Session, name: str) -> None:
-        """Drop the session's reference to the function, for which the session does not wait any more."""
+    def replaced(self, session: Session, name: str) -> None:
+        """Drop a reference of the session to the function, in whose place the session has another one."""
 
 
 class Programs(Protocol):

@@ -268,8 +268,8 @@ class Migrations:
             if old is None:
                 self._compilation.drop_reference(name)
                 continue
-            session.functions[function] = name
-            self._compilation.drop(session, old)
+            session.add_function(function, name)
+            self._compilation.replaced(session, old)
         migration.mover.arrive(migration.session)
         self._lower_again(session, migration.changes)
         hosts = tuple((device, location.host) for device, location in migration.changes.items())

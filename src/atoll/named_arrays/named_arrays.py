@@ -113,6 +113,7 @@ class NamedArrays:
         self._waits_for: dict[tuple[str, str], dict[tuple[int, int], None]] = {}  # their keys, by tenant and name
         self._readers_of: dict[int, set[int]] = {}  # by session
         self.pending: dict[VersionKey, Version] = {}
+        self.pending_of: dict[int, dict[VersionKey, Version]] = {}  # the same, by session
         self._arrays_of: dict[str, int] = {}  # number of the arrays in the versions of each tenant
         self._described_of: dict[str, int] = {}  # what the controller keeps about these, as in `Version.described`
         self._next_reader = 1
@@ -124,8 +125,14 @@ class NamedArrays:
         self._awaited: dict[tuple[str, str], Version] = {}  # one of a name that stays only until it is in files
 
     def rebuild_index(self) -> None:
-        """Make the tables again that are not stored: the index, the waits by name, and the versions that stay."""
+        """Make the tables again that are not stored.
+
+        These are the index, the waits by name, the pending versions by session, and the versions that stay.
+        """
         self._waits_for.clear()
+        self.pending_of.clear()
+        for version in self.pending.values():
+            self.pending_of.setdefault(version.session, {})[version.key] = version
         for key, wait in self.waits.items():
             self._waits_for.setdefault((wait.tenant, wait.name), {})[key] = None
         for name in self.names.values():
@@ -153,7 +160,7 @@ class NamedArrays:
         found = self.names.get((tenant, name))
         if found is None and sum(owner == tenant for owner, _ in self.names) >= MOST_NAMES:
             self._forget_unused_name(tenant)
-        if sum(each.session == session for each in self.pending.values()) >= MOST_PENDING:
+        if len(self.pending_of.get(session, ())) >= MOST_PENDING:
             text = f"{MOST_PENDING} versions of session {session} are not complete: publish fewer at once"
             raise StatusError(Code.RESOURCE_EXHAUSTED, text)
         if found is None:
@@ -175,6 +182,7 @@ class NamedArrays:
         found.next_number += 1
         found.versions[version.number] = version
         self.pending[version.key] = version
+        self.pending_of.setdefault(session, {})[version.key] = version
         self._arrays_of[tenant] = self._arrays_of.get(tenant, 0) + len(handles)
         self._described_of[tenant] = self._described_of.get(tenant, 0) + version.described
         return version
@@ -240,6 +248,10 @@ class NamedArrays:
 
     def _end_pending(self, version: Version) -> None:
         del self.pending[version.key]
+        own = self.pending_of[version.session]
+        del own[version.key]
+        if not own:
+            del self.pending_of[version.session]
 
     def _name_of(self, version: Version) -> Name:
         return self.names[version.tenant, version.name]
@@ -595,7 +607,7 @@ class NamedArrays:
         for key in [key for key in self.waits if key[0] == session] if session in self._waits_of else ():
             self._end_wait(key)
         actions: list[Action] = []
-        for version in [each for each in self.pending.values() if each.session == session]:
+        for version in list(self.pending_of.get(session, {}).values()):
             text = f"session {session} ended before all arrays of {version.title} were complete"
             actions += self.fail(version, Status(Code.CANCELLED, text))
         for reader in sorted(self._readers_of.get(session, ())):

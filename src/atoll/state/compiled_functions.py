@@ -109,12 +109,18 @@ class FunctionRegistry:
         self.reports.pop(name, None)
         return True
 
-    def expect(self, registration: Registration) -> None:
+    def expect(self, registration: Registration, replaces_failures: bool = True) -> None:
         """Expect answers for the registration from all of its hosts.
 
         The session's former registrations of the same function end with this one. Failures of the former registrations
-        do not count, because the hosts compile again.
+        do not count, because the hosts compile again. Unless `replaces_failures`, as in earlier versions, they count.
         """
+        if replaces_failures:
+            self._replace_failures(registration)
+        for host in registration.pending:
+            self.waiting.setdefault((registration.name, host), []).append(registration)
+
+    def _replace_failures(self, registration: Registration) -> None:
         hosts, key = registration.pending, (registration.session, registration.function)
         waiting = [each for host in hosts for each in self.waiting.get((registration.name, host), ())]
         former = {id(each): each for each in waiting if (each.session, each.function) == key}
@@ -123,8 +129,6 @@ class FunctionRegistry:
             for host in hosts - each.pending:
                 self.waiting.setdefault((each.name, host), []).append(each)
             each.pending |= hosts
-        for host in hosts:
-            self.waiting.setdefault((registration.name, host), []).append(registration)
 
     def settle(self, name: str, host: int, status: Status, info: bytes) -> list[Registration]:
         """Handle a host's answer to a request to compile. Return the registrations that this completes."""

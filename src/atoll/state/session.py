@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -239,7 +239,8 @@ class Session(StateMachine[SessionState]):
     parts: dict[int, ProgramParts] = field(default_factory=dict)  # of programs that have not arrived completely
     costs: dict[int, int] = field(default_factory=dict)  # credits per launch, for programs that take more than one
     control_flow: dict[int, m.RegisterSwitch | m.RegisterLoop] = field(default_factory=dict)  # nodes, by number
-    functions: dict[int, str] = field(default_factory=dict)  # names on workers
+    functions: dict[int, str] = field(default_factory=dict)  # names on workers; see `add_function`
+    function_uses: Counter[str] = field(default_factory=Counter)  # how many numbers each of these names has
     migrating: dict[int, str] = field(default_factory=dict)  # names of functions at the destination of a migration
     migration_failure: Status | None = None  # of the compilation of one of them
     # The next three are kept for migrations, as the client sent them.
@@ -300,6 +301,25 @@ class Session(StateMachine[SessionState]):
             return "being suspended"
         text = f"suspended {'on disk' if self.is_on_disk else 'in memory'}"
         return text if self.state is SessionState.SUSPENDED else f"{text}, and waits for {self.waits_for}"
+
+    def add_function(self, number: int, name: str) -> None:
+        """Give a function its name on workers, in place of the one that it had. Several functions may have one name."""
+        self.remove_function(number)
+        self.functions[number] = name
+        self.function_uses[name] += 1
+
+    def remove_function(self, number: int) -> str | None:
+        """Forget a function. Return its name on workers, or None if it does not exist."""
+        name = self.functions.pop(number, None)
+        if name is not None:
+            self.function_uses[name] -= 1
+            if not self.function_uses[name]:
+                del self.function_uses[name]
+        return name
+
+    def count_functions(self) -> None:
+        """Count the numbers of each name, which is not stored."""
+        self.function_uses.update(self.functions.values())
 
     def launched(self) -> None:
         """Count a launch that is in flight."""

@@ -15,6 +15,7 @@ If you change a struct, follow "Change a stored struct" in CONTRIBUTING.md.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import astuple, replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -668,13 +669,14 @@ class FeedsDump(Dump):
     unwanted: set[Key] = set()
 
 
-def _restore_checks(session: Session) -> None:
-    """Let the checks of programs that have arrived in part use the session's devices again."""
+def _restore_session(session: Session) -> None:
+    """Count the functions, and let the checks of programs that have arrived in part use the session's devices again."""
+    session.count_functions()
     for parts in session.parts.values():
         parts.check._devices = session.devices.locations
 
 
-@dump_of(Session, "session", version=4, rebuild=_restore_checks)
+@dump_of(Session, "session", version=4, rebuilt={"function_uses": Counter}, rebuild=_restore_session)
 class SessionDump(Dump):
     number: int
     pid: int

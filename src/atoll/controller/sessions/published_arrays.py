@@ -57,7 +57,12 @@ _UNPUBLISHABLE = ("token", "opaque")
 
 
 class PublishedArrays:
-    """Publishes arrays of sessions, and lets sessions read them."""
+    """Publishes arrays of sessions, and lets sessions read them.
+
+    With `in_steps`, a turn looks at the pending versions of sessions of whose arrays some are ready or have failed, and
+    at some of these sessions only. Earlier versions looked at all pending versions in each turn, and their events are
+    repeated as they were handled.
+    """
 
     def __init__(
         self,
@@ -66,7 +71,10 @@ class PublishedArrays:
         launcher: Launcher,
         internal: InternalPrograms,
         spiller: ArraySpiller,
+        in_steps: bool,
     ) -> None:
+        self._in_steps = in_steps
+        self.due = launcher.buffers.settled  # sessions whose pending versions may have more arrays to take over
         self.names = NamedArrays()
         self.copies = ArrayCopies(state, self.names, vaults, launcher, internal)
         self.files = ArrayFiles(
@@ -92,10 +100,11 @@ class PublishedArrays:
         except StatusError as error:
             entries = session.directory.entries
             own = [each for each in message.handles if each in entries and not entries[each].is_published]
-            self._launcher.buffers.release(session, tuple(own), delete=False)
+            self._vaults.release(session, own)
             self._outbox.to_session(session.number, m.Published(message.request, error.status))
             return
         session.publishing += 1
+        self.due[session.number] = None
         if version.files is not None:
             self.files.published(session)
         for handle in message.handles:
@@ -154,8 +163,11 @@ class PublishedArrays:
 
     def proceed(self) -> None:
         """Take over arrays of pending versions that are complete, complete the versions, and answer requests."""
-        if self.names.pending or self.more:
-            self._take_over_complete_arrays()
+        if not self._in_steps:
+            self._take_over_of_all()
+        elif self.due:
+            self._take_over()
+        self._vaults.proceed()
         self.copies.proceed()
         self.files.proceed()
         self.reads.proceed()
@@ -165,26 +177,48 @@ class PublishedArrays:
         while self.replies and left > 0:
             left -= self._reply(*self.replies.popleft())
 
-    def _take_over_complete_arrays(self) -> None:
+    def _take_over(self) -> None:
+        """Take over arrays that are complete, of some sessions. The others follow in later flushes."""
+        left = _MOST_ADOPTED
+        while self.due and left > 0:
+            number = next(iter(self.due))
+            del self.due[number]
+            for version in list(self.names.pending_of.get(number, {}).values()):
+                left -= 1 + self._take_over_of(version, left)
+                if left <= 0:
+                    self.due[number] = None
+                    break
+
+    def _take_over_of_all(self) -> None:
         self.more.clear()
+        self.due.clear()
         left = _MOST_ADOPTED
         for version in list(self.names.pending.values()):
-            session = self._open[version.session]
-            try:
-                left -= self._adopt(session, version, left)
-            except StatusError as error:
-                self._perform(self.names.fail(version, error.status))
-                continue
-            if len(version.held) == len(version.handles):
-                session.publishing -= 1
-                self._perform(self.names.complete(self._outbox.seconds, version))
-                if version.replicas > 1:
-                    self.copies.examine(version)
-                if version.files is not None:
-                    self.files.write(version)
-            elif left <= 0:
+            left -= self._take_over_of(version, left)
+            if left <= 0 and version.state is VersionState.PENDING:
                 self.more[version.key] = None
                 break
+
+    def _take_over_of(self, version: Version, most: int) -> int:
+        """Take over the next arrays of a version, and complete it if these are the last. Return their number."""
+        session = self._open[version.session]
+        try:
+            count = self._adopt(session, version, most)
+        except StatusError as error:
+            self._perform(self.names.fail(version, error.status))
+            return 0
+        if len(version.held) == len(version.handles):
+            session.publishing -= 1
+            self._perform(self.names.complete(self._outbox.seconds, version))
+            if version.replicas > 1:
+                self.copies.examine(version)
+            if version.files is not None:
+                self.files.write(version)
+        return count
+
+    def _look_at_all(self) -> None:
+        """Look at all pending versions soon: their arrays may have changed otherwise than by the ends of launches."""
+        self.due.update(dict.fromkeys(self.names.pending_of))
 
     def _adopt(self, session: Session, version: Version, most: int) -> int:
         """Let the vault take over the next arrays of the version that are complete. Return their number.
@@ -194,7 +228,8 @@ class PublishedArrays:
         first = len(version.held)
         problem: StatusError | None = None
         complete: list[int] = []
-        for handle, path in zip(version.handles[first : first + most], version.paths[first:], strict=False):
+        some = slice(first, first + most)
+        for handle, path in zip(version.handles[some], version.paths[some], strict=True):
             try:
                 is_complete = self._is_complete(session, handle, f"array {path} of {version.title}")
             except StatusError as error:
@@ -271,6 +306,7 @@ class PublishedArrays:
         return f"version {number} of {whole} was removed" if number >= 0 else f"all versions of {whole} were removed"
 
     def tick(self, now: float) -> None:
+        self._look_at_all()
         self._perform(self.names.tick(now))
         self.copies.tick(now)
         self.reads.tick(now)
@@ -298,6 +334,7 @@ class PublishedArrays:
         self._lose(drained.island, "was drained")
 
     def _lose(self, island: int, what: str) -> None:
+        self._look_at_all()
         self.reads.island_failed(island)
         for version in self.copies.island_lost(island):
             if version.files is not None and version.files.state is FileState.WRITTEN:
@@ -358,7 +395,7 @@ class PublishedArrays:
         left = version.handles[len(version.held) :] if version.state is VersionState.FAILED else ()
         if session is not None and left:
             session.publishing -= 1
-            self._launcher.buffers.release(session, left, delete=False)
+            self._vaults.release(session, left)
         self._vaults.free(version)
         self.reads.version_over(version.key)
         self.files.forget(version)

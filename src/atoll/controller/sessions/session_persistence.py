@@ -129,7 +129,7 @@ class SessionPersistence:
         for number, request in session.function_requests.items():
             locations = tuple(tuple(places[device] for device in row) for row in request.assignment)
             name = function_name(request.content, locations, session.tenant.name)
-            session.functions[number] = name
+            session.add_function(number, name)
             functions.acquire(name)
             functions.locations[name] = locations
             functions.contents[name] = request.content

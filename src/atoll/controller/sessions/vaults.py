@@ -23,16 +23,28 @@ from atoll.protocol.number_ranges import PUBLISHED_DEVICES, SHARED_HANDLES
 from atoll.state.buffer_directory import Entry
 from atoll.state.buffer_states import BufferState
 from atoll.state.session import Session
+from atoll.state.stepped_work import Turns
 from atoll.state.tenants import Tenant
 
 # Arrays that launches of other tenants read from a version, until those that have ended are forgotten.
 _MANY_LENT = 1024
+# Arrays that one flush frees. The controller needs about a millisecond for them.
+_MOST_FREED = 256
 
 
 class Vaults:
-    """The vaults of all tenants, and what enters and leaves them."""
+    """The vaults of all tenants, and what enters and leaves them.
 
-    def __init__(self, state: ClusterState, sessions: Sessions, launcher: Launcher) -> None:
+    With `in_steps`, arrays are freed in steps, some in each flush. Earlier versions freed all arrays of a version at
+    once, and their events are repeated as they were handled.
+    """
+
+    def __init__(self, state: ClusterState, sessions: Sessions, launcher: Launcher, in_steps: bool) -> None:
+        # Arrays to free, by session: vaults, and sessions whose versions have failed. With them, what is lent of these
+        # arrays. Sessions take turns.
+        self.leaving: Turns[tuple[list[int], list[tuple[int, int]]]] = Turns()
+        self._in_steps = in_steps
+        self._freed = 0  # arrays since the last flush
         self.by_tenant: dict[str, int] = {}  # sessions, by the name of their tenant
         self._next_handle = 1  # in vaults
         self._next_shared = SHARED_HANDLES.start
@@ -62,6 +74,7 @@ class Vaults:
         return vault
 
     def session_closed(self, session: Session) -> None:
+        self.leaving.remove(session.number)
         if session.is_vault:
             del self.by_tenant[session.tenant.name]
 
@@ -213,8 +226,7 @@ class Vaults:
             if len(kept) > 1:
                 version.copies[position] = tuple(kept[1:])
         if chosen:
-            self._launcher.buffers.release(vault, tuple(freed), delete=False)
-            self._hand_over(vault, version.lent)
+            self.release(vault, freed, version.lent)
 
     # ---- files
 
@@ -256,11 +268,41 @@ class Vaults:
         if vault is None:
             return
         copies = [handle for some in version.copies.values() for handle in some]
-        self._launcher.buffers.release(vault, (*version.held, *copies), delete=False)
+        handles = [*version.held, *copies]
         version.copies.clear()
         version.leave_devices()
         lent, version.lent = version.lent, []
-        self._hand_over(vault, lent)
+        self.release(vault, handles, lent)
+
+    def release(self, session: Session, handles: Sequence[int], lent: Sequence[tuple[int, int]] = ()) -> None:
+        """Free arrays of the session, and then charge the tenants that still read what is `lent` of them.
+
+        Flushes free the rest if `_MOST_FREED` arrays have been freed since the last one.
+        """
+        self._freed += len(handles)
+        if self._in_steps and self._freed > _MOST_FREED:
+            self.leaving.add(session.number, session.tenant.name, (list(handles), list(lent)))
+            return
+        self._launcher.buffers.release(session, tuple(handles), delete=False)
+        self._hand_over(session, lent)
+
+    @property
+    def is_freeing(self) -> bool:
+        """Return whether memory of versions will be free soon."""
+        return any(number in self.leaving.waiting for number in self.by_tenant.values())
+
+    def proceed(self) -> None:
+        """Free more of the arrays that were released."""
+        self._freed, left = 0, _MOST_FREED
+        while left > 0 and (number := self.leaving.next()) is not None:
+            session, (handles, lent) = self._open[number], self.leaving.waiting[number][0]
+            some = tuple(handles[:left])
+            del handles[:left]
+            left -= max(1, len(some))
+            self._launcher.buffers.release(session, some, delete=False)
+            if not handles:
+                self.leaving.take(number)
+                self._hand_over(session, lent)
 
     def _hand_over(self, vault: Session, lent: Iterable[tuple[int, int]]) -> None:
         """Charge the tenants that still read these arrays for memory that the tenant of the vault has released."""

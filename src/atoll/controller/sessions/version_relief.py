@@ -118,7 +118,7 @@ class VersionRelief:
             between searches.
 
         Returns:
-          whether the bytes are free, or some versions have not been examined yet.
+          whether the bytes are free, or some versions have not been examined or freed yet.
         """
         return self._free(Place(device, "", tenant.settings.priority), missing, waited, is_last)
 
@@ -130,7 +130,7 @@ class VersionRelief:
         return self._free(Place(device, tenant.name, tenant.settings.priority), missing, waited, is_last)
 
     def _free(self, place: Place, missing: int, waited: float, is_last: bool) -> bool:
-        if missing <= 0:
+        if missing <= 0 or self._vaults.is_freeing:
             return True
         missing, is_possible = self._search(place, missing, is_last)
         if not is_possible and (is_last or waited >= UNWRITTEN_SECONDS):
