@@ -1,4 +1,4 @@
-"""Authorities and identities for tests, with any lifetime."""
+"""Certificate authorities and identities for tests, with any lifetime."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def identity(role: Role, authority: CertificateAuthority | None = None) -> Ident
 
 @contextmanager
 def clock_ahead_by(seconds: float) -> Iterator[None]:
-    """What is signed meanwhile is dated so."""
+    """Advance the clock for certificates that are signed in the block."""
     now: Callable[[], float] = time.time
 
     class Clock:

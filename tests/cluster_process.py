@@ -1,4 +1,4 @@
-"""Runs the command `atoll` as a user does, in real processes, with a runtime directory of the test's own."""
+"""Run the command `atoll` like a user, in real processes, with a runtime directory of the test."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from tests.conftest import ScriptResult, start_process
 from tests.lines import next_line
 
 COMMAND = [sys.executable, "-m", "atoll.operate.command"]
-DEADLINE = 300.0  # seconds, for any one command
+DEADLINE = 300.0  # seconds per command
 
 
 @dataclass(frozen=True)
 class Result(ScriptResult):
-    """How a command ended."""
+    """Result of a command."""
 
     @property
     def error(self) -> str:
-        """What it said in failing with status 1, in one line; fails the test where it did anything else."""
+        """Return its one-line error message. Fail the test unless the command failed with status 1 and no output."""
         assert self.returncode == 1, f"status {self.returncode}\n{self.stdout}\n{self.stderr}"
         assert not self.stdout, self.stdout
         assert self.stderr.count("\n") == 1, self.stderr
@@ -40,9 +40,9 @@ class Result(ScriptResult):
 
 
 class User:
-    """Somebody with a runtime directory, an environment, and no cluster yet.
+    """User with a runtime directory and an environment, but no cluster.
 
-    As a context manager it ends, however the test did, whatever runs in that directory.
+    At the end of the context, all processes that use the directory are killed.
     """
 
     def __init__(self, runtime: Path, program_cache: Path, **env: str) -> None:
@@ -63,14 +63,14 @@ class User:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         for started in self._started:
-            if started.returncode is None:  # a test that passes has seen each to its end
+            if started.returncode is None:  # a test that passes has waited for all of its processes
                 started.kill()
                 started.communicate()
         eventually(lambda: not self.processes())
-        sweep(self.runtime)  # a proxy may have been killed before it had removed its client's directories
+        sweep(self.runtime)  # a killed proxy may have left its client's directories
 
     def start(self, *command: str, **env: str) -> subprocess.Popen[str]:
-        """Starts any command, in a process group of its own."""
+        """Start a command in a new process group."""
         self._started.append(start_process(command, self.env | env, self.runtime))
         return self._started[-1]
 
@@ -78,19 +78,19 @@ class User:
         return self.start(*COMMAND, *arguments, **env)
 
     def atoll(self, *arguments: str, **env: str) -> Result:
-        """Runs `atoll` to its end."""
+        """Run `atoll`, and return its result."""
         return finish(self.start_atoll(*arguments, **env))
 
     def script(self, code: str, **env: str) -> Result:
-        """Runs a Python script to its end, and to that of its proxy; nothing but `env` says where."""
+        """Run a Python script, and wait for its end and for that of its proxy. Only `env` selects the cluster."""
         process = self.start(sys.executable, "-c", textwrap.dedent(code), **env)
         ended = finish(process)
-        its = f'"client":{process.pid},'  # of ProxyOptions
+        its = f'"client":{process.pid},'  # from ProxyOptions
         assert eventually(lambda: not any(its in each for each in self.commands().values())), "its proxy does not end"
         return ended
 
     def processes(self) -> list[psutil.Process]:
-        """The live processes that have this runtime directory in their environment."""
+        """Return the live processes that have this runtime directory in their environment."""
         found = []
         for process in psutil.process_iter():
             try:
@@ -102,7 +102,7 @@ class User:
         return found
 
     def commands(self) -> dict[psutil.Process, str]:
-        """Their command lines."""
+        """Return the processes with their command lines."""
         found = {}
         for process in self.processes():
             with suppress(psutil.NoSuchProcess):
@@ -110,18 +110,18 @@ class User:
         return found
 
     def process(self, module: str) -> psutil.Process:
-        """The one process of this user's that runs `module`."""
+        """Return the user's only process that runs `module`."""
         (found,) = [process for process, command in self.commands().items() if f" {module} " in f"{command} "]
         return found
 
     def leftovers(self) -> list[str]:
-        """Processes, and whatever is in the runtime directory but the empty one for clusters."""
+        """Return the processes, and the contents of the runtime directory except the directory for clusters."""
         paths = [path for path in self.runtime.rglob("*") if path != self.runtime / "atoll"]
         return [f"process {each}" for each in self.commands().values()] + [str(path) for path in paths]
 
 
 def finish(process: subprocess.Popen[str]) -> Result:
-    """The end of a process, which it reaches within the deadline."""
+    """Wait for the end of a process, within the deadline. Return its result."""
     try:
         stdout, stderr = process.communicate(timeout=DEADLINE)
     except subprocess.TimeoutExpired:
@@ -132,16 +132,16 @@ def finish(process: subprocess.Popen[str]) -> Result:
 
 
 def first_line(process: subprocess.Popen[str]) -> str:
-    """What a process that goes on running prints first, or next; waits for it, within the deadline."""
+    """Return the next line of a running process, after waiting for it within the deadline."""
     line = next_line(process)
-    if not line:  # what it said last comes first: reports of failures are cut at their ends
+    if not line:  # the last output comes first, because failure reports are truncated at their ends
         said = finish(process).stderr
         pytest.fail(f"ended with {process.returncode} and without a word: ...{said[-2000:]}\n{process.args!r}")
     return line.strip()
 
 
 def eventually(holds: Callable[[], bool], seconds: float = 300.0) -> bool:
-    """Whether `holds` becomes true in time."""
+    """Return whether `holds` becomes true within these seconds."""
     deadline = time.monotonic() + seconds
     while not holds():
         if time.monotonic() > deadline:
@@ -151,7 +151,7 @@ def eventually(holds: Callable[[], bool], seconds: float = 300.0) -> bool:
 
 
 def free_port() -> int:
-    """A TCP port of the loopback device that no process listens on."""
+    """Return a TCP port of the loopback device on which no process listens."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
         return port

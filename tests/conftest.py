@@ -1,9 +1,9 @@
-"""What every test stands on: a stock CPU backend, `run_script`, and checks that nothing is left behind.
+"""Fixtures and hooks of all tests: a stock CPU backend, `run_script`, and checks that nothing is left behind.
 
-JAX in the test process itself stays on the CPU, with a few forced devices; Atoll's backend runs in children
-only. Each child inherits `ATOLL_TEST_RUN`, which distinguishes its leftovers from those of other runs on this
-machine, and pytest's own `PYTEST_CURRENT_TEST`, by which a leak names its test. A run that is killed leaves nothing
-either: see `guardian`.
+In the test process itself, JAX uses the CPU with a few forced devices. Atoll's backend only runs in child processes.
+Each child inherits `ATOLL_TEST_RUN`, which distinguishes its leftovers from those of other runs on this machine, and
+pytest's `PYTEST_CURRENT_TEST`, which identifies the test that has leaked it. `guardian` cleans up after a run that is
+killed.
 """
 
 from __future__ import annotations
@@ -28,31 +28,32 @@ from typing import TYPE_CHECKING, Self
 
 from tests import quick_xla
 
-# Before anything imports JAX: its backend reads these once.
+# JAX's backend reads these once, so set them before JAX is imported.
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
 os.environ["JAX_ENABLE_X64"] = "1"
 os.environ["NPROC"] = "16"  # XLA's CPU client deadlocks with fewer threads than executions in flight
 os.environ["XLA_FLAGS"] = quick_xla.FLAGS
-# Each thread of NumPy's BLAS is at work for 50 ms before it sleeps: a twelfth of what a script with JAX takes to start.
+# Each thread of NumPy's BLAS spins for 50 ms before it sleeps, which takes a twelfth of the start of a script with JAX.
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
-# Workers have this setting. The server that forks processes reads it once, so all processes that it forks have it.
+# Workers use this setting. The fork server reads it once, for all processes that it forks.
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
-# A test of Google's gRPC loads it into this process. In a fork of the process, such as one that writes a snapshot, its
-# handler of forks aborts.
+# A test of Google's gRPC loads it into this process. Its fork handler aborts forks of the process, such as the one that
+# writes a snapshot.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
-# Otherwise `ray start` requires a token if who runs the tests has one, and `ray.init` with an address sends none.
+# Otherwise `ray start` requires a token if the user has one, and `ray.init` with an address sends none.
 os.environ["RAY_AUTH_MODE"] = "disabled"
 
-# A run in the background of a shell that is not interactive has SIGINT ignored, and what it starts would inherit that.
+# A run in the background of a non-interactive shell ignores SIGINT, which its children would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-os.environ["ATOLL_STATE_DIR"] = "off"  # or usage would be kept in the directory of who runs the tests
+os.environ["ATOLL_STATE_DIR"] = "off"  # otherwise usage would be stored in the directory of the user who runs the tests
 for _name in ("ATOLL_ADDRESS", "ATOLL_ISLANDS", "ATOLL_TOKEN", "ATOLL_PLATFORM"):
     os.environ.pop(_name, None)
 
-# Until all tests are collected: what is imported stays, and is not to be looked through while it grows, nor at the end.
+# Until all tests are collected. Imported objects remain, so neither collect garbage while they are made, nor at the
+# end.
 gc.disable()
 
 import psutil  # noqa: E402
@@ -78,7 +79,7 @@ def _begin() -> None:
     """Make a run and a runtime directory for this process, and start the guardian that watches it."""
     global RUN, RUNTIME, PROGRAMS, _guardian
     RUN = os.environ["ATOLL_TEST_RUN"] = uuid.uuid4().hex
-    # Unix sockets' paths are short (107 bytes), and pytest's own directories are not.
+    # Paths of unix sockets are limited to 107 bytes, and pytest's own directories are too long.
     RUNTIME = Path(tempfile.mkdtemp(prefix="at-"))
     os.environ["XDG_RUNTIME_DIR"] = str(RUNTIME)
     if not PROGRAMS.name:  # in the first process, which ends after all others
@@ -90,7 +91,8 @@ def _begin() -> None:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env={},
-        start_new_session=True,  # what ends the run, such as Ctrl-C or its process group's end, does not end this
+        # Signals that end the run, such as Ctrl-C or the end of its process group, do not end the guardian.
+        start_new_session=True,
     )
     _guardian.returncode = 0  # it ends after this process, which does not wait for it
 
@@ -98,22 +100,23 @@ def _begin() -> None:
 _begin()
 
 LEAK_SECONDS = 60.0
-# One for all connections, which finds out within two seconds that it has nothing to watch: looked for at the end.
+# One thread for all connections, which needs two seconds to detect that it has nothing to watch. It is checked at the
+# end.
 _OF_THE_PROCESS = frozenset({"atoll-silence"})
-# They help to copy, and end with the process.
+# Threads that help to copy, and end with the process.
 _COPIERS = frozenset({f"atoll-copy_{number}" for number in range(3)})
 _SHARED_DIRECTORIES = tuple({Path(tempfile.gettempdir()), Path("/dev/shm")})
-# The first cluster that this user starts outside of the tests makes it, and it stays.
+# The first cluster that this user starts outside of the tests creates it, and it remains.
 _REGISTRY = Path(tempfile.gettempdir()) / f"atoll-{os.getuid()}"
 
-# The suite tries the same examples each time: what it finds is due to a change. `make thorough` looks for new ones.
+# The suite tries the same examples each time, so that a failure is due to a change. `make thorough` tries new ones.
 settings.register_profile(
     "atoll",
     max_examples=examples(),
     deadline=None,
     derandomize=TIMES == 1,
     print_blob=True,
-    suppress_health_check=[HealthCheck.too_slow],  # how busy the machine is
+    suppress_health_check=[HealthCheck.too_slow],  # depending on the load of the machine
 )
 settings.load_profile("atoll")
 
@@ -151,7 +154,7 @@ def _runs(process: psutil.Process) -> bool:
 
 
 def processes_with(name: str, value: str) -> list[psutil.Process]:
-    """The live processes, but for this one, in whose environment `name` is `value`."""
+    """Return the other live processes whose environment variable `name` has this value."""
     return [
         process
         for process in psutil.process_iter()
@@ -160,7 +163,7 @@ def processes_with(name: str, value: str) -> list[psutil.Process]:
 
 
 def leaked_processes() -> list[str]:
-    """This run's processes and this process's descendants still alive, each with the test that began it."""
+    """Return this run's live processes and this process's descendants, each with the test that started it."""
     found = {process.pid: process for process in processes_with("ATOLL_TEST_RUN", RUN)}
     for process in psutil.Process().children(recursive=True):
         if _runs(process) and process.pid != _guardian.pid:
@@ -172,10 +175,14 @@ def leaked_processes() -> list[str]:
 
 
 def leaked_directories() -> list[str]:
-    """Atoll's directories and sockets of this run; in shared places, those that no live process has or names."""
+    """Return Atoll's directories and sockets of this run.
+
+    In shared places, omit those that a live process uses or names.
+    """
     from atoll.cluster.processes.client_directories import in_use, sweep
 
-    sweep(RUNTIME)  # as the next client would: a client that jaxlib ends, since its proxy was killed, removes nothing
+    # As the next client would do, because a client that jaxlib ends after the loss of its proxy removes nothing.
+    sweep(RUNTIME)
     fresh = _directories() - _DIRECTORIES_BEFORE
     if any(path.parent != RUNTIME for path in fresh):
         named = "\n".join(_command(process) for process in psutil.process_iter())
@@ -186,7 +193,7 @@ def leaked_directories() -> list[str]:
 def leaked_threads(
     before: frozenset[threading.Thread] = frozenset(), shared: frozenset[str] = frozenset()
 ) -> list[str]:
-    """Atoll's threads in this process, but for those of `before` and those of these names."""
+    """Return Atoll's threads in this process, except for those in `before` and those with names in `shared`."""
     return [
         f"thread {thread.name}"
         for thread in threading.enumerate()
@@ -195,7 +202,7 @@ def leaked_threads(
 
 
 def gone(leaks: Callable[[], list[str]], seconds: float = LEAK_SECONDS) -> list[str]:
-    """What `leaks` still finds after a bounded wait: processes and threads end in their own time."""
+    """Return the leaks that remain after `seconds`, because processes and threads take some time to end."""
     deadline = time.monotonic() + seconds
     pause = 0.001
     while found := leaks():
@@ -230,7 +237,7 @@ def _forks_processes(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_process_or_directory_leaks() -> Iterator[None]:
-    # Set up before all others and so torn down after them: clusters that many tests share have ended by then.
+    # Set up before all other fixtures and torn down after them, when clusters that many tests share have ended.
     yield
     cpu_time.end_server()
     found = gone(leaked_processes) + gone(leaked_directories) + gone(lambda: leaked_threads(shared=_COPIERS))
@@ -240,7 +247,7 @@ def _no_process_or_directory_leaks() -> Iterator[None]:
     assert not found, "left behind by this run:\n" + "\n".join(found)
 
 
-# Tests that start clusters use a fixture for the place where workers keep programs, or are here.
+# Tests that start clusters use the fixture `program_cache`, or are in this directory.
 _OF_CLUSTERS = Path(__file__).parent / "end_to_end"
 
 
@@ -263,11 +270,12 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run slow files first, then those that start clusters, then others, each by their number of tests.
+    """Run slow files first, then those that start clusters, then the others. Each group is sorted by the number of
+    tests.
 
-    Otherwise few processes would be busy at the end.
+    Otherwise, only few processes would be busy at the end of the run.
 
-    Thorough ones are left out of the suite, whose time is bounded.
+    Thorough tests are not part of the suite, because its time is limited.
     """
     if TIMES == 1:
         left_out = [item for item in items if item.get_closest_marker("thorough")]
@@ -293,14 +301,14 @@ def pytest_unconfigure() -> None:
 
 @dataclass(frozen=True)
 class ScriptResult:
-    """How a script ended."""
+    """Result of a script."""
 
     returncode: int
     stdout: str
     stderr: str
 
     def check(self) -> Self:
-        """Itself; fails the test where the script failed."""
+        """Return the result itself, after failing the test if the script failed."""
         assert self.returncode == 0, f"status {self.returncode}\n{self.stdout}\n{self.stderr}"
         return self
 
@@ -316,14 +324,14 @@ def program_cache() -> Path:
 
 @pytest.fixture
 def short_directory() -> Iterator[Path]:
-    """A private directory whose path leaves room for unix sockets."""
+    """Create a private directory with a path that is short enough for unix sockets."""
     path = Path(tempfile.mkdtemp(prefix="at-"))
     yield path
     shutil.rmtree(path, ignore_errors=True)
 
 
 def script_environment(runtime: Path, program_cache: Path, islands: str = "1x1x4") -> dict[str, str]:
-    """A user's environment: none of this process's own JAX settings, everything temporary in `runtime`."""
+    """Return a user's environment, without this process's JAX settings, and with all temporary files in `runtime`."""
     env = {
         name: value
         for name, value in os.environ.items()
@@ -340,7 +348,7 @@ def script_environment(runtime: Path, program_cache: Path, islands: str = "1x1x4
 
 
 def start_process(command: Sequence[str], environment: dict[str, str], directory: Path) -> subprocess.Popen[str]:
-    """Starts a command in `directory`, in a process group of its own; what it says is for the test to read."""
+    """Start a command in `directory`, in a new process group, with pipes for its output."""
     return Popen(
         command,
         env=environment,
@@ -356,13 +364,13 @@ def start_process(command: Sequence[str], environment: dict[str, str], directory
 
 @pytest.fixture
 def run_script(short_directory: Path, program_cache: Path) -> RunScript:
-    """Runs a Python script on an embedded cluster, to its end.
+    """Run a Python script on an embedded cluster, and return its result.
 
-        result = run_script(code_or_path, *arguments, islands="1x1x4", env={}, timeout=300.0)
+    result = run_script(code_or_path, *arguments, islands="1x1x4", env={}, timeout=300.0)
 
-    `code_or_path` is the script's text (indented as one likes) or a Path; a value of None in `env` unsets a
-    variable. The script runs in a process group of its own, which is killed at the deadline; the test fails
-    then, and also where any process or directory of the script's cluster outlives it.
+    `code_or_path` is the script's text, with any indentation, or a Path. A value of None in `env` unsets a variable.
+    The script runs in a new process group, which is killed at the deadline. The test then fails. It also fails if any
+    process or directory of the script's cluster outlives the script.
     """
     count = 0
 
@@ -410,8 +418,11 @@ def _script_leaks(runtime: Path) -> list[str]:
 
 @pytest.fixture
 def user(short_directory: Path, program_cache: Path) -> Iterator[User]:
-    """A user of the command, in directories of its own; what it leaves running ends with the test."""
-    from tests.cluster_process import User  # which stands on this module
+    """Return a user of the command, with private directories.
+
+    Its remaining processes are killed at the end of the test.
+    """
+    from tests.cluster_process import User  # that module imports this one
 
     with User(short_directory, program_cache) as made:
         yield made

@@ -14,7 +14,7 @@ import pytest
 
 from tests.forked_process import FORKING
 
-# The file in which processes record what tests and the processes of tests have taken; unset if nobody measures.
+# File in which processes record the CPU time of tests and of their child processes. It is unset without `--cpu`.
 _RECORDS = "ATOLL_TEST_CPU_TIMES"
 _COLLECTION = "collection"
 _SERVER = "server that forks processes"
@@ -22,7 +22,7 @@ _SHOWN = 0.05  # seconds
 
 
 def seconds() -> float:
-    """Return the CPU time of this process and of its children that have ended, user and system."""
+    """Return the user and system CPU time of this process and of its children that have ended."""
     return sum(_of(resource.getrusage(who)) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 
@@ -32,21 +32,21 @@ def _of(used: resource.struct_rusage) -> float:
 
 def _record(took: float, test: str, kind: str = "") -> None:
     if path := os.environ.get(_RECORDS):
-        with Path(path).open("a") as file:  # one write each, so that processes do not mix their lines
+        with Path(path).open("a") as file:  # a single write, so that the lines of processes are not mixed
             file.write(f"{took}\t{test}\t{kind}\n")
 
 
 def record_forked(used: resource.struct_rusage, environment: Mapping[str, str], kind: str) -> None:
     """Record the CPU time of a forked process that has ended, with that of its children.
 
-    The server that has forked it counts this time as its own, because it has waited for the end.
+    The fork server waits for the process, and so counts this time as its own.
     """
     _record(_of(used), _test(environment), kind)
     _record(-_of(used), _SERVER)
 
 
 def end_server() -> None:
-    """End the fork server of this process. It counts by itself, not for the test at whose end it ends."""
+    """End the fork server of this process. It counts as a separate kind, and not for the test at whose end it ends."""
     before = seconds()
     FORKING.end()
     took = seconds() - before
@@ -60,10 +60,10 @@ def _test(environment: Mapping[str, str]) -> str:
 
 
 class CpuTime:
-    """Adds up what tests take, and prints tables at the end of the run.
+    """Plugin that sums up the CPU time of tests, and prints tables at the end of the run.
 
-    A process that was executed counts for the test that waits for its end. A process that was forked counts for the
-    test that started it.
+    An executed process counts for the test that waits for its end. A forked process counts for the test that started
+    it.
     """
 
     def __init__(self) -> None:

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 gc.disable()
-_PATH = sys.path[1:]  # without the directory of this script
+_PATH = sys.path[1:]  # without this script's directory
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from tests import cpu_time, forked_process, process_title  # noqa: E402
@@ -49,7 +49,7 @@ _PRELOADED = (
     "atoll.devices.xla.xla_backend",
     "pathwaysutils",
 )
-_DESCRIPTORS_FROM = 512  # above those that a request names
+_DESCRIPTORS_FROM = 512  # higher than the numbers in requests
 
 
 def main(address: str, ready: int) -> None:
@@ -77,8 +77,8 @@ def main(address: str, ready: int) -> None:
 
 
 def _become_child(request: forked_process.Request, descriptors: Sequence[int]) -> None:
-    """Become a child that a leader has forked. Never returns."""
-    gc.freeze()  # or what is garbage of the leader would close descriptors whose numbers are others' by now
+    """Turn this process into a child that a leader has forked. Does not return."""
+    gc.freeze()  # otherwise, garbage of the leader would later close descriptors of other files
     _kept.extend((sys.stdin, sys.stdout, sys.stderr))
     atexit._clear()
     logging.getLogger().handlers.clear()
@@ -89,9 +89,9 @@ def _become_child(request: forked_process.Request, descriptors: Sequence[int]) -
 
 
 def _exit(status: int) -> None:
-    """End the process as Python does, but take nothing apart except what the script has made.
+    """End the process like Python, but finalize only what the script has created.
 
-    The rest writes to most of the pages that the process shares with the server: 0.13 s of CPU time.
+    Finalizing the rest would write to most of the pages shared with the server, and take 0.13 s of CPU time.
     """
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
@@ -105,13 +105,13 @@ def _exit(status: int) -> None:
 def _serve(listener: socket.socket) -> tuple[forked_process.Request, list[int], int]:
     """Fork processes until the process that started this one ends.
 
-    Returns the request, its descriptors and the connection in each forked process.
+    Return the request, its descriptors and the connection in each forked process.
     """
     selector = selectors.DefaultSelector()
     selector.register(listener, selectors.EVENT_READ)
     selector.register(sys.stdin, selectors.EVENT_READ)
     connections: dict[int, tuple[int, socket.socket]] = {}  # by the pidfd
-    started: dict[int, tuple[dict[str, str], str]] = {}  # their environments and what they run, by pid
+    started: dict[int, tuple[dict[str, str], str]] = {}  # environments and requests of processes, by pid
     while True:
         for key, _ in selector.select():
             if key.fileobj is sys.stdin:
@@ -145,12 +145,12 @@ def _serve(listener: socket.socket) -> tuple[forked_process.Request, list[int], 
                 connection.close()
 
 
-# Owners of descriptors that are closed: they must not close others of the same numbers.
+# Owners of closed descriptors, which must not close other files with the same numbers.
 _kept: list[Any] = []
 
 
 def _run(request: forked_process.Request) -> int:
-    """Run what was requested to its end, and return the exit status."""
+    """Run the requested code to its end, and return the exit status."""
     try:
         _execute(request)
     except SystemExit as error:
@@ -171,7 +171,7 @@ def _run(request: forked_process.Request) -> int:
 
 
 def _become(request: forked_process.Request, descriptors: Sequence[int], answer: int) -> None:
-    """Make of this process the one that was requested, up to its first instruction.
+    """Turn this process into the requested one, up to its first instruction.
 
     `answer` is the connection to the process that waits for it, or -1.
     """
@@ -185,7 +185,7 @@ def _become(request: forked_process.Request, descriptors: Sequence[int], answer:
             forked_process.send_number(waiting, os.getpid())
     os.environ.clear()
     os.environ.update(request.environment)
-    del os.environ[forked_process.PARENT]  # an executed child would have it, too
+    del os.environ[forked_process.PARENT]  # an executed child would also have it
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     unbuffered = "PYTHONUNBUFFERED" in request.environment
@@ -213,7 +213,7 @@ _customized: set[Path] = set()
 def _customize(search: Sequence[str]) -> None:
     """Run the first `sitecustomize.py` in these directories, as Python does at its start.
 
-    A child that a leader has forked has what its leader ran.
+    A leader has already done this for the children that it forks.
     """
     path = next((path for each in search if (path := Path(each, "sitecustomize.py")).exists()), None)
     if path is None or path in _customized:
@@ -228,7 +228,7 @@ def _customize(search: Sequence[str]) -> None:
 
 
 def _place(descriptors: list[int], numbers: tuple[int, ...], kept: int) -> None:
-    """Give the descriptors these numbers, and close all others but `kept`."""
+    """Give the descriptors these numbers, and close all others except `kept`."""
     high = [fcntl.fcntl(each, fcntl.F_DUPFD, _DESCRIPTORS_FROM) for each in descriptors]
     for each, number in zip(high, numbers, strict=True):
         os.dup2(each, number)
@@ -238,12 +238,12 @@ def _place(descriptors: list[int], numbers: tuple[int, ...], kept: int) -> None:
                 os.close(int(name))
 
 
-# Settings of JAX as they were before the environment of this process changed them.
+# Settings of JAX before this process's environment changed them.
 _defaults: dict[str, Any] = {}
 
 
 def _configure_jax(environment: dict[str, str]) -> None:
-    """Set what JAX would have read from the environment when it was imported."""
+    """Set the options that JAX would have read from the environment when it was imported."""
     import jax
     import numpy as np
 
@@ -271,7 +271,7 @@ def _execute(request: forked_process.Request) -> None:
     main.__dict__.update(__builtins__=builtins, __annotations__={})
     sys.modules["__main__"] = main
     if request.module:
-        sys.modules.pop(request.module, None)  # it was imported, and runs anew
+        sys.modules.pop(request.module, None)  # was imported, and runs again
         runpy._run_module_as_main(request.module)  # type: ignore[attr-defined]
         return
     main.__dict__.update(__spec__=None)

@@ -1,18 +1,18 @@
-"""Processes of Python that are forked from one that has imported JAX, in place of `subprocess.Popen`.
+"""Fork Python processes from one that has imported JAX, instead of starting them with `subprocess.Popen`.
 
-A start of Python that imports JAX takes a second of CPU time, and the suite starts hundreds. `Popen` sends commands
-such as `[sys.executable, "-m", "atoll.worker.worker_main", OPTIONS]` to the fork server of the run
+Starting Python and importing JAX takes a second of CPU time, and the suite starts hundreds of processes. `Popen` sends
+commands such as `[sys.executable, "-m", "atoll.worker.worker_main", OPTIONS]` to the fork server of the run
 (`tests.fork_server`). All other commands, and those with an environment that Python reads at its start, are executed as
-usual. Processes that were forked start others in the same way. A module that is marked `executed` looks at how
-processes start, at what they have loaded or at their parents: none of its processes is forked.
+usual. Processes that were forked start others in the same way. A module that is marked `executed` tests how processes
+start, which modules they have loaded, or which parents they have, so none of its processes is forked.
 
-The processes of a cluster that stays are in the session of its engine. The server forks an engine or a command as
-well, and these fork their own children, so that children have the session and the parent of executed processes.
+The processes of a standing cluster are in the session of its engine. The server forks an engine or a command as well,
+and these fork their own children, so that children have the session and the parent of executed processes.
 
 A forked process has the command line and the environment of its command in `/proc`. If the fork server has forked it,
-the server is its parent there; `children` finds it by the variable `ATOLL_TEST_PARENT`. For a test that is about the
-start or the parents of processes, `ATOLL_TEST_EXECUTED=1` in the environment of a command has it and what it starts
-executed.
+the server is its parent there, and `children` finds it by the variable `ATOLL_TEST_PARENT`. A test of the start or the
+parents of processes can set `ATOLL_TEST_EXECUTED=1` in the environment of a command, so that the command and its
+children are executed.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ import psutil
 PARENT = "ATOLL_TEST_PARENT"
 EXECUTED = "ATOLL_TEST_EXECUTED"
 _ROOT = Path(__file__).resolve().parents[1]
-# Replaces functions in any process, also if it has imported them already.
+# Module that replaces functions in any process, even if the process has already imported them.
 _FAULTS = Path(__file__).resolve().with_name("faults") / "sitecustomize.py"
-# Modules that may run in a forked process. A process for users' code is executed: it is isolated from its parent.
+# Modules that may run in a forked process. Processes for users' code are executed, because they are isolated from their
+# parents.
 _MODULES = frozenset(
     {
         "atoll.controller_process.controller_main",
@@ -54,7 +55,7 @@ _MODULES = frozenset(
         "tests.end_to_end.remote_python",
     }
 )
-# Modules whose processes fork their own children. They start no native threads and hold nothing that affects a child.
+# Modules whose processes fork their own children. They start no native threads and have no state that affects a child.
 _LEADERS = frozenset({"atoll.engines.engine_main", "atoll.operate.command"})
 # Variables that Python, the dynamic linker, malloc or a library reads when it is loaded.
 _READ_AT_START = ("PYTHON", "LD_", "MALLOC_", "OPENBLAS_", "OMP_", "MKL_", "TF_CPP_")
@@ -81,7 +82,7 @@ _MOST_DESCRIPTORS = 64
 
 @dataclass(frozen=True)
 class Request:
-    """A process to be forked: one of a module, a script and a piece of code; the others are empty."""
+    """Request to fork a process. One of `module`, `script` and `code` is set, and the others are empty."""
 
     command: tuple[str, ...]
     module: str
@@ -91,21 +92,21 @@ class Request:
     safe_path: bool
     environment: dict[str, str]
     directory: str
-    descriptors: tuple[int, ...]  # the numbers that the descriptors sent with the request have in the process
+    descriptors: tuple[int, ...]  # numbers in the process of the descriptors that are sent with the request
     new_session: bool
 
     @property
     def is_leader(self) -> bool:
-        """Whether it forks its own children."""
+        """Return whether the process forks its own children."""
         return self.module in _LEADERS
 
 
 class ForkServer:
-    """A fork server of this process. It ends with `close`, or with this process."""
+    """Fork server of this process. It ends with `close`, or with this process."""
 
     def __init__(self) -> None:
         self.owner = os.getpid()
-        # In the run's own directory: it is removed where the run is killed, too.
+        # In the run's own directory, which is also removed if the run is killed.
         self._directory = tempfile.mkdtemp(prefix="at-", dir=os.environ.get("XDG_RUNTIME_DIR"))
         address = f"{self._directory}/fork.sock"
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
@@ -120,10 +121,10 @@ class ForkServer:
                 start_new_session=True,
             )
             theirs.close()
-            self.address = address if ready.recv(1) == b"1" else ""  # it may not be able to: see `fork_server`
+            self.address = address if ready.recv(1) == b"1" else ""  # it may be unable to: see `fork_server`
 
     def close(self) -> None:
-        """End the server. Processes that it has forked run on."""
+        """End the server. The processes that it has forked continue."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
@@ -134,7 +135,7 @@ Become = Callable[[Request, Sequence[int]], None]
 
 
 class _Forking:
-    """Whether processes are forked, and from which server."""
+    """State of forking: whether processes are forked, and from which server."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -148,9 +149,9 @@ class _Forking:
         self._address, self._is_on = address, True
 
     def fork_here(self, become: Become | None) -> None:
-        """Fork all processes from this one, and have `become(request, descriptors)` run in each, which never returns.
+        """Fork all processes from this one, and call `become(request, descriptors)` in each, which never returns.
 
-        With None, they are forked from the server.
+        If `become` is None, processes are forked from the server.
         """
         self._become = become
 
@@ -160,7 +161,7 @@ class _Forking:
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
-        """Fork processes within the block. The server is started with the first, and stays until `end`."""
+        """Fork processes within the block. The server starts with the first one, and runs until `end`."""
         before, self._is_on = self._is_on, True
         try:
             yield
@@ -168,20 +169,20 @@ class _Forking:
             self._is_on = before
 
     def address(self) -> str:
-        """Where the server listens; "" if processes are executed."""
+        """Return the address of the server, or "" if processes are executed."""
         if not self._is_on or self._address:
             return self._address
         return self.start()
 
     def start(self) -> str:
-        """Start the server, unless it runs, and return where it listens. Processes that are forked later share it."""
+        """Start the server unless it runs, and return its address. Processes that are forked later share it."""
         with self._lock:
             if self._server is None:
                 self._server = ForkServer()
             return self._server.address
 
     def end(self) -> None:
-        """End the server, if this process has started it."""
+        """End the server if this process has started it."""
         if self._server is not None and self._server.owner == os.getpid():
             self._server.close()
             self._server = None
@@ -214,7 +215,7 @@ def _has_custom_start(environment: Mapping[str, str]) -> bool:
 def _request(
     command: Sequence[str], environment: Mapping[str, str], directory: str, new_session: bool
 ) -> Request | None:
-    """Return the request for a command, or None if it has to be executed."""
+    """Return the request for a command, or None if the command must be executed."""
     if environment.get(EXECUTED):
         return None
     own = {name: value for name, value in os.environ.items() if name.startswith(_READ_AT_START)}
@@ -251,7 +252,7 @@ def _request(
 
 
 class Popen(subprocess.Popen[Any]):
-    """Like `subprocess.Popen`, but forks the process where that is possible."""
+    """Like `subprocess.Popen`, but fork the process if possible."""
 
     _exit: socket.socket | None = None
 
@@ -273,7 +274,7 @@ class Popen(subprocess.Popen[Any]):
         if self._request is None:
             super()._execute_child(*arguments)  # type: ignore[misc]
             return
-        # At these positions from CPython 3.11 to 3.13.
+        # At these positions in CPython 3.11 to 3.13.
         p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite = arguments[10:16]
         standard = [own if given == -1 else given for own, given in ((0, p2cread), (1, c2pwrite), (2, errwrite))]
         if FORKING.become is None:
@@ -284,7 +285,7 @@ class Popen(subprocess.Popen[Any]):
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]
 
     def _status(self, wait: bool) -> int | None:
-        """Return the wait status once the process has ended."""
+        """Return the wait status after the process has ended."""
         assert self._exit is not None
         try:
             data = self._exit.recv(_LENGTH.size, 0 if wait else socket.MSG_DONTWAIT)
@@ -314,7 +315,7 @@ class Popen(subprocess.Popen[Any]):
 def run(
     args: Sequence[str], *, timeout: float, cwd: Path | None = None, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end and return what it printed, like `subprocess.run`, but fork it if that is possible."""
+    """Like `subprocess.run`, but fork the process if possible. Return the result of the command, with its output."""
     with Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd, env=env) as process:
         try:
             stdout, stderr = process.communicate(timeout=timeout)
@@ -359,13 +360,13 @@ def _receive(connection: socket.socket, count: int) -> bytes:
 
 
 def receive_request(connection: socket.socket) -> tuple[Request, list[int]]:
-    """Return a request and its descriptors; for the fork server."""
+    """Return a request and its descriptors. Used by the fork server."""
     head, descriptors, _, _ = socket.recv_fds(connection, _LENGTH.size, _MOST_DESCRIPTORS)
     request: Request = pickle.loads(_receive(connection, _LENGTH.unpack(head)[0]))
     return request, list(descriptors)
 
 
 def send_number(connection: socket.socket, number: int) -> None:
-    """Send the pid, or, for the wait status, the number -1 - status; for the fork server."""
+    """Send a pid, or a wait status as -1 - status. Used by the fork server."""
     with contextlib.suppress(OSError):
         connection.sendall(_LENGTH.pack(number))

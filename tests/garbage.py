@@ -1,4 +1,4 @@
-"""Counts what is left for Python's garbage collector: objects in cycles to which nothing else refers."""
+"""Count the garbage that only Python's collector can free: objects in cycles without other references."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def counted() -> Iterator[Counter[str]]:
-    """Count what the block leaves for the collector, by type: objects of Atoll's classes.
+    """Count the objects of Atoll's classes that the block leaves for the collector, by type.
 
-    The counter is filled at the end of the block. Meanwhile the collector does not run.
+    The counter is filled at the end of the block. The collector is disabled during the block.
     """
     found: Counter[str] = Counter()
     gc.collect()

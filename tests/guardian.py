@@ -1,8 +1,8 @@
-"""Ends what a test run has started, once the run itself has ended: also where it was killed, and could end nothing.
+"""Kill the processes of a test run after the run has ended, in case it was killed and could not do so itself.
 
-A cluster that stays (`atoll up`) has no parent by design, so nobody else would end it. Run as a script, without
-Python's site packages: `python -I -S guardian.py PID RUN DIRECTORY`. Processes are known by ATOLL_TEST_RUN in their
-environment.
+A standing cluster (`atoll up`) has no parent by design, so nothing else would end it. This is a script that runs
+without Python's site packages: `python -I -S guardian.py PID RUN DIRECTORY`. It identifies processes by ATOLL_TEST_RUN
+in their environment.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ def main(pid: int, run: str, directory: str) -> None:
         poller.register(descriptor, select.POLLIN)
         poller.poll()
     directories, deadline = {directory}, time.monotonic() + _MOST_SECONDS
-    # Until nobody is left: who is about to be killed may yet start another.
+    # Until no process is left, because a process may start another one before it is killed.
     while (found := of_run(run)) and time.monotonic() < deadline:
         for each, runtime in found.items():
             if os.path.basename(runtime).startswith("at-") and os.path.dirname(runtime) == os.path.dirname(directory):
                 directories.add(runtime)
             directories.update(
                 glob.glob(f"/dev/shm/atoll-{each}-*")
-            )  # a client's; whoever would remove it is killed, too
+            )  # of a client, whose proxy would remove it but was also killed
             try:
                 os.kill(each, signal.SIGKILL)
             except ProcessLookupError:
@@ -46,7 +46,7 @@ def main(pid: int, run: str, directory: str) -> None:
 
 
 def of_run(run: str) -> dict[int, str]:
-    """The live processes of a test run, each with its runtime directory."""
+    """Return the live processes of a test run, each with its runtime directory."""
     found = {}
     for entry in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -55,7 +55,7 @@ def of_run(run: str) -> dict[int, str]:
         except OSError:
             continue
         environment = {name: os.fsdecode(value) for name, _, value in pairs}
-        if environment.get(b"ATOLL_TEST_RUN") == run:  # a zombie has no environment any more
+        if environment.get(b"ATOLL_TEST_RUN") == run:  # a zombie has no environment
             found[int(entry)] = environment.get(b"XDG_RUNTIME_DIR", "")
     return found
 

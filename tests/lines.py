@@ -1,4 +1,4 @@
-"""What a process prints, line by line, by a deadline: a process that says nothing is ended, and its test fails."""
+"""Read the output of a process line by line, with a deadline. A silent process is killed, and its test fails."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import threading
 from contextlib import suppress
 from typing import AnyStr
 
-SECONDS = 90.0  # below the time that a test has, so that the failure names the process
+SECONDS = 90.0  # shorter than the time limit of tests, so that the failure names the process
 
 
 def next_line(process: subprocess.Popen[AnyStr], seconds: float = SECONDS) -> AnyStr:
-    """The next line of a process that leads its process group, with its end; an empty one where it has ended."""
+    """Return the next line of a process that leads its process group, with its line end, or "" if it has ended."""
     assert process.stdout is not None
     late = threading.Event()
 

@@ -1,4 +1,6 @@
-"""IFRT IR programs for tests, written in MLIR's text form, and how a client compiles them without Shardy's Python."""
+"""IFRT IR programs for tests, in MLIR's text form, and code that compiles them without Shardy's Python, as a client
+does.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from atoll.devices.missing_modules import import_mpmd
 
 _EMPTY = 'module { func.func @main() attributes {topology = #mpmd.topology<<"m": <["x"=1]>>>} { return } }'
 
-# An attribute of MLIR's text form that stands for `donated_input_indices`, whose own form depends on the version.
+# An attribute in MLIR's text form that represents `donated_input_indices`, whose own form depends on the version.
 _DONATED = "test.donated"
 
 

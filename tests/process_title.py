@@ -1,6 +1,6 @@
-"""Give this process the command line and the environment that `/proc` shows, as `execve` would.
+"""Set the command line and the environment that `/proc` shows for this process, as `execve` would.
 
-A forked process shows those of the process that it was forked from. Tests find processes by both.
+A forked process shows those of its parent. Tests use both to find processes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _shown: ctypes.Array[ctypes.c_char] | None = None  # the memory that the kernel 
 
 
 def show(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Show these in `/proc/self/cmdline` and `/proc/self/environ`. Raises OSError if the kernel does not allow it."""
+    """Show these in `/proc/self/cmdline` and `/proc/self/environ`. Raise OSError if the kernel does not allow it."""
     global _shown
     command = b"".join(each.encode(errors="surrogateescape") + b"\0" for each in arguments)
     variables = b"".join(
@@ -55,7 +55,7 @@ def show(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
     )
     memory = ctypes.create_string_buffer(command + variables)
     start = ctypes.addressof(memory)
-    # Of `proc_pid_stat(5)`, whose third field is the first after the name in parentheses.
+    # Numbered from the first field after the name in parentheses, which is the third field in `proc_pid_stat(5)`.
     fields = [0, 0, 0, *Path("/proc/self/stat").read_text().rpartition(")")[2].split()]
     number = [int(each) if str(each).lstrip("-").isdigit() else 0 for each in fields]
     layout = _Map(

@@ -1,4 +1,4 @@
-"""How programs are compiled in tests: quickly. Most programs run once or twice, so optimizing them never pays.
+"""Compile programs quickly in tests. Most of them run once or twice, so that optimizing them does not pay.
 
 XLA divides the code of a program into up to 32 LLVM modules, which its threads compile at the same time. Each module
 repeats the same preparations. With one module, a program of medium size compiles in half of the CPU time.
@@ -22,5 +22,5 @@ FLAGS = " ".join(
 
 
 def quick(environment: dict[str, str]) -> dict[str, str]:
-    """A process's environment with these flags beside its own."""
+    """Return a process's environment with these flags added."""
     return environment | {"XLA_FLAGS": f"{environment.get('XLA_FLAGS', '')} {FLAGS}".strip()}

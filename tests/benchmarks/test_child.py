@@ -1,4 +1,4 @@
-"""A worker that fails, dies or hangs becomes an error with a reason, and never a benchmark that hangs."""
+"""Tests that a worker that fails, dies or hangs causes an error with a reason, and never a benchmark that hangs."""
 
 import importlib.util
 import os

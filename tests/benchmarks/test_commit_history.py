@@ -1,4 +1,4 @@
-"""The history of metrics: how runs are linked, and what is refused."""
+"""Tests of the history of metrics: how runs are linked, and which records are refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def summary(time: float | None) -> Summary | None:
 
 
 def run(*times: tuple[str, float | None]) -> commit_history.Run:
-    """A run of commits, each with the time of one operation."""
+    """Return a run of commits, each with the time of one operation."""
     return commit_history.Run(
         commits=[commit_history.Commit(name, "2026-11-27") for name, _ in times],
         started="2026-11-27T03:00:00+00:00",

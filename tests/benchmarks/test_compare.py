@@ -1,4 +1,4 @@
-"""Comparing two versions: where the other version comes from, and how metrics are judged."""
+"""Tests of comparing two versions: where the other version comes from, and how metrics are judged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from benchmarks.harness.statistics import summarize
 
 
 def prepare(settings: Settings) -> Round:
-    """Rounds of the base take twice as long, and have half the rate."""
+    """Make rounds in which the base takes twice as long and has half the rate."""
     seconds = 2.0 if settings.source else 1.0
 
     def measure() -> Mapping[str, float]:
@@ -41,7 +41,7 @@ BENCHMARK = Benchmark(
 
 
 def compared(*sources: str) -> RunRecord:
-    """Compare the code here with commits named after the directories of their packages."""
+    """Compare this code with commits named after the directories of their packages."""
     benchmark = beside_bases(BENCHMARK, preparations=2, commits=sources)
     of_names = {f"atoll{AT}{source}": source for source in sources}
     found = run_benchmark(benchmark, list(benchmark.contestants), 6, False, lambda now, done: None, of_names)

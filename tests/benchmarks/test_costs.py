@@ -1,4 +1,4 @@
-"""What figures in virtual time are computed with comes out of what was measured, and the page says so."""
+"""Tests that figures in virtual time use measured costs, and that the page says so."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MACHINE = Machine("an abacus", 2, 1 << 30, "none", "3.11", {"jax": "0"}, None)
 
 
 def measured(failed: str = "") -> RunRecord:
-    """A controller that takes 20 us for a gang and 5 us and 125 bytes for each host, and so on."""
+    """Return costs of a controller that takes 20 us per gang, 5 us and 125 bytes per host, and so on."""
     records = []
     for each in points(quick=False):
         hosts = float(each.point.get("hosts", 0))
@@ -41,7 +41,7 @@ def test_costs_are_those_that_were_measured():
     found = costs_of(measured())
     assert found == Costs(
         latency=pytest.approx(11e-6),
-        controller_gang_host=pytest.approx(5e-6 + 125 / 12.5e9),  # and what its messages take on the link
+        controller_gang_host=pytest.approx(5e-6 + 125 / 12.5e9),  # plus the time of its messages on the link
         controller_gang=pytest.approx(20e-6),
         host_gang=pytest.approx(40e-6),
         message=pytest.approx(7e-6),

@@ -1,4 +1,4 @@
-"""What the benchmark of elastic trainings makes of the lines of its processes."""
+"""Tests of how the benchmark of elastic trainings evaluates the lines of its processes."""
 
 from __future__ import annotations
 

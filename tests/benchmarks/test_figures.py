@@ -1,4 +1,4 @@
-"""Figures: their points and claims, and the page that is written of their results. Nothing is measured here."""
+"""Tests of figures: their points and claims, and the page written from their results. They measure nothing."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_parity_is_the_shortest_computation_from_which_on_all_keep_up():
     def at(milliseconds: float, ratio: float) -> BenchmarkRecord:
         return point({"Atoll": [100 * ratio], "ideal": [100.0]}, hosts=4, milliseconds=milliseconds)
 
-    # What keeps up by chance below one that does not, does not count.
+    # A point that keeps up by chance, below one that does not, is ignored.
     points = [at(1, 0.99), at(2, 0.9), at(4, 0.985), at(8, 1.0)]
     assert fig6.parity(points, "Atoll", "ideal") == 4
     assert fig6.parity([at(1, 0.5)], "Atoll", "ideal") == math.inf
@@ -112,7 +112,7 @@ def test_a_table_has_a_row_for_each_point_and_contestant():
 
 @pytest.mark.parametrize("figure", [each for each in FIGURES if each.points(Options())], ids=lambda figure: figure.key)
 def test_claims_about_jax_are_about_jax_with_batch_threads(figure):
-    """Atoll's devices are batch threads. JAX as users start it is measured beside that, and judges nothing."""
+    """Atoll's devices are batch threads. JAX with its usual threads is measured too, but no claim uses it."""
     points = figure.points(Options(quick=True))
     names = {name for each in points for name in each.contestants if name.startswith(("JAX", "stock"))}
     as_users_start_it = {name for name in names if not name.endswith(BATCH_THREADS)}
@@ -163,7 +163,7 @@ def test_the_page_has_what_was_measured_and_nothing_else(tmp_path: Path):
 
 
 def test_missing_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A figure that cannot be drawn is refused before it is measured."""
+    """The error is raised before any measurement."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ModuleNotFoundError, match="figures are drawn with matplotlib"):
         require_matplotlib()

@@ -1,4 +1,4 @@
-"""The page on GPUs and its results."""
+"""Tests of the page about GPUs and of its results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Benchmarks stand on Atoll, and Atoll does not know of them: they are not in the wheel."""
+"""Tests that Atoll does not import its benchmarks, which are not in the wheel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page about named arrays shows the committed rates."""
+"""Tests that the page about named arrays shows the committed rates."""
 
 from __future__ import annotations
 

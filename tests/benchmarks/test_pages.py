@@ -1,4 +1,4 @@
-"""Each measured figure is on one page."""
+"""Tests that each measured figure is on one page."""
 
 from __future__ import annotations
 

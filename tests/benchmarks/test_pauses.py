@@ -1,4 +1,4 @@
-"""What a trace says of a tenant that pauses."""
+"""Tests of the evaluation of traces of a tenant that pauses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MS = 1_000_000
 
 
 def turns(sessions: list[int], begin: int, end: int) -> list[Span]:
-    """One gang of a millisecond after another, of these sessions in turn, on two devices."""
+    """Return spans of consecutive gangs of one millisecond, of these sessions in turn, on two devices."""
     return [
         Span(
             0,

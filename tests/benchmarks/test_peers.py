@@ -1,4 +1,4 @@
-"""The peers of figure 5 count right, which each of their rounds checks itself, and leave nothing behind."""
+"""Tests of the peers in figure 5: they count correctly, which each of their rounds checks, and leave nothing behind."""
 
 import contextlib
 from importlib.util import find_spec
@@ -13,7 +13,7 @@ from tests.conftest import gone
 
 pytestmark = pytest.mark.slow
 
-# Not importorskip: the test's own process should not have Ray's threads, or TensorFlow beside JAX.
+# importorskip would import them here, and this process must not have Ray's threads, or TensorFlow beside JAX.
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 needs_tensorflow = pytest.mark.skipif(find_spec("tensorflow") is None, reason="TensorFlow is not installed")
 
@@ -29,15 +29,15 @@ def alive(processes: list[psutil.Process]) -> list[str]:
 
 @pytest.fixture
 def ray_directory(short_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where Ray's session is: its sockets need a short path."""
+    """Return a directory for Ray's session, whose sockets need a short path."""
     monkeypatch.setenv("TMPDIR", str(short_directory))
     return short_directory
 
 
 def started(recursive: bool = False) -> list[psutil.Process]:
-    """Return this process's children, except those of the whole run: its guardian, and the fork servers.
+    """Return this process's children, except the guardian and the fork servers of the whole run.
 
-    The children of a fork server belong to other tests, and some of them may still be ending.
+    The children of a fork server belong to other tests, which may still be ending.
     """
     of_the_run = ("guardian.py", "fork_server.py")
     found = []

@@ -1,4 +1,4 @@
-"""(y): what is measured are delegated runs, and all of a step."""
+"""Tests of benchmark (y): it measures delegated runs, and whole steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results know the commit that they are of, and the page says which are older than the code."""
+"""Tests that results record their commit, and that the page marks results that are older than the code."""
 
 from __future__ import annotations
 

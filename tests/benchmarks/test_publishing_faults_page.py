@@ -1,4 +1,4 @@
-"""The page about named arrays shows the committed results of kills."""
+"""Tests that the page about named arrays shows the committed results of the tests with kills."""
 
 from __future__ import annotations
 

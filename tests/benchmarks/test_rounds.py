@@ -7,7 +7,7 @@ prepared: list[str] = []
 
 
 def prepare(settings: Settings) -> Round:
-    """Rounds give how many preparations there were."""
+    """Make rounds that return the number of preparations so far."""
     prepared.append(settings.backend)
     number = prepared.count(settings.backend)
 

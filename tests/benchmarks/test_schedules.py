@@ -1,4 +1,4 @@
-"""Schedules on null devices, in virtual time: steps take what the tables say."""
+"""Tests of schedules on null devices in virtual time: steps take the times in the tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ UNIT = 0.05
 
 
 def train(name: str, stages: int, microbatches: int, kept_bytes: int = 4) -> tuple[float, list[int]]:
-    """Seconds of a step, and the most bytes that each stage's device ever had in use, by the ledger of memory."""
+    """Return the seconds of a step, and the peak memory of each stage's device in bytes, according to the memory
+    ledger.
+    """
     cluster = VirtualCluster(f"{stages}x1x1", MODELS["tpu-v3"])
     client = cluster.client()
     table = schedule(name, stages, microbatches)
@@ -35,11 +37,13 @@ def test_a_step_takes_what_its_table_says_within_a_hundredth(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "microbatches"), [("1f1b", 8), ("1f1b", 24), ("zb-h1", 24), ("gpipe", 24)])
 def test_stages_hold_in_memory_what_the_table_says_and_room_for_one_more(name: str, microbatches: int) -> None:
-    """Memory is reserved before an entry is enqueued: that of the next forward entry while a backward one runs."""
+    """Memory is reserved before an entry is enqueued, so that the next forward entry's memory is in use during a
+    backward one.
+    """
     kept = 100 << 20
     _, peaks = train(name, 4, microbatches, kept)
     held = schedule(name, 4, microbatches).check().held
     expected = [min(each + 1, microbatches) for each in held]
     if name == "1f1b":
-        expected[-1] = 0  # the last part keeps nothing: its two entries are one node
+        expected[-1] = 0  # the last stage keeps nothing, because its two entries are one node
     assert [peak // kept for peak in peaks] == expected

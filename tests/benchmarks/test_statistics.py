@@ -63,8 +63,8 @@ def test_anything_against_itself_is_one(samples: list[float]):
 
 
 def test_clients_count_while_all_of_them_are_at_work():
-    early = [(0.0, 0.0), (4.0, 40.0)]  # ten a second
-    late = [(2.0, 0.0), (3.0, 30.0), (9.0, 30.0)]  # thirty in its first second, and none later
+    early = [(0.0, 0.0), (4.0, 40.0)]  # ten per second
+    late = [(2.0, 0.0), (3.0, 30.0), (9.0, 30.0)]  # thirty in the first second, and none later
     assert rate_in_common_window([early, late]) == (20 + 30) / 2
     assert rate_in_common_window([early]) == 10
 

@@ -1,4 +1,4 @@
-"""The subscribers of one version in virtual time: the figures, and the page that shows them."""
+"""Tests of one version's subscribers in virtual time: the figures, and the page that shows them."""
 
 from __future__ import annotations
 

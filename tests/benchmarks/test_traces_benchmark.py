@@ -1,4 +1,4 @@
-"""What is read off traces, and the pictures that are made of trace files."""
+"""Tests of the evaluation of traces, and of the pictures made from trace files."""
 
 from __future__ import annotations
 

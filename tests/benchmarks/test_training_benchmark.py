@@ -1,4 +1,4 @@
-"""Training steps of the paper's tables: what their programs do, and that they take what theory gives."""
+"""Tests of training steps in the paper's tables: the work of their programs, and durations as predicted by theory."""
 
 from __future__ import annotations
 
@@ -44,13 +44,14 @@ def test_a_pipeline_whose_stages_are_islands_takes_what_theory_gives():
 
 
 def test_all_of_a_pipelines_nodes_run():
-    """None is left out because its results are unused."""
+    """No node is omitted because its results are unused."""
     cluster = VirtualCluster("1x4x2")
     client = cluster.client()
     training = cluster.run(gpipe.make_training(client, client.hosts, SMALL))
     cluster.run(step_seconds(cluster, client, training, steps=1))
     last = [span.sequence for span in cluster.controller.trace.spans() if span.program == "step" and span.host == 3]
-    # Of the last stage: forward and backward passes, what it receives and sends for each, and its update; 5 steps.
+    # Forward and backward passes of the last stage, with a transfer to and from it for each, and its update, for 5
+    # steps.
     assert len(last) == 5 * (2 * 8 + 2 * 8 + 1)
 
 
@@ -62,7 +63,7 @@ def test_a_step_that_is_one_computation_takes_what_it_takes():
 
 
 def test_table_1s_claims_in_virtual_time_can_fail():
-    """A controller that is ten times as slow does not reach them, though it hides behind steps that are in flight."""
+    """A controller that is ten times as slow misses the claims, although steps in flight hide its time."""
     (point,) = (each for each in table1_figure.FIGURE.points(Options(null=True)) if each.point["model"] == "T5_3B")
     cores, ideal = int(point.point["cores"]), 0.1
 
@@ -83,7 +84,7 @@ def test_table_1s_claims_in_virtual_time_can_fail():
 def test_two_islands_exchange_gradients_both_ways_at_once():
     cluster = VirtualCluster("2x2x2", msgspec.structs.replace(MODELS["tpu-v3"], dcn_bandwidth=2e9))
     client = cluster.client()
-    # A host sends two devices' parts, which takes 20 ms.
+    # A host sends the parts of two devices, which takes 20 ms.
     training = cluster.run(
         data_parallel.make_training(client, client.islands, 0.1, weight_bytes=1 << 20, gradient_bytes=20_000_000)
     )

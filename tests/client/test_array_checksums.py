@@ -1,4 +1,4 @@
-"""Checksums of arrays do not depend on shardings, and name the devices with wrong bytes."""
+"""Tests of array checksums: they do not depend on shardings, and they name the devices with wrong bytes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _content(jnp: Any, shape: tuple[int, ...], dtype: str) -> Any:
 
 
 def _check() -> dict[str, Any]:
-    """Return the devices that are named, on eight CPU devices."""
+    """Return the named devices, out of eight CPU devices."""
     import jax
     import jax.numpy as jnp
     import numpy as np

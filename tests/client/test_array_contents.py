@@ -1,4 +1,4 @@
-"""The contents of large arrays: when arrays count as published before, and which arrays subscribers read again."""
+"""Tests of large arrays' contents: when an array was published before, and which arrays subscribers read again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LARGE = LEAST_BYTES // 4
 
 
 def array(size: int) -> Any:
-    return np.zeros(size, np.float32)  # weak references can refer to it, as to an array of JAX
+    return np.zeros(size, np.float32)  # supports weak references, like an array of JAX
 
 
 def test_an_array_keeps_its_number_while_it_exists() -> None:

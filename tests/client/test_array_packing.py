@@ -1,4 +1,4 @@
-"""Which small arrays are packed."""
+"""Tests of which small arrays are packed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client chooses a directory for large arrays, and takes its run from the environment."""
+"""Tests of client processes: the directory for large arrays, and the run from the environment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ SHM, TMP = Path("/dev/shm"), Path("/tmp")
     [({SHM: 2 << 30, TMP: 9 << 30}, SHM), ({SHM: 64 << 20, TMP: 9 << 30}, TMP), ({SHM: 64 << 20, TMP: 8 << 20}, SHM)],
 )
 def test_shared_memory_is_used_if_it_has_room(free: dict[Path, int], chosen: Path) -> None:
-    """A container has 64 MiB of it by default, and jaxlib's client aborts its process when it cannot write there."""
+    """By default, a container has 64 MiB of shared memory, and jaxlib's client aborts its process if it cannot write
+    there.
+    """
     assert place_with_room([SHM, TMP], free) == chosen
 
 

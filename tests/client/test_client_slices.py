@@ -1,4 +1,4 @@
-"""What a program may ask of a set of virtual devices."""
+"""Tests of the methods of a set of virtual devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`atoll.connect` as a notebook uses it: over several cells, and again."""
+"""Tests of `atoll.connect` in a notebook: in several cells, and repeatedly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A script on a system without pidfds and memfds, such as macOS, uses a remote cluster.
+"""Test that a script on a system without pidfds and memfds, such as macOS, can use a remote cluster.
 
 The functions are removed from every Python process of the script.
 """

@@ -1,4 +1,4 @@
-"""A script that starts an embedded cluster prints the address of its user's standing cluster."""
+"""Tests that a script that starts an embedded cluster prints the address of the user's standing cluster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from atoll.operate.cluster_registry import ClusterRegistry
 
 @pytest.fixture
 def standing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The address of a standing cluster, whose engine this process stands in for."""
+    """Return the address of a standing cluster. This process acts as its engine."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     registry = ClusterRegistry()
     registry.directory("lab").mkdir(mode=0o700)

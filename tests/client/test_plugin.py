@@ -1,4 +1,6 @@
-"""Atoll as a plug-in of JAX: unnoticed by scripts that do not ask for it, quiet and complete for those that do."""
+"""Tests of Atoll as a plug-in of JAX: it does not affect scripts that do not request it, and works without warnings
+otherwise.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from jax._src import xla_bridge
 from atoll.client.backend import add_platform
 from tests.conftest import RunScript
 
-# For what a process imports by itself, and for all that happens at its end.
+# Used before the imports of a process, and after its end.
 EXECUTED: dict[str, str | None] = {"ATOLL_TEST_EXECUTED": "1"}
 
 
@@ -207,7 +209,7 @@ def test_a_program_runs_on_one_cluster_after_another(run_script: RunScript) -> N
 
 
 class Client:
-    """Of a cluster with GPUs."""
+    """Client of a cluster with GPUs."""
 
     platform, _raw_platform = "gpu", "cuda"
 

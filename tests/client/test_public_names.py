@@ -1,4 +1,4 @@
-"""What `import atoll` offers: every name, and every error in one tree."""
+"""Tests of the names that `import atoll` provides, and of its tree of errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_every_error_is_public_and_drawn_in_the_tree(kind: type[Exception]) -> N
     assert errors.__doc__ is not None
     assert f"{kind.__name__}" in errors.__doc__
     assert getattr(atoll, kind.__name__) is kind
-    if kind is not atoll.StatusError:  # which needs more than a message
+    if kind is not atoll.StatusError:  # its constructor needs more than a message
         assert errors.error_kind(kind.__name__) is kind
 
 

@@ -1,4 +1,4 @@
-"""The timer slack of threads that jaxlib's client makes."""
+"""Tests of the timer slack of threads that jaxlib's client creates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clusters in files."""
+"""Tests of cluster files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The runs of standing clusters: what is kept of them, and what is known of their ends."""
+"""Tests of the runs of standing clusters: what is stored about them, and how their ends are determined."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The directories in which a user's processes find each other."""
+"""Tests of the directories in which a user's processes find each other."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def no_runtime_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 def test_clusters_are_found_while_the_disk_of_the_temporary_directory_is_full(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", "/var/tmp")  # what tempfile chooses then
+    monkeypatch.setattr(tempfile, "tempdir", "/var/tmp")  # tempfile's choice in this case
     assert sockets_bases() == (tmp_path, Path("/var/tmp"))
     assert registry_directory() == tmp_path / f"atoll-{os.getuid()}"
 

@@ -1,4 +1,4 @@
-"""The environment variables that Atoll reads: all are declared, and the reference page has them."""
+"""Tests of the environment variables that Atoll reads: all of them are declared and in the reference page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.test_layers import modules
 pytestmark = pytest.mark.together("sources")
 
 DECLARED = [*SETTINGS.values(), *(each for table in TABLES for each in table.settings)]
-# These modules declare variables, or read those that are passed to them.
+# These modules declare variables, or read variables whose names are arguments.
 _TABLES = {f"atoll.cluster.{name}" for name in ("setting", "settings", "environment_variables", "former_names")}
 _OUR_NAME = re.compile(r"ATOLL_[A-Z_]*[A-Z]")
 
@@ -37,7 +37,8 @@ def test_the_reference_page_is_that_of_the_tables() -> None:
 def _undeclared(tree: list[ast.AST]) -> Iterator[str]:
     """Yield the places that name a variable without its declaration.
 
-    A key of `os.environ` must be the `variable` of a `Setting`. The text of one of Atoll's variables is nowhere else.
+    A key of `os.environ` must be the `variable` of a `Setting`. No other code may contain the name of one of Atoll's
+    variables.
     """
     for node in tree:
         key = None

@@ -1,4 +1,4 @@
-"""Names of the previous version."""
+"""Tests of names from the previous version."""
 
 from __future__ import annotations
 

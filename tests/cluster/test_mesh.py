@@ -1,4 +1,4 @@
-"""Meshes of islands, and the sub-meshes that slices can be."""
+"""Tests of the meshes of islands, and of the sub-meshes of slices."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_cores_of_one_chip_are_neighbours():
 
 def test_coordinates_that_say_nothing_leave_the_declared_mesh_or_a_line():
     line = [(i, 0, 0, 0) for i in range(4)]
-    twice = [(i, 0, 0, 0) for i in (0, 1, 0, 1)]  # two CPU hosts, each of which counts from 0
+    twice = [(i, 0, 0, 0) for i in (0, 1, 0, 1)]  # two CPU hosts, each of which numbers its devices from 0
     assert mesh_of(line, (2, 2)) == ((2, 2), (0, 1, 2, 3))
     assert mesh_of(twice, (2, 2))[0] == (2, 2)
     assert mesh_of(twice)[0] == (4,)
@@ -49,9 +49,9 @@ def test_coordinates_that_say_nothing_leave_the_declared_mesh_or_a_line():
 def test_the_boxes_of_a_mesh():
     assert list(boxes((4,), (2,))) == [(0, 1), (1, 2), (2, 3)]
     assert list(boxes((2, 2), (2, 2))) == [(0, 1, 2, 3)]
-    # Lines across the mesh first, then along it: axes in order before others.
+    # Lines across the mesh come first, and then lines along it: they are sorted by axis.
     assert list(boxes((2, 3), (2,))) == [(0, 3), (1, 4), (2, 5), (0, 1), (1, 2), (3, 4), (4, 5)]
-    # A slice of 3x2 lies across a mesh of 2x3, and its devices stand in the order of the slice.
+    # A slice of 3x2 is laid across a mesh of 2x3, with its devices in the order of the slice.
     assert list(boxes((2, 3), (3, 2))) == [(0, 3, 1, 4, 2, 5)]
     assert list(boxes((2, 2), (2, 1, 2))) == [(0, 1, 2, 3)]
     assert not list(boxes((4,), (2, 2)))
@@ -70,7 +70,7 @@ def test_each_box_is_a_sub_mesh_and_each_set_of_points_comes_once(mesh: tuple[in
         points = [point(i, mesh) for i in box]
         extents = [max(axis) - min(axis) + 1 for axis in zip(*points, strict=True)]
         assert sorted(e for e in extents if e > 1) == sorted(wide)
-        # Neighbours in the slice are neighbours in the mesh.
+        # Neighbors in the slice are neighbors in the mesh.
         grid = dict(zip(itertools.product(*(range(size) for size in shape)), points, strict=True))
         for at, where in grid.items():
             for axis in range(len(shape)):

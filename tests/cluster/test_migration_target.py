@@ -1,4 +1,4 @@
-"""The devices to which a slice migrates, as people write them."""
+"""Tests of parsing the devices to which a slice migrates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text of unknown origin: one line or several, and nothing that a terminal obeys."""
+"""Tests of sanitizing text of unknown origin: one line or several, without control sequences for terminals."""
 
 from __future__ import annotations
 

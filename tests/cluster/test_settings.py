@@ -1,4 +1,4 @@
-"""The settings of a cluster, in the environment."""
+"""Tests of reading a cluster's settings from the environment."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_an_error_names_the_variable_its_value_and_the_expected_form(
 
 
 def test_every_setting_has_a_variable_and_a_key() -> None:
-    """Tenants have their own file, shapes are those of a cluster file, and versions of Atoll decide `decisions`."""
+    """Tenants have a separate file, shapes come from a cluster file, and Atoll's version determines `decisions`."""
     assert set(ClusterSettings.__struct_fields__) - set(SETTINGS) == {"tenants", "shapes", "decisions"}
     assert [name for name, setting in SETTINGS.items() if not setting.key] == ["islands"]
     for names in (VARIABLES, [setting.name for setting in SETTINGS.values()]):
@@ -133,7 +133,9 @@ def test_a_list_in_a_file_may_contain_the_separator_of_the_variable() -> None:
 
 
 def test_each_setting_is_read_by_some_code() -> None:
-    """Tests read the attributes of any object, so a field that shares its name with another one may pass unread."""
+    """The test searches for attributes of any object, so that an unread field with the same name as another one may
+    pass.
+    """
     text = "\n".join(path.read_text() for path in SOURCES.rglob("*.py"))
     read = set(re.findall(r"\.(\w+)", text))
     assert set(SETTINGS) - read == set()

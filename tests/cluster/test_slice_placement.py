@@ -1,4 +1,4 @@
-"""Virtual devices and slices: tables of choices, and properties of all of them."""
+"""Tests of the placement of virtual devices and slices: tables of choices, and properties of all choices."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def cluster(*meshes: Shape) -> list[IslandDevices]:
 
 
 def opened(slices: Slices, number: int, islands: list[IslandDevices]) -> SessionDevices:
-    """A session with a virtual device for each physical one."""
+    """Open a session with one virtual device per physical device."""
     locations = [location for each in islands for location in each.locations]
     info = DeviceInfo(0, "cpu", "cpu", ("device",), "device", (0, 0, 0), 0, 0, 0)
     virtual = tuple(VirtualDevice(i, location.island, location.host, info) for i, location in enumerate(locations))
@@ -37,7 +37,7 @@ def opened(slices: Slices, number: int, islands: list[IslandDevices]) -> Session
 
 
 class Table:
-    """A cluster and sessions: `add` gives the virtual devices of a new slice, and the locations under them."""
+    """A cluster with sessions. `add` returns the virtual devices of a new slice, and their locations."""
 
     def __init__(self, *meshes: Shape, sessions: int = 1) -> None:
         self.slices = Slices()
@@ -72,7 +72,7 @@ def test_the_next_slice_is_elsewhere_and_so_is_that_of_another_session():
     table = Table((4,), sessions=2)
     assert table.add(2) == ([0, 1], ["0.0", "0.1"])
     assert table.add(2, session=2) == ([2, 3], ["0.2", "0.3"])
-    # All are used once: sharing begins again with the lowest.
+    # All devices are in use, so that sharing starts at the lowest.
     assert table.add(2, session=2) == ([0, 1], ["0.0", "0.1"])
 
 
@@ -89,7 +89,7 @@ def test_least_load_goes_before_identity():
             {0: DeviceLocation(0, 0, 2), 1: DeviceLocation(0, 0, 3), 2: DeviceLocation(0, 0, 0)}
         )
         table.slices.add(number, table.slices.choose(number, SliceRequest(2), [island(0, (2,))]))
-    # 2 and 3 have fewer than 0 and 1, and virtual devices of the session are there.
+    # Devices 2 and 3 have fewer slices than 0 and 1, and the session has virtual devices there.
     assert table.add(2)[1] == ["0.2", "0.3"]
 
 
@@ -102,12 +102,12 @@ def test_virtual_devices_that_nothing_uses_go_where_least_load_is():
         opened(table.slices, number, table.islands)
         table.slices.add(number, table.slices.choose(number, SliceRequest(2), [_tail(table.islands[0])]))
     table.add(2)
-    # The session's 0 and 1 are taken. Its 2 and 3 sit where two slices are, 0 and 1 also have two: they stay.
+    # The session's devices 0 and 1 are taken. Its devices 2 and 3 are under two slices, as are 0 and 1, so they stay.
     assert table.add(2) == ([2, 3], ["0.2", "0.3"])
     opened(table.slices, 9, table.islands)
     table.slices.release(2, 1)
     assert table.add(2, session=9) == ([0, 1], ["0.0", "0.1"])
-    # Where 0 and 1 are emptier, the session's 2 and 3 go there.
+    # Devices 0 and 1 have fewer slices, so that the session's devices 2 and 3 move there.
     assert table.add(2, session=9)[0] == [2, 3]
 
 
@@ -119,12 +119,12 @@ def test_devices_on_which_something_was_made_stay_where_they_are():
     table = Table((4,), sessions=2)
     table.add(2, session=2)
     table.slices.sessions[1].used.update({0, 1})
-    # 2 and 3 are the emptier ones, and the session's own 2 and 3 are there.
+    # Devices 2 and 3 have the fewest slices, and the session's own devices 2 and 3 are there.
     assert table.add(2) == ([2, 3], ["0.2", "0.3"])
     table.slices.sessions[1].used.update({2, 3})
     table.add(2, session=2)
     table.slices.release(2, 1)
-    # 0 and 1 are emptier than 2 and 3 now, and are where the virtual devices that are left sit.
+    # Devices 0 and 1 now have fewer slices than 2 and 3, and the session's remaining virtual devices are there.
     assert table.add(2) == ([0, 1], ["0.0", "0.1"])
 
 
@@ -142,7 +142,8 @@ def test_a_number_of_devices_is_the_most_compact_mesh_or_any_devices():
     table = Table((4,))
     table.slices.sessions[1].used.update(range(4))
     table.slices.add(1, table.slices.choose(1, SliceRequest(1), [_tail(table.islands[0])]))  # device 2
-    assert table.add(count=3) == ([0, 1, 3], ["0.0", "0.1", "0.3"])  # 2 is taken, and nothing can change places
+    # Device 2 is taken, and no devices can be exchanged.
+    assert table.add(count=3) == ([0, 1, 3], ["0.0", "0.1", "0.3"])
 
 
 def test_slices_on_the_same_island_and_on_others():
@@ -205,7 +206,7 @@ def test_released_devices_can_be_had_again():
         table.slices.release(1, 1)
 
 
-# ---- where a slice is moved
+# ---- the target of a migration
 
 
 def test_a_slice_moves_to_the_devices_that_are_named_or_to_the_emptiest():
@@ -262,7 +263,7 @@ MESHES = st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=3).map(tuple)
 
 
 class Sessions(RuleBasedStateMachine):
-    """Sessions come, make slices, release them, use devices, have slices moved, and go."""
+    """Open and close sessions, add, use, release and migrate slices."""
 
     slices_made = Bundle("slices")
 
@@ -296,7 +297,7 @@ class Sessions(RuleBasedStateMachine):
             assert devices.locations == before
             for number, ids in free.items():
                 assert f"island {number}: {', '.join(map(str, ids)) or 'none'}" in refusal
-            if not devices.used and meshed:  # then it was topology, or number
+            if not devices.used and meshed:  # then the reason was the topology or the number
                 fits = any(list(boxes(each.mesh, shape)) for each in self.islands)
                 assert not fits or max(map(len, free.values())) < slice_request.count
             return session, 0

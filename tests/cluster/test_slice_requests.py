@@ -1,4 +1,4 @@
-"""Requests for slices, also of clients that mean no good."""
+"""Tests of requests for slices, including those of hostile clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file of tenants, and whose token is whose."""
+"""Tests of the tenants' file, and of finding a token's tenant."""
 
 from __future__ import annotations
 

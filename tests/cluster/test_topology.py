@@ -1,4 +1,4 @@
-"""Topologies: how they are written, and how hosts and devices are numbered."""
+"""Tests of topologies: their text form, and the numbers of hosts and devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The network between two processes, which a test can cut or hold."""
+"""A network between two processes that a test can interrupt or delay."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from atoll.wire.address import Address
 
 
 class Relay:
-    """Carries the bytes of all connections to `address` to the process that listens at `there`."""
+    """Relay that forwards all connections to `address` to the process that listens at `there`."""
 
     def __init__(self, path: Path, there: Address) -> None:
         self.address = Address(path=str(path))
@@ -22,28 +22,28 @@ class Relay:
 
     @property
     def is_used(self) -> bool:
-        """Whether somebody has connected since the last cut."""
+        """Return whether a peer has connected since the last cut."""
         return bool(self._writers)
 
     async def start(self) -> None:
         self._server = await asyncio.start_unix_server(self._carry, self.address.path)
 
     def cut(self) -> None:
-        """End all connections, and let nobody connect until `start`."""
+        """End all connections, and refuse new ones until `start`."""
         self._server.close()
         Path(self.address.path).unlink()
         self._abort()
 
     def drop(self) -> None:
-        """End all connections. Later ones work."""
+        """End all connections. New ones work."""
         self._abort()
 
     def hold(self) -> None:
-        """Carry nothing to the listening process until `pass_on`."""
+        """Hold back all bytes to the listening process until `pass_on`."""
         self._passes.clear()
 
     def hold_back(self) -> None:
-        """Carry nothing from the listening process until `pass_on`."""
+        """Hold back all bytes from the listening process until `pass_on`."""
         self._passes_back.clear()
 
     def pass_on(self) -> None:

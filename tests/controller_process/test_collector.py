@@ -1,4 +1,4 @@
-"""The controller collects garbage between turns, and never looks through all that is alive."""
+"""Tests that the controller collects garbage between turns, and never examines all live objects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from atoll.controller_process.collector import LAST_LOOKS, SECONDS, YOUNG, Colle
 
 
 class Cycle:
-    """Only the garbage collector frees it."""
+    """Object that only the garbage collector frees."""
 
     def __init__(self) -> None:
         self.itself = self
@@ -78,7 +78,7 @@ def test_a_collection_looks_at_no_more_the_more_there_is(collector: Collector) -
     most = 0
     for _ in range(200):
         made.append([[] for _ in range(YOUNG)])
-        most = max(most, len(gc.get_objects()))  # those that are not left out
+        most = max(most, len(gc.get_objects()))  # except those that are frozen
         collector.turn_ended(1000.0)
     assert most < 10 * YOUNG
 

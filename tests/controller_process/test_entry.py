@@ -1,4 +1,6 @@
-"""Messages where they enter the controller: tokens, names and texts are made harmless, and all else is kept."""
+"""Tests of messages that enter the controller: tokens, names and texts are sanitized, and all other fields are
+unchanged.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ MACHINE = MachineReport(EVIL, EVIL, EVIL, EVIL, {}, 0)
 
 
 def strings(value: Any) -> str:
-    """All texts of a message."""
+    """Return all texts of a message."""
     if isinstance(value, str):
         return value
     if isinstance(value, msgspec.Struct):
@@ -56,7 +58,7 @@ def test_what_a_terminal_would_obey_does_not_enter(message):
 
 
 def test_cleaning_many_devices_takes_few_calls():
-    """Calls are counted, since time depends on the machine. It takes 100 calls to list the fields of a device."""
+    """Count calls, because durations depend on the machine. Listing the fields of a device takes 100 calls."""
     message = m.WorkerReady(0, 0, (DEVICE,) * 1000, "cpu", "1", "unix:/x", 1)
     clean(message)
     calls = 0

@@ -1,4 +1,4 @@
-"""A journal as a dump without secrets, whose replay decides the same."""
+"""Tests of dumps of journals, which contain no secrets: their replay makes the same decisions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Secrets(Play):
 
 
 def journaled(play: Play, directory: Path) -> tuple[Journal, list[list[a.AnyAction]]]:
-    """The journal of what happens in the play from now on, and the actions of each event."""
+    """Journal the events of the play from now on. Return the journal and the actions of each event."""
     opened = Directory(directory)
     payload = encode_snapshot(play.controller, ShellDump())
     opened.write_snapshot(1, 3, payload)
@@ -112,7 +112,7 @@ def test_a_dump_has_no_secret(play: Secrets, tmp_path: Path) -> None:
 def test_a_dump_has_no_contents_of_arrays(play: Secrets, tmp_path: Path) -> None:
     play.with_put(3)
     play.say(m.Launch(3, (), (20,), (600,), contents=b"SECRETS!"))
-    for number in range(40):  # more than are handled at once: some wait in the inbox
+    for number in range(40):  # more than are handled at once, so that some wait in the inbox
         play.proxy(play.session, m.Launch(3, (), (30 + number,), (700 + number,), contents=b"SECRETS!"))
     journal, _ = journaled(play, tmp_path / "journal")
     play.flush()

@@ -1,4 +1,4 @@
-"""The next cluster ends one that was killed as a whole: sessions on disk are persisted, and other files are removed."""
+"""Tests that the cluster after a killed one cleans up: it persists sessions on disk, and removes other files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.controller.test_session_persistence import suspended
 
 
 def killed(directory: Path, piece: Path) -> None:
-    """Write the journal of a cluster that was killed, with a session on disk whose array is in the file `piece`."""
+    """Write the journal of a killed cluster with a session on disk, whose array is in the file `piece`."""
     play = suspended()
     (session,) = play.controller.sessions.values()
     entry = session.directory.entries[5]

@@ -1,4 +1,4 @@
-"""A controller, and a worker that reads slowly: what a gang's start waits for, over sockets."""
+"""Tests of a controller with a worker that reads slowly: what the start of a gang waits for, using sockets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.controller.play import ready
 from tests.controller.test_large_plans import put
 from tests.waiting import PATIENCE_SECONDS
 
-# Nodes that put arrays of many dimensions: a plan of more than the buffers of a socket hold, and of this size at least.
+# Nodes that put arrays of many dimensions. Their plan is larger than a socket's buffers and has at least this size.
 NODES = 4_096
 DIMENSIONS = 64
 LARGE_BYTES = 3 << 18
@@ -48,7 +48,7 @@ def parts_of_a_large_program(number: int) -> list[m.ProgramPart | m.RegisterProg
 
 
 class Worker:
-    """Reads when it is told to, and counts bytes."""
+    """Worker that reads only when the test calls it, and counts bytes."""
 
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -66,7 +66,7 @@ class Worker:
         await asyncio.get_running_loop().sock_sendall(self._socket, encode(message))
 
     async def next(self, kind: type[Any]) -> Any:
-        """The next message of that kind, of those that have not been taken; and how many bytes came until then."""
+        """Return the next message of this type that was not returned before, and the bytes received so far."""
         while True:
             while self.came:
                 message = self.came.pop(0)
@@ -82,7 +82,7 @@ class Worker:
 
 
 class Client:
-    """A session."""
+    """Proxy of a session."""
 
     def __init__(self, connection: Connection, number: int) -> None:
         self.connection = connection
@@ -103,7 +103,7 @@ class Client:
 
 
 async def settled(path: str) -> None:
-    """Whatever was sent to the controller before has been handled, and what follows from it has been sent."""
+    """Wait until the controller has handled all earlier messages, and has sent its reactions to them."""
     came: asyncio.Queue[Any] = asyncio.Queue()
     operator = await connect(Address(path=path), m.ToOperator, came.put_nowait, print, name="the controller")
     operator.send(m.Hello(m.PROTOCOL, "operator", "", 1, "test"))
@@ -114,7 +114,7 @@ async def settled(path: str) -> None:
 
 
 async def lowered(path: str) -> None:
-    """The large program is lowered, and its launch waits for its plan to arrive."""
+    """Wait until the large program is lowered, and its launch waits for the plan to arrive."""
     came: asyncio.Queue[Any] = asyncio.Queue()
     operator = await connect(Address(path=path), m.ToOperator, came.put_nowait, print, name="the controller")
     operator.send(m.Hello(m.PROTOCOL, "operator", "", 1, "test"))
@@ -139,7 +139,7 @@ async def overtaking(path: str) -> None:
     await one.launch(worker, 10)
     await worker.send(m.Done((((await worker.next(m.Run)).sequence, 0, 1),)))
 
-    # Nothing is read while a large plan is sent, and a launch that needs it.
+    # The worker reads nothing while the controller sends a large plan and a launch that needs it.
     for part in parts_of_a_large_program(1):
         other.connection.send(part)
     await other.launch(worker, 10, NODES)

@@ -1,4 +1,6 @@
-"""A controller that hears neither its standby nor most of its hosts says nothing that would have to be undone."""
+"""Tests of the leader's fence: a controller that receives nothing from its standby and most hosts sends nothing
+irrevocable.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ LATER = LEASE_SECONDS + 0.1
 
 
 class Peer:
-    """A connection of the controller's."""
+    """Connection of the controller."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -35,7 +37,7 @@ class Peer:
 
 
 class Scene:
-    """A controller's silence in time that is made up."""
+    """Controller with simulated peers and a simulated clock."""
 
     def __init__(self) -> None:
         self.peers = {number: Peer(number) for number in (*HOSTS, ENGINE, PROXY)}
@@ -51,7 +53,7 @@ class Scene:
         return list(self.peers.values())
 
     def is_reachable(self, *numbers: int, after: float = 0.0) -> None:
-        """Time passes, and something comes of these peers."""
+        """Advance the clock by `after` seconds, and receive bytes from these peers."""
         self.now += after
         for number in numbers:
             self.peers[number].bytes_in += 1

@@ -1,4 +1,4 @@
-"""A controller that does not hold its lease sends nothing to any peer."""
+"""Tests of the lease's fence: a controller that does not hold its lease sends nothing to any peer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.controller_process.test_leader_fence import ENGINE, HOSTS, LATER, PRO
 
 
 class Lease:
-    """A lease that the test takes away."""
+    """Lease that the test can revoke."""
 
     name = "the lease of a test"
     transitions = 0
@@ -28,7 +28,7 @@ class Lease:
         return self.is_held and not self.is_released
 
     def name_standby(self, address: str) -> None:
-        """Nobody asks."""
+        """Do nothing, because no test reads the standby's name."""
 
     def release(self) -> None:
         self.is_released = True
@@ -38,7 +38,7 @@ class Lease:
 
 
 class Scene:
-    """A controller with a lease, in time that is made up."""
+    """Controller with a lease, simulated peers and a simulated clock."""
 
     def __init__(self) -> None:
         self.peers = {number: Peer(number) for number in (*HOSTS, ENGINE, PROXY)}
@@ -54,7 +54,7 @@ class Scene:
         return list(self.peers.values())
 
     def look(self, *heard: int, after: float = 0.0) -> None:
-        """Let time pass, in which these peers send something, and look."""
+        """Advance the clock by `after` seconds, receive bytes from these peers, and check the lease."""
         self.now += after
         for number in heard:
             self.peers[number].bytes_in += 1

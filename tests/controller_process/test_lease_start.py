@@ -1,4 +1,6 @@
-"""A controller acquires its lease before it begins, and not with the journal of an earlier holder."""
+"""Tests that a controller acquires its lease before it starts, and does not start with the journal of an earlier
+holder.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ LEASED = msgspec.structs.replace(OPTIONS, lease="etcd://one:2379/atoll", lease_h
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> LeaseInMemory:
-    """The lease that is at each address."""
+    """Return the lease, for any address."""
     store = LeaseInMemory()
     monkeypatch.setattr("atoll.controller_process.lease_start.open_lease", lambda address: store)
     return store

@@ -1,4 +1,6 @@
-"""A session with escape sequences in its name: as `atoll status`, `atoll top`, the page, metrics and logs show it."""
+"""Test of a session whose name contains escape sequences, in `atoll status`, `atoll top`, the page, metrics
+and logs.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The state of a controller's process follows the events of an earlier process, without sockets and without a loop."""
+"""Tests that the state of a controller's process follows the events of an earlier process, without sockets or
+a loop.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def opened(number: int, role: str) -> list[e.AnyEvent]:
 
 
 def scripted(state: ProcessState, *actions: a.AnyAction) -> None:
-    """Make the controller decide these actions at the next event."""
+    """Replace the controller's handler, so that the next event causes these actions."""
     of_next = list(actions)
 
     def handle(event: e.AnyEvent) -> Any:

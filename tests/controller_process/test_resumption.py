@@ -1,4 +1,4 @@
-"""A shell goes on with the connections of another, from its state and the events that came after."""
+"""Tests that a shell takes over the connections of another one, from its state and the events after it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PING, WELCOME, CREDIT, REFUSED = 33, 60, 63, 2
 
 
 class Peer:
-    """A worker, proxy or operator, from outside."""
+    """Worker, proxy or operator that connects to the controller."""
 
     def __init__(self) -> None:
         self.inbox: asyncio.Queue[Any] = asyncio.Queue()
@@ -46,7 +46,7 @@ class Peer:
         return peer
 
     async def next_of(self, tag: int) -> Any:
-        """The next message with that tag, as plain lists."""
+        """Return the next message with this tag, as plain lists."""
         while True:
             message = await asyncio.wait_for(self.inbox.get(), 10)
             if message[0] == tag:
@@ -57,7 +57,7 @@ TIMES = ShellTimes()
 
 
 class Process:
-    """A controller's process, but for the process. `events` are what its controller has handled."""
+    """The shell of a controller's process. `events` are those that its controller has handled."""
 
     def __init__(self, address: Address, state: ProcessState | None = None, times: ShellTimes = TIMES) -> None:
         options = ControllerOptions(str(address), SETTINGS, 0)
@@ -74,7 +74,7 @@ class Process:
         return self._handles(event)
 
     def snapshot(self) -> bytes:
-        """Its controller and its shell's state, as another process would read them."""
+        """Return the controller and the state of its shell, encoded for another process."""
         del self.shell.controller.handle  # type: ignore[attr-defined]
         content = self.shell.snapshot()
         self.shell.controller.handle = self._handle  # type: ignore[method-assign]
@@ -85,7 +85,7 @@ class Process:
         self.server, _ = await listen(self.address, self.shell.accept)
 
     def kill(self) -> list[e.AnyEvent]:
-        """Nothing more is heard of it. What its controller has handled since the snapshot, of whole turns."""
+        """Stop the shell and its connections. Return the events of whole turns since the snapshot."""
         self.server.close()
         events = copy.copy(self.events)
         while events and not isinstance(events[-1], e.Flush):
@@ -111,7 +111,7 @@ def test_a_shell_goes_on_with_another_ones_connections_and_nobody_notices(addres
         operator = await Peer.open(address, "operator")
         early = await Peer.open(address, "proxy")
         snapshot = first.snapshot()
-        # Some of what follows is known by the snapshot, some by the events after it, and some by nobody.
+        # The snapshot contains some of the following, the events after it contain some, and the rest is lost.
         worker = await Peer.open(address, "worker")
         worker.connection.send(ready(Topology.parse("1x1x1"), 0, "unix:/data-0"))
         assert (await early.next_of(WELCOME))[1] == 1
@@ -149,7 +149,7 @@ def test_a_shell_goes_on_with_another_ones_connections_and_nobody_notices(addres
 
 
 class Records:
-    """A journal that keeps what is appended, and wants nothing."""
+    """Journal that keeps all events, and never asks for a snapshot."""
 
     wants_snapshot = is_broken = False
 
@@ -160,13 +160,13 @@ class Records:
         self.turns.append(list(map(decode_event, turn)))
 
     def tick(self) -> None:
-        """Nothing is synced."""
+        """Do nothing, because this journal is in memory."""
 
     def load(self, standby: str) -> e.JournalLoad:
         return e.JournalLoad(True, 0, 0.0, 0, standby)
 
     def leave(self) -> None:
-        """Another process continues."""
+        """Do nothing, because this journal has no files."""
 
     def has(self, kind: type[Any]) -> bool:
         return any(isinstance(getattr(event, "message", event), kind) for turn in self.turns for event in turn)
@@ -181,7 +181,7 @@ def test_what_is_handled_is_written_before_anybody_learns_of_it_and_no_sooner(ad
         await process.listen()
 
         async def handled(kind: type[Any], times: int = 1) -> None:
-            """And the turn is over."""
+            """Wait until this message was handled and its turn has ended."""
 
             def count() -> int:
                 return sum(isinstance(getattr(event, "message", event), kind) for event in process.events)
@@ -206,7 +206,7 @@ def test_what_is_handled_is_written_before_anybody_learns_of_it_and_no_sooner(ad
         assert [type(event) for event in events] == [type(event) for event in process.events[: len(events)]]
         proxy.connection.send(m.Release((2,)))
         await handled(m.Release, 2)
-        process.shell.flush_now()  # as before a peer that is back is told what has come of it
+        process.shell.flush_now()  # as before the shell informs a returning peer about the outcome of its messages
         assert [type(event) for turn in journal.turns for event in turn] == [type(event) for event in process.events]
         process.shell.journal = None
         for peer in (worker, proxy):

@@ -1,4 +1,4 @@
-"""The shell of a controller: sockets, a clock and random numbers, and no decision."""
+"""Tests of the controller's shell, which has sockets, a clock and random numbers, but makes no decisions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SETTINGS = ClusterSettings("1x1x1")
 
 
 class Peer:
-    """A connection to the controller, from outside."""
+    """Peer that connects to the controller."""
 
     def __init__(self) -> None:
         self.inbox: asyncio.Queue[Any] = asyncio.Queue()
@@ -57,11 +57,11 @@ class Peer:
         return peer
 
     async def next(self) -> Any:
-        """As plain lists, with the tag first; None once the connection is closed."""
+        """Return the next message as a list that starts with its tag, or None after the connection was closed."""
         return await asyncio.wait_for(self.inbox.get(), 10)
 
     def said(self) -> list[Any]:
-        """The messages that have arrived since the last call of `next`."""
+        """Return the messages that have arrived since the last call of `next`."""
         return [self.inbox.get_nowait() for _ in range(self.inbox.qsize())]
 
     async def next_of(self, tag: int) -> Any:
@@ -72,7 +72,7 @@ class Peer:
 
 
 async def life(path: Path, ready_fd: int) -> bytes:
-    """A controller with one host and one session, until an operator ends it. Returns its log."""
+    """Run a controller with one host and one session until an operator ends it. Return its log."""
     stop = asyncio.Event()
     options = ControllerOptions(f"unix:{path}", SETTINGS, os.getpid(), ready_fd)
     running = asyncio.create_task(serve(options, stop))
@@ -119,7 +119,7 @@ def test_the_life_of_a_controller(tmp_path, monkeypatch):
 
 
 async def life_with_a_bug(path: Path, ready_fd: int) -> None:
-    """A controller without a journal fails at the check of a message that waited behind a large one."""
+    """Run a controller without a journal that fails at the check of a message which waited behind a large one."""
     stop = asyncio.Event()
     running = asyncio.create_task(serve(ControllerOptions(f"unix:{path}", SETTINGS, os.getpid(), ready_fd), stop))
     one, other = await Peer.open(path, "proxy"), await Peer.open(path, "proxy", label="other.py")

@@ -1,4 +1,4 @@
-"""A standby and the controller that it follows, in one process: who serves whom, and who ends."""
+"""Tests of a standby and its controller in one process: which peers each one serves, and which one ends."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ USUAL = ShellTimes()
 
 
 class Pair:
-    """A controller with a journal, a standby of it, and the peers of the controller.
+    """A controller with a journal, its standby, and the peers of the controller.
 
-    The standby, the worker and the proxy reach the controller over a relay each.
+    The standby, the worker and the proxy are each connected to the controller through a relay.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Pair:
         self.first, self.second = Address(path=str(directory / "first")), Address(path=str(directory / "second"))
         self.directory = directory
         self.sent_by = sent_by
-        self.stopped = asyncio.Event()  # the controller
+        self.stopped = asyncio.Event()  # of the controller
         of_first = ControllerOptions(str(self.first), SETTINGS, 0)
         self.before = JournalRecovery(str(directory / "journal"), restarts=False)
         state = self.before.state(lambda: new_controller(of_first))
@@ -104,7 +104,7 @@ class Pair:
             return False
 
     def cut(self) -> None:
-        """Nothing reaches the controller, and nothing comes from it, as if its process was gone."""
+        """Interrupt all connections to the controller, as if its process had been killed."""
         for relay in self.relays:
             relay.cut()
 
@@ -113,9 +113,9 @@ class Pair:
             await relay.start()
 
     async def is_followed_closely(self) -> None:
-        """Wait until the standby knows of each message that the controller has sent, and has the same state.
+        """Wait until the standby has each message that the controller has sent, and the same state.
 
-        Peers may know nothing that the standby lacks: it refuses those that do.
+        The standby refuses peers that have received messages which it does not know.
         """
 
         def sent(links: Iterable[AcceptedLink]) -> dict[int, Any]:
@@ -202,7 +202,7 @@ class InTwoParts:
 
     def payload(self, number: int) -> Iterator[tuple[bytes, bool]]:
         snapshot = msgspec.msgpack.decode(b"".join(part for part, _ in self._journal.payload(number)))
-        padding = b"." * (2 * PIECE_BYTES)  # so that the first part has several pieces
+        padding = b"." * (2 * PIECE_BYTES)  # large enough that the first part has several pieces
         content = msgspec.msgpack.encode(snapshot | {"a field of a later version": padding})
         yield content[:-100], False
         yield content[-100:], True
@@ -233,7 +233,7 @@ def test_a_controller_that_was_only_cut_off_ends_when_its_standby_has_taken_over
 
 def test_who_was_told_to_do_without_the_standby_finds_it_where_it_has_taken_over_nevertheless(play):
     async def scene(pair: Pair) -> None:
-        beside = await Peer.open(pair.first, "proxy")  # as an engine on the machine that is cut off
+        beside = await Peer.open(pair.first, "proxy")  # like an engine on the machine that is cut off
         await beside.next_of(WELCOME)
         await pair.is_followed_closely()
         pair.cut()
@@ -249,19 +249,19 @@ def test_who_was_told_to_do_without_the_standby_finds_it_where_it_has_taken_over
         beside.connection.close()
         shell.stop()
 
-    # It ticks no more, since what it would send then is lost with it.
+    # The controller does not tick any more, because its messages of that time would be lost with it.
     play(scene, ShellTimes(ping=1000.0, suspicion=0.1))
 
 
 async def cut_off(pair: Pair, is_cut_off: bool = True) -> None:
-    """The controller hears its standby and its host no more, and its proxy only; or all of them again."""
+    """Interrupt everything that the controller receives except from its proxy, or restore it."""
     for relay in (pair.of_standby, pair.of_worker):
         relay.hold() if is_cut_off else relay.pass_on()
     await until_async(lambda: pair.shell.replication.is_fenced == is_cut_off)
 
 
 async def asked(pair: Pair) -> None:
-    """The proxy asks the controller, which is cut off. It holds the answer back."""
+    """Send a request from the proxy to the controller that is cut off, which holds the reply back."""
     (number,) = pair.shell.controller.connections.sessions.values()
     (link,) = [each for each in pair.shell.resumable.all() if each.number == number]
     answers, sent = link.link.buffer.sent, link.statistics().messages_out
@@ -323,7 +323,7 @@ def test_while_hosts_reach_the_controller_a_standby_that_does_not_serves_nobody(
 
 def test_who_dials_anew_after_each_loss_learns_of_the_standby_too(play):
     async def scene(pair: Pair) -> None:
-        there = await Peer.open(pair.first, "operator")  # whose connection ends with its socket, as a host agent's does
+        there = await Peer.open(pair.first, "operator")  # its connection ends with its socket, like a host agent's
         learned: list[tuple[str, ...]] = []
         there.connection.set_handlers(
             there.inbox.put_nowait, lambda reason: None, lambda message: learned.append(message.addresses)

@@ -1,4 +1,6 @@
-"""A controller and its standby, in virtual time: the snapshot, and when the controller relies on the standby."""
+"""Tests of the replication to a standby in virtual time: the snapshot, and when the controller relies on the
+standby.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,13 @@ from tests.wire.resumption.network import play
 
 PART = 1 << 20
 ADDRESS, OTHER_ADDRESS = "tls://there:1", "tls://elsewhere:1"
-# Of a controller without peers.
+# of a controller without peers
 CONTROLLER: Any = SimpleNamespace(tokens=Tokens(), connections=SimpleNamespace(deciders=()))
 CONNECTIONS: Any = SimpleNamespace(all=tuple)
 
 
 class OneSnapshot:
-    """A journal with one snapshot of this size, which has been taken, or is being taken."""
+    """Journal with one snapshot of this size, which was taken or is being taken."""
 
     term = 5
     number = 1
@@ -48,7 +50,7 @@ class OneSnapshot:
 
 
 class Standby:
-    """The controller's connection to a standby, which reads when `take` is called."""
+    """The controller's connection to a standby that reads when `take` is called."""
 
     peer_role = ""
     name = ""
@@ -66,7 +68,7 @@ class Standby:
         self.on_lost, self.on_link = on_lost, on_link
 
     def authenticated(self) -> None:
-        """Its Hello was right."""
+        """Do nothing, as after a valid Hello."""
 
     def send_in_pieces(self, frame: bytes) -> None:
         self.queued.append(msgspec.msgpack.decode(frame[HEADER_BYTES:], type=SnapshotChunk))
@@ -76,7 +78,7 @@ class Standby:
         self.heartbeats += isinstance(message, Heartbeat)
 
     def flush(self) -> None:
-        """Messages are sent at once."""
+        """Do nothing, because messages are sent at once."""
 
     def statistics(self) -> Any:
         return SimpleNamespace(unsent_bytes=self._unsent())
@@ -89,7 +91,7 @@ class Standby:
         self.queued = []
 
     def acknowledge(self, is_loaded: bool = True) -> None:
-        """Acknowledge all heartbeats so far, and whether the snapshot is loaded."""
+        """Acknowledge all heartbeats so far, and report whether the snapshot is loaded."""
         self.on_link(Acknowledge(int(is_loaded), self.heartbeats))
 
     def abort(self) -> None:
@@ -97,7 +99,7 @@ class Standby:
 
 
 class NamedStandby:
-    """A lease that the controller holds, whose record names a standby at once."""
+    """Lease that the controller holds, and whose record names a standby at once."""
 
     name = "the lease of a test"
     named_standby = ""
@@ -123,7 +125,7 @@ class Scene:
         self.connect(ADDRESS)
 
     def connect(self, address: str) -> None:
-        """A standby at this address connects, and waits for its snapshot."""
+        """Connect a standby at this address, which waits for its snapshot."""
         self.standby: Any = Standby()
         lease = self.lease.name if self.lease is not None else ""
         hello = m.Hello(m.PROTOCOL, "standby", "", 1, __version__, address, lease=lease)
@@ -131,7 +133,7 @@ class Scene:
         self.replication.begin(self.journal)
 
     async def relied_on(self) -> None:
-        """The standby answers until the controller relies on it."""
+        """Let the standby answer until the controller relies on it."""
         async with asyncio.timeout(5):
             while not self.reports:
                 self.standby.acknowledge()
@@ -298,7 +300,7 @@ def test_the_lease_of_a_cluster_that_ends_names_no_standby_and_that_of_one_that_
 def test_a_standby_that_is_behind_is_relied_on_by_nobody_and_may_catch_up():
     async def scene(made: Scene) -> None:
         await asyncio.sleep(3.0)
-        made.standby.on_link(Acknowledge(1, 0))  # it has loaded the snapshot, and is busy with what came meanwhile
+        made.standby.on_link(Acknowledge(1, 0))  # the standby has loaded the snapshot, and is busy with later messages
         await asyncio.sleep(30.0)
         assert not made.standby.is_aborted
         assert (made.told, made.reports) == ([], [])
@@ -332,7 +334,7 @@ def test_a_standby_that_falls_silent_is_dropped_and_then_unknown():
 
 
 def test_what_waited_in_a_socket_is_no_sign_of_the_standby():
-    """An acknowledgement counts from the time at which its heartbeat was sent."""
+    """An acknowledgment counts from the time at which its heartbeat was sent."""
 
     async def scene(made: Scene) -> None:
         await made.relied_on()

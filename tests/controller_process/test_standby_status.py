@@ -1,4 +1,4 @@
-"""The file in which a standby keeps its state for commands."""
+"""Tests of the file with a standby's state, which commands read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_each_state_is_written_with_its_time(tmp_path: Path) -> None:
     progress.follows()
     assert standby_status(str(tmp_path)) == StandbyStatus(ONE, StandbyState.FOLLOWING, 2.0, has_copy=True)
     progress.lost("it ended")
-    progress.lost("it cannot be reached")  # attempts to connect again fail
+    progress.lost("it cannot be reached")  # attempts to reconnect fail
     assert standby_status(str(tmp_path)) == StandbyStatus(ONE, StandbyState.LOST, 3.0, "it ended", has_copy=True)
     progress.copies()
     assert standby_status(str(tmp_path)) == StandbyStatus(ONE, StandbyState.COPYING, 4.0)

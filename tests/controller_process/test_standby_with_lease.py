@@ -1,6 +1,7 @@
-"""A controller and its standby with an external lease, in one process: who serves whom, and who ends.
+"""Tests of a controller and its standby with an external lease, in one process: which peers each one serves, and which
+one ends.
 
-The server of the lease is in memory, and the time of the lease is made up.
+The lease's server is in memory, and its clock is simulated.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ REFUSED, STATUS, AGENT_SAYS = 2, 82, 110
 
 
 class CutStore:
-    """A lease in memory that one process may not reach."""
+    """Lease in memory that one process may not be able to reach."""
 
     def __init__(self, store: LeaseInMemory) -> None:
         self._store = store
@@ -52,7 +53,7 @@ class CutStore:
 
 
 class Leases:
-    """The lease as the controller and the standby reach it. Each makes requests while it is not frozen."""
+    """The lease as used by the controller and the standby. Each makes requests while it is not frozen."""
 
     def __init__(self) -> None:
         self.clock = Clock()
@@ -70,7 +71,7 @@ class Leases:
             await asyncio.sleep(0.01)
 
     async def pass_by(self, seconds: float) -> None:
-        """Let time pass in which both make requests, as often as they would."""
+        """Let time pass in which both make requests as often as real ones."""
         for _ in range(round(seconds)):
             self.clock.now += 1
             for each in {self.first, self.second} - self.frozen:
@@ -87,7 +88,7 @@ def play(tmp_path: Path) -> Callable[[Scene], None]:
         async def main() -> None:
             leases = Leases()
             keeping = asyncio.get_running_loop().create_task(leases.keep())
-            # It ticks no more, since what it would send then is lost with it.
+            # The controller does not tick any more, because its messages of that time would be lost with it.
             pair = Pair(tmp_path, ShellTimes(ping=1000.0), leases=(leases.first, leases.second))
             try:
                 await pair.start()
@@ -133,7 +134,7 @@ def test_a_standby_that_may_have_acquired_the_lease_keeps_its_copy_and_follows_a
         leases.of_second.is_cut = True
         leases.frozen.clear()
         await pair.mend()
-        await asyncio.sleep(0.5)  # in which it would connect to the controller, and get a heartbeat
+        await asyncio.sleep(0.5)  # the time in which it would connect to the controller and receive a heartbeat
         assert not pair.of_standby.is_used
 
         def state() -> tuple[StandbyState, bool]:
@@ -152,7 +153,7 @@ def test_a_standby_that_may_have_acquired_the_lease_keeps_its_copy_and_follows_a
 
 def test_a_controller_that_was_frozen_ends_without_an_answer_to_its_peers(play):
     async def scene(pair: Pair, leases: Leases) -> None:
-        beside = await Peer.open(pair.first, "proxy")  # it has not gone to the standby
+        beside = await Peer.open(pair.first, "proxy")  # the lease was not acquired by the standby
         await beside.next_of(60)
         await pair.is_followed_closely()
         leases.frozen.add(leases.first)

@@ -1,4 +1,4 @@
-"""A controller that learns that another one has taken over."""
+"""Tests of a controller that learns that another one has taken over."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.waiting import until_async
 
 
 def claim_later_term(peer: Peer, term: int) -> None:
-    """Make the peer state at its next resumption that it has seen a later term."""
+    """Let the peer report at its next resumption that it has seen a later term."""
     assert isinstance(peer.connection, DialedConnection)
     token = peer.connection.link.token
     assert token is not None
@@ -77,7 +77,7 @@ def test_a_client_that_claims_a_later_term_does_not_end_the_controller(tmp_path:
         claim_later_term(client, 8)
         assert isinstance(client.connection, DialedConnection)
         refused = process.shell._unauthenticated.statistics().refused
-        while process.shell._unauthenticated.statistics().refused < refused + 2:  # it tries again in vain
+        while process.shell._unauthenticated.statistics().refused < refused + 2:  # its retries fail
             await asyncio.sleep(0.01)
         assert client.connection.is_away
         assert not process.shell.superseded_by

@@ -1,4 +1,4 @@
-"""When a standby takes over. Times are made up: nothing waits."""
+"""Tests of when a standby takes over, with simulated times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a controller's port holds of peers that are not authenticated."""
+"""Tests of the resources that a controller's port uses for peers that are not authenticated."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ HELLO = m.Hello(m.PROTOCOL, "operator", TOKEN, 1, "test", "a test")
 
 
 class Port:
-    """A controller that listens at a TCP port of this process, with or without TLS."""
+    """Controller that listens at a TCP port of this process, with or without TLS."""
 
     def __init__(self, address: Address, unauthenticated: UnauthenticatedConnections) -> None:
         self.address = address
@@ -51,7 +51,7 @@ class Port:
         return await asyncio.open_connection(self.address.host, self.address.port, ssl=context)
 
     async def ask(self, message: Any) -> Any:
-        """The answer to a first message, as a list; None if the connection is closed without one."""
+        """Return the reply to a first message as a list, or None if the connection is closed without a reply."""
         reader, writer = await self.open()
         writer.write(encode(message))
         answer = await read_message(reader)
@@ -64,7 +64,7 @@ async def read_message(reader: asyncio.StreamReader) -> Any:
         while True:
             header = int.from_bytes(await asyncio.wait_for(reader.readexactly(4), SECONDS), "little")
             content = await reader.readexactly(header & 0xFFFFFFF)
-            if not header >> 29:  # else it is about the connection itself
+            if not header >> 29:  # other messages are about the connection itself
                 return msgspec.msgpack.decode(content)
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
@@ -135,7 +135,7 @@ def test_the_message_that_follows_an_accepted_hello_may_be_large(tmp_path: Path)
 
 
 def test_messages_that_clients_do_not_send_are_small(tmp_path: Path) -> None:
-    # A worker's message with 60,000 devices took 13 s before it was refused, and stalled all sessions.
+    # A worker's message with 60,000 devices took 13 s until it was refused, and stalled all sessions.
     devices = tuple(m.DeviceInfo(i, "x", "x", ("device",), "device", (i, 0, 0), 0, i, 0) for i in range(1000))
     ready = encode(m.WorkerReady(0, 0, devices, "cpu", "1", "", 1))
     assert MAX_FIRST_FRAME < len(ready) < 3 * MAX_FIRST_FRAME
@@ -152,7 +152,7 @@ def test_messages_that_clients_do_not_send_are_small(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("role", ["proxy", "operator"])
 def test_a_client_may_not_send_more_than_its_messages_need(tmp_path: Path, role: str) -> None:
-    # 60 MiB of nodes took seconds to decode, and no other session was served meanwhile.
+    # Decoding 60 MiB of nodes took seconds, in which no other session was served.
     program = encode(m.ProgramPart(1, chain_of(2)))[4:]
 
     async def scene() -> None:
@@ -259,7 +259,7 @@ def test_refusals_are_logged_once_with_their_address(
                 if tls:
                     writer.write(encode(HELLO))  # a client with --insecure
                 else:
-                    writer.write(b"\x16\x03\x01\x02\x00\x01\x00")  # one without
+                    writer.write(b"\x16\x03\x01\x02\x00\x01\x00")  # a client without it
                 assert await reader.read() is not None
                 writer.close()
 

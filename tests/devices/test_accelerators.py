@@ -1,4 +1,4 @@
-"""A machine's accelerators, and how its workers share them. There are none here: what is tested is who sees which."""
+"""Tests of how the workers of a machine share its accelerators. The tests only check which devices each worker sees."""
 
 from __future__ import annotations
 

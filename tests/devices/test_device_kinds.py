@@ -1,4 +1,4 @@
-"""The registry of device kinds, and what a worker says about its devices."""
+"""Tests of the registry of device kinds, and of a worker's reports about its devices."""
 
 from __future__ import annotations
 

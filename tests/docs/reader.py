@@ -1,10 +1,10 @@
-"""The environment of a reader of the pages: without settings of Atoll and JAX."""
+"""The environment of a reader of the documentation, without settings of Atoll and JAX."""
 
 from __future__ import annotations
 
 import os
 
-# By this, the guardian of the tests finds what is left of a run that was killed.
+# The tests' guardian finds the processes of a killed run by this variable.
 _RUN = "ATOLL_TEST_RUN"
 
 

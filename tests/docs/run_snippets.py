@@ -1,7 +1,7 @@
-"""Executes the Python blocks of pages, each page in a separate namespace: `python run_snippets.py PAGE...`.
+"""Run the Python blocks of pages, each page in a separate namespace: `python run_snippets.py PAGE...`.
 
-All pages use one embedded cluster, except that a page may connect to another. Prints JSON: by page, a list of what each
-block printed; a string in its place is the traceback of an exception.
+All pages use one embedded cluster, but a page may connect to another one. The program prints a JSON object with the
+list of the blocks' outputs for each page, or with the traceback of an exception.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The Python blocks of a page, with the outputs that the page shows."""
+"""Extract the Python blocks of a page, with the outputs that the page shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shell commands of pages for new users, run as they stand."""
+"""Run the shell commands of pages for new users unmodified."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def run(commands: str, directory: Path, runtime: Path) -> str:
-    """Return what the commands print to standard output."""
+    """Return the standard output of these commands."""
     environment = {
         **environment_of_reader(),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -41,13 +41,13 @@ def run(commands: str, directory: Path, runtime: Path) -> str:
 
 
 def shows(printed: str, expected: list[str]) -> bool:
-    """Whether blocks of output appear in this order; "..." stands for any text."""
+    """Return whether the blocks of output appear in this order. "..." stands for any text."""
     patterns = (re.escape(block).replace(re.escape("..."), ".*") for block in expected)
     return re.fullmatch(f".*{'.*'.join(patterns)}.*", printed, re.DOTALL) is not None
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # a dozen processes that import JAX, one after the other
+@pytest.mark.timeout(600)  # a dozen consecutive processes that import JAX
 def test_the_quickstart_runs_from_its_first_command_to_its_last(tmp_path: Path, short_directory: Path) -> None:
     page = "start/quickstart.md"
     printed = run("\n".join(blocks(page, "sh")), tmp_path, short_directory)

@@ -1,4 +1,4 @@
-"""Numbers, names and versions in the documentation are those of code, settings and committed results."""
+"""Tests that numbers, names and versions in the documentation agree with code, settings and committed results."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ DOCS = ROOT / "docs"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 RESULTS = ROOT / "benchmarks" / "results"
 README = (ROOT / "README.md").read_text()
-# Extras that users of Atoll never install.
+# Extras that users of Atoll do not install.
 FOR_CONTRIBUTORS = {"test", "bench", "docs", "dev", "release"}
-# Pages that show measurements, or that describe how they were made.
+# Pages that show measurements, or describe how they were made.
 HISTORIES = ("project/", "design/", "guides/gpus.md")
 USER_PAGES = [
     page for page in sorted(DOCS.rglob("*.md")) if not str(page.relative_to(DOCS)).startswith((*HISTORIES, "_build"))
@@ -35,7 +35,7 @@ def anchors_of(page: Path) -> set[str]:
 
 
 def test_the_readme_is_short() -> None:
-    """Code, tables and links count, as in `wc -w`."""
+    """Count code, tables and links, as `wc -w` does."""
     assert len(README.split()) <= 600
 
 
@@ -131,7 +131,7 @@ def test_each_example_is_described() -> None:
 
 @pytest.mark.parametrize("page", ["README.md", "examples/README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"])
 def test_links_of_pages_outside_of_the_site_lead_to_headings(page: str) -> None:
-    """Sphinx checks the links between the pages of the site."""
+    """Sphinx checks only links between pages of the site."""
     source = ROOT / page
     for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", source.read_text()):
         found = (source.parent / target) if target else source

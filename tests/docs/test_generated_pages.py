@@ -1,4 +1,4 @@
-"""The pages that are written from code are those that the code gives."""
+"""Tests that generated pages are up to date."""
 
 from __future__ import annotations
 

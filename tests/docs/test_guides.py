@@ -1,4 +1,4 @@
-"""The guides' extensions, made as they say: one new file, its test, and one line, in a copy of the source tree."""
+"""Make the guides' extensions in a copy of the source tree, as instructed: one new file, its test, and one line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXTENSIONS = ("policy", "engine", "transfer-kind", "device-kind", "pass")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of a guide whose first line, a comment, names a file."""
+    """Fenced block of a guide whose first line is a comment that names a file."""
 
     language: str
     path: str
@@ -35,7 +35,7 @@ def blocks(guide: str) -> list[Block]:
 
 
 def patched(source: str, diff: str) -> str:
-    """The file with the diff's added lines, after the lines that stand before them there."""
+    """Return the file with the diff's added lines after the lines that precede them there."""
     before = "".join(line[1:] for line in diff.splitlines(keepends=True) if line.startswith(" "))
     after = "".join(line[1:] for line in diff.splitlines(keepends=True) if line[:1] in " +")
     assert source.count(before) == 1, f"the lines of the guide's diff are not in the file once:\n{before}"
@@ -56,7 +56,7 @@ def test_an_extension_is_one_file_its_test_and_one_line(guide: str) -> None:
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, bool], str]:
-    """By the file of each extension's test, whether all in it passes; and what pytest says. All are in one copy."""
+    """Make all extensions in one copy. Return whether the tests in each extension's file pass, and pytest's output."""
     copy = tmp_path_factory.mktemp("extended")
     for directory in ("src", "tests"):
         shutil.copytree(ROOT / directory, copy / directory)

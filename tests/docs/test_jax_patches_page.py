@@ -1,4 +1,4 @@
-"""Compare the page on patches of JAX with the patches."""
+"""Compare the page about patches of JAX with the patches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LINK = re.compile(
 
 
 def sections() -> dict[str, str]:
-    """The sections of the patches, by their headings."""
+    """Return the sections of the patches, by heading."""
     _, _, text = PAGE.read_text().partition("\n## The patches\n")
     parts = re.split(r"^### (.*)$", text.partition("\n## ")[0], flags=re.MULTILINE)[1:]
     return dict(zip(parts[::2], parts[1::2], strict=True))
@@ -50,7 +50,7 @@ def test_the_page_says_what_a_patch_does_and_what_would_replace_it(patch: Patch)
 def test_the_page_names_the_functions_that_several_patches_change() -> None:
     _, _, text = PAGE.read_text().partition("\n## Functions with several changes\n")
     targets = Counter(target for patch in PATCHES for target in {each.target for each in patch.changes})
-    # These two are for different versions of JAX.
+    # These two patches are for different versions of JAX.
     versions = {f"jaxlib._xla.{verb}_xla_transform_c_api" for verb in ("register", "clear")}
     several = {target for target, count in targets.items() if count > 1} - versions
     assert set(re.findall(r"`(jax[\w.]+)`", text.partition("\n## ")[0])) == several

@@ -1,4 +1,6 @@
-"""The documentation: it builds without a warning, its pictures are those that are drawn, the files it names exist."""
+"""Tests of the documentation: it builds without warnings, its pictures are up to date, and the files that it names
+exist.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,10 @@ PAGES = [page for page in PAGES if "_build" not in page.parts]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # twelve seconds of CPU time, which take long beside other load
+@pytest.mark.timeout(600)  # twelve seconds of CPU time, which take long on a busy machine
 def test_the_site_builds_offline_without_a_warning(tmp_path: Path) -> None:
-    # All pages are read and all references are resolved. Of HTML two pages are written, the first of them with the
-    # theme's navigation over all: `make docs` writes the others in the same way, in another ten seconds.
+    # Sphinx reads all pages and resolves all references, but writes two pages of HTML only. The first one has the
+    # theme's navigation for all pages. `make docs` writes the others in the same way, in ten more seconds.
     page = "design/life-of-a-launch"
     for builder, pages in (("dummy", []), ("html", ["index", page])):
         built = subprocess.run(
@@ -73,7 +75,7 @@ def test_the_pictures_name_files_that_exist() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_names_files_that_exist(page: Path) -> None:
     names = re.findall(r"`([\w./-]+(?:\.py|\.md|\.toml|\.json|/))`", page.read_text())
-    ours = {name for name in names if not name.startswith(("/", "~", "."))}  # not the machine's and the user's
+    ours = {name for name in names if not name.startswith(("/", "~", "."))}  # independent of the machine and the user
     bases = (ROOT, ROOT / "src" / "atoll", page.parent)
     assert {name for name in ours if not any((base / name).exists() for base in bases)} == set()
 

@@ -1,4 +1,4 @@
-"""The Python blocks of README and of the guides run, and print what the pages show."""
+"""Run the Python blocks of README and of the guides, and compare their outputs with those on the pages."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.docs.reader import environment_of_reader
 from tests.docs.snippets import snippets_of
 
 ROOT = Path(__file__).resolve().parents[2]
-# Tests of these subjects run the blocks of the pages.
+# Tests of these subjects run the pages' blocks.
 ELSEWHERE = {
     "guides/pipelines.md": "tests/end_to_end/pipelines/steps.py",
     "guides/experts.md": "tests/end_to_end/programs/test_routing_of_programs.py",
 }
-# Tests of these subjects run similar programs: the blocks need what an ordinary environment lacks.
+# Tests of these subjects run similar programs, because the blocks need more than an ordinary environment.
 NOT_RUN = {
     "needs the compiled library": "tests/end_to_end/test_ffi_libraries.py",
     "needs a checkout of Shardy": "tests/end_to_end/test_mpmd.py",
@@ -38,7 +38,7 @@ def all_pages() -> list[Path]:
 
 
 def pages() -> list[Path]:
-    """Return the pages with blocks to run here; those that connect by themselves come first."""
+    """Return the pages with blocks to run here, starting with those that connect by themselves."""
     found = [
         page
         for page in all_pages()
@@ -50,7 +50,7 @@ def pages() -> list[Path]:
 
 @pytest.fixture(scope="module")
 def outputs() -> dict[str, list[str] | str]:
-    """By page, what its blocks printed. One process runs all of them, on one embedded cluster."""
+    """Run all blocks in one process, on one embedded cluster. Return the outputs of each page."""
     environment = environment_of_reader()
     with tempfile.TemporaryDirectory() as directory:
         ran = subprocess.run(

@@ -1,4 +1,4 @@
-"""What a training does beside itself is over before its process ends."""
+"""Tests that background work of a training ends before its process does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Elastic pipelines on stock JAX's devices, each of which stands for an island."""
+"""Tests of elastic pipelines on stock JAX's devices, each of which represents an island."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ BATCH = models.first_batch(4)
 
 
 def train(steps: Sequence[Sequence[Mesh]]) -> tuple[list[float], Any]:
-    """Losses of a step over each of these islands, and the last state. A training goes on from what was kept."""
+    """Run one training step on each of these lists of islands, moving the kept parameters between lists.
+
+    Return the losses, and the last state.
+    """
     make = pipeline(models.loss, BATCH, stages=2, microbatches=2, optimizer=optax.adam(1e-2))
     kept: Any = models.first_params(2)
     losses, state, training, before = [], None, make(steps[0]), None

@@ -1,4 +1,4 @@
-"""Where copies go, and how they lie there."""
+"""Tests of the devices and shardings of copies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ P = PartitionSpec
 
 
 class Named:
-    """A sharding on devices that need not exist: `moved_sharding` looks at nothing else of one."""
+    """Sharding on devices that need not exist. `moved_sharding` uses no other properties."""
 
     def __init__(self, count: int, replicated: bool) -> None:
         self.memory_kind = None
@@ -41,7 +41,7 @@ def test_on_as_many_devices_a_sharding_is_the_same_device_for_device(device: Any
 @pytest.mark.parametrize(
     ("shape", "replicated", "spec"),
     [
-        ((3, 7), False, P("devices")),  # one device divides anything
+        ((3, 7), False, P("devices")),  # one device can hold any shape
         ((3, 7), True, P()),
         ((), False, P()),
     ],
@@ -50,7 +50,7 @@ def test_on_others_what_was_cut_is_cut_and_what_was_whole_is_whole(
     device: Any, shape: tuple[int, ...], replicated: bool, spec: PartitionSpec
 ) -> None:
     there = moved_sharding(Named(2, replicated), shape, [device])
-    wanted = P(None, "devices") if spec == P("devices") else spec  # along the longest dimension
+    wanted = P(None, "devices") if spec == P("devices") else spec  # divided along the longest dimension
     assert there.spec == wanted
 
 

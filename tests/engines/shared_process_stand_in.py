@@ -1,6 +1,6 @@
-"""A process for several islands without hosts, for tests. It reports the end of each island that the engine ends.
+"""Stand-in for a process of several islands, without hosts. It reports the end of each island that the engine ends.
 
-If the environment has DEAF, it reports nothing.
+If the environment contains DEAF, it reports nothing.
 """
 
 from __future__ import annotations

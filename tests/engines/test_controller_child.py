@@ -1,4 +1,4 @@
-"""A controller that fails is started again, and how often, in real processes that stand for controllers."""
+"""Tests of how often a failing controller is restarted, with real processes as stand-ins for controllers."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_the_lease_of_a_controller_that_does_not_end_with_its_cluster_is_release
 def starts_of(
     said: bytes, directory: Path, monkeypatch: pytest.MonkeyPatch, status: int = FAILED_STATUS
 ) -> tuple[int, str]:
-    """Return how often a controller is started that says this and fails, and the reason of its end."""
+    """Return how often a controller is started that prints this text and fails, and the reason for the end."""
     file = directory / "starts"
     source = _CONTROLLER.format(starts=STARTS, runs=RUNS, said=said, status=status)
 

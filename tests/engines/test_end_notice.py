@@ -1,4 +1,4 @@
-"""Peers of a cluster that has ended learn why."""
+"""Tests that peers of a cluster that has ended learn the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The certificates of an engine process: one per role, which is renewed while the process runs."""
+"""Tests of an engine process's certificates: one per role, renewed while the process runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.waiting import until_async
 
 
 class ExpiringAuthority:
-    """A CA whose first certificate expires at once."""
+    """CA whose first certificate expires at once."""
 
     def __init__(self) -> None:
         self._authority = CertificateAuthority.make()
@@ -39,7 +39,7 @@ class ExpiringAuthority:
 
 @pytest.fixture
 def dialed(monkeypatch: pytest.MonkeyPatch) -> list[Identity]:
-    """The identities with which the controller was dialed."""
+    """Return the identities that were used to connect to the controller."""
     identities: list[Identity] = []
     authority = ExpiringAuthority()
 

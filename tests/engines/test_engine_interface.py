@@ -1,4 +1,4 @@
-"""Which engines and platforms there are, and how a wrong name is refused."""
+"""Tests of the available engines and platforms, and of the errors of wrong names."""
 
 from __future__ import annotations
 

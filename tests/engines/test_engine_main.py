@@ -1,4 +1,4 @@
-"""The engine process itself."""
+"""Tests of the engine process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_an_engine_whose_client_ends_before_the_cluster_is_up_ends_quietly_and_l
     short_directory: Path,
 ) -> None:
     client = subprocess.Popen([sys.executable, "-c", ""])
-    client.wait()  # has ended before the engine looks
+    client.wait()  # has ended before the engine checks it
     directory = short_directory / "cluster"
     directory.mkdir()
     options = EngineOptions(ClusterSettings("1x1x1"), str(directory), parent=client.pid)

@@ -1,4 +1,4 @@
-"""An island's processes, with an engine that starts none: what is started, killed and reported, in which order."""
+"""Tests of an island's processes, with an engine that starts none: what is started, killed and reported, in order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from atoll.wire.address import Address
 
 
 class FakeProcess:
-    """A process that ends when the test makes it end, or is killed and `obeys`."""
+    """Process that ends if the test ends it, or if it is killed and `obeys`."""
 
     def __init__(self, log: list[str], start: HostStart, on_end: Callable[[HostEnd], None], obeys: bool) -> None:
         self.pid = 1000 * start.incarnation + start.host
@@ -46,13 +46,13 @@ class FakeProcess:
 
 
 class FakeEngine:
-    """Logs what it is asked for; the same log takes the reports."""
+    """Engine that logs its requests and its reports in one list."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
         self.released: list[int] = []
         self.processes: list[FakeProcess] = []
-        self.running = 0  # the incarnation that was reported last
+        self.running = 0  # incarnation of the last report
         self.obeys = True
         self.refuses = False
         self.has_machines = True
@@ -73,10 +73,10 @@ class FakeEngine:
         self.released.append(island)
 
     def controller_at(self, address: Address) -> None:
-        """No process is started here."""
+        """Not used: no process is started here."""
 
     async def close(self) -> None:
-        """Nothing is elsewhere."""
+        """Do nothing, because this engine has no resources elsewhere."""
 
     def cancel(self, island: int) -> None:
         self.log.append(f"island {island} does not wait any more")
@@ -101,7 +101,7 @@ class FakeEngine:
         self.log.append(f"island {island} given up: {reason}")
 
     def logged(self) -> list[str]:
-        """What was logged since the last call."""
+        """Return the log entries since the last call."""
         log = self.log[:]
         self.log.clear()
         return log
@@ -130,7 +130,7 @@ def test_after_a_workers_end_the_others_are_killed_then_it_is_reported_then_all_
         assert engine.logged() == ["start 1006", "start 1007"]
         engine.processes[1].exit(-11)
         await settle()
-        # The report comes when nothing of the island runs, and before its next incarnation does.
+        # The report follows the end of all processes of the island, and precedes its next incarnation.
         assert engine.logged() == ["kill 1006", "worker 1007 of host 7 ended with -11", "start 2006", "start 2007"]
         assert island.state is ProcessesState.RUNNING
 
@@ -156,7 +156,7 @@ def test_an_island_that_waits_for_machines_ends_at_once() -> None:
         engine.has_machines = False
         island = island_of(engine)
         island.start()
-        island.restart()  # has nothing to restart
+        island.restart()  # there is nothing to restart
         await island.end(60.0)
         assert engine.logged() == ["island 3 waits for 2 machines", "island 3 does not wait any more"]
         assert island.state is ProcessesState.STOPPED
@@ -209,7 +209,7 @@ def test_what_hung_while_it_started_is_started_again_whether_the_cluster_is_up_o
         assert engine.logged()[2:] == ["kill 1007", "worker 1006 of host 6 ended with -9", "start 2006", "start 2007"]
         engine.processes[2].exit(-9, hung=True)
         await asyncio.sleep(0)
-        island.expect_end()  # unless the cluster is about to end
+        island.expect_end()  # unless the cluster will end soon
         await settle()
         assert "start 3006" not in engine.logged()
 
@@ -221,7 +221,7 @@ def test_a_restart_that_is_asked_for_reports_no_workers_end() -> None:
         island = island_of(engine)
         island.start()
         island.restart()
-        island.restart()  # while it restarts already
+        island.restart()  # while it is already restarting
         await settle()
         assert engine.logged()[2:] == ["kill 1006", "kill 1007", "start 2006", "start 2007"]
 
@@ -251,7 +251,7 @@ def test_an_island_that_ends_is_asked_to_and_stays_ended() -> None:
         island.start()
         await asyncio.gather(island.end(60.0), island.end(60.0))
         assert island.state is ProcessesState.STOPPED
-        island.restart()  # was on its way
+        island.restart()  # was in transit
         await settle()
         assert {line for line in engine.logged() if "terminate" not in line} == {"start 1006", "start 1007"}
         await island.end(60.0)
@@ -283,7 +283,7 @@ def test_what_does_not_end_when_it_is_asked_to_is_killed() -> None:
         island.start()
         await island.end(0.01)
         assert engine.logged() == ["start 1006", "terminate 1006", "kill 1006"]
-        assert engine.released == [3]  # when nothing runs there any more
+        assert engine.released == [3]  # when no process of the island is running
 
     played(scene)
 

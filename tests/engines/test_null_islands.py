@@ -1,4 +1,4 @@
-"""A process of several null islands, whose engine ends at any time."""
+"""Tests of a process with several null islands, whose engine may end at any time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ END = line(EndIsland(3))
 
 
 class Island:
-    """Takes the place of a null island, which starts at once."""
+    """Replacement of a null island that starts at once."""
 
     def __init__(self, options: IslandOptions, process: Any, stop: asyncio.Event) -> None:
         started.append(options.island)
@@ -49,7 +49,7 @@ def island(monkeypatch: pytest.MonkeyPatch) -> None:
 def play(work: Callable[[socket.socket, socket.socket, asyncio.Event], Awaitable[None]]) -> list[Any]:
     """Run `work` with the engine's end of the socket, the process's end, and the event that ends the process.
 
-    Return the errors that nothing has handled, each of which would be reported as a bug of the process.
+    Return the unhandled errors, which a real process would report as bugs.
     """
     errors: list[Any] = []
 

@@ -1,4 +1,4 @@
-"""Processes for several islands each: which islands share one, and what ends with what."""
+"""Tests of processes with several islands: which islands share one, and which end together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PATIENCE = 60.0
 
 
 class Islands:
-    """Islands in processes of the stand-in, and the ends that were reported."""
+    """Islands in processes of the stand-in, with the ends that were reported."""
 
     def __init__(self, *, deaf: bool = False, end_seconds: float = _PATIENCE) -> None:
         path = os.pathsep.join((str(_ROOT), *filter(None, (os.environ.get("PYTHONPATH"),))))
@@ -67,7 +67,7 @@ def test_an_island_ends_and_starts_again_beside_another_one_of_its_process() -> 
         again.terminate()
         second.terminate()
         assert await islands.until(2) == {0: 3, MOST_PROCESSES: 3}
-        while Path(f"/proc/{pid}").exists():  # it ends with its last island
+        while Path(f"/proc/{pid}").exists():  # it ends after its last island
             await asyncio.sleep(0.01)
 
     run(work)

@@ -1,4 +1,4 @@
-"""What every engine process does: a start that takes too long says what is missing."""
+"""Tests of the code of all engine processes: for example, a start that takes too long reports what is missing."""
 
 from __future__ import annotations
 

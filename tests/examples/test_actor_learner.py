@@ -1,4 +1,4 @@
-"""The actor and the learner on two slices do what one process does that plays, and learns, in turn."""
+"""Tests that the actor and the learner on two slices compute the same as one process that plays and learns in turn."""
 
 import json
 import os
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(DEADLINE + 10)]
 
 
 def in_turn() -> list[float]:
-    """What `train` returns, by stock JAX. A step learns from what was played in the one before."""
+    """Return the result of `train` for stock JAX. Each step learns from the previous step's games."""
     optimizer = optax.chain(optax.clip_by_global_norm(10.0), optax.adam(RATE))
     params: Any = first_params(0)
     state = optimizer.init(params)

@@ -1,4 +1,4 @@
-"""The example with checkpoints: killed in the middle and started again, it goes on as if nothing had been."""
+"""Tests of the example with checkpoints: killed and restarted, it continues as if it had not been interrupted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def losses(lines: list[str]) -> dict[int, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.thorough  # in the suite, `test_restart` is like it
+@pytest.mark.thorough  # `test_restart` is similar and part of the suite
 def test_a_run_that_is_killed_goes_on_with_the_same_losses(
     tmp_path: Path, short_directory: Path, program_cache: Path
 ) -> None:

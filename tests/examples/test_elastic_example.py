@@ -1,4 +1,4 @@
-"""The elastic example: it loses an island and has the losses of a training that did not."""
+"""Tests of the elastic example: it loses an island, and has the losses of an undisturbed training."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 @pytest.fixture
 def script(program_cache: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    """The example, and where it writes its losses."""
+    """Return the example, and the path to which it writes its losses."""
     directory = Path(tempfile.mkdtemp(prefix="at-"))
     arguments = ["--islands", str(ISLANDS), "--steps", str(STEPS), "--losses-out", str(directory / "losses")]
     process = Popen(
@@ -56,7 +56,7 @@ def worker(process: subprocess.Popen[str], island: int) -> psutil.Process:
 
 
 def undisturbed() -> list[float]:
-    """The losses of stock JAX on one device."""
+    """Return the losses of stock JAX on one device."""
     compute, update = jax.jit(elastic.gradients), jax.jit(elastic.update)
     state, losses = elastic.first_state(), []
     for step in range(STEPS):

@@ -1,4 +1,4 @@
-"""The paper's figure 2, word for word but for the import."""
+"""Tests of the program in the paper's figure 2, in which only the import was changed."""
 
 from pathlib import Path
 

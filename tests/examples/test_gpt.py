@@ -1,4 +1,4 @@
-"""The demo script's losses, bit for bit, on Atoll and on stock JAX."""
+"""Tests that the demo script's losses are bitwise equal on Atoll and on stock JAX."""
 
 import functools
 import json
@@ -18,8 +18,8 @@ from tests.thoroughness import TIMES
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "gpt.py"
 TINY = ["--steps", "12", "--batch", "8", "--seq", "32", "--width", "32", "--layers", "1", "--quiet"]
 NAMES = ("data", "tensor") if TIMES == 1 else ("data", "tensor", "again")
-DEADLINE = 300.0  # seconds, for all runs of a backend
-# The script's command, as often as there are command lines in the arguments: each ends with "--".
+DEADLINE = 300.0  # seconds for all runs of a backend
+# The command of the script, once for each group of arguments that ends with "--".
 RUNS = """
 import sys, typer
 from examples.gpt import main
@@ -40,10 +40,10 @@ each_sharding = pytest.mark.parametrize("sharding", ["data", "tensor"])
 
 @functools.cache
 def losses(backend: str) -> dict[str, list[float]]:
-    """All losses of tiny runs in one process: by each sharding, and in `make thorough` by "tensor" once more.
+    """Return all losses of tiny runs in one process: for each sharding, and in `make thorough` for "tensor" again.
 
-    Every backend gets the same number of threads: XLA cuts a matrix product by the size of its thread pool:
-    two runs of stock JAX itself differ in the last bits when their pools do.
+    Every backend gets the same number of threads, because XLA divides a matrix product by the size of its thread pool.
+    The last bits of two runs of stock JAX differ if their pools differ.
     """
     with TemporaryDirectory(prefix="test-gpt-") as directory:
         files = {name: Path(directory) / name for name in NAMES}
@@ -74,7 +74,7 @@ def test_losses_under_atoll_are_those_of_stock_jax_bit_for_bit(sharding: str):
     assert losses("atoll")[sharding] == losses("stock")[sharding]
 
 
-@pytest.mark.thorough  # those of Atoll are those of stock JAX
+@pytest.mark.thorough  # Atoll's losses equal those of stock JAX
 @pytest.mark.parametrize("backend", ["atoll", "stock"])
 def test_losses_repeat_bit_for_bit(backend: str):
     assert losses(backend)["again"] == losses(backend)["tensor"]

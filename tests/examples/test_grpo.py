@@ -1,4 +1,4 @@
-"""The example of post-training: its policy learns, also if the trainer is killed in the middle."""
+"""Tests of the post-training example: its policy learns, even if the trainer is killed during the run."""
 
 from __future__ import annotations
 

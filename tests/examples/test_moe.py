@@ -1,4 +1,6 @@
-"""The mixture of experts over four islands: its losses are those of the dense computation, and what travels is rows."""
+"""Tests of the mixture of experts on four islands: its losses equal the dense computation's, and only rows are
+transferred.
+"""
 
 import json
 import os
@@ -14,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 STEPS = 10
 DEADLINE = 300.0
 
-# The losses of both ways, and the bytes of rows that hosts received.
+# Prints the losses of both methods, and the bytes of rows that hosts have received.
 BOTH = """
 import json, sys
 import atoll
@@ -40,5 +42,5 @@ def test_losses_are_those_of_the_dense_computation_and_bytes_are_as_counted_by_h
     assert sparse == pytest.approx(dense, rel=1e-5)
     assert sparse[-1] < sparse[0]
     layers, tokens, choices, width, experts = 1, 4 * 16, 2, 16, 4
-    # Rows of float32 go there and back, and so do their gradients; with each message go three numbers of 4 bytes.
+    # Float32 rows go there and back, and so do their gradients. Each message also has three numbers of 4 bytes.
     assert received == STEPS * layers * 4 * (tokens * choices * width * 4 + experts * 3 * 4)

@@ -1,4 +1,4 @@
-"""The pipeline example: losses of any number of stages are those of one SPMD function; stages overlap."""
+"""Tests of the pipeline example: its losses do not depend on the number of stages, and stages overlap."""
 
 import functools
 import json
@@ -32,7 +32,7 @@ DEADLINE = 300.0
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * DEADLINE + 10)]
 
 
-# The example on fewer stages, all on one cluster: the losses of each, and those of one function.
+# Runs the example with fewer stages, all on one cluster. Prints the losses of each, and those of one function.
 FEWER = """
 import json, sys
 from argparse import Namespace
@@ -50,7 +50,7 @@ print(json.dumps(found))
 
 
 def start(*command: str) -> str:
-    """What Python prints that is started so."""
+    """Return the output of Python started with these arguments."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_", "ATOLL_"))}
     command = (sys.executable, *command)
     ended = run(command, env=quick(env), cwd=ROOT, timeout=DEADLINE)
@@ -60,7 +60,7 @@ def start(*command: str) -> str:
 
 @functools.cache
 def four_stages() -> tuple[list[float], list[dict[str, Any]], str]:
-    """The script's losses, the events of the last step's trace, and what was printed."""
+    """Return the script's losses, the events of the last step's trace, and the output."""
     with TemporaryDirectory(prefix="test-pipeline-") as directory:
         losses, trace = Path(directory) / "losses.json", Path(directory) / "trace.json"
         out = ("--losses-out", str(losses), "--trace", str(trace))
@@ -85,7 +85,7 @@ def test_losses_of_a_pipeline_are_those_of_one_spmd_function_within_rounding(sta
 def test_a_step_runs_all_of_its_nodes_and_prints_how_many_stages_computed_at_a_time():
     _, events, printed = four_stages()
     calls = [event for event in events if event.get("cat") == "call"]
-    # Forward, backward and sums of 8 micro-batches, and the updates; the last stage does both ways in one.
+    # Forward, backward and sums of 8 micro-batches, and updates. The last stage runs forward and backward in one call.
     assert {island: sum(c["args"]["nodes"] for c in calls if c["pid"] == island) for island in range(4)} == {
         0: 24,
         1: 24,
@@ -97,7 +97,7 @@ def test_a_step_runs_all_of_its_nodes_and_prints_how_many_stages_computed_at_a_t
 
 
 def covered(calls: list[dict[str, float]]) -> float:
-    """Microseconds in which at least one call ran."""
+    """Return the microseconds in which at least one call was running."""
     total, until = 0.0, 0.0
     for call in sorted(calls, key=lambda each: each["ts"]):
         end = call["ts"] + call["dur"]
@@ -106,12 +106,12 @@ def covered(calls: list[dict[str, float]]) -> float:
     return total
 
 
-PASS = 0.01  # seconds of a stage for a micro-batch, forward or backward
+PASS = 0.01  # seconds of a stage per micro-batch, forward or backward
 STAGES, MICRO_BATCHES = 4, 8
 
 
 def traced_step() -> Any:
-    """The program of the example's step, and the names of its functions."""
+    """Return the program of the example's step, and the names of its functions."""
     devices = np.array(jax.devices()).reshape(STAGES, -1)
     optimizer = optax.sgd(1e-3)
     config = pipeline.Config(width=16, heads=2, seq=16, batch=2 * MICRO_BATCHES, microbatches=MICRO_BATCHES)
@@ -126,14 +126,14 @@ def traced_step() -> Any:
     parts = [list(np.split(each, MICRO_BATCHES)) for each in (tokens, targets)]
     built = pipeline.make_step(stages).lower(states, *parts)._built
     for function in built.functions:
-        function.compiled()  # its threads have ended what they began
+        function.compiled()  # its threads have completed their work
     return built.program, [function.call.name for function in built.functions]
 
 
 def test_the_stages_of_a_step_overlap_as_far_as_they_can():
-    """The example's own program on null devices, in virtual time: stage s has micro-batch m while s + 1 has m - 1.
+    """Run the example's own program on null devices in virtual time: stage s has micro-batch m while s + 1 has m - 1.
 
-    All forward passes come before all backward ones, as GPipe has it.
+    As in GPipe, all forward passes precede all backward passes.
     """
     step, names = traced_step()
     cluster = VirtualCluster(f"{STAGES}x1x2")
@@ -182,8 +182,8 @@ def test_the_stages_of_a_step_overlap_as_far_as_they_can():
     seconds = cluster.run(run_step())
     passes = sum(PASS for node in step.nodes if isinstance(node, Call) and "backward" in names[node.function])
     assert passes == pytest.approx((STAGES - 1) * MICRO_BATCHES * PASS)
-    # The last stage but one is the busiest: it begins when the first micro-batch has come to it, runs both passes of
-    # all, and the last of them goes back to the first stage.
+    # The last but one stage is the busiest: it starts when it receives the first micro-batch, runs both passes of all
+    # of them, and sends the last one back towards the first stage.
     ideal = (STAGES - 2 + 2 * MICRO_BATCHES + STAGES - 2) * PASS
     one_after_another = (2 * STAGES - 1) * MICRO_BATCHES * PASS
     assert ideal <= seconds <= 1.05 * ideal < one_after_another / 2

@@ -1,4 +1,4 @@
-"""The restart example: killed in the middle and started again, it goes on with the same losses."""
+"""Tests of the restart example: killed and restarted, it continues with the same losses."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * DEADLINE)]
 
 @pytest.fixture(scope="module")
 def start(program_cache: Path) -> Iterator[Start]:
-    """Starts the example in a directory, on an island of two hosts."""
-    runtime = Path(tempfile.mkdtemp(prefix="at-"))  # unix sockets' paths are short
+    """Start the example in a directory, on an island of two hosts."""
+    runtime = Path(tempfile.mkdtemp(prefix="at-"))  # unix sockets need short paths
     count = itertools.count()
 
     def start(directory: Path) -> subprocess.Popen[str]:
@@ -54,7 +54,7 @@ def start(program_cache: Path) -> Iterator[Start]:
 
 @pytest.fixture(scope="module")
 def runs(start: Start, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The directory of a run that was killed and started again, and what it printed from then on."""
+    """Return the directory of a run that was killed and restarted, and the output after the restart."""
     directory = tmp_path_factory.mktemp("restart") / "run"
     killed = start(directory)
     kill_after(killed, directory, KILLED_AFTER)
@@ -68,7 +68,7 @@ def to_its_end(process: subprocess.Popen[str]) -> str:
 
 
 def losses(directory: Path) -> dict[int, set[str]]:
-    """By step, what every run that came to it has written, exactly."""
+    """Return the exact losses of each step, from every run that has reached it."""
     found: dict[int, set[str]] = {}
     for line in (directory / "losses").read_text().splitlines():
         number, loss = line.split()
@@ -88,11 +88,11 @@ def kill_after(process: subprocess.Popen[str], directory: Path, steps: int) -> N
 
 def test_a_killed_run_that_is_started_again_has_the_same_losses_bit_for_bit(runs: tuple[Path, str]):
     directory, printed = runs
-    # A checkpoint is written while the next steps run, and before the next checkpoint.
+    # A checkpoint is written while the next steps run, and is complete before the next checkpoint.
     assert printed.startswith(("from step 5 on\n", "from step 10 on\n"))
     numbers = [int(line.split()[0]) for line in (directory / "losses").read_text().splitlines()]
     again = {number for number in numbers if numbers.count(number) > 1}
-    assert again >= {11, 12, 13}  # by the first run after its checkpoint, and by the second from its checkpoint
+    assert again >= {11, 12, 13}  # by the first run after its checkpoint, and by the second run from its checkpoint
     assert {number: len(each) for number, each in losses(directory).items()} == dict.fromkeys(range(1, STEPS + 1), 1)
 
 
@@ -112,4 +112,4 @@ def test_each_run_has_a_profile_of_one_step_on_every_host(runs: tuple[Path, str]
             planes = ProfileData.from_file(str(each / f"host_{host}.xplane.pb")).planes
             events = {event.name for plane in planes for line in plane.lines for event in line.events}
             assert any("jit_step" in event for event in events)
-            assert any(event.startswith("all-reduce") for event in events)  # what the step's gradients need
+            assert any(event.startswith("all-reduce") for event in events)  # memory for the step's gradients

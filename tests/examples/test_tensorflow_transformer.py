@@ -1,4 +1,4 @@
-"""The TensorFlow example: on two islands its losses are those of TensorFlow's own run."""
+"""Tests of the TensorFlow example: on two islands, its losses are those of TensorFlow's own run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The example of Tunix's weight sync: all workers serve the weights of one step, also after a round that fails."""
+"""Tests of the example with Tunix's weight sync: all workers serve weights of one step, also after a round
+that fails.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client asks to be compiled."""
+"""Tests of clients' compilation requests."""
 
 from __future__ import annotations
 

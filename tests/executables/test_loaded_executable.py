@@ -1,4 +1,4 @@
-"""Executables without a program refuse arguments, and queries for their program."""
+"""Tests that executables without a program reject arguments, and queries about their program."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from atoll.errors import Code, StatusError
 from atoll.executables.loaded_executable import ExecutableWithoutProgram
 
-NO_CLUSTER: Any = None  # refusals need no cluster
+NO_CLUSTER: Any = None  # rejections need no cluster
 EXECUTABLE = ExecutableWithoutProgram("profile", (3,))
 
 

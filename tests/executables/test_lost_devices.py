@@ -1,4 +1,4 @@
-"""Which devices compile a function in place of lost ones."""
+"""Tests of which devices compile a function in place of lost ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from atoll.executables.lost_devices import replace_islands
 from atoll.protocol.messages import VirtualDevice
 from tests.session.fake_cluster import welcome
 
-DEVICES = welcome(hosts=3, devices_per_host=2).devices  # three islands of one host
+DEVICES = welcome(hosts=3, devices_per_host=2).devices  # three islands with one host each
 
 
 def test_devices_of_a_lost_island_are_replaced_by_position():

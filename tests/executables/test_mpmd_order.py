@@ -1,4 +1,4 @@
-"""The order of an MPMD program's nodes: what it keeps, and what hosts then wait for."""
+"""Tests of the order of an MPMD program's nodes: its guarantees, and the waits that it causes on hosts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def host_of(device: int) -> int:
 
 @dataclass
 class Hosts:
-    """Hosts that run the nodes of a program in its order, each with one device. Calls take `durations[function]`.
+    """Model of hosts with one device each that run the nodes of a program in order. Calls take `durations[function]`.
 
     A host waits for the values that it receives, and enqueues at most two calls before its device has ended the first.
     Copies take `latency`. `ends` has the end of the last call of each host.
@@ -56,8 +56,8 @@ class Hosts:
         """Return the time at which all calls have ended."""
         device = {number: device_of(spec) for number, spec in enumerate(program.arguments)}
         ready = dict.fromkeys(device, 0.0)
-        reached: dict[int, float] = {}  # by host: when it has enqueued all earlier nodes
-        started: dict[int, list[float]] = {}  # by host: ends of calls
+        reached: dict[int, float] = {}  # when a host has enqueued all earlier nodes
+        started: dict[int, list[float]] = {}  # ends of calls, by host
         for node in program.nodes:
             made = range(len(device), len(device) + len(node.outputs))
             device.update(zip(made, map(device_of, node.outputs), strict=True))
@@ -77,7 +77,7 @@ class Hosts:
 
 
 def meaning(program: Program) -> list[Any]:
-    """The results as expressions. Fails if a node uses a value that an earlier one has consumed."""
+    """Return the results as expressions. Fail if a node uses a value that an earlier one has consumed."""
     check(program)
     values: list[Any] = [("argument", i) for i in range(len(program.arguments))]
     consumed: set[int] = set()
@@ -98,7 +98,7 @@ def calls_of(program: Program, host: int) -> list[int]:
 
 @st.composite
 def programs(draw: st.DrawFn) -> Program:
-    """Programs over three hosts whose calls have distinct functions, and may consume values that nothing uses later."""
+    """Generate programs on three hosts with distinct functions, which may consume values that nothing uses later."""
     hosts = 3
     specs = [on(draw(st.integers(0, hosts - 1))) for _ in range(draw(st.integers(1, 4)))]
     arguments, nodes = tuple(specs), list[Node]()
@@ -136,13 +136,13 @@ def test_results_and_the_order_of_calls_of_a_mesh_stay(program: Program) -> None
 def as_clients_list_it(name: str, stages: int, microbatches: int) -> tuple[Program, list[float]]:
     """Return a step under a schedule, and the durations of its functions: 1 forward, 2 backward.
 
-    As Shardy does, each call is listed when its inputs are there, the stage that is the furthest first, and its values
-    are copied at once.
+    As in Shardy's programs, a call is listed when its inputs exist, starting with the last stage, and its results are
+    copied at once.
     """
     table, functions = schedule(name, stages, microbatches), count()
     rows = [list(row) for row in table.rows]
     specs, nodes, durations = [on(stage) for stage in range(stages)], list[Node](), list[float]()
-    values: dict[tuple[int, int, bool], int] = {}  # what a stage needs, by micro-batch, and whether it is a gradient
+    values: dict[tuple[int, int, bool], int] = {}  # the inputs of a stage: micro-batch, and whether it is a gradient
     kept: dict[tuple[int, int], int] = {}
 
     def add(node: Node) -> range:

@@ -1,4 +1,4 @@
-"""Requests to compile IFRT IR programs."""
+"""Tests of requests to compile IFRT IR programs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Bugs that tests inject into processes of a cluster.
 
-A process with the variables of `environment(...)` imports `sitecustomize` from this directory when Python starts. Atoll
-itself has no hook for it.
+A process with the variables of `environment(...)` imports `sitecustomize` from this directory when Python starts, so
+that Atoll needs no hooks.
 """
 
 from __future__ import annotations

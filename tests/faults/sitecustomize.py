@@ -1,4 +1,4 @@
-"""Injects the faults that the environment names into this process; see `tests.faults`."""
+"""Inject the faults that the environment names into this process. See `tests.faults`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Function = Callable[..., Any]
 
 
 def raises_if_file(function: Function, path: str) -> Function:
-    """Raise TypeError in one call once the file exists; that call removes the file."""
+    """Raise TypeError in one call after the file was created. This call removes the file."""
 
     @functools.wraps(function)
     def faulty(*arguments: Any, **options: Any) -> Any:
@@ -31,7 +31,7 @@ def raises_if_file(function: Function, path: str) -> Function:
 
 
 def ignored_if_file(function: Function, path: str) -> Function:
-    """Do nothing in one call once the file exists; that call removes the file."""
+    """Do nothing in one call after the file was created. This call removes the file."""
 
     @functools.wraps(function)
     def faulty(*arguments: Any, **options: Any) -> Any:
@@ -44,7 +44,7 @@ def ignored_if_file(function: Function, path: str) -> Function:
 
 
 def raises_if(function: Function, condition: str) -> Function:
-    """Raise TypeError in each call whose `arguments`, a tuple, meet a condition, which is a Python expression."""
+    """Raise TypeError in each call whose `arguments`, a tuple, satisfy a condition, which is a Python expression."""
 
     @functools.wraps(function)
     def faulty(*arguments: Any, **options: Any) -> Any:
@@ -68,7 +68,7 @@ def fails_while(function: Function, path: str) -> Function:
 
 
 def timed(function: Function, path: str) -> Function:
-    """Write the milliseconds of CPU time of the longest call to `PATH.NAME.PID`; begin again if the file is removed."""
+    """Write the milliseconds of CPU time of the longest call to `PATH.NAME.PID`. Start again if the file is removed."""
     longest = 0.0
 
     @functools.wraps(function)
@@ -84,13 +84,13 @@ def timed(function: Function, path: str) -> Function:
                 longest = seconds
                 with open(f"{file}.new", "w") as out:
                     out.write(str(1000 * seconds))
-                os.replace(f"{file}.new", file)  # the test reads it at any moment
+                os.replace(f"{file}.new", file)  # the test may read it at any time
 
     return faulty
 
 
 class _Patching(importlib.abc.MetaPathFinder):
-    """Loads modules, and then replaces functions in them."""
+    """Import hook that replaces functions in modules after they were loaded."""
 
     def __init__(self, faults: dict[str, str]) -> None:
         self._faults: dict[str, list[tuple[str, str]]] = {}

@@ -1,8 +1,7 @@
-"""Hostile input for the controller's port, from a seed: what one connection sends, as bytes.
+"""Generate hostile input for the controller's port from a seed: the bytes that one connection sends.
 
-A conversation begins as an honest one of its role does, or not at all, and goes on with messages of any role: samples
-with some of their values exchanged, their bytes cut, extended and replaced, frames of random bytes, pieces, and words
-about the connection itself.
+A conversation may begin like an honest one of its role. It continues with messages of any role: samples with exchanged
+values, with truncated, extended or replaced bytes, frames of random bytes, pieces, and messages about the connection.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from tests.protocol.test_messages import sample_message
 SAMPLES: list[Any] = [sample_message(kind) for kind in get_args(m.ToController) if kind is not m.Hello]
 OF_PROXIES: list[Any] = [sample_message(kind) for kind in get_args(m.FromProxy)]
 OF_OPERATORS: list[Any] = [sample_message(kind) for kind in get_args(m.FromOperator)]
-# What a user may say that would change the measurement, and not the controller.
+# Messages that a user may send, and that would affect the measurement rather than the controller.
 _LEFT_OUT = (m.StopRequest,)
-# What an honest client sends: an array is put on a device, and a function runs on it.
+# Messages of an honest client, which puts an array on a device and calls a function.
 _SESSION = (
     m.RegisterFunction(1, "content", 7, ((0,),)),
     m.RegisterProgram(2, single("put", (), HostToDevice((HostBuffer(0, (2,), None, None),), (on(0),)), feeds=1)),
@@ -54,14 +53,14 @@ _TEXTS = ("", "x", "ana", "ben", "default", "float32", "\0", "\x1b]0;x\x07", "..
 
 
 class ControlFuzzer:
-    """Conversations of clients with the tokens of one tenant. The same seed gives the same bytes."""
+    """Generates conversations of clients with one tenant's tokens. The same seed gives the same bytes."""
 
     def __init__(self, seed: int, token: str) -> None:
         self._random = random.Random(seed)
         self._token = token
 
     def conversation(self, longest: int = 40) -> list[bytes]:
-        """The frames that one connection sends."""
+        """Return the frames that one connection sends."""
         source = self._random
         kind = source.randrange(10)
         count = source.randint(1, longest)
@@ -88,7 +87,7 @@ class ControlFuzzer:
         return encode(msgspec.structs.replace(hello, resumes=source.random() < 0.2))
 
     def _session(self) -> Iterator[bytes]:
-        """An honest client's messages, some of them exchanged, repeated or left out."""
+        """Return an honest client's messages, some of which are replaced, repeated or omitted."""
         source = self._random
         exchanged = source.random() * 0.5
         for message in _SESSION:
@@ -126,7 +125,7 @@ class ControlFuzzer:
         return frame_header(len(body)) + body
 
     def _exchanged(self, value: Any, depth: int = 0) -> Any:
-        """A value with something in it exchanged for another of its kind, mostly."""
+        """Return a value in which a part was usually replaced by another value of the same type."""
         source = self._random
         if isinstance(value, list) and value and depth < 8:
             place = source.randrange(len(value))
@@ -151,7 +150,7 @@ class ControlFuzzer:
         return source.choice((None, 0, "", [], {}, b"", True))
 
     def _broken(self, frame: bytes) -> bytes:
-        """A frame whose content is cut, extended, or has other bytes."""
+        """Return a frame whose contents are truncated, extended, or have other bytes."""
         body, source = bytearray(frame[4:]), self._random
         match source.randrange(3):
             case 0:

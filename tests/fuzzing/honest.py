@@ -1,7 +1,7 @@
-"""An honest session beside a fuzzer, in a process of its own: `python -m tests.fuzzing.honest ADDRESS`.
+"""Run an honest session beside a fuzzer, in a separate process: `python -m tests.fuzzing.honest ADDRESS`.
 
-It runs steps of one launch on null devices. For each line that it reads it prints how many steps there were since the
-line before, and how many milliseconds the longest took; it ends with its input.
+Each step is one launch on null devices. For each input line, the process prints the number of steps since the previous
+line, and the milliseconds of the longest step. It ends at the end of its input.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from atoll.session.bare import BareClient, call, program, sharded
 from tests.fuzzing.requests import read_requests
 
 SHARD = ("uint8", (4,))
-_PAUSE = 0.002  # between two steps: it is to notice stalls, not to keep the machine busy
+_PAUSE = 0.002  # between two steps, so that it notices stalls without keeping the machine busy
 
 
 async def steps(address: str, token: str, asked: threading.Event, over: threading.Event) -> None:

@@ -1,4 +1,4 @@
-"""Requests to a process on its standard input: an honest client is asked how it fares, and ends with its input."""
+"""Read requests from standard input, each of which asks an honest client for its measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server with all kinds of handlers, on both kinds of event loops, and two clients."""
+"""Fixtures: a server with all kinds of handlers, on both kinds of event loops, and two clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""For tests: handlers of all kinds, and how the gRPC library's client calls them."""
+"""Handlers of all kinds for tests, and their calls by the gRPC library's client."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_MESSAGE = 100 << 20
 
 
 class Service:
-    """Handlers, and what they saw."""
+    """Handlers, with a record of their calls."""
 
     def __init__(self) -> None:
         self.closed = threading.Event()
@@ -33,7 +33,7 @@ class Service:
         call.send_initial_metadata({"state": b"kept"})
 
     def count(self, call: Call) -> None:
-        """Answers with the number and the sum of the sizes of the messages."""
+        """Reply with the number and the sum of the sizes of the messages."""
         sizes: list[int] = []
         call.set_handlers(
             lambda content: sizes.append(len(content)),
@@ -41,7 +41,7 @@ class Service:
         )
 
     def pieces(self, call: Call) -> None:
-        """Answers a message of pieces: the request has their number and size."""
+        """Reply with a message made of pieces. The request contains their number and size."""
 
         def answer(content: Any) -> None:
             count, size = map(int, bytes(content).split())
@@ -51,7 +51,7 @@ class Service:
         call.set_handlers(answer)
 
     def stream(self, call: Call) -> None:
-        """Sends 64 messages of 1 MiB, never more than the low-water mark and one of them at once."""
+        """Send 64 messages of 1 MiB, buffering at most the low-water mark plus one message."""
 
         async def send() -> None:
             content = memoryview(bytes(1 << 20))
@@ -66,7 +66,7 @@ class Service:
         task.add_done_callback(self.tasks.discard)
 
     def slow(self, call: Call) -> None:
-        """Takes one message in each iteration of the loop, and echoes it."""
+        """Read one message per iteration of the loop, and echo it."""
         loop = asyncio.get_running_loop()
 
         def take(content: Any) -> None:

@@ -1,4 +1,4 @@
-"""For tests: a GrpcServer on an event loop in a thread of its own."""
+"""Run a GrpcServer on an event loop in a separate thread, for tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def echo(call: Call) -> None:
 
 
 class Serving:
-    """A server that listens on a unix socket, in a thread; a context manager."""
+    """Server that listens on a unix socket, in a thread. It is a context manager."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Serving:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(DEADLINE_SECONDS)
 
     def call(self, function: Callable[..., T], *args: Any) -> T:
-        """The result of a function called on the loop's thread."""
+        """Call a function on the loop's thread, and return its result."""
 
         async def run() -> T:
             return function(*args)

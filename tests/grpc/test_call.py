@@ -1,4 +1,4 @@
-"""Calls of a raw client, which sends what the gRPC library's client never sends."""
+"""Tests of calls of a raw client, with messages that the gRPC library's client never sends."""
 
 from __future__ import annotations
 

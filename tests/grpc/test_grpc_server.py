@@ -1,4 +1,4 @@
-"""Sockets, TLS, closing and statistics of a server."""
+"""Tests of a server's sockets, TLS, closing and statistics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gRPC library's own client against our server."""
+"""Tests of the gRPC library's client with Atoll's server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The raw client of these tests against the gRPC library's own server: what it sends is HTTP/2 and gRPC."""
+"""Tests of the tests' raw client with the gRPC library's server, which accepts its HTTP/2 and gRPC."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_streams_run_side_by_side(peer: Peer) -> None:
 
 
 def test_priority_and_continuations_are_as_the_server_expects(peer: Peer) -> None:
-    block = peer.encoder.encode(REQUEST)  # padding is not among them: the library's server refuses it
+    block = peer.encoder.encode(REQUEST)  # without padding, which the library's server rejects
     peer.send(
         frame(frames.HEADERS, frames.PRIORITY_FLAG, 1, b"\0\0\0\0\1" + block[:5]),
         frame(frames.CONTINUATION, 0, 1, block[5:9]),

@@ -1,4 +1,4 @@
-"""Reading messages, without a connection: however a body is cut and whenever it is paused, the same messages come."""
+"""Tests of reading messages without a connection: the result does not depend on how a body is divided or paused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_PIECES = 1000  # of a body
 
 
 class _Sender:
-    """What a stream needs to send; nothing is sent here."""
+    """What a stream needs for sending. Nothing is sent here."""
 
     def make_ready(self, stream: Stream) -> None:
         raise AssertionError("a reader sends nothing")
@@ -34,7 +34,7 @@ def reader_for(stream: Stream, traffic: Traffic, on_error: Callable[[Exception],
 
 
 def feed(reader: MessageReader, body: bytes, direct: bool) -> None:
-    """A piece of the body, by way of `reserve` where the reader offers memory and `direct` is set."""
+    """Feed a part of the body, using `reserve` if the reader offers memory and `direct` is set."""
     view, start = memoryview(body), 0
     while start < len(body):
         room = reader.reserve(len(body) - start) if direct else None

@@ -1,4 +1,4 @@
-"""What a client may cost before a handler has admitted it."""
+"""Tests of the resources that a client can use before a handler has admitted it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def server(tmp_path: Path, strangers: UnauthenticatedConnections) -> Iterator[Se
 
 
 def data(stream: int, nbytes: int) -> bytes:
-    """A whole message in frames of the default size."""
+    """Return a whole message in frames of the default size."""
     body = message(bytes(nbytes))
     return b"".join(frame(frames.DATA, 0, stream, body[start : start + 16384]) for start in range(0, len(body), 16384))
 

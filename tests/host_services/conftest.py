@@ -1,4 +1,4 @@
-"""Channels over socket pairs, as in the tests of `transfers`."""
+"""Fixtures: channels over socket pairs, as in the tests of `transfers`."""
 
 from tests.transfers.conftest import ends, no_descriptor_leaks, raw, unix_ends
 

@@ -18,7 +18,7 @@ NUMERIC = [name for name, bits in DTYPE_BITS.items() if bits and hasattr(jnp, na
 
 @st.composite
 def strided(draw: st.DrawFn) -> np.ndarray:
-    """A view of some array: transposed, reversed, with steps, of any number of dimensions, empty at times."""
+    """Generate a view of an array: transposed, reversed, with steps, of any number of dimensions, or empty."""
     shape = tuple(draw(st.lists(st.integers(0, 5), max_size=4)))
     base = np.arange(math.prod(shape), dtype=draw(st.sampled_from(["int8", "int32", "complex128"])))
     array = base.reshape(shape).transpose(draw(st.permutations(range(len(shape)))))
@@ -27,7 +27,7 @@ def strided(draw: st.DrawFn) -> np.ndarray:
 
 
 def region(array: np.ndarray) -> tuple[bytes, tuple[int, ...]]:
-    """What a client sends for an array: from its lowest to its highest byte, and the strides."""
+    """Return the data that a client sends for an array, from its lowest to its highest byte, and the strides."""
     if not array.size:
         return b"", array.strides
     low, high = np.lib.array_utils.byte_bounds(array)
@@ -71,7 +71,7 @@ def test_shards_are_written_to_their_boxes(array, data):
 def test_every_dtype_comes_and_goes_also_those_of_less_than_a_byte(name):
     dtype = np.dtype(getattr(jnp, name))
     array = np.arange(6).astype(dtype).reshape(2, 3)
-    content = array.tobytes()  # less than a byte travels as one
+    content = array.tobytes()  # types smaller than a byte are sent as bytes
     got = host_data.view(content, name, (2, 3), None)
     assert got.dtype == dtype
     assert got.tobytes() == content
@@ -90,7 +90,7 @@ def test_every_dtype_comes_and_goes_also_those_of_less_than_a_byte(name):
         (4, (2, 3), (4, 8), (24, 0)),
         (4, (3,), (-4,), (12, 8)),
         (4, (3,), (8,), (20, 0)),
-        (4, (3,), (0,), (4, 0)),  # one element for all
+        (4, (3,), (0,), (4, 0)),  # one value for all elements
         (4, (2, 3), (-12, 4), (24, 12)),
         (4, (0, 3), (12, 4), (0, 0)),
         (4, (5, 0), None, (0, 0)),
@@ -132,7 +132,7 @@ def test_any_contents_and_strides_are_an_array_or_a_status(content, shape, data)
     except StatusError:
         return
     assert got.shape == shape
-    got.copy()  # each element lies inside the buffer
+    got.copy()  # each element is inside the buffer
 
 
 @pytest.mark.parametrize("shape", [(), (2,), (0,), (2, 1)])

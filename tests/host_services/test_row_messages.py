@@ -1,4 +1,4 @@
-"""Rows of a message: gathered, cut and copied, they are what NumPy takes."""
+"""Tests that gathering, cutting and copying the rows of a message gives the results of NumPy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies of large arrays need little memory beside them."""
+"""Tests that copies of large arrays need little additional memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHAPES = [(), (0, 3), (1,), (7,), (4, 6), (3, 1, 5), (2, 3, 4, 5), (40, 1), (1, 
 
 
 def parts(shape: tuple[int, ...], dtype: str = "int32") -> list[np.ndarray]:
-    """Arrays of a shape: one that is contiguous, and others that are parts of larger ones."""
+    """Return arrays of a shape: a contiguous one, and others that are parts of larger arrays."""
     whole = np.arange(np.prod([size + 2 for size in shape], dtype=int)).astype(dtype)
     whole = whole.reshape([size + 2 for size in shape])
     inside = whole[(*(slice(1, -1) for _ in shape), ...)]
@@ -106,7 +106,7 @@ def resident() -> int:
 
 
 class Peak:
-    """The most memory that this process has from now on."""
+    """Measures this process's peak memory from now on."""
 
     def __init__(self) -> None:
         Path("/proc/self/clear_refs").write_text("5")
@@ -119,7 +119,7 @@ class Peak:
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("count", [4, 64])
 def test_what_is_assembled_takes_no_more_memory_than_its_parts_did(axis: int, count: int) -> None:
-    """Whoever their memory is from, a mapping of its own or the allocator, and however they lie in the array."""
+    """This holds for memory of a mapping and of the allocator, and for any places of the parts in the array."""
     size = 4096
     shape = (size // count, size) if axis == 0 else (size, size // count)
     boxes = [[(0, size), (0, size)] for _ in range(count)]
@@ -133,4 +133,4 @@ def test_what_is_assembled_takes_no_more_memory_than_its_parts_did(axis: int, co
     assert peak.stop() - before < SLAB_BYTES + (4 << 20)
     for number, (part, box) in enumerate(zip(given, boxes, strict=True)):
         assert (host_data.cut(target, (box[0], box[1])) == number).all()
-        assert part.contents.shape == shape  # they are still there
+        assert part.contents.shape == shape  # the parts still exist

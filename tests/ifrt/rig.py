@@ -1,4 +1,4 @@
-"""An IFRT session without processes: requests go in, responses and messages to the controller come out."""
+"""An IFRT session without processes. Tests send requests, and read responses and the messages to the controller."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from atoll.protocol.translation.shardings import sharding_to
 from tests.session.fake_cluster import FakeCluster
 
 MINTED = FIRST_MINTED_HANDLE
-# A Python stack of the client's.
+# A Python stack of the client.
 STACK = 77
 
 
 class Rig:
-    """`paused` says whether the client's requests are held back."""
+    """Session with its stream. `paused` is true while the client's requests are held back."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -57,13 +57,13 @@ class Rig:
         self.paused = False
 
     def settle(self) -> None:
-        """Runs what is due."""
+        """Run all callbacks that are due."""
         self.loop.run_until_complete(asyncio.sleep(0.001))
 
     # ---- the client
 
     def send(self, kind: str, message: Any = None, *, stack: int = STACK, **fields: Any) -> int:
-        """Sends a request; its number."""
+        """Send a request, and return its number."""
         self._op += 1
         request = session_pb2.Request()
         request.meta.op_id = self._op
@@ -83,30 +83,30 @@ class Rig:
         return self._op
 
     def answer(self, op: int) -> Any | None:
-        """The response to a request, if there is one."""
+        """Return the response to a request, or None."""
         found = [response for response in self.responses if response.meta.op_id == op]
         assert len(found) <= 1, "a request is answered once"
         return found[0] if found else None
 
     def ask(self, kind: str, message: Any = None, **fields: Any) -> Any:
-        """The response to a request that is answered at once."""
+        """Send a request that is answered at once, and return the response."""
         response = self.answer(self.send(kind, message, **fields))
         assert response is not None, f"{kind} is not answered"
         return response
 
     def make(self, handle: int, spec: ArraySpec, stack: int = 0) -> int:
-        """An array of the session's under this handle."""
+        """Make an array of the session with this handle."""
         self.session.define([handle], [spec], stack)
         return handle
 
     # ---- the controller
 
     def take(self) -> list[Any]:
-        """The messages to the controller since the last call."""
+        """Return the messages to the controller since the last call."""
         return self.cluster.take()
 
     def take_launch(self) -> tuple[Program, m.Launch]:
-        """The program that was registered and launched, and nothing else."""
+        """Return the program that was registered and launched, after checking that there are no other messages."""
         registered, launch = self.take()
         number, program = program_of(registered)
         assert launch.program == number
@@ -117,7 +117,7 @@ class Rig:
         self.settle()
 
     def end_waits(self, sent: Sequence[Any], status: Status = OK) -> None:
-        """Answers those of the messages that wait for handles."""
+        """Answer those of the messages that wait for handles."""
         for message in sent:
             if isinstance(message, m.Await) or (isinstance(message, m.Launch) and message.wait):
                 self.receive(m.Awaited(message.wait, status))
@@ -131,14 +131,14 @@ def program_of(message: Any) -> tuple[int, Program]:
 
 
 def check_refused(response: Any, code: int, text: str) -> None:
-    """The response is a failure, out of sequence."""
+    """Check that the response is a failure outside of the sequence."""
     assert response.WhichOneof("kind") is None
     assert (response.meta.status.code, response.meta.destroyed_user_context_ids) == (code, [])
     assert text in response.meta.status.message, response.meta.status.message
 
 
 def on(*devices: int, shape: tuple[int, ...] = (4,), dtype: str = "float32") -> ArraySpec:
-    """An array that is cut along its first dimension over these devices."""
+    """Return the type of an array that is divided along its first dimension between these devices."""
     if len(devices) == 1:
         return ArraySpec(dtype, shape, Sharding(devices, Replicated()))
     return ArraySpec(dtype, shape, Sharding(devices, Even((shape[0] // len(devices), *shape[1:]))))

@@ -1,4 +1,4 @@
-"""Whatever bytes a client sends: they are understood, or refused with a status."""
+"""Tests of arbitrary bytes from a client: they are handled, or rejected with a status."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.thoroughness import examples
 
 
 def fuzzed(read: Callable[[], Any]) -> None:
-    """Whatever was sent, it is understood or refused with a status; nothing else is raised."""
+    """Send bytes, and fail if they cause any other exception than a status."""
     try:
         read()
     except StatusError:

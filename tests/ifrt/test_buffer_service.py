@@ -1,4 +1,4 @@
-"""Which calls prove that a connection belongs to the client of a session."""
+"""Tests of how a connection proves that it belongs to the client of a session."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SESSION = 5
 
 
 class Call:
-    """A unary call, which keeps what happens to it."""
+    """Unary call that records what happens to it."""
 
     def __init__(self) -> None:
         self.is_admitted = False

@@ -1,4 +1,4 @@
-"""The session stream: how it opens, ends, and is refused, with a call that exists on paper only."""
+"""Tests of the session stream: how it opens, ends, and is rejected, with a fake call."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOST = Status(int(Code.DATA_LOSS), "it burnt")
 
 
 class FakeCall:
-    """Of `grpc.Call`, what a session's stream uses."""
+    """The part of `grpc.Call` that a session's stream uses."""
 
     def __init__(self, protocol: int = MAX_PROTOCOL, token: str = "") -> None:
         metadata = transport_pb2.SessionMetadata()

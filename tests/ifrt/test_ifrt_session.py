@@ -1,4 +1,4 @@
-"""The state of a client's session, when the client is held back, and the numbers of responses."""
+"""Tests of the state of a client's session, of holding the client back, and of the numbers of responses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_full_window_holds_the_client_back_until_it_is_half_empty(rig: Rig):
         launch(rig)
     assert not rig.paused
     launch(rig)
-    launch(rig)  # a request may launch several
+    launch(rig)  # a request may cause several launches
     assert rig.paused
     for returned in range(WINDOW // 2 + 1):
         assert rig.paused, returned
@@ -82,17 +82,17 @@ def test_a_future_is_asked_about_once(rig: Rig):
         rig.session.take_future(handle)
 
 
-# ---- numbers of responses, whose sequence has no gap
+# ---- numbers of responses, which must have no gaps
 
 
 class Client:
-    """What jaxlib's client does with the numbers of responses, for as long as it is done with each at once.
+    """Model of how jaxlib's client handles the numbers of responses, if it releases each of them at once.
 
-    It is never done with the response to Init, nor with those to what its batcher sends.
+    It never releases the response to Init, nor responses to requests of its batcher.
     """
 
     def __init__(self) -> None:
-        self.stacks: list[int] = []  # that it keeps
+        self.stacks: list[int] = []  # responses that it keeps
         self.done: set[int] = set()
         self.next = 0
         self.ended: dict[int, list[int]] = {}
@@ -139,7 +139,7 @@ def test_stacks_that_end_out_of_sequence_are_named_by_the_next_of_the_sequence()
 
 
 class Waiting:
-    """A stream whose responses may wait. `timers` are those that it has started and that have not ended."""
+    """Stream whose responses may wait. `timers` contains its active timers."""
 
     def __init__(self) -> None:
         self.sent: list[int] = []
@@ -189,7 +189,7 @@ def test_few_responses_wait():
 
 
 def test_a_client_keeps_no_more_stacks_than_its_arrays_have(rig: Rig):
-    """A loop that makes, deletes, and destructs arrays, each request with a stack of its own."""
+    """Run a loop that makes, deletes, and destructs arrays. Each request has a different stack."""
     client = Client()
     client.request(0)
     client.response(rig.ask("init", stack=0))
@@ -202,5 +202,6 @@ def test_a_client_keeps_no_more_stacks_than_its_arrays_have(rig: Rig):
         future = deletion.delete_array.deletion_future_handle
         client.response(rig.ask("check_future", future=future, stack=0), batched=True)
         client.response(rig.ask("destruct_array", arrays=[i - 1], stack=0), batched=True)
-        assert len(client.stacks) <= 2  # that of the array, and that of the one before: the next response names it
+        # The stacks of the array and of the previous one, which the next response releases.
+        assert len(client.stacks) <= 2
     assert not rig.session.deletions

@@ -1,4 +1,4 @@
-"""A machine of numpy arrays that runs plans as workers do, and small clusters and arrays to try it with."""
+"""A machine of NumPy arrays that runs plans like workers, with small clusters and arrays for tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Placement = dict[int, DeviceLocation]
 
 
 def cluster(islands: int, hosts: int, devices: int) -> Placement:
-    """Virtual devices in the order of the physical ones."""
+    """Return virtual devices in the order of the physical ones."""
     locations = [
         DeviceLocation(island, island * hosts + host, ordinal)
         for island in range(islands)
@@ -36,17 +36,17 @@ def slices(box: Any) -> tuple[slice, ...]:
 
 
 class Machine:
-    """Hosts that hold numpy shards and run plans, as workers do. Feeds are a dict.
+    """Hosts that store NumPy shards and run plans like workers. Feeds are in a dictionary.
 
-    `functions` gives the outputs of the compiled functions that `compute` stands for. What is donated is overwritten,
-    so that a later use of it is noticed.
+    `functions` returns the types of the outputs of compiled functions, whose values `compute` makes. Donated values are
+    overwritten, so that later uses are detected.
     """
 
     def __init__(self, placement: Placement, functions: Mapping[str, tuple[ArraySpec, ...]] | None = None) -> None:
         self.placement = placement
         self.functions = functions or {}
         self.stores: dict[int, dict[int, list[np.ndarray]]] = {s.host: {} for s in placement.values()}
-        self.feeds: dict[tuple[int, int], np.ndarray] = {}  # the client's
+        self.feeds: dict[tuple[int, int], np.ndarray] = {}  # contents from the client
         self.host_feeds: dict[tuple[int, int], np.ndarray] = {}
         self.to_client: dict[int, np.ndarray] = {}
         self.sent: Counter[tuple[int, int]] = Counter()
@@ -54,19 +54,22 @@ class Machine:
         self.executed: list[tuple[int, p.Execute]] = []
 
     def load(self, value: int, spec: ArraySpec, shards: list[np.ndarray]) -> None:
-        """Gives each host its shards, in the order in which the device list names them."""
+        """Give each host its shards, in the order of the device list."""
         for device, shard in zip(spec.sharding.devices, shards, strict=True):
             self.stores[self.placement[device].host].setdefault(value, []).append(shard)
 
     def shards(self, value: int, spec: ArraySpec) -> list[np.ndarray]:
-        """All shards of a value, in order; each host must hold exactly its own."""
+        """Return all shards of a value, in order. Fail unless each host has exactly its own shards."""
         left = {host: list(store.get(value, [])) for host, store in self.stores.items()}
         found = [left[self.placement[device].host].pop(0) for device in spec.sharding.devices]
         assert not any(left.values())
         return found
 
     def run(self, lowered: Lowered) -> None:
-        """Runs each host's plan, each step that receives as soon as its feeds are here. All must end."""
+        """Run the plans of all hosts, continuing each as soon as its feeds have arrived.
+
+        Fail unless all of them end.
+        """
         waiting = {host: self._run_plan(host, plan) for host, plan in lowered.plans.items()}
         missing = {host: set(next(run, ())) for host, run in waiting.items()}
         moved = True
@@ -84,7 +87,7 @@ class Machine:
         assert all(0 <= feed < lowered.host_feeds for _, feed in self.sent)
 
     def _run_plan(self, host: int, plan: p.Plan) -> Iterator[set[int]]:
-        """Yields the feeds that the next step waits for."""
+        """Run a plan, yielding the feeds that the next step waits for."""
         store = self.stores[host]
         values = {value: store[value] for value in plan.arguments}
         for segment in plan.segments:
@@ -181,7 +184,7 @@ class Machine:
 
 
 def used_memory(nbytes: int, written: Iterable[tuple[int, int]]) -> np.ndarray:
-    """As `ReceiveBufferPool.take_zeros`: what the caller writes is anything before."""
+    """Return memory with arbitrary contents, like `ReceiveBufferPool.take_zeros`."""
     content = np.zeros(nbytes, np.uint8)
     for start, stop in written:
         assert 0 <= start <= stop <= nbytes
@@ -190,7 +193,7 @@ def used_memory(nbytes: int, written: Iterable[tuple[int, int]]) -> np.ndarray:
 
 
 def compute(function: str, spec: ArraySpec, position: int, inputs: list[np.ndarray]) -> np.ndarray:
-    """Some function of each position's shards."""
+    """Return outputs that depend on each position's shards."""
     number = sum(ord(letter) for letter in function) + 31 * position
     number += sum(
         (i + 2) * int((shard * (1 + np.arange(shard.size)).reshape(shard.shape)).sum() % 9973)
@@ -219,7 +222,7 @@ def counting(shape: tuple[int, ...]) -> np.ndarray:
 
 @st.composite
 def placements(draw: st.DrawFn) -> Placement:
-    """A small cluster whose virtual devices sit on its physical ones in any order."""
+    """Generate a small cluster whose virtual devices are mapped to its physical ones in any order."""
     locations = cluster(draw(st.integers(1, 3)), draw(st.integers(1, 2)), draw(st.integers(1, 4)))
     return dict(zip(locations, draw(st.permutations(list(locations.values()))), strict=True))
 
@@ -231,5 +234,5 @@ def specs(draw: st.DrawFn, placement: Placement, shape: tuple[int, ...]) -> Arra
     return ArraySpec("int64", shape, Sharding(devices, draw(tilings(len(devices), len(shape)))))
 
 
-# Shards that hold nothing are in these shapes too (a dimension of 0, or more tiles than rows).
+# These shapes also cause empty shards (a dimension of 0, or more tiles than rows).
 shapes = st.lists(st.integers(0, 6), max_size=3).map(tuple)

@@ -1,4 +1,4 @@
-"""Parses the text of programs (`atoll.ir.text.render`), so that tests can state programs as text."""
+"""Parse the text of programs, as rendered by `atoll.ir.text.render`, so that tests can contain programs as text."""
 
 from __future__ import annotations
 

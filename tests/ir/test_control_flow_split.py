@@ -1,4 +1,4 @@
-"""Programs with control flow nodes, as the launches that they are split into."""
+"""Tests of splitting programs with control flow nodes into launches."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SPEC = ArraySpec("int32", (), Sharding((0,)))
 MOST_ROUNDS = 5
 
 
-# ---- what programs mean: values are numbers, and so is what decides
+# ---- the meaning of programs, whose values and conditions are numbers
 
 
 def call(function: int, inputs: tuple[int, ...]) -> int:
@@ -146,7 +146,7 @@ def test_the_launches_of_a_program_give_what_its_nodes_say(program: Program) -> 
     assert [values[value] for value in program.results] == run(program, arguments)
 
 
-# ---- what waits for what
+# ---- dependencies
 
 
 def choice(*inputs: int) -> Switch:
@@ -162,7 +162,7 @@ def test_a_launch_waits_for_those_numbers_alone_on_which_it_depends():
     nodes = (one(0), choice(1, 0), choice(1, 0), one(2), one(3), one(2, 3), one(1))
     pieces = split(Program("p", (SPEC,), nodes, (4, 5, 6, 7)))
     assert [(piece.arguments, piece.results) for piece in pieces] == [
-        ((0,), (1, 7)),  # all that depends on no number: also what comes last in the program
+        ((0,), (1, 7)),  # all nodes that depend on no number, even if they come last in the program
         ((1, 0), (2,)),
         ((1, 0), (3,)),
         ((2,), (4,)),

@@ -1,4 +1,4 @@
-"""Lowering, judged by running its plans on a machine of numpy arrays: what comes out must be right."""
+"""Tests of lowering: plans run on a machine of NumPy arrays must give the right results."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_a_host_waits_for_another_when_it_has_sent_what_that_waits_for():
     target = ArraySpec("int64", (4,), Sharding((1, 0), Tiled((2,), (0, 1))))
     program = single("swap", (source,), Transfer((0,), (target,), reshard=True))
     lowered = lower(program, placement, {})
-    # Each sends first: neither may wait before it has sent, or both would wait for ever.
+    # Each sends first. If either received first, both would wait forever.
     for plan in lowered.plans.values():
         assert [type(step) for step in steps_of(plan)] == [p.Send, p.Receive]
     machine = Machine(placement)
@@ -214,7 +214,7 @@ def test_bytes_from_the_client_reach_every_shard_and_come_back_whole(data, place
         buffers = (HostBuffer(0, shape, None, None),)
         fed = {0: whole}
     else:
-        # Shards that hold the same part may share a buffer.
+        # Shards with the same part may share a buffer.
         groups: dict[Any, list[int]] = {}
         for position, box in enumerate(boxes):
             groups.setdefault(box, []).append(position)

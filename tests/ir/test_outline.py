@@ -1,4 +1,4 @@
-"""Outlines of IFRT IR programs, placed on a client's devices."""
+"""Tests of outlines of IFRT IR programs, placed on a client's devices."""
 
 from __future__ import annotations
 

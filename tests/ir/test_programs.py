@@ -1,4 +1,4 @@
-"""Random programs of many nodes: lowered with and without simplification, they give what their nodes say."""
+"""Tests of random programs of many nodes: lowered with and without simplification, they give the nodes' results."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Case:
 
 @dataclass
 class Written:
-    """A program while nodes are added to it: what its values are, and which of them may still be used."""
+    """Program under construction, with the contents of its values, and the values that may still be used."""
 
     specs: list[ArraySpec | None]
-    memory: list[int]  # values of one number share memory
-    ended: set[int] = field(default_factory=set)  # such numbers, donated
+    memory: list[int]  # values with the same number share memory
+    ended: set[int] = field(default_factory=set)  # donated numbers
     nodes: list[Node] = field(default_factory=list)
 
     def usable(self) -> list[int]:
@@ -53,7 +53,7 @@ class Written:
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Chains of calls, transfers and views over few kinds of arrays, so that much can be simplified."""
+    """Generate chains of calls, transfers and views on few kinds of arrays, so that many can be simplified."""
     placement = cluster(draw(st.integers(1, 2)), draw(st.integers(1, 2)), 2)
     meshes = []
     for _ in range(draw(st.integers(1, 3))):
@@ -103,7 +103,7 @@ def _call(draw: st.DrawFn, case: Case, written: Written, number: int, spec: Arra
     devices = spec.sharding.devices
     alike = [v for v in written.usable() if written.specs[v].sharding.devices == devices]  # type: ignore[union-attr]
     inputs = tuple(draw(st.lists(st.sampled_from(alike), min_size=1, max_size=3)))
-    # Each shard of an output is something else, so that outputs with replicas would contradict themselves.
+    # Each shard of an output has other contents, so that replicas would contradict each other.
     possible = [
         k for k in kinds if k.sharding.devices == devices and len({*shard_boxes(k.sharding, SHAPE)}) == len(devices)
     ]
@@ -131,7 +131,7 @@ def _transfer(
 
 
 def evaluate(case: Case) -> list[list[np.ndarray]]:
-    """The shards of the results, node by node, without any lowering."""
+    """Return the shards of the results, evaluated node by node without lowering."""
     values = [[s.copy() for s in contents(spec, start(i))] for i, spec in enumerate(case.program.arguments)]
     specs: list[ArraySpec | None] = [*case.program.arguments]
     for node in case.program.nodes:
@@ -165,7 +165,7 @@ def start(argument: int) -> np.ndarray:
 
 
 def run(case: Case, lowered: Lowered) -> tuple[list[list[np.ndarray]], set[tuple[int, int]]]:
-    """The shards of the results, and which arguments and results share memory."""
+    """Return the shards of the results, and which arguments and results share memory."""
     machine = Machine(case.placement, case.outputs)
     count = len(case.program.arguments)
     given = []
@@ -210,7 +210,8 @@ def test_programs_give_what_their_nodes_say_simplified_or_not(case):
             np.testing.assert_array_equal(b, c)
     assert shared == also_shared, "results are as distinct as before"
     assert simplified.donated == plain.donated
-    # Not gangs: two copies on one island, joined with what brought both there, are two transfers between islands.
+    # Two copies on one island that are joined with their inputs' transfers are two transfers between islands, not
+    # gangs.
     assert nodes_of(simplified) <= nodes_of(plain)
     assert simplified.values[: len(case.program.arguments)] == plain.values[: len(case.program.arguments)]
     assert plain.results == case.program.results or any(

@@ -1,4 +1,4 @@
-"""Sparse exchanges, judged by running their plans: each row is where it should be, once, whatever the shards."""
+"""Tests of sparse exchanges, by running their plans: each row must be in the right place, once, for any shards."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.ir.test_types import tilings
 
 @dataclass
 class Case:
-    """Rows [groups * most, ...] whose sizes send them to blocks [groups * capacity, ...]."""
+    """Rows of shape [groups * most, ...], whose sizes send them to blocks of shape [groups * capacity, ...]."""
 
     placement: Placement
     groups: int
@@ -38,7 +38,7 @@ class Case:
 
     @property
     def line(self) -> np.ndarray:
-        """The rows as they stand in line."""
+        """Return the rows in their order."""
         if self.order_array is None:
             return self.rows_array
         each = self.rows.shape[0] // self.groups
@@ -53,7 +53,7 @@ class Case:
         return tuple(each for block in self.blocks for each in (block, _numbers(block, (self.groups, 2))))
 
     def expected(self, destination: int) -> tuple[np.ndarray, np.ndarray]:
-        """The block and its spans."""
+        """Return the expected block and its spans."""
         block = np.zeros(self.blocks[destination].shape, self.rows_array.dtype)
         capacity = block.shape[0] // self.groups
         spans = np.zeros((self.groups, 2), np.int32)
@@ -65,7 +65,7 @@ class Case:
         return block, spans
 
     def returned(self) -> np.ndarray:
-        """The rows that were sent, and zeros."""
+        """Return the rows that were sent, and zeros."""
         back = self.line.copy()
         for group, sizes in enumerate(self.sizes_array):
             back[group * self.most :][: self.most][sizes.sum() :] = 0
@@ -91,7 +91,7 @@ def cases(draw: st.DrawFn) -> Case:
     in_order = draw(st.booleans())
     each = draw(st.integers(1, 5)) if in_order else most
     rows = array(groups * each)
-    if in_order:  # all of a group in one shard
+    if in_order:  # all rows of a group in one shard
         shards = draw(st.sampled_from([count for count in range(1, groups + 1) if groups % count == 0]))
         devices = tuple(draw(st.permutations(sorted(placement)))[:shards])
         assume(len(devices) == shards)
@@ -141,7 +141,7 @@ def test_rows_go_where_their_sizes_say_and_come_back(case: Case) -> None:
 
 
 def test_one_message_goes_from_a_host_to_another_with_the_bytes_of_its_rows() -> None:
-    """Four groups on two hosts, whose rows are for four devices on two others."""
+    """Exchange four groups on two hosts, whose rows belong to four devices on two other hosts."""
     tiled = Tiled((4, 1), (0, 1, 2, 3))
     rows = ArraySpec("int64", (12, 5), Sharding((0, 1, 2, 3), tiled))
     block = ArraySpec("int64", (8, 5), Sharding((4, 5, 6, 7), tiled))
@@ -155,7 +155,7 @@ def test_one_message_goes_from_a_host_to_another_with_the_bytes_of_its_rows() ->
 
 
 def many(shards: int) -> tuple[Program, Placement]:
-    """Rows on so many shards, and one block on as many others; eight devices a host."""
+    """Exchange rows on this many shards and one block on as many others, with eight devices per host."""
     here, there = tuple(range(shards)), tuple(range(shards, 2 * shards))
     tiled = Tiled((shards, 1), tuple(range(shards)))
     rows = ArraySpec("float32", (8 * shards, 4), Sharding(here, tiled))
@@ -171,7 +171,7 @@ def test_a_plan_does_not_grow_with_shards_and_messages_grow_with_hosts() -> None
         lowered = lower(*many(shards), {})
         sizes[shards] = max(len(msgspec.msgpack.encode(plan)) for plan in lowered.plans.values())
         assert lowered.host_feeds == (shards // 8) ** 2
-    assert sizes[512] < sizes[64] + 80  # larger numbers take more bytes
+    assert sizes[512] < sizes[64] + 80  # larger numbers need more bytes
 
 
 @pytest.mark.parametrize("numbers", [[5], [-1], [2**31 - 1], [-(2**31)]])

@@ -1,4 +1,4 @@
-"""What simplification drops and joins, as text; and what it must leave alone."""
+"""Tests of simplification, as text: which nodes it drops and joins, and which it must not change."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from atoll.ir.steps import finish
 from atoll.ir.text import render
 from tests.ir.program_text import parse
 
-# Short names for types, so that the programs can be read.
+# Short names for types, which make the programs readable.
 TYPES = {
     "A": "!atoll.array<int8[4], devices = [0:2], tiled = [2]>",
     "B": "!atoll.array<int8[4], devices = [2:4], tiled = [2]>",
@@ -25,7 +25,7 @@ FUNCTIONS = ("g", "h")
 
 
 def simplified(text: str) -> str:
-    """The body of `@f(%0: A, %1: A)` after the pass, in short names."""
+    """Return the body of `@f(%0: A, %1: A)` after the pass, with short names."""
     body = text
     for name, spelled in TYPES.items():
         body = body.replace(f"<{name}>", spelled)

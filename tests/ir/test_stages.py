@@ -1,4 +1,4 @@
-"""The stages of lowering after the passes: placement, and transfers as the steps of hosts."""
+"""Tests of the last stages of lowering: placement, and the steps of hosts for transfers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from atoll.ir.steps import finish
 from atoll.ir.text import render_lowered
 from tests.ir.program_text import parse
 
-# Two islands of one host with two devices each, and one of two hosts with one.
+# Two islands of one host with two devices each, and one island of two hosts with one device each.
 LOCATIONS = [
     DeviceLocation(0, 0, 0),
     DeviceLocation(0, 0, 1),

@@ -1,4 +1,4 @@
-"""Programs as text: what users read, that it parses back, and that it stays short."""
+"""Tests of the text of programs: it is what users read, can be parsed, and stays short."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.ir.program_text import parse
 
 
 def two_steps(shards: int) -> Program:
-    """A call on some devices, whose result goes to as many others for another."""
+    """Return a call on some devices, whose result is transferred to the same number of others for another call."""
 
     def rows(first: int) -> ArraySpec:
         devices = tuple(range(first, first + shards))
@@ -38,7 +38,7 @@ def two_steps(shards: int) -> Program:
 
 
 def two_islands(shards: int) -> Placement:
-    """Hosts of up to eight devices."""
+    """Return hosts with up to eight devices."""
     here = min(shards, 8)
     return {i: DeviceLocation(i // shards, i // here, i % here) for i in range(2 * shards)}
 

@@ -26,7 +26,7 @@ from atoll.ir.types import (
 
 @st.composite
 def tilings(draw: st.DrawFn, devices: int, rank: int) -> Tiling:
-    """A replicated or tiled rule over so many devices, with replicas of tiles now and then."""
+    """Generate a replicated or tiled rule on this many devices, sometimes with replicas of tiles."""
     if draw(st.integers(0, 3)) == 0:
         return Replicated()
     dims = []
@@ -65,14 +65,14 @@ def test_tiles_cover_every_element_once_for_each_replica(data, shape, devices):
     [
         ((2,), (0, 1), (4,), [((0, 2),), ((2, 4),)]),
         ((2,), (1, 0), (4,), [((2, 4),), ((0, 2),)]),
-        # XLA's tiles are as large as the first: the last may be smaller, or empty.
+        # XLA's tiles have the size of the first one. The last one may be smaller, or empty.
         ((2,), (0, 1), (5,), [((0, 3),), ((3, 5),)]),
         ((4,), (0, 1, 2, 3), (5,), [((0, 2),), ((2, 4),), ((4, 5),), ((5, 5),)]),
         ((2, 1), (0, 1), (2, 3), [((0, 1), (0, 3)), ((1, 2), (0, 3))]),
-        # One dimension more than the array has: replicas.
+        # One dimension more than the array has, for replicas.
         ((2, 2), (0, 1, 2, 3), (2,), [((0, 1),), ((0, 1),), ((1, 2),), ((1, 2),)]),
         ((2, 2), (0, 2, 1, 3), (2,), [((0, 1),), ((1, 2),), ((0, 1),), ((1, 2),)]),
-        # A scalar has replicas and nothing else.
+        # Scalars only have replicas.
         ((2,), (0, 1), (), [(), ()]),
     ],
 )
@@ -86,10 +86,10 @@ def test_tiles_go_row_by_row_to_the_devices_that_the_order_names(dims, order, sh
     [
         (Tiled((3,), (0, 1, 2)), 2, (6,)),  # more tiles than devices
         (Tiled((2,), (0,)), 2, (6,)),  # an order that is too short
-        (Tiled((2,), (0, 0)), 2, (6,)),  # a device twice
-        (Tiled((2,), (0, 2)), 2, (6,)),  # a device that is not there
+        (Tiled((2,), (0, 0)), 2, (6,)),  # the same device twice
+        (Tiled((2,), (0, 2)), 2, (6,)),  # a device that does not exist
         (Tiled((2,), (-1, 0)), 2, (6,)),
-        (Tiled((2,), (0, 1)), 2, (6, 6)),  # fewer dimensions than the array
+        (Tiled((2,), (0, 1)), 2, (6, 6)),  # fewer dimensions than the array has
         (Tiled((-1, -2), (0, 1)), 2, (6, 6)),
         (Tiled((0, 0), ()), 0, (6, 6)),
     ],

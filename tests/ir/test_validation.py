@@ -1,4 +1,4 @@
-"""The checks of single nodes of a client's program."""
+"""Tests of the checks of single nodes in a client's program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Journals and persisted sessions as this version of Atoll writes them, for later versions to read.
+"""Write journals and persisted sessions of this version of Atoll, which later versions must read.
 
 `python -m tests.journal.stored` adds a directory to `tests/journal/stored`, whose name is a hash of the versions of all
 structs. Two changes of structs add two directories, and Git merges them without a conflict. The merged code has other
@@ -64,7 +64,7 @@ def facts(controller: Controller) -> dict[str, Any]:
 
 
 def write_journal(directory: Path, kind: type[World]) -> dict[str, Any]:
-    """Write a snapshot of a world that works, and a segment with some turns after it. Return what is in the former."""
+    """Write a snapshot of a working world, and a segment with some later turns. Return the facts about the snapshot."""
     world = kind(random.Random(7), "2x1x2", 0.1, device_memory=100)
     del world.controller.launcher.memory.waits.hopeless
     for _ in range(2):
@@ -114,7 +114,7 @@ def write(directory: Path) -> None:
 
 
 def copied(stored: Path, to: Path) -> Path:
-    """A copy with the modes that a journal has, since the repository does not have them."""
+    """Return a copy with the file modes of a journal, which the repository does not keep."""
     shutil.copytree(stored, to)
     for path in to.rglob("*"):
         path.chmod(0o700 if path.is_dir() else 0o600)
@@ -123,15 +123,15 @@ def copied(stored: Path, to: Path) -> Path:
 
 @functools.cache
 def current() -> Path:
-    """Return the directory of the structs of this version, which may not have been written yet."""
+    """Return the directory of this version's structs, which may not exist yet."""
     root = Path(atoll.__file__).parent
-    for path in root.rglob("*.py"):  # policies are imported when they are used
+    for path in root.rglob("*.py"):  # policies are imported at their first use
         if "@dump_of(" in path.read_text():
             importlib.import_module(".".join(("atoll", *path.relative_to(root).with_suffix("").parts)))
     versions = [
         [tag, version, oldest]
         for tag, kind, _, version, oldest in declared()
-        if kind.__module__.startswith("atoll.")  # other tests declare structs of their own
+        if kind.__module__.startswith("atoll.")  # other tests declare their own structs
     ]
     return STORED / hashlib.sha256(json.dumps(versions).encode()).hexdigest()[:12]
 

@@ -1,4 +1,4 @@
-"""A journal is replayed with the decisions of the version that wrote it, since hosts have received these.
+"""Test that a journal is replayed with the decisions of the version that wrote it, because hosts have received these.
 
 `before_joint_gangs` was written by a version without joint gangs (the commit before 4b98c646). The snapshot has a
 session with a function that is compiled on 16 islands. The turns after it register a program that calls the function on

@@ -1,4 +1,6 @@
-"""A journal on disk: what was written is what is read, by the Atoll that wrote it, and by one controller at a time."""
+"""Tests of journals on disk: reads return what was written by the same version of Atoll, and one controller writes at a
+time.
+"""
 
 from __future__ import annotations
 
@@ -37,14 +39,14 @@ def directory(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
 
 
 def used(path: Path) -> int:
-    """Where its last turn ends."""
+    """Return the end of its last turn."""
     content = path.read_bytes()
     _, start = files.read_header(content, str(path))
     return start + max((end for end, _ in read_turns(content[start:])), default=0)
 
 
 def written(directory: Directory, count: int, term: int = 1) -> Journal:
-    """A journal with so many turns after its first snapshot."""
+    """Return a journal with this many turns after its first snapshot."""
     found = Journal(directory, term, 1, lambda: b"a state")
     found.begin()
     for number in range(count):
@@ -207,7 +209,7 @@ def test_what_follows_a_bit_that_has_changed_is_cut_off_with_later_files(directo
     later.open_segment()
     later.append(turn(9))
     last = len(encode_turn(join_records(turn(2)))) + TAG_BYTES
-    content[used(directory.segment(1)) - last - 8] ^= 4  # in the one before the last
+    content[used(directory.segment(1)) - last - 8] ^= 4  # in the previous segment
     directory.segment(1).write_bytes(content)
     assert timers(directory) == [0]
     assert "removed the later 00000002.events" in caplog.text
@@ -323,7 +325,7 @@ def test_a_file_that_was_written_with_another_key_is_not_read(directory, tmp_pat
 
 
 def test_turns_that_change_places_or_files_are_not_read():
-    """A part opens only at the index and in the file for which it was sealed."""
+    """A part can only be decrypted at the index and in the file for which it was encrypted."""
     key, salt = b"k" * 32, new_salt()
     sealing = FileCipher(key, salt)
     first, second = sealing.seal(b"first"), sealing.seal(b"second", is_last=True)

@@ -1,4 +1,6 @@
-"""What an ended cluster leaves in its journal's directory: read by the next one, or refused with what to do."""
+"""Tests of the files that an ended cluster leaves in its journal's directory: the next one reads them, or refuses with
+advice.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ PERSISTED = PersistedState(PersistedCluster(SETTINGS.topology.shapes, (3,)), b"s
 
 
 def ended(path: Path) -> Path:
-    """A journal's directory, after a controller of term 5 has persisted something."""
+    """Return a journal's directory, after a controller of term 5 has persisted its state."""
     journal = Journal(Directory(path), 5, 1, bytes)
     journal.begin()
     journal.end(encode_persisted(PERSISTED))

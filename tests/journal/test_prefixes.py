@@ -1,4 +1,6 @@
-"""Every prefix of a journal is a legal state: whatever is torn off, the controller that restarts agrees with itself."""
+"""Tests that every prefix of a journal is a valid state: wherever it is truncated, the restarted controller is
+consistent.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from tests.controller.world import World
 from tests.journal.worlds import Recorded, act, world_of
 from tests.thoroughness import TIMES
 
-# For each kind of world; ten thousand in `make thorough`.
+# For each kind of world. `make thorough` tests ten thousand.
 CUTS, FLIPS = (60, 40) if TIMES == 1 else (3000, 2000)
 KINDS = {"World": World, "MigratingWorld": MigratingWorld}
 
@@ -35,7 +37,7 @@ def recorded(kind: str, seed: int) -> Recorded:
 
 
 def check_legal(recording: Recorded, content: bytes, before: int) -> int:
-    """Replays what is whole of these turns, after the snapshot before them. Returns how many are."""
+    """Replay the complete turns of this text after the previous snapshot. Return their number."""
     turns = [bytes(turn) for _, turn in read_turns(content)]
     controller = recording.restored(before)
     for turn in turns:

@@ -1,4 +1,4 @@
-"""Events as bytes, and back."""
+"""Tests of encoding and decoding events."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EVENTS = (
 
 
 def records_of(*events):
-    """As they stand in a turn."""
+    """Return the records of events as part of a turn."""
     return join_records(map(encode_event, events))
 
 

@@ -1,4 +1,4 @@
-"""Journals and persisted sessions that earlier versions of Atoll, and this one, have written are read."""
+"""Tests that journals and persisted sessions of earlier versions of Atoll, and of this one, can be read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Worlds of random clients whose controller is journaled, and lost."""
+"""Worlds of random clients whose controller is journaled, and then lost."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.controller.world import World
 
 
 class Recorded:
-    """A controller whose turns are kept. To the world that it is in, it is the controller."""
+    """Controller whose turns are recorded. It replaces the controller of its world."""
 
     def __init__(self, controller: Controller) -> None:
         self.controller = controller
-        self.turns: list[bytes] = []  # as a journal has them
+        self.turns: list[bytes] = []  # in the format of a journal
         self.snapshots: dict[int, bytes] = {0: dumped(controller)}  # by the number of turns before each
 
     def __getattr__(self, name: str) -> Any:
@@ -36,16 +36,16 @@ class Recorded:
         self.snapshots[len(self.turns)] = dumped(self.controller)
 
     def restored(self, turns: int) -> Controller:
-        """From the last snapshot before so many turns."""
+        """Return the state restored from the last snapshot before this number of turns."""
         controller: Controller = load_controller(self.snapshots[max(each for each in self.snapshots if each <= turns)])
         return controller
 
 
 def world_of(seed: int, kind: type[World] = World, doom: float = 0.1) -> tuple[World, Recorded]:
-    """A world with three clients, whose controller is recorded from the moment at which all hosts have joined."""
+    """Return a world with three clients. Its controller is recorded after all hosts have joined."""
     rng = random.Random(seed)
     world = kind(rng, rng.choice(["2x1x2", "1x2x2", "3x1x1"]), doom, device_memory=rng.choice([0, 100]))
-    del world.controller.launcher.memory.waits.hopeless  # the world's own, which looks at this controller alone
+    del world.controller.launcher.memory.waits.hopeless  # the world's own check, which only knows this controller
     recorded = Recorded(world.controller)
     world.controller = world.cluster.controller = recorded  # type: ignore[assignment]
     for _ in range(3):
@@ -54,7 +54,7 @@ def world_of(seed: int, kind: type[World] = World, doom: float = 0.1) -> tuple[W
 
 
 def act(world: World) -> None:
-    """Something happens."""
+    """Let a random event happen."""
     rng = world.rng
     if rng.random() < 0.7:
         rng.choice(list(world.clients.values())).act()

@@ -1,4 +1,4 @@
-"""A scheduler whose islands fail and restart, and lack functions, as a test says."""
+"""A scheduler whose islands fail, restart, and lack functions as the test requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Scheduler(scheduler.Scheduler[Payload]):
         super().__init__(self.records, *args, **options)
 
     def pause(self, island: int) -> None:
-        """Have the island fail."""
+        """Let the island fail."""
         self.island_leaves(island)
         self.records[island].enter(IslandState.RESTARTING)
 
@@ -26,7 +26,7 @@ class Scheduler(scheduler.Scheduler[Payload]):
         self.offer_again(island)
 
     def exclude(self, island: int, session: int) -> None:
-        """Have the session lack a function on the island."""
+        """Let the session lack a function on the island."""
         self.island_leaves(island)
         self.records[island].needs_recompile[session] = {"a function"}
 

@@ -1,4 +1,4 @@
-"""A compilation that a worker owes: what the controller concludes from the worker's reports about it."""
+"""Tests of the watch of compilations: the controller's conclusions from a worker's reports."""
 
 from __future__ import annotations
 

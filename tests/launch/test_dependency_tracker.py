@@ -1,4 +1,4 @@
-"""Unbounded launches: launches that need their results are deferred and block no others."""
+"""Tests of unbounded launches: launches that need their results are deferred, and do not block others."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_donation_waits_for_a_deferred_launch_that_reads_the_array(launches: Lau
 
 
 def test_a_launch_that_consumes_an_array_waits_for_a_run_that_reads_it_and_calls_its_client(launches: Launches):
-    """Otherwise the devices would wait for that run, and so would launches that the callback may need."""
+    """Otherwise, the devices would wait for that run, and so would launches that the callback may need."""
     launches.launch(1, 0, host_call=CLIENT)
     launches.launch(2, 0, donated=(0,))
     assert launches.started() == [1]
@@ -171,7 +171,7 @@ def test_a_launch_that_consumes_an_array_waits_for_a_run_that_reads_it_and_calls
 
 
 def test_a_launch_that_consumes_an_array_does_not_wait_for_python_that_reads_it(launches: Launches):
-    """The host keeps arrays that Python reads, so a checkpoint does not block a step."""
+    """The host keeps arrays while Python reads them, so that a checkpoint does not block a step."""
     launches.launch(1, 0, host_call=PYTHON)
     launches.launch(2, 0, donated=(0,))
     assert launches.started() == [1, 2]
@@ -300,7 +300,7 @@ def test_a_chain_as_long_as_a_window_starts_in_order_once_its_first_dependency_i
 
 
 def test_an_array_does_not_keep_its_launch_alive(launches: Launches):
-    """Otherwise each step of a training loop would keep all earlier steps alive."""
+    """Otherwise, each step of a training loop would keep all earlier steps alive."""
     dependency = launches.launch(1, 0, host_call=CLIENT)
     launches.started()
     launches.end(1)

@@ -1,4 +1,4 @@
-"""Fair shares of device time, measured with a model of islands in virtual time."""
+"""Tests of fair shares of device time, with a model of islands in virtual time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ US, MS, SECOND = 1_000, 1_000_000, 1_000_000_000
 
 @dataclass(eq=False)
 class Client:
-    """A client that keeps as many gangs in line as it may. All times are in nanoseconds."""
+    """Client that keeps as many gangs enqueued as it may. All times are in nanoseconds."""
 
     session: int
     tenant: Tenant
@@ -28,8 +28,8 @@ class Client:
     islands: tuple[int, ...] = (0,)
     begins: int = 0
     pauses: tuple[tuple[int, int], ...] = ()  # (start, end)
-    expected: int = 0  # estimate of the duration, if it differs
-    most: int = 0  # bound on the nodes in line, if it is not that of `play`
+    expected: int = 0  # estimate of the duration, if it differs from it
+    most: int = 0  # maximum number of enqueued nodes, if it differs from that of `play`
     latency: int = 0  # time from the end of a gang to the next launch
     idle_until: int = 0
     in_line: int = 0
@@ -42,7 +42,7 @@ class Client:
         return sum(took for ended, took in self.got if start < ended <= end)
 
     def had(self, end: int) -> int:
-        """Return the device time until `end`, including part of a gang that ends later."""
+        """Return the device time until `end`, including the relevant part of a gang that ends later."""
         return sum(min(took, max(0, end - (ended - took))) for ended, took in self.got)
 
 
@@ -58,9 +58,9 @@ def tenant(name: str, share: float = 1.0, priority: int = 0) -> Tenant:
 
 
 def play(clients: list[Client], until: int, islands: int = 1, most: int = 64, launch_ns: int = 0) -> None:
-    """Run the clients. Each of them keeps `most` nodes in line while it is active.
+    """Run the clients. Each of them keeps `most` nodes enqueued while it is active.
 
-    A launch takes `launch_ns` of an island in addition to its gang.
+    Each launch takes `launch_ns` of an island in addition to its gang.
     """
     rng = random.Random(0)
     scheduler = Scheduler[Client](islands, 24)
@@ -106,7 +106,7 @@ def shares(clients: list[Client], start: int, end: int) -> list[float]:
 def test_a_tenant_with_tiny_launches_leaves_others_their_share_of_the_time_that_launches_take():
     long, tiny = Client(1, tenant("long"), 8 * MS), Client(2, tenant("tiny"), 20 * US)
     play([long, tiny], 10 * SECOND, launch_ns=MS // 2)
-    # Without charges for launches, `long` has a twentieth of the time.
+    # Without charges for launches, `long` gets a twentieth of the time.
     assert long.device_time(0, 10 * SECOND) == pytest.approx(5 * SECOND * 8 / 8.5, rel=0.05)
 
 
@@ -151,7 +151,10 @@ def commit(policy: FairShares) -> Gang[None]:
 
 
 def served(policy: FairShares, sessions: dict[int, Tenant], count: int) -> list[int]:
-    """Return the sessions that are served if each always has a ready node. Gangs take 1 ms, as expected."""
+    """Return the sessions in the order in which they are served, if each always has a ready node.
+
+    Gangs take the expected 1 ms.
+    """
     taken = []
     for _ in range(count):
         gang = commit(policy)

@@ -1,4 +1,4 @@
-"""Scheduling policies: their choice by name, the order of nodes, and the charges for gangs."""
+"""Tests of scheduling policies: selection by name, the order of nodes, and the charges for gangs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from atoll.state.queued_nodes import Gang, QueuedNode
 from tests.controller.play import Play, on, runs
 from tests.launch.pausable_scheduler import Scheduler
 
-# Number of gangs that fill an island if they have never run.
+# Number of gangs that fill an island while their durations are unknown.
 NEW_IN_FLIGHT = 3
 
 
 class LastComeFirstServed(Policy):
-    """A policy that serves the node that became ready last, and records its calls."""
+    """Policy that serves the node that became ready last, and records its calls."""
 
     made: list[LastComeFirstServed]
 
@@ -94,7 +94,7 @@ def test_a_node_that_is_added_again_after_a_pause_starts_once() -> None:
     scheduler = Scheduler[str](2, 8)
     scheduler.enqueue(launch(1, 1, islands=(0, 1)))
     scheduler.pause(0)
-    assert started(scheduler, 1) == []  # the policy of island 1 has returned the node, that of island 0 has not
+    assert started(scheduler, 1) == []  # the policy of island 1 has returned the node, and that of island 0 has not
     scheduler.resume(0)
     assert [len(started(scheduler, island)) for island in (0, 1)] == [1, 1]
 

@@ -1,4 +1,7 @@
-"""The scheduler: events in, gangs out. `test_scheduler_properties` checks random sequences of events."""
+"""Tests of the scheduler: events, and the gangs that start.
+
+`test_scheduler_properties` tests random sequences of events.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ def launch(
 
 
 def started(scheduler: Scheduler[str], island: int = 0) -> list[int]:
-    """Return the numbers of the launches whose gangs may start now, in order."""
+    """Return the numbers of the launches whose gangs may start, in order."""
     return [gang.node.number for gang in gangs(scheduler, island)]
 
 
@@ -57,7 +60,7 @@ def scheduler_with(*nodes: QueuedNode[str], islands: int = 1, window: int = 8) -
 
 def test_the_node_that_has_been_ready_for_longest_starts_first():
     scheduler = scheduler_with(launch(1, session=7), launch(2, session=5), launch(3, session=7), launch(4, session=6))
-    # 3 is older than 4, but was not ready before its session's 1 was committed.
+    # Node 3 is older than 4, but was not ready before node 1 of its session was committed.
     assert started(scheduler) == [1, 2, 4, 3]
 
 
@@ -122,7 +125,7 @@ def test_a_launch_takes_its_place_on_all_islands_when_the_first_of_them_starts_i
         launch(1, session=1, islands=(0, 1)), launch(2, session=2, islands=(0, 1)), islands=2, window=1
     )
     assert started(scheduler, 0) == [1]
-    # Island 1 was not asked before, and has to follow this order.
+    # Island 1 was not asked before, and must follow this order.
     (first,) = gangs(scheduler, 1)
     assert first.node.number == 1
     scheduler.finished(first)

@@ -1,4 +1,4 @@
-"""Guarantees of the scheduler for random sequences of events."""
+"""Tests of the scheduler's guarantees for random sequences of events."""
 
 from __future__ import annotations
 

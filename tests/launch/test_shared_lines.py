@@ -1,4 +1,4 @@
-"""Islands that share their lines: when they begin and stop, and that they decide as if they did not."""
+"""Tests of islands that share their queues: when sharing starts and stops, and that it does not change any decision."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ALL = (0, 1, 2, 3)
 
 
 def shares(scheduler: Scheduler[str]) -> list[tuple[int, ...]]:
-    """The islands that share their lines."""
+    """Return the islands that share their queues."""
     return [lines.islands for lines in scheduler._lines.all()]
 
 
@@ -41,7 +41,7 @@ def end(scheduler: Scheduler[str], *nodes: QueuedNode[str]) -> None:
 
 
 def run(scheduler: Scheduler[str], node: QueuedNode[str]) -> None:
-    """A node runs from its launch to its end while nothing else does."""
+    """Run a node from its launch to its end, without other work."""
     scheduler.enqueue(node)
     for island in node.islands:
         started(scheduler, island)
@@ -49,7 +49,7 @@ def run(scheduler: Scheduler[str], node: QueuedNode[str]) -> None:
 
 
 def sharing(**options: Any) -> Scheduler[str]:
-    """Four islands that share their lines."""
+    """Return four islands that share their queues."""
     scheduler = Scheduler[str](4, 8, busy_ns=4 * MS, **options)
     run(scheduler, joint(1))
     assert shares(scheduler) == [ALL]
@@ -241,9 +241,9 @@ def test_a_copy_of_a_policy_decides_like_it(name, seed, steps):
 
 @given(st.integers(0, 2**32), st.integers(1, 80), st.integers(1, 4))
 def test_a_scheduler_with_shared_lines_starts_the_gangs_that_one_without_them_starts(seed, steps, window):
-    """Two schedulers get the same events, and are asked in the same order. One of them never shares lines.
+    """Two schedulers get the same events, and are asked in the same order. One of them never shares queues.
 
-    Each starts all gangs, and its islands agree on one order.
+    Each must start all gangs, and its islands must agree on one order.
     """
     islands = range(4)
     one, other = Scheduler[str](4, window, busy_ns=4 * MS), Scheduler[str](4, window, busy_ns=4 * MS)
@@ -263,14 +263,14 @@ def test_a_scheduler_with_shared_lines_starts_the_gangs_that_one_without_them_st
 
 
 class _Separate(SharedLines[str]):
-    """Lines that are never shared."""
+    """Queues that are never shared."""
 
     def _unite(self, *arguments: Any) -> bool:
         return False
 
 
 class _Player:
-    """Mostly joint gangs on all islands, with some others in between. Every now and then all of them end."""
+    """Makes mostly joint gangs on all islands, with some others in between. Sometimes all of them end."""
 
     def __init__(self, scheduler: Scheduler[str], rng: random.Random) -> None:
         self.scheduler, self.rng = scheduler, rng

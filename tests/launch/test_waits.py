@@ -1,4 +1,4 @@
-"""The sessions that wait for an island, with the reasons."""
+"""Tests of the sessions that wait for an island, with the reasons."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_deferred_node_waits_for_python():
 
 
 def deferring(count: int) -> Scheduler[str]:
-    """As many islands as nodes that are deferred, each of which has a joint gang on all islands."""
+    """Defer this many nodes on as many islands. Each has a joint gang on all islands."""
     scheduler: Scheduler[str] = Scheduler(count, 4)
     for number in range(1, count + 1):
         scheduler.defer(launch(number, islands=tuple(range(count)), joint=True))

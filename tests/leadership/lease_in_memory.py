@@ -1,4 +1,4 @@
-"""A lease in memory, and a clock, for tests of what uses leases."""
+"""A lease in memory, and a clock, for tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from atoll.leadership.lease_record import LeaseRecord, StoredRecord
 
 
 class Clock:
-    """A clock that a test sets."""
+    """Clock that a test sets."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -22,9 +22,9 @@ class Clock:
 
 
 class LeaseInMemory:
-    """The server of one lease. It fails while `fails`, and loses the replies to writes while `loses_replies`.
+    """Server of one lease. It fails while `fails`, and loses the replies to writes while `loses_replies`.
 
-    `on_request()` is called before each request is handled.
+    It calls `on_request()` before it handles each request.
     """
 
     name = "the lease of a test"

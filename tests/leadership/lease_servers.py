@@ -1,4 +1,4 @@
-"""Servers of leases for tests: small ones over HTTP in this process, and etcd if it is installed."""
+"""Servers of leases for tests: small HTTP servers in this process, and etcd if it is installed."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     do_GET = do_POST = do_PUT = _answer
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Requests are not logged."""
+        """Do not log requests."""
 
 
 class FakeServer(http.server.ThreadingHTTPServer):
-    """An HTTP server on loopback, in threads of this process."""
+    """HTTP server on loopback, in threads of this process."""
 
     daemon_threads = True
 
@@ -70,7 +70,7 @@ class FakeServer(http.server.ThreadingHTTPServer):
         raise NotImplementedError
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Failed handshakes are what some tests are about."""
+        """Ignore failed handshakes, which some tests cause."""
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[None]:
@@ -85,7 +85,7 @@ class FakeServer(http.server.ThreadingHTTPServer):
 
 
 class FakeEtcd(FakeServer):
-    """The requests of the JSON gateway of etcd that a lease makes, for any keys."""
+    """The requests of etcd's JSON gateway that a lease sends, for any keys."""
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         super().__init__(tls)
@@ -113,7 +113,7 @@ class FakeEtcd(FakeServer):
 
 
 class FakeKubernetes(FakeServer):
-    """The API of Leases with conflicts of resource versions, for holders of the token "a token"."""
+    """The API of Kubernetes Leases, with conflicts of resource versions, for holders of the token "a token"."""
 
     _PATH = "/apis/coordination.k8s.io/v1/namespaces/atoll/leases"
 
@@ -166,7 +166,7 @@ def real_etcd(directory: Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def etcd_process(directory: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """As `real_etcd`. Yield its process and the address."""
+    """Run etcd like `real_etcd`. Yield its process and the address."""
     if ETCD is None:
         pytest.skip("etcd is not installed: apt install etcd-server")
     process, address = _start_etcd(ETCD, directory)
@@ -178,7 +178,7 @@ def etcd_process(directory: Path) -> Iterator[tuple[subprocess.Popen[bytes], str
 
 
 def _start_etcd(program: str, directory: Path) -> tuple[subprocess.Popen[bytes], str]:
-    """Start etcd, again if another process has taken one of its ports meanwhile."""
+    """Start etcd. Try again if another process has taken one of its ports."""
     for attempt in range(_MOST_STARTS):
         clients, peers = (f"127.0.0.1:{_free_port()}" for _ in range(2))
         urls = {
@@ -214,7 +214,7 @@ def _start_etcd(program: str, directory: Path) -> tuple[subprocess.Popen[bytes],
 
 
 def loopback_certificates(directory: Path) -> dict[str, Path]:
-    """Write an authority, and a certificate for 127.0.0.1 with its key. Return the files by variable."""
+    """Write a certificate authority, and a certificate for 127.0.0.1 with its key. Return the files, by variable."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "a test")])
     now = datetime.now(UTC)

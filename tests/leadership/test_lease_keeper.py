@@ -1,4 +1,4 @@
-"""Which process holds a lease, in time that is made up and with a server in memory."""
+"""Tests of which process holds a lease, with simulated time and a server in memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STANDBY = "tls://two:7000"
 
 
 class Scene:
-    """The server of a lease, and processes with their own clocks."""
+    """Server of the lease, and processes with their own clocks."""
 
     def __init__(self) -> None:
         self.store = LeaseInMemory()
@@ -25,7 +25,7 @@ class Scene:
         return LeaseKeeper(self.store, holder, clock=clock or self.clock)
 
     def controller(self, standby: str = STANDBY) -> LeaseKeeper:
-        """A controller that holds the lease and has named a standby."""
+        """Return a controller that holds the lease and has named a standby."""
         keeper = self.keeper("one")
         keeper.acquire(Claim(), sleep=self.clock.sleep)
         keeper.name_standby(standby)
@@ -33,14 +33,14 @@ class Scene:
         return keeper
 
     def standby(self, clock: Clock | None = None) -> LeaseKeeper:
-        """A standby that has lost the controller."""
+        """Return a standby that has lost the controller."""
         keeper = self.keeper("two", clock)
         keeper.claim(Claim(transitions=0, standby=STANDBY))
         keeper.step()
         return keeper
 
     def run(self, seconds: float, *keepers: LeaseKeeper) -> None:
-        """Let time pass for keepers that make a step per second."""
+        """Let time pass, with one step of each keeper per second."""
         for _ in range(int(seconds)):
             self.clock.now += 1
             for each in keepers:
@@ -353,7 +353,7 @@ def test_a_controller_whose_release_had_no_reply_does_not_hold_the_lease_before_
     scene.store.loses_replies = False
     standby.step()
     assert standby.holds()
-    scene.store.fails = True  # for the controller, which is cut off now
+    scene.store.fails = True  # for the controller, which is now cut off
     scene.clock.now += RENEW_SECONDS / 2
     controller.step()
     controller.retake()

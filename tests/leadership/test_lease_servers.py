@@ -1,4 +1,6 @@
-"""Leases in etcd and in Kubernetes: every server keeps one record, and refuses writes to versions that are outdated."""
+"""Tests of leases in etcd and in Kubernetes: every server stores one record, and rejects writes to outdated
+versions.
+"""
 
 from __future__ import annotations
 
@@ -191,7 +193,7 @@ def test_an_address_that_does_not_accept_connections_leaves_time_for_the_next_on
         silent = stack.enter_context(socket.socket())
         silent.bind(("127.0.0.1", 0))
         silent.listen(0)
-        full = stack.enter_context(socket.socket())  # the queue of the listener is full then
+        full = stack.enter_context(socket.socket())  # the listener's queue is then full
         full.connect(silent.getsockname())
 
         def resolve(name: str, number: int) -> list[Found]:

@@ -1,4 +1,4 @@
-"""Processes that are frozen, cut off and restarted at random never hold a lease at the same time."""
+"""Tests that processes that are frozen, cut off and restarted at random never hold a lease at the same time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_SKEW = 0.05  # of a clock's rate; a lease tolerates a third
 
 
 class Skewed:
-    """A clock with another beginning and another rate than that of the test."""
+    """Clock with another start and another rate than the test's clock."""
 
     def __init__(self, clock: Clock, rng: random.Random) -> None:
         self._clock = clock
@@ -30,7 +30,7 @@ class Skewed:
 
 
 class Way:
-    """The way of one process to the server, on which requests and replies may be lost, and time passes."""
+    """Connection of one process to the server, which may lose requests and replies, and takes time."""
 
     name = LeaseInMemory.name
 
@@ -58,14 +58,14 @@ class Way:
 
 
 class Process:
-    """A controller or a standby. A standby knows the transitions of the controller that it has followed."""
+    """Controller or standby. A standby knows the number of transitions of the controller that it has followed."""
 
     def __init__(self, name: str, store: LeaseInMemory, clock: Clock, rng: random.Random, claim: Claim) -> None:
         self.name = name
         self.way = Way(store, clock, rng)
         self.keeper = LeaseKeeper(self.way, name, Skewed(clock, rng))
         self.keeper.claim(claim)
-        self.term = -1  # the transitions with which it has acquired the lease
+        self.term = -1  # the number of transitions with which it has acquired the lease
 
     def step(self) -> None:
         self.keeper.step()
@@ -100,7 +100,7 @@ def test_at_most_one_process_holds_a_lease_and_each_other_one_has_more_transitio
                 release_lease(store, process.name, keep_standby=True)
             case _:
                 clock.now += rng.uniform(0, 0.6)
-                if store.stored is not None:  # it follows the present holder
+                if store.stored is not None:  # it follows the current holder
                     process.keeper.claim(Claim(store.record.transitions, rng.choice([None, "standby"])))
                 process.step()
         holding = [each for each in processes if each.keeper.holds()]

@@ -1,1 +1,4 @@
-"""Several "machines" on one Linux box, for tests of what runs on many. Needs root, iproute2 and util-linux."""
+"""Simulate several machines on one Linux machine, for tests of clusters on many.
+
+This needs root, iproute2 and util-linux.
+"""

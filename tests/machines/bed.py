@@ -1,9 +1,9 @@
-"""A bed of machines: namespaces on a bridge, whose links can be cut, filtered, limited and delayed.
+"""Simulated machines: namespaces on a bridge, with links that can be cut, filtered, limited and delayed.
 
-A machine is a process in namespaces of its own: network, mounts (own /tmp, /dev/shm and /etc/hosts), host name, IPC and
-pids. So neither unix sockets, nor shared memory, nor pids can be shared by accident. All machines hang on a bridge in a
-further network namespace, and nothing leads out of it. The namespaces have no names: when their processes end, all is
-gone; and these end with the process that made the bed, however it ends.
+A machine is a process in separate namespaces for network, mounts (private /tmp, /dev/shm and /etc/hosts), host name,
+IPC and pids. Machines therefore cannot share unix sockets, shared memory or pids by accident. They are connected to a
+bridge in another network namespace, which has no link to the outside. The namespaces have no names, so they disappear
+when their processes end. These processes end with the process that made the machines, in all cases.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-SECONDS = 20.0  # for a command that changes the network
+SECONDS = 20.0  # for commands that change the network
 _MEMORY = {"tmp": "4g", "shm": "2g"}
 _RELAY = Path(__file__).with_name("relay.py")
 
-# In its namespaces a machine makes its own directories, says "up", and from then on reaps what is orphaned there.
+# A machine makes its directories in its namespaces, prints "up", and then reaps orphaned processes.
 _INIT = r"""
 set -e
 mkdir -p /mnt && mount -t tmpfs -o size=$TMP_SIZE tmpfs /mnt && chmod 1777 /mnt && mkdir /mnt/home
@@ -45,11 +45,11 @@ while True: signal.pause()'
 
 
 class BedError(Exception):
-    """The kernel does not give what a bed needs; says which command was refused, and why."""
+    """Raised if the kernel refuses a command that is needed for the machines. Contains the command and the reason."""
 
 
 def run(*command: str, pid: int = 0, check: bool = True) -> str:
-    """Runs a command, in the network namespace of `pid` where that is given. Raises BedError."""
+    """Run a command, in the network namespace of `pid` if given. Raise BedError if it fails."""
     prefix = ("nsenter", "-t", str(pid), "-n") if pid else ()
     done = subprocess.run([*prefix, *command], capture_output=True, text=True, timeout=SECONDS)
     if check and done.returncode:
@@ -58,7 +58,7 @@ def run(*command: str, pid: int = 0, check: bool = True) -> str:
 
 
 def why_not() -> str:
-    """Why there can be no bed here; "" where there can."""
+    """Return why machines cannot be simulated here, or "" if they can."""
     if sys.platform != "linux" or os.geteuid():
         return "machines need root on Linux: they are namespaces"
     try:
@@ -69,10 +69,10 @@ def why_not() -> str:
 
 
 class Machines:
-    """`count` machines, called m0 and so on, at 10.77.0.1 and so on; they know one another by name.
+    """`count` machines, called m0 and so on, at 10.77.0.1 and so on. They can look up each other's names.
 
-    `shown` are directories below /tmp that they see, to be read. To be made, changed and ended on the main thread: the
-    machines end with the thread that made them.
+    `shown` contains directories below /tmp that the machines can read. Create, change and close the machines on the
+    main thread, because they end with the thread that made them.
     """
 
     def __init__(self, count: int = 3, shown: Sequence[str] = (), network: str = "10.77.0") -> None:
@@ -94,7 +94,7 @@ class Machines:
         self.close()
 
     def close(self) -> None:
-        """Ends all machines, with all that runs there."""
+        """End all machines, with all of their processes."""
         for name in list(self._keepers):
             self._kill(name)
 
@@ -103,7 +103,8 @@ class Machines:
         switch = self._pids["switch"]
         run("ip", "link", "add", "name", "bridge0", "type", "bridge", pid=switch)
         run("ip", "link", "set", "bridge0", "up", pid=switch)
-        run("ip", "link", "add", "hole", "type", "veth", "peer", "name", "hole2", pid=switch)  # where packets are lost
+        # (sender, receiver) of links that lose packets.
+        run("ip", "link", "add", "hole", "type", "veth", "peer", "name", "hole2", pid=switch)
         run("ip", "link", "set", "hole", "up", pid=switch)
         for name in self.names:
             self._start(name)
@@ -116,7 +117,7 @@ class Machines:
     def popen(
         self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None, **options: Any
     ) -> subprocess.Popen[str]:
-        """Starts a command on a machine, in its /tmp. Who kills what is returned kills the command."""
+        """Start a command on a machine, in its /tmp. Killing the returned process kills the command."""
         where = ["nsenter", "-t", str(self._pids[name]), "-n", "-m", "-u", "-i", "-p", "--"]
         env = {**(os.environ if environment is None else environment), "HOME": "/tmp/home", "TMPDIR": "/tmp"}
         env.pop("XDG_RUNTIME_DIR", None)
@@ -124,15 +125,15 @@ class Machines:
         return subprocess.Popen([*where, *inner], env=env, text=True, **options)
 
     def pid(self, name: str) -> int:
-        """The pid, on this side, of the first process of a machine."""
+        """Return the pid of a machine's first process in this pid namespace."""
         return self._pids[name]
 
     def pid_of(self, process: subprocess.Popen[str]) -> int:
-        """The pid, on this side, of what `popen` has started: to stop it, say."""
+        """Return the pid in this namespace of a process that `popen` has started, for example to stop it."""
         return _child(process.pid)
 
     def reboot(self, name: str) -> None:
-        """Kills all that runs there. The machine comes back empty, at the same address."""
+        """Kill all processes of a machine. It restarts without its files, at the same address."""
         self._kill(name)
         run("ip", "link", "del", name, pid=self._pids["switch"], check=False)  # the kernel may keep it for a while
         self._start(name)
@@ -144,7 +145,7 @@ class Machines:
         spaces = ["unshare", "-n", "-m", "-u", "-i", "-p", "-f", "--mount-proc", "--kill-child"]
         self._keep(name, [*spaces, "sh", "-c", _INIT], env)
         pid, switch = self._pids[name], self._pids["switch"]
-        mac = f"02:00:0a:4d:00:{self.names.index(name) + 1:02x}"  # the same after a reboot, as a machine's is
+        mac = f"02:00:0a:4d:00:{self.names.index(name) + 1:02x}"  # unchanged by a reboot, like that of a real machine
         pair = ("type", "veth", "peer", "name", "eth0", "address", mac, "netns", str(pid))
         run("ip", "link", "add", name, *pair, pid=switch)
         run("ip", "link", "set", name, "master", "bridge0", "up", pid=switch)
@@ -160,7 +161,7 @@ class Machines:
         env: Mapping[str, str] | None = None,
         find: Callable[[int], int] | None = None,
     ) -> None:
-        """Starts the process that holds `name`, which ends with this one; it says "up" when it is."""
+        """Start the process that keeps `name` alive. It ends with this process, and prints "up" when it is ready."""
         keeper = subprocess.Popen(
             ["setpriv", "--pdeathsig", "KILL", *command],
             stdin=subprocess.DEVNULL,
@@ -189,15 +190,18 @@ class Machines:
     # ---- the network
 
     def cut(self, name: str) -> None:
-        """Pulls the plug of a machine: both sides see that the link is down."""
+        """Disconnect the link of a machine. Both sides notice that it is down."""
         run("ip", "link", "set", name, "down", pid=self._pids["switch"])
 
     def join(self, name: str) -> None:
-        """Puts the plug back."""
+        """Reconnect the link of a machine."""
         run("ip", "link", "set", name, "up", pid=self._pids["switch"])
 
     def drop(self, sender: str, receiver: str) -> None:
-        """Loses silently all IPv4 that one machine sends to another, until `heal`. Not together with `delay`."""
+        """Silently drop all IPv4 packets from one machine to another, until `heal`.
+
+        Not supported together with `delay`.
+        """
         match = ("u32", "match", "ip", "dst", f"{self.address(receiver)}/32")
         into = ("action", "mirred", "egress", "redirect", "dev", "hole")
         where = ("dev", sender, "ingress", "protocol", "ip")
@@ -208,12 +212,12 @@ class Machines:
         self.drop(other, one)
 
     def heal(self) -> None:
-        """Nothing is lost any more."""
+        """Stop dropping packets."""
         for name in self.names:
             run("tc", "filter", "del", "dev", name, "ingress", pid=self._pids["switch"], check=False)
 
     def limit(self, name: str, rate: str) -> None:
-        """What goes to and from a machine is no faster than `rate`, such as 200mbit; "" ends that."""
+        """Limit the rate from and to a machine, for example to 200mbit. "" removes the limit."""
         for device, pid in ((name, self._pids["switch"]), ("eth0", self._pids[name])):
             run("tc", "qdisc", "del", "dev", device, "root", pid=pid, check=False)
             if rate:
@@ -221,7 +225,10 @@ class Machines:
                 run("tc", "qdisc", "add", "dev", device, "root", *shape, pid=pid)
 
     def delay(self, name: str, milliseconds: float) -> None:
-        """What goes to and from a machine takes so much longer each way; 0 ends that. Bandwidth goes down with it."""
+        """Delay all packets from and to a machine by this time in each direction. 0 removes the delay.
+
+        This also reduces the bandwidth.
+        """
         switch, relay = self._pids["switch"], f"relay of {name}"
         if relay in self._keepers:
             self._kill(relay)
@@ -230,14 +237,15 @@ class Machines:
             run("ip", "link", "set", name, "nomaster", pid=switch)
             command = ["nsenter", "-t", str(switch), "-n", sys.executable, "-S", str(_RELAY), name, str(milliseconds)]
             self._keep(relay, command, find=lambda pid: pid)
-        # The kernel of a sender leaves checksums and segments to a network card; a relay passes on what it sees.
+        # The sender's kernel leaves checksums and segmentation to the network card, but a relay forwards the packets
+        # that it sees.
         offloads = "0" if any(each.startswith("relay of ") for each in self._keepers) else "1"
         for each in self.names:
             run(sys.executable, "-S", str(_RELAY), "offloads", offloads, pid=self._pids[each])
 
 
 def _child(pid: int) -> int:
-    """The one child of a process, as soon as it has one."""
+    """Return the only child of a process, as soon as it exists."""
     children = Path(f"/proc/{pid}/task/{pid}/children")
     deadline = time.monotonic() + SECONDS
     while not (found := children.read_text().split()):
@@ -248,6 +256,6 @@ def _child(pid: int) -> int:
 
 
 def _below_tmp() -> list[str]:
-    """The directories below /tmp without which nothing of this project runs."""
+    """Return the directories below /tmp that this project needs."""
     needed = {str(Path(__file__).resolve().parents[2]), sys.prefix, sys.base_prefix}
     return sorted(path for path in needed if path.startswith(f"{tempfile.gettempdir()}/") and path.startswith("/tmp/"))

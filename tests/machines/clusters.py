@@ -1,4 +1,4 @@
-"""A cluster over the machines of a bed: the controller on m0, host agents on others, scripts anywhere."""
+"""A cluster on simulated machines: the controller on m0, host agents on other machines, and scripts on any machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ATOLL = [sys.executable, "-c", "from atoll.operate.command import main; main()"]
 
 
 def environment(**more: str) -> dict[str, str]:
-    """What commands on machines get: nothing of this process's own JAX."""
+    """Return the environment of commands on machines, without this process's JAX settings."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -35,7 +35,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 class Process:
-    """A command on a machine, and what it has said so far, line by line with the time of each."""
+    """Command on a machine, with its output so far, line by line with times."""
 
     def __init__(self, bed: Machines, machine: str, command: list[str], env: dict[str, str]) -> None:
         self.machine = machine
@@ -66,7 +66,10 @@ class Process:
         return "\n".join(line for _, line in self.lines)
 
     def line(self, holds: Callable[[str], bool], since: float = 0.0, seconds: float = 60.0) -> tuple[float, str]:
-        """The first line after `since` of which this holds, and when it came. Fails where none comes."""
+        """Return the first line after `since` for which `holds` is true, and its time.
+
+        Fail if there is none in time.
+        """
 
         def found() -> tuple[float, str] | None:
             return next((each for each in self.lines if each[0] > since and holds(each[1])), None)
@@ -95,7 +98,7 @@ class Process:
 
 
 class Commands:
-    """Commands on machines, with an environment of theirs. As a context manager it ends all that it has started."""
+    """Commands on machines, with a common environment. At the end of the context, all of them are killed."""
 
     def __init__(self, bed: Machines, environment: dict[str, str]) -> None:
         self.bed = bed
@@ -115,19 +118,19 @@ class Commands:
         return process
 
     def forget(self, process: Process) -> None:
-        """One that has ended, and of which nobody wants to read any more."""
+        """Drop a command that has ended and whose output is not needed any more."""
         process.end()
         self.processes.remove(process)
 
 
 class MachineCluster(Commands):
-    """`atoll up --engine hosts` on m0."""
+    """Cluster started by `atoll up --engine hosts` on m0."""
 
     def __init__(
         self, bed: Machines, islands: str, cache: Path | None = None, *options: str, secured: bool = True, **env: str
     ) -> None:
         self.address = f"{bed.address('m0')}:{PORT}"
-        self.known_as = f"m0:{PORT}"  # where hosts and clients find the controller
+        self.known_as = f"m0:{PORT}"  # where hosts and clients can find the controller
         plain = {} if secured else {"ATOLL_INSECURE": "1", "ATOLL_TOKEN": "of the machines"}
         super().__init__(bed, environment(ATOLL_CACHE_DIR=str(cache) if cache else "off", **plain, **env))
         self.join = self._host_join = ""
@@ -142,13 +145,13 @@ class MachineCluster(Commands):
             self.join, self._host_join = shown.said.split()
 
     def host(self, machine: str, *options: str, under: tuple[str, ...] = (), **more: str) -> Process:
-        """A host agent there; `under` is a command that runs it, with its own options."""
+        """Start a host agent on a machine. `under` is a command that runs it, with its options."""
         secret = {"ATOLL_JOIN": self._host_join}
         self._host_started = time.monotonic()
         return self.start(machine, [*under, *ATOLL, "host", "--address", self.known_as, *options], **secret, **more)
 
     def atoll(self, *arguments: str, machine: str = "m0") -> Process:
-        """A command of `atoll` that has ended, which asks nobody but who listens at `address`."""
+        """Run an `atoll` command, and return its result. It only asks the controller at `address`."""
         process = self.start(machine, [*ATOLL, *arguments, "--address", self.address], ATOLL_JOIN=self.join)
         process.wait()
         return process
@@ -158,7 +161,7 @@ class MachineCluster(Commands):
         return report
 
     def wait_until(self, holds: Callable[[dict[str, Any]], bool], seconds: float = 60.0) -> dict[str, Any]:
-        """The first report of which this holds."""
+        """Return the first report for which `holds` is true."""
         deadline = time.monotonic() + seconds
         while not holds(report := self.status()):
             assert time.monotonic() < deadline, json.dumps(report, indent=1)
@@ -170,22 +173,22 @@ class MachineCluster(Commands):
         self._start_seconds = up - self._host_started
 
     def restart_seconds(self, waits: float) -> float:
-        """How long an island may take until it is ready again, in seconds.
+        """Return the maximum seconds until a restarted island is ready.
 
-        A worker's start is CPU time, so the bound follows the machine's speed: three times the start of the cluster,
-        which `is_up` has measured, and `waits` for everything that waits for a clock.
+        The limit depends on the speed of this machine, because a worker's start takes CPU time: it is three times the
+        start of the cluster, measured by `is_up`, plus `waits` seconds for waits that take a fixed time.
         """
         return waits + 3 * self._start_seconds
 
     def script(self, machine: str, code: str, **more: str) -> Process:
-        """A user's script on a machine."""
+        """Start a user's script on a machine."""
         return self.start(machine, [sys.executable, "-u", "-c", textwrap.dedent(code)], **self.of_clients, **more)
 
     @property
     def of_clients(self) -> dict[str, str]:
-        """The environment with which a client on any machine uses this cluster."""
+        """Return the environment with which a client on any machine uses this cluster."""
         return {"JAX_PLATFORMS": "atoll", "ATOLL_ADDRESS": self.known_as, "ATOLL_JOIN": self.join}
 
     def log(self) -> str:
-        """What all processes have said, for a test that fails."""
+        """Return the output of all processes, for a failed test."""
         return "\n".join(f"--- {each.machine}: {each.process.args!r}\n{each.said}" for each in self.processes)

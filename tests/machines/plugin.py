@@ -1,6 +1,6 @@
 """Fixtures for tests on several machines, which a test module gets by importing them.
 
-Where namespaces are not allowed, such tests are skipped, with the reason.
+Without permission for namespaces, such tests are skipped, with the reason.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.machines.bed import Machines, why_not
 
 __all__ = ["long", "machines", "make_machines"]
 
-# The suite has a short form of these tests.
+# The suite contains a short form of these tests.
 long = pytest.mark.skipif(
     not os.environ.get("ATOLL_TEST_MACHINES"), reason="these take minutes: run them by `make machines`"
 )
@@ -25,7 +25,7 @@ _why_not = functools.cache(why_not)
 
 @pytest.fixture
 def make_machines() -> Iterator[Callable[..., Machines]]:
-    """`make_machines(count)` gives a bed, which ends with the test."""
+    """Return `make_machines(count)`, which creates machines that end with the test."""
     reason = _why_not()
     if reason:
         pytest.skip(reason)
@@ -42,5 +42,5 @@ def make_machines() -> Iterator[Callable[..., Machines]]:
 
 @pytest.fixture
 def machines(make_machines: Callable[..., Machines]) -> Machines:
-    """Three machines: m0, m1 and m2."""
+    """Return three machines: m0, m1 and m2."""
     return make_machines(3)

@@ -1,4 +1,4 @@
-"""A Ray cluster over the machines of a bed, started as a user starts one: `ray start` on each."""
+"""A Ray cluster on simulated machines, started with `ray start` on each machine, as a user does."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RAY = [sys.executable, "-c", "from ray.scripts.scripts import main; main()"]
 _START_SECONDS = 300.0
 _OPTIONS = ("--disable-usage-stats", "--object-store-memory", "80000000", "--block")
 
-# What Ray has that is not its own; run as a driver of its own.
+# Prints Ray's actors and placement groups. It runs as a separate driver.
 _HAS = """
     import json, ray
     ray.init("auto", log_to_driver=False, logging_level="ERROR")
@@ -37,15 +37,15 @@ _NODES = """
 
 
 def is_address(line: str) -> bool:
-    """Whether `atoll up` says where its cluster is."""
+    """Return whether this is the line of `atoll up` with the address of its cluster."""
     return line.removeprefix("tls://").startswith("10.77.")
 
 
 class RayMachines(Commands):
-    """Ray's head on m0, with no CPU to offer, and a node on each other machine."""
+    """Ray's head on m0, which offers no CPUs, and one node on each other machine."""
 
     def __init__(self, bed: Machines) -> None:
-        # Ray's own wait for dead nodes is a minute, and that of nodes for a dead head another.
+        # Ray waits a minute for dead nodes, and its nodes wait another minute for a dead head.
         quick = {"RAY_health_check_period_ms": "1000", "RAY_health_check_timeout_ms": "2000"}
         quick |= {"RAY_health_check_failure_threshold": "3", "RAY_health_check_initial_delay_ms": "1000"}
         quick["RAY_gcs_rpc_server_reconnect_timeout_s"] = "10"
@@ -68,7 +68,7 @@ class RayMachines(Commands):
             self.rays[name].line(lambda line: "Ray runtime started" in line, seconds=_START_SECONDS)
 
     def start_node(self, name: str, *options: str) -> None:
-        """Makes a machine a node of the Ray cluster, for the first time or again; with two CPUs unless told."""
+        """Add a machine to the Ray cluster, for the first time or again, with two CPUs by default."""
         head = f"{self.bed.address(self.bed.names[0])}:{PORT}"
         self._ray_on(name, "--address", head, *(options or ("--num-cpus", "2")))
 
@@ -80,23 +80,23 @@ class RayMachines(Commands):
         return [*ATOLL, *arguments]
 
     def atoll(self, *arguments: str) -> Process:
-        """A command of `atoll` on m0, which goes on."""
+        """Start an `atoll` command on m0, without waiting for its end."""
         return self.start("m0", [*ATOLL, *arguments])
 
     def up(self, islands: str, *options: str, machine: str = "m0") -> str:
-        """The address of a cluster that is up, which was started on a machine."""
+        """Return the address of the cluster that a machine started, after it is up."""
         command = [*ATOLL, "up", "--engine", "ray", "--islands", islands, *options]
         _, address = self.start(machine, command).line(is_address, seconds=120)
         return address
 
     def join_token(self, machine: str = "m0") -> str:
-        """That of clients, of the cluster that was started on a machine."""
+        """Return the clients' join token of the cluster that a machine started."""
         shown = self.start(machine, ["cat", f"/tmp/atoll-{os.getuid()}/default/join"])
         shown.wait()
         return shown.said
 
     def script(self, machine: str, code: str, address: str, **more: str) -> Process:
-        """A user's script on a machine."""
+        """Start a user's script on a machine."""
         command = [sys.executable, "-u", "-c", textwrap.dedent(code)]
         return self.start(machine, command, JAX_PLATFORMS="atoll", ATOLL_ADDRESS=address, **more)
 
@@ -110,7 +110,7 @@ class RayMachines(Commands):
         return report
 
     def wait_until(self, holds: Callable[[dict[str, Any]], bool], seconds: float = 60.0) -> dict[str, Any]:
-        """The first report of which this holds."""
+        """Return the first report for which `holds` is true."""
         deadline = time.monotonic() + seconds
         while not holds(report := self.status()):
             assert time.monotonic() < deadline, json.dumps(report, indent=1)
@@ -118,7 +118,7 @@ class RayMachines(Commands):
         return report
 
     def drain(self, name: str, seconds: int) -> None:
-        """Has Ray drain a node, as for a provider that takes the machine back after so many seconds."""
+        """Let Ray drain a node, as for a provider that takes the machine back after this many seconds."""
         look = self.start("m0", [sys.executable, "-c", textwrap.dedent(_NODES)])
         look.wait()
         node = json.loads(look.said.splitlines()[-1])[self.bed.address(name)]
@@ -128,14 +128,14 @@ class RayMachines(Commands):
         assert told.wait() == 0, told.said
 
     def has(self) -> list[str]:
-        """The actors and placement groups that Ray has."""
+        """Return Ray's actors and placement groups."""
         look = self.start("m0", [sys.executable, "-c", textwrap.dedent(_HAS)])
         look.wait()
         found: list[str] = json.loads(look.said.splitlines()[-1])
         return found
 
     def running(self, machine: str, text: str) -> list[int]:
-        """The pids, on this side, of what runs on a machine with this in its command line."""
+        """Return the pids in this namespace of a machine's processes with this text in their command lines."""
         space = os.readlink(f"/proc/{self.bed.pid(machine)}/ns/pid")
         found = []
         for entry in filter(str.isdigit, os.listdir("/proc")):
@@ -149,5 +149,5 @@ class RayMachines(Commands):
         return found
 
     def log(self) -> str:
-        """What all processes have said, for a test that fails."""
+        """Return the output of all processes, for a failed test."""
         return "\n".join(f"--- {each.machine}: {each.process.args[-5:]}\n{each.said}" for each in self.processes)

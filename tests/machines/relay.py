@@ -1,4 +1,7 @@
-"""A delay on a machine's link, in user space. Run by `bed`: NAME MILLISECONDS, or `offloads` 0 or 1 on a machine."""
+"""Delay packets on a machine's link, in user space.
+
+`bed` runs this script with NAME MILLISECONDS, or with `offloads` 0 or 1 on a machine.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,12 @@ import time
 _SIOCETHTOOL = 0x8946
 _SET_OFFLOADS = (0x1F, 0x24, 0x17)  # TSO, GSO, TX checksums
 _TUNSETIFF, _TAP = 0x400454CA, 0x1002  # IFF_TAP | IFF_NO_PI
-_OUTGOING = 4  # PACKET_OUTGOING: a packet of our own
+_OUTGOING = 4  # PACKET_OUTGOING: a packet of this process
 _AT_ONCE = 64
 
 
 def set_offloads(on: bool) -> None:
-    """Of eth0."""
+    """Enable or disable the offloads of eth0."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for what in _SET_OFFLOADS:
             value = array.array("I", [what, int(on)])
@@ -31,7 +34,7 @@ def set_offloads(on: bool) -> None:
 
 
 def relay(port: str, milliseconds: float) -> None:
-    """Stands between a machine's end of its link and the bridge, where a tap takes its place."""
+    """Forward packets between a machine's end of its link and the bridge, on which a tap replaces the link."""
     tap = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(tap, _TUNSETIFF, struct.pack("16sH22x", f"{port}d".encode(), _TAP))
     subprocess.run(["ip", "link", "set", f"{port}d", "master", "bridge0", "up"], check=True)
@@ -39,7 +42,8 @@ def relay(port: str, milliseconds: float) -> None:
     wire.bind((port, 0))
     wire.setblocking(False)
     print("up", flush=True)
-    line: list[tuple[float, int, bool, bytes]] = []  # when a packet is due, its number, whether it goes to the tap
+    # Time at which a packet is due, its number, and whether it goes to the tap.
+    line: list[tuple[float, int, bool, bytes]] = []
     number = 0
     poller = select.poll()
     poller.register(tap, select.POLLIN)

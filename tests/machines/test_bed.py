@@ -1,4 +1,4 @@
-"""The bed itself: what machines share, what their links do, and that nothing is left."""
+"""Tests of the simulated machines: what they share, how their links behave, and that they leave nothing behind."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def output(bed: Machines, name: str, *command: str, timeout: float = 20.0) -> st
 
 
 def reaches(bed: Machines, sender: str, receiver: str, seconds: float = 1.0) -> bool:
-    """Whether a connection can be made to a port where nobody listens: it is refused at once, or nothing is heard."""
+    """Return whether packets reach a port without a listener: the connection is refused at once, or there is
+    no reply.
+    """
     code = f"import socket; s = socket.socket(); s.settimeout({seconds}); print(s.connect_ex(('{receiver}', 9)))"
     return output(bed, sender, sys.executable, "-S", "-c", code) == "111"  # ECONNREFUSED
 
@@ -47,7 +49,7 @@ def test_machines_have_names_addresses_directories_and_pids_of_their_own(machine
     pids = output(machines, "m1", "sh", "-c", "ls -d /proc/[0-9]*").splitlines()
     assert len(pids) < 6  # its first process, and those of this command
     assert reaches(machines, "m0", "m1")
-    assert not reaches(machines, "m0", "8.8.8.8", 0.3)  # nothing leads out
+    assert not reaches(machines, "m0", "8.8.8.8", 0.3)  # there is no route to the outside
 
 
 def test_a_plug_is_pulled_and_put_back(machines: Machines) -> None:  # noqa: F811
@@ -87,9 +89,9 @@ def seconds_to_connect(bed: Machines) -> float:
 def test_a_link_is_delayed_and_is_not_any_more(machines: Machines) -> None:  # noqa: F811
     if not Path("/dev/net/tun").exists():
         pytest.skip("a delay needs /dev/net/tun")
-    reaches(machines, "m0", "m1")  # both know the other's address from now on
+    reaches(machines, "m0", "m1")  # both machines now know each other's addresses
     machines.delay("m1", 60)
-    assert seconds_to_connect(machines) > 0.12  # there and back
+    assert seconds_to_connect(machines) > 0.12  # in both directions
     machines.delay("m1", 0)
     assert until(lambda: seconds_to_connect(machines) < 0.12)
 
@@ -103,7 +105,7 @@ def test_a_link_is_limited(machines: Machines) -> None:  # noqa: F811
     assert server.stdout.readline() == "ready\n"
     send = "import socket, time; s = socket.create_connection(('m1', 5000)); t = time.monotonic()\n"
     send += "s.sendall(bytes(2_000_000)); s.shutdown(1); s.recv(1); print(time.monotonic() - t)"
-    assert float(output(machines, "m0", sys.executable, "-S", "-c", send)) > 1.0  # 2 MB at 1 MB a second
+    assert float(output(machines, "m0", sys.executable, "-S", "-c", send)) > 1.0  # 2 MB at 1 MB per second
     server.communicate(timeout=20)
 
 

@@ -1,4 +1,4 @@
-"""The machine with the controller and the engine restarts: `atoll up --continue` continues its cluster."""
+"""Test of a restart of the machine with controller and engine: `atoll up --continue` continues its cluster."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.machines.plugin import long, make_machines  # noqa: F401
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
-# Works on the devices of all islands, with arrays that only the hosts have.
+# Computes on the devices of all islands, with arrays that only the hosts have.
 LOOP = """
     import time
     import jax, jax.numpy as jnp
@@ -37,7 +37,7 @@ LOOP = """
 
 @pytest.fixture
 def disk() -> Iterator[Path]:
-    """A directory that the restart of a machine does not empty."""
+    """Return a directory that survives the restart of a machine."""
     path = Path(tempfile.mkdtemp(prefix="atoll-disk-", dir="/var/tmp"))
     yield path
     shutil.rmtree(path)
@@ -55,7 +55,7 @@ def cluster(
     disk: Path,
     options: list[str],
 ) -> Iterator[MachineCluster]:
-    """Two islands of one host, on m1 and m2. The controller and the engine are on m0."""
+    """Start a cluster with two islands of one host, on m1 and m2. The controller and the engine are on m0."""
     with MachineCluster(make_machines(3), "2x1x2", None, *options, ATOLL_KEY_FILE=str(disk / "key")) as cluster:
         for island, machine in enumerate(("m1", "m2")):
             cluster.host(machine, "--island", str(island))
@@ -72,7 +72,7 @@ def up_again(cluster: MachineCluster, options: list[str]) -> Process:
 
 
 def workers(cluster: MachineCluster) -> list[int]:
-    """The process of the worker of each island."""
+    """Return the process of each island's worker."""
     return [island["hosts"][0]["pid"] for island in cluster.status()["islands"]]
 
 
@@ -92,7 +92,7 @@ def test_running_work_goes_on_when_the_machine_of_controller_and_engine_has_rest
     cluster.wait_until(lambda report: [each["state"] for each in report["islands"]] == ["ready", "ready"])
     assert workers(cluster) == before, "they were adopted"
 
-    # The engine starts what ends from now on.
+    # From now on, the engine restarts processes that end.
     cluster.start("m2", ["kill", "-9", str(before[1])]).wait()
     cluster.wait_until(lambda report: report["islands"][1]["restarts"] > 0)
     cluster.wait_until(lambda report: [each["state"] for each in report["islands"]] == ["ready", "ready"])

@@ -1,4 +1,4 @@
-"""Hosts that cannot hear each other, while the controller hears them all."""
+"""Tests of hosts that cannot reach each other, while the controller can reach all of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.machines.test_hosts_on_machines import LEASE, LOOP
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
-# An array that goes from one island to the other and back, which no cache keeps.
+# An array that moves from one island to the other and back, and that no cache keeps.
 TO_AND_FRO = """
     import time
     import jax, jax.numpy as jnp
@@ -52,7 +52,7 @@ def make_cluster(make_machines: Callable[..., Machines], program_cache: Path) ->
 
 
 def divide(bed: Machines, one: str, other: str, both_ways: bool) -> float:
-    """When two machines cannot hear each other any more."""
+    """Interrupt the connection of two machines. Return the time."""
     if both_ways:
         bed.drop_both(one, other)
     else:
@@ -156,7 +156,8 @@ def test_islands_that_cannot_hear_each_other_fail_what_goes_between_them_and_not
     assert "host 0" in text
     assert "host 1" in text
     assert lost - struck < LEASE + 6
-    # What follows does not wait for the silence again. Three gangs depend on one another: each takes a second or two.
+    # The next gangs do not wait for the silence again. Three gangs depend on each other, and each takes a second or
+    # two.
     again, text = script.line(lambda line: line.startswith("lost"), lost + 1)
     print("again after", again - lost, text)
     assert again - lost < 8

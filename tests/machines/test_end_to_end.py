@@ -1,4 +1,4 @@
-"""The tests of `tests/end_to_end`, as they are, with their children's hosts and client on machines of their own."""
+"""Run the tests of `tests/end_to_end` unmodified, with their children's hosts and client on separate machines."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tests.machines.plugin import long, make_machines  # noqa: F401
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), long]
 
 FILES = ("arrays_at_home", "checkpoints", "colocated_python", "data_end_to_end")
-# It writes a module where only the client's machine has it.
+# It writes a module that only exists on the client's machine.
 LEFT_OUT = ("tests/end_to_end/test_colocated_python.py::test_modules_on_the_users_path_are_found",)
-# Children that ask for one of these get the cluster that stands, whose island has two hosts.
+# Children that request one of these topologies get the standing cluster, whose island has two hosts.
 ISLANDS = ("1x1x4", "1x2x2")
 
 
 @pytest.fixture
 def shared_directory() -> Iterator[Path]:
-    """Machines have a /tmp of their own, and see all else of this one."""
+    """Return a directory that all machines can see. Machines have a private /tmp, and share all other directories."""
     directory = Path(tempfile.mkdtemp(prefix="atoll-shared-", dir="/var/tmp"))
     yield directory
     shutil.rmtree(directory)

@@ -1,4 +1,4 @@
-"""Faults of links, workers and clients' machines: who learns of them, when, and what goes on regardless."""
+"""Tests of faults of links, workers and clients' machines: which processes notice, when, and what continues."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 CLIENT_LEASE = CLIENT_LEASES * LEASE
 
-# Says how often in a second it has got a sum from the devices of the second island. It sleeps between them: a stage of
-# half a second that needs no CPU. The failed island's worker starts anew meanwhile, on the same CPUs.
+# Prints how often per second it got a sum from the devices of the second island. It sleeps in between, like a stage of
+# half a second that needs no CPU, because the failed island's worker restarts on the same CPUs.
 RATE = """
     import time
     import jax, jax.numpy as jnp
@@ -38,7 +38,7 @@ RATE = """
         print("rate", count / (time.monotonic() - start))
 """
 
-# 256 KiB to and fro, which takes four seconds at 1 Mbit/s.
+# 256 KiB in both directions, which take four seconds at 1 Mbit/s.
 LARGE = """
     import jax, numpy as np
 
@@ -48,7 +48,7 @@ LARGE = """
         print("right" if (np.asarray(x + 1) == expected + number + 1).all() else "WRONG")
 """
 
-# An array that only its host has, fetched again and again.
+# An array that only its host has, fetched repeatedly.
 FETCH = """
     import time
     import jax, jax.numpy as jnp
@@ -70,7 +70,7 @@ def make_cluster(make_machines: Callable[..., Machines], program_cache: Path) ->
     made: list[MachineCluster] = []
 
     def make(islands: str, *places: str) -> MachineCluster:
-        """A cluster whose hosts are on these machines, in this order; m3 is free for clients."""
+        """Start a cluster whose hosts are on these machines, in this order. m3 is available for clients."""
         cluster = MachineCluster(make_machines(4), islands, None, "--lease", str(LEASE))
         made.append(cluster)
         for rank, machine in enumerate(places):
@@ -181,7 +181,7 @@ def test_the_session_of_a_client_whose_machine_is_gone_ends_and_frees_what_it_ha
     looping(cluster)
     other = looping(cluster, "m0")
     struck = time.monotonic()
-    cluster.bed.cut("m3")  # for good: nobody tells that it has ended
+    cluster.bed.cut("m3")  # permanently: no report about its end arrives
     cluster.wait_until(lambda report: len(report["sessions"]) == 1, CLIENT_LEASE + 10)
     print("its session was over after", time.monotonic() - struck)
     assert time.monotonic() - struck < CLIENT_LEASE + 5
@@ -228,7 +228,7 @@ def test_what_a_host_had_sent_to_a_client_is_an_error_there_when_the_host_is_los
 ) -> None:
     cluster = make_cluster("1x1x2", "m1")
     script = looping(cluster)
-    cluster.bed.drop("m1", "m3")  # what is read is sent, and the controller learns that it was
+    cluster.bed.drop("m1", "m3")  # the contents are sent, and the controller learns that they were
     time.sleep(1)
     struck = time.monotonic()
     worker_of(agent_on(cluster, "m1")).kill()

@@ -1,4 +1,4 @@
-"""Clusters whose hosts are on several machines: how they start, what a user's script sees, and what goes wrong."""
+"""Tests of clusters with hosts on several machines: how they start, what a user's script sees, and their failures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 LEASE = 4.0
 
-# A user's script: a sum over all devices, several times a second, for as long as it runs.
+# A user's script that computes a sum on all devices several times per second, as long as it runs.
 LOOP = """
     import time
     import jax, jax.numpy as jnp
@@ -40,20 +40,20 @@ LOOP = """
 
 @pytest.fixture
 def four(make_machines: Callable[..., Machines]) -> Machines:  # noqa: F811
-    """m0 has the controller, m1 and m2 hosts, m3 the client."""
+    """Return four machines: m0 has the controller, m1 and m2 have hosts, and m3 has the client."""
     return make_machines(4)
 
 
 @pytest.fixture
 def cluster(four: Machines, program_cache: Path) -> Iterator[MachineCluster]:
-    """An island of two hosts on m1 and m2, with a script that runs on m3."""
+    """Start an island of two hosts on m1 and m2, for a script on m3."""
     with MachineCluster(four, "1x2x2", None, "--lease", str(LEASE)) as cluster:
         yield cluster
-        print(cluster.atoll("status").said, cluster.log(), sep="\n")  # which pytest shows where the test failed
+        print(cluster.atoll("status").said, cluster.log(), sep="\n")  # pytest shows this output if the test fails
 
 
 def started(cluster: MachineCluster) -> tuple[Process, Process, Process]:
-    """The two host agents, and a script that works."""
+    """Start the two host agents, and a script that computes."""
     first, second = cluster.host("m1", "--rank", "0"), cluster.host("m2", "--rank", "1")
     cluster.is_up()
     script = cluster.script("m3", LOOP)
@@ -119,7 +119,7 @@ def test_a_machine_that_is_silent_for_longer_is_lost_by_name_and_its_island_is_b
     assert "host 1 of island 0" in text
     assert "on m2" in text
     assert lost - struck < LEASE + 3
-    worker.wait(LEASE + 4)  # by itself: nobody reaches it
+    worker.wait(LEASE + 4)  # by itself, because nothing can reach it
     waits = cluster.wait_until(lambda report: report["islands"][0]["waits_for"])["islands"][0]["waits_for"]
     assert waits.startswith("waits for 1 of 2 hosts: rank 1")
     cluster.bed.join("m2")
@@ -129,7 +129,7 @@ def test_a_machine_that_is_silent_for_longer_is_lost_by_name_and_its_island_is_b
 
 
 @long
-@pytest.mark.parametrize(("machine", "rank"), [("m1", "0"), ("m2", "1")])  # at the first, the hosts meet
+@pytest.mark.parametrize(("machine", "rank"), [("m1", "0"), ("m2", "1")])  # the hosts meet at the first one
 def test_a_machine_that_was_rebooted_takes_its_place_again(cluster: MachineCluster, machine: str, rank: str) -> None:
     _, _, script = started(cluster)
     struck = time.monotonic()

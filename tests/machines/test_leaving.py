@@ -1,4 +1,4 @@
-"""Machines that leave, come back, or come back as what they no longer are."""
+"""Tests of machines that leave, come back, or come back in a role that they no longer have."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.machines.test_hosts_on_machines import LEASE, LOOP, worker_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
-# Arrays on the devices of both islands, one by one.
+# Arrays on the devices of both islands, one after the other.
 ISLANDS = """
     import time
     import jax, jax.numpy as jnp
@@ -66,7 +66,7 @@ def test_what_is_on_a_machine_that_leaves_is_moved_to_another_island_within_its_
     assert [each["state"] for each in report["islands"]] == ["drained", "ready"]
     assert [each["name"] for each in report["machines"]] == ["m2"]
     assert second.process.poll() is None
-    # The island is back with the machine, for whoever comes next.
+    # The island returns with the machine, and the next script can use it.
     cluster.host("m1", "--rank", "0")
     cluster.wait_until(lambda report: [each["state"] for each in report["islands"]] == ["ready", "ready"])
     assert len(cluster.status()["islands"][0]["hosts"]) == 1
@@ -179,7 +179,7 @@ def test_nothing_is_left_on_any_machine_when_a_cluster_ends(make_cluster: Callab
     assert hosts[0].wait(10) == 0
     for worker in workers:
         worker.wait(5)
-    assert hosts[1].process.poll() is None  # it was to wait for the next cluster
+    assert hosts[1].process.poll() is None  # it should have waited for the next cluster
     assert psutil.Process(hosts[1].pid).children() == []
     for host in ("m1", "m2"):
         listing = cluster.start(host, ["sh", "-c", "ls /tmp /dev/shm"])
@@ -191,7 +191,7 @@ def test_nothing_is_left_on_any_machine_when_a_cluster_ends(make_cluster: Callab
 def test_a_controller_that_is_killed_takes_the_workers_with_it_and_the_next_one_gets_the_machines(
     make_cluster: Callable[..., MachineCluster],
 ) -> None:
-    # With TLS the next one is another cluster, which the join token of the first does not let in.
+    # With TLS, the next one is another cluster, which does not accept the first one's join token.
     cluster = make_cluster(2, "1x1x1", secured=False)
     host = cluster.host("m1")
     cluster.is_up()
@@ -209,4 +209,4 @@ def test_a_controller_that_is_killed_takes_the_workers_with_it_and_the_next_one_
         following.is_up()
         (listed,) = following.status()["machines"]
         assert listed["name"] == "m1"
-        assert host.process.poll() is None  # the next cluster's regular end is its end, too
+        assert host.process.poll() is None  # it also ends when the next cluster ends regularly

@@ -1,4 +1,4 @@
-"""The machine with the controller and the engine is lost: a standby on another machine takes both roles."""
+"""Test of losing the machine with controller and engine: a standby on another machine takes over both roles."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 LEASE = 4.0
 KEPT = ("--authority", "/tmp/authority")
 
-# Works on the devices of the islands on m2 and m3, with an array that only they have.
+# Computes on the devices of the islands on m2 and m3, with an array that only they have.
 LOOP = """
     import time
     import jax, jax.numpy as jnp
@@ -39,7 +39,7 @@ LOOP = """
 
 @pytest.fixture
 def cluster(make_machines: Callable[..., Machines]) -> Iterator[MachineCluster]:  # noqa: F811
-    """Three islands of one host: on m0 beside the controller and the engine, on m2 and on m3; m1 is a spare."""
+    """Start three islands of one host: on m0 beside controller and engine, on m2 and on m3. m1 is a spare."""
     bed = make_machines(4)
     with MachineCluster(bed, "3x1x2", None, "--lease", str(LEASE), *KEPT, "--journal", "/tmp/journal") as cluster:
         for island, machine in enumerate(("m0", "m2", "m3")):
@@ -50,7 +50,9 @@ def cluster(make_machines: Callable[..., Machines]) -> Iterator[MachineCluster]:
 
 
 def standby(cluster: MachineCluster, machine: str, of: str, directory: str = "/tmp/state") -> Process:
-    """A standby there, with the authority of the cluster, which it gets as an operator would copy it."""
+    """Start a standby on a machine, with a copy of the cluster's certificate authority, as an operator would
+    make it.
+    """
     shown = cluster.start("m0", ["cat", "/tmp/authority"])
     shown.wait()
     copy = ["sh", "-c", 'umask 077; printf %s "$KEPT" > /tmp/authority']
@@ -74,7 +76,7 @@ def wait_until(cluster: MachineCluster, holds: Callable[[dict[str, Any]], bool],
 
 
 def workers(report: dict[str, Any]) -> list[int]:
-    """The process of the worker of each island."""
+    """Return the process of each island's worker."""
     return [island["hosts"][0]["pid"] for island in report["islands"]]
 
 
@@ -109,7 +111,7 @@ def test_a_standby_takes_the_role_of_the_engine_and_running_work_goes_on(cluster
     script.line(lambda line: line.startswith("step "), since=time.monotonic())
     assert script.process.poll() is None
 
-    # The engine starts what ends from now on.
+    # From now on, the engine restarts processes that end.
     cluster.start("m2", ["kill", "-9", str(after[1])]).wait()
     wait_until(cluster, lambda report: states(report)[1] != "ready" or report["islands"][1]["restarts"] > 0)
     wait_until(cluster, lambda report: states(report) == ["ready", "ready", "ready"])

@@ -1,4 +1,6 @@
-"""Clusters on Ray, over machines with a real node of Ray's each: how they start, and what is back after which fault."""
+"""Tests of clusters on Ray, on machines with one real Ray node each: how they start, and what recovers after each
+fault.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ pytestmark = [
     pytest.mark.skipif(not os.environ.get("ATOLL_TEST_RAY"), reason="these take minutes: run them by `make ray`"),
 ]
 
-# As Ray itself kills an actor that it is to start again.
+# The signal with which Ray kills an actor that it will restart.
 KILL = """
 import ray
 ray.init("auto", namespace="atoll", log_to_driver=False, logging_level="ERROR")
@@ -38,19 +40,19 @@ UP = ("up", "--engine", "ray", "--lease", str(LEASE), "--islands")
 
 @pytest.fixture
 def ray(machines: Machines) -> Iterator[RayMachines]:  # noqa: F811
-    """Ray's head on m0, and a node with two CPUs on m1 and m2."""
+    """Start Ray's head on m0, and a node with two CPUs on each of m1 and m2."""
     with RayMachines(machines) as ray:
         yield ray
-        print(ray.log())  # which pytest shows where the test failed
+        print(ray.log())  # pytest shows this output if the test fails
 
 
 def up(ray: RayMachines, islands: str, *options: str) -> str:
-    """The address of a cluster that is up, with a short lease."""
+    """Start a cluster with a short lease. Return its address after it is up."""
     return ray.up(islands, "--lease", str(LEASE), *options)
 
 
 def is_back(script: Process, after: float) -> float:
-    """When the script worked again, after it had lost something."""
+    """Return when the script worked again after it had lost something."""
     lost, _ = script.line(lambda line: line.startswith("lost"), after)
     return script.line(lambda line: line == "kept 140.0", lost, seconds=90)[0]
 
@@ -62,7 +64,7 @@ def test_an_island_over_two_nodes_outlives_its_actors_agents_and_workers_and_lea
     for text, kind in (
         ("ray::HostActor", signal.SIGKILL),
         ("operate.command host", signal.SIGKILL),
-        ("operate.command host", signal.SIGSTOP),  # its actor misses it, and starts another
+        ("operate.command host", signal.SIGSTOP),  # its actor misses it, and starts another one
         ("atoll.worker.worker_main", signal.SIGKILL),
     ):
         (pid,) = ray.running("m1", text)
@@ -114,7 +116,7 @@ def test_what_is_on_a_node_that_ray_drains_is_moved_before_it_is_lost(ray: RayMa
         return island["state"] == "ready" and [each["machine"] for each in island["hosts"]] == [other]
 
     ray.wait_until(is_placed_anew, 50)
-    assert ray.running(away, "operate.command host") == []  # nothing of the cluster's is there any more
+    assert ray.running(away, "operate.command host") == []  # all processes of the cluster have ended
     script.line(lambda line: line == SUMS, time.monotonic())
     assert {line for _, line in script.lines} == {SUMS}
 
@@ -182,7 +184,7 @@ def test_with_a_journal_a_cluster_outlives_its_controller_and_the_actor_of_its_e
     os.kill(worker, signal.SIGKILL)
     is_back(script, struck)  # by the same engine
     ended = ray.start("m1", ray.atoll_command("down", "--ray-address", "auto"))
-    assert ended.wait() == 0  # which asks the actor that took over
+    assert ended.wait() == 0  # the engine asks the actor that took over
     nothing_is_left(ray)
 
 
@@ -202,7 +204,10 @@ def nothing_is_left(ray: RayMachines) -> None:
 
 
 def no_process_is_left(ray: RayMachines) -> None:
-    """Of the cluster; scripts and their proxies aside. Where Ray's head is lost, that takes Ray some time."""
+    """Check that no process of the cluster is left, apart from scripts and proxies.
+
+    Ray needs some time after losing its head.
+    """
     deadline = time.monotonic() + 90
     while left := [
         (machine, text, pid)

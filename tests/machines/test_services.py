@@ -1,4 +1,4 @@
-"""What a session has besides its programs, where its hosts and its client are on machines of their own, with TLS."""
+"""Tests of a session's other services, with hosts and client on separate machines and TLS."""
 
 from __future__ import annotations
 
@@ -42,22 +42,22 @@ PYTHON = """
 
 @pytest.fixture
 def cluster(make_machines: Callable[..., Machines]) -> Iterator[MachineCluster]:  # noqa: F811
-    """For an island of two hosts on m1 and m2; m0 has the controller, m3 is for scripts."""
+    """Start an island of two hosts on m1 and m2, with the controller on m0. m3 is for scripts."""
     with MachineCluster(make_machines(4), "1x2x2", None) as cluster:
         yield cluster
-        print(cluster.log())  # which pytest shows where the test failed
+        print(cluster.log())  # pytest shows this output if the test fails
 
 
 @pytest.fixture
 def hosts(cluster: MachineCluster) -> list[Process]:
-    """The host agents, by rank."""
+    """Start the host agents. Return them by rank."""
     agents = [cluster.host(f"m{rank + 1}", "--rank", str(rank)) for rank in range(2)]
     cluster.is_up()
     return agents
 
 
 def python_processes(host: Process) -> list[psutil.Process]:
-    """A session's Python process on that host, and the process that isolates it."""
+    """Return a session's Python process on this host, and the process that isolates it."""
     found = psutil.Process(host.pid).children(recursive=True)
     return [each for each in found if "atoll.host_services.python.program.python_main" in each.cmdline()]
 
@@ -108,7 +108,7 @@ def test_a_python_process_that_is_lost_is_replaced_on_all_machines(
     for process in before[1]:
         process.kill()
     _, alive = psutil.wait_procs([each for processes in before for each in processes], 30)
-    assert not alive  # on m1, too: they were one program
+    assert not alive  # also on m1, since both were one program
     while not all(python_processes(each) for each in hosts):
         time.sleep(0.1)
     script.line(lambda line: line == "kept [0, 1, 2, 3]", time.monotonic())

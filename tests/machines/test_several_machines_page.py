@@ -1,4 +1,4 @@
-"""The commands of the page "Several machines", on three machines."""
+"""Run the commands of the page "Several machines" on three machines."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Slurm runs the batch scripts of `atoll slurm`: `make slurm`.
+"""Tests that Slurm can run the batch scripts of `atoll slurm`: `make slurm`.
 
-slurmctld runs on m0, and slurmd on all machines. All use one munged, since the machines share the file system but for
-/tmp. The packages are slurm-wlm and munge of Debian.
+slurmctld runs on m0, and slurmd on all machines. All use one munged, since the machines share all of the file system
+except /tmp. The packages are slurm-wlm and munge of Debian.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ SUM = "import jax, jax.numpy as jnp; print(len(jax.devices()), jnp.arange(4).sum
 
 
 class Slurm(Commands):
-    """Slurm on the machines of a bed, with its files in a directory that all of them see."""
+    """Slurm on simulated machines, with its files in a directory that all of them can see."""
 
     def __init__(self, bed: Machines) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="atoll-slurm-", dir="/var/tmp"))
@@ -68,7 +68,7 @@ class Slurm(Commands):
         (self.directory / "atoll").chmod(0o755)
 
     def begin(self) -> None:
-        """Start the daemons. Return when all nodes are idle."""
+        """Start the daemons, and wait until all nodes are idle."""
         key = self.directory / "munge.key"
         key.write_bytes(os.urandom(128))
         key.chmod(0o400)
@@ -89,7 +89,7 @@ class Slurm(Commands):
         return process.said
 
     def submit(self, *arguments: str, script: str = "") -> Job:
-        """Submit what `atoll slurm` prints for these arguments."""
+        """Submit the script that `atoll slurm` prints for these arguments."""
         printed = self.said("m0", "atoll", "slurm", *arguments)
         number = len(list(self.directory.glob("job-*.sh")))
         path, output = self.directory / f"job-{number}.sh", self.directory / f"job-{number}.out"
@@ -104,7 +104,7 @@ class Slurm(Commands):
 
 
 class Job:
-    """A job that was submitted."""
+    """Submitted job."""
 
     def __init__(self, slurm: Slurm, number: int, output: Path) -> None:
         self._slurm = slurm
@@ -121,7 +121,7 @@ class Job:
         return found[1] if found else ""
 
     def wait(self, seconds: float = 120.0) -> tuple[str, str]:
-        """Return the state and the exit status when the job has ended."""
+        """Wait until the job has ended. Return its state and exit status."""
         ended = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"}
         eventually(lambda: self.field("JobState") in ended, f"job {self.number} ends:\n{self.output}", seconds)
         return self.field("JobState"), self.field("ExitCode")
@@ -160,7 +160,7 @@ def has(command: str) -> bool:
 
 
 def leftovers(slurm: Slurm) -> list[str]:
-    """The processes of Atoll on all machines."""
+    """Return Atoll's processes on all machines."""
     found = (slurm.said(name, "pgrep", "-af", "atoll[.]") for name in slurm.bed.names)
     return [line for said in found for line in said.splitlines() if "pgrep" not in line]
 

@@ -1,4 +1,4 @@
-"""A short form of `make soak ARGS="--machines 3"`."""
+"""Run a short form of `make soak ARGS="--machines 3"`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tests.machines.clusters import environment
 from tests.machines.plugin import long, machines, make_machines  # noqa: F401
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 400  # of which 75 are the soak's own, while nothing is awaited
+SECONDS = 400  # 75 of them for the soak itself, in which it waits for nothing
 
 
 @pytest.mark.slow
 @long
 @pytest.mark.timeout(SECONDS + 20)
-@pytest.mark.usefixtures("machines")  # where there can be none, this is skipped
+@pytest.mark.usefixtures("machines")  # without permission for namespaces, this is skipped
 def test_while_machines_and_links_are_struck_nothing_is_wrong_hangs_or_is_left() -> None:
     command = [sys.executable, "-m", "scripts.soak", "--minutes", "1.25", "--every", "3", "--machines", "3"]
     ended = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=SECONDS)

@@ -1,4 +1,4 @@
-"""Traces of hosts on several machines, whose clocks have nothing to do with one another."""
+"""Tests of traces of hosts on several machines, whose clocks are independent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 AHEAD = 86_400  # seconds
 
-# On the controller's machine, and so by its clock.
+# On the controller's machine, and therefore by its clock.
 SCRIPT = """
     import json, time
     import jax, jax.numpy as jnp, atoll
@@ -39,7 +39,7 @@ SCRIPT = """
 def test_hosts_whose_clocks_are_a_day_apart_are_on_one_time_line_to_within_the_error(
     make_machines: Callable[..., Machines],  # noqa: F811
 ) -> None:
-    """m1 has the clock of m0; the worker on m2 runs a day ahead, in a time namespace of its own."""
+    """m1 has the clock of m0. The worker on m2 is a day ahead, in a separate time namespace."""
     bed = make_machines(3)
     with MachineCluster(bed, "2x1x1") as cluster:
         cluster.host("m1")

@@ -24,7 +24,7 @@ _ADMIN = "administrator"
 _START_SECONDS = 120.0
 # Kubernetes 1.20 has budgets only in this version, with the same fields.
 BUDGETS = {"policy/v1": "policy/v1beta1"}
-# The objects of JobSet's definition that the server needs to store JobSets. It checks no fields of theirs.
+# The parts of JobSet's definition that the server needs to store JobSets. It checks none of their fields.
 JOBSET = {
     "apiVersion": "apiextensions.k8s.io/v1",
     "kind": "CustomResourceDefinition",
@@ -49,7 +49,7 @@ JOBSET = {
 
 
 class ApiServer:
-    """An API server. Requests are those of an administrator unless they have a token."""
+    """API server. Requests are those of an administrator, unless they have a token."""
 
     def __init__(self, program: str, etcd: str, directory: Path) -> None:
         self._directory = directory
@@ -83,7 +83,7 @@ class ApiServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the process. Return when it is ready."""
+        """Start the process, and wait until it is ready."""
         with (self._directory / "log").open("ab") as log:
             self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         deadline = time.monotonic() + _START_SECONDS
@@ -113,7 +113,7 @@ class ApiServer:
         return self.request("POST", path_of(document, namespace), document)
 
     def token(self, namespace: str, account: str) -> str:
-        """Return a token of a ServiceAccount, as a pod's volume has it."""
+        """Return a token of a ServiceAccount, as in a pod's volume."""
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
         request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest"}
         status, reply = self.request("POST", path, request | {"spec": {"expirationSeconds": 3600}})
@@ -139,7 +139,7 @@ def path_of(document: dict[str, Any], namespace: str = "") -> str:
 
 @contextlib.contextmanager
 def api_server(directory: Path) -> Iterator[ApiServer]:
-    """Run the API server with the definition of JobSets. Skip the test without a program."""
+    """Run the API server with the definition of JobSets. Skip the test if the program is missing."""
     program = os.environ.get("KUBE_APISERVER")
     if not program:
         pytest.skip("KUBE_APISERVER is not set: build kube-apiserver by scripts/build-kube-apiserver")

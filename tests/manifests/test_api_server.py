@@ -119,7 +119,7 @@ def test_a_base_for_kustomize_is_accepted_by_kubectl_apply(user: User, server: A
         *("--certificate-authority", str(server.authority), "--namespace", "kustomized"),
     )
     for source in (("-f", str(base / "secrets.yaml")), ("-k", str(tmp_path))):
-        for _ in range(2):  # a second time, as for a change
+        for _ in range(2):  # the second time, as for a change
             done = subprocess.run([kubectl, *access, "apply", *source], capture_output=True, text=True)
             assert done.returncode == 0, done.stderr
     assert "rolebinding.rbac.authorization.k8s.io/atoll-controller unchanged" in done.stdout
@@ -160,7 +160,7 @@ def test_the_account_of_the_controllers_can_use_its_lease_and_nothing_else(
 
 @pytest.fixture
 def account(server: ApiServer) -> Iterator[Path]:
-    """The directory at which a pod has its credentials."""
+    """Return the directory with a pod's credentials."""
     if SERVICE_ACCOUNT.exists():
         pytest.skip(f"{SERVICE_ACCOUNT} exists: this machine is a pod")
     try:
@@ -185,7 +185,10 @@ def user(program_cache: Path) -> Iterator[User]:
 
 
 class Pods:
-    """The containers of the two controllers and of a host, as processes of this machine. Names lead to loopback."""
+    """Containers of the two controllers and of a host, as processes of this machine.
+
+    Their names resolve to loopback.
+    """
 
     def __init__(self, user: User, server: ApiServer, account: Path, namespace: str, directory: Path) -> None:
         self._user, self._server, self._account, self._namespace = user, server, account, namespace
@@ -213,7 +216,7 @@ class Pods:
         return {name: self._here(value, "lab") for name, value in self._secrets[f"lab-{component}"].items()}
 
     def start(self, pod: str) -> None:
-        """Start the controller of a pod. Each has its own registry of clusters, as it has its own file system."""
+        """Start the controller of a pod. Like a file system per pod, each has a separate registry of clusters."""
         (self._directory / pod / "run").mkdir(mode=0o700, parents=True, exist_ok=True)
         container = containers(named(self.documents, "Deployment", pod))[0]
         command = [self._here(each, pod) for each in container["command"][1:]]
@@ -257,13 +260,13 @@ class Pods:
         return found
 
     def terminate(self, pod: str) -> None:
-        """End a pod as an eviction does."""
+        """End a pod like an eviction."""
         self.started[pod].terminate()
         ended = finish(self.started[pod])
         assert ended.returncode == 0, ended.stderr
 
     def lose(self, pod: str) -> None:
-        """End a pod as the loss of its node does."""
+        """End a pod like the loss of its node."""
         for process in self.processes(pod):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -292,7 +295,7 @@ SCRIPT = """
 
 
 class Scene:
-    """A controller, a second one that follows it, a host, and a script that makes a step on request."""
+    """Controller, a second one that follows it, a host, and a script that runs a step at each request."""
 
     def __init__(self, pods: Pods, cues: Path) -> None:
         self.pods = pods
@@ -393,7 +396,8 @@ def test_a_controller_whose_account_is_forbidden_sends_nothing_until_it_is_allow
 def test_a_token_that_is_replaced_is_used_at_once(scene: Scene, server: ApiServer, namespace: str) -> None:
     pods = scene.pods
     accounts = f"/api/v1/namespaces/{namespace}/serviceaccounts"
-    assert server.request("DELETE", f"{accounts}/lab-controller")[0] == 200  # so the earlier token is not valid anymore
+    # So the previous token is not valid any more.
+    assert server.request("DELETE", f"{accounts}/lab-controller")[0] == 200
     assert server.create(named(pods.documents, "ServiceAccount", "lab-controller"), namespace)[0] == 201
     pods.rotate()
     renewed = pods.lease["renewTime"]

@@ -1,4 +1,7 @@
-"""The image's Dockerfile agrees with the manifests and with pyproject.toml. `make image` builds and runs the image."""
+"""Tests that the image's Dockerfile agrees with the manifests and with pyproject.toml.
+
+`make image` builds and runs it.
+"""
 
 from __future__ import annotations
 

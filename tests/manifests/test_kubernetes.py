@@ -1,4 +1,6 @@
-"""Manifests for Kubernetes: valid by its schemas, and what they say is what Atoll's processes take."""
+"""Tests of manifests for Kubernetes: they are valid according to its schemas, and Atoll's processes accept their
+contents.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ def of_kind(documents: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
 
 
 def jobs(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The Job of each JobSet, as the JobSet's controller would make it."""
+    """Return the Job of each JobSet, as JobSet's controller makes it."""
     found = []
     for jobset in of_kind(documents, "JobSet"):
         (replicated,) = jobset["spec"]["replicatedJobs"]
@@ -47,7 +49,7 @@ def named(documents: list[dict[str, Any]], kind: str, name: str) -> dict[str, An
 
 
 def volume_of(document: dict[str, Any], name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The mount and the source of a volume."""
+    """Return the mount and the source of a volume."""
     pod = document["spec"]["template"]["spec"]
     (mount,) = [each for each in pod["containers"][0]["volumeMounts"] if each["name"] == name]
     (volume,) = [each for each in pod["volumes"] if each["name"] == name]
@@ -55,7 +57,7 @@ def volume_of(document: dict[str, Any], name: str) -> tuple[dict[str, Any], dict
 
 
 def pods(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The template of each pod."""
+    """Return the template of each pod."""
     return [each["spec"]["template"] for each in (*of_kind(documents, "Deployment"), *jobs(documents))]
 
 
@@ -83,7 +85,7 @@ def test_the_schemas_of_kubernetes_take_the_manifests(user: User, options: tuple
 
 
 def test_all_pods_meet_the_pod_security_standard_restricted(user: User) -> None:
-    """The controls of the level "restricted", which includes "baseline", as far as they concern these pods."""
+    """Check the controls of the level "restricted", which includes "baseline", as far as they concern these pods."""
     found = pods(manifests(user, "--islands", "2x2x4", "--platform", "tpu", "--web", "--standby"))
     assert len(found) == 4
     for spec in (pod["spec"] for pod in found):
@@ -309,7 +311,7 @@ priority = -1
 
 @pytest.fixture
 def tenants(tmp_path: Path) -> str:
-    """A file of tenants."""
+    """Write a file of tenants."""
     (tmp_path / "of-red").write_text("r" * 24 + "\n")
     (tmp_path / "tenants.toml").write_text(TENANTS)
     return str(tmp_path / "tenants.toml")
@@ -381,7 +383,7 @@ def test_what_cannot_be_is_refused(user: User, options: tuple[str, ...], said: s
 
 
 def test_the_commands_and_secrets_of_the_manifests_make_a_cluster(user: User, tenants: str, tmp_path: Path) -> None:
-    """Each container's command, with what Kubernetes would give it; names and directories lead to this machine."""
+    """Run each container's command with the settings from Kubernetes. Names and directories refer to this machine."""
     documents = manifests(user, "--islands", "1x2x1", "--tenants", tenants)
     secrets, mounted = secrets_of(documents), tmp_path / "mounted"
     mounted.mkdir()

@@ -1,4 +1,4 @@
-"""A base for kustomize in a directory that has files of the user."""
+"""Tests of a base for kustomize in a directory that also contains files of the user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A batch script for Slurm, run by bash with a stand-in for srun."""
+"""Tests of a batch script for Slurm, run by bash with a stand-in for srun."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from tests.cluster_process import COMMAND, User, finish, first_line
 
-# Runs as many tasks as it is told, with the number that Slurm gives to each.
+# Runs the requested number of tasks, each with the number that Slurm assigns.
 SRUN = """#!/bin/bash
 for argument; do
   shift
@@ -38,7 +38,7 @@ def executable(path: Path, text: str) -> None:
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
 
-# Notes its arguments. `atoll up` ends if its port is taken, and otherwise writes its files; both run until SIGTERM.
+# Records its arguments. `atoll up` ends if its port is in use, and otherwise writes its files. Both run until SIGTERM.
 ATOLL = """#!/bin/bash
 echo "$*" >>"$NOTES"
 if [ "$1" = up ]; then
@@ -90,7 +90,7 @@ def test_a_port_that_is_taken_is_replaced_by_another(user: User, tmp_path: Path)
 
 
 def test_a_controller_that_fails_for_another_reason_is_started_once(user: User, tmp_path: Path) -> None:
-    done = finish(start_job(user, tmp_path, "echo", "ran", taken=20000 + JOB % 10000))  # nobody listens there
+    done = finish(start_job(user, tmp_path, "echo", "ran", taken=20000 + JOB % 10000))  # without a listener
     assert (done.returncode, done.stdout) == (1, "")
     assert (tmp_path / "notes").read_text().count("up ") == 1
 
@@ -121,7 +121,7 @@ def test_each_job_has_its_own_journal_and_removes_it(user: User, tmp_path: Path)
 
 
 def run_job(user: User, directory: Path, *command: str, options: tuple[str, ...] = ()) -> tuple[int, str, str]:
-    """The script of `atoll slurm`, as Slurm would run it on one node of several tasks."""
+    """Run the script of `atoll slurm` as Slurm does on one node with several tasks."""
     script = user.atoll("slurm", "--islands", "1x2x1", *options, "--", *command).check().stdout
     (directory / "bin").mkdir()
     executable(directory / "bin" / "srun", SRUN)

@@ -1,4 +1,4 @@
-"""When an array needs a copy, where it helps, and which type it has."""
+"""Tests of which arrays need a copy, which devices a copy helps, and which type it has."""
 
 from __future__ import annotations
 

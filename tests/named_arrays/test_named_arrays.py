@@ -1,4 +1,4 @@
-"""Named arrays as a state machine."""
+"""Tests of named arrays as a state machine."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_a_tenant_has_a_limited_number_of_names() -> None:
         publish(names, name="c")
     assert publish(names, name="c", tenant="ben").number == 1
     names.remove(0.0, "ana", "name 0")
-    assert publish(names, name="c").number == 2  # in place of the name that has no versions
+    assert publish(names, name="c").number == 2  # replaces the name that has no versions
 
 
 def test_a_name_that_was_forgotten_does_not_number_versions_again() -> None:
@@ -321,7 +321,7 @@ def test_a_request_for_files_ends_with_the_version() -> None:
 
 
 def _retired(names: NamedArrays) -> tuple[Version, Opened]:
-    """A version that is being written, that a session reads, and whose files another request waits for."""
+    """Return a version that is being written, that a session reads, and whose files another request awaits."""
     version = publish_on_disk(names, keep=1)
     names.complete(0.0, version)
     reader = opened(names, wait())
@@ -462,7 +462,7 @@ def test_versions_make_space_if_nothing_reads_them_and_those_without_files_first
 
 
 class Player:
-    """Random events, and a model of what may be read: each opened version exists until its reader leaves."""
+    """Makes random events, with a model of what can be read: each opened version exists until its reader leaves."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -508,7 +508,7 @@ class Player:
         match rng.randrange(10):
             case 0 | 1:
                 keep, on_disk = rng.randint(1, 3), rng.random() < 0.5
-                with suppress(StatusError):  # there are too many pending ones
+                with suppress(StatusError):  # too many are pending
                     names.publish(self.now, tenant, name, session, keep, (1, 2), ("w", "b"), on_disk=on_disk)
             case 9 if versions:
                 version = rng.choice(versions)

@@ -1,4 +1,4 @@
-"""From which copy each reader of a version gets its arrays."""
+"""Tests of the copy from which each reader of a version gets its arrays."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ VAULT = [frozenset({0})]
 
 
 class Readers:
-    """Reads on islands of the same numbers, one after another, and a copy on island 0 in the vault."""
+    """Reads on islands with the same numbers, in order, and a copy on island 0 in the vault."""
 
     def __init__(self, *reads: int, originals: list[frozenset[int]] | None = None) -> None:
         self.tree = TransferTree()
@@ -17,12 +17,12 @@ class Readers:
             self.add(read)
 
     def add(self, read: int, session: int | None = None, island: int | None = None) -> None:
-        """Add a read of a session to an island. By default, no other read has the same session or island."""
+        """Add a read of a session on an island. By default, no other read uses this session or this island."""
         where = frozenset({read if island is None else island})
         self.tree.add(0.0, read, read if session is None else session, where, self.originals)
 
     def start(self) -> dict[int, int]:
-        """Start the reads that have a source; the sources."""
+        """Start the reads that have a source. Return the sources."""
         started: dict[int, int] = {}
         while heads := self.tree.heads():
             read = heads[0]
@@ -34,7 +34,7 @@ class Readers:
         return started
 
     def stall(self) -> dict[int, int]:
-        """No transfer begins or ends for long; the sources of the reads that start."""
+        """Let a long time pass in which no transfer starts or ends. Return the sources of the reads that start."""
         self.tree.stall(1.0)
         return self.start()
 

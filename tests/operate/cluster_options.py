@@ -1,4 +1,4 @@
-"""Options of a cluster as a user gives them, and the variables and settings that they become."""
+"""Options of a cluster as a user specifies them, and the resulting variables and settings."""
 
 from atoll.cluster.settings import ClusterSettings, Dispatch, OnOff, SuspendLower
 

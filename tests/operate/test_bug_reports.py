@@ -1,4 +1,4 @@
-"""Bundles for bug reports: what they contain, what they hide, and their replay."""
+"""Tests of bundles for bug reports: what they contain, what they hide, and their replay."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_what_cannot_be_replayed_is_an_error_that_says_why(tmp_path: Path):
 
 
 def _missing(play: Play) -> bytes:
-    """The dump of a controller that has dropped its first events."""
+    """Return the dump of a controller that has dropped its first events."""
     header, *rest = play.controller.log.dump().splitlines()
     return b"\n".join([msgspec.json.encode(json.loads(header) | {"missing": 3}), *rest[3:]])
 

@@ -1,4 +1,4 @@
-"""Clusters of islands that differ, end to end: `atoll up --cluster`."""
+"""Tests of clusters whose islands differ, end to end: `atoll up --cluster`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ devices = 3
 kind = "tpu"
 """
 
-# A program on each island, transfers between them that reshard, and a slice by type.
+# A program on each island, transfers between them that reshard, and a slice selected by type.
 SCRIPT = """
     import atoll, jax, jax.numpy as jnp, numpy as np
     from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
@@ -82,7 +82,7 @@ def test_hosts_come_for_islands_that_differ_and_one_that_left_comes_back(user: U
     finish(up).check()
     run = user.script(SCRIPT.replace("4:]", "4:7]"), JAX_PLATFORMS="atoll", ATOLL_ADDRESS=address).check()
     assert run.stdout.splitlines()[1::2] == ["True", "True"]
-    # The last island is drained as its machine leaves, and is back as soon as the machine is.
+    # The last island is drained when its machine leaves, and returns with the machine.
     hosts[3].send_signal(signal.SIGTERM)
     finish(hosts[3]).check()
     waits = {"state": "drained", "waits_for": "waits for 1 of 1 host: rank 0"}
@@ -139,7 +139,7 @@ def test_one_machine_is_several_hosts_of_several_islands(user: User, file: str) 
     assert sorted(each["name"].rpartition("/")[2] for each in machines) == ["0", "1", "2"]
     hosts = ["host 0 of island 0", "host 1 of island 0", "host 2 of island 1"]
     assert sorted(each["state"] for each in machines) == hosts
-    # One of its workers ends: its island alone starts again, in the same places.
+    # One of its workers ends. Only its island restarts, on the same devices.
     (worker,) = status(user)["islands"][1]["hosts"]
     os.kill(worker["pid"], signal.SIGKILL)
     report = until(
@@ -157,7 +157,8 @@ def test_control_data_and_computing_have_networks_of_their_own(user: User, tmp_p
     where = ("--listen", f"0.0.0.0:{port}", "--advertise", "127.0.0.9:1,localhost", "--host-join-file", join)
     up = user.start_atoll("up", "--engine", "hosts", "--islands", "2x2x1", *where)
     until(user, lambda report: report["islands"][0]["waits_for"])
-    assert Path(join).read_text().startswith(f"atoll://127.0.0.9:1,localhost:{port}/")  # nothing is at the first
+    # No controller listens at the first address.
+    assert Path(join).read_text().startswith(f"atoll://127.0.0.9:1,localhost:{port}/")
     networks = ("--advertise", "127.0.0.2", "--listen", "127.0.0.2", "--coordinator-address", "127.0.0.3")
     hosts = [user.start_atoll("host", "--join", join, *networks) for _ in range(4)]
     address = finish(up).check().stdout.strip()

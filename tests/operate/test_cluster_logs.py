@@ -1,4 +1,4 @@
-"""`atoll logs` shows the log of a run, without a cluster."""
+"""Tests that `atoll logs` shows the log of a run without a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which cluster a command is about. The records are real, the processes that they name are this test's own."""
+"""Tests of which cluster a command uses. The records are real, but contain the pid of this test's process."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_only_some_commands_find_a_standby(runtime: Path) -> None:
     assert found.standby.controller == "tls://one:7000"
 
 
-STRANGER = 1 << 22  # more than any pid
+STRANGER = 1 << 22  # larger than any pid
 
 
 def test_inside_a_script_its_embedded_cluster_goes_before_the_one_that_stays(runtime: Path) -> None:

@@ -1,4 +1,4 @@
-"""ClusterRegistry against real processes that are no clusters."""
+"""Tests of ClusterRegistry with real processes that are not clusters."""
 
 import contextlib
 import os
@@ -25,7 +25,7 @@ def registry(short_directory: Path, monkeypatch: pytest.MonkeyPatch) -> ClusterR
 
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that leads a session, with a child in it, as an engine does."""
+    """Start a process that leads a session with a child in it, like an engine."""
     process = subprocess.Popen(
         ["sh", "-c", "sleep 60 & echo started; wait"], stdout=subprocess.PIPE, start_new_session=True
     )
@@ -116,7 +116,7 @@ def test_a_cluster_on_ray_is_up_while_it_is_being_started_and_while_something_li
         registry.directory("far").mkdir()
         with registry.locked():
             record = registry.register("far", address, "1x1x1", "cpu", os.getpid(), ray="auto")
-        assert record.pids() == []  # the command that started it is none of its processes
+        assert record.pids() == []  # the command that started it is not one of its processes
         started_by_one_that_ended = msgspec.structs.replace(record, began=record.began - 1)
         assert started_by_one_that_ended.is_alive
     assert record.is_alive

@@ -1,4 +1,4 @@
-"""The command `atoll`, as its user meets it: real processes, on a runtime directory of the test's own."""
+"""Tests of the command `atoll` as a user runs it: with real processes, in a runtime directory of the test."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ from tests.cluster_process import Result, User, eventually, finish, first_line, 
 from tests.operate.cluster_options import CLUSTER_OPTIONS, CLUSTER_SETTINGS, CLUSTER_VARIABLES
 
 RUN_ON = {"JAX_PLATFORMS": "atoll"}
-WITHOUT_XLA = ("--platform", "null")  # where nothing is computed: such a worker starts in a third of the time
+# For tests that compute nothing, because such a worker starts in a third of the time.
+WITHOUT_XLA = ("--platform", "null")
 DOUBLE = """
     import jax
     print(len(jax.devices()), jax.jit(lambda x: 2 * x)(21.0))
 """
-# As users of Google's client start.
+# The start of a program that uses Google's client.
 PATHWAYS = """
     import pathwaysutils
     pathwaysutils.initialize()
@@ -60,7 +61,7 @@ OWN_CLIENT = """
 
 @pytest.fixture(scope="module")
 def owner(program_cache: Path) -> Iterator[tuple[User, str]]:
-    """A user whose cluster is up, and its address."""
+    """Return a user whose cluster is up, and the cluster's address."""
     with tempfile.TemporaryDirectory(prefix="at-") as directory, User(Path(directory), program_cache) as someone:
         address = someone.atoll("up", "--islands", "2x1x2").check().stdout.strip()
         yield someone, address
@@ -68,7 +69,7 @@ def owner(program_cache: Path) -> Iterator[tuple[User, str]]:
         assert someone.leftovers() == []
 
 
-# ---- a cluster that stays
+# ---- a standing cluster
 
 
 def test_status_as_json_has_islands_hosts_devices_and_sessions(owner: tuple[User, str]) -> None:
@@ -85,7 +86,7 @@ def test_status_as_json_has_islands_hosts_devices_and_sessions(owner: tuple[User
 
 @pytest.fixture(scope="module")
 def after_a_script(owner: tuple[User, str]) -> tuple[User, Result]:
-    """The user, and what a script printed that ran on the cluster of ATOLL_ADDRESS."""
+    """Return the user, and the output of a script that ran on the cluster of ATOLL_ADDRESS."""
     user, address = owner
     return user, user.script(DOUBLE, ATOLL_ADDRESS=address, **RUN_ON)
 
@@ -112,7 +113,7 @@ def test_trace_writes_what_ran_for_perfetto(after_a_script: tuple[User, Result],
     user.atoll("trace", "--output", str(file)).check()
     events = json.loads(file.read_text())["traceEvents"]
     assert {"put", "call", "get"} <= {event["cat"] for event in events if event["ph"] == "X"}
-    # Of what happens from now on: nothing.
+    # Nothing happens from now on.
     user.atoll("trace", "--seconds", "0.1", "--output", str(file)).check()
     trace = json.loads(file.read_text())
     assert (trace["traceEvents"], trace["otherData"]["missing"]) == ([], [])
@@ -228,7 +229,7 @@ def test_a_cluster_in_the_foreground_does_not_outlive_its_command(user: User) ->
     assert eventually(lambda: not user.leftovers()), user.leftovers()
 
 
-# ---- what goes wrong
+# ---- errors
 
 
 @pytest.mark.parametrize("command", ["status", "down"])
@@ -329,7 +330,7 @@ def test_with_a_token_who_brings_it_is_served_from_elsewhere_and_nobody_else(use
     for other in ({}, wrong):
         assert "asks for a token: set ATOLL_TOKEN" in user.atoll("status", **other).error
         assert "asks for a token: set ATOLL_TOKEN" in user.atoll("down", **other).error
-    # Another address of the loopback device than the one that names this machine, for want of a second machine.
+    # Another address of the loopback device replaces a second machine.
     elsewhere = f"127.0.0.2:{port}"
     refused = user.script(DOUBLE, ATOLL_ADDRESS=elsewhere, **RUN_ON, **wrong)
     assert refused.returncode == 1

@@ -1,4 +1,4 @@
-"""Commands that run until a signal end at the first one, whatever Python does at that moment."""
+"""Tests that commands that run until a signal end at the first one, whatever code Python is running."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-# The signal arrives while a `__del__` runs, where Python drops exceptions of signal handlers.
+# The signal arrives while a `__del__` is running, in which Python drops exceptions of signal handlers.
 SCRIPT = """
 import asyncio, os, sys
 from atoll.operate.command.watch_commands import _run

@@ -1,4 +1,6 @@
-"""Two machines that serve a cluster by turns: `atoll up --standby OTHER --continue --leader-lease LEASE`."""
+"""Tests of two machines that take turns as the controller: `atoll up --standby OTHER --continue
+--leader-lease LEASE`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from atoll.operate.controller_pair import BeginRule
 from tests.cluster_process import User, eventually, finish, first_line, free_port
 from tests.leadership.lease_servers import FakeEtcd, decoded
 
-# ---- when a new cluster begins
+# ---- conditions for a new cluster
 
 
 def test_a_new_cluster_begins_at_once_if_there_is_none_to_continue():
@@ -61,7 +63,7 @@ def etcd() -> Iterator[FakeEtcd]:
 
 
 class Pair:
-    """The commands of two machines, "one" and "two", on this one."""
+    """Commands of two machines, "one" and "two", on this machine."""
 
     def __init__(self, user: User, etcd: FakeEtcd, directory: Path) -> None:
         self.user = user
@@ -80,7 +82,7 @@ class Pair:
         )
 
     def host(self, name: str) -> subprocess.Popen[str]:
-        """Start a host with the join token of hosts of the cluster that `name` serves."""
+        """Start a host with the hosts' join token of the cluster that `name` serves."""
         file = self.user.runtime / "atoll" / name / "join-hosts"
         assert eventually(file.exists)
         return self.user.start_atoll("host", "--join", file.read_text(), "--stay")
@@ -97,7 +99,7 @@ class Pair:
 
     @property
     def serving(self) -> str:
-        """The machine that serves while the other one follows, or ""."""
+        """Return the machine that serves while the other one follows, or ""."""
         for one, other in (("one", "two"), ("two", "one")):
             if self.serves(one) and self.follows(other):
                 return one
@@ -136,7 +138,7 @@ def test_each_of_two_machines_serves_the_cluster_when_the_other_one_leaves_or_is
     script = start_script(user, tmp_path)
     assert first_line(script) == "4.0"
 
-    one.terminate()  # as a drained node does
+    one.terminate()  # like a drained node
     assert finish(one).returncode == 0
     assert eventually(lambda: pair.serves("two"))
     assert pair.record.transitions == 1
@@ -147,7 +149,7 @@ def test_each_of_two_machines_serves_the_cluster_when_the_other_one_leaves_or_is
     first_line(one)
     assert eventually(lambda: pair.follows("one"))
     for process, command in user.commands().items():
-        if str(tmp_path / "two") in command:  # as a lost node does
+        if str(tmp_path / "two") in command:  # like a lost node
             process.kill()
     two.communicate()
     assert eventually(lambda: pair.serves("one"))
@@ -216,7 +218,7 @@ def test_a_cluster_that_both_machines_leave_continues_from_the_journal_of_the_la
     one.terminate()
     finish(one)
     assert (pair.record.holder, pair.record.standby) == ("", JOURNAL)
-    two = pair.start("two")  # it has no copy, and must not begin another cluster
+    two = pair.start("two")  # it has no copy, and must not start another cluster
     one = pair.start("one")
     first_line(one)
     assert eventually(lambda: pair.serves("one"))

@@ -1,4 +1,4 @@
-"""Scripts without a terminal: their output, their exit status, their names, and what a kill leaves."""
+"""Tests of scripts without a terminal: their output, exit status and names, and the state after a kill."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_two_starts_at_one_time_run_one_script() -> None:
 
 
 def written(state: Path, **fields: Any) -> detached_scripts.ScriptRecord:
-    """Write a record of this process as a script."""
+    """Write a record of this process as that of a script."""
     directory = state / "scripts" / "run-7"
     directory.mkdir(parents=True, exist_ok=True)
     pid = os.getpid()

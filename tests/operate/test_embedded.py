@@ -1,4 +1,4 @@
-"""Embedded clusters, looked at with the command `atoll`: real processes, on a runtime directory of the test's own."""
+"""Tests of the command `atoll` with embedded clusters: real processes, in a runtime directory of the test."""
 
 from __future__ import annotations
 

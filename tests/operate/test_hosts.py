@@ -1,4 +1,4 @@
-"""Host agents on this machine: what needs no network of its own. The rest is in `tests.machines`."""
+"""Tests of host agents on this machine that need no separate network. The others are in `tests.machines`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def address() -> str:
 
 
 def status(user: User) -> dict[str, Any]:
-    """What `atoll status --json` prints; an empty report where the cluster does not listen yet."""
+    """Return the output of `atoll status --json`, or an empty report if the cluster does not listen yet."""
     try:
         join = read_join(str(join_file(user.runtime / "atoll" / "default")))
         report: dict[str, Any] = json.loads(request_report(join.address, "", join))
@@ -174,7 +174,7 @@ def test_a_lease_that_signs_of_life_cannot_keep_is_refused(user: User) -> None:
 
 def test_an_island_is_added_when_a_machine_has_come_for_it(user: User, address: str) -> None:
     up = user.start_atoll("up", "--engine", "hosts", "--platform", "null", "--islands", "1x2x2", "--listen", address)
-    until(user, lambda report: report["islands"][0]["waits_for"])  # and the join token is there
+    until(user, lambda report: report["islands"][0]["waits_for"])  # and the join token exists
     hosts = [user.start_atoll("host", "--address", address)]
     finish(up).check()
     adding = user.start_atoll("add-island")
@@ -214,7 +214,7 @@ def test_an_elastic_training_leaves_the_island_of_a_machine_that_leaves_and_come
     user: User, address: str
 ) -> None:
     up = user.start_atoll("up", "--engine", "hosts", "--islands", "2x1x1", "--listen", address)
-    until(user, lambda report: report["islands"][0]["waits_for"])  # and the join token is there
+    until(user, lambda report: report["islands"][0]["waits_for"])  # and the join token exists
     hosts = [user.start_atoll("host", "--address", address, "--rank", str(rank)) for rank in range(2)]
     finish(up).check()
     code = textwrap.dedent(ELASTIC)
@@ -237,7 +237,7 @@ def test_an_elastic_training_leaves_the_island_of_a_machine_that_leaves_and_come
 def test_hosts_meet_over_ipv6(user: User) -> None:
     address = f"[::1]:{free_port()}"
     up = user.start_atoll("up", "--engine", "hosts", "--islands", "1x2x1", "--listen", address)
-    until(user, lambda report: report["islands"][0]["waits_for"])  # and the join token is there
+    until(user, lambda report: report["islands"][0]["waits_for"])  # and the join token exists
     hosts = [user.start_atoll("host", "--address", address) for _ in range(2)]
     finish(up).check()
     script = """

@@ -1,4 +1,7 @@
-"""A worker that hangs while it starts is replaced after a lease: it is connected to nothing that could miss it."""
+"""Test that a worker that hangs at its start is replaced after a lease.
+
+No connection of the worker could detect this.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import pytest
 from tests.cluster_process import User, eventually, finish, free_port
 
 LEASE_SECONDS = 3.0
-BACK_SECONDS = 300.0  # a worker's start on a busy machine
+BACK_SECONDS = 300.0  # the start of a worker on a busy machine
 
 
 def workers(user: User) -> set[psutil.Process]:
@@ -20,7 +23,7 @@ def workers(user: User) -> set[psutil.Process]:
 
 
 def stop_one_that_starts(user: User, but: set[psutil.Process]) -> psutil.Process:
-    """Stop the next worker when its process exists. Processes that a worker forks have its command line at first."""
+    """Stop the next worker as soon as its process exists. Processes that it forks first have the same command line."""
     stopped: list[psutil.Process] = []
 
     def stops() -> bool:

@@ -1,4 +1,4 @@
-"""How commands reach a cluster, and the join tokens that they write."""
+"""Tests of how commands connect to a cluster, and of the join tokens that they write."""
 
 from __future__ import annotations
 

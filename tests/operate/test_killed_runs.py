@@ -1,4 +1,4 @@
-"""A test run that is killed leaves no cluster, though nobody was there to end it."""
+"""Test that a killed test run leaves no cluster, although it could not end the cluster itself."""
 
 from __future__ import annotations
 

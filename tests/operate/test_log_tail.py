@@ -1,4 +1,4 @@
-"""The end of a log, for displays."""
+"""Tests of reading the end of a log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `atoll` reads the signature of the command that it runs, and no other."""
+"""Tests that the command `atoll` imports only the subcommand that it runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _restored(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """Run the command, and return how many commands and groups it has read."""
+    """Run the command. Return how many commands and groups it has read."""
     monkeypatch.setattr(sys, "argv", ["atoll", *arguments])
     with pytest.raises(SystemExit):
         command.main()

@@ -1,4 +1,4 @@
-"""Files that commands write: whole, or not at all."""
+"""Tests that files of commands are written completely or not at all."""
 
 from __future__ import annotations
 

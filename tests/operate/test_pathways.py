@@ -1,4 +1,4 @@
-"""Google's client against `atoll proxy`: what `pathwaysutils` asks of its server."""
+"""Tests of Google's client with `atoll proxy`: the requests that `pathwaysutils` sends."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def short_directory(tmp_path_factory: Any) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def served(short_directory: Path, program_cache: Path) -> Iterator[tuple[User, dict[str, str]]]:
-    """A user whose proxy serves two islands, and the environment of his scripts."""
+    """Return a user whose proxy serves two islands, and the environment of the user's scripts."""
     with User(short_directory, program_cache) as user:
         process = user.start_atoll("proxy", "--port", "0", "--islands", "2x1x2")
         yield user, CLIENT | {"JAX_BACKEND_TARGET": first_line(process)}
@@ -198,7 +198,7 @@ def test_the_elastic_manager_goes_on_with_the_islands_that_are_left_and_takes_on
 ) -> None:
     runtime = short_directory / "fails"
     runtime.mkdir()
-    # A forked worker would be back before the manager looks.
+    # A forked worker would restart before the manager checks.
     with User(runtime, program_cache, ATOLL_TEST_EXECUTED="1") as user:
         proxy = user.start_atoll("proxy", "--port", "0", "--islands", "2x1x1", "--fail-on-loss")
         environment = CLIENT | {"JAX_BACKEND_TARGET": first_line(proxy)}

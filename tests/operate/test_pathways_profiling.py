@@ -1,4 +1,4 @@
-"""Google's client profiles against `atoll proxy`: the workers write to the place that it names."""
+"""Tests of profiling by Google's client with `atoll proxy`: workers write to the directory that it requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jax.profiler import ProfileData
 
 from tests.cluster_process import User, finish, first_line, free_port
 
-# gcsfs, which fsspec has for gs://, on the workers.
+# gcsfs, which fsspec uses for gs:// on the workers.
 STORE = Path(__file__).parent / "object_store"
 
 START = """
@@ -37,14 +37,14 @@ START = """
 
 @dataclass(frozen=True)
 class Served:
-    """A user whose proxy serves two islands of a host each, whose buckets are directories."""
+    """User whose proxy serves two islands of one host each, and whose buckets are directories."""
 
     user: User
     environment: dict[str, str]
     buckets: Path
 
     def run(self, code: str) -> list[str]:
-        """What a script prints."""
+        """Return a script's output."""
         ended = self.user.script(START + code, **self.environment).check()
         return ended.stdout.splitlines()
 
@@ -72,7 +72,7 @@ def served(tmp_path_factory: Any, program_cache: Path) -> Iterator[Served]:
 
 
 def hosts_in(directory: Path) -> list[str]:
-    """The hosts whose profiles are in the one run of a directory, and that these can be read."""
+    """Return the hosts of the profiles in the only run of a directory, after checking that the profiles can be read."""
     (run,) = (directory / "plugins" / "profile").iterdir()
     for path in run.iterdir():
         assert any(plane.name == "/host:CPU" for plane in ProfileData.from_file(str(path)).planes)

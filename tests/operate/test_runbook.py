@@ -1,7 +1,7 @@
-"""The faults of docs/operate/runbook.md, injected: each has the named symptoms, and the named action helps.
+"""Inject the faults of docs/operate/runbook.md: each has the documented symptoms, and the documented action helps.
 
-Faults of sections that are not here are injected elsewhere: the end of the controller and the engine, frozen and killed
-workers, and endless computations in tests/end_to_end, refused sessions in tests/controller.
+Other tests inject the faults of the remaining sections: the end of the controller and the engine, frozen and killed
+workers, and endless computations in tests/end_to_end, and refused sessions in tests/controller.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def user(program_cache: Path) -> Iterator[User]:
 
 
 def metrics(user: User, *options: str) -> dict[tuple[str, ...], float]:
-    """The metrics of the cluster: their values by name and the values of their labels."""
+    """Return the metrics of the cluster, by name and values of labels."""
     snapshot = read_snapshot(user.atoll("status", "--json", *options).check().stdout.encode())
     return {
         (sample.name, *sample.labels.values()): sample.value for each in metrics_of(snapshot) for sample in each.samples
@@ -51,7 +51,7 @@ def log(user: User) -> str:
 
 
 def up(user: User, *options: str, **env: str) -> None:
-    """Start a cluster. Scripts of the user connect to it from then on."""
+    """Start a cluster. From then on, scripts of the user connect to it."""
     user.env["ATOLL_ADDRESS"] = user.atoll("up", *options, **env).check().stdout.strip()
 
 
@@ -71,7 +71,7 @@ ADD = "import jax, jax.numpy as jnp; print(float(jax.jit(lambda x: x + 1)(jnp.on
 
 
 def test_an_island_that_waits_for_a_host_names_it_and_starts_with_it(user: User) -> None:
-    """An island is not ready."""
+    """Section: an island is not ready."""
     listen = f"127.0.0.1:{free_port()}"
     up = user.start_atoll("up", "--foreground", "--engine", "hosts", "--islands", "1x2x1", "--listen", listen)
     until(lambda: user.atoll("status", "--json").returncode == 0)
@@ -85,7 +85,7 @@ def test_an_island_that_waits_for_a_host_names_it_and_starts_with_it(user: User)
 
 
 def test_an_island_that_failed_nine_times_is_removed_and_another_one_is_added(user: User) -> None:
-    """An island is not ready, because it was removed."""
+    """Section: an island is not ready, because it was removed."""
     up(user, "--islands", "2x1x1")
 
     def state() -> str:
@@ -109,7 +109,7 @@ def test_an_island_that_failed_nine_times_is_removed_and_another_one_is_added(us
 def test_a_bug_in_the_controller_ends_one_session_and_is_in_the_log_with_a_traceback(
     user: User, tmp_path: Path
 ) -> None:
-    """A bug in the controller."""
+    """Section: a bug in the controller."""
     places = {"atoll.launch.launcher:Launcher.launch_within_window": "raises_if:len(arguments[2].arguments) == 7"}
     options = ("--islands", "1x1x1", "--journal", str(tmp_path / "journal"))
     up(user, *options, **faults.environment(places, user.env))
@@ -138,7 +138,7 @@ def test_a_bug_in_the_controller_ends_one_session_and_is_in_the_log_with_a_trace
 
 
 def test_a_journal_that_cannot_be_written_is_reported_and_is_complete_again_later(user: User, tmp_path: Path) -> None:
-    """The journal cannot be written."""
+    """Section: the journal cannot be written."""
     fails = tmp_path / "fails"
     env = faults.environment({"atoll.journal.segment:Segment.append": f"fails_while:{fails}"}, user.env)
     up(user, "--islands", "1x1x1", "--journal", str(tmp_path / "journal"), **env)
@@ -153,7 +153,7 @@ def test_a_journal_that_cannot_be_written_is_reported_and_is_complete_again_late
 
 
 def test_a_standby_that_is_lost_is_reported_and_can_be_started_again(user: User, tmp_path: Path) -> None:
-    """The standby is lost."""
+    """Section: the standby is lost."""
     address, other = (f"unix:{user.runtime}/{name}.sock" for name in ("one", "two"))
     user.atoll("up", "--islands", "1x1x1", "--listen", address, "--journal", str(tmp_path / "1")).check()
     standby = ("up", "--standby", address, "--listen", other, "--name", "spare", "--journal")
@@ -171,7 +171,7 @@ def test_a_standby_that_is_lost_is_reported_and_can_be_started_again(user: User,
 def test_a_controller_whose_lease_is_not_renewed_stops_launches_until_its_server_answers(
     user: User, tmp_path: Path
 ) -> None:
-    """The lease is not renewed."""
+    """Section: the lease is not renewed."""
     with etcd_process(tmp_path) as (server, address):
         lease = f"etcd://{address}/atoll"
         up(user, "--islands", "1x1x1", "--journal", str(tmp_path / "journal"), "--leader-lease", lease)
@@ -201,7 +201,7 @@ def test_a_controller_whose_lease_is_not_renewed_stops_launches_until_its_server
 def test_a_certificate_that_is_not_renewed_is_reported_and_a_restarted_controller_has_a_new_one(
     user: User, tmp_path: Path
 ) -> None:
-    """A certificate is not renewed."""
+    """Section: a certificate is not renewed."""
     fails = tmp_path / "fails"
     place = {"atoll.security.certificate_authority:CertificateAuthority.certificate_for": f"fails_while:{fails}"}
     env = faults.environment(place, user.env) | {"ATOLL_CERTIFICATE_SECONDS": "30"}
@@ -218,12 +218,12 @@ def test_a_certificate_that_is_not_renewed_is_reported_and_a_restarted_controlle
 
 
 def test_a_controller_that_lacks_cpu_shows_its_delay(user: User) -> None:
-    """The controller is slow."""
+    """Section: the controller is slow."""
     up(user, "--islands", "1x1x1")
     controller = user.process("atoll.controller_process.controller_main")
 
     def late() -> float:
-        """How often the loop was late by more than a second."""
+        """Return how often the loop was late by more than a second."""
         found = metrics(user)
         name = "atoll_controller_loop_lag_seconds"
         return found[f"{name}_count",] - max(
@@ -256,7 +256,7 @@ BUSY = """
 
 
 def test_a_tenant_that_waits_behind_a_priority_gets_a_part_by_a_reserve(user: User, tmp_path: Path) -> None:
-    """A tenant waits for long."""
+    """Section: a tenant waits for long."""
     (tmp_path / "tenants.toml").write_text(TENANTS)
     options = ("--islands", "1x1x1", "--tenants", str(tmp_path / "tenants.toml"), "--insecure-sandbox")
     up(user, *options)
@@ -271,7 +271,7 @@ def test_a_tenant_that_waits_behind_a_priority_gets_a_part_by_a_reserve(user: Us
     assert any(key[0] == "atoll_gang_waiting_seconds_count" for key in metrics(user))
 
 
-# A script that keeps all but 2 MiB of a device of 64 MiB, and takes another 1 MiB for each file that it waits for.
+# A script that keeps all but 2 MiB of a device of 64 MiB, and allocates 1 MiB more for each file that appears.
 HOLDS = """
     import os, time
     import jax, jax.numpy as jnp
@@ -290,7 +290,7 @@ NEEDS = "import jax, jax.numpy as jnp; print(float(jnp.ones((32, 1 << 18))[:, 0]
 
 
 def with_full_memory(user: User, tmp_path: Path, *options: str) -> subprocess.Popen[str]:
-    """A cluster with one device of 64 MiB, of which ana holds 62: her script."""
+    """Start a cluster with one device of 64 MiB, of which ana's script holds 62 MiB. Return the script."""
     (tmp_path / "tenants.toml").write_text(TENANTS)
     tenants = ("--tenants", str(tmp_path / "tenants.toml"), "--insecure-sandbox")
     up(user, "--islands", "1x1x1", "--device-memory", "64MiB", *tenants, *options)
@@ -302,7 +302,7 @@ def with_full_memory(user: User, tmp_path: Path, *options: str) -> subprocess.Po
 def test_a_script_without_memory_learns_who_holds_it_and_runs_when_that_session_is_suspended(
     user: User, tmp_path: Path
 ) -> None:
-    """Device memory is full: the holder is idle, and later has more than its part."""
+    """Section: device memory is full. The holder is idle, and later exceeds its part."""
     holds = with_full_memory(user, tmp_path)
     failed = user.script(NEEDS, JAX_PLATFORMS="atoll", **BEN)
     assert failed.returncode == 1
@@ -329,7 +329,7 @@ def test_a_script_without_memory_learns_who_holds_it_and_runs_when_that_session_
 
 
 def test_with_spilling_idle_arrays_make_room_by_themselves(user: User, tmp_path: Path) -> None:
-    """Device memory is full, on a cluster that spills."""
+    """Section: device memory is full, on a cluster that spills."""
     holds = with_full_memory(user, tmp_path, "--spill", "256MiB")
     assert script(user, NEEDS, **BEN) == "32.0\n"
     (tmp_path / "0").touch()

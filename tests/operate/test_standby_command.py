@@ -1,4 +1,4 @@
-"""`atoll up --standby`, as a user types it."""
+"""Tests of `atoll up --standby` as a user runs it."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_standby_on_tcp_takes_over_and_is_the_cluster_from_then_on(user, tmp_p
 
     status = ("status", "--json", "--name", "spare")
 
-    def is_followed() -> bool:  # a busy machine may silence a standby for so long that it has to follow again
+    def is_followed() -> bool:  # on a busy machine, a standby may be silent for so long that it must follow again
         standby = json.loads(user.atoll(*status).check().stdout)["standby"]["state"]
         told = user.atoll("status", "--name", "default").check().stdout
         return standby == "following" and f"the standby at tls://{second} follows" in told

@@ -1,4 +1,4 @@
-"""The text of `atoll status` for a standby."""
+"""Tests of the output of `atoll status` for a standby."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the end of a cluster says."""
+"""Tests of the messages about a cluster's end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers as a person reads them."""
+"""Tests of formatting numbers for people."""
 
 import pytest
 from rich.console import Console

@@ -1,4 +1,4 @@
-"""`atoll tenants`, and a cluster with many of them."""
+"""Tests of `atoll tenants`, and of a cluster with many tenants."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOKENS = {f"tenant-{number}": f"{number:032}" for number in range(1000)}
 
 @pytest.fixture(scope="module")
 def up(program_cache: Path) -> Iterator[User]:
-    """A user whose cluster has a thousand tenants."""
+    """Return a user whose cluster has a thousand tenants."""
     with tempfile.TemporaryDirectory(prefix="at-") as directory, User(Path(directory), program_cache) as user:
         file = Path(directory) / "tenants.toml"
         file.write_text("\n".join(f'[tenant.{name}]\ntoken = "{token}"' for name, token in TOKENS.items()))

@@ -1,4 +1,4 @@
-"""`atoll top`, and what watches a cluster over one connection."""
+"""Tests of `atoll top`, and of watching a cluster over one connection."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.cluster_process import COMMAND, User
 
 @pytest.fixture(scope="module")
 def owner(program_cache: Path) -> Iterator[User]:
-    """A user whose cluster of null devices is up."""
+    """Return a user whose cluster of null devices is up."""
     with tempfile.TemporaryDirectory(prefix="at-") as directory, User(Path(directory), program_cache) as user:
         user.atoll("up", "--islands", "2x1x2", "--platform", "null").check()
         yield user
@@ -73,7 +73,7 @@ def test_in_a_terminal_it_goes_on_until_it_is_ended(owner: User):
     )
     os.close(end)
     try:
-        # The whole screen is drawn anew, each second.
+        # The whole screen is drawn again, once per second.
         shown = read_until(terminal, lambda text: text.count("2x1x2, 4 devices") > 2)
         assert "Islands" in shown
         process.send_signal(signal.SIGTERM)
@@ -86,7 +86,7 @@ def test_in_a_terminal_it_goes_on_until_it_is_ended(owner: User):
 
 
 def read_until(terminal: int, enough: Callable[[str], bool]) -> str:
-    """What a process has written to its terminal, until that is enough or all."""
+    """Return the terminal output of a process, until `enough` is true or it ends."""
     read = b""
     while not enough(read.decode(errors="replace")):
         try:

@@ -1,4 +1,4 @@
-"""Traces as Chrome's trace events."""
+"""Tests of traces in the format of Chrome's trace events."""
 
 from __future__ import annotations
 
@@ -82,13 +82,13 @@ def test_a_bar_says_whose_it_is_and_how_long_it_waited_for_what():
 
 
 def test_waits_are_drawn_one_after_another_but_for_what_the_session_itself_is_before():
-    other_host = msgspec.structs.replace(WAITED, host=1)  # of the same gang: it waited once
+    other_host = msgspec.structs.replace(WAITED, host=1)  # for the same gang, which waited once
     events = [
         each
         for each in events_of(TraceRecord([WAITED, other_host]))
         if each["cat" if "cat" in each else "ph"] == "wait"
     ]
-    first = 30.0  # when its session's earlier work was over: nothing is drawn before
+    first = 30.0  # when its session's earlier work was complete, so that nothing is drawn before
     assert [(each["name"], each["ph"], each["ts"] + first) for each in events] == [
         ("waits: memory", "b", 30.0),
         ("waits: memory", "e", 60.0),

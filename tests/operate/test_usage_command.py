@@ -1,7 +1,8 @@
-"""`atoll usage` on real processes: it adds up, survives what happens to the cluster, and shows a user its own.
+"""Tests of `atoll usage` with real processes: its sums are right, survive failures of the cluster, and are private to
+users.
 
-`ATOLL_TEST_USAGE_SECONDS=600` has the mixed run last for ten minutes; from a minute on, usage and trace are to agree
-within one percent.
+`ATOLL_TEST_USAGE_SECONDS=600` extends the mixed run to ten minutes. In runs of a minute or more, usage and trace must
+agree within one percent.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from atoll.wire.address import parse_address
 from tests.cluster_process import COMMAND, User, eventually, finish, first_line
 
 MIXED_SECONDS = float(os.environ.get("ATOLL_TEST_USAGE_SECONDS", "4"))
-MIXED_ERROR = 0.01 if MIXED_SECONDS >= 60 else 0.03  # what is under way at the end counts for more in a short run
+MIXED_ERROR = 0.01 if MIXED_SECONDS >= 60 else 0.03  # work in progress at the end matters more in a short run
 DEVICES = 2
-LOST_NS = 1_300_000_000  # of time before a kill: a second until usage is written, and a while to write it
+LOST_NS = 1_300_000_000  # of the time before a kill: a second until usage is written, and the time of the write
 
-# Calls of two sizes, each on a device of its own, transfers, and pauses. Nothing is on both devices: a trace shows such
-# a gang since it had both of them, and it is charged each since it had that one.
+# Calls of two sizes on separate devices, transfers, and pauses. No gang uses both devices, because a trace shows such a
+# gang from the time at which it had both, but each device is charged separately.
 WORK = """
     import os, sys, time
     import jax, jax.numpy as jnp, numpy as np
@@ -57,7 +58,7 @@ WORK = """
 """
 
 
-# Both devices have something in line all the time.
+# Both devices have enqueued work all the time.
 BUSY = """
     import sys, time
     import jax, jax.numpy as jnp
@@ -78,7 +79,7 @@ BUSY = """
 
 @pytest.fixture
 def up(user: User, short_directory: Path) -> Callable[..., User]:
-    """Starts a cluster of two tenants and an operator, whose usage is kept."""
+    """Start a cluster of two tenants and an operator that stores usage."""
     tenants = short_directory / "tenants.toml"
     names = {"ana": "user", "ben": "user", "ops": "operator"}
     entries = (f'[tenant.{n}]\ntoken = "token-of-the-tenant-{n}"\nrole = "{role}"\n' for n, role in names.items())
@@ -117,7 +118,7 @@ def traced(user: User) -> list[Span]:
 
 
 class Killed:
-    """The controller is killed while it keeps devices busy: what ran until then, and what is written of it."""
+    """Kill the controller while it keeps devices busy. Compare the work until then with the stored usage."""
 
     def __init__(self, user: User, directory: Path) -> None:
         spans = traced(user)
@@ -128,11 +129,11 @@ class Killed:
         with contextlib.closing(sqlite3.connect(directory / "state" / "usage" / "default.sqlite")) as database:
             (self.busy,) = database.execute("SELECT SUM(device_ns) FROM usage").fetchone()
             (self.present,) = database.execute("SELECT SUM(device_ns) FROM present").fetchone()
-        self.until = max(span.ended for span in spans)  # devices are busy: something has just ended
+        self.until = max(span.ended for span in spans)  # devices are busy: a gang has just ended
         self.spans = spans
 
     def ran(self, since: int, until: int) -> int:
-        """Device nanoseconds of what ended between these times."""
+        """Return the device nanoseconds of gangs that ended between these times."""
         return device_ns(span for span in self.spans if since < span.ended <= until)
 
 
@@ -148,9 +149,10 @@ def test_usage_adds_up(up: Callable[..., User]):
     while not is_over:
         is_over = all(script.poll() is not None for script in scripts)
         time.sleep(1.0)
-        since = max((span.ended for span in spans.values()), default=0)  # a trace has the last 100,000
+        since = max((span.ended for span in spans.values()), default=0)  # a trace contains the last 100,000 spans
         for span in request_trace(address, "token-of-the-tenant-ops", max(0, since - 3_000_000_000)).spans:
-            spans[span.host, span.sequence] = span  # again: what ended before it may have been reported after it
+            # Repeated, because gangs that ended before may have been reported later.
+            spans[span.host, span.sequence] = span
     for script in scripts:
         assert finish(script).returncode == 0
     after = usage(user)
@@ -160,8 +162,8 @@ def test_usage_adds_up(up: Callable[..., User]):
     assert present == pytest.approx(wall * DEVICES, rel=0.01, abs=0.05)
     busy = after["total"]["device_seconds"]
     assert 0 < busy < present
-    # If ends are reported in another order than that in which they happened, the two differ by a little: on a busy
-    # machine, a short run has less than 0.1 s of device time.
+    # If ends are reported in another order than they occurred, the two differ slightly. On a busy machine, a short run
+    # has less than 0.1 s of device time.
     assert busy == pytest.approx(device_ns(spans.values()) / 1e9, rel=MIXED_ERROR, abs=0.01)
 
     assert {row["tenant"] for row in after["rows"]} == {"ana", "ben"}

@@ -1,4 +1,4 @@
-"""The explanation of `atoll why`, from the report of a controller."""
+"""Tests of the explanation by `atoll why`, given the report of a controller."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_what_runs_before_a_session_is_named_with_its_session():
 
 
 def calls_of_two_tenants() -> tuple[Play, int, int]:
-    """A gang of alice that has been sent to its host, and one of bob behind it."""
+    """Return a report with a gang of alice on its host, and one of bob behind it."""
     play = shared("1x1x1")
     sessions = []
     for tenant in ("alice", "bob"):
@@ -96,7 +96,7 @@ def test_a_gang_in_line_behind_a_joint_gang_names_it_on_each_of_its_islands():
     play.say(m.Launch(1, (), (11,), ()))
     play.session = second = play.open(label="second.py").number
     play.with_put()
-    play.say(m.Launch(2, (), (9,), (501,)))  # it lacks its bytes, and the joint gang is ahead
+    play.say(m.Launch(2, (), (9,), (501,)))  # its bytes are missing, and the joint gang is ahead
     (wait,) = {each.island for each in snapshot(play, 10).waits if each.session == second}
     found = [each for each in snapshot(play, 10).ahead if each.session == second]
     assert [(each.island, each.other, each.gangs) for each in found] == [(wait, first, 0)]

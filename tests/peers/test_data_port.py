@@ -1,4 +1,6 @@
-"""Data ports: who is admitted, and what becomes of connections that do not open."""
+"""Tests of data ports: which peers are admitted, and what happens to connections that do not complete their
+handshake.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ SCRIPT = script_secret("secret five")  # of session 5
 def port(
     short_directory: Path, request: pytest.FixtureRequest
 ) -> Iterator[tuple[DataPort, list[tuple[int, int]], threading.Condition]]:
-    """A worker's data port with what has arrived. It holds at most `request.param` bytes of a session."""
+    """Return a worker's data port and its received contents. It holds at most `request.param` bytes per session."""
     arrived: list[tuple[int, int]] = []
     changed = threading.Condition()
 
@@ -66,7 +68,7 @@ def test_the_secret_of_a_session_opens_its_own_feeds_and_no_other(port):
     data_port.open_session(5, "secret five")
     data_port.open_session(6, "secret six")
     channel = opened(data_port, 5, "secret five")
-    channel.send(6, 1, [b"mine"])  # it names another session: that does not help it
+    channel.send(6, 1, [b"mine"])  # naming another session does not help
     with changed:
         assert changed.wait_for(lambda: arrived, SECONDS)
     assert arrived == [(5, 1)]
@@ -135,7 +137,7 @@ def test_closing_a_session_frees_what_waits_for_it(port):
     assert data_port.inbox.nbytes == 1000
     data_port.close_session(5)
     assert is_closed(channel._socket._socket)
-    data_port.inbox.drop_session(5)  # with its store, in the session's own order
+    data_port.inbox.drop_session(5)  # with its store, in the session's order
     assert data_port.inbox.nbytes == 0
     channel.close()
 
@@ -169,7 +171,7 @@ def test_a_sessions_second_channel_takes_the_place_of_its_first(port):
 
 
 def serves(data_port: DataPort, session: int) -> bool:
-    """Whether an honest client gets through."""
+    """Return whether an honest client is served."""
     data_port.open_session(session, "secret")
     channel = opened(data_port, session, "secret")
     found = not data_port.to_proxy(session).is_closed
@@ -299,7 +301,7 @@ def test_a_stream_that_is_admitted_before_its_channel_waits_for_it() -> None:
     data_port.open_session(5, "secret")
     stream, channel = (DataChannel.dial(data_port.address) for _ in range(2))
     stream._socket.send(Open(5, "secret", "its name", "receives"))
-    time.sleep(0.2)  # as where both have waited for the session to be known, and the stream's thread is the first
+    time.sleep(0.2)  # as if both had waited for the session to be known, and the stream's thread were the first
     channel.open(5, "secret", "its name")
     streams = data_port.to_proxy(5)._streams
     assert streams is not None
@@ -313,12 +315,12 @@ LARGE = 300_000  # bytes of a transfer whose end is confirmed
 
 
 class Unread:
-    """The answers of a host that awaits none, with the feeds of which it notifies the session."""
+    """Replies of a host that expects none, with the feeds reported to the session."""
 
     def __init__(self) -> None:
         self.feeds: list[tuple[int, int]] = []
         self.awaited: set[int] = set()
-        self.nbytes: list[int] = []  # of the pieces that were passed to it
+        self.nbytes: list[int] = []  # of pieces that were passed to it
 
     def awaits(self, session: int, feed: int, nbytes: int) -> bool:
         return feed in self.awaited
@@ -342,7 +344,7 @@ class Unread:
 
 @contextlib.contextmanager
 def between_machines() -> Iterator[tuple[DataPort, Unread, list[tuple[int, int]]]]:
-    """A port on TCP that admits session 5, and what has arrived there."""
+    """Return a TCP port that admits session 5, and its received contents."""
     arrived: list[tuple[int, int]] = []
     data_port = DataPort(Address(host="127.0.0.1"), Inbox(lambda *which: arrived.append(which)))
     answers = data_port.answers = Unread()
@@ -401,7 +403,7 @@ def test_the_session_learns_which_contents_a_lost_channel_of_the_clients_process
         channel.close()
         receiver.join()
         until(lambda: held.is_closed)
-        data_port._scripts[5] = held  # as at a send that has just begun
+        data_port._scripts[5] = held  # as for a send that has just started
         assert data_port.send_to_script(5, 8, [BufferContents((memoryview(content(LARGE)),))])
         assert answers.feeds == [(5, 8)]
 
@@ -435,7 +437,7 @@ def test_the_secret_of_the_clients_process_opens_no_channel_of_its_proxy() -> No
 def test_an_answer_whose_memory_nobody_bounds_ends_its_channel(
     secret: str, piece: Piece, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The memory is not allocated: the frame is refused before any byte of the answer arrives."""
+    """The frame is rejected before its memory is allocated, and before any byte of the reply arrives."""
     with between_machines() as (data_port, _, _):
         channel = DataChannel.connect(data_port.address, 5, secret)
         receiver = Receiver(channel)

@@ -1,4 +1,6 @@
-"""Channels to other hosts: kept while nothing changes, closed when it does, and dialed without holding anybody up."""
+"""Tests of channels to other hosts: kept while nothing changes, closed when it does, and opened without blocking
+others.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ SECRET = "between hosts"
 
 @pytest.fixture
 def addresses(short_directory: Path) -> Iterator[list[str]]:
-    """Two hosts' data ports."""
+    """Return the data ports of two hosts."""
     ports = [DataPort(Address(path=str(short_directory / name)), Inbox(lambda *_: None)) for name in "ab"]
     for port in ports:
         port.set_peers((), SECRET)
@@ -101,7 +103,7 @@ def test_a_host_that_answers_late_holds_up_neither_the_control_thread_nor_other_
     assert not hosts.to(1).is_closed
     assert not hosts.can_send_nowait(0, 1)
     hosts.set_hosts(enumerate(addresses), SECRET)
-    hosts.set_hosts(((1, addresses[1]),), SECRET)  # without the host that is being dialed
+    hosts.set_hosts(((1, addresses[1]),), SECRET)  # without the host to which it is connecting
     answers.set()
     for thread in threads:
         thread.join(SECONDS)

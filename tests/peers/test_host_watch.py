@@ -1,4 +1,4 @@
-"""Hosts that cannot be heard: found, named for as long as that lasts, and used again afterwards."""
+"""Tests of unreachable hosts: they are detected, reported as long as they are unreachable, and then used again."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ def data_port(port: int = 0) -> DataPort:
 
 @pytest.fixture
 def deaf() -> Iterator[tuple[int, list[socket.socket]]]:
-    """A port that takes one connection and reads nothing, as a host behind a broken link; and that connection."""
+    """Return a port that accepts one connection and reads nothing, like a host behind a broken link, and that
+    connection.
+    """
     server = socket.create_server(("127.0.0.1", 0))
     taken: list[socket.socket] = []
 
@@ -79,7 +81,7 @@ def test_neighbors_are_few_and_in_small_islands_every_pair_is_watched(size: int)
     pairs = {frozenset((host, other)) for host, those in watched.items() for other in those}
     if size <= 9:
         assert len(pairs) == size * (size - 1) // 2
-    # Whoever is cut off from all others is missed by many, and by none that it does not watch alone.
+    # Many hosts miss a host that is cut off from all others. It does not report any host that others reach.
     watchers = Counter(host for pair in pairs for host in pair)
     assert all(watchers[host] >= min(size - 1, 8) for host in island)
 
@@ -106,7 +108,7 @@ def test_a_silent_host_is_reported_again_and_again_and_what_would_be_sent_there_
     assert set(watch.reports) == {1}
     with pytest.raises(ConnectError, match="host 1 was silent for"):
         watch.channels.to(1)
-    # It is back, which the watch finds out by itself.
+    # The host is reachable again, which the watch detects by itself.
     port = data_port(deaf[0])
     until(lambda: watch.channels.opened(1) is not None)
     assert not watch.channels.to(1).is_closed
@@ -144,7 +146,7 @@ def test_time_in_which_this_process_did_not_run_is_no_silence_of_others(monkeypa
 
 
 class Clock:
-    """Counts the seconds that are slept; once, many more go by: the machine was suspended."""
+    """Counts the seconds of sleep. One sleep takes much longer, as if the machine had been suspended."""
 
     def __init__(self, stopped_at: int, seconds: float) -> None:
         self.now = 0.0
@@ -160,7 +162,7 @@ class Clock:
 
 
 class Mute:
-    """Never says anything."""
+    """Connection that never sends anything."""
 
     patience = 9.5
 

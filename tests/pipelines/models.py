@@ -1,4 +1,4 @@
-"""Small models of plain JAX, for tests of how they are cut."""
+"""Small models in plain JAX, for tests of cutting them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VOCABULARY, WIDTH, LAYERS = 11, 16, 4
 
 
 def first_params(layers: int = LAYERS) -> dict[str, Any]:
-    rng = np.random.default_rng(0)  # and not JAX's, which would be compiled, in each process that imports a test
+    rng = np.random.default_rng(0)  # not JAX's, which would be compiled in each process that imports a test
 
     def normal(*shape: int, scale: float = 1.0) -> jax.Array:
         return jnp.asarray(scale * rng.standard_normal(shape))
@@ -37,7 +37,7 @@ def layer(params: Any, h: jax.Array) -> jax.Array:
 
 
 def loss(params: Any, batch: jax.Array, marked: bool = False, checkpointed: bool = False) -> jax.Array:
-    """Predicts the next token; the embedding is used at both ends."""
+    """Predict the next token, using the embedding at both ends."""
     tokens, targets = batch[:, :-1], batch[:, 1:]
     h = params["embedding"][tokens]
     run = jax.checkpoint(layer) if checkpointed else layer

@@ -1,4 +1,4 @@
-"""The optimizer's update, cut over stages."""
+"""Tests of the optimizer's update, divided between stages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def cut_up(optimizer: Any, params: list[Any] | None = None) -> tuple[Update, Any
 
 
 def run(update: Update, leaves: list[Any]) -> dict[int, Any]:
-    """All rounds, with what each stage may see: its own parameters, and what others have exported."""
+    """Run all rounds. Each stage can only read its own parameters and the values that others have exported."""
     values: dict[Any, Any] = dict(zip(update.inputs, [*GRADIENTS, *PARAMS, *leaves], strict=True))
     owner = {var: OWNERS[i % 3] for i, var in enumerate(update.inputs[:6])}
     results: dict[int, Any] = {}
@@ -63,14 +63,15 @@ def test_an_update_in_rounds_is_that_of_the_whole_tree(optimizer: Any) -> None:
 def test_an_optimizer_that_keeps_to_each_parameter_has_one_round_a_stage() -> None:
     update, _, _ = cut_up(optax.adam(1e-2))
     assert [each.stage for each in update.rounds] == [0, 1, 2]
-    assert update.stages == (None, 0, 1, 2, 0, 1, 2)  # the count is everywhere, moments are with their parameters
+    # The count is on every stage, and moments are on their parameters' stages.
+    assert update.stages == (None, 0, 1, 2, 0, 1, 2)
     assert update.like == (None, 0, 1, 2, 0, 1, 2)
 
 
 def test_a_global_norm_is_summed_over_stages() -> None:
     update, _, _ = cut_up(optax.clip_by_global_norm(0.5))
     sent = [var.aval.shape for each in update.rounds for var in each.exports]
-    assert sent == [()] * 4  # a sum of each stage, and the norm
+    assert sent == [()] * 4  # the sum of each stage, and the norm
 
 
 def test_an_optimizer_that_brings_large_values_of_stages_together_is_refused() -> None:

@@ -1,4 +1,6 @@
-"""The order of a step's nodes: each stage's is the schedule's, and what is moved stands between maker and user."""
+"""Tests of the order of a step's nodes: each stage follows its schedule, and transfers are between producer
+and user.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A part and its derivative: what is kept between forward and backward, and the two halves of backward."""
+"""Tests of a part and its derivative: the values kept between forward and backward, and the two halves of backward."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def derived(function: Callable[..., Any], params: list[Any], batch: Any, parts: 
 
 
 def gradients(each: Derivative, inputs: list[Any], halves: bool) -> list[Any]:
-    """Of a part that gives the loss."""
+    """Return the gradients of a part that returns the loss."""
 
     @jax.jit
     def both(*inputs: Any) -> list[Any]:
@@ -79,12 +79,12 @@ def test_the_first_half_computes_no_gradients_of_weights() -> None:
     _, last = derived(marked, [WEIGHTS[0]] * 4, ROWS, 2)
     first, second = last.halves()
     products = [sum(e.primitive.name == "dot_general" for e in each.equations) for each in (first, second)]
-    assert products == [3, 3]  # as many in each: none is computed twice
+    assert products == [3, 3]  # as many in each, since none is computed twice
 
 
 def test_inputs_are_not_kept_twice() -> None:
     (each,) = derived(lambda params, batch: jnp.sum((batch @ params[0]) @ params[1]), WEIGHTS, ROWS)
-    assert each.again == (1, 2)  # the first weights are needed for no gradient
+    assert each.again == (1, 2)  # no gradient needs the first weights
     assert each.kept == 1  # the value between the products
 
 

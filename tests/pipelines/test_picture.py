@@ -1,4 +1,4 @@
-"""What ran of a schedule, by spans."""
+"""Tests of relating spans to the entries of a schedule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a loss function is cut: by marks, by cost, what lives where, and what is told of wrong cuts."""
+"""Tests of cutting a loss function: by marks, by cost, the place of each parameter, and the errors of wrong cuts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BATCH = jax.ShapeDtypeStruct((2, 9), np.int32)
 
 
 def cut_up(function: Callable[..., Any], params: Any, batch: Any, parts: int) -> tuple[Cut, list[str]]:
-    """The cut, and the names of the parameters by number."""
+    """Return the cut, and the names of the parameters by number."""
     leaves, tree = jax.tree.flatten_with_path(params)
     inputs, batch_tree = jax.tree.flatten(batch)
     traced, _ = trace(
@@ -34,7 +34,7 @@ def cut_up(function: Callable[..., Any], params: Any, batch: Any, parts: int) ->
 
 
 def run(made: Cut, params: Any, batch: Any) -> Any:
-    """The loss, part after part."""
+    """Compute the loss, part by part."""
     parameters, leaves = jax.tree.leaves(params), jax.tree.leaves(batch)
     values: dict[Any, Any] = {}
     for part in made.parts:
@@ -196,6 +196,6 @@ def test_a_boundary_is_the_identity_under_transformations() -> None:
 
 def test_costs_are_cut_evenly_and_where_little_crosses() -> None:
     assert cut_evenly([1] * 8, [9] * 8, 4) == [2, 4, 6]
-    assert cut_evenly([1] * 8, [9, 9, 9, 9, 9, 1, 9, 9], 2) == [5]  # a little uneven, and far less crosses
+    assert cut_evenly([1] * 8, [9, 9, 9, 9, 9, 1, 9, 9], 2) == [5]  # slightly uneven, but with much smaller transfers
     assert cut_evenly([1] * 8, [9, 1, 9, 9, 9, 9, 9, 9], 2) == [4]  # too uneven
     assert cut_evenly([5], [0], 1) == []

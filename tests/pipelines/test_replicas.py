@@ -1,4 +1,6 @@
-"""Data-parallel replicas of a pipeline, on stock JAX's devices: one batch, the same parameters everywhere."""
+"""Tests of data-parallel replicas of a pipeline on stock JAX's devices: they share a batch and have the same
+parameters.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ BATCH = models.first_batch(8)
 
 @pytest.fixture(scope="module")
 def trained() -> tuple[Pipeline, Any, list[float]]:
-    """Two replicas of two stages, and their state and losses after two steps."""
+    """Train two replicas of two stages. Return their state and losses after two steps."""
     pipe = pipeline(models.loss, list(devices()), 2, ADAM, replicas=2, donate=False)
     state, losses = pipe.init(models.first_params(2), BATCH), []
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Schedules are tables: what they hold, how long they take, and which of them cannot run."""
+"""Tests of schedules as tables: their entries, their durations, and which of them cannot run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How arrays lie on the meshes of stages."""
+"""Tests of the shardings of arrays on the meshes of stages."""
 
 from __future__ import annotations
 

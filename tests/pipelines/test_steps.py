@@ -1,4 +1,6 @@
-"""Steps of a pipeline on stock JAX's devices, where its program is simply called: stages of several devices."""
+"""Tests of pipeline steps on stock JAX's devices, where the program is called directly, with several devices
+per stage.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ ROWS = PartitionSpec("data")
 
 @functools.cache
 def devices() -> np.ndarray[Any, Any]:
-    """Four devices, each of which stands for an island or a part of one."""
+    """Return four devices, each of which represents an island or a part of one."""
     return np.array(jax.devices()[:4])
 
 
@@ -41,7 +43,7 @@ def losses_of(pipe: Pipeline, params: Any, batches: Sequence[Any]) -> tuple[list
 
 
 def plain(loss: Any, optimizer: Any, params: Any, batches: Sequence[Any]) -> tuple[list[float], Any]:
-    """The same on one device, by the whole batch."""
+    """Return the results on one device with the whole batch."""
 
     @jax.jit
     def step(params: Any, state: Any, batch: Any) -> Any:
@@ -70,7 +72,7 @@ def check_same(loss: Any, params: Any, batches: Sequence[Any], stages: int, sche
     ("schedule", "stages"),
     [
         ("1f1b", 1),
-        pytest.param("interleaved", 2, marks=pytest.mark.thorough),  # the suite has these two over islands
+        pytest.param("interleaved", 2, marks=pytest.mark.thorough),  # the suite tests these two across islands
         pytest.param("zb-h1", 4, marks=pytest.mark.thorough),
         pytest.param("gpipe", 2, marks=pytest.mark.thorough),
         pytest.param("1f1b", 4, marks=pytest.mark.thorough),
@@ -91,8 +93,8 @@ def one_stage_and_plain_jax() -> None:
 
 
 def test_one_stage_and_one_microbatch_are_plain_jax_bit_for_bit(tmp_path: Path) -> None:
-    # Two programs, unlike elsewhere: they have the same bits as users compile, not with what makes tests quick. The
-    # number of modules that LLVM compiles does not change the code.
+    # Two programs, compiled as for users: they have the same bits only without the options for quick tests. The number
+    # of modules that LLVM compiles does not change the code.
     python = RemotePython(os.environ | {"XLA_FLAGS": "--xla_cpu_parallel_codegen_split_count=1"}, tmp_path)
     try:
         python.call(one_stage_and_plain_jax)
@@ -101,7 +103,7 @@ def test_one_stage_and_one_microbatch_are_plain_jax_bit_for_bit(tmp_path: Path) 
 
 
 def test_gradients_of_one_stage_are_summed_as_in_plain_jax_with_jit_functions_in_the_model() -> None:
-    """A value that a jit function uses twice, and its caller once more: (a + b) + c is not a + (b + c)."""
+    """A jit function uses a value twice, and its caller uses it once more: (a + b) + c differs from a + (b + c)."""
 
     @jax.jit
     def plain_jit(x: Any, layer: Any) -> Any:
@@ -206,11 +208,13 @@ def test_stages_of_several_devices_shard_as_the_model_and_its_parameters_say() -
         assert one.sharding.spec[0] == "data"
     assert [each.sharding.spec for each in state.optimizer[0][1:]] == [PartitionSpec("data", None)] * 2
     assert jax.tree.structure(pipe.optimizer_state(state)) == jax.tree.structure(moments)
-    assert not any(each.is_deleted() for each in sharded)  # the user's own arrays are not consumed
+    assert not any(each.is_deleted() for each in sharded)  # the user's own arrays are not donated
 
 
 def test_stages_of_two_axes_shard_rows_over_one_and_layers_over_the_other() -> None:
-    """Data and tensor parallelism inside of each stage: its first layer is cut by columns, its second by rows."""
+    """Use data and tensor parallelism inside each stage: its first layer is sharded by columns, and its
+    second by rows.
+    """
     meshes = [Mesh(np.array(jax.devices()[i : i + 4]).reshape(2, 2), ("data", "tensor")) for i in (0, 4)]
     columns, rows = PartitionSpec(None, "tensor"), PartitionSpec("tensor", None)
 

@@ -1,4 +1,4 @@
-"""Routes, and what NumPy says that comes of them: for the devices of this process, whatever they are."""
+"""Cases of routes, and their results computed with NumPy, for any devices of this process."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ from tests.thoroughness import TIMES
 
 Array = np.ndarray[Any, Any]
 FACTORS = (2, 3, 5, 7)
-# What experts do, row by row.
+# The computation of experts, for each row.
 EXPERTS = tuple(jax.jit(lambda block, factor=factor: block * jnp.asarray(factor, block.dtype)) for factor in FACTORS)
 
 
 @dataclass
 class Case:
-    """`choices` 0: one destination a row. `spec` is how the rows lie on the first mesh; `weighted` None: by ones."""
+    """Case of a route. With `choices` 0, each row has one destination.
+
+    `spec` is the sharding of rows on the first mesh. If `weighted` is None, all weights are one.
+    """
 
     name: str
     rows: tuple[int, ...] = (16, 3)
@@ -32,7 +35,7 @@ class Case:
     capacity: int = 8
     dtype: str = "float32"
     spec: tuple[Any, ...] = ("x",)
-    blocks: tuple[Any, ...] | None = None  # as `spec`, of the blocks; None: as a mesh is taken
+    blocks: tuple[Any, ...] | None = None  # like `spec`, for the blocks; None for the default of a mesh
     weighted: bool = True
     overflow: Any = "drop"
     destinations: Callable[[np.random.Generator, tuple[int, ...]], Array] = field(
@@ -66,13 +69,15 @@ CASES = (
 
 
 def parametrized(count: int) -> Any:
-    """A test gets the numbers of that many cases, and of all of them in `make thorough`."""
+    """Parametrize a test with the numbers of this many cases, or of all of them in `make thorough`."""
     numbers = range(len(CASES) if TIMES > 1 else count)
     return pytest.mark.parametrize("number", numbers, ids=lambda number: CASES[number].name)
 
 
 def meshes() -> list[Mesh]:
-    """Four: the first two on an island each, with all of its hosts; the others of one device of the last and first."""
+    """Return four meshes: the first two are on one island each, with all of its hosts, and the others have one device
+    of the last and the first island.
+    """
     devices = jax.devices()
     islands: dict[Any, list[Any]] = {}
     for number, device in enumerate(devices):
@@ -91,7 +96,7 @@ def groups_of(case: Case) -> int:
 
 
 def made(case: Case) -> tuple[Array, Array, Array | None]:
-    """Rows, destinations and weights."""
+    """Return rows, destinations and weights."""
     rng = np.random.default_rng(len(case.name))
     rows = (rng.standard_normal(case.rows) * 3).astype(jnp.dtype(case.dtype))
     shape = (case.rows[0], case.choices) if case.choices else case.rows[:1]
@@ -100,7 +105,7 @@ def made(case: Case) -> tuple[Array, Array, Array | None]:
 
 
 def routed(case: Case, rows: Any, destinations: Any, weights: Any) -> Any:
-    """There, through the experts, and back; and what was counted."""
+    """Route rows to the experts and back. Return the results and the counts."""
     to = [mesh if case.blocks is None else NamedSharding(mesh, P(*case.blocks)) for mesh in meshes()]
     blocks, routing = atoll.route(rows, destinations, to=to, capacity=case.capacity, overflow=case.overflow)
     blocks = [expert(block) for expert, block in zip(EXPERTS, blocks, strict=True)]
@@ -129,7 +134,7 @@ def by_themselves_and_in_a_program(number: int) -> list[Any]:
 
 
 def expected(case: Case, groups: int) -> Any:
-    """By NumPy: row by row, first choices before second ones."""
+    """Return NumPy's results, computed row by row, with first choices before second ones."""
     rows, destinations, weights = made(case)
     n = len(rows)
     chosen = destinations.reshape(n, -1)

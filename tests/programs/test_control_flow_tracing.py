@@ -1,4 +1,4 @@
-"""What `atoll.cond`, `switch` and `while_loop` record of functions, on stock CPU devices: no cluster takes part."""
+"""Tests of what `atoll.cond`, `switch` and `while_loop` record, on stock CPU devices without a cluster."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_initial_values_go_to_where_the_body_puts_them_and_get_its_types() -> No
 
 
 def test_numbers_of_python_take_the_types_that_arrays_have_elsewhere() -> None:
-    """Also where one of them is an operand beside."""
+    """This also holds if one of them is another operand."""
 
     def with_number(x: Any) -> Any:
         return there(x) * 3.0, 3.0

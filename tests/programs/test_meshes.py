@@ -1,4 +1,4 @@
-"""Devices that a user names in one of several ways, as meshes."""
+"""Tests of converting a user's specification of devices to meshes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`atoll.route` and `unroute` on one device of stock JAX: what they give, their derivatives, and what they refuse."""
+"""Tests of `atoll.route` and `unroute` on one device of stock JAX: results, derivatives and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `atoll.program` records of a function, on stock CPU devices: no cluster takes part."""
+"""Tests of what `atoll.program` records of a function, on stock CPU devices without a cluster."""
 
 from __future__ import annotations
 
@@ -70,12 +70,13 @@ def test_equal_calls_share_a_function() -> None:
 def test_an_operation_is_the_node_that_eager_jax_makes_of_it() -> None:
     program = body(lambda x: jnp.sin(x) + 1.0, VECTOR)
     assert kinds(program) == ["Call", "Call"]
-    assert len(program.arguments) == 2  # the constant, too
+    assert len(program.arguments) == 2  # including the constant
 
 
 def test_what_depends_on_no_argument_is_computed_once() -> None:
     lowered = atoll.program(lambda x: x + jnp.arange(8.0) * 2).lower(VECTOR)
-    assert kinds(lowered._built.program) == ["Call"]  # the addition: the product is computed while tracing
+    # Only the addition, because the product is computed during tracing.
+    assert kinds(lowered._built.program) == ["Call"]
     _, product = lowered._built.arguments
     np.testing.assert_array_equal(product.constant, 2 * np.arange(8.0))
 

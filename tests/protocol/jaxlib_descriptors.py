@@ -1,8 +1,8 @@
-"""The protobuf schemas that the installed jaxlib carries, as plain tables.
+"""Read the protobuf schemas in the installed jaxlib as plain tables.
 
-jaxlib's shared library holds the serialized FileDescriptorProto of every .proto file compiled into it.
-Nothing says where they are or how long they are, but each begins with its own file name, and its fields
-stand in ascending order: so it is found by the name and ends at the first field that falls back.
+jaxlib's shared library contains the serialized FileDescriptorProto of every .proto file compiled into it. Their
+positions and lengths are not recorded. Each begins with its own file name, and the numbers of its fields increase, so
+it is found by the name and ends before the first number that decreases.
 """
 
 from __future__ import annotations
@@ -41,20 +41,23 @@ _WIRE_TYPES = {
 
 @dataclass(frozen=True)
 class Field:
-    """What the wire knows of a field; `type_name` is the full name of its message or enum, else empty."""
+    """Properties of a field that affect the wire format.
+
+    `type_name` is the full name of its message or enum, or empty.
+    """
 
     name: str
     type: str
     type_name: str
     repeated: bool
     packed: bool
-    presence: bool  # an unset field is distinguished from one that holds its default
-    oneof: frozenset[int]  # numbers of the fields that exclude each other, this one's among them
+    presence: bool  # an unset field differs from one with the default value
+    oneof: frozenset[int]  # numbers of the fields in the same oneof, including this one's
 
 
 @dataclass
 class Schema:
-    """Messages and enums by their full names; methods of services by theirs."""
+    """Messages and enums by their full names, and methods of services by theirs."""
 
     messages: dict[str, dict[int, Field]] = field(default_factory=dict)
     enums: dict[str, dict[int, str]] = field(default_factory=dict)
@@ -95,7 +98,7 @@ class Schema:
 
 @functools.cache
 def installed() -> Schema:
-    """The schema of the jaxlib that this interpreter imports."""
+    """Return the schema of the jaxlib that this interpreter imports."""
     (library,) = Path(jaxlib.__file__).parent.glob("libjax_common.*")
     with open(library, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as image:
         found = {each.name: each for each in _descriptors(image)}
@@ -142,7 +145,7 @@ def _varint(image: mmap.mmap, position: int) -> tuple[int, int]:
 
 
 def _field(message: DescriptorProto, each: FieldDescriptorProto, syntax: str) -> Field:
-    """Reads what proto3 and edition 2023 leave to their defaults, which differ in the presence of scalars."""
+    """Read a field, with the defaults of proto3 and edition 2023, which differ in the presence of scalars."""
     repeated = each.label == FieldDescriptorProto.LABEL_REPEATED
     in_oneof = each.HasField("oneof_index") and not each.proto3_optional
     packable = repeated and each.type not in _UNPACKED

@@ -93,7 +93,7 @@ SAMPLES[m.VirtualDevice] = m.VirtualDevice(0, 0, 0, SAMPLES[m.DeviceInfo])
 
 
 def sample(kind: Any) -> Any:
-    """A value of a field's type."""
+    """Return a value of a field's type."""
     if kind in SAMPLES:
         return SAMPLES[kind]
     assert typing.get_origin(kind) is tuple, f"no sample of {kind}"

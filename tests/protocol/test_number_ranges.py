@@ -1,4 +1,4 @@
-"""The ranges of numbers that several processes choose."""
+"""Tests of the ranges of numbers that several processes choose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of who may say what: it is in the docs as it is in the code."""
+"""Tests that the table of permissions in the documentation agrees with the code."""
 
 from __future__ import annotations
 

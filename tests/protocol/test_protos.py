@@ -1,7 +1,7 @@
-"""Our .proto files against the schemas inside the installed jaxlib.
+"""Compare Atoll's .proto files with the schemas in the installed jaxlib.
 
-Names do not travel, so ours and jaxlib's are paired by position: the tables below pair the roots, and two
-fields of the same number pair the messages or enums that they hold.
+Names are not sent, so Atoll's messages are paired with jaxlib's by position. The tables below pair the roots. Two
+fields with the same number pair their messages or enums.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ METHODS = {
     "HostBufferReadFromDisk": ("HostBufferReadFromDisk", False, "HostBufferReadFromDiskReply", False),
 }
 
-# Messages that travel as bytes inside others or in headers, so that no field leads to them.
+# Messages that are sent as bytes inside others or in headers, so that no field refers to them.
 EMBEDDED = {
     "SessionMetadata": "xla.ifrt.proxy.GrpcIfrtSessionMetadata",
     "StringArrayContents": "xla.ifrt.proto.StringArrayContents",
@@ -57,7 +57,7 @@ EMBEDDED = {
     "ObjectStoreDump": "ifrt_proxy_contrib_pathways.ObjectStoreDumpProto",
 }
 
-# What not every jaxlib has: the first version with it, and the first without it again.
+# Declarations that not every jaxlib has: the first version with one, and the first version without it.
 ALWAYS, NEVER = (0,), (99,)
 LIFETIMES = {
     "CustomCallCompileOptions": ((0, 11), NEVER),
@@ -72,11 +72,11 @@ LIFETIMES = {
     "XlaCompileOptions.version_number": ((0, 11), NEVER),
 }
 
-# Messages of which we declare only what we read or replace.
+# Messages of which Atoll only declares the fields that it reads or replaces.
 PARTIAL = {"CompileOptions", "DebugOptions", "ExecutableBuildOptions", "OpMetadata"}
 
-# Fields and enum values that we leave out, by their names in jaxlib: why.  Those of a jaxlib newer than the
-# ones we support may wait here until somebody needs them.
+# Fields and enum values that Atoll omits, by their names in jaxlib, with the reasons. Those of a newer jaxlib than the
+# supported ones may be listed here until they are needed.
 LEFT_OUT = {
     "tensorflow.error.Code.DO_NOT_USE_RESERVED_FOR_FUTURE_EXPANSION_USE_DEFAULT_IN_SWITCH_INSTEAD_": "its name says it",
 }
@@ -108,7 +108,7 @@ def roots() -> Iterator[tuple[str, str]]:
 
 @functools.cache
 def pairs() -> dict[str, set[str]]:
-    """Our messages and enums, each with those of jaxlib that are the types of the same fields."""
+    """Return Atoll's messages and enums, each with those of jaxlib that are the types of the same fields."""
     found: dict[str, set[str]] = {}
     waiting = [(PACKAGE + mine, other) for mine, other in roots()]
     while waiting:
@@ -124,7 +124,7 @@ def pairs() -> dict[str, set[str]]:
 
 
 def on_the_wire(field: Field, schema: Schema, declared: set[int]) -> dict[str, object]:
-    """All but names, as far as these fields of the message are concerned."""
+    """Return all properties except names, as far as these fields of the message are concerned."""
     return {
         "type": "map" if field.type_name in schema.map_entries else field.type,
         "repeated": field.repeated,
@@ -190,7 +190,7 @@ def test_every_enum_value_means_what_it_means_in_jaxlib(name: str) -> None:
             if not in_jaxlib(label):
                 continue
             assert number in there, f"{label} = {number}: {other} of jaxlib {VERSION} has no such number"
-            # Ours may drop a prefix that only repeats the name of the enum.
+            # Atoll may omit a prefix that only repeats the name of the enum.
             assert there[number].endswith(value), f"{label} = {number} is {there[number]} in {other}"
 
 
@@ -257,6 +257,6 @@ def test_generated_modules_are_up_to_date(tmp_path: Path) -> None:
 
 
 def _descriptor_line(module: Path) -> str:
-    """The line with the serialized descriptor; the rest differs between releases of protoc."""
+    """Return the line with the serialized descriptor. The other lines differ between versions of protoc."""
     (line,) = [line for line in module.read_text().splitlines() if line.startswith("DESCRIPTOR = ")]
     return line

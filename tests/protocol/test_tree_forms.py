@@ -1,4 +1,4 @@
-"""Descriptions of packs: what a publisher of another tenant may send."""
+"""Tests of descriptions of packs, which a publisher of another tenant may send."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Joining a cluster: who gets a certificate of which role, and what everybody else is told."""
+"""Tests of joining a cluster: which peers get a certificate of which role, and the errors of all others."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ AUTHORITY = CertificateAuthority.make("a test's")
 
 
 class Controller:
-    """A controller's port at which processes can only join, with a thread for its event loop.
+    """A controller's port that only supports joining, with a thread for its event loop.
 
-    Without an issuer, it behaves as the port of a standby.
+    Without an issuer, it behaves like the port of a standby.
     """
 
     def __init__(self, own: Identity, issuer: CertificateIssuer | None) -> None:
@@ -83,7 +83,7 @@ class Controller:
 
 
 class Impostor(CertificateIssuer):
-    """Sends `authority` as the CA's certificate, and records what it is asked."""
+    """Sends `authority` as the CA's certificate, and records all requests."""
 
     def __init__(self, signs: CertificateAuthority, authority: Any) -> None:
         super().__init__(signs, DIGESTS)
@@ -171,7 +171,7 @@ def test_another_authority_is_found_by_its_fingerprint_before_the_token_is_sent(
 
 
 def test_an_authority_that_follows_the_right_one_is_not_trusted() -> None:
-    """The fingerprint is that of one certificate, and OpenSSL trusts all that it is given."""
+    """The fingerprint belongs to one certificate, but OpenSSL trusts all certificates that it reads."""
     other = CertificateAuthority.make("somebody else's")
     for pem in (AUTHORITY.pem + other.pem, other.pem + AUTHORITY.pem, b"a comment\n" + AUTHORITY.pem + other.pem):
         issuer = Impostor(other, AuthorityIs(pem, time.time()))
@@ -229,7 +229,7 @@ def test_only_the_certificate_with_the_fingerprint_is_kept() -> None:
 
 
 def test_who_shows_the_right_authority_and_has_no_certificate_of_it_gets_no_token() -> None:
-    """The authority's certificate is no secret: anybody can send it."""
+    """The CA's certificate is not secret, so anybody can send it."""
     stranger = CertificateAuthority.make("somebody else's")
     for own, words in (
         (
@@ -243,7 +243,7 @@ def test_who_shows_the_right_authority_and_has_no_certificate_of_it_gets_no_toke
 
 
 def test_a_clock_that_is_wrong_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seen from the joiner: the controller's clock, and what it has signed, are three days old."""
+    """As seen by the joiner, the controller's clock and its signatures are three days old."""
     with clock_ahead_by(-3 * 86400.0):
         own = identity(Role.CONTROLLER, AUTHORITY)
     clock = time.time
@@ -369,7 +369,7 @@ def test_a_process_joins_at_the_controller_also_if_its_join_token_names_a_standb
 
 @contextlib.contextmanager
 def without_tls() -> Iterator[Address]:
-    """The address of a server that answers each connection with bytes that are not TLS."""
+    """Return the address of a server that answers each connection with bytes that are not TLS."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def serve() -> None:

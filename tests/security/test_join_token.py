@@ -1,4 +1,6 @@
-"""Join tokens: read from text or a file, written for their user alone, and never shown with their token."""
+"""Tests of join tokens: read from text or a file, written with access for the user only, and displayed
+without secrets.
+"""
 
 from __future__ import annotations
 

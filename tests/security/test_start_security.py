@@ -1,4 +1,4 @@
-"""The authority and tokens of a cluster, kept in a file."""
+"""Tests of the file with a cluster's certificate authority and tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tenants to which tokens belong, and how often an address may try tokens."""
+"""Tests of finding a token's tenant, and of limiting how often an address may try tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def test_the_clusters_token_is_that_of_default_even_if_another_tenant_has_it() -
 
 
 def tries(guesses: Guesses, address: str, seconds: int, per_second: int) -> int:
-    """How many wrong tokens are looked at in that time."""
+    """Return how many wrong tokens are checked in this time."""
     looked_at = 0
     for count in range(seconds * per_second):
         now = count / per_second

@@ -1,4 +1,4 @@
-"""The user's key: created once, private, and another one per purpose."""
+"""Tests of the user's key: created once, private, and with a different derived key for each purpose."""
 
 from __future__ import annotations
 

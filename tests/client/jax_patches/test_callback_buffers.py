@@ -1,4 +1,4 @@
-"""The stand-ins for XLA's buffers: read and written through any of their interfaces."""
+"""Tests of the replacements of XLA's buffers: all of their interfaces read and write the same memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The user's callables: each call runs, whatever others wait for, and whatever it returns or raises is an answer."""
+"""Tests of the table of callables: each call runs even if others block, and any result or exception is a reply."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ FEED = 77
 
 
 class Channel:
-    """Keeps what is sent."""
+    """Channel that keeps all sent messages."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[int, Any, list[bytes]]] = []
@@ -67,7 +67,7 @@ class Channel:
 
 
 def answer(callback: Any, *arguments: Any, given_back: list[int] | None = None) -> tuple[Any, list[bytes]]:
-    """What a table answers to a call of `callback` with these arrays, None standing for a token."""
+    """Return a table's reply to a call of `callback` with these arrays, where None represents a token."""
     table, channel = CallbackTable(lambda client, payload: None), Channel()
     if callback is not None:
         table._callbacks[5] = callback
@@ -175,10 +175,10 @@ def test_a_proxy_that_does_not_greet_takes_no_callables() -> None:
 
 
 class FarHost:
-    """A proxy that lets its client dial a host on another machine, and that host's data port."""
+    """Proxy that lets its client connect to the data port of a host on another machine."""
 
     def __init__(self, directory: Path) -> None:
-        self.told: queue.SimpleQueue[Any] = queue.SimpleQueue()  # the client's notices
+        self.told: queue.SimpleQueue[Any] = queue.SimpleQueue()  # messages of the client
         self.arrived: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
         self.port = DataPort(Address(host="127.0.0.1"), Inbox(lambda *which: self.arrived.put(which)))
         self.port.open_session(5, "secret five")
@@ -213,7 +213,7 @@ class FarHost:
         return Dial(host, str(self.port.address), 5, script_secret("secret five"), 10.0)
 
     def let_dial(self) -> DataChannel:
-        """Let the client dial, and return its channel once it is open."""
+        """Let the client connect. Return its channel as soon as it is open."""
         self.notify(self.dial(3))
         until(lambda: 3 in self.table._direct.values() and 5 in self.port._scripts)
         (channel,) = self.table._direct
@@ -298,7 +298,7 @@ def test_a_host_cannot_let_the_client_dial(far: FarHost, monkeypatch: pytest.Mon
     try:
         far.table._take_direct(ours, 4)
         assert far.to_client is not None
-        # The proxy forwards the contents of calls, whose numbers are those of the host.
+        # The proxy forwards the contents of calls, which have the host's numbers.
         for number, (channel, feed) in enumerate(((host, first_call(0)), (far.to_client, first_call(4) + 1))):
             read = far.table.reads.start(None, [DEVICE], VALUES.nbytes, far.table.reads.losses)
             channel.send(0, feed, encode(far.dial(4)))

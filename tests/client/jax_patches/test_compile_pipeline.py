@@ -1,4 +1,4 @@
-"""One wrapper of JAX's compile function runs the passes of all patches that change it, in a fixed order."""
+"""Tests that one wrapper of JAX's compile function runs the passes of all patches that change it, in a fixed order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ATOLL, OTHER = SimpleNamespace(runtime_type="proxy/atoll"), SimpleNamespace(runt
 
 
 class Jax:
-    """Stands for JAX's function; remembers its calls with the options at that time."""
+    """Replacement of JAX's function, which records its calls with the options at that time."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.calls: list[tuple[Any, ...]] = []

@@ -1,4 +1,4 @@
-"""What hosts ask while they compile: answered on the thread that compiles, and once."""
+"""Tests of hosts' questions during compilation: the compiling thread answers each question once."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_what_is_asked_of_a_compilation_that_was_interrupted_is_cancelled() -> N
 
 
 class _Interrupting:
-    """An outcome whose function interrupts the thread that runs it."""
+    """Outcome whose function interrupts the thread that runs it."""
 
     def run(self, function: Any) -> None:
         function()

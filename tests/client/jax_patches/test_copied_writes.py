@@ -1,4 +1,4 @@
-"""Copies of arrays that a script may change after `jax.device_put`."""
+"""Tests of copies of arrays that a script may change after `jax.device_put`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SMALL = np.zeros(8, np.uint8)
 
 @pytest.fixture(params=[True, False], ids=["direct", "by JAX"])
 def put(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Returns the array from whose memory the contents are sent, by a direct write or by JAX itself."""
+    """Return the array whose memory is the source of the transfer, by a direct write or by JAX itself."""
     monkeypatch.setattr(large_writes, "is_atoll", lambda client: client == "atoll")
     monkeypatch.setattr(tree_writes, "is_atoll", lambda client: client == "atoll")
     monkeypatch.setattr(tree_writes, "made_of", lambda x, sharding: x if request.param else None)

@@ -1,4 +1,4 @@
-"""Lookups of devices by platform, with clients of several platforms."""
+"""Tests of device lookups by platform, with clients of several platforms."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Client:
 
 @pytest.fixture
 def connect(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Returns a function that makes a client the one of the platform "atoll", and JAX's default."""
+    """Return a function that registers a client as JAX's default, for the platform "atoll"."""
     here = jax.devices("cpu")[0].client
     monkeypatch.setattr(xla_bridge, "_backends", {})
     xla_bridge.get_backend.cache_clear()
@@ -52,7 +52,7 @@ def connect(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def lookup(name: str) -> Any:
-    """Return the function of JAX with that name, as the patch changes it."""
+    """Return the patched version of the JAX function with this name."""
     (change,) = (each for each in cpu_devices.PATCH.changes if isinstance(each, Replacement) and each.name == name)
     original = getattr(xla_bridge, name)
     return change.wrap(getattr(original, "__wrapped__", original))

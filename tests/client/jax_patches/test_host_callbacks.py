@@ -1,4 +1,7 @@
-"""Callbacks of programs for TPUs, from JAX's lowering to what a worker gives XLA's client. No TPU is used."""
+"""Tests of callbacks in programs for TPUs, from JAX's lowering to the callables of a worker's XLA client.
+
+No TPU is used.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ Lower = Callable[..., tuple[bytes, list[SendAndReceive]]]
 
 @pytest.fixture
 def lower(monkeypatch: pytest.MonkeyPatch) -> Lower:
-    """Lowers a function as where Atoll's workers have TPUs: the program as a worker gets it, and its callables."""
+    """Lower a function as for a cluster with TPUs. Return the program that a worker receives, and its callables."""
     (replacement,) = host_callbacks.SEND_AND_RECEIVE_PATCH.changes
     patched = replacement.wrap(getattr(_jax.Client, replacement.name))
     monkeypatch.setattr(_jax.Client, replacement.name, patched)
@@ -54,7 +57,7 @@ def found(program: bytes, count: int, channels: tuple[HostChannels, ...]) -> lis
 
 
 def two(x: jax.Array) -> jax.Array:
-    """Calls Python for two results of other types, and to print."""
+    """Call Python for two results of different types, and to print."""
     types = (jax.ShapeDtypeStruct((3,), jnp.int32), jax.ShapeDtypeStruct((), jnp.float32))
     whole, rest = jax.pure_callback(lambda x: (np.int32(x[0]), np.float32(x[1].sum())), types, x)
     jax.debug.print("{}", whole)
@@ -68,7 +71,7 @@ def test_a_worker_knows_what_each_callable_takes_and_returns_by_its_channels(low
     assert pure.operands == (("float32", (2, 3)),)
     assert pure.results == (("int32", (3,)), ("float32", ()))
     assert printing.operands == (("int32", (3,)),)
-    assert printing.results == (("float32", ()),)  # nothing but the sign that it has ended
+    assert printing.results == (("float32", ()),)  # only the signal that it has ended
     assert (pure.channels, printing.channels) == channels
 
 
@@ -117,7 +120,8 @@ def test_xlas_client_gets_the_types_and_channels_of_a_callable(lower: Lower):
     assert [(each.dimensions(), each.numpy_dtype()) for each in operands] == [((2, 3), np.float32)]
     assert [(each.dimensions(), each.numpy_dtype()) for each in results] == [((3,), np.int32), ((), np.float32)]
     assert (tuple(sends), tuple(receives)) == (callbacks[0].channels.sends, callbacks[0].channels.receives)
-    jax.local_devices()[0].client.make_python_callback_from_host_send_and_recv(*made[0])  # jaxlib takes them so
+    # Jaxlib accepts them in this form.
+    jax.local_devices()[0].client.make_python_callback_from_host_send_and_recv(*made[0])
     stub("an array")
     assert called == [(0, signatures[0].results, ("an array",))]
 
@@ -140,7 +144,7 @@ def test_the_channels_go_along_with_the_numbers_when_a_program_is_compiled(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda channels: (), "can serve"),  # nobody would answer
+        (lambda channels: (), "can serve"),  # no process would answer
         (lambda channels: channels[:1], "can serve"),
         (lambda channels: (channels[0], HostChannels((99,), ())), "can serve"),
         (lambda channels: (*channels, HostChannels((99,), ())), r"does not use the channels \[99\]"),

@@ -1,4 +1,4 @@
-"""Reads by many threads lengthen the interpreter's switch interval, and only then."""
+"""Tests that only reads by many threads lengthen the interpreter's switch interval."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Constants of eager operations: which numbers get one, and when it is dropped."""
+"""Tests of constants for eager operations: which numbers have one, and when it is dropped."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEVICE: Any = SimpleNamespace(id=3, client=CLIENT)
 
 
 class Cluster:
-    """Counts losses, and makes constants that are texts."""
+    """Cluster that counts losses, and whose constants are texts."""
 
     def __init__(self) -> None:
         self.losses = 0

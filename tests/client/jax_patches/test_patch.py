@@ -1,4 +1,4 @@
-"""Patches are put in place only where JAX is as they expect, for the versions that they were written for."""
+"""Tests that patches are only installed if JAX is as they expect, for the versions that they support."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VERSION = (0, 10, 2)
 
 @pytest.fixture
 def library() -> Iterator[Any]:
-    """A module that stands for JAX's."""
+    """Return a module that replaces JAX's."""
     module: Any = ModuleType("library_of_the_test")
     exec("def double(x, times=2): return x * times\ndef triple(x): return x * 3", module.__dict__)
     sys.modules[module.__name__] = module
@@ -106,7 +106,7 @@ def test_the_supported_versions_are_those_of_the_package() -> None:
     assert requirement == f"jax>={since},<{before}"
 
 
-# ---- functions that the user's code has replaced before
+# ---- functions that the user's code had replaced
 
 
 def test_a_function_of_jax_is_patched_inside_of_the_users_wrapper(library: Any) -> None:
@@ -119,7 +119,7 @@ def test_a_function_of_jax_is_patched_inside_of_the_users_wrapper(library: Any) 
     assert install([patch_of(("double", ("x",)))], VERSION)
     assert library.double is wrapper
     assert library.double(4) == [-8]
-    library.double = original  # when the wrapper is removed, the patch remains
+    library.double = original  # the patch remains when the wrapper is removed
     assert library.double(4) == -8
 
 

@@ -1,8 +1,8 @@
-"""JAX still uses the functions that Atoll's patches replace, and as the patches expect: one probe per patch.
+"""Tests that JAX uses the functions that Atoll's patches replace in the expected way, with one probe per patch.
 
-A probe runs what a user's script would run, on stock JAX, while the functions that the patch replaces are recorded. It
-checks their arguments and results. This is the part of a patch's self-test that would cost time when a script starts.
-`make matrix` runs it with each supported version of JAX.
+A probe runs code of a typical script on stock JAX, records the calls of the functions that the patch replaces, and
+checks their arguments and results. A patch's self-test omits these checks, because they would delay the start of a
+script. `make matrix` runs it with each supported version of JAX.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Calls:
 
 @contextlib.contextmanager
 def replaced(change: Replacement) -> Iterator[None]:
-    """JAX with this change, until the end of the block."""
+    """Change JAX until the end of the block."""
     holders = [change._resolve(), *(sys.modules[each] for each in change.copies if each in sys.modules)]
     before = [(holder, holder.__dict__.get(change.name, getattr(holder, change.name))) for holder in holders]
     dataclasses.replace(change, copies=()).apply()
@@ -96,7 +96,7 @@ def replacement_of(change: Any) -> Replacement:
 
 
 def sharded(*spec: str | None, first: int = 0) -> NamedSharding:
-    """A sharding over four devices, from the device `first` on."""
+    """Return a sharding over four devices that starts with the device `first`."""
     return NamedSharding(jax.sharding.Mesh(np.array(jax.devices()[first : first + 4]), ("x",)), P(*spec))
 
 
@@ -117,7 +117,7 @@ def strided_arrays(calls: Calls) -> None:
 
 
 def other_clients(calls: Calls) -> None:
-    """Copies between devices and of uncommitted arguments use the replaced functions. None is no fast path."""
+    """Copies between devices and of uncommitted arguments use the replaced functions, and no fast path."""
     first, second = jax.devices()[:2]
     moved = jax.device_put(jax.device_put(jnp.arange(4.0), first), second)
     assert (moved.device, moved.tolist()) == (second, [0, 1, 2, 3])
@@ -165,7 +165,7 @@ def other_clients(calls: Calls) -> None:
 
 
 def resharding(calls: Calls) -> None:
-    """Arrays whose parts change are passed whole, with the indices of the new parts."""
+    """Arrays whose parts change are passed as a whole, with the indices of the new parts."""
     name = "jax._src.array.shard_sharded_device_array_slow_path"
     x = jax.device_put(np.arange(16.0).reshape(4, 4), sharded("x"))
     target = sharded(None, "x")
@@ -261,17 +261,17 @@ def devices_by_platform(calls: Calls) -> None:
             (("cpu",), {}),
             ((), {"backend": "cpu"}),
         ]
-    # `local_devices` passes its argument on to `devices`, which recognizes it by its name and file. JAX caches results.
+    # `local_devices` passes its argument to `devices`, which recognizes it by name and file. JAX caches the results.
     jax.local_devices.cache_clear()  # type: ignore[attr-defined]
     before = len(calls.of["jax._src.xla_bridge.devices"])
     assert jax.devices() == jax.local_devices(backend="cpu")
-    # Threads that other tests have left, such as those of libraries, may look for devices as well.
+    # Remaining threads of other tests, such as those of libraries, may also look for devices.
     assert ("cpu",) in calls.arguments("jax._src.xla_bridge.devices")[before:]
     assert jax.local_devices.__wrapped__.__name__ == "local_devices"  # type: ignore[attr-defined]
 
 
 def meshes_over_islands(calls: Calls) -> None:
-    """`make_mesh` asks each device for its slice, and refuses several."""
+    """`make_mesh` asks each device for its slice, and refuses devices of several slices."""
     jax.make_mesh((2, 1), ("x", "y"), devices=jax.devices()[:2])
     assert (jax.devices()[0], ATTRIBUTE) in calls.arguments("jaxlib._jax.Device.__getattr__")
     slices = [SimpleNamespace(slice_index=each, id=each, platform="cpu", device_kind="cpu") for each in range(2)]
@@ -504,7 +504,7 @@ def newer_operations_(calls: Calls) -> None:
 
 
 def ffi_libraries(calls: Calls) -> None:
-    """JAX registers handlers and types with these functions, and lists what it has not passed to XLA yet."""
+    """JAX registers handlers and types with these functions, and keeps a list of those that XLA does not have yet."""
     libc = ctypes.CDLL(None)
     handler = jax.ffi.pycapsule(ctypes.cast(libc.getpid, ctypes.c_void_p).value)
     jax.ffi.register_ffi_target("probe", handler, platform="probes")
@@ -532,7 +532,10 @@ def ffi_libraries(calls: Calls) -> None:
 
 
 def host_callbacks_(calls: Calls) -> None:
-    """JAX passes callables to the compiler, and runs such programs between these two methods, not on the fast path."""
+    """JAX passes callables to the compiler.
+
+    It runs such programs between these two methods, and not on the fast path.
+    """
     seen: list[Any] = []
 
     def look(x: Any) -> None:
@@ -574,7 +577,7 @@ def ir_advance() -> Any:
 
 
 def send_and_receive(calls: Calls) -> None:
-    """JAX lowers callbacks for TPUs to sends and receives, and has the client make a callable for them."""
+    """JAX lowers callbacks for TPUs to sends and receives, and its client makes a callable for them."""
     before = mlir.ModuleContext.get_backend
     mlir.ModuleContext.get_backend = lambda context, *others: jax.devices()[0].client  # type: ignore[assignment]
     try:
@@ -591,7 +594,7 @@ def send_and_receive(calls: Calls) -> None:
 
 
 def callbacks_at_compile_time(calls: Calls) -> None:
-    """The program contains the keys of the callbacks, and JAX's rules answer for a key."""
+    """The program contains the keys of the callbacks, and JAX's rules answer for each key."""
     from jax.experimental.custom_partitioning import custom_partitioning
 
     shown: list[Any] = []
@@ -628,7 +631,7 @@ def callbacks_at_compile_time(calls: Calls) -> None:
     inspection(Inspect(tiled))
     lowered.compile()
     assert [each.num_devices for each in shown] == [4, 4]
-    # XLA calls JAX's rules, which it has got before any patch.
+    # XLA calls JAX's rules, which it has received before any patch.
     for name in ("propagate_user_sharding", "infer_sharding_from_operands", "partition"):
         calls.targets.add(f"jax._src.custom_partitioning._custom_partitioning_{name}")
 
@@ -649,7 +652,7 @@ def transformations(calls: Calls) -> None:
 
 
 def transformations_for_clients(calls: Calls) -> None:
-    """JAX registers a transformation with the clients of the platforms that it is for."""
+    """JAX registers a transformation with the clients of the transformation's platforms."""
     from jax._src import xla_bridge
     from jax.extend import xla
 
@@ -673,7 +676,7 @@ def transformations_for_clients(calls: Calls) -> None:
 
 
 def transformations_for_plugins(calls: Calls) -> None:
-    """JAX looks up the plug-in of each platform that has a client, and registers with what it finds."""
+    """JAX looks up the plug-in of each platform that has a client, and registers with the plug-ins that exist."""
     from jax._src import xla_bridge
     from jax.extend import xla
 
@@ -700,11 +703,11 @@ def transformations_for_plugins(calls: Calls) -> None:
 
 
 def colocated_python(calls: Calls) -> None:
-    """The function is pickled before a program is made of it."""
+    """The function is pickled before it becomes part of a program."""
     from jax.experimental import colocated_python
 
     function = colocated_python.colocated_python(lambda x: x + 1)
-    with contextlib.suppress(Exception):  # the client of the CPU does not compile it
+    with contextlib.suppress(Exception):  # the CPU client does not compile it
         function(jax.device_put(jnp.arange(2.0), jax.devices()[0]))
     name, pickled, devices, *_ = calls.arguments("jaxlib._jax.ifrt_programs.make_colocated_python_program")[0]
     assert isinstance(name, str)
@@ -713,7 +716,7 @@ def colocated_python(calls: Calls) -> None:
 
 
 def profiler(calls: Calls) -> None:
-    """A trace makes a session, with options or none, and asks it for its profile."""
+    """A trace makes a session, with or without options, and requests its profile."""
     jax.profiler.start_trace(calls.directory)
     jax.profiler.stop_trace()
     ((arguments, named, session),) = calls.of["jaxlib._profiler.ProfilerSession"]
@@ -726,7 +729,7 @@ def profiler(calls: Calls) -> None:
 
 
 def exported_profiles(calls: Calls) -> None:
-    """A trace exports the profile of its session to the log directory."""
+    """A trace exports its session's profile to the log directory."""
     jax.profiler.start_trace(calls.directory)
     jax.profiler.stop_trace()
     (((data, *others), named, _),) = calls.of["jax._src.profiler.export_profile_data"]

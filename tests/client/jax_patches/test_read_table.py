@@ -1,4 +1,4 @@
-"""Contents that hosts send to this process: each read ends with all its bytes or with none."""
+"""Tests of contents that hosts send to this process: each read ends with all of its bytes or none."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def devices(*numbers: int) -> list[Any]:
 
 
 class Server:
-    """Keeps the runs of its executables as (number of the reader, argument)."""
+    """Server that records the runs of its executables as (number of the reader, argument)."""
 
     def __init__(self) -> None:
         self.readings: list[Reading] = []

@@ -1,4 +1,4 @@
-"""Functions that somebody holds already call what replaces them."""
+"""Tests that functions to which other code has references call their replacements."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_function_with_a_closure_is_left_as_it_is() -> None:
 
 
 def test_a_native_function_is_redirected_for_who_holds_it() -> None:
-    """Run in another process, because the function stays redirected."""
+    """Run in another process, because the function remains redirected."""
     script = """
 import sys
 from jaxlib import _jax

@@ -1,4 +1,4 @@
-"""Small arrays whose contents this process puts into slots: which arrays, and what an error leaves behind."""
+"""Tests of small arrays in slots: which arrays use slots, and the state after an error."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ COLUMNS = Tiled((1, 2), (0, 1))
 
 
 class Server:
-    """Takes the contents of each run."""
+    """Server that takes the contents of each run."""
 
     def __init__(self) -> None:
         self.slots = SharedSlots()
         self.writings: list[SmallWriting] = []
         self.taken: list[bytes | None] = []
         self.error: BaseException | None = None
-        self.is_slow = False  # whether it takes nothing
+        self.is_slow = False  # whether it ignores all runs
         self._runs: dict[int, int] = {}
 
     def submit(self, client: Any, payload: bytes) -> Any:
@@ -120,7 +120,7 @@ def test_contents_of_a_run_that_was_not_sent_leave_their_slot(
 def test_contents_of_a_run_that_was_sent_when_the_user_interrupts_the_script_stay(
     server: Server,
 ) -> None:
-    # Python handles the signal when the C code that sends the run has returned.
+    # Python handles the signal after the C code that sends the run has returned.
     send = functools.partial(next, map(_thread.interrupt_main, [signal.SIGINT]))
     table = SmallWriteTable(lambda client, payload: SimpleNamespace(execute_sharded=send))
     table.open(SlotWriter(server.slots.descriptor))

@@ -1,4 +1,4 @@
-"""Contents that this process sends to hosts: to the host that is asked for, and kept until nobody needs them."""
+"""Tests of contents that this process sends to hosts: they reach the right host, and are kept as long as needed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ X = np.arange(6, dtype=np.int16).reshape(2, 3)
 
 
 class Channel:
-    """Records what is sent. `on_end` ends the transfer in chunks."""
+    """Channel that records all messages. `on_end` ends the transfer in chunks."""
 
     def __init__(self, *, fails: bool = False) -> None:
         self.fails = fails
@@ -51,7 +51,7 @@ class Channel:
 
 
 class Server:
-    """Keeps the programs of its executables, and the number of each run."""
+    """Server that keeps the programs of its executables, and the number of each run."""
 
     def __init__(self) -> None:
         self.writings: list[Writing] = []
@@ -71,7 +71,7 @@ class Server:
 
 
 class InterruptedOnce(dict[int, Any]):
-    """Raises KeyboardInterrupt when the first item is stored."""
+    """Dictionary that raises KeyboardInterrupt when the first item is stored."""
 
     is_interrupted = False
 

@@ -1,4 +1,4 @@
-"""A process that outlives the one that holds it, where another takes its place."""
+"""Tests of a process that outlives its parent, and is adopted by the parent's successor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bug on any thread ends its process, which reports it first."""
+"""Tests that a bug on any thread ends its process after it was reported."""
 
 from __future__ import annotations
 

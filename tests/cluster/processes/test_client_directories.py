@@ -1,4 +1,4 @@
-"""Directories of clients that were killed."""
+"""Tests of the directories of killed clients."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def directories(base: Path, name: str) -> tuple[Path, Path]:
 
 
 def claim_elsewhere(directory: Path, transfers: Path) -> subprocess.Popen[bytes]:
-    """A process that claims the directories and stays."""
+    """Start a process that claims the directories and does not end."""
     code = f"""
 import pathlib, sys
 from atoll.cluster.processes.client_directories import claim
@@ -43,7 +43,7 @@ def test_directories_of_killed_clients_are_removed_and_those_of_live_ones_stay(t
     killed, living = claim_elsewhere(*dead), claim_elsewhere(*alive)
     killed.kill()
     os.waitid(os.P_PID, killed.pid, os.WEXITED | os.WNOWAIT)
-    sweep(tmp_path)  # a zombie is dead, too
+    sweep(tmp_path)  # a zombie also counts as dead
     assert not any(directory.exists() for directory in dead)
     assert all(directory.exists() for directory in (*mine, *alive))
     for child in (killed, living):

@@ -1,4 +1,4 @@
-"""Leases: how long a peer may be silent, and what of that time does not count."""
+"""Tests of leases: how long a peer may be silent, and which part of that time does not count."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from atoll.cluster.processes.leases import Leases
 from atoll.cluster.processes.lifeline import Lease
 
-# When a peer with a lease of 3 s was heard from, when that is checked, and at which of these checks it has expired.
-# It is to be checked every second.
+# When a peer with a lease of 3 s sent its messages, when the lease was checked, and at which check it has expired. The
+# lease should be checked every second.
 TABLE = {
     "in time": ([100.0], [100.0, 101.0, 102.0, 103.0, 104.0], [104.0]),
     "heard again": ([100.0, 101.5], [100.0, 101.0, 102.0, 103.0, 104.0, 105.0], [105.0]),

@@ -1,4 +1,4 @@
-"""Watching the end of a process, with pidfds and on systems without them."""
+"""Tests of watching the end of a process, with and without pidfds."""
 
 from __future__ import annotations
 

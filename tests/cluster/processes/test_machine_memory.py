@@ -1,4 +1,4 @@
-"""The memory of the machine, or of the control groups of the process."""
+"""Tests of reading the memory of the machine, or of the process's control groups."""
 
 from __future__ import annotations
 

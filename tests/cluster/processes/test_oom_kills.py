@@ -1,4 +1,6 @@
-"""Kills for lack of memory are counted in the own control group, or for the machine, and named beside SIGKILL only."""
+"""Tests of OOM kills: they are counted in the process's control group or for the machine, and only reported with
+SIGKILL.
+"""
 
 from __future__ import annotations
 

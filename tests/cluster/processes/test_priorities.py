@@ -1,4 +1,4 @@
-"""Processes that yield to others."""
+"""Tests of processes with lowered priorities."""
 
 from __future__ import annotations
 
@@ -56,4 +56,4 @@ def test_a_session_that_is_about_to_be_killed_gets_its_priority_back() -> None:
     assert autogroup.read_text().split()[-1] == "0"
     process.kill()
     process.communicate()
-    restore_priority(process.pid)  # of a process that is gone: nothing happens
+    restore_priority(process.pid)  # no effect on a process that has ended

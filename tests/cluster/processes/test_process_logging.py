@@ -1,4 +1,4 @@
-"""The lines of a log: for people, as JSON, and read back."""
+"""Tests of log lines: as text, as JSON, and parsed again."""
 
 from __future__ import annotations
 

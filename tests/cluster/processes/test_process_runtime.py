@@ -1,4 +1,4 @@
-"""What all of Atoll's processes have in common."""
+"""Tests of the code that all of Atoll's processes share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The CPU time of processes, which may end while it is read."""
+"""Tests of reading the CPU time of processes, which may end during that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process that starts is killed where it gives no sign of life, and only there."""
+"""Tests that a starting process is killed if, and only if, it sends no heartbeats."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIGNS = (
 
 
 def end_of(script: str, when_started: Callable[[StartingProcess], None] = lambda process: None) -> tuple[int, str]:
-    """How a process ends that runs a script, with so many seconds for silence."""
+    """Return how a process ends that runs a script, if it may be silent for this many seconds."""
 
     async def run() -> tuple[int, str]:
         ended: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()

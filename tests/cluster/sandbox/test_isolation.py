@@ -1,4 +1,4 @@
-"""A sandboxed process sees and does no more than it is granted. Each test starts a process."""
+"""Tests that a sandboxed process can only see and do what it is granted. Each test starts a process."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from atoll.cluster.sandbox.isolation import probe
 print(msgspec.json.encode(probe()).decode())
 """
 
-# JAX has started threads in this process, so Python and JAX warn of forks.
+# JAX has started threads in this process, so that Python and JAX warn of forks.
 PROBE_BESIDE_THREADS = "import jax; jax.devices()" + PROBE
 
 WAYS = ["as-it-is", "user-namespace", "landlock"]
@@ -49,7 +49,7 @@ WAYS = ["as-it-is", "user-namespace", "landlock"]
 
 @pytest.fixture(scope="session")
 def found() -> Mechanisms:
-    """The mechanisms of this system."""
+    """Return the mechanisms of this system."""
     probed = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, check=True)
     return msgspec.json.decode(probed.stdout, type=Mechanisms)
 
@@ -62,7 +62,7 @@ def test_a_process_with_threads_finds_the_same_mechanisms_without_a_warning(foun
 
 
 class Sandboxed:
-    """Runs code in a sandbox, beside files that it must not see."""
+    """Runs code in a sandbox, next to files that it must not see."""
 
     def __init__(self, base: Path, mechanisms: Mechanisms) -> None:
         self.base = base
@@ -103,7 +103,7 @@ class Sandboxed:
 
 @pytest.fixture(params=WAYS)
 def sandboxed(request: pytest.FixtureRequest, found: Mechanisms, tmp_path: Path) -> Sandboxed:
-    """A sandbox made by each kind of mechanism: the best one, a user namespace, and only Landlock."""
+    """Return a sandbox of each kind: with the best mechanism, with a user namespace, and with Landlock only."""
     match request.param:
         case "user-namespace":
             mechanisms = msgspec.structs.replace(found, namespaces=Namespaces.BY_USER, own_user=False, landlock=0)
@@ -120,7 +120,7 @@ def sandboxed(request: pytest.FixtureRequest, found: Mechanisms, tmp_path: Path)
 
 @pytest.fixture
 def confined(found: Mechanisms, tmp_path: Path) -> Sandboxed:
-    """A sandbox with namespaces."""
+    """Return a sandbox with namespaces."""
     if found.namespaces is Namespaces.NONE:
         pytest.skip(f"no namespaces: {found.missing}")
     return Sandboxed(tmp_path, found)
@@ -304,7 +304,7 @@ print(subprocess.run(program, capture_output=True, text=True))
     assert "2.0" in sandboxed.run(code)
 
 
-# ---- what else it may do
+# ---- other capabilities
 
 
 def test_it_has_no_privileges_and_gains_none(sandboxed: Sandboxed) -> None:
@@ -478,7 +478,7 @@ def test_it_ends_as_its_code_ends(sandboxed: Sandboxed) -> None:
     assert ended.value.returncode == 7
 
 
-# ---- the user's own view
+# ---- what the user sees
 
 
 def test_the_view_of_the_user_has_his_files_and_not_those_of_the_cluster(confined: Sandboxed) -> None:

@@ -1,4 +1,4 @@
-"""The thread that keeps usage and estimates: in order, at its own pace, and whatever the disk does."""
+"""Tests of the thread that stores usage and estimates: in order, at its own pace, and despite errors of the disk."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_directory_that_cannot_be_written_is_a_warning_and_usage_is_in_memory(
 def test_what_a_disk_refuses_is_kept_once_it_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("atoll.cluster.usage.keeper.MOST_WAITING", 3)
     keeper = Keeper(str(tmp_path / "usage.sqlite"))
-    store = keeper._opened()  # made by this thread: SQLite's objects stay with theirs
+    store = keeper._opened()  # made by this thread, because SQLite's objects belong to their threads
     store.close()
     keeper._store = Refusing()  # type: ignore[assignment]
     for seconds in (1, 2, 4, 8):
@@ -164,7 +164,7 @@ def test_a_bug_ends_the_thread_with_its_exception(tmp_path: Path, monkeypatch: p
     no_estimate: Any = object()
     keeper.store_estimates([no_estimate])
     keeper.close()
-    assert AttributeError in map(type, ended)  # threads of other tests may end as well
+    assert AttributeError in map(type, ended)  # threads of other tests may also end
 
 
 def test_a_bug_in_a_report_is_reported_and_later_jobs_are_done(monkeypatch: pytest.MonkeyPatch):

@@ -1,4 +1,4 @@
-"""Usage in SQLite: sums over periods, what happens to old ones, and who may open the file."""
+"""Tests of usage records in SQLite: sums of periods, old records, and access to the file."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def rows(store: UsageStore) -> list[tuple[str, str, float]]:
 
 @pytest.mark.parametrize("jump", [DAY * 90, DAY * 365 * 30])
 def test_a_clock_that_is_set_far_ahead_and_back_costs_no_record(jump: int, tmp_path: Path):
-    """The records of programs are neither summed up by tenant nor deleted, in this run or the next one."""
+    """Records of programs are neither merged by tenant nor deleted, neither in this run nor in the next one."""
     file = str(tmp_path / "usage")
     store = UsageStore(file, 7)
     store.add([(NOW, 8_000_000_000, [used(), used(program="init")])])

@@ -1,4 +1,4 @@
-"""Modules that end a process which compiles them, and some that take long. In MLIR's text form."""
+"""MLIR modules, as text, that crash the process that compiles them, or take long to compile."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def nested_tuples(depth: int) -> str:
 
 
 def large_constant(number: int) -> str:
-    """Return a module whose constants the compiler joins, which takes 0.5 GB for the result and as much to make it.
+    """Return a module whose constants the compiler folds, using 0.5 GB for the result and the same amount to make it.
 
-    XLA only joins what has less than 45 million elements.
+    XLA only folds constants with less than 45 million elements.
     """
     kind, elements = "complex<f64>", 125_000
     literal = ", ".join(f"({i}.0,{number}.0)" for i in range(elements))
@@ -58,7 +58,7 @@ def large_constant(number: int) -> str:
 
 
 def large(number: int, operations: int) -> str:
-    """A module of so many operations, which XLA cannot make fewer."""
+    """Return a module of this many operations, which XLA cannot simplify."""
     lines = ["%v0 = stablehlo.add %x, %c : tensor<64xf32>"]
     for i in range(1, operations):
         if i % 2:
@@ -73,9 +73,9 @@ def large(number: int, operations: int) -> str:
 
 
 def wide(number: int, chains: int) -> str:
-    """Return a module of so many chains of 50 operations each, whose compilation takes long and needs little stack.
+    """Return a module of this many chains of 50 operations each. It takes long to compile, and needs little stack.
 
-    A chain of thousands of operations overflows the stack of XLA, on a fast machine before a limit of its time.
+    A chain of thousands of operations would overflow XLA's stack, on a fast machine before the time limit.
     """
     lines, total = [], "%x"
     for chain in range(chains):

@@ -1,4 +1,6 @@
-"""Compiler processes: what ends one of them is an error that says so, and the next one compiles."""
+"""Tests of compiler processes: if one ends, its compilation has an error that says so, and the next process
+compiles.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,7 @@ def server() -> Iterator[CompilerServer]:
 
 @pytest.fixture
 def limited() -> Iterator[Callable[[CompilerLimits], CompilerServer]]:
-    """Starts a server with limits of its own."""
+    """Start a server with its own limits."""
     started: list[CompilerServer] = []
 
     def start(limits: CompilerLimits) -> CompilerServer:
@@ -142,7 +144,7 @@ def test_a_process_has_no_secret_of_its_worker(server: CompilerServer) -> None:
         assert SECRET.encode() not in Path(f"/proc/{process.pid}/environ").read_bytes()
         assert SECRET not in " ".join(process.cmdline())
         links = {os.readlink(each.path) for each in os.scandir(f"/proc/{process.pid}/fd")}
-        # A spare may be importing modules, so files of the installation may be open. They hold no secret.
+        # A spare process may be importing modules. The open files of the installation contain no secrets.
         allowed = ("/dev/", sys.prefix, sys.base_prefix)
         files = {link for link in links if link.startswith("/") and "deleted" not in link}
         assert all(file.startswith(allowed) for file in files), files
@@ -205,7 +207,7 @@ def test_memory_is_limited(limited: Callable[[CompilerLimits], CompilerServer]) 
 
 
 def compile_ever_larger(process: CompilerProcess, chains: int) -> None:
-    """Compile until a program is so large that this machine needs longer than the process may take."""
+    """Compile larger and larger programs, until this machine needs longer than the process may take."""
     while True:
         process.compile(request(hostile.wide(5, chains)), None, "program 1234")
         chains *= 2
@@ -214,7 +216,7 @@ def compile_ever_larger(process: CompilerProcess, chains: int) -> None:
 def test_cpu_time_is_limited(limited: Callable[[CompilerLimits], CompilerServer]) -> None:
     server = limited(CompilerLimits(8 * GB, 2, 600))
     with pytest.raises(CompilerCrashedError) as caught:
-        compile_ever_larger(server.take(), 150)  # few, so that the text is read long before the limit
+        compile_ever_larger(server.take(), 150)  # few, so that the text is parsed long before the limit
     error = caught.value
     assert error.status.code == Code.RESOURCE_EXHAUSTED
     assert "wide5 (-:2) cannot be compiled" in error.status.message

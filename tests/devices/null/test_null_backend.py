@@ -1,4 +1,4 @@
-"""Which of a host's null devices wait for which work."""
+"""Tests of which work each of a host's null devices waits for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.devices.null.test_sim_events import HandClock
 
 
 def ends(*work: tuple[tuple[int, ...], float]) -> list[float | None]:
-    """When each of these ends that are begun one after the other at time 0: on which devices, and its seconds."""
+    """Return when each of these runs ends, given its devices and seconds, if they start in this order at time 0."""
     clock = HandClock()
     backend = NullBackend(0, 4, MODELS["instant"], clock, Collectives())
     begun = []

@@ -1,4 +1,4 @@
-"""When work on null devices ends: after what it waits for, and once all its hosts have begun it."""
+"""Tests of when work on null devices ends: after its dependencies, and after it has started on all hosts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from atoll.devices.null.sim_events import SimEvent, SimTask, all_of
 
 
 class HandClock:
-    """Stands still until a test moves it."""
+    """Clock that a test advances."""
 
     def __init__(self) -> None:
         self.time = 0.0

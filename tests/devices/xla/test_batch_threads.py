@@ -1,4 +1,4 @@
-"""When the threads of CPU devices are batch threads."""
+"""Tests of when the threads of CPU devices are batch threads."""
 
 import errno
 import os
@@ -20,7 +20,7 @@ BATCH, NORMAL = ThreadClass.BATCH, ThreadClass.NORMAL
 
 
 class Machine:
-    """A choice, and the CPU times that it observes, once per second."""
+    """A choice of the thread class, with the CPU times that it observes once per second."""
 
     def __init__(self) -> None:
         self.choice = ClassChoice(CPUS)
@@ -30,7 +30,9 @@ class Machine:
         self._observe()
 
     def passes(self, others: float, host: float, sibling: float = 0.0, seconds: int = 1) -> ThreadClass:
-        """Let seconds pass in which processes use so many CPUs: others, the host, and another one of its cluster."""
+        """Let seconds pass in which other processes, the host, and its sibling in the cluster each use this
+        many CPUs.
+        """
         for _ in range(seconds):
             self._now += 1
             self._machine += others + host + sibling
@@ -51,7 +53,7 @@ def test_threads_are_normal_while_other_processes_keep_all_cpus_busy():
     machine = Machine()
     assert machine.passes(others=0, host=1) is BATCH
     assert machine.passes(others=3.6, host=0.4) is NORMAL
-    assert machine.passes(others=2, host=2, seconds=4) is NORMAL  # it gets its share
+    assert machine.passes(others=2, host=2, seconds=4) is NORMAL  # the host gets its share
     assert machine.passes(others=0.5, host=3) is BATCH
 
 
@@ -78,7 +80,7 @@ def test_batch_threads_are_tried_again_ever_later():
     machine, trials = Machine(), []
     for second in range(200):
         before = machine.choice.state
-        # Batch threads hardly get a CPU, and normal ones get their share.
+        # Batch threads get hardly any CPU time, and normal threads get their share.
         others = 3.6 if before is BATCH else 2
         if machine.passes(others=others, host=CPUS - others) is BATCH and before is NORMAL:
             trials.append(second)
@@ -102,7 +104,7 @@ def policy_of_a_new_thread() -> int:
 
 @contextmanager
 def thread() -> Iterator[int]:
-    """A thread, as its number, that ends with the context."""
+    """Start a thread that ends with the context, and yield its number."""
     end = threading.Event()
     waiting = threading.Thread(target=end.wait)
     waiting.start()
@@ -150,7 +152,7 @@ def test_the_class_of_batch_threads_changes_and_that_of_others_does_not(monkeypa
                 assert os.sched_getscheduler(other) == os.SCHED_OTHER
         finally:
             first.__exit__(None, None, None)
-        threads.apply(BATCH)  # one of them has ended
+        threads.apply(BATCH)  # one of the processes has ended
 
 
 @LINUX_ONLY

@@ -1,4 +1,4 @@
-"""MLIR contexts serve one program after another, up to a bound."""
+"""Tests that an MLIR context serves a limited number of consecutive programs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from atoll.devices.xla.xla_compilation import MOST_CONTEXT_BYTES, Contexts
 
 @pytest.fixture(autouse=True)
 def _new_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mlir, "make_ir_context", ir.Context)  # a version of JAX may return the same one again
+    monkeypatch.setattr(mlir, "make_ir_context", ir.Context)  # some versions of JAX may return the same context again
 
 
 def entered(contexts: Contexts, program_bytes: int = 1) -> ir.Context:

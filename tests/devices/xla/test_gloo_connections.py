@@ -1,4 +1,4 @@
-"""The connections of collectives, with sockets and an epoll descriptor in place of gloo's."""
+"""Tests of how connections of collectives are closed, using sockets and an epoll descriptor like gloo's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SECONDS = 30.0
 
 
 class Gloo:
-    """A set of descriptors as gloo's thread has it, with a listening socket and a pipe."""
+    """Descriptors like those of gloo's thread, with a listening socket and a pipe."""
 
     def __init__(self) -> None:
         self.epoll = select.epoll()
@@ -27,7 +27,7 @@ class Gloo:
         self.sockets: list[socket.socket] = []
 
     def connect(self, events: int = select.EPOLLIN) -> tuple[socket.socket, socket.socket]:
-        """Return both ends of a new connection, of which gloo waits for the first."""
+        """Return both ends of a new connection. The first end is in gloo's epoll set."""
         there = socket.create_connection(self.listener.getsockname())
         here, _ = self.listener.accept()
         self.epoll.register(here, events)
@@ -102,7 +102,7 @@ def test_the_other_host_can_write_after_gloo_has_closed_a_connection(gloo: Gloo)
     there.setblocking(False)
     sent = 0
 
-    def sends() -> bool:  # far more than the buffers of a connection
+    def sends() -> bool:  # far more than the buffers of a connection hold
         nonlocal sent
         with suppress(BlockingIOError):
             sent += there.send(bytes(1 << 20))

@@ -1,4 +1,4 @@
-"""Reading IFRT IR programs: outlines, fragments, and what is refused by name."""
+"""Tests of reading IFRT IR programs: outlines, fragments, and named errors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def outline(text: str) -> Outline:
 
 
 def moved(source: str, target: str, operation: str = "ifrt.Reshard", attributes: str = "") -> str:
-    """Return a program of one operation, from the type `source` to the type `target`."""
+    """Return a program with one operation that converts from the type `source` to the type `target`."""
     return f"""module @moved {{
   func.func public @main(%x: {source}) -> {target} attributes {{ifrt.function}} {{
     %y, %c = {operation}(%x) {attributes} : ({source}) -> {target}

@@ -1,4 +1,4 @@
-"""Loops that may take long have a check, which ends a run on all its devices; others have none."""
+"""Tests that only loops which may take long have a check, which can end a run on all its devices."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def compiler() -> XlaCompiler:
 
 
 class Program:
-    """A program with checks, on the first devices of this process."""
+    """Program with checks, on the first devices of this process."""
 
     def __init__(self, compiler: XlaCompiler, function: Callable[[Any], Any], argument: Any, devices: int = 1) -> None:
         mesh = jax.make_mesh((devices,), ("x",), devices=jax.devices()[:devices])
@@ -175,6 +175,6 @@ def test_a_loop_with_a_check_computes_what_it_did_without(compiler: XlaCompiler)
     assert checks(lowered(halves, np.ones(4, np.float32))) == 1
     program = Program(compiler, halves, np.ones(4, np.float32))
     expected = np.asarray(jax.jit(halves)(np.ones(4, np.float32)))
-    stops.stops_here("cpu").stop(100, "another run")  # all checks look, and pass
+    stops.stops_here("cpu").stop(100, "another run")  # all checks run, and pass
     assert np.array_equal(np.asarray(program.run(101)), expected)
     assert np.array_equal(np.asarray(program.run(102)), expected)

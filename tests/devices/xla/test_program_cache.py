@@ -1,4 +1,6 @@
-"""Compiled programs on disk: only what the cache itself wrote for the same tenant and key is ever returned."""
+"""Tests of compiled programs on disk: the cache only returns programs that it has written for the same tenant
+and key.
+"""
 
 from __future__ import annotations
 

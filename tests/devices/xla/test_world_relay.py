@@ -1,4 +1,4 @@
-"""The relay between XLA's client and the coordination service of a world."""
+"""Tests of the relay between XLA's client and the coordination service of a world."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ SECONDS = 30.0
 
 
 class Service:
-    """A service with methods that answer at once, and some that wait."""
+    """Service with methods that answer at once, and methods that wait."""
 
     def __init__(self, directory: Path) -> None:
-        self.waits = threading.Semaphore(0)  # counts requests that wait
+        self.waits = threading.Semaphore(0)  # counts waiting requests
         self.ends = threading.Event()
         self.server = grpc.server(ThreadPoolExecutor(8))
         methods = {name: grpc.unary_unary_rpc_method_handler(self.wait) for name in ("GetKeyValue", "PollForError")}

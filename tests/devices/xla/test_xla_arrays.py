@@ -1,4 +1,4 @@
-"""The shards of a local array."""
+"""Tests of the shards of a local array."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ _BRIEFLY = 0.2
 
 
 class ListedAtFirstUse:
-    """Lists its shards as an array of jaxlib 0.10 does. The first listing pauses in the middle for another thread."""
+    """Array that lists its shards at the first use, as in jaxlib 0.10.
+
+    The first listing pauses halfway for another thread.
+    """
 
     def __init__(self) -> None:
         self.begun, self.other_has_them = threading.Event(), threading.Event()

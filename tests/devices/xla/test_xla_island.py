@@ -1,4 +1,4 @@
-"""The network on which an island of GPUs computes."""
+"""Tests of how an island of GPUs selects the network for its computations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from atoll.devices.xla import xla_island
 
 def test_an_interface_is_known_by_its_address() -> None:
     assert xla_island.interface_of("127.0.0.1") == "lo"
-    assert xla_island.interface_of("192.0.2.77") == ""  # of documentation: no machine has it
+    assert xla_island.interface_of("192.0.2.77") == ""  # addresses reserved for documentation, which no machine has
     assert xla_island.interface_of("no such name") == ""
 
 

@@ -1,4 +1,4 @@
-"""A host agent finds a controller again: the one that it had, or the one that has taken over."""
+"""Tests that a host agent reconnects to a controller: the previous one, or one that has taken over."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ START = m.StartWorker(
 
 
 class Dialed:
-    """Stands for a controller, and the engine behind it where it `renews`."""
+    """Stand-in for a controller, and for the engine behind it if it `renews`."""
 
     def __init__(self, *, renews: bool = True) -> None:
         self.address = parse_address(f"127.0.0.1:{free_port()}")
         self.renews = renews
-        self.came = asyncio.Event()  # an agent
+        self.came = asyncio.Event()  # of an agent
         self.ended: asyncio.Future[m.AgentWorkerEnded] = asyncio.get_running_loop().create_future()
         self.worker_came = asyncio.Event()
         self.unanswered = 0  # Renews
@@ -73,7 +73,7 @@ class Dialed:
         return connection
 
     async def start_worker(self) -> None:
-        """Returns once the agent has."""
+        """Return after the agent has started its worker."""
         self.tell(START)
         self.tell(m.Renew(SECONDS, SECONDS))
         await until_async(lambda: not self.unanswered)
@@ -91,7 +91,7 @@ class Dialed:
 
 
 def play(scene: Callable[[Dialed, Dialed], Coroutine[Any, Any, None]]) -> None:
-    """With an agent that knows the first of the two."""
+    """Run a scene with an agent that knows the first of two controllers."""
 
     async def main() -> None:
         first, second = Dialed(), Dialed()
@@ -162,7 +162,7 @@ def test_a_worker_that_was_started_before_another_controller_took_over_looks_for
 def test_a_worker_that_does_not_know_where_the_controller_is_now_is_not_waited_for() -> None:
     async def scene(first: Dialed, second: Dialed) -> None:
         await first.start_worker()
-        first.elsewhere(second.address)  # as a controller says that learns of its end
+        first.elsewhere(second.address)  # as sent by a controller that learns of the worker's end
         first.end()
         ended = await second.ended
         assert ended.incarnation == 7

@@ -1,4 +1,4 @@
-"""The rank slot that a launcher gives a host agent."""
+"""Tests of the rank slot that a launcher assigns to a host agent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from atoll.errors import SettingsError
         ({"ATOLL_ISLAND": "1"}, RankSlot(1)),
         ({"ATOLL_RANK": "3"}, RankSlot(-1, 3)),
         ({"SLURM_PROCID": "5"}, RankSlot(-1, 5)),
-        ({"OMPI_COMM_WORLD_RANK": "2", "SLURM_PROCID": "0"}, RankSlot(-1, 2)),  # mpirun within a Slurm job's one task
+        # Mpirun within the only task of a Slurm job.
+        ({"OMPI_COMM_WORLD_RANK": "2", "SLURM_PROCID": "0"}, RankSlot(-1, 2)),
         ({"JOB_COMPLETION_INDEX": "1"}, RankSlot(-1, 1)),  # an indexed Job
         ({"JOB_INDEX": "2", "JOB_COMPLETION_INDEX": "1"}, RankSlot(2, 1)),  # a JobSet
         ({"ATOLL_RANK": "0", "ATOLL_ISLAND": "0", "SLURM_PROCID": "5"}, RankSlot(0, 0)),

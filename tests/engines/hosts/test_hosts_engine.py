@@ -1,4 +1,4 @@
-"""The engine `hosts`: what agents are told, in which order, and what is reported of their workers."""
+"""Tests of the engine `hosts`: the messages to its agents, in order, and the reports about their workers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from tests.waiting import until_async
 
 
 class Scene:
-    """An engine, its agents, and all that is said and reported. An agent is at the connection of its number."""
+    """An engine with its agents, which records all messages and reports.
+
+    Each agent's connection has the agent's number.
+    """
 
     def __init__(self, islands: str = "1x2x4", **settings: Any) -> None:
         options = EngineOptions(ClusterSettings(islands, engine="hosts", **settings), "/nowhere", "10.0.0.1:7000")
@@ -56,7 +59,7 @@ class Scene:
         self.say(connection or agent, hello)
 
     def place(self, island: int = 0, hosts: int = 2, incarnation: int = 7, first: int = -1, **more: Any) -> None:
-        """As an island does: starts its workers once there are machines."""
+        """Start the workers of an island as soon as it has machines."""
         first = first if first >= 0 else island * hosts
         devices, platform = more.get("devices", 4), more.get("platform", "cpu")
 
@@ -71,14 +74,14 @@ class Scene:
         self.engine.place(island, starts, then)
 
     def start(self) -> None:
-        """Island 0, on agents 1 and 2."""
+        """Start island 0 on agents 1 and 2."""
         self.place()
         self.come(1)
         self.come(2)
         self.heard()
 
     def heard(self) -> list[tuple[int, Any]]:
-        """What agents were told since the last call."""
+        """Return the messages to agents since the last call."""
         told, self.told = self.told, []
         return [each for each in told if not isinstance(each[1], m.Renew)]
 
@@ -217,7 +220,7 @@ def test_an_agent_that_stays_away_is_lost_with_its_worker_and_a_spare_takes_its_
         play.place(hosts=1, incarnation=8)
         assert play.placed == [("m1",), ("m2",)]
         play.heard()
-        # It was away only, and is back with a worker that is over.
+        # It was only away, and returns with a worker that has ended.
         play.come(1, connection=9, running=7)
         assert play.heard() == [(9, m.EndWorker(7, force=True))]
         assert play.report.machines[-1].state == "ends a worker that is over"
@@ -273,7 +276,7 @@ def test_a_machine_of_which_others_say_that_it_goes_leaves_once() -> None:
     def scene() -> None:
         play = Scene("1x1x4")
         play.place(hosts=1)
-        play.engine.host_leaves(0, 0, 60.0)  # nobody is there yet
+        play.engine.host_leaves(0, 0, 60.0)  # no agent is connected yet
         play.come(1, RankSlot(0, 0))
         play.heard()
         for seconds in (60.0, 59.5, math.inf):
@@ -298,7 +301,7 @@ def test_a_drain_that_is_refused_for_want_of_room_is_asked_for_again(monkeypatch
         for asked in (1, 2, 3):
             await until_async(lambda asked=asked: play.to_controller.count(m.DrainRequest(0, returns=True)) >= asked)
             play.engine.drained(Status(Code.FAILED_PRECONDITION, "island 0 is the only one that is ready"), "")
-        play.say(1, m.AgentWorkerEnded(7, 0))  # its machine goes
+        play.say(1, m.AgentWorkerEnded(7, 0))  # its machine is lost
         await asyncio.sleep(1.0)
         assert play.to_controller.count(m.DrainRequest(0, returns=True)) == 3
 
@@ -313,7 +316,7 @@ def test_an_island_that_is_missed_goes_before_one_that_was_drained() -> None:
         play.say(1, m.AgentLeaves(30.0))
         play.engine.drained(OK, "")
         play.say(1, m.AgentWorkerEnded(7, 0))
-        play.place(0, hosts=1, incarnation=8)  # for whenever there is a machine again
+        play.place(0, hosts=1, incarnation=8)  # for the next machine that is available
         play.place(1, hosts=1)
         play.come(2)
         play.come(3)
@@ -349,7 +352,7 @@ def test_islands_that_differ_get_each_the_machines_that_fit() -> None:
         play.place(0, hosts=2, devices=4, platform="cuda")
         play.place(1, hosts=1, devices=8, platform="cuda", first=2)
         play.come(1, devices={"cuda": 4})
-        # of the cluster: the one host of the second island
+        # of the cluster: it is the only host of the second island
         play.come(2, devices={"cuda": 8}, rank_slot=RankSlot(rank=2))
         assert play.placed == [("m2",)]
         ((_, text),) = play.report.waits
@@ -432,7 +435,7 @@ def test_a_worker_that_is_killed_while_its_agent_is_away_ends_when_that_is_back(
     played(scene)
 
 
-# ---- the first cause, and machines that are told apart
+# ---- first causes, and distinguishing machines
 
 
 def states(play: Scene) -> list[tuple[str, str]]:
@@ -512,7 +515,7 @@ IN_USE = Status(Code.FAILED_PRECONDITION, "island 0 is in use: red: no room")
 def test_a_drain_that_was_refused_is_asked_for_again_while_a_machine_of_the_island_leaves() -> None:
     drains = MachineDrains()
     assert drains.ask(0)
-    assert drains.due(50.0, {0}) == []  # the answer is still to come
+    assert drains.due(50.0, {0}) == []  # the reply has not arrived yet
     assert drains.answered(NO_ROOM, 100.0) == (0, NO_ROOM.message)
     assert drains.due(100.0 + DRAIN_RETRY_SECONDS - 0.1, {0}) == []
     assert drains.due(100.0 + DRAIN_RETRY_SECONDS, {0}) == [0]
@@ -526,7 +529,7 @@ def test_where_the_machines_are_gone_a_drain_is_not_asked_for_again() -> None:
     drains.ask(0)
     drains.answered(NO_ROOM, 100.0)
     assert drains.due(101.0, set()) == []
-    assert drains.due(100.0 + DRAIN_RETRY_SECONDS, {0}) == []  # the next machine that leaves asks by itself
+    assert drains.due(100.0 + DRAIN_RETRY_SECONDS, {0}) == []  # the next machine that leaves asks again
 
 
 def test_a_reason_is_given_once() -> None:
@@ -545,11 +548,11 @@ def test_answers_come_in_the_order_of_what_was_asked_and_an_island_is_asked_for_
     assert drains.answered(NO_ROOM, 1.0)[0] == 0
 
 
-# ---- workers of an engine that is lost
+# ---- workers of a lost engine
 
 
 class Adopting(Scene):
-    """An engine that adopts the workers of island 0, of incarnation 7."""
+    """An engine that adopts the workers of incarnation 7 of island 0."""
 
     def adopt(self) -> None:
         for rank in range(2):

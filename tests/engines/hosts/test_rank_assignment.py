@@ -1,4 +1,4 @@
-"""Which machines an island gets."""
+"""Tests of which machines an island gets."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ def free(
     [
         ([], [None, None]),
         ([free("a")], ["a", None]),
-        ([free("a"), free("b"), free("c")], ["a", "b"]),  # in the order in which they came
+        ([free("a"), free("b"), free("c")], ["a", "b"]),  # in the order in which they connected
         ([free("a"), free("b", 1, 0)], ["b", "a"]),
         ([free("b", 1, 1), free("a", 1, 0)], ["a", "b"]),
-        ([free("a", 0, 0), free("b", 1, 1)], [None, "b"]),  # one that asks for another island is none for this
-        ([free("a", rank=3), free("b", rank=2)], ["b", "a"]),  # ranks of the whole cluster: 2 and 3 are island 1
+        ([free("a", 0, 0), free("b", 1, 1)], [None, "b"]),  # a machine that asks for another island is not used here
+        ([free("a", rank=3), free("b", rank=2)], ["b", "a"]),  # ranks of the whole cluster: 2 and 3 belong to island 1
         ([free("a", rank=0), free("b", rank=1)], [None, None]),
-        ([free("a"), free("b", 1)], ["b", "a"]),  # any rank of this island, before any of all
-        ([free("a"), free("b"), free("c", served=(1, 1))], ["a", "c"]),  # where it was before
-        ([free("a", group="x"), free("b", group="y"), free("c", group="y")], ["b", "c"]),  # near one another
+        # Machines for any rank of this island come before those for all islands.
+        ([free("a"), free("b", 1)], ["b", "a"]),
+        ([free("a"), free("b"), free("c", served=(1, 1))], ["a", "c"]),  # the machine that it had before
+        # Machines close to each other.
+        ([free("a", group="x"), free("b", group="y"), free("c", group="y")], ["b", "c"]),
         ([free("a", 1, 0), free("b", 1, 0)], ["a", None]),
     ],
 )

@@ -1,4 +1,4 @@
-"""The environment of host agents on Ray, and the watch that kills an agent that hangs."""
+"""Tests of the environment of host agents on Ray, and of the watch that kills an agent that hangs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from atoll.engines.ray.actors import AgentWatch, agent_environment, engine_environment
 from tests.cluster_process import eventually
 
-WAITS = "import time\nwhile True: print(end='.', flush=True); time.sleep(0.25)"  # as an agent looks at its lease
-COMPUTES = "print(end='.', flush=True)\nwhile True: pass"  # as one that imports
+WAITS = "import time\nwhile True: print(end='.', flush=True); time.sleep(0.25)"  # like an agent that checks its lease
+COMPUTES = "print(end='.', flush=True)\nwhile True: pass"  # like an agent that is importing modules
 Start = Callable[[str], subprocess.Popen[str]]
 
 
@@ -25,7 +25,7 @@ def start() -> Iterator[Start]:
         process = subprocess.Popen([sys.executable, "-S", "-c", code], stdout=subprocess.PIPE, text=True)
         started.append(process)
         assert process.stdout is not None
-        process.stdout.read(1)  # it runs
+        process.stdout.read(1)  # it is running
         return process
 
     yield start

@@ -1,4 +1,4 @@
-"""What islands ask Ray for, and what is said of what Ray lacks."""
+"""Tests of the resources that islands request from Ray, and of the messages about missing ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def settings(islands: str = "2x2x4", platform: str = "cpu", **more: str) -> Clus
         (settings(), Demand({"CPU": 1}, 2)),
         (settings(platform="cuda"), Demand({"CPU": 1, "GPU": 4}, 2)),
         (settings(platform="tpu"), Demand({"CPU": 1, "TPU": 4}, 2)),
-        (settings(platform="null"), Demand({"CPU": 1}, 1)),  # one process holds all hosts of an island
+        (settings(platform="null"), Demand({"CPU": 1}, 1)),  # one process serves all hosts of an island
         (settings(resources="CPU=8, rack=1"), Demand({"CPU": 8, "rack": 1}, 2)),
         (settings(resources="CPU=0,rack=0.5"), Demand({"rack": 0.5}, 2)),
         (settings(labels="zone=a", strategy="PACK"), Demand({"CPU": 1}, 2, {"zone": "a"}, "PACK")),

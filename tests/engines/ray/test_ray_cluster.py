@@ -1,4 +1,4 @@
-"""A cluster on a Ray cluster of one node. What needs several nodes is in `tests.machines.test_ray`."""
+"""Tests of a cluster on a Ray cluster of one node. Tests that need several nodes are in `tests.machines.test_ray`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RAY = [sys.executable, "-c", "from ray.scripts.scripts import main; main()"]
 
 @dataclass(frozen=True)
 class OneNode:
-    """A Ray cluster of one node with two CPUs: where it is, and its directory, which every user can read."""
+    """Ray cluster of one node with two CPUs: its address, and its directory, which every user can read."""
 
     address: str
     directory: Path
@@ -56,7 +56,7 @@ def ray_cluster(user: User) -> Iterator[OneNode]:
 
 
 def has(user: User, address: str) -> str:
-    """The actors and placement groups that Ray has."""
+    """Return Ray's actors and placement groups."""
     look = f"""
         import ray
         ray.init({address!r}, log_to_driver=False, logging_level="ERROR")
@@ -68,7 +68,7 @@ def has(user: User, address: str) -> str:
 
 
 def shows(user: User, ray: OneNode, *secrets: str) -> list[str]:
-    """Where Ray shows one of these to everybody: in what it knows of actors, jobs and tasks, or in its directory."""
+    """Return the places in which Ray shows one of these texts to all users: its actors, jobs, tasks and directory."""
     look = f"""
         import ray
         from ray.experimental import internal_kv
@@ -101,7 +101,7 @@ def test_a_cluster_starts_on_ray_with_tls_shows_nobody_its_secrets_and_leaves_no
     on_ray += ("--tenants", str(tmp_path / "tenants.toml"))
     started = user.atoll(*on_ray, "--join-file", str(tmp_path / "join-{tenant}"))
     assert started.check().stdout.startswith("tls://")
-    # As somebody who has the join token, and else nothing of the cluster's.
+    # Connect like somebody who has only the join token.
     elsewhere = {"XDG_RUNTIME_DIR": str(tmp_path), "ATOLL_JOIN": str(files[0])}
     code = "import jax; print(len(jax.devices()))"
     assert user.script(code, JAX_PLATFORMS="atoll", **elsewhere).check().stdout == "2\n"

@@ -1,4 +1,4 @@
-"""What the engine has made in Ray, on a Ray that is none: nothing is placed but by the test."""
+"""Tests of the actors and placement groups that the engine creates, with a fake Ray in which the test places them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEMAND = Demand({"CPU": 1, "GPU": 1, "rack": 1}, 2, {"zone": "a"})
 
 
 class FakeActor:
-    """A host actor; the test sets `end`, as Ray does when the agent has ended."""
+    """Host actor. The test sets `end`, as Ray does when the agent has ended."""
 
     def __init__(self, ray: FakeRay, options: dict[str, Any]) -> None:
         self.options = options
@@ -35,7 +35,7 @@ class FakeActor:
 
 
 class FakeRay:
-    """As much of the module `ray` as the engine uses. `groups` are the placement groups, by name."""
+    """The part of the module `ray` that the engine uses. `groups` contains the placement groups by name."""
 
     def __init__(self) -> None:
         self.groups: dict[str, SimpleNamespace] = {}
@@ -55,7 +55,7 @@ class FakeRay:
     def _group(self, bundles: Any, strategy: str, name: str, bundle_label_selector: Any) -> SimpleNamespace:
         labels = bundle_label_selector
         group = SimpleNamespace(bundles=bundles, strategy=strategy, name=name, labels=labels, state="PENDING")
-        group.nodes = dict.fromkeys(range(len(bundles)), "")  # as Ray says it before they are placed
+        group.nodes = dict.fromkeys(range(len(bundles)), "")  # as Ray reports before they are placed
         self.groups[name] = group
         return group
 
@@ -99,13 +99,13 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
 
 @pytest.fixture
 def leaving() -> list[tuple[int, int, float]]:
-    """What is said of hosts on nodes that Ray drains."""
+    """Return the reports about hosts on nodes that Ray drains."""
     return []
 
 
 @pytest.fixture
 def placement(ray: FakeRay, leaving: list[tuple[int, int, float]]) -> Iterator[Placement]:
-    """Islands of two hosts with a GPU each."""
+    """Return a placement of islands of two hosts with one GPU each."""
     placement = Placement(
         "",
         "c",
@@ -176,11 +176,11 @@ def test_hosts_leave_a_node_that_ray_drains_and_their_island_is_placed_anew(
     first, second = (ray.groups[f"c-island-{island}"] for island in (0, 1))
     first.nodes, second.nodes = {0: "a", 1: "b"}, {0: "c", 1: "d"}
     ray.draining["b"] = 0
-    assert eventually(lambda: leaving[2:] != [])  # again and again: its agent may yet have to come
+    assert eventually(lambda: leaving[2:] != [])  # repeatedly, because its agent may still connect
     assert set(leaving) == {(0, 1, math.inf)}
     ray.draining["b"] = int((time.time() + 60) * 1000)
     assert eventually(lambda: 0 < leaving[-1][2] <= 60)
-    assert len(ray.actors) == 4  # they go on for as long as they do
+    assert len(ray.actors) == 4  # they continue for as long as they do
     ray.actors[1].end = (0, "its work is done: this host agent ends")
     assert eventually(lambda: ray.groups.get("c-island-0", first) is not first)
     assert eventually(lambda: [each.arguments for each in ray.living] == [["1/0"], ["1/1"], ["0/0"], ["0/1"]])

@@ -1,4 +1,4 @@
-"""A server with narrow limits, the calls of its method that replies nothing, and a raw client."""
+"""Fixtures: a server with narrow limits, the calls of its method that never replies, and a raw client."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.grpc.serving import Serving, echo
 
 @pytest.fixture(scope="module")
 def calls() -> list[Call]:
-    """Calls of the method that answers nothing."""
+    """Return the calls of the method that never replies."""
     return []
 
 

@@ -1,7 +1,8 @@
-"""Runs an honest client beside hostile ones, in a separate process: `python -m tests.grpc.http2.honest_peer PATH`.
+"""Run an honest client beside hostile ones, in a separate process: `python -m tests.grpc.http2.honest_peer PATH`.
 
-The server echoes its messages. For each line that it reads, it prints the number of calls since the line before, and
-two times of the longest call in milliseconds: all of it, and that in which this process was ready and had no CPU.
+The server echoes its messages. For each input line, this process prints the number of calls since the previous line,
+and two durations of the longest call in milliseconds: the total, and the time in which this process was ready to run
+and had no CPU.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from atoll.grpc.http2 import frames
 from tests.fuzzing.requests import read_requests
 from tests.grpc.http2.http2_peer import REQUEST, Peer, frame, message
 
-PAUSE = 0.002  # between two calls: it is to notice stalls, not to keep the machine busy
+PAUSE = 0.002  # between two calls, so that it notices stalls without keeping the machine busy
 
 
 def waited() -> float:
-    """Return the seconds for which this thread was ready and had no CPU."""
+    """Return the seconds in which this thread was ready to run and had no CPU."""
     with open("/proc/thread-self/schedstat") as file:
         return int(file.read().split()[1]) / 1e9
 

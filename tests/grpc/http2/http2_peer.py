@@ -1,4 +1,4 @@
-"""For tests: an HTTP/2 client that can misbehave."""
+"""HTTP/2 client for tests, which can misbehave."""
 
 from __future__ import annotations
 
@@ -41,8 +41,9 @@ def message(content: bytes) -> bytes:
 
 
 class Peer:
-    """One raw connection. Frames are read as (type, flags, stream, payload); SETTINGS and PING are
-    acknowledged. Without `greet`, the test sends the preface and what follows itself.
+    """Raw connection. Frames are read as (type, flags, stream, payload). SETTINGS and PING are acknowledged.
+
+    Without `greet`, the test sends the preface and the first frames itself.
     """
 
     def __init__(self, path: str, *, greet: bool = True) -> None:
@@ -63,7 +64,7 @@ class Peer:
         self.socket.close()
 
     def send(self, *data: bytes) -> None:
-        """Send; a server that has hung up already is no error."""
+        """Send bytes, and ignore the error if the server has closed the connection."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.socket.sendall(b"".join(data))
 
@@ -71,7 +72,7 @@ class Peer:
         return frame(frames.HEADERS, flags, stream, self.encoder.encode(headers))
 
     def read(self) -> tuple[int, int, int, bytes] | None:
-        """The next frame, or None when the server has closed the connection."""
+        """Return the next frame, or None after the server has closed the connection."""
         while len(self._input) < 9 or len(self._input) < 9 + (frames.frame_header.unpack_from(self._input)[0] >> 8):
             try:
                 data = self.socket.recv(1 << 16)
@@ -98,7 +99,7 @@ class Peer:
                 return got
 
     def goaway_code(self) -> int:
-        """The error code with which the server ends the connection, and closes it."""
+        """Return the error code with which the server ends the connection, after it was closed."""
         code: int = struct.unpack_from(">II", self.read_until(frames.GOAWAY)[3])[1]
         while self.read() is not None:
             pass
@@ -108,7 +109,7 @@ class Peer:
         return int.from_bytes(self.read_until(frames.RST_STREAM, stream)[3], "big")
 
     def body(self, stream: int, size: int) -> bytes:
-        """The next `size` bytes of a response's body."""
+        """Return the next `size` bytes of a response's body."""
         body = bytearray()
         while len(body) < size:
             body += self.read_until(frames.DATA, stream)[3]
@@ -122,9 +123,9 @@ class Peer:
                 return headers
 
     def sync(self) -> list[tuple[int, int, int, bytes]]:
-        """All frames up to the answer to a second PING: what was sent before is answered and seen.
+        """Return all frames up to the reply to a second PING, by which time the server has handled all earlier frames.
 
-        The first answer may go ahead of a stream's frames that leave in the same write.
+        The reply to the first PING may precede frames of streams that are sent by the same write.
         """
         seen = []
         for payload in (b"1st sync", b"2nd sync"):
@@ -139,7 +140,7 @@ class Peer:
 
 
 def served(path: str) -> bool:
-    """Whether a new client's call is answered."""
+    """Return whether the server replies to a call of a new client."""
     with Peer(path) as peer:
         peer.send(peer.headers(1), frame(frames.DATA, frames.END_STREAM, 1, message(b"alive")))
         return peer.body(1, 10) == message(b"alive") and peer.trailers(1)["grpc-status"] == "0"

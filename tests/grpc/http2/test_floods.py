@@ -1,4 +1,4 @@
-"""Clients that waste the server's work or memory."""
+"""Tests of clients that waste the server's time or memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_client_that_sends_nothing_is_dropped(tmp_path: Path) -> None:
 
 
 def test_a_header_bomb_ends_the_connection(peer: Peer) -> None:
-    # One entry of 4000 bytes in the compression table, referred to 1000 times at a byte each.
+    # A 4000-byte entry in the compression table, and 1000 references of one byte.
     block = peer.encoder.encode(REQUEST) + b"\x40\x01x\x7f\xa1\x1e" + bytes(4000) + b"\xbe" * 1000
     peer.send(frame(HEADERS, frames.END_HEADERS, 1, block))
     assert peer.goaway_code() == ErrorCode.ENHANCE_YOUR_CALM
@@ -83,7 +83,7 @@ def test_a_client_that_reads_again_is_read_from_again(server: Serving) -> None:
                 sent += peer.socket.send(pings[sent % 17 :])
                 server.call(lambda: None)
         peer.socket.settimeout(DEADLINE_SECONDS)
-        missing = sent // 17 * 17  # the answer to a PING is as long as itself
+        missing = sent // 17 * 17  # the reply to a PING has the same length
         while missing:
             missing -= len(peer.socket.recv(min(missing, 1 << 20)))
         peer.send(pings[sent % 17 : 17])

@@ -1,4 +1,4 @@
-"""Windows in both directions, of streams and of connections."""
+"""Tests of flow-control windows in both directions, of streams and of connections."""
 
 from __future__ import annotations
 

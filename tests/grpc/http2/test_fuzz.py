@@ -1,4 +1,6 @@
-"""Random and mutated input: it never raises, never costs more than the limits, and never harms another client."""
+"""Tests of random and mutated input: it causes no exception, stays within the limits, and does not affect other
+clients.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ LIMITS = Limits(
 
 
 class _Transport(asyncio.Transport):
-    """Takes everything."""
+    """Transport that accepts all bytes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +61,7 @@ class _Transport(asyncio.Transport):
 
 
 class _Echo:
-    """A consumer that sends back every byte."""
+    """Consumer that echoes every byte."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
@@ -90,7 +92,7 @@ _input = st.lists(st.one_of(_frames, st.binary(max_size=30)), max_size=20)
 
 
 def replies(written: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """The frames of a server's output, which consists of whole ones, as (type, stream, payload)."""
+    """Return the frames in a server's output as (type, stream, payload). The output must consist of whole frames."""
     position = 0
     while position < len(written):
         head, _, number = frames.frame_header.unpack_from(written, position)
@@ -101,7 +103,7 @@ def replies(written: bytes) -> Iterator[tuple[int, int, bytes]]:
 
 
 async def feed(connection: Http2Connection, data: bytes, cut: int) -> None:
-    """Feed the connection until it ends, and check how it does."""
+    """Feed the connection until it ends, and check its state."""
     transport = _Transport()
     connection.connection_made(transport)
     for start in range(0, len(data), cut):
@@ -150,7 +152,7 @@ def test_no_input_raises_out_of_the_protocol(pieces: list[bytes], cut: int, pref
 
 
 def conversation() -> list[bytes]:
-    """A valid conversation of six calls, frame by frame; a header block counts on the ones before it."""
+    """Return a valid conversation of six calls, as frames. Header blocks depend on the previous ones."""
     encoder = hpack.Encoder()
     ends = frames.END_HEADERS | frames.END_STREAM
 
@@ -188,7 +190,7 @@ def conversation() -> list[bytes]:
 
 
 def mutate(pieces: list[bytes], source: random.Random) -> bytes:
-    """Frames left out, repeated, exchanged, cut, and some of their bytes replaced."""
+    """Return the frames with some omitted, repeated, exchanged or truncated, and some bytes replaced."""
     pieces = list(pieces)
     for _ in range(source.randint(0, 3)):
         here, there = source.randrange(1, len(pieces)), source.randrange(1, len(pieces))
@@ -202,7 +204,7 @@ def mutate(pieces: list[bytes], source: random.Random) -> bytes:
             case 3:
                 pieces[here] = pieces[here][: source.randrange(len(pieces[here]) + 1)]
     data = bytearray(b"".join(pieces))
-    small = [index for index in range(len(data)) if data[index]] or [0]  # the zeros are mostly contents
+    small = [index for index in range(len(data)) if data[index]] or [0]  # most zeros are part of contents
     for _ in range(source.randint(0, 4)):
         index = min(len(data) - 1, source.choice(small) + source.randrange(4))
         data[index] = source.choice([0, 1, 0x7F, 0x80, 0xFF, source.randrange(256)])

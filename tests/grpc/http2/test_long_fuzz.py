@@ -1,4 +1,4 @@
-"""Hostile HTTP/2 clients beside an honest one, on a real server in a process of its own.
+"""Tests of hostile HTTP/2 clients beside an honest one, on a real server in a separate process.
 
 `make thorough` sends 100,000 frames and more, and prints what the honest client noticed.
 """
@@ -22,11 +22,11 @@ from atoll.grpc.http2.frames import ErrorCode
 from tests.grpc.http2.http2_peer import KEEP, REQUEST, Peer, frame, message, request
 from tests.grpc.http2.test_fuzz import conversation, mutate
 
-QUIET_SECONDS = 1.0  # to learn how long an honest call takes on this machine, with nothing beside it
+QUIET_SECONDS = 1.0  # to measure how long an honest call takes without other work
 FRAMES = int(os.environ.get("ATOLL_TEST_FUZZED_FRAMES", "3000"))
 SEED = 20250702
 MOST_GROWTH = 50 << 20
-MOST_CPU_MS = 50.0  # of the event loop, for what it reads at once
+MOST_CPU_MS = 50.0  # of one read of the event loop
 SECONDS = 60.0
 _SERVER = """
 import asyncio, sys, time
@@ -107,7 +107,7 @@ def server(tmp_path: Path) -> Iterator[tuple[str, psutil.Process]]:
 
 
 class Honest:
-    """The process of an honest client: see `honest`."""
+    """Process of an honest client. See `honest`."""
 
     def __init__(self, path: str) -> None:
         self._process = subprocess.Popen(
@@ -123,7 +123,7 @@ class Honest:
         assert self._stdout.readline() == "ready\n"
 
     def since(self) -> tuple[int, float, float]:
-        """Calls since the last time; of the longest, the milliseconds, and those without a CPU."""
+        """Return the calls since the last call, and the longest one's milliseconds, in total and without a CPU."""
         print(file=self._stdin, flush=True)
         count, longest, delay = self._stdout.readline().split()
         return int(count), float(longest), float(delay)
@@ -134,7 +134,7 @@ class Honest:
         self._stdout.close()
 
 
-# ---- what hostile clients send: bytes of one connection, and how many frames these are
+# ---- hostile input: the bytes of one connection, and their number of frames
 
 
 def rapid_resets(source: random.Random, peer: Peer) -> list[bytes]:
@@ -148,7 +148,7 @@ def continuations(source: random.Random, peer: Peer) -> list[bytes]:
 
 
 def header_bomb(source: random.Random, peer: Peer) -> list[bytes]:
-    """One entry of the compression table, referred to at a byte each."""
+    """Return one entry of the compression table, with references of one byte each."""
     bomb = b"\x40\x01x\x7f\xa1\x1e" + bytes(4000) + b"\xbe" * source.randint(1, 10_000)
     return [frame(frames.HEADERS, frames.END_HEADERS, 1, peer.encoder.encode(REQUEST) + bomb)]
 
@@ -168,7 +168,7 @@ def pings(source: random.Random, peer: Peer) -> list[bytes]:
 
 
 def windows(source: random.Random, peer: Peer) -> list[bytes]:
-    """A stream whose window is closed and opened, by settings and by updates, down to nothing and over all bounds."""
+    """Return a stream whose window is closed and opened by settings and updates, down to zero and beyond all limits."""
     games = [peer.headers(1, REQUEST), frame(frames.DATA, 0, 1, message(bytes(9000)))]
     for _ in range(source.randint(1, 200)):
         number, size = source.choice((0, 1, 1, 3)), source.choice((0, 1, 100, 65535, 2**31 - 1))
@@ -184,7 +184,7 @@ def half_closed(source: random.Random, peer: Peer) -> list[bytes]:
 
 
 def slow(source: random.Random, peer: Peer) -> list[bytes]:
-    """A message that is announced and does not come."""
+    """Return an announced message that does not arrive."""
     size = source.choice((100, 16_000, 16_385, 1 << 30)).to_bytes(4, "big")
     return [peer.headers(1, KEEP), frame(frames.DATA, 0, 1, b"\0" + size + b"some of it")]
 
@@ -225,7 +225,7 @@ def test_hostile_frames_cost_an_honest_client_nothing(server: tuple[str, psutil.
     path, process = server
     source, sent, open_ = random.Random(SEED), 0, []
     honest = Honest(path)
-    for attack in ATTACKS:  # what the first of everything costs
+    for attack in ATTACKS:  # the costs of first uses
         with Peer(path) as peer:
             peer.send(*attack(source, peer))
     honest.since()
@@ -237,12 +237,12 @@ def test_hostile_frames_cost_an_honest_client_nothing(server: tuple[str, psutil.
         peer = Peer(path)
         attack = source.choice(ATTACKS)
         hostile = attack(source, peer)
-        peer.socket.settimeout(0.05)  # who does not read is not waited for
+        peer.socket.settimeout(0.05)  # the test does not wait for clients that do not read
         with contextlib.suppress(OSError):
             peer.socket.sendall(b"".join(hostile))
         sent += len(hostile)
         open_.append(peer)
-        if len(open_) > 8 or attack not in (slow, huge_headers):  # these stay for a while
+        if len(open_) > 8 or attack not in (slow, huge_headers):  # these connections remain open for a while
             open_.pop(source.randrange(len(open_))).socket.close()
     for peer in open_:
         peer.socket.close()

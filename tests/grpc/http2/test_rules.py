@@ -1,4 +1,4 @@
-"""The rules of RFC 9113, one by one: what breaks them is answered with the right code, and the server lives on."""
+"""Tests of the rules of RFC 9113: a violation gets the right error code, and the server continues."""
 
 from __future__ import annotations
 

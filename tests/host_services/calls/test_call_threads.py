@@ -1,4 +1,4 @@
-"""Calls into clients' Python: all run in the client; on hosts they are bounded by session and in nobody's way."""
+"""Tests of calls into clients' Python: all of them run in the client, and hosts limit them per session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls into a client's Python: their messages, and that each of them ends."""
+"""Tests of calls into a client's Python: their messages, and that each of them ends."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SESSION = 7
 
 
 class Client:
-    """Answers each call that comes on a channel with `answer(call, arrays)`, the contents of a piece."""
+    """Client that replies to each call on a channel with `answer(call, arrays)`, the contents of a piece."""
 
     def __init__(self, channel: DataChannel, answer: Any) -> None:
         self.channel = channel
@@ -59,7 +59,7 @@ def contents_of(message: Any, offsets: list[int], content: Any) -> list[bytes]:
 
 
 def calls_over(ends: Ends) -> Calls:
-    """The calls of a host at one end, with its thread that takes answers."""
+    """Return a host's calls over one end of a channel, with the thread that receives replies."""
     calls = Calls(lambda session: ends[0], 0)
     threading.Thread(
         target=lambda: ends[0].receive(

@@ -1,4 +1,4 @@
-"""Calls go past the proxy where the client takes them so, and by it in all other cases."""
+"""Tests that calls bypass the proxy if the client accepts a direct channel, and use the proxy otherwise."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ SESSION = 7
 
 
 class Client:
-    """Answers calls, those that come by the proxy with `proxy`, and takes, or closes, the socket that it is offered."""
+    """Client that replies to calls, using `proxy` for those from the proxy, and accepts or closes the offered
+    socket.
+    """
 
     def __init__(self, channel: DataChannel, takes: bool = True) -> None:
         self.takes = takes

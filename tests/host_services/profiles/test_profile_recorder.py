@@ -1,4 +1,4 @@
-"""A host records for one session at a time, and hands over to it alone."""
+"""Tests that a host records a profile for one session at a time, and sends it only to that session."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CONTENT = bytes(range(256)) * 40_000  # more than two parts
 
 
 class Profiler:
-    """XLA's, which records the same each time."""
+    """Replacement of XLA's profiler, which always records the same data."""
 
     def __init__(self) -> None:
         self.running = 0
@@ -42,7 +42,7 @@ class Profiler:
 
 
 class Client:
-    """Takes what a host hands over."""
+    """Client that receives a host's profile."""
 
     def __init__(self) -> None:
         self.taken: list[tuple[int, int, list[int], bytes]] = []
@@ -69,7 +69,7 @@ def client() -> Client:
 
 @pytest.fixture
 def start(client: Client) -> Iterator[Any]:
-    """Makes recorders: `start(profiler, client=..., ...)`."""
+    """Create recorders: `start(profiler, client=..., ...)`."""
     made: list[Recorder] = []
 
     def start(profiler: Profiler, client: Any = client, **options: Any) -> Recorder:

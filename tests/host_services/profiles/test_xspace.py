@@ -1,4 +1,4 @@
-"""What XLA's profiler recorded, without other sessions' programs."""
+"""Tests of removing other sessions' programs from the data of XLA's profiler."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jax.profiler import ProfileData
 from atoll.errors import StatusError
 from atoll.host_services.profiles.xspace import HIDDEN, Others, hide
 
-# jaxlib aborts where this warning of its own, on Python 3.12, is an error.
+# jaxlib aborts if its own warning on Python 3.12 is turned into an error.
 pytestmark = pytest.mark.filterwarnings("ignore:builtin type event_stats:DeprecationWarning")
 
 RECORDED = """

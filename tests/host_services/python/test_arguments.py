@@ -1,4 +1,6 @@
-"""The arguments of a call in a Python process: each as soon as it has come, and nothing stays of what fails."""
+"""Tests of the arguments of a call in a Python process: each is passed on when it arrives, and failures leave
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,7 @@ def test_nothing_is_kept_of_what_a_call_has_not_taken() -> None:
     contents.put(10, BYTES)
     contents.put(11, BYTES)
     contents.end(1, SECOND.feeds)
-    contents.put(12, BYTES)  # on its way when the call ended
+    contents.put(12, BYTES)  # in transit when the call ended
     assert list(contents._arrived) == [10]
 
 

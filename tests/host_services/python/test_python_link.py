@@ -1,4 +1,4 @@
-"""The link between a worker and a Python process: messages and arrays arrive as they were sent, in order."""
+"""Tests of the link between a worker and a Python process: messages and arrays arrive unchanged and in order."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def ends() -> Iterator[tuple[PythonLink, PythonLink]]:
 
 
 def received(link: PythonLink, count: int) -> list[Any]:
-    """The first messages, and contents by their numbers."""
+    """Return the first messages, and the contents by number."""
     found: list[Any] = []
     enough = threading.Event()
 
@@ -43,7 +43,7 @@ def received(link: PythonLink, count: int) -> list[Any]:
 
 
 def read(link: PythonLink) -> None:
-    """All that comes, until the link ends."""
+    """Read everything until the link ends."""
     threading.Thread(target=link.receive, args=(lambda each: None, lambda feed, x: None), daemon=True).start()
 
 
@@ -74,7 +74,7 @@ def test_contents_in_place_keep_their_memory_until_nobody_refers_to_it(ends):
     worker, process = ends
     arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=process.receive, args=(None, lambda feed, x: arrived.put((feed, x))), daemon=True).start()
-    read(worker)  # what is returned
+    read(worker)  # the returned array
     for number in range(3):
         worker.send_array(number, np.full(1 << 17, number, np.int64), in_place=True)
     held = [arrived.get(timeout=10) for _ in range(3)]
@@ -82,7 +82,7 @@ def test_contents_in_place_keep_their_memory_until_nobody_refers_to_it(ends):
     view_of_view = held[0][1].view(np.int64)[1:][:5]
     addresses = {contents.ctypes.data for _, contents in held[1:]}
     held.clear()
-    for number in range(3, 9):  # in the blocks of those that nobody has any more, once they are back
+    for number in range(3, 9):  # in released blocks that have been returned
         worker.send_array(number, np.full(1 << 17, number, np.int64), in_place=True)
         addresses.add(arrived.get(timeout=10)[1].ctypes.data)
     assert view_of_view.tolist() == [0] * 5
@@ -98,7 +98,7 @@ def test_a_worker_copies_what_its_process_calls_in_place(ends):
     receive.start()
     read(process)
     process.send_array(1, np.zeros(1 << 20, np.uint8), in_place=True)
-    assert arrived.get(timeout=10).flags.writeable  # shared memory is mapped to be read
+    assert arrived.get(timeout=10).flags.writeable  # shared memory is mapped for reading only
 
 
 def test_contents_of_another_size_than_declared_are_refused():

@@ -1,4 +1,4 @@
-"""The grants of a session's Python process, and the cases in which a host refuses to start one."""
+"""Tests of the grants of a session's Python process, and of the cases in which a host refuses to start one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Python process may send to its worker."""
+"""Tests of the messages that a Python process may send to its worker."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SECONDS = 10.0
 
 
 class Sleeping(PythonProcess):
-    """A process that does nothing. `started` is set once it is there."""
+    """Process that does nothing. `started` is set when it exists."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -30,7 +30,7 @@ class Sleeping(PythonProcess):
 
     def _start(self, theirs: socket.socket, coordinator_address: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-S", "-c", "import time; time.sleep(1000)"]
-        self.started.set()  # under the lock that `kill` takes
+        self.started.set()  # with the lock that `kill` acquires
         return subprocess.Popen(command, stdout=subprocess.PIPE, pass_fds=(theirs.fileno(),), start_new_session=True)
 
 

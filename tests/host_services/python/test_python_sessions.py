@@ -1,4 +1,4 @@
-"""What a worker sends of the arguments that a Python process asks for."""
+"""Tests of the arguments that a worker sends at the request of a Python process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from atoll.protocol.messages import python_messages as m
 
 
 class Process:
-    """A process that runs nothing: what is sent to it is kept."""
+    """Process that runs nothing, and keeps all messages."""
 
     def __init__(
         self, name: str, options: Any, rendezvous: Any, on_message: Any, on_end: Any, on_gone: Any, expected: Any
@@ -58,7 +58,7 @@ class Link:
 
 
 class Worlds:
-    """The worlds of a host, of which number 9 was closed."""
+    """Worlds of a host. World 9 was closed."""
 
     hostname = ""
 
@@ -77,7 +77,7 @@ def sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PythonSessions:
 
 @pytest.fixture
 def process(sessions: PythonSessions, tmp_path: Path) -> tuple[Process, list[str], list[Any]]:
-    """Return a process that writes an array of two shards, the shards that are released, and the call's outcomes."""
+    """Return a process that writes an array of two shards, the released shards, and the call's outcomes."""
     record = sessions._sessions[1].programs[0] = module._Program(1, USER_RULES)
     record.options = m.PythonOptions(
         -1, ((0, 1),), 0, m.ClientSettings(), Sandbox(View.USER, str(tmp_path / "p" / "host-0")), "", ""
@@ -145,7 +145,7 @@ CLOSED = Status(Code.DATA_LOSS, "host 1 of island 1 is gone")
 def load(
     sessions: PythonSessions, function: str, source: m.PythonProgram, world: int, statuses: list[Status] | None = None
 ) -> None:
-    """Load a function on this host, and on that of rank 1 in the world."""
+    """Load a function on this host, and on the host with rank 1 in the world."""
     assignment = (((0, 0), (1, 0)),) if world else (((0, 0),),)
     message = Compile(function, 1, 0, assignment, world=world, ranks=(0, 1) if world else (0, 0))
     report = (lambda status: None) if statuses is None else statuses.append

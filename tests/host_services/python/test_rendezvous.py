@@ -1,4 +1,4 @@
-"""Where the Python processes of a session meet, and what they do not see."""
+"""Tests of the rendezvous of a session's Python processes, and of the keys that they cannot read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEVICES = [(0, 10), (1, 11), (0, 12)]
 
 
 class Island:
-    """The key-value store of an island, whose `get` does not wait."""
+    """Key-value store of an island, whose `get` does not wait."""
 
     def __init__(self) -> None:
         self.values: dict[str, str] = {}
@@ -72,7 +72,7 @@ def test_on_one_machine_they_meet_in_the_directory_of_the_session(tmp_path: Path
 
 
 class Worlds:
-    """The worlds of a host. World 7 was closed, and the others have a store each."""
+    """Worlds of a host. World 7 was closed, and the others have a store each."""
 
     hostname = "127.0.0.1"
 

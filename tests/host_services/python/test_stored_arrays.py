@@ -1,4 +1,4 @@
-"""Arrays in storage: two hosts write their shards, and any others read what they need of them."""
+"""Tests of arrays in storage: two hosts write their shards, and other hosts read the parts that they need."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def stored(
 
 
 class Held:
-    """The arguments of a call whose shards are all here; notes how many were asked for and not yet taken."""
+    """Arguments of a call whose shards are all here. Records how many were requested and not yet taken."""
 
     def __init__(self, shards: list[list[np.ndarray[Any, Any]]]) -> None:
         self._shards = shards
@@ -52,7 +52,7 @@ class Held:
 def write(
     arrays: dict[m.StoredArray, np.ndarray[Any, Any]], hosts: Any = HOSTS, timeout: float = TIMEOUT
 ) -> list[Held]:
-    """Each host writes what it holds."""
+    """Let each host write its shards."""
     asked = []
     source = m.WriteArrays("write", tuple(arrays), timeout)
     for host in hosts:
@@ -126,7 +126,7 @@ def test_orbax_finds_an_array_of_its_own_format(tmp_path: Path):
     place = {"driver": "file", "path": f"{tmp_path}/layer.w"}
     store = tensorstore.open({"driver": "zarr", "kvstore": place, "fill_missing_data_reads": False}).result()
     assert (store.dtype.name, store.shape, store.chunk_layout.write_chunk.shape) == ("bfloat16", (8, 8), (2, 8))
-    assert store.read().result().sum() == 0  # zeros are stored, too
+    assert store.read().result().sum() == 0  # zeros are also stored
 
 
 def test_an_array_is_read_as_the_dtype_that_is_asked_for(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""Requests that make arrays from other arrays, and that delete or destruct arrays."""
+"""Tests of requests that make arrays from other arrays, and that delete or destruct arrays."""
 
 from __future__ import annotations
 
@@ -272,7 +272,7 @@ def test_an_error_travels_with_the_array_that_has_it(rig: Rig):
     response = rig.ask("copy_arrays", arrays=[5], results=[6], stack=12)
     check_refused(response, Code.INVALID_ARGUMENT, "cannot be copied to 1")
     payload = response.meta.status.payload["type.googleapis.com/ifrt.UserContext"]
-    assert payload == b"11"  # the stack of the request that failed first
+    assert payload == b"11"  # the stack of the first request that failed
 
 
 @pytest.mark.parametrize(

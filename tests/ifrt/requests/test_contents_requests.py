@@ -1,4 +1,4 @@
-"""Arrays of contents that the client's process sends."""
+"""Tests of arrays whose contents the client's process sends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs with control flow nodes, as a client submits them: honestly, and not."""
+"""Tests of valid and invalid submissions of programs with control flow nodes."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_loop_is_its_programs_and_what_is_around_it_launches_of_their_own(rig:
     rig.make(2, OUTPUT)
     rig.ask("execute", executable=reply.executable, arguments=[1, 2], results=[5])
     first, following, last, loop_message, after, launch, second, release = rig.take()
-    around = following.program  # also the first time: it consumes nothing
+    around = following.program  # also the first time, since it consumes nothing
     assert loop_message == m.RegisterLoop(loop_message.program, 1, first.program, around, around, last.program)
     assert [type(node) for node in following.definition.nodes] == [Call, Report]
     assert (launch.program, second.program) == (loop_message.program, after.program)

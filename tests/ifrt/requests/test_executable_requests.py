@@ -1,4 +1,4 @@
-"""Executables: compiling, running, asking about, and releasing them."""
+"""Tests of compiling, running, querying and releasing executables."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OUTPUT = ArraySpec("float32", (4,), Sharding((0,), Replicated(), "device"))
 
 
 def compiled(rig: Rig, **shape: Any) -> tuple[int, int]:
-    """The handle of an executable on device 0, and its function's number."""
+    """Return the handle of an executable on device 0, and its function's number."""
     op = rig.send("compile", compile_request())
     (asked,) = rig.take()
     rig.receive(m.FunctionReady(asked.function, OK, info(**shape)))
@@ -60,7 +60,7 @@ def test_a_function_that_does_not_compile_is_an_error_without_a_stack(rig: Rig):
     rig.receive(m.FunctionReady(asked.function, FAILURE, b""))
     response = rig.answer(op)
     check_refused(response, Code.DATA_LOSS, "it burnt")
-    assert not response.meta.status.payload  # JAX raises it from the very call that it belongs to
+    assert not response.meta.status.payload  # JAX raises it in the call that requested it
 
 
 def test_an_executable_that_is_destructed_releases_all_it_had(rig: Rig):
@@ -82,7 +82,7 @@ def test_a_function_for_lost_devices_compiles_where_it_is_known_and_its_runs_fai
     op = rig.send("compile", lost)
     (asked,) = rig.take()
     rig.receive(m.FunctionReady(asked.function, FAILURE, b""))
-    check_refused(rig.answer(op), Code.DATA_LOSS, "it burnt")  # nobody has said yet what it takes
+    check_refused(rig.answer(op), Code.DATA_LOSS, "it burnt")  # its result types are not known yet
     rig.send("compile", here)
     (asked,) = rig.take()
     rig.receive(m.FunctionReady(asked.function, OK, info()))
@@ -233,7 +233,7 @@ def test_a_traced_program_is_run_as_one_launch(rig: Rig):
     assert [type(node) for node in program.nodes] == [Call, Transfer]
     assert program.nodes[0].function == function
     assert (launch.arguments, launch.results) == ((1,), (5,))
-    # The function stays while the program needs it.
+    # The function is kept while the program needs it.
     rig.ask("executable_destruct", executable=handle)
     assert rig.take() == []
     rig.ask("executable_destruct", executable=reply.executable)
@@ -245,7 +245,7 @@ def test_a_program_that_calls_what_the_session_has_not_compiled_is_refused(rig: 
     check_refused(submitted(rig, program, b"stranger"), Code.INVALID_ARGUMENT, "has not compiled")
 
 
-# ---- questions
+# ---- queries
 
 
 def test_costs_and_texts_are_a_workers_to_say(rig: Rig):
@@ -270,7 +270,7 @@ def test_a_worker_that_cannot_say_is_an_error_inside_of_the_reply(rig: Rig, kind
     (asked,) = rig.take()
     rig.receive(m.QueryReply(asked.query, FAILURE, b""))
     response = rig.answer(op)
-    assert response.meta.status.code == 0  # jaxlib's client would end its process
+    assert response.meta.status.code == 0  # jaxlib's client would abort its process
     assert getattr(response, kind).status.message == FAILURE.details.in_text("it burnt")
 
 

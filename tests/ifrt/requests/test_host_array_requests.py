@@ -1,4 +1,4 @@
-"""Arrays from the client's memory and back: what is launched, uploaded, and stored."""
+"""Tests of copies from and to the client's memory: launches, uploads and stored buffers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_buffer_goes_to_the_hosts_of_its_array_whichever_comes_first(rig: Rig,
     assert node_of(program) == HostToDevice((HostBuffer(0, (4,), None, None),), (SPEC,))
     assert (launch.arguments, launch.results, launch.traceback_id) == ((), (5,), STACK)
     assert rig.cluster.uploads == [((0, 1), launch.feeds[0], b"0123456789abcdef")]
-    assert rig.session.arrays.get(5).ready  # it fails with its request, or not at all
+    assert rig.session.arrays.get(5).ready  # it can only fail with its request
     assert rig.session.buffers.nbytes == 0
 
 
@@ -79,7 +79,7 @@ def test_buffers_of_shards_say_which_they_are(rig: Rig):
     assert list(response.make_arrays_from_host_buffer_shards.arrays) == [5]
     program, launch = rig.take_launch()
     assert [buffer.positions for buffer in node_of(program).buffers] == [(1,), (0,)]
-    assert rig.cluster.uploads == [  # each to the host that has its shard, and to no other, where it would stay
+    assert rig.cluster.uploads == [  # each to the host with its shard, and not to other hosts, where it would remain
         ((1,), launch.feeds[0], b"second__"),
         ((0,), launch.feeds[1], b"first___"),
     ]
@@ -137,7 +137,7 @@ def test_as_many_buffers_as_shards_are_needed(rig: Rig):
 
 
 def fetch(rig: Rig, **fields: Any) -> tuple[int, m.Launch]:
-    """The number of a request for array 1, and its launch."""
+    """Return the number of a request that fetches array 1, and its launch."""
     op = rig.send("copy_to_host_buffer", array=1, host_buffer=3, **fields)
     registered, launch = rig.take()
     assert node_of(program_of(registered)[1]) == DeviceToHost((0,), 0, (8,) if fields else None)
@@ -203,7 +203,7 @@ def test_contents_that_were_on_their_way_from_a_host_that_is_lost_fail(rig: Rig,
     rig.make(1, SPEC)
     rig.session.arrays.get(1).ready = ready
     op, launch = fetch(rig)
-    rig.end_waits([launch])  # it has sent them
+    rig.end_waits([launch])  # it has sent its shards
     if ready:
         arrive(rig, launch.feeds[0], b"01234567", more=True)
     rig.receive(m.HostsFailed((0,)))

@@ -1,4 +1,4 @@
-"""pathwaysutils' persistence in the front end: plugin programs that become calls of Python beside the devices."""
+"""Tests of pathwaysutils' persistence: plugin programs that become calls of Python next to the devices."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PARTS = xla_pb2.OpSharding(
     type=xla_pb2.OpSharding.OTHER, tile_assignment_dimensions=(2,), tile_assignment_devices=(0, 1)
 )
 WHOLE = xla_pb2.OpSharding(type=xla_pb2.OpSharding.REPLICATED)
-# Devices 2 and 3 are an island of their own.
+# Devices 2 and 3 are a separate island.
 SHARDING = Sharding((2, 3), Tiled((2,), (0, 1)))
 ARRAY = ArraySpec("bfloat16", (4,), SHARDING)
 

@@ -1,4 +1,4 @@
-"""Requests of Atoll's own plug-in: questions and slices."""
+"""Tests of requests by Atoll's plug-in: queries and slices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Profiles by plugin programs: pathwaysutils' `profileRequest`, and the questions of Atoll's plug-in."""
+"""Tests of profiles by plugin programs: pathwaysutils' `profileRequest`, and queries of Atoll's plug-in."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def advanced(**value: Any) -> Any:
 
 
 def queries(sent: list[Any]) -> list[tuple[int, int, p.Request]]:
-    """(query, device, what it asks)"""
+    """Return the queries as (query, device, content)."""
     assert all(isinstance(each, m.Query) and each.what == "profile" for each in sent)
     return [(each.query, each.device, p.decode(each.payload)) for each in sent]
 
 
 def answer(rig: Rig, *statuses: Status) -> list[tuple[int, p.Request]]:
-    """Answers all queries of the session; returns the devices that they were about, and what they asked."""
+    """Reply to all queries of the session. Return their devices and contents."""
     asked = queries(rig.take())
     assert len(asked) == len(statuses)
     for (query, *_), status in zip(asked, statuses, strict=True):
@@ -99,7 +99,7 @@ def test_where_a_host_refuses_the_others_drop_what_they_have_begun(rig: Rig) -> 
     answer(rig, OK, BUSY)
     assert answer(rig, OK) == [(0, p.Collect())]
     check_refused(outcome(rig, 70), Code.FAILED_PRECONDITION, "host 1 has been recording")
-    run(rig, compiled.executable, 71)  # starts, since it has not
+    run(rig, compiled.executable, 71)  # starts, since it was not started before
     rig.settle()
     assert [type(request) for _, request in answer(rig, OK, GONE)] == [p.Start] * HOSTS
     assert outcome(rig, 71).WhichOneof("kind") == "fetch_execute_result"

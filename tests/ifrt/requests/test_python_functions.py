@@ -1,4 +1,4 @@
-"""Colocated Python in the front end: what is started, registered, launched and refused."""
+"""Tests of colocated Python: what is started, registered, launched and rejected."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tests.protocol.translation.wire import compile_request
 
 SETTINGS = ClientSettings("/home/user", ("/home/user/lib",), {"jax_enable_x64": True})
 LANGUAGE = "jax_colocated_python_v0.0.1"
-DEEP = b"\x91" * 200_000 + b"\xc0"  # lists in lists: Python 3.13 reads 9,000 of them
+DEEP = b"\x91" * 200_000 + b"\xc0"  # nested lists: Python 3.13 reads 9,000 levels
 
 
 def custom_call(**fields: Any) -> Any:
-    """A request for a function of one array on device 2, which is alone with device 3 on its island."""
+    """Return a request for a function of one array on device 2. Its island has only the devices 2 and 3."""
     program = compile_pb2.CustomCallProgram(
         type=LANGUAGE,
         name="add_one",
@@ -45,7 +45,7 @@ def custom_call(**fields: Any) -> Any:
 
 
 def registered(rig: Rig) -> tuple[m.RegisterFunction, Any]:
-    """What was sent to be compiled last, and its source."""
+    """Return the last registered function, and its source."""
     (message,) = rig.take()
     source = msgspec.msgpack.decode(rig.cluster.uploads[-1][2], type=m.FunctionSource)
     assert source.is_python
@@ -57,7 +57,7 @@ def ready(rig: Rig, message: m.RegisterFunction, status: Status = OK) -> None:
 
 
 def compiled(rig: Rig, request: Any | None = None) -> int:
-    """The handle of an executable."""
+    """Return the handle of an executable."""
     op = rig.send("compile", request if request is not None else custom_call())
     while rig.answer(op) is None:
         ready(rig, registered(rig)[0])

@@ -1,4 +1,4 @@
-"""pathwaysutils' own resharding: a plugin program whose dtypes and shapes are those of the arrays that it gets."""
+"""Tests of pathwaysutils' resharding: a plugin program whose dtypes and shapes come from its arguments."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_request_that_makes_no_sense_is_refused(rig: Rig, payload: Any, text: 
 @pytest.mark.parametrize(
     "sources",
     [
-        (sharding(PARTS, 0),),  # as many tiles as devices
+        (sharding(PARTS, 0),),  # the number of tiles equals the number of devices
         (sharding(WHOLE, 0, 0),),
         (sharding(PARTS, 0, 1), sharding(PARTS, 0, 1)),
         ({"devices": {"device_ids": [0, 1]}, "xla_hlo_sharding": base64.b64encode(b"\xff\xff").decode()},),
@@ -94,7 +94,7 @@ def test_a_request_that_makes_no_sense_is_refused(rig: Rig, payload: Any, text: 
 )
 def test_a_sharding_that_fits_no_array_is_refused_when_the_arrays_are_there(rig: Rig, sources: Any):
     reply = rig.ask("compile", request(sources, (sharding(WHOLE, 2),) * len(sources)))
-    if reply.WhichOneof("kind") is None:  # known already
+    if reply.WhichOneof("kind") is None:  # already registered
         return
     rig.make(1, SOURCE)
     response = rig.ask("execute", executable=reply.compile.executable, arguments=[1], results=[5])

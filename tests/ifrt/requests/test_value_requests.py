@@ -1,4 +1,4 @@
-"""Requests for information about the session, and the description of its devices."""
+"""Tests of queries about the session, and of the description of its devices."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_the_layout_of_a_lost_islands_device_is_asked_of_another_island(rig: Rig
 
 
 def test_a_layout_that_no_worker_knows_is_one_that_jit_can_do_without(rig: Rig):
-    """With any other code jaxlib's jit ends the user's process."""
+    """With any other code, jaxlib's jit aborts the user's process."""
     op = rig.send("get_default_layout", dtype=dtype_to("float32"), dims=[2], device_id=0)
     while sent := rig.take():
         rig.receive(m.QueryReply(sent[0].query, FAILURE, b""))
@@ -162,7 +162,7 @@ def test_devices_have_stock_jaxs_names_where_all_are_on_one_host(
 
 
 def test_libraries_find_the_host_of_a_device() -> None:
-    """A session may have some of the hosts only, for example if another one has an exclusive slice."""
+    """A session may not have all hosts, for example if another session has an exclusive slice."""
     info = DeviceInfo(0, "cpu", "cpu", ("device",), "device", (), 0, 0, 0)
     hosts = [(0, 1), (0, 1), (0, 2), (3, 6), (3, 7)]
     devices = tuple(VirtualDevice(number, island, host, info) for number, (island, host) in enumerate(hosts))
@@ -176,7 +176,7 @@ def test_libraries_find_the_host_of_a_device() -> None:
         (3, 1),
     ]
     for each, device in zip(attributes, reply.all_devices, strict=True):
-        # The patterns are those of Orbax (old and new), and of Tunix.
+        # The patterns are those of Orbax (old and new) and of Tunix.
         task, slice_index = each["virtual_task_index"].int64_value, each["slice_index"].int64_value
         assert re.findall(r"vtask=(\d+),", device.to_string) == [str(task)]
         assert re.findall(r"(?:^|[,(])logical_task=([^,)]+)", device.to_string) == [str(task)]

@@ -1,4 +1,4 @@
-"""Stands in for the package gcsfs: a bucket is a directory of $BUCKETS."""
+"""Replacement of the package gcsfs in which a bucket is a directory of $BUCKETS."""
 
 from __future__ import annotations
 

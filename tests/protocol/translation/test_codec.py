@@ -1,4 +1,4 @@
-"""Translation of dtypes, shapes, layouts, statuses and platform IDs."""
+"""Tests of translating dtypes, shapes, layouts, statuses and platform IDs."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_spec_is_read_whole():
 @pytest.mark.parametrize(
     ("text", "signed"),
     [
-        # Published values of the same hash (FARM_FINGERPRINT in BigQuery's reference): one for each of its lengths.
+        # Published values of the same hash (FARM_FINGERPRINT in BigQuery's reference), one per branch of lengths.
         ("foo", 6150913649986995171),
         ("3true", -4880158226897771312),
         ("1footrue", -1541654101129638711),

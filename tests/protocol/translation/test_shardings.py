@@ -1,4 +1,4 @@
-"""Shardings against JAX's own, and as tables."""
+"""Tests of shardings, compared with JAX's own and with tables."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _devices() -> None:
 
 
 def factors(draw: st.DrawFn, count: int) -> list[int]:
-    """Sizes of mesh axes, with a product of `count`."""
+    """Generate sizes of mesh axes with a product of `count`."""
     sizes = []
     while count > 1:
         size = draw(st.sampled_from([d for d in range(2, count + 1) if count % d == 0]))
@@ -49,7 +49,7 @@ def factors(draw: st.DrawFn, count: int) -> list[int]:
 
 @st.composite
 def placed(draw: st.DrawFn) -> tuple[Mesh, PartitionSpec, tuple[int, ...]]:
-    """A mesh of some of the devices in any order, which axes cut which dimensions, and a shape that fits."""
+    """Generate a mesh of some devices in any order, the axes that divide each dimension, and a shape that fits."""
     count = draw(st.sampled_from([1, 2, 4, 6, 8]))
     devices = draw(st.permutations(jax.devices()))[:count]
     sizes = factors(draw, count)
@@ -65,7 +65,7 @@ def placed(draw: st.DrawFn) -> tuple[Mesh, PartitionSpec, tuple[int, ...]]:
 
 
 def boxes_of(sharding: NamedSharding, shape: tuple[int, ...]) -> list[Box]:
-    """What each device holds, as JAX says it; in the order of the mesh."""
+    """Return the part of each device according to JAX, in the order of the mesh."""
     held = sharding.devices_indices_map(shape)
     return [
         tuple(s.indices(size)[:2] for s, size in zip(held[device], shape, strict=True))
@@ -103,7 +103,10 @@ def test_a_tile_assignment_that_is_spelt_out_says_the_same_as_one_that_is_counte
 
 
 def named(mesh: Mesh, spec: PartitionSpec, order: list[int] | None = None) -> Any:
-    """The newer form: mesh axes by name. `order` are the mesh's devices as positions in the device list."""
+    """Return the newer form with named mesh axes.
+
+    `order` contains the mesh's devices as positions in the device list.
+    """
     op = xla_pb2.OpSharding()
     sharding = op.named_sharding
     for name, size in mesh.shape.items():
@@ -145,7 +148,7 @@ def test_a_named_mesh_may_count_its_devices_transposed(case, data):
 
 @given(st.data())
 def test_a_part_of_a_named_axis_is_an_axis_of_its_own(data):
-    """One axis of eight, used in parts, against a mesh whose axes are these parts."""
+    """Compare one axis of eight, used in parts, with a mesh whose axes are these parts."""
     sizes = factors(data.draw, DEVICES)
     fine = Mesh(np.array(jax.devices()).reshape(sizes), tuple(f"a{i}" for i in range(len(sizes))))
     used = list(data.draw(st.permutations(fine.axis_names)))[: data.draw(st.integers(0, len(sizes)))]
@@ -390,7 +393,7 @@ def test_a_sharding_that_makes_no_sense_is_refused(proto, code):
 
 @given(st.data())
 def test_sharding_params_cut_dimensions_by_axes_from_minor_to_major(data):
-    """Against numpy: devices counted over the axes with the first one fastest, then transposed by the permutation."""
+    """Compare with NumPy: devices are numbered with the first axis fastest, then transposed by the permutation."""
     sizes = factors(data.draw, DEVICES)
     permutation = list(data.draw(st.permutations(range(len(sizes)))))
     grid = np.arange(DEVICES).reshape(sizes[::-1]).transpose([len(sizes) - 1 - axis for axis in reversed(permutation)])

@@ -1,4 +1,4 @@
-"""Messages of the IFRT protocol, made by hand."""
+"""Hand-made messages of the IFRT protocol."""
 
 from __future__ import annotations
 
