@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from collections import deque
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +66,8 @@ def collectives(pair: tuple[int, int], scale: float, progress: str, stop: str) -
 class Counts:
     """The progress of the clients."""
 
-    def __init__(self, files: list[Path], clients: list[RemotePython]) -> None:
+    def __init__(self, files: list[Path], clients: list[RemotePython], cluster: StandingCluster) -> None:
+        self._cluster = cluster
         self._files = files
         self._clients = clients
 
@@ -86,8 +90,17 @@ class Counts:
             last = counts
             ended = [client.errors()[-2000:] for client in self._clients if client.process.poll() is not None]
             assert not ended, ended
-            assert now - min(changed) < STUCK_SECONDS, f"a client makes no progress: {last} collectives"
+            assert now - min(changed) < STUCK_SECONDS, f"a client makes no progress: {last}\n{self._why()}"
             time.sleep(0.05)
+
+    def _why(self) -> str:
+        """Return what each session waits for."""
+        command = [sys.executable, "-m", "atoll.operate.command", "why", "--address", self._cluster.address]
+        found = [
+            subprocess.run([*command, str(each["id"])], capture_output=True, text=True, timeout=STUCK_SECONDS)
+            for each in self._cluster.report()["sessions"]
+        ]
+        return "\n".join(each.stdout + each.stderr for each in found)
 
 
 def test_collectives_over_pairs_of_islands_have_one_order_and_survive_kills(
@@ -99,7 +112,7 @@ def test_collectives_over_pairs_of_islands_have_one_order_and_survive_kills(
     stop, files = tmp_path / "stop", [tmp_path / f"progress-{number}" for number in range(len(PAIRS))]
     for number, (client, pair) in enumerate(zip(clients, PAIRS, strict=True)):
         client.begin(collectives, pair, 10.0**number, str(files[number]), str(stop))
-    counts = Counts(files, clients)
+    counts = Counts(files, clients, cluster)
     try:
         kills = kill_again_and_again(cluster, counts, rng)
     finally:
@@ -134,6 +147,14 @@ class Victims:
         return island
 
 
+def _restarts(report: dict[str, Any]) -> int:
+    return sum(each["restarts"] for each in report["islands"])
+
+
+def _has_restarted(before: int, report: dict[str, Any]) -> bool:
+    return _restarts(report) > before
+
+
 def kill_again_and_again(cluster: StandingCluster, counts: Counts, rng: random.Random) -> int:
     """Kill random workers until there are enough collectives. Return the number of kills."""
     kills, victims = 0, Victims(rng)
@@ -143,9 +164,11 @@ def kill_again_and_again(cluster: StandingCluster, counts: Counts, rng: random.R
         island = victims.choose()
         if island is None:
             continue
+        before = _restarts(cluster.report())
         cluster.worker(island).send_signal(signal.SIGKILL)  # each island has one host
         kills += 1
-        cluster.until(lambda report: any(each["state"] != "ready" for each in report["islands"]), STUCK_SECONDS)
+        # A report may take so long that the island has failed and restarted since the last one.
+        cluster.until(partial(_has_restarted, before), STUCK_SECONDS)
         cluster.until(lambda report: all(each["state"] == "ready" for each in report["islands"]), STUCK_SECONDS)
         check(cluster)
     counts.wait_for(IN_FLIGHT, PER_KILL)
