@@ -129,7 +129,14 @@ class Cluster:
         self._names[connection] = ("host", host)
         self._hosts[host] = connection
         hello = ready(self.controller.resources.topology, host, address or f"unix:/data-{host}")
-        self.receive(connection, msgspec.structs.replace(hello, max_in_flight=max_in_flight))
+        compiles_first = self.compiles_first(host)
+        self.receive(
+            connection, msgspec.structs.replace(hello, max_in_flight=max_in_flight, compiles_first=compiles_first)
+        )
+
+    def compiles_first(self, host: int) -> bool:
+        """Return whether the next worker of the host finds out by itself if functions need worlds."""
+        return False
 
     def open(
         self,
@@ -235,9 +242,9 @@ class Cluster:
         return [message for _, message in self.sent()]
 
 
-def joined(topology: str, **settings: Any) -> Cluster:
+def joined(topology: str, kind: type[Cluster] = Cluster, **settings: Any) -> Cluster:
     """Return a cluster whose workers have all joined, without the messages that they received."""
-    cluster = Cluster(topology, **settings)
+    cluster = kind(topology, **settings)
     for host in range(cluster.topology.host_count):
         cluster.join(host)
     cluster.flush()

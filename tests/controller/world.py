@@ -25,7 +25,7 @@ from atoll.state.session import GangRun
 from atoll.worker.delegated_run_dispatcher import DelegatedRunDispatcher, DelegatedUnits
 from atoll.worker.host_group import HostGroup
 from tests.controller.model_host import ModelHost
-from tests.controller.play import joined, joining
+from tests.controller.play import Cluster, joined, joining
 
 
 class Client:
@@ -276,13 +276,14 @@ class World:
     """Controller with model hosts and random clients. The messages between them keep their order."""
 
     kind_of_client: type[Client] = Client
+    kind_of_cluster: type[Cluster] = Cluster
     longest = 6  # maximum number of calls in a program
 
     def __init__(self, rng: random.Random, topology: str, doom: float, **settings: Any) -> None:
         self.rng = rng
         self.doom = doom
         self.now = 0.0
-        self.cluster = joined(topology, delegate_after_seconds=0.0, **settings)  # no time passes
+        self.cluster = joined(topology, self.kind_of_cluster, delegate_after_seconds=0.0, **settings)  # no time passes
         self.controller = self.cluster.controller
         self.memory: int = settings.get("device_memory", 0)  # of each device; 0 means no limit
         self.exhausted: set[str] = set()  # out-of-memory errors that the model confirms

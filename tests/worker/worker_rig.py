@@ -126,25 +126,38 @@ class Rig:
         name = self.request(module, devices, world)
         return name, self.reports.get(timeout=SECONDS).status
 
-    def request(self, module: Any, devices: tuple[int, ...] = (0,), world: int = 0, name: str = "") -> str:
-        """Asks for a module to be compiled for these devices; the function's name."""
+    def request(
+        self,
+        module: Any,
+        devices: tuple[int, ...] = (0,),
+        world: int = 0,
+        name: str = "",
+        rank: int = -1,
+    ) -> str:
+        """Asks for a module to be compiled for these devices; the function's name.
+
+        With a rank, the module is for these devices on two islands of one host, of which this host has that rank.
+        """
         from jax._src.lib import _jax
         from jax._src.lib import xla_client as xc
         from jaxlib.mlir.dialects import stablehlo
 
         program = _jax.mlir.serialize_portable_artifact(module, stablehlo.get_current_version())
         options = xc.CompileOptions()
-        options.num_partitions = len(devices)
-        options.executable_build_options.num_partitions = len(devices)
+        hosts = range(1 if rank < 0 else 2)
+        assignment = (tuple((host, ordinal) for host in hosts for ordinal in devices),)
+        options.num_partitions = len(assignment[0])
+        options.executable_build_options.num_partitions = len(assignment[0])
         options.executable_build_options.use_spmd_partitioning = True
         options.executable_build_options.use_shardy_partitioner = True
         source = m.FunctionSource(program, options.SerializeAsString())
         feed = self.feed(msgspec.msgpack.encode(source))
         name = name or f"function {feed}"
-        assignment = (tuple((0, ordinal) for ordinal in devices),)
-        ranks = (0, int(bool(world)))
+        ranks, islands = ((0, int(bool(world))), ()) if rank < 0 else ((rank, 1), (1, 1))
         self.functions.compile(
-            m.Compile(name, self.session, feed, assignment, tenant=self._tenant, world=world, ranks=ranks)
+            m.Compile(
+                name, self.session, feed, assignment, tenant=self._tenant, world=world, ranks=ranks, islands=islands
+            )
         )
         return name
 

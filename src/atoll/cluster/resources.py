@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -40,6 +41,7 @@ class Host(StateMachine[HostState]):
     incarnation: int = 0
     machine: str = ""  # its name, for messages
     sandbox: Mechanisms | None = None  # for users' Python; None if its worker does not report it
+    compiles_first: bool = False  # it finds out whether functions need a world: see `protocol.messages.Compile`
 
     def _described(self) -> str:
         return f"host {self.number}"
@@ -106,6 +108,11 @@ class ResourceManager:
         for host in self.hosts_of(island):
             if not self.has_failed(host):
                 self.hosts[host].enter(HostState.FAILED)
+
+    def compile_first(self, islands: Iterable[int]) -> bool:
+        """Return whether the hosts of these islands find out whether functions need a world: all that have joined."""
+        hosts = [self.hosts[number] for island in islands for number in self.hosts_of(island)]
+        return bool(hosts) and all([host.compiles_first for host in hosts])
 
     @property
     def is_complete(self) -> bool:

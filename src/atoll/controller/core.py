@@ -332,6 +332,7 @@ class Controller:
             m.PlanRegistered: self.programs.plan_registered,
             m.WorldServed: self._worlds.served,
             m.WorldFailed: self._recovery.world_failed,
+            m.NeedsWorld: self._compilation.needs_world,
             m.StoresReported: self._checks.reported,
             m.WorkerAnswer: self._queries.answered,
             m.SpillReply: self._spiller.spill_replied,

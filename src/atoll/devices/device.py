@@ -119,11 +119,13 @@ class ProgramLoader(Protocol):
     """The part of a backend for programs that compiler processes have compiled (`devices.compilers`).
 
     `compiler` names a factory of `devices.compilers.compiler_process.Compiler` as "module:callable". The process gets
-    `compiler_devices` devices.
+    `compiler_devices` devices. With `loads_apart`, it can load the programs of functions on several islands before it
+    is known whether these communicate.
     """
 
     compiler: str
     compiler_devices: int
+    loads_apart: bool
 
     def find(self, request: CompileProgram, tenant: str) -> CompiledProgram | None:
         """Return the program if it is stored for this tenant, without parsing it. Compilers."""
@@ -131,10 +133,26 @@ class ProgramLoader(Protocol):
     def keep(self, request: CompileProgram, tenant: str, program: CompiledProgram) -> None:
         """Store a program that a compiler process has compiled for this tenant. Compilers."""
 
+    def compile_over_islands(
+        self, request: CompileProgram, callbacks: Callbacks | None, tenant: str
+    ) -> tuple[CompiledProgram, bool, float]:
+        """Compile a program for devices of several islands in this process, to `load` it. Only with `loads_apart`.
+
+        Returns and raises the same as `DeviceBackend.compile`. Compilers, several at a time.
+        """
+
     def load(
-        self, program: CompiledProgram, assignment: Assignment, callbacks: Callbacks | None = None, world: int = 0
+        self,
+        program: CompiledProgram,
+        assignment: Assignment,
+        callbacks: Callbacks | None = None,
+        world: int = 0,
+        ranks: tuple[int, int] = (0, 0),
     ) -> LoadedFunction:
         """Load a program on this host's devices. Compilers, several at a time.
+
+        If the assignment contains devices of other islands, `ranks` are the first host of this island in it and the
+        number of its hosts. Without a world, the islands then run the program without communicating.
 
         Raises StatusError if the program does not match the request.
         """

@@ -26,20 +26,24 @@ class DeviceKind:
 
     `backend(devices, cache_directory, membership)` creates the `DeviceBackend`, once per process of
     `atoll.worker.worker_main`. It blocks until the devices are ready. With a `Membership`, the host joins the other
-    hosts of its island.
+    hosts of its island. In a cluster with several islands, `among_islands(membership)` is called before.
 
     The engine calls `check()` before it starts anything. It raises ClusterError for settings in the environment that
     the kind does not support.
     """
 
     backend: str = ""
+    among_islands: str = ""
     process: str = "atoll.worker.worker_main"
     process_per_island: bool = False
     shared_process: str = ""
     check: str = ""
 
 
-XLA = DeviceKind(backend="atoll.devices.xla.xla_backend:open_backend")
+XLA = DeviceKind(
+    backend="atoll.devices.xla.xla_backend:open_backend",
+    among_islands="atoll.devices.xla.remote_device:prepare",
+)
 
 # By platform. XLA runs all other platforms.
 KINDS: dict[str, DeviceKind] = {

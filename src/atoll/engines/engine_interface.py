@@ -37,6 +37,7 @@ class HostStart:
     devices: int  # per host
     incarnation: int  # rises with each start of the island, so names that contain it are unique
     platform: str = DEFAULT_PLATFORM
+    among_islands: bool = False  # whether the cluster has several islands
 
 
 @dataclass(frozen=True)

@@ -324,10 +324,8 @@ class Supervisor:
     def _starts(self, island: int, incarnation: int) -> list[HostStart]:
         shape, first = self._topology.shapes[island], self._topology.first_host(island)
         processes = 1 if kind_of(shape.platform).process_per_island else shape.hosts
-        return [
-            HostStart(island, first + rank, rank, shape.hosts, shape.devices, incarnation, shape.platform)
-            for rank in range(processes)
-        ]
+        own = shape.hosts, shape.devices, incarnation, shape.platform, self._topology.islands > 1
+        return [HostStart(island, first + rank, rank, *own) for rank in range(processes)]
 
     def island_starts(self, island: int, incarnation: int, machines: Sequence[str]) -> None:
         if self._link is not None:

@@ -74,6 +74,7 @@ def worker_command(start: HostStart, place: WorkerPlace) -> list[str]:
             _state(place),
             place.sandbox,
             place.hostname,
+            start.among_islands,
         ),
     )
 

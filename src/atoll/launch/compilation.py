@@ -118,7 +118,8 @@ class Compilation:
             islands = _islands_of(locations)
             if len(islands) > 1 and not message.runs_apart:
                 self._check_islands(islands)
-                self._worlds.check(session.tenant.name, islands)
+                if not self._resources.compile_first(islands):
+                    self._worlds.check(session.tenant.name, islands)
             session.devices.use("a compiled function", [tuple(flat)])
             for island in islands:
                 (island_problem(session, self._resources.islands[island]) or OK).raise_if_error()
@@ -150,6 +151,32 @@ class Compilation:
                 f"the computation's devices are on the islands {named}, and islands of platform {platform} cannot run "
                 f"one computation together: {_APART}"
             )
+
+    def _hosts_per_island(self, islands: tuple[int, ...]) -> tuple[int, ...]:
+        """Return `Compile.islands`: empty if a host does not find out whether functions need worlds."""
+        topology = self._resources.topology
+        first = self._resources.compile_first(islands)
+        return tuple([len(topology.hosts_of(island)) for island in islands]) if first else ()
+
+    def needs_world(self, host: int, message: m.NeedsWorld) -> None:
+        """Have a host load a function in a world, because its islands communicate. Start the world if necessary."""
+        name = message.function
+        waiting = self.functions.waiting.get((name, host), ())
+        session = next((found for each in waiting if (found := self._sessions.get(each.session)) is not None), None)
+        islands = _islands_of(self.functions.locations.get(name, ()))
+        if session is None or len(islands) < 2:  # the function was released, and the host drops it
+            return
+        report = self.functions.reports.get(name)
+        try:
+            if report is not None and report.is_apart:
+                raise _disagreement(name, host)
+            self._worlds.check(session.tenant.name, islands)
+        except StatusError as error:
+            for each in sorted(hosts_of(self.functions.locations[name])):
+                self._settle(name, each, error.status, b"")
+            return
+        world = self._worlds.use(session.tenant.name, islands, name)
+        self._outbox.to_host(host, m.LoadInWorld(name, world.number))
 
     def _check_quota(self, tenant: Tenant) -> None:
         if tenant.settings.compiles:
@@ -201,8 +228,14 @@ class Compilation:
         topology, tenant = self._resources.topology, session.tenant
         request = session.function_requests[function]
         world = 0
+        counts: tuple[int, ...] = ()
         if len(islands) > 1 and not request.runs_apart:
-            world = self._worlds.use(tenant.name, islands, name).number
+            counts = self._hosts_per_island(islands)
+            report = self.functions.reports.get(name)
+            needs_world = report is not None and not report.is_apart
+            # If a function needs no world but there is one, the function's arguments are probably there.
+            if not counts or needs_world or self._worlds.has(tenant.name, islands):
+                world = self._worlds.use(tenant.name, islands, name).number
         members = [host for island in islands for host in topology.hosts_of(island)]  # by rank
         rank = {host: rank for rank, host in enumerate(members)}
         assignment = tuple(tuple((rank[s.host], s.ordinal) for s in partitions) for partitions in locations)
@@ -217,6 +250,7 @@ class Compilation:
             tenant.host_name,
             tenant.settings.share,
             native_code=tenant.has_native_code,
+            islands=counts,
         )
         now = self._outbox.seconds
         rates = self._rates.of(tenant)
@@ -243,11 +277,14 @@ class Compilation:
             self._awaiting.setdefault((session.number, host, compile_.feed), compile_)
 
     def _request(self, session: Session, host: int, compile_: m.Compile) -> None:
-        """Have a host compile now. The function's world may have been closed since the session asked for it."""
+        """Have a host compile now. The world or a worker may have been replaced since the session asked for it."""
         name = compile_.function
-        if compile_.world and name in self.functions.users:
-            world = self._worlds.use(session.tenant.name, _islands_of(self.functions.locations[name]), name)
-            compile_ = msgspec.structs.replace(compile_, world=world.number)
+        islands = _islands_of(self.functions.locations.get(name, ()))
+        if compile_.islands or compile_.world:
+            counts = self._hosts_per_island(islands)
+            if (compile_.world or not counts) and name in self.functions.users:
+                world = self._worlds.use(session.tenant.name, islands, name).number
+                compile_ = msgspec.structs.replace(compile_, world=world, islands=counts)
         self._outbox.to_host(host, compile_)
         self.watch.requested(name, host, session.number, compile_.feed, self._outbox.seconds)
 
@@ -396,6 +433,11 @@ class Compilation:
         return True
 
     def compiled(self, host: int, message: m.Compiled) -> None:
+        report = self.functions.reports.get(message.function)
+        # The other way round, the worker is of a later version than the one that reported first.
+        if message.status.ok and report is not None and report.is_apart and not message.is_apart:
+            self._settle(message.function, host, _disagreement(message.function, host).status, b"")
+            return
         if message.status.ok:
             self.functions.compiled += not message.cached
             self.functions.cached += message.cached
@@ -510,11 +552,13 @@ class Compilation:
     def request_again(self, lost: Container[str]) -> dict[int, set[str]]:
         """Have sessions send the sources again of functions that their hosts have lost. Launches wait for that.
 
-        Return those of the functions that are being compiled, by session: these fail.
+        Return those of the functions that are being compiled, by session: these fail. Functions that run on each island
+        by itself do not fail.
         """
         awaited: dict[int, set[str]] = {}
         for (name, _), waiting in self.functions.waiting.items():
-            if name in lost:
+            report = self.functions.reports.get(name)
+            if name in lost and not (report is not None and report.is_apart):
                 for each in waiting:
                     awaited.setdefault(each.session, set()).add(name)
         for session in self._sessions.values():
@@ -545,6 +589,12 @@ class Compilation:
             self._scheduler.offer_again(island.number)
 
 
+def _disagreement(name: str, host: int) -> StatusError:
+    text = f"host {host} and others do not agree on whether the islands of function {name} communicate: their workers "
+    text += "may be of different versions. Compile the program again when all workers are of the same version"
+    return StatusError(Code.FAILED_PRECONDITION, text)
+
+
 def _islands_of(locations: DeviceAssignment) -> tuple[int, ...]:
     return tuple(sorted({location.island for partitions in locations for location in partitions}))
 
@@ -557,11 +607,11 @@ def _report(message: m.Compiled, locations: DeviceAssignment) -> FunctionReport:
     devices = tuple((each.host, each.ordinal) for partitions in locations for each in partitions)
     of_run = message.name, message.scratch_bytes, message.calls_client
     if not message.info:  # a Python function
-        return FunctionReport(devices, *of_run)
+        return FunctionReport(devices, *of_run, is_apart=message.is_apart)
     try:
         info = _read_outputs(message.info)
     except msgspec.MsgspecError as error:
         raise invalid(f"invalid Compiled.info: {error}") from None
     outputs = tuple((each.dtype, each.shape) for each in info.outputs)
     sizes = output_sizes(outputs, info.memory_stats.get("output_size_in_bytes", 0))
-    return FunctionReport(devices, *of_run, outputs, sizes, frozenset(info.donated))
+    return FunctionReport(devices, *of_run, outputs, sizes, frozenset(info.donated), message.is_apart)

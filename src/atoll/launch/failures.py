@@ -80,11 +80,21 @@ class Failures:
         failed = {
             number for number, node in nodes.items() if any(each.state is GangState.FAILED for each in node.gangs)
         }
-        return [
-            gang
-            for gang in collectives
-            if gang.run.hosts_left and (gang.run.failure is not None or gang.node.number in failed)
-        ]
+        return [gang for gang in collectives if self._waits_on(gang, gang.node.number in failed)]
+
+    def islands_that_wait(self, gang: Gang[GangRun]) -> list[int]:
+        """Return the islands of a half-failed gang on which hosts wait for another host."""
+        return self._waits_on(gang, True)
+
+    def _waits_on(self, gang: Gang[GangRun], node_failed: bool) -> list[int]:
+        """Return the islands on which hosts run a gang that failed on a host with which they communicate."""
+        run = gang.run
+        if not run.hosts_left:
+            return []
+        if run.spec.is_apart:  # they communicate only with hosts of the same island
+            failed_on = run.spec.islands_of(set(run.left_out))
+            return [island for island in run.islands_left if island in failed_on]
+        return run.islands_left if run.failure is not None or node_failed else []
 
     def fail_launches_of_island(self, island: int, status: Status) -> Survivors:
         """Fail the launches that do not survive the failure of the island. Return the survivors, which wait for it."""
@@ -114,7 +124,7 @@ class Failures:
             # Data may be lost on the way although the sender had ended its part, or the sending failed. A function on
             # several islands fails when its world is closed.
             spec = gang.run.spec
-            is_in_world = spec.collective and bool(spec.functions)
+            is_in_world = spec.collective and bool(spec.functions) and not spec.is_apart
             depends_on_it = spec.incoming or gang.run.failure is not None or is_in_world
             if depends_on_it and gang.node.number in on_island:
                 why = status.within(gang.run.launch.program.name)

@@ -560,8 +560,7 @@ class Launcher:
             self._outbox.to_host(host, m.CollectiveEnded(sequence))  # the gang may have been a collective
             return
         if gang.run.spec.collective:
-            gang.run.left_out += (host,)
-            self._left_out.add(gang.node.number)
+            self._leave_out(gang, host)
         if not gang.node.is_delegated:  # other gangs of a delegated run are in flight on the host
             gang.run.hosts_left.discard(host)
         if self._may_be_of_another_host(gang, failure):
@@ -578,9 +577,16 @@ class Launcher:
         This failure is the cause of those that the other devices will report.
         """
         gang = self.in_flight.get(sequence)
-        if gang is not None and gang.run.spec.collective and host in gang.run.hosts_left:
-            for each in gang.node.gangs:
-                each.run.failure = each.run.failure or failure
+        if gang is None or not gang.run.spec.collective or host not in gang.run.hosts_left:
+            return
+        if gang.run.spec.is_apart and host not in gang.run.left_out:
+            self._leave_out(gang, host)
+        for each in (gang,) if gang.run.spec.is_apart else gang.node.gangs:
+            each.run.failure = each.run.failure or failure
+
+    def _leave_out(self, gang: Gang[GangRun], host: int) -> None:
+        gang.run.left_out += (host,)
+        self._left_out.add(gang.node.number)
 
     def _all_parts_ended(self, gang: Gang[GangRun]) -> None:
         run = gang.run
@@ -597,12 +603,15 @@ class Launcher:
         """If a collective is over on all hosts, let those hosts start others that failed in it or left it out."""
         if node.number not in self._left_out:  # nearly always: a look at all gangs is too much for each that ends
             return
-        if all(gang.state >= GangState.DONE or not gang.run.hosts_left for gang in node.gangs):
+        over = [gang for gang in node.gangs if gang.state >= GangState.DONE or not gang.run.hosts_left]
+        if len(over) < len(node.gangs) and not node.gangs[0].run.spec.is_apart:  # its islands communicate
+            return
+        for gang in over:
+            for host in gang.run.left_out:
+                self._outbox.to_host(host, m.CollectiveEnded(gang.sequence))
+            gang.run.left_out = ()
+        if not any(gang.run.left_out for gang in node.gangs):
             self._left_out.discard(node.number)
-            for gang in node.gangs:
-                for host in gang.run.left_out:
-                    self._outbox.to_host(host, m.CollectiveEnded(gang.sequence))
-                gang.run.left_out = ()
 
     def note_left_out(self) -> None:
         """Note the collectives in flight that hosts have failed in or left out, after the launcher was loaded."""

@@ -59,6 +59,11 @@ WorldKey = tuple[str, tuple[int, ...]]
 
 def world_of(node: QueuedNode[GangRun]) -> WorldKey | None:
     """Return the world that a node's function runs in, if it runs together on several islands."""
+    return None if node.gangs and node.gangs[0].run.spec.is_apart else _possible_world_of(node)
+
+
+def _possible_world_of(node: QueuedNode[GangRun]) -> WorldKey | None:
+    """Return the world where a node's function runs if it needs one, or was compiled when there was one."""
     if not node.gangs or not node.gangs[0].run.spec.collective:
         return None
     islands = node.islands
@@ -85,6 +90,10 @@ class Worlds:
             text = f"compiled functions of this tenant run on {MOST_WORLDS} different sets of islands already"
             raise StatusError(Code.RESOURCE_EXHAUSTED, f"{text}: release some of them, or use fewer meshes")
 
+    def has(self, tenant: str, islands: tuple[int, ...]) -> bool:
+        """Return whether the tenant has a world of these islands."""
+        return (tenant, islands) in self._worlds
+
     def use(self, tenant: str, islands: tuple[int, ...], function: str) -> World:
         """Return the world in which a function of the tenant runs on these islands, and start it if necessary."""
         key = tenant, islands
@@ -108,7 +117,7 @@ class Worlds:
             if (world.number, world.hosts[0]) == (message.world, host) and world.state is WorldState.STARTING:
                 world.enter(WorldState.JOINING)
                 for rank, each in enumerate(world.hosts[1:], 1):
-                    self._outbox.to_host(each, m.JoinWorld(world.number, rank, len(world.hosts), message.address))
+                    self._outbox.to_host(each, self._join(world, rank, message.address))
 
     def failed(self, host: int, message: m.WorldFailed) -> set[str]:
         """Close a world that one of its hosts cannot join. Return the functions that its hosts have lost.
@@ -175,7 +184,11 @@ class Worlds:
         islands = self._resources.islands
         if world.state is WorldState.WAITING and all(islands[each].works for each in world.islands):
             world.enter(WorldState.STARTING)
-            self._outbox.to_host(world.hosts[0], m.JoinWorld(world.number, 0, len(world.hosts)))
+            self._outbox.to_host(world.hosts[0], self._join(world, 0, ""))
+
+    def _join(self, world: World, rank: int, address: str) -> m.JoinWorld:
+        named = world.islands if self._resources.compile_first(world.islands) else ()  # older workers do not read it
+        return m.JoinWorld(world.number, rank, len(world.hosts), address, named)
 
     def _close(self, world: World, status: Status, successor: int = 0) -> None:
         del self._worlds[world.tenant, world.islands]
@@ -187,7 +200,7 @@ class Worlds:
         idle = [each for each in self._worlds.values() if each.tenant == tenant and not each.functions]
         if len(idle) <= IDLE_WORLDS:
             return
-        used = {world_of(gang.node) for gang in self._in_flight()}  # by runs of functions that were released
+        used = {_possible_world_of(gang.node) for gang in self._in_flight()}  # by runs of released functions
         idle = [each for each in idle if (each.tenant, each.islands) not in used]
         for each in idle[: max(0, len(idle) - IDLE_WORLDS)]:
             self._close(each, Status(Code.CANCELLED, "no function used this world"))

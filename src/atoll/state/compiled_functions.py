@@ -35,6 +35,7 @@ class FunctionReport:
     outputs: tuple[ShardType, ...] | None = None
     nbytes: tuple[int, ...] = ()  # size of a shard, per output
     donated: frozenset[int] = frozenset()  # positions of the parameters whose memory the outputs may take
+    is_apart: bool = False  # it runs on several islands, each by itself
 
     @property
     def scratch(self) -> MemoryRequirement:

@@ -176,6 +176,7 @@ def _joined(gangs: Sequence[GangSpec]) -> GangSpec:
         segments=len(gangs),
         moved=sum(gang.moved for gang in gangs),
         title=", ".join(_counted([gang.title for gang in gangs if gang.title])),
+        is_apart=all(gang.is_apart for gang in gangs if gang.collective),
         islands=first.islands,
         places=first.places,
         nodes=tuple(gangs) if first.islands else (),

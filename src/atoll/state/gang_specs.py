@@ -88,6 +88,7 @@ class GangSpec(OnIslands):
     host_call: HostCallKind | None = None
     moved: int = 0  # bytes that its transfers write
     title: str = ""  # names of its functions for display
+    is_apart: bool = False  # hosts of different islands do not compute together
     # Of a joint gang: its islands, and the hosts on each of them. See `state.joint_gangs`.
     islands: tuple[int, ...] = ()
     places: tuple[tuple[int, ...], ...] = ()

@@ -56,7 +56,7 @@ def _key(gang: GangSpec) -> object:
     """Return what is equal for gangs that do the same on different islands."""
     makes = [(each.value, each.views, bool(each.requirement)) for each in gang.makes]
     own = (gang.kind, gang.functions, gang.handles, gang.consumes, gang.drops)
-    return own, makes, gang.collective, gang.segments, gang.device_count, gang.moved
+    return own, makes, gang.collective, gang.is_apart, gang.segments, gang.device_count, gang.moved
 
 
 def _joint(node: Unit, shared: Callable[[MemoryRequirement], MemoryRequirement]) -> Steps[GangSpec]:
@@ -95,6 +95,7 @@ def _joint(node: Unit, shared: Callable[[MemoryRequirement], MemoryRequirement])
         segments=first.segments,
         moved=sum([gang.moved for gang in node]),
         title=first.title,
+        is_apart=first.is_apart,
         islands=tuple([gang.island for gang in node]),
         places=tuple([gang.hosts for gang in node]),
         parts=node,

@@ -348,6 +348,7 @@ def _spec(
         host_call=host_call,
         moved=sum(bytes_moved(step, program.arguments) for step in steps),
         title=report.title,
+        is_apart=report.is_apart,
     )
 
 

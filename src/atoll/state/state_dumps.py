@@ -393,7 +393,7 @@ class RegistrationDump(Dump):
     info: bytes = b""
 
 
-@dump_of(FunctionRegistry, "functions")
+@dump_of(FunctionRegistry, "functions", version=2)
 class FunctionsDump(Dump):
     users: dict[str, int] = {}
     locations: dict[str, tuple[tuple[DeviceLocation, ...], ...]] = {}
@@ -444,7 +444,7 @@ def _no_memory() -> None:
 @dump_of(
     GangSpec,
     "gang spec",
-    version=2,
+    version=3,
     rebuilt={"_memory": _no_memory, "_island_of": dict, "_pieces": dict},
     rebuild=GangSpec.__post_init__,
 )
@@ -467,6 +467,7 @@ class GangSpecDump(Dump):
     host_call: HostCallKind | None = None
     moved: int = 0
     title: str = ""
+    is_apart: bool = False
     islands: tuple[int, ...] = ()
     places: tuple[tuple[int, ...], ...] = ()
     parts: tuple[Ref[GangSpec], ...] = ()

@@ -34,6 +34,8 @@ from atoll.protocol.messages import (
     CompileStage,
     FunctionInfo,
     FunctionSource,
+    LoadInWorld,
+    NeedsWorld,
 )
 from atoll.transfers.inbox import Inbox
 from atoll.worker.compilers import Compilation, Compilers
@@ -55,12 +57,16 @@ _read_source = msgspec.msgpack.Decoder(FunctionSource).decode
 class Function:
     """A loaded function, with the keys of the types of its inputs and outputs.
 
-    A function with `callbacks` belongs to its client's session, and is not kept for others.
+    A function with `callbacks` belongs to its client's session, and is not kept for others. If `is_apart` is set, the
+    function is on several islands whose devices do not communicate.
     """
 
-    def __init__(self, loaded: LoadedFunction, keys: TypeKeys, callbacks: Callbacks | None = None) -> None:
+    def __init__(
+        self, loaded: LoadedFunction, keys: TypeKeys, callbacks: Callbacks | None = None, is_apart: bool = False
+    ) -> None:
         self.loaded = loaded
         self.callbacks = callbacks
+        self.is_apart = is_apart
         self.ordinals = loaded.ordinals
         count = len(self.ordinals)
 
@@ -78,6 +84,15 @@ class Function:
         ]
 
 
+@dataclass(frozen=True)
+class _Held:
+    """A function that needs a world. `load` loads it there, with the message that names the world."""
+
+    message: Compile
+    source: FunctionSource
+    load: Callable[[Compile], None]
+
+
 @dataclass
 class _Pending:
     """A function that is not compiled yet. `others` are further requests for it."""
@@ -87,6 +102,7 @@ class _Pending:
     others: list[Compile] = field(default_factory=list)
     apart: Compilation | None = None  # by `compilers`, which know the stage
     may_ask: bool = False  # this process compiles it, and may wait for the client meanwhile
+    held: _Held | None = None  # the controller was asked for its world
 
 
 class Functions:
@@ -104,7 +120,7 @@ class Functions:
         backend: DeviceBackend,
         inbox: Inbox,
         keys: TypeKeys,
-        report: Callable[[Compiled], None],
+        report: Callable[[Compiled | NeedsWorld], None],
         pool: Pool | None = None,
         calls: Calls | None = None,
         python: PythonSessions | None = None,
@@ -148,12 +164,14 @@ class Functions:
                 self._inbox.drop(message.session, message.feed)
                 function = self._functions[message.function]
                 scratch = function.loaded.scratch_bytes
-                calls = bool(function.callbacks)
-                self._report(Compiled(message.function, OK, info, 0.0, True, scratch, calls, name))
+                calls, is_apart = bool(function.callbacks), function.is_apart
+                self._report(Compiled(message.function, OK, info, 0.0, True, scratch, calls, name, is_apart=is_apart))
                 return
             pending = self._compiling.get(message.function)
             if pending is not None and pending.stage is not CompileStage.UNKNOWN:
                 pending.others.append(message)
+                if pending.held is not None:  # the controller answers only if a session waits
+                    self._report(NeedsWorld(message.function))
                 return
             others = [] if pending is None else pending.others
             self._compiling[message.function] = _Pending(others=others)
@@ -206,8 +224,11 @@ class Functions:
                 pending.stage, pending.thread, pending.apart = CompileStage.UNKNOWN, 0, None
 
     def _start_when_joined(self, message: Compile) -> None:
-        """Start the compilation when this host has joined the function's world, if it has one."""
-        if message.world and self._worlds is not None:
+        """Start the compilation when this host has joined the function's world, if it needs one.
+
+        A function on several islands is compiled first if the controller wants that: see `_place`.
+        """
+        if message.world and not message.islands and self._worlds is not None:
             self.may_wait = True
             self._enter(message.function, CompileStage.WAITING)
             self._worlds.when_joined(message.world, lambda status: start_in(self._pool, self._start, message, status))
@@ -228,12 +249,14 @@ class Functions:
             source = self._source(message)
             joined.raise_if_error()
             if source.is_python:
-                self._enter(message.function, CompileStage.WAITING)
-                self.python.load(message, source.program, lambda status: self._loaded_python(message.function, status))
+                if message.islands:
+                    self._await_world(message, source, partial(self._load_python, source))
+                else:
+                    self._load_python(source, message)
                 return
-            if message.ranks[1] and not message.world and self._worlds is not None:
+            if message.ranks[1] and not message.world and not message.islands and self._worlds is not None:
                 raise invalid("RegisterFunction.runs_apart is for functions of Python")
-            if message.world:
+            if message.world and not message.islands:
                 self._world_sources[message.function] = message, source
             if source.is_library:
                 self._libraries.load(message, source.program)
@@ -248,6 +271,10 @@ class Functions:
             self._end(message, None, status_of(error))
             return
         self._compile_source(message, source)
+
+    def _load_python(self, source: FunctionSource, message: Compile) -> None:
+        self._enter(message.function, CompileStage.WAITING)
+        self.python.load(message, source.program, lambda status: self._loaded_python(message.function, status))
 
     def _compile_loaded(self, message: Compile, source: FunctionSource, libraries: Status) -> None:
         """Compile a program with custom calls of libraries, unless one of them could not be loaded."""
@@ -281,6 +308,13 @@ class Functions:
             try:
                 callbacks = self._callbacks(source, message)
                 targets = self._libraries.register(message, source.targets)
+                if message.islands and self._backend.loader is not None:
+                    request = self._request(message, source, callbacks, targets)
+                    program, cached, seconds = self._backend.loader.compile_over_islands(
+                        request, callbacks, message.tenant
+                    )
+                    self._place(message, source, program, callbacks, seconds, cached)
+                    return
                 compiled = self._compile_here(message, source.program, source.options, callbacks, targets)
                 loaded, cached, seconds = compiled
                 function = Function(loaded, self._keys, callbacks)
@@ -306,20 +340,13 @@ class Functions:
     ) -> None:
         """Load the program from the cache, or queue it for a compiler process. Raise RESOURCE_EXHAUSTED."""
         callbacks = self._callbacks(source, message)
-        request = CompileProgram(
-            source.program,
-            source.options,
-            len(message.assignment),
-            len(message.assignment[0]),
-            self._backend.platform,
-            0 if callbacks is None else len(callbacks),
-            source.keys,
-            source.channels,
-            source.fragment,
-            self._libraries.register(message, source.targets),
-        )
+        targets = self._libraries.register(message, source.targets)
+        request = self._request(message, source, callbacks, targets)
         kept = loader.find(request, message.tenant)
-        if kept is not None:
+        if kept is not None and message.islands and kept.has_parts:
+            self._place(message, source, kept, callbacks, 0.0, True)
+            return
+        if kept is not None and not message.islands:
             loaded = loader.load(kept, message.assignment, callbacks, message.world)
             function = Function(loaded, self._keys, callbacks)
             self._end(message, function, OK, function.loaded.info(), cached=True)
@@ -336,6 +363,11 @@ class Functions:
                 program = compilation.compile(request, ask, f"program {message.content[:12]}")
                 if isinstance(program, OutlinedProgram):
                     info = _outlined(program)
+                elif message.islands and program.description is not None:
+                    loader.keep(request, message.tenant, program)
+                    if self._compiles(message.function, compilation):
+                        self._place(message, source, program, callbacks, compilation.seconds, False)
+                    return
                 else:
                     function = Function(self._loaded(message, request, program, callbacks), self._keys, callbacks)
                     info = function.loaded.info()
@@ -343,11 +375,8 @@ class Functions:
                 status, crashed = error.status, True
             except Exception as error:
                 status = status_of(error)
-            with self._lock:
-                pending = self._compiling.get(message.function)
-                if pending is None or pending.apart is not compilation:
-                    return  # the compilation was canceled
-            self._end(message, function, status, info, compilation.seconds, crashed=crashed)
+            if self._compiles(message.function, compilation):
+                self._end(message, function, status, info, compilation.seconds, crashed=crashed)
 
         with self._lock:
             if message.function in self._dropped:
@@ -356,6 +385,112 @@ class Functions:
             pending = self._compiling[message.function]
             pending.thread = 0
             pending.apart = compilers.submit(message.tenant, message.share, message.session, bool(source.keys), work)
+
+    def _compiles(self, name: str, compilation: Compilation) -> bool:
+        """Return whether a compilation was not canceled."""
+        with self._lock:
+            pending = self._compiling.get(name)
+            return pending is not None and pending.apart is compilation
+
+    def _request(
+        self,
+        message: Compile,
+        source: FunctionSource,
+        callbacks: Callbacks | None,
+        targets: tuple[RenamedTarget, ...],
+    ) -> CompileProgram:
+        return CompileProgram(
+            source.program,
+            source.options,
+            len(message.assignment),
+            len(message.assignment[0]),
+            self._backend.platform,
+            0 if callbacks is None else len(callbacks),
+            source.keys,
+            source.channels,
+            source.fragment,
+            targets,
+        )
+
+    def _place(
+        self,
+        message: Compile,
+        source: FunctionSource,
+        program: CompiledProgram,
+        callbacks: Callbacks | None,
+        seconds: float,
+        cached: bool,
+    ) -> None:
+        """Load a function on several islands.
+
+        If its islands communicate, it needs a world. If only hosts of this island communicate, they do so with the
+        island's own client, on all of these hosts. Otherwise, the function has the world that the controller names,
+        where most of its arguments probably are, if this host has joined it.
+        """
+        loader, description = self._backend.loader, program.description
+        assert loader is not None
+        assert description is not None
+        islands, hosts = _places(message)
+        # Calls of the client are in one order on all islands, so such functions run together.
+        is_apart = not callbacks and not description.crosses(islands)
+        has_joined = self._worlds is not None and self._worlds.has_joined(message.world)
+        if not is_apart and not has_joined:
+            load = partial(self._place, source=source, program=program, callbacks=callbacks)
+            self._await_world(message, source, partial(load, seconds=seconds, cached=cached))
+            return
+        if is_apart and (description.crosses(hosts) or not has_joined):
+            message = msgspec.structs.replace(message, world=0)
+        if message.world:
+            with self._lock:
+                self._world_sources[message.function] = message, source
+                self.may_wait = True
+        loaded = loader.load(program, message.assignment, callbacks, message.world, message.ranks)
+        function = Function(loaded, self._keys, callbacks, is_apart)
+        with self._lock:
+            if message.function not in self._compiling:
+                return  # the compilation was canceled
+        self._end(message, function, OK, loaded.info(), seconds, cached)
+
+    def _await_world(self, message: Compile, source: FunctionSource, load: Callable[[Compile], None]) -> None:
+        """Call `load` when this host has joined the world of a function. If it has none, ask the controller for it."""
+        held = _Held(message, source, load)
+        with self._lock:
+            pending = self._compiling.get(message.function)
+            if pending is None:  # the compilation was canceled
+                return
+            pending.held = held
+            pending.apart, pending.stage, pending.thread, pending.may_ask = None, CompileStage.WAITING, 0, False
+            if message.function in self._dropped:
+                self._forget_compiling(message.function)
+                return
+        if message.world:
+            self.load_in_world(LoadInWorld(message.function, message.world))
+        else:
+            self._report(NeedsWorld(message.function))
+
+    def load_in_world(self, message: LoadInWorld) -> None:
+        """Load a function in the world that the controller has chosen, when this host has joined it."""
+        with self._lock:
+            pending = self._compiling.get(message.function)
+            held = None if pending is None else pending.held
+            if pending is None or held is None or self._worlds is None:
+                return
+            pending.held = None
+            compile_ = msgspec.structs.replace(held.message, world=message.world)
+            if not held.source.is_python:
+                self._world_sources[message.function] = compile_, held.source
+            self.may_wait = True
+        self._worlds.when_joined(
+            message.world, lambda status: start_in(self._pool, self._load_joined, compile_, held, status)
+        )
+
+    def _load_joined(self, message: Compile, held: _Held, joined: Status) -> None:
+        with self._working(message.function):
+            try:
+                joined.raise_if_error()
+                held.load(message)
+            except Exception as error:
+                self._end(message, None, status_of(error))
 
     def _loaded(
         self, message: Compile, request: CompileProgram, program: CompiledProgram, callbacks: Callbacks | None
@@ -382,9 +517,10 @@ class Functions:
     ) -> None:
         with self._lock:
             closing = None if self._worlds is None else self._worlds.closing_of(message.world)
+            is_apart = function is not None and function.is_apart
             if closing is not None:
                 function, info, status = None, None, closing.status
-            again = None if closing is None else self._in_another_world(message, closing)
+            again = None if closing is None else self._in_another_world(message, closing, is_apart)
             if again is not None:
                 start_in(self._pool, again)
                 return
@@ -411,10 +547,16 @@ class Functions:
         scratch = 0 if function is None else function.loaded.scratch_bytes
         calls_client = function is not None and bool(function.callbacks)
         name = "" if info is None else info.name
-        self._report(Compiled(message.function, status, encoded, seconds, cached, scratch, calls_client, name, crashed))
+        is_apart = function is not None and function.is_apart
+        self._report(
+            Compiled(message.function, status, encoded, seconds, cached, scratch, calls_client, name, crashed, is_apart)
+        )
 
-    def _in_another_world(self, message: Compile, closing: CloseWorld) -> Callable[[], None] | None:
-        """Return how to compile a function whose world was closed, or None. The caller holds the lock."""
+    def _in_another_world(self, message: Compile, closing: CloseWorld, is_apart: bool) -> Callable[[], None] | None:
+        """Return how to compile a function whose world was closed, or None. The caller holds the lock.
+
+        A function that is apart needs no world.
+        """
         assert self._worlds is not None
         pending = self._compiling.setdefault(message.function, _Pending())
         pending.apart, pending.stage, pending.thread = None, CompileStage.WAITING, 0
@@ -424,6 +566,8 @@ class Functions:
             requests.remove(later)
             return partial(self._start_when_joined, later)
         kept = self._world_sources.get(message.function)
+        if kept is not None and is_apart and not closing.successor:
+            return partial(self._compile_source, msgspec.structs.replace(kept[0], world=0), kept[1])
         if not closing.successor or kept is None:
             return None
         compile_ = msgspec.structs.replace(kept[0], world=closing.successor)
@@ -541,10 +685,11 @@ class Functions:
     def _stop(self, name: str) -> bool:
         """Stop a compilation in a compiler process. Return whether there was one. The caller holds the lock."""
         pending = self._compiling.get(name)
-        if pending is None or pending.apart is None:
+        if pending is None or (pending.apart is None and pending.held is None):
             return False
         self._forget_compiling(name)
-        pending.apart.cancel()
+        if pending.apart is not None:
+            pending.apart.cancel()
         return True
 
     def _make_idle(self, name: str) -> None:
@@ -584,8 +729,8 @@ class Functions:
             worlds.when_joined(message.successor, partial(self._move, compiled, source))
 
     def _move(self, message: Compile, source: FunctionSource, joined: Status) -> None:
-        """Compile a function in another world, on the pool's threads."""
-        if joined.ok:
+        """Compile a function in another world, on the pool's threads. A function with `islands` may not need it."""
+        if joined.ok or message.islands:
             self._world_sources[message.function] = message, source
             start_in(self._pool, self._compile_source, message, source)
         else:
@@ -615,6 +760,13 @@ class Functions:
         if what == "cost":
             return msgspec.json.encode(loaded.cost_analysis())
         return loaded.text().encode()
+
+
+def _places(message: Compile) -> tuple[list[int], list[int]]:
+    """Return the island and the host of each device of a function, in the order of the assignment."""
+    hosts = [rank for row in message.assignment for rank, _ in row]
+    island_of = [island for island, count in enumerate(message.islands) for _ in range(count)]
+    return [island_of[rank] for rank in hosts], hosts
 
 
 def _outlined(program: OutlinedProgram) -> FunctionInfo:

@@ -68,6 +68,14 @@ class HostWorlds:
                     return
         then(status)
 
+    def has_joined(self, world: int) -> bool:
+        """Return whether this host has joined the world, which is not closed."""
+        with self._lock:
+            joining = self._worlds.get(world)
+            return (
+                world not in self._closed and joining is not None and joining.status is not None and joining.status.ok
+            )
+
     def note_closing(self, message: m.CloseWorld) -> None:
         """Note that a world is closed: functions that arrive for it from now on fail."""
         with self._lock:
@@ -105,7 +113,8 @@ class HostWorlds:
                 self._report(m.WorldServed(message.world, address))
             self._maker.join(message.world, address, message.rank, message.ranks, self.hostname)
         except Exception as error:
-            text = f"this host cannot join the hosts of other islands: {status_of(error).message}"
+            which = f"islands {', '.join(map(str, message.islands))}" if message.islands else "other islands"
+            text = f"this host cannot join the hosts of {which}: {status_of(error).message}"
             status = failure(Code.UNAVAILABLE, text, Details(Kind.LINK, retriable=True))
             self._report(m.WorldFailed(message.world, status))
         with self._lock:

@@ -116,6 +116,8 @@ class MessageHandler:
                 self._functions.compile(message)
             case m.JoinWorld() if self._worlds is not None:
                 self._worlds.join(message)
+            case m.LoadInWorld():
+                self._functions.load_in_world(message)
             case m.CloseWorld():
                 self._functions.close_world(message)
             case m.DropFunction(function=function):

@@ -66,8 +66,11 @@ _LOOPBACK = "127.0.0.1"
 def open_devices(options: WorkerOptions, heartbeat: StartupHeartbeat) -> DeviceBackend:
     """Open this host's devices, of the kind that its platform selects."""
     heartbeat.say("imported what runs its devices")
-    open_backend = resolve_name(kind_of(options.platform).backend)
+    kind = kind_of(options.platform)
+    open_backend = resolve_name(kind.backend)
     with heartbeat.waiting("opened its devices"):  # which waits for the other hosts of the island
+        if options.among_islands and kind.among_islands:
+            resolve_name(kind.among_islands)(options.membership)
         backend: DeviceBackend = open_backend(options.devices, options.cache_directory, options.membership)
     return backend
 
@@ -257,6 +260,7 @@ def introduction(
             data_address,
             backend.max_in_flight,
             sandbox,
+            compiles_first=backend.loader is not None and backend.loader.loads_apart,
         ),
     )
 

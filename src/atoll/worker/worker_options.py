@@ -34,6 +34,7 @@ class WorkerOptions(msgspec.Struct, frozen=True):
     hidden: tuple[str, ...] = ()
     sandbox: Mechanisms | None = None  # of this machine; None if unknown
     hostname: str = ""  # address at which collectives of other islands' hosts reach this one; "" for the data port's
+    among_islands: bool = False  # whether the cluster had several islands when this worker was started
 
 
 class IslandOptions(msgspec.Struct, frozen=True):

@@ -101,6 +101,7 @@ class Hosts:
             hello.incarnation,
             machines.get(ready.host - self._resources.topology.first_host(ready.island), ""),
             ready.sandbox,
+            ready.compiles_first,
         )
         self._resources.join(host)
         launch_ns = LAUNCH_NS * len(host.devices) if host.has_cpu_devices else 0

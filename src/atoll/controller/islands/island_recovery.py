@@ -6,7 +6,7 @@ An island fails as a whole, because the collectives of the remaining hosts canno
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import compress
 from operator import attrgetter
 from typing import NamedTuple
@@ -306,7 +306,7 @@ class Recovery:
                     continue
                 waits = f"hosts {sorted(gang.run.hosts_left)} of {gang.run.islands_text} wait for another host, where"
                 named = f"{waits} {gang.run.launch.program.name} failed: {error.message}"
-                self.restart_for(gang, f"{waits} a gang failed", named)
+                self.restart_for(gang, f"{waits} a gang failed", named, self._failures.islands_that_wait(gang))
 
     def _replace_world(self, gang: Gang[GangRun], error: Status, hanging: Mapping[int, Gang[GangRun]]) -> bool:
         """End a gang that waits for another island, where it failed. Other work of the islands is not concerned.
@@ -328,12 +328,12 @@ class Recovery:
             self._outbox.to_engine(m.RestartIsland(island, logged or reason, avoid))
             self._fail_island(island, Status(code, f"{reason}; its island is restarted, and {_LOST}"))
 
-    def restart_for(self, gang: Gang[GangRun], reason: str, named: str) -> None:
-        """Restart the islands of a gang whose hosts have not ended it.
+    def restart_for(self, gang: Gang[GangRun], reason: str, named: str, islands: Sequence[int] | None = None) -> None:
+        """Restart the islands of a gang whose hosts have not ended it, or only these `islands`.
 
         `named` is for operators and the gang's tenant. Other tenants read the `reason`.
         """
-        for island in gang.run.islands_left:
+        for island in gang.run.islands_left if islands is None else islands:
             if not self._tenants.are_told_apart:
                 self._restart(island, named)
             elif self._resources.islands[island].works:

@@ -175,6 +175,7 @@ HOSTS: Mapping[type[Any], _Validator] = {
     m.WorkerAnswer: _field(check_status, "status"),
     m.WorldServed: world_served,
     m.WorldFailed: world_failed,
+    m.NeedsWorld: _field(check_text, "function", most=_MAX_NAME),
     m.WorkerFails: _field(check_text, "text", most=MAX_TEXT),
     m.Pong: pong,
     m.FeedsLost: _failure_of_host,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 import struct
 import time
+from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -21,6 +22,8 @@ from atoll.wire.framing import NO_MESSAGE
 
 # Dimensions from major to minor; None for the platform's default.
 Layout = tuple[int, ...] | None
+# Sets of a program's devices that communicate. Device replica * partitions + partition has this number.
+Parts = tuple[tuple[int, ...], ...]
 
 
 class Signature(msgspec.Struct, frozen=True, array_like=True):
@@ -42,6 +45,11 @@ class Description(msgspec.Struct, frozen=True, array_like=True):
     parameter_layouts: tuple[Layout, ...]
     output_layouts: tuple[Layout, ...]
     scratch_bytes: int  # on each device while it runs
+    parts: Parts | None = None  # None if it was compiled by a version that did not find them out
+
+    def crosses(self, places: Sequence[int]) -> bool:
+        """Return whether devices at different places communicate, such as hosts. `places` are those of all devices."""
+        return self.parts is None or any(len({places[device] for device in part}) > 1 for part in self.parts)
 
 
 class RenamedTarget(msgspec.Struct, frozen=True, array_like=True):
@@ -115,6 +123,11 @@ class CompiledProgram(msgspec.Struct, frozen=True, array_like=True, tag="p"):
     description: Description | None
     signatures: tuple[Signature, ...]
     program: bytes = b""
+
+    @property
+    def has_parts(self) -> bool:
+        """Return whether it is known which of its devices communicate."""
+        return self.description is not None and self.description.parts is not None
 
 
 class OutlinedProgram(msgspec.Struct, frozen=True, array_like=True, tag="o"):

@@ -9,12 +9,13 @@ import numpy as np
 from jax._src.lib import xla_client as xc
 
 from atoll.devices.compilers.compiler_messages import Description
+from atoll.devices.xla.collective_groups import communicating_parts
 from atoll.protocol.messages import FunctionInfo, OutputInfo
 from atoll.transfers.dtypes import numpy_dtype
 
 
-def describe(loaded: Any, device: Any) -> Description:
-    """Describe an executable that is loaded on `device`, possibly among other devices."""
+def describe(loaded: Any, device: Any, replicas: int, partitions: int) -> Description:
+    """Describe an executable for so many replicas and partitions, which is loaded on `device` and maybe on others."""
     module = loaded.hlo_modules()[0]
     program = xc.XlaComputation(module.as_serialized_hlo_module_proto()).program_shape()
     result = program.result_shape()
@@ -25,6 +26,7 @@ def describe(loaded: Any, device: Any) -> Description:
     kinds = loaded.get_output_memory_kinds()
     output_kinds = tuple(kinds[0]) if kinds else (device.default_memory().kind,) * len(outputs)
     stats = loaded.get_compiled_memory_stats()
+    text = module.to_string()
     parameter_shardings = loaded.get_parameter_shardings()
     output_shardings = loaded.get_output_shardings()
     layouts = _layouts(loaded.get_output_layouts) or (b"",) * len(outputs)
@@ -45,7 +47,7 @@ def describe(loaded: Any, device: Any) -> Description:
             )
             for i, (dtype, shape) in enumerate(outputs)
         ),
-        donated=_donated_inputs(module.to_string()),
+        donated=_donated_inputs(text),
         memory_stats={name: int(getattr(stats, name)) for name in _MEMORY_STATS if hasattr(stats, name)},
         generated_code_bytes=int(loaded.size_of_generated_code_in_bytes()),
         parameters=parameters,
@@ -55,6 +57,7 @@ def describe(loaded: Any, device: Any) -> Description:
         _unusual(loaded.get_parameter_layouts, parameters, device),
         _unusual(loaded.get_output_layouts, outputs, device),
         int(stats.temp_size_in_bytes),
+        communicating_parts(text, replicas, partitions),
     )
 
 

@@ -24,7 +24,7 @@ class Executable:
     """An executable on this host's devices: a `devices.device.LoadedFunction`.
 
     `devices` are the local ones, in the order of the function's assignment. If XLA would run the function's callbacks
-    inside the call that enqueues it, `gates` is set. If the function also runs on devices of other hosts, `spans_hosts`
+    inside the call that enqueues it, `gates` is set. If its devices communicate with those of other hosts, `is_joint`
     is set. `held` lives as long as the executable. `world` is the number of the world that it runs in, or 0.
     """
 
@@ -36,15 +36,15 @@ class Executable:
         ordinals: tuple[int, ...],
         gates: Gates | None = None,
         held: Any = None,
-        spans_hosts: bool = False,
+        is_joint: bool = False,
         world: int = 0,
     ) -> None:
         self.world = world
-        self.is_joint = spans_hosts
+        self.is_joint = is_joint
         self._held = held
         self._loaded = loaded
         self._gates = gates
-        self.waits_inside = gates is not None and not spans_hosts  # a run on several hosts keeps the island's order
+        self.waits_inside = gates is not None and not is_joint  # a run on several hosts keeps the island's order
         self._devices = devices
         self.ordinals = ordinals
         self.description = description

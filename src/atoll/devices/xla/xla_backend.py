@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax._src import array as jax_array
-from jax._src import compiler, monitoring
+from jax._src import compiler, distributed, monitoring
 from jax._src.layout import Format, Layout
 from jax._src.lib import _jax, _profiler, cpu_sparse
 from jax._src.lib import xla_client as xc
@@ -82,7 +82,11 @@ class XlaBackend:
     def __init__(self, programs: Programs | None = None) -> None:
         with start_batch_threads():
             self.devices: tuple[Any, ...] = tuple(jax.local_devices())
-        self._island = xla_island.devices_by_host(jax.devices())
+        processes = xla_island.devices_by_host(jax.devices())
+        hosts = distributed.global_state.num_processes or 1
+        self._island = processes[:hosts]
+        self._elsewhere = processes[hosts][0] if len(processes) > hosts else None  # see `remote_device`
+        self.loads_apart = self._elsewhere is not None
         self.key_values: KeyValues | None = xla_island.key_values()
         self.client = self.devices[0].client
         self.platform: str = self.client._raw_platform
@@ -136,7 +140,7 @@ class XlaBackend:
         Raises XLA's errors unchanged, so users see the text that stock JAX shows.
         """
         started = time.monotonic()
-        client, grid = self._client_and_grid(assignment, world)
+        client, grid = self._client_and_grid(assignment, world, (0, 0))
         with context(len(program)):
             called = (0, ()) if callbacks is None else (len(callbacks), callbacks.channels)
             source = Source(program, options, *called, targets)
@@ -155,8 +159,33 @@ class XlaBackend:
                     loaded = compiler.compile_or_get_cached(
                         client, prepared.module, grid, prepared.options, [], devices
                     )
-        executable = self._executable(loaded, grid, None, callbacks, held, world)
+        description = describe(loaded, self._here(grid)[0], *grid.shape)
+        is_joint = len(self._here(grid)) < grid.size
+        executable = self._executable(loaded, grid, description, callbacks, held, world, is_joint)
         return executable, bool(_cache_hit.seen), time.monotonic() - started
+
+    def compile_over_islands(
+        self, request: CompileProgram, callbacks: Callbacks | None, tenant: str
+    ) -> tuple[CompiledProgram, bool, float]:
+        started = time.monotonic()
+        kept = self.find(request, tenant)
+        if kept is not None and kept.has_parts:
+            return kept, True, time.monotonic() - started
+        # XLA's code for CPUs refers to no device, and these devices need not be those that run it.
+        count = request.replicas * request.partitions
+        grid = np.array([self.devices[0]] * count, dtype=object).reshape(request.replicas, request.partitions)
+        with context(len(request.program)):
+            source = Source(request.program, request.options, request.callbacks, request.channels, request.targets)
+            prepared = prepare(source, grid, callbacks)
+            if tenant and self._stops is not None:
+                insert_checks(prepared.module, count)
+            signatures = tuple(prepared.signatures)
+            held = None if callbacks is None else Held(callbacks)
+            calls = [] if held is None or callbacks is None else stubs(held, callbacks, signatures, self.client)
+            loaded = prepared.compile(self.client, tuple(grid.flatten()), calls)
+        program = CompiledProgram(loaded.serialize(), describe(loaded, grid.flat[0], *grid.shape), signatures)
+        self.keep(request, tenant, program)
+        return program, False, time.monotonic() - started
 
     def find(self, request: CompileProgram, tenant: str) -> CompiledProgram | None:
         return self._compiled.find(request, tenant)
@@ -165,39 +194,59 @@ class XlaBackend:
         self._compiled.keep(request, tenant, program)
 
     def load(
-        self, program: CompiledProgram, assignment: Assignment, callbacks: Callbacks | None = None, world: int = 0
+        self,
+        program: CompiledProgram,
+        assignment: Assignment,
+        callbacks: Callbacks | None = None,
+        world: int = 0,
+        ranks: tuple[int, int] = (0, 0),
     ) -> Executable:
         """Load a program that a compiler process has compiled."""
         if program.description is None or len(program.signatures) != (0 if callbacks is None else len(callbacks)):
             raise StatusError(Code.INTERNAL, "the answer of a compiler process does not match its request")
-        client, grid = self._client_and_grid(assignment, world)
+        client, grid = self._client_and_grid(assignment, world, ranks)
         held = None if callbacks is None else Held(callbacks)
         host_callbacks = [] if held is None or callbacks is None else stubs(held, callbacks, program.signatures, client)
         loaded = load_executable(client, program.executable, grid, host_callbacks)
-        return self._executable(loaded, grid, program.description, callbacks, held, world)
+        is_joint = len(self._here(grid)) < grid.size
+        if ranks[1] and callbacks is None:
+            is_joint = program.description.crosses([device.process_index for device in grid.flat])
+        return self._executable(loaded, grid, program.description, callbacks, held, world, is_joint)
 
-    def _client_and_grid(self, assignment: Assignment, world: int) -> tuple[Any, Any]:
-        """Return the client of the world, and its devices as [replica][partition]."""
+    def _client_and_grid(self, assignment: Assignment, world: int, ranks: tuple[int, int]) -> tuple[Any, Any]:
+        """Return the client of the world, and its devices as [replica][partition].
+
+        Without a world, the hosts of this island have these `ranks` in the assignment, and the remote device takes the
+        places of the devices of other islands.
+        """
+        first, count = (0, 0) if world else ranks
         client, hosts = self._worlds.client_and_hosts(world) if world else (self.client, self._island)
-        grid = np.array([[hosts[host][ordinal] for host, ordinal in row] for row in assignment], dtype=object)
+
+        def device(host: int, ordinal: int) -> Any:
+            is_elsewhere = count and not first <= host < first + count
+            return self._elsewhere if is_elsewhere else hosts[host - first][ordinal]
+
+        grid = np.array([[device(*each) for each in row] for row in assignment], dtype=object)
         return client, grid
+
+    def _here(self, grid: Any) -> tuple[Any, ...]:
+        return tuple(device for device in grid.flatten() if device.client.process_index() == device.process_index)
 
     def _executable(
         self,
         loaded: Any,
         grid: Any,
-        description: Description | None,
+        description: Description,
         callbacks: Callbacks | None,
         held: Held | None,
         world: int,
+        is_joint: bool,
     ) -> Executable:
-        flat = tuple(grid.flatten())
-        here = tuple(device for device in flat if device.client.process_index() == device.process_index)
+        here = self._here(grid)
         devices = self._worlds.devices_in(world)
         ordinals = tuple(devices.index(device) for device in here)
         gates = self._gates if callbacks and len(here) == 1 else None
-        description = description or describe(loaded, here[0])
-        return Executable(loaded, description, here, ordinals, gates, held, len(flat) > len(here), world)
+        return Executable(loaded, description, here, ordinals, gates, held, is_joint, world)
 
     def stop(self, sequence: int, text: str) -> None:
         """Stop a run at its next loop check. Only tenants' programs on CPUs and GPUs have checks."""

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax._src import distributed, xla_bridge
+from jax._src import distributed
 from jax._src.lib import _jax
 
 from atoll.cluster.environment_variables import JAX_PLATFORMS, NCCL_INTERFACE
+from atoll.devices.xla import remote_device
 from atoll.devices.xla.batch_threads import start_batch_threads
 from atoll.errors import ConnectError
 from atoll.retries import Retry
@@ -61,9 +62,9 @@ def join(address: str, rank: int, hosts: int, hostname: str) -> None:
         return
     with start_batch_threads():
         collectives = _jax.make_gloo_tcp_collectives(distributed_client=state.client, hostname=hostname)
-    xla_bridge.register_backend_factory(
-        "cpu", partial(xla_bridge.make_cpu_client, collectives), priority=0, fail_quietly=False
-    )
+    if rank == 0:
+        remote_device.announce(state.client, hosts)
+    remote_device.use(partial(remote_device.make_client, state.client, rank, hosts, collectives))
 
 
 def await_service(address: str, seconds: float) -> None:

@@ -53,7 +53,14 @@ class LocalWorker:
         claim(self._directory, self._directory)
         self._looks_at = frozenset(controllers)
         host = HostStart(
-            start.island, start.host, start.rank, start.hosts, start.devices, start.incarnation, start.platform
+            start.island,
+            start.host,
+            start.rank,
+            start.hosts,
+            start.devices,
+            start.incarnation,
+            start.platform,
+            start.among_islands,
         )
         self.incarnation = start.incarnation
         self._none.clear()

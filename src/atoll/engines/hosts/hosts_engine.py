@@ -102,6 +102,7 @@ class HostsEngine:
             coordinator_address,
             self._settings.bulk_tls is OnOff.ON,
             self._settings.lease_seconds,
+            start.among_islands,
         )
         return agent.start(message, on_end)
 

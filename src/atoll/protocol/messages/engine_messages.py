@@ -232,6 +232,7 @@ class StartWorker(Message, frozen=True, tag=130):
     coordinator_address: str
     bulk_tls: bool = True
     lease: float = LEASE_SECONDS
+    among_islands: bool = False  # whether the cluster has several islands
 
 
 class EndWorker(Message, frozen=True, tag=131):

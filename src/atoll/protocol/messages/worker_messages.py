@@ -44,6 +44,7 @@ class WorkerReady(Message, frozen=True, tag=10):
     data_address: str
     max_in_flight: int
     sandbox: Mechanisms | None = None  # for users' Python on this machine; None if unknown
+    compiles_first: bool = False  # whether it finds out if a function needs a world: see `Compile`
 
 
 class Compiled(Message, frozen=True, tag=11):
@@ -61,6 +62,7 @@ class Compiled(Message, frozen=True, tag=11):
     calls_client: bool = False  # whether it calls the client's Python while it runs
     name: str = ""  # for users
     crashed: bool = False  # a signal or a limit, which `status` names, ended the compiler process
+    is_apart: bool = False  # each island runs its part of the function by itself, without a world
 
 
 class Done(Message, frozen=True, tag=12):
@@ -206,6 +208,12 @@ class WorldFailed(Message, frozen=True, tag=200):
     status: Status
 
 
+class NeedsWorld(Message, frozen=True, tag=198):
+    """Report that a function was compiled whose islands compute together. The answer is LoadInWorld."""
+
+    function: str
+
+
 class WorkerFails(Message, frozen=True, tag=118):
     """Report the exception that ends this worker, and where it was raised. This is the worker's last message."""
 
@@ -222,6 +230,9 @@ class Compile(Message, frozen=True, tag=20):
 
     A function on several islands runs in a `world`, in which the hosts of this island have `ranks` (first, number). On
     devices that join no worlds, and without a world, the parts on different islands run independently.
+
+    With `islands` (the number of hosts of each) and no world, the host compiles the function first. If its devices
+    communicate across islands, the host answers with NeedsWorld.
     """
 
     function: str
@@ -236,6 +247,14 @@ class Compile(Message, frozen=True, tag=20):
     world: int = 0
     ranks: tuple[int, int] = (0, 0)
     native_code: bool = False  # whether the tenant may load shared libraries into the worker
+    islands: tuple[int, ...] = ()
+
+
+class LoadInWorld(Message, frozen=True, tag=199):
+    """Load a function in this world, after NeedsWorld."""
+
+    function: str
+    world: int
 
 
 class JoinWorld(Message, frozen=True, tag=180):
@@ -249,6 +268,7 @@ class JoinWorld(Message, frozen=True, tag=180):
     rank: int
     ranks: int
     address: str = ""
+    islands: tuple[int, ...] = ()  # for messages
 
 
 class CloseWorld(Message, frozen=True, tag=181):
@@ -687,6 +707,7 @@ FromWorker = (
     | PlanRegistered
     | WorldServed
     | WorldFailed
+    | NeedsWorld
     | ValueReported
     | RowsMoved
     | SpillReply
@@ -700,6 +721,7 @@ ToWorker = (
     Refused
     | Compile
     | JoinWorld
+    | LoadInWorld
     | CloseWorld
     | DropFunction
     | StopCompiling
