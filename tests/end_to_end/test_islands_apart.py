@@ -371,6 +371,44 @@ def test_clients_compile_the_same_programs_while_one_of_them_needs_a_world(
     assert first == [*expected[:7], 7.0, *expected[7:]]
 
 
+# ---- sockets
+
+
+def over_islands(islands: int, crosses: bool) -> list[float]:
+    """Compute on all devices of so many islands, with collectives inside of them or across."""
+    found = Mesh(np.array(jax.devices()).reshape(islands, -1), ("dcn", "ici"))
+    x = jax.device_put(np.arange(8.0), NamedSharding(found, ROWS))
+
+    def body(shard: Any) -> Any:
+        number = jax.lax.axis_index("dcn") * found.shape["ici"] + jax.lax.axis_index("ici")
+        return shard + 10 * number + jax.lax.psum(shard, "dcn" if crosses else "ici")
+
+    mapped = jax.jit(jax.shard_map(body, mesh=found, in_specs=ROWS, out_specs=ROWS))
+    return [float(each) for each in np.asarray(mapped(jax.jit(lambda x: x + 1)(x)))]
+
+
+def tcp_sockets(cluster: StandingCluster) -> int:
+    hosts = [host for island in cluster.report()["islands"] for host in island["hosts"]]
+    return sum(len(psutil.Process(host["pid"]).net_connections("tcp")) for host in hosts)
+
+
+@pytest.mark.parametrize("islands", [2, 4])
+def test_workers_have_sockets_only_after_collectives_across_islands(
+    start_cluster: StartCluster, start_python: StartPython, islands: int
+) -> None:
+    cluster = start_cluster(islands=f"{islands}x1x{8 // islands}")
+    user = start_python(ATOLL_ADDRESS=cluster.address)
+    inside = [sum(row) for row in np.arange(1.0, 9.0).reshape(islands, -1)]
+    across = np.arange(1.0, 9.0).reshape(islands, -1).sum(0)
+    expected = [11.0 * each + 1 for each in range(8)]
+    found = user.call(over_islands, islands, False)
+    assert found == [each + inside[i * islands // 8] for i, each in enumerate(expected)]
+    assert tcp_sockets(cluster) == 0
+    found = user.call(over_islands, islands, True)
+    assert found == [each + across[i % (8 // islands)] for i, each in enumerate(expected)]
+    assert tcp_sockets(cluster) > 0
+
+
 # ---- islands that fail
 
 
