@@ -386,3 +386,33 @@ def together(play: Play, function: int, pair: tuple[int, int]) -> int:
     for host in pair:
         play.report(host, m.Compiled(compiles[host].function, OK, b"", 0.1, False))
     return int(of(sent, m.LoadInWorld)[0].world)
+
+
+def test_a_world_that_cannot_start_fails_no_function_apart_that_was_to_be_loaded_in_it():
+    play = play_of("2x1x1")
+    with_function(play)
+    play.lose(1, "its connection broke")
+    play.say(m.FailureAcknowledged((1,), (), ()))
+    joins_again(play, 1)
+    crossing = asked(play, 2)
+    (load,) = of(play.report(0, m.NeedsWorld(crossing[0].function)), m.LoadInWorld)
+    play.say(m.Recompile(1, 950))
+    again = arrived(play, 950)
+    new = asked(play, 3)
+    assert launched(play) == {}, "the function is being compiled"
+    failed = Status(Code.UNAVAILABLE, "this host cannot join the hosts of islands 0, 1")
+    sent = play.report(1, m.WorldFailed(load.world, failed))
+    sent += play.report(0, m.Compiled(crossing[0].function, failed, b"", 0.0, False))
+    sent += play.report(1, m.NeedsWorld(crossing[1].function))
+    runs: dict[int, m.Run] = {}
+    for compiles in (again, new):
+        for host, each in compiles.items():
+            play.worker(host, apart(each))
+            for (name, number), message in play.sent():
+                sent.append(message)
+                if name == "host" and type(message) is m.Run:
+                    runs[number] = message
+    statuses = {each.function: each.status.code for each in of(sent, m.FunctionReady)}
+    assert (statuses.get(1, Code.OK), statuses.get(3)) == (Code.OK, Code.OK)
+    assert error_of(play) == ""
+    assert sorted(runs) == [0, 1]
