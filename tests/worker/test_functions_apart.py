@@ -207,6 +207,7 @@ def it_compiles_a_function_apart_although_the_world_was_closed(rig: Rig) -> None
 def it_compiles_a_function_apart_although_it_cannot_join_the_world(rig: Rig) -> None:
     world = rig.fresh()
     rig.worlds.join(m.JoinWorld(world, 1, 2, "no address"))
+    assert isinstance(rig.reports.get(timeout=SECONDS), m.WorldFailed)
     function = is_apart(compiled(rig, numbered, spec(), world=world))
     _, (result,) = rig.call(function, rig.ones(*DEVICES))
     assert rig.shard(result, 1).tolist() == [5.0, 6.0, 7.0, 8.0]

@@ -62,7 +62,6 @@ AUTOMATIC: dict[str, tuple[Callable[..., Any], Any, Any, Parts]] = {
     "constant": (lambda x: x * 2 + jnp.ones((8, 8)), ("a", "b"), ("a", "b"), ()),
     "iota": (lambda x: x + jnp.arange(64.0).reshape(8, 8), ("a", "b"), ("a", "b"), ()),
     "sum columns": (jnp.sum, ("a",), (), COLUMNS),
-    "sum rows": (jnp.sum, (None, "b"), (), ROWS),
     "sum all": (jnp.sum, ("a", "b"), (), ALL),
     "sum of axis 0": (lambda x: x.sum(0), ("a", "b"), ("b",), COLUMNS),
     "sum of axis 1": (lambda x: x.sum(1), ("a", "b"), ("a",), ROWS),
@@ -71,7 +70,6 @@ AUTOMATIC: dict[str, tuple[Callable[..., Any], Any, Any, Parts]] = {
     "moved": (lambda x: x, ("a", None), (None, "a"), COLUMNS),
     "replicated": (lambda x: x, ("a", "b"), (), ALL),
     "divided": (lambda x: x, (), ("a", "b"), ()),
-    "sorted": (lambda x: jnp.sort(x, axis=0), ("a", "b"), ("a", "b"), COLUMNS),
     "rolled in shards": (lambda x: jnp.roll(x, 1, 1), (("a", "b"),), (("a", "b"),), ()),
     "uniform": (lambda x: jax.random.uniform(jax.random.key(0), (8, 8)) + x, ("a", "b"), ("a", "b"), ()),
 }
