@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -28,6 +29,7 @@ def cluster(start_cluster: StartCluster) -> StandingCluster:
     tenants = (
         TenantSettings("ana", token_hash("ana's token")),
         TenantSettings("eve", token_hash("eve's token"), run_seconds=2),
+        TenantSettings("dan", token_hash("dan's token"), run_seconds=2),
     )
     return start_cluster(islands="2x1x2", token="the token of the cluster", tenants=tenants)
 
@@ -51,7 +53,11 @@ _kept: list[jax.Array] = []
 
 
 def over_all() -> NamedSharding:
-    return NamedSharding(Mesh(np.array(jax.devices()), ("x",)), PartitionSpec("x"))
+    return over(range(len(jax.devices())))
+
+
+def over(numbers: Iterable[int]) -> NamedSharding:
+    return NamedSharding(Mesh(np.array([jax.devices()[each] for each in numbers]), ("x",)), PartitionSpec("x"))
 
 
 def keep() -> None:
@@ -68,9 +74,9 @@ def sum_on_the_second_island() -> float:
     return float(_kept[1].sum())
 
 
-def start_loop(has_collectives: bool) -> None:
+def start_loop(has_collectives: bool, devices: tuple[int, ...] = (0, 1, 2, 3)) -> None:
     """Start a loop without end over both islands, without waiting for it."""
-    x = jax.device_put(np.zeros(8, np.float32), over_all())
+    x = jax.device_put(np.zeros(2 * len(devices), np.float32), over(devices))
     if has_collectives:
         run = jax.jit(lambda x: jax.lax.while_loop(lambda v: jnp.max(v) < 2, lambda v: v * 0.5 + 0.5, x))
     else:
@@ -79,9 +85,9 @@ def start_loop(has_collectives: bool) -> None:
     _kept.append(run(x))
 
 
-def loop(has_collectives: bool) -> None:
+def loop(has_collectives: bool, devices: tuple[int, ...] = (0, 1, 2, 3)) -> None:
     """Wait for a loop without end."""
-    start_loop(has_collectives)
+    start_loop(has_collectives, devices)
     _kept[-1].block_until_ready()
 
 
@@ -123,16 +129,29 @@ def restarts(report: dict[str, Any]) -> list[int]:
 def test_a_loop_over_islands_is_stopped_on_all_of_them(
     cluster: StandingCluster, ana: RemotePython, eve: RemotePython, has_collectives: bool
 ) -> None:
+    check_stop(cluster, ana, eve, has_collectives)
+
+
+@pytest.mark.parametrize("devices", [(1, 2), (0, 2, 3)])
+def test_a_loop_on_some_devices_of_hosts_is_stopped(
+    cluster: StandingCluster, ana: RemotePython, start_python: StartPython, devices: tuple[int, ...]
+) -> None:
+    dan = start_python(ATOLL_ADDRESS=cluster.address, ATOLL_TOKEN="dan's token")
+    check_stop(cluster, ana, dan, False, devices)
+
+
+def check_stop(cluster: StandingCluster, ana: RemotePython, other: RemotePython, *arguments: Any) -> None:
+    """Check that a loop of another tenant is stopped while ana waits, and that ana loses nothing."""
     stops = stopped(cluster.report())
-    eve.begin(loop, has_collectives)
+    other.begin(loop, *arguments)
     while stopped(cluster.report()) == stops:
         assert ana.call(sum_on_the_second_island, seconds=SECONDS) == 499500.0
     with pytest.raises(RemoteError, match=r"was stopped: it ran for . s while others waited.*run_seconds"):
-        eve.finish(SECONDS)
+        other.finish(SECONDS)
     cluster.until(lambda report: not any(each["in_flight"] for each in report["sessions"]), SECONDS)
     assert ana.call(sums, seconds=SECONDS) == [499500.0] * 3
     assert restarts(cluster.report()) == [0, 0]
-    eve.close()
+    other.close()
 
 
 @pytest.mark.parametrize("has_collectives", [True, False])

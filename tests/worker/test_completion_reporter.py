@@ -217,6 +217,17 @@ def test_a_unit_that_runs_nothing_on_devices_is_not_running():
     assert host.running() == [2]
 
 
+def test_the_devices_of_a_unit_are_counted_while_it_keeps_them_busy():
+    host = Host()
+    one, several = host.begin(1, 0), host.begin(2, 1, 2, 3)
+    assert [host.occupancy.count_devices(each) for each in (1, 2, 3)] == [1, 3, 0]
+    one.ready = several.ready = True
+    assert [host.occupancy.count_devices(each) for each in (1, 2)] == [0, 0]
+    unit: Any = SimpleNamespace(sequence=3)
+    host.occupancy.executing, host.enqueuing = unit, (1, 3)
+    assert [host.occupancy.count_devices(each) for each in (3, 4)] == [2, 0]
+
+
 def test_a_unit_that_has_ended_is_not_running():
     host = Host()
     host.begin(1, 0)

@@ -244,9 +244,10 @@ class DeviceBackend(Protocol):
         program.
         """
 
-    def stop(self, sequence: int, text: str) -> None:
+    def stop(self, sequence: int, text: str, devices: int = 0) -> None:
         """End the run of this sequence number with CANCELLED and this text, if the devices support that.
 
+        `devices` is the number of this host's devices on which it has not ended, or 0 if that is unknown.
         Any thread; must not block. The run may not have started, or may have ended.
         """
 

@@ -61,6 +61,15 @@ class Occupancy:
                 self._units.pop(message.sequence, None)
         self._report(*messages)
 
+    def count_devices(self, sequence: int) -> int:
+        """Return the number of devices that a unit keeps busy, or 0 if it is unknown."""
+        executing, completions = self.executing, self._units.get(sequence)
+        if completions is not None:
+            return len(_busy(completions) - {_TOGETHER})
+        if executing is not None and executing.sequence == sequence:
+            return len(set(self._devices_of(executing)))
+        return 0
+
     def running(self) -> list[int]:
         """Return the units whose devices no earlier unit keeps busy."""
         executing = self.executing

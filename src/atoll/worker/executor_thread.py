@@ -109,6 +109,9 @@ class Units:
         """Return the gangs that keep this host's devices busy."""
         return tuple(dict.fromkeys(map(self._delegated.gang_of, self._occupancy.running())))
 
-    def of_gang(self, sequence: int) -> list[int]:
-        """Return the units of the gang that are in flight. Only a delegated run has several units."""
-        return self._delegated.units_of(sequence)
+    def of_gang(self, sequence: int) -> list[tuple[int, int]]:
+        """Return the units of the gang that are in flight, with the number of devices of each (0 if unknown).
+
+        Only a delegated run has several units.
+        """
+        return [(unit, self._occupancy.count_devices(unit)) for unit in self._delegated.units_of(sequence)]

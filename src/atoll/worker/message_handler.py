@@ -101,8 +101,8 @@ class MessageHandler:
                 for first, count in feeds:
                     self._data_port.inbox.fail(session, first, count, status)
             case m.StopRun(sequence=sequence, text=text):
-                for unit in self._units.of_gang(sequence):
-                    self._backend.stop(unit, text)
+                for unit, devices in self._units.of_gang(sequence):
+                    self._backend.stop(unit, text, devices)
             case m.Ping(lease=lease, seconds=seconds, compiles=compiles):
                 self._renew(lease)
                 self._units.report_completed()

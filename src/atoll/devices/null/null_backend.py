@@ -166,7 +166,7 @@ class NullBackend:
         ordinals = tuple(ordinal for host, ordinal in devices if host == self.host)
         return NullFunction(self, read_program(program), ordinals, len({host for host, _ in devices})), False, 0.0
 
-    def stop(self, sequence: int, text: str) -> None:
+    def stop(self, sequence: int, text: str, devices: int = 0) -> None:
         """Null devices cannot be stopped."""
 
     def begin(self, ordinals: tuple[int, ...], work: SimTask, after: Sequence[SimEvent]) -> None:

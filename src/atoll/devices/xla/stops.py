@@ -42,6 +42,7 @@ class _Stop:
 
     until: float
     text: str
+    devices: int  # of this process on which the run has not ended, or more
     here: int = 0
     ends: bool = False
 
@@ -58,12 +59,17 @@ class Stops:
         address = check if self._code is None else self._code.address
         xla_custom_calls.register_address(TARGET, address, XLA_PLATFORMS[platform])
 
-    def stop(self, sequence: int, text: str) -> None:
-        """End the run of this sequence number if it reaches a check within `STOP_SECONDS`."""
+    def stop(self, sequence: int, text: str, devices: int = 0) -> None:
+        """End the run of this sequence number if it reaches a check within `STOP_SECONDS`.
+
+        `devices` is the number of devices of this process on which it has not ended, or 0 if that is unknown.
+        """
         with self._changed:
             self._forget()
             until = time.monotonic() + STOP_SECONDS
-            self._runs.setdefault(launch_id(sequence), _Stop(until, text)).until = until
+            count = devices or self._devices
+            stop = self._runs.setdefault(launch_id(sequence), _Stop(until, text, count))
+            stop.until, stop.devices = until, count
             self._enable_checks(True)
 
     def _forget(self) -> None:
@@ -82,7 +88,7 @@ class Stops:
                 self._forget()
                 self._enable_checks(bool(self._runs))
             stop = self._runs.get(xla_custom_calls.run_id(frame))
-            if stop is not None and self._meet(stop, min(devices, self._devices)):
+            if stop is not None and self._meet(stop, min(devices, stop.devices)):
                 return xla_custom_calls.error(frame, stop.text)
         return None
 

@@ -248,10 +248,10 @@ class XlaBackend:
         gates = self._gates if callbacks and len(here) == 1 else None
         return Executable(loaded, description, here, ordinals, gates, held, is_joint, world)
 
-    def stop(self, sequence: int, text: str) -> None:
+    def stop(self, sequence: int, text: str, devices: int = 0) -> None:
         """Stop a run at its next loop check. Only tenants' programs on CPUs and GPUs have checks."""
         if self._stops is not None:
-            self._stops.stop(sequence, text)
+            self._stops.stop(sequence, text, devices)
 
     # ---- arrays
 
