@@ -12,7 +12,7 @@ from atoll.errors import OK, Code, Status
 from atoll.protocol import messages as m
 from tests.worker.worker_rig import SECONDS, Behaviours, Rig, add, says, spec
 
-BEHAVIOURS = Behaviours("tests.worker.test_functions_apart")
+BEHAVIOURS = Behaviours("tests.worker.test_host_functions_apart")
 CLOSED = Status(Code.DATA_LOSS, "host 1 is gone")
 DEVICES = (0, 1)  # of each host
 _second: dict[int, int] = {}  # by world: its number on the second host
