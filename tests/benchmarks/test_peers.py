@@ -1,6 +1,7 @@
 """Tests of the peers in figure 5: they count correctly, which each of their rounds checks, and leave nothing behind."""
 
 import contextlib
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,9 +19,17 @@ needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not inst
 needs_tensorflow = pytest.mark.skipif(find_spec("tensorflow") is None, reason="TensorFlow is not installed")
 
 
-def peer(module: str, backend: str, hosts: int = 2, devices: int = 1) -> Child:
-    benchmark = Benchmark("peer", "a peer", f"benchmarks.paper.peers.{module}:prepare", metrics=())
+PEERS = "benchmarks.paper.peers"
+
+
+def peer(prepare: str, backend: str, hosts: int = 2, devices: int = 1) -> Child:
+    benchmark = Benchmark("peer", "a peer", prepare, metrics=())
     return Child(benchmark, Settings(backend, quick=True, point={"hosts": hosts, "devices": devices}))
+
+
+def assert_counted(rates: Mapping[str, float], modes: int) -> None:
+    assert len(rates) == modes
+    assert min(rates.values()) > 0
 
 
 def alive(processes: list[psutil.Process]) -> list[str]:
@@ -50,7 +59,7 @@ def started(recursive: bool = False) -> list[psutil.Process]:
 
 @pytest.mark.parametrize("backend", ["JAX, op by op", "JAX, fused"])
 def test_controllers_count_over_two_hosts(backend: str):
-    with peer("multi_controller", backend) as child:
+    with peer(f"{PEERS}.multi_controller:prepare", backend) as child:
         rates = [child.measure()["rate"] for _ in range(2)]
         processes = started(recursive=True)
     assert min(rates) > 0
@@ -59,14 +68,14 @@ def test_controllers_count_over_two_hosts(backend: str):
 
 
 def test_a_host_alone_counts_without_others():
-    with peer("multi_controller", "JAX, op by op", hosts=1, devices=2) as child:
+    with peer(f"{PEERS}.multi_controller:prepare", "JAX, op by op", hosts=1, devices=2) as child:
         assert child.measure()["rate"] > 0
 
 
 @pytest.mark.slow
 @pytest.mark.thorough
 def test_a_controller_that_died_fails_the_round():
-    with peer("multi_controller", "JAX, op by op") as child:
+    with peer(f"{PEERS}.multi_controller:prepare", "JAX, op by op") as child:
         (first,) = started()
         (other,) = first.children()
         other.kill()
@@ -76,10 +85,9 @@ def test_a_controller_that_died_fails_the_round():
 
 @needs_ray
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["Ray, op by op", "Ray, chained", "Ray, fused"])
-def test_actors_count_over_two_hosts_and_leave_nothing(backend: str, ray_directory: Path):
-    with peer("ray_actors", backend) as child:
-        assert child.measure()["rate"] > 0
+def test_actors_count_over_two_hosts_in_all_modes_and_leave_nothing(ray_directory: Path):
+    with peer("tests.benchmarks.peer_modes:ray", "Ray, op by op") as child:
+        assert_counted(child.measure(), 3)
         processes = started(recursive=True)
         assert list(ray_directory.iterdir())
     assert not gone(lambda: [*alive(processes), *map(str, ray_directory.iterdir())])
@@ -88,7 +96,7 @@ def test_actors_count_over_two_hosts_and_leave_nothing(backend: str, ray_directo
 @needs_ray
 @pytest.mark.slow
 def test_a_killed_client_of_ray_leaves_nothing(ray_directory: Path):
-    with peer("ray_actors", "Ray, chained"):
+    with peer(f"{PEERS}.ray_actors:prepare", "Ray, chained"):
         (client,) = started()
         processes = started(recursive=True)
         client.kill()
@@ -96,7 +104,6 @@ def test_a_killed_client_of_ray_leaves_nothing(ray_directory: Path):
 
 
 @needs_tensorflow
-@pytest.mark.parametrize("backend", ["TensorFlow, op by op", "TensorFlow, chained"])
-def test_tensorflow_counts_on_its_logical_devices(backend: str):
-    with peer("tensorflow", backend) as child:
-        assert child.measure()["rate"] > 0
+def test_tensorflow_counts_on_its_logical_devices_in_all_modes():
+    with peer("tests.benchmarks.peer_modes:tensorflow", "TensorFlow, op by op") as child:
+        assert_counted(child.measure(), 2)

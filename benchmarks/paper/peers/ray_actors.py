@@ -60,10 +60,19 @@ class Host:
 
 def prepare(settings: Settings) -> Round:
     """Takes {"hosts", "devices"} from the point; devices are those of one host. `rate` is in computations a second."""
-    hosts, devices, mode = int(settings.point["hosts"]), int(settings.point["devices"]), MODES[settings.system]
+    return rounds(start(int(settings.point["hosts"]), int(settings.point["devices"])), settings)
+
+
+def start(hosts: int, devices: int) -> list[Any]:
+    """Start Ray, and an actor for each host."""
     ray_session.start(cpus=hosts)
     actor, port = ray.remote(num_cpus=1)(Host), free_port()
-    actors = [actor.remote(hosts, devices, host, port) for host in range(hosts)]
+    return [actor.remote(hosts, devices, host, port) for host in range(hosts)]
+
+
+def rounds(actors: Sequence[Any], settings: Settings) -> Round:
+    """Return the rounds of a backend on these actors."""
+    hosts, devices, mode = len(actors), int(settings.point["devices"]), MODES[settings.system]
     zero = np.zeros(devices, np.float32)
     for _ in range(3):
         _run(actors, [zero] * hosts, mode)

@@ -25,8 +25,12 @@ GROUP = 1  # the key by which the devices of a collective find one another
 
 def prepare(settings: Settings) -> Round:
     """Takes {"hosts", "devices"} from the point; devices are those of one host. `rate` is in computations a second."""
+    return rounds(_logical_devices(int(settings.point["hosts"]) * int(settings.point["devices"])), settings)
+
+
+def rounds(devices: Sequence[str], settings: Settings) -> Round:
+    """Return the rounds of a backend on these devices."""
     nodes = NODES_OF[settings.system]
-    devices = _logical_devices(int(settings.point["hosts"]) * int(settings.point["devices"]))
     step = tf.function(_chain(devices, nodes))
     zero = []
     for device in devices:
