@@ -1,4 +1,4 @@
-"""How many examples tests of properties try: half of them in the suite, which tries the same each time.
+"""How many examples tests of properties try: a part of them in the suite, which tries the same each time.
 
 `make thorough` tries many more.
 """
@@ -6,11 +6,23 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import pytest
+
+Test = TypeVar("Test", bound=Callable[..., Any])
 
 # By how many times more than in the suite.
 TIMES = int(os.environ.get("ATOLL_TEST_THOROUGHNESS", "1"))
 DEFAULT = 100
 
 
-def examples(count: int = DEFAULT) -> int:
-    return count * TIMES if TIMES > 1 else count // 2
+def examples(count: int = DEFAULT, part: int = 2) -> int:
+    """Return how many of `count` examples to try: in the suite one of `part`, and otherwise all, `TIMES` times."""
+    return count * TIMES if TIMES > 1 else count // part
+
+
+def longer(test: Test) -> Test:
+    """Have `make thorough` run a test that has more to do there, and is no test of properties."""
+    return pytest.mark.thorough(test) if TIMES > 1 else test

@@ -129,7 +129,7 @@ class AccountedSpanningWorld(AccountedWorld, SpanningWorld):
         return SpanningHostWithClock(self, *self.members_of(number))
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(40, part=5))
 @given(
     st.integers(0, 2**32),
     st.integers(1, 120),
@@ -150,7 +150,7 @@ def test_tenants_are_charged_what_islands_count_and_no_more_than_there_was(
     world.check_charges()
 
 
-@settings(max_examples=examples(20))
+@settings(max_examples=examples(20, part=5))
 @given(
     st.integers(0, 2**32),
     st.integers(1, 120),

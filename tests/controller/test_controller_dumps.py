@@ -83,7 +83,7 @@ class ReadingWorld(PublishingWorld):
             self.controller.load_again()
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(40, part=5))
 @given(
     st.integers(0, 2**32),
     st.integers(1, 40),
@@ -108,7 +108,7 @@ def test_a_loaded_controller_is_equal_and_decides_the_same(seed, steps, kind, to
     twins.load_again()
 
 
-@settings(max_examples=examples(10))
+@settings(max_examples=examples(10, part=5))
 @given(
     st.integers(0, 2**32),
     st.integers(60, 160),

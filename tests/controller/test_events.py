@@ -22,6 +22,7 @@ from atoll.protocol import messages as m
 from tests.controller.migrating_world import MigratingWorld
 from tests.controller.play import Cluster, Play, joined
 from tests.controller.world import World
+from tests.thoroughness import examples, longer
 
 PAIR = ArraySpec("float32", (2,), Sharding((0, 1)))
 
@@ -95,7 +96,8 @@ def played(kind: type[World], seed: int) -> World:
     return world
 
 
-@pytest.mark.parametrize("seed", range(10))
+@longer
+@pytest.mark.parametrize("seed", range(examples(10)))
 @pytest.mark.parametrize("kind", [World, MigratingWorld])
 def test_whatever_clients_do_replays_to_the_last_byte(kind, seed):
     world = played(kind, seed)

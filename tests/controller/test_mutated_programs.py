@@ -32,7 +32,7 @@ from atoll.telemetry.consistency import contradictions
 from tests.controller.dumps import dumped
 from tests.controller.play import Cluster
 from tests.controller.test_tenants import ROOT
-from tests.thoroughness import examples
+from tests.thoroughness import examples, longer
 
 EVE = TenantSettings("eve", token_hash("eve"), publish=("*",), subscribe=("victim/*",))
 VICTIM = TenantSettings("victim", token_hash("victim"), publish=("*",), subscribe=("eve/*",))
@@ -525,6 +525,7 @@ def run(seed: int) -> Hostile:
     return play
 
 
+@longer
 @pytest.mark.parametrize("seed", range(examples(40)))
 def test_the_controller_continues_whatever_a_session_sends(seed: int) -> None:
     run(seed)

@@ -25,7 +25,7 @@ from tests.controller.play import on
 from tests.controller.test_control_flow_runs import BRANCHES, INDEX, LOOP, NUMBER, SWITCH, Chooser
 from tests.controller.test_tenants import ALICE
 from tests.protocol.test_messages import SAMPLES, STATUS
-from tests.thoroughness import TIMES
+from tests.thoroughness import examples, longer
 
 HELD, RUNNING, WAITING, ERROR, FRESH = 10, 20, 21, 22, 500  # arrays; FRESH does not exist yet
 EARLY, AWAITED, SOURCE = 700, 701, 903
@@ -169,12 +169,13 @@ def names_numbers(kind: type[Any]) -> bool:
 KINDS = [kind for kind in get_args(m.FromProxy) if names_numbers(kind)]
 
 
+@longer
 @pytest.mark.parametrize("token", ["alice", "cluster"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_one_session_says_about_anothers_numbers_reaches_nothing_of_it(kind, token):
     play, rng = Owner(), random.Random(0)
     before = play.state()
-    for _ in range(50 * TIMES):
+    for _ in range(examples(50, part=3)):
         other = play.open(token=token).number
         play.flush()
         for _ in range(3):

@@ -13,7 +13,7 @@ from tests.controller.publishing_world import PublishingWorld
 from tests.thoroughness import examples
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(40, part=5))
 @given(
     st.integers(0, 2**32),
     st.integers(1, 120),
@@ -34,7 +34,7 @@ def test_versions_are_published_and_read_as_wholes_and_leave_nothing(
     check_end(world)
 
 
-@settings(max_examples=examples(24))
+@settings(max_examples=examples(24, part=5))
 @given(st.integers(0, 2**32), st.integers(60, 160), st.sampled_from(["3x1x1", "4x1x1", "4x1x2"]))
 @example(211, 105, "4x1x2")  # a copy ends after its version, which has readers, was lost
 def test_versions_that_are_lost_while_they_are_copied_leave_nothing(seed, steps, topology):
@@ -44,7 +44,7 @@ def test_versions_that_are_lost_while_they_are_copied_leave_nothing(seed, steps,
     check_end(world)
 
 
-@settings(max_examples=examples(10))
+@settings(max_examples=examples(10, part=5))
 @given(
     st.integers(0, 2**32),
     st.integers(20, 160),

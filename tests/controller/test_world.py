@@ -17,7 +17,7 @@ from tests.thoroughness import examples
 @example(75, 47, "2x2x1", 0.15, 0, Dispatch.PARALLEL, 0.0, 0)
 # An island fails while gangs of a session that has ended are committed.
 @example(273369, 95, "1x4x1", 0.0, 0, Dispatch.PARALLEL, 0.02, 0)
-@settings(max_examples=examples(50))
+@settings(max_examples=examples(50, part=5))
 @given(
     st.integers(0, 2**32),
     st.integers(1, 120),
@@ -43,7 +43,7 @@ class LongPrograms(World):
     longest = 16
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(40, part=5))
 @given(
     st.integers(0, 2**32),
     st.integers(1, 12),

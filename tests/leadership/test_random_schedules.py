@@ -11,7 +11,7 @@ from atoll.leadership.election import Claim, LeaseState
 from atoll.leadership.lease_keeper import LeaseKeeper, release_lease
 from atoll.leadership.lease_record import LeaseRecord, StoredRecord
 from tests.leadership.lease_in_memory import Clock, LeaseInMemory
-from tests.thoroughness import examples
+from tests.thoroughness import examples, longer
 
 _STEPS = 1000
 _MOST_SKEW = 0.05  # of a clock's rate; a lease tolerates a third
@@ -73,6 +73,7 @@ class Process:
             self.term = self.keeper.transitions
 
 
+@longer
 @pytest.mark.parametrize("seed", range(examples(20)))
 def test_at_most_one_process_holds_a_lease_and_each_other_one_has_more_transitions(seed: int) -> None:
     rng = random.Random(seed)

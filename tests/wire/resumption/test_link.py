@@ -245,7 +245,7 @@ CUTS = st.lists(st.one_of(st.integers(0, 300), st.integers(0, 3 * PIECE_BYTES)),
 
 
 @given(SENDS, CUTS, st.integers(1, 2000))
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(300, part=5), deadline=None)
 def test_wherever_transports_are_cut_each_frame_arrives_once_and_in_order(sends, cuts, part):
     world = World(cuts)
     sent: list[list[Note]] = [[], []]
