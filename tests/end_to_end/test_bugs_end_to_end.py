@@ -21,7 +21,7 @@ BACK_SECONDS = 60.0
 # Places of bugs, by thread: the executor, the completions of a device, a pool's thread, and the message thread.
 PLACES = {
     "watch": "atoll.worker.completion_reporter:CompletionReporter.watch",
-    "store": "atoll.worker.store:Store.free",
+    "store": "atoll.worker.store:Store.forget",
     "completions": "atoll.worker.completions:CompletionWatcher._report_completed",
     "compile": "atoll.worker.host_functions:Functions._start",
     "messages": "atoll.worker.message_handler:MessageHandler.handle",

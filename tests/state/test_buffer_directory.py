@@ -3,6 +3,7 @@ from __future__ import annotations
 from atoll.errors import OK, Code, Status
 from atoll.state.buffer_directory import Directory, Entry
 from atoll.state.buffer_states import BufferState, HandleState
+from tests.work_counts import instructions_of
 
 LOST = Status(Code.DATA_LOSS, "host 3 is gone")
 BROKEN = Status(Code.INTERNAL, "division by zero")
@@ -99,31 +100,32 @@ def test_results_of_a_failed_launch_cannot_be_used_before_they_have_settled():
 def test_memory_is_freed_at_the_release_if_no_gang_needs_it():
     d = directory(h1=pending())
     assert d.nbytes == 8
-    assert d.release(1) is not None
+    assert d.release_all([1])
     assert (d.entries, d.nbytes) == ({}, 0)
-    assert d.release(1) is None
+    assert not d.release_all([1])
 
 
 def test_memory_is_freed_when_the_last_gang_that_needs_it_has_started():
     d = directory(h1=pending(uses=2))
-    assert d.release(1) is None
-    assert d.used(1) is None
-    assert d.used(1) is not None
+    assert not d.release_all([1])
+    assert not d.unneeded([1])
+    ((handle, entry),) = d.unneeded([1])
+    assert d.collect(handle, entry) is entry
     assert (d.entries, d.nbytes) == ({}, 0)
 
 
 def test_memory_is_kept_until_the_client_releases_the_handle():
     d = directory(h1=pending(uses=1))
-    assert d.used(1) is None
+    assert not d.unneeded([1])
     assert d.nbytes == 8
-    assert d.release(1) is not None
+    assert d.release_all([1])
 
 
 def test_waits_for_a_released_buffer_are_answered():
     d = directory(h1=pending())
     assert d.wait(7, (1,)) is None
     # Its memory is freed at once, but the entry keeps its waits until it has settled.
-    assert d.release(1) is not None
+    assert d.release_all([1])
     assert 1 in d.entries
     assert d.settle(1, None) == [(7, OK)]
     assert (d.entries, d.nbytes) == ({}, 0)
@@ -131,8 +133,8 @@ def test_waits_for_a_released_buffer_are_answered():
 
 def test_unknown_handles_are_ignored():
     d = directory()
-    assert d.used(5) is None
-    assert d.release(5) is None
+    assert not d.unneeded([5])
+    assert not d.release_all([5])
     assert d.settle(5, None) == []
 
 
@@ -143,6 +145,64 @@ def test_buffers_that_stand_for_errors_count_no_bytes():
     d.lose(d.entries[2], LOST)
     d.lose(d.entries[2], LOST)
     assert d.nbytes == 8
-    d.release(1)
-    d.release(2)
+    d.release_all([1])
+    d.release_all([2])
     assert d.nbytes == 8
+
+
+# ---- many buffers at once
+
+
+def many(count: int, uses: int = 0) -> Directory:
+    return directory(**{f"h{handle}": pending(uses=uses) for handle in range(count)})
+
+
+def test_the_first_problem_of_several_handles_is_that_of_one_of_them():
+    d = many(6)
+    assert d.first_problem(range(6)) is None
+    d.entries[5].error = BROKEN
+    d.entries[4].consume()
+    d.release_all([3])
+    for handle in (3, 4, 5, 99):
+        assert d.first_problem([0, handle, 5]) == d.problem(handle) != None  # noqa: E711
+
+
+def test_buffers_that_were_made_are_ready_and_the_others_are_left_to_settle():
+    d = many(7)
+    d.entries[1].error = BROKEN
+    d.wait(7, (2,))
+    d.fail((3,), LOST)
+    d.settle(4, None)
+    d.release_all([5])
+    assert d.are_made([0, 1, 2, 3, 4, 5, 6]) == [1, 2, 3]
+    states = {handle: entry.state for handle, entry in d.entries.items()}
+    assert {handle for handle, state in states.items() if state is BufferState.READY} == {0, 4, 6}
+    assert d.settle(2, None) == [(7, OK)]
+    assert d.settle(1, None) == []
+    assert d.entries[1].state is BufferState.FAILED
+
+
+def test_a_buffer_that_is_used_twice_by_a_gang_is_unneeded_once():
+    d = many(2, uses=2)
+    d.release_all([0, 1])
+    assert [handle for handle, _ in d.unneeded([0, 1, 0, 99])] == [0]
+    assert [handle for handle, _ in d.unneeded([1])] == [1]
+
+
+def test_work_per_buffer_does_not_contain_a_call():
+    """A script drops, and a launch uses and returns, tens of thousands of buffers."""
+    most = 45  # instructions per buffer; a call of a method takes about ten by itself
+    counts = {}
+    for count in (100, 300):
+        d = many(count, uses=1)
+        handles = range(count)
+        work = {
+            "check": lambda d=d, handles=handles: d.first_problem(handles),
+            "made": lambda d=d, handles=handles: d.are_made(handles),
+            "use": lambda d=d, handles=handles: d.unneeded(handles),
+            "release": lambda d=d, handles=handles: d.release_all(handles),
+        }
+        counts[count] = {name: instructions_of(call) for name, call in work.items()}
+        assert not d.entries
+    for name in counts[100]:
+        assert counts[300][name] - counts[100][name] < 200 * most, name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atoll.state.memory_ledger import MemoryLedger
-from atoll.state.usage import Account
+from atoll.state.usage import Account, Meter
 
 PIECES = tuple((((host, 0), 8), ((host, 1), 8)) for host in range(3))
 WHOLE = tuple(each for piece in PIECES for each in piece)
@@ -35,3 +35,24 @@ def test_a_piece_that_another_tenant_was_charged_for_is_freed_there():
     assert (owner.total, other.total) == (32, 16)
     ledger.release(blocks)
     assert (ledger.total, owner.total, other.total) == (0, 0, 0)
+
+
+def test_memory_that_is_taken_at_once_is_counted_as_if_it_was_taken_one_by_one():
+    requirements = [*[(((0, 0), 8), ((0, 1), 24))] * 3, (((0, 0), 8),), *[(((0, 0), 8), ((0, 1), 24))] * 2]
+    states = []
+    for at_once in (False, True):
+        ledger, owner, meter = MemoryLedger(), MemoryLedger(), Meter()
+        account, meter.now = Account(meter), 0.1
+        ledger.declare((0, 1), 130)
+        if at_once:
+            blocks = ledger.take_all(requirements, owner, account, users=2)
+        else:
+            blocks = [ledger.take(each, owner, account, users=2) for each in requirements]
+        meter.now = 0.7
+        usage = account.take(meter.now)
+        assert all(block.owner is owner and block.account is account for block in blocks)
+        found = [(block.requirement, block.users) for block in blocks]
+        counts = [(each.total, each.used, each.peak, each.is_tight, each.free((0, 1))) for each in (ledger, owner)]
+        states.append((found, counts, account.nbytes, usage))
+    assert states[0] == states[1]
+    assert states[0][1][0][1] == {(0, 0): 48, (0, 1): 120}

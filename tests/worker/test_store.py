@@ -131,44 +131,44 @@ def test_an_error_in_a_buffers_place_is_raised_as_it_is():
 def test_freeing_a_handle_deletes_no_memory():
     store, array, buffer = stored()
     assert store.get(7) is buffer
-    store.free(7, delete=False)
+    store.forget([7])
     assert len(store) == 0
     assert not array.deleted, "others may refer to it still: it goes with the last of them"
-    store.free(7, delete=False)
+    store.forget([7])
 
 
 def test_deleted_memory_is_freed_at_once():
     store, array, _ = stored()
-    store.free(7, delete=True)
+    store.delete(7)
     assert array.deleted
     assert len(store) == 1, "the handle goes when it is freed"
-    store.free(7, delete=False)
+    store.forget([7])
     assert len(store) == 0
 
 
 def test_memory_under_a_reader_is_given_up_instead_of_deleted():
     store, array, buffer = stored()
     read(buffer)
-    store.free(7, delete=True)
+    store.delete(7)
     assert not array.deleted
     assert store.get(7).array.is_deleted()
-    store.free(7, delete=False)
+    store.forget([7])
     assert len(store) == 0
 
 
 def test_errors_and_unknown_handles_are_freed_quietly():
     store = Store()
     store.set(5, LOST)
-    store.free(5, delete=True)
-    store.free(5, delete=False)
-    store.free(6, delete=True)
+    store.delete(5)
+    store.forget([5])
+    store.delete(6)
     assert len(store) == 0
 
 
 def test_a_calls_completion_has_no_memory_to_delete():
     store, array = Store(), FakeArray()
     store.set(7, Buffer(array, -1, None))
-    store.free(7, delete=True)
+    store.delete(7)
     assert not array.deleted
 
 

@@ -5,6 +5,7 @@ With them, the proxy answers queries without the cluster, which has the contents
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from atoll.errors import Code, Status, StatusError, not_found
@@ -67,6 +68,12 @@ class Arrays:
         if record.error is not None:
             raise StatusError(Code(record.error.code), record.error.message, record.error.payloads)
         return record
+
+    def get_all(self, handles: Sequence[int]) -> list[ArrayRecord]:
+        """Return several records. Raises as `get` does. Without a call per array, since requests have many."""
+        records = self.records
+        found = [record for handle in handles if (record := records.get(handle)) is not None and record.error is None]
+        return found if len(found) == len(handles) else [self.get(handle) for handle in handles]
 
     def spec(self, handle: int) -> ArraySpec:
         spec = self.get(handle).spec

@@ -37,17 +37,15 @@ class BufferReleases:
 
     def release(self, session: Session, handles: tuple[int, ...], delete: bool) -> None:
         """Release handles that the client does not need any more. With `delete`, other arrays lose the memory too."""
+        if not delete:
+            self._free_all(session, session.directory.release_all(handles))
+            return
         for handle in handles:
-            if delete:
-                entry = session.directory.entries.get(handle)
-                if entry is not None:
-                    entry.delete()
-                    if entry.uses <= 0:
-                        self._free(session, handle, entry, delete=True)
-                continue
-            entry = session.directory.release(handle)
+            entry = session.directory.entries.get(handle)
             if entry is not None:
-                self._free(session, handle, entry)
+                entry.delete()
+                if entry.uses <= 0:
+                    self._free(session, handle, entry, delete=True)
 
     def drop_uses(self, session: Session, gang: Gang[GangRun]) -> None:
         """Drop a use of each of the gang's buffers. The gang has started, or never will."""
@@ -56,12 +54,13 @@ class BufferReleases:
 
     def unuse(self, session: Session, handles: Sequence[int]) -> None:
         """Drop one use of each of these handles, and free those without further uses."""
-        for handle in handles:
-            entry = session.directory.entries.get(handle)
-            if entry is None:
-                continue
-            unneeded = session.directory.used(handle) is not None
-            if entry.handle is HandleState.DELETED and entry.uses <= 0:
+        found = session.directory.unneeded(handles)
+        if not any([entry.handle is HandleState.DELETED for _, entry in found]):
+            self._free_all(session, [each for each in found if session.directory.collect(*each) is not None])
+            return
+        for handle, entry in found:
+            unneeded = session.directory.collect(handle, entry) is not None
+            if entry.handle is HandleState.DELETED:
                 self._free(session, handle, entry, delete=True)
             if unneeded:
                 self._free(session, handle, entry)
@@ -85,6 +84,13 @@ class BufferReleases:
         for wait, status in session.directory.settle(handle, error):
             self._outbox.to_session(session.number, m.Awaited(wait, status))
 
+    def settle_all(self, session: Session, handles: Sequence[int], error: Status | None) -> None:
+        """Do the same for all results of a launch."""
+        if handles and session.publishing:
+            self.settled[session.number] = None
+        for handle in handles if error is not None else session.directory.are_made(handles):
+            self.settle(session, handle, error)
+
     def free_errors(self, session: Session, errors: Iterable[tuple[int, Entry]], lost: Collection[int] = ()) -> None:
         """Have hosts forget buffers that have become errors, by handle, without waiting for the client to release them.
 
@@ -100,6 +106,19 @@ class BufferReleases:
             left = tuple([host for host in hosts if host not in lost])
             if left:
                 self._outbox.free(left, session.number, handles)
+
+    def _free_all(self, session: Session, freed: Sequence[tuple[int, Entry]]) -> None:
+        """Free buffers that nothing needs, with few calls per buffer, since scripts drop trees of many arrays."""
+        if any([entry.spilled is not None for _, entry in freed]):
+            for handle, entry in freed:
+                self._free(session, handle, entry)
+            return
+        self._memory.release_all([entry for _, entry in freed])
+        by_hosts: dict[tuple[int, ...], list[int]] = {}
+        for handle, entry in freed:
+            by_hosts.setdefault(entry.hosts, []).append(handle)
+        for hosts, some in by_hosts.items():
+            self._outbox.free(hosts, session.number, some)
 
     def _free(self, session: Session, handle: int, entry: Entry, delete: bool = False) -> None:
         self._memory.release(entry)

@@ -82,12 +82,16 @@ class LaunchBuilder:
     def make_entries(self, session: Session, launch: Launch, traceback_id: int, values: Sequence[int]) -> None:
         """Make the entries of these values, and add those of results to the session's directory."""
         program, entries, directory = launch.program, launch.entries, session.directory
+        name, first, specs, results = program.name, program.arguments, program.result_specs, launch.results
+        named, nbytes = directory.entries, 0
         for value in values:
-            made = program.values[value - program.arguments]
-            entry = entries[value] = Entry(made.hosts, made.nbytes, producer=program.name, traceback_id=traceback_id)
+            made = program.values[value - first]
+            entry = entries[value] = Entry(made.hosts, made.nbytes, producer=name, traceback_id=traceback_id)
             if made.result >= 0:
-                entry.spec = program.result_specs[made.result]
-                directory.add(launch.results[made.result], entry)
+                entry.spec = specs[made.result]
+                named[results[made.result]] = entry
+                nbytes += made.nbytes
+        directory.nbytes += nbytes
 
     def use_result_entries(self, session: Session, launch: Launch, traceback_id: int) -> None:
         """Use the existing entries of the results' handles. Make the entries of other values."""

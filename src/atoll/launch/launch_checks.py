@@ -76,10 +76,9 @@ def launch_problem(
             f"{program.results} results; it was launched with {len(message.arguments)}, {len(message.feeds)} and "
             f"{len(message.results)}",
         )
-    for handle in message.arguments:
-        problem = session.directory.problem(handle)
-        if problem is not None:
-            return problem
+    problem = session.directory.first_problem(message.arguments)
+    if problem is not None:
+        return problem
     return program_problem(session, program, quarantine, resources)
 
 

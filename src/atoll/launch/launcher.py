@@ -760,8 +760,7 @@ class Launcher:
             self._free_results(session, launch)
         elif session.has_errors:
             self._free_lost_results(session, launch)
-        for handle in launch.results:
-            self.buffers.settle(session, handle, error)
+        self.buffers.settle_all(session, launch.results, error)
         if launch.credits:
             self.return_credits_of_launch(session, launch.credits)
         if launch.part_of is not None:

@@ -174,6 +174,15 @@ class Directory:
             return Status(Code.INVALID_ARGUMENT, f"array {handle} has been deleted or donated and cannot be used again")
         return None
 
+    def first_problem(self, handles: Iterable[int]) -> Status | None:
+        """Return the first `problem` of several handles. Without a call per handle, since launches have many."""
+        entries, usable = self.entries, HandleState.USABLE
+        for handle in handles:
+            entry = entries.get(handle)
+            if entry is None or entry.released or entry.error is not None or entry.handle is not usable:
+                return self.problem(handle)
+        return None
+
     def fail(self, handles: tuple[int, ...], error: Status) -> None:
         """Mark pending buffers of a failed launch, so that new launches cannot use them."""
         for handle in handles:
@@ -196,6 +205,22 @@ class Directory:
         if entry.released and entry.uses <= 0:
             self._forget(handle, entry)
         return self._settle_waits(waits, entry.error)
+
+    def are_made(self, handles: Iterable[int]) -> list[int]:
+        """Handle the end of a launch that has made buffers. Return those to pass to `settle`, since more is to be done.
+
+        Without a call per buffer, since launches have many.
+        """
+        entries, pending, ready, left = self.entries, BufferState.PENDING, BufferState.READY, []
+        for handle in handles:
+            entry = entries.get(handle)
+            if entry is None or entry.state >= ready:
+                continue
+            if entry.state is pending and entry.error is None and entry.waits is None:
+                entry.state = ready
+            else:
+                left.append(handle)
+        return left
 
     def lose(self, entry: Entry, error: Status) -> None:
         """Mark the contents of a buffer as lost: see `Entry.lose`."""
@@ -270,23 +295,43 @@ class Directory:
         self.nbytes += made.nbytes
         return entry
 
-    def release(self, handle: int) -> Entry | None:
-        """Note that the client has released the handle. Return the entry if nothing needs it any more."""
-        entry = self.entries.get(handle)
-        if entry is None:
-            return None
-        entry.released = True
-        return self._collect(handle, entry)
+    def release_all(self, handles: Iterable[int]) -> list[tuple[int, Entry]]:
+        """Note that the client has released these handles. Return the buffers that nothing needs any more.
 
-    def used(self, handle: int) -> Entry | None:
-        """Note that a gang that needed the buffer has started. Return the entry if nothing needs it any more."""
-        entry = self.entries.get(handle)
-        if entry is None:
-            return None
-        entry.uses -= 1
-        return self._collect(handle, entry)
+        Without a call per buffer, since clients release many at once.
+        """
+        entries, found, nbytes = self.entries, [], 0
+        for handle in handles:
+            entry = entries.get(handle)
+            if entry is None:
+                continue
+            entry.released = True
+            if entry.uses > 0:
+                continue
+            if entry.waits is None:  # otherwise `settle` forgets the entry after it has ended these waits
+                del entries[handle]
+                nbytes += entry.nbytes
+            found.append((handle, entry))
+        self.nbytes -= nbytes
+        return found
 
-    def _collect(self, handle: int, entry: Entry) -> Entry | None:
+    def unneeded(self, handles: Iterable[int]) -> list[tuple[int, Entry]]:
+        """Note that a gang that needed these buffers has started. Return those that are to be freed or deleted.
+
+        Without a call per buffer, since gangs have many. A buffer can be there several times.
+        """
+        entries, deleted, found = self.entries, HandleState.DELETED, dict[int, Entry]()
+        for handle in handles:
+            entry = entries.get(handle)
+            if entry is None:
+                continue
+            entry.uses -= 1
+            if entry.uses <= 0 and (entry.released or entry.handle is deleted):
+                found[handle] = entry
+        return list(found.items())
+
+    def collect(self, handle: int, entry: Entry) -> Entry | None:
+        """Forget a buffer that was released and that no gang needs, and return it. Otherwise return None."""
         if not entry.released or entry.uses > 0:
             return None
         if entry.waits is None:  # otherwise `settle` forgets the entry after it has ended these waits

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import partial
+from itertools import groupby
 
 from atoll.cluster.locations import HostDevice, MemoryRequirement
 from atoll.state.grouped_counts import GroupedCounts
@@ -158,6 +159,23 @@ class MemoryLedger:
             owner._count(requirement)
         return Block(requirement, users, owner, account)
 
+    def take_all(
+        self,
+        requirements: Sequence[MemoryRequirement],
+        owner: MemoryLedger | None = None,
+        account: Account | None = None,
+        users: int = 1,
+    ) -> list[Block]:
+        """Reserve memory as `take` does for each requirement, counting those that are alike at once."""
+        for requirement, alike in groupby(requirements):
+            times = len(list(alike))
+            nbytes = self._count(requirement, times)
+            if account is not None:
+                account.hold(nbytes, times)
+            if owner is not None:
+                owner._count(requirement, times)
+        return [Block(requirement, users, owner, account) for requirement in requirements]
+
     def take_pieces(
         self,
         requirement: MemoryRequirement,
@@ -171,18 +189,18 @@ class MemoryLedger:
         group = BlockGroup(requirement, len(pieces))
         return [Block(piece, users, owner, account, 0, False, group) for piece in pieces]
 
-    def _count(self, requirement: MemoryRequirement) -> int:
-        """Count the memory as used. Return its bytes on all devices together."""
+    def _count(self, requirement: MemoryRequirement, times: int = 1) -> int:
+        """Count the memory as used, so many times. Return its bytes on all devices together, for one time."""
         nbytes = 0
         for part in self._parts(requirement):
             memory = part.memory
-            used = memory.used = memory.used + part.nbytes
+            used = memory.used = memory.used + times * part.nbytes
             if used > memory.peak:
                 memory.peak = used
             if memory.capacity is not None and used > memory.capacity - self._unpublished_bytes:
                 self.is_tight = True
             nbytes += part.nbytes * part.devices
-        self.total += nbytes
+        self.total += times * nbytes
         return nbytes
 
     def _uncount(self, requirement: MemoryRequirement) -> int:

@@ -28,8 +28,8 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
     more: bool = False  # whether further pieces of the same feed will follow
 
 
-# Several feeds that one piece carries, between hosts: the number and the size of each. Their bytes follow one another,
-# each at a multiple of `GROUP_ALIGNMENT`.
+# Several feeds that one piece carries, between hosts: the number and the size of each. The bytes of each feed begin at
+# the next multiple of `GROUP_ALIGNMENT`.
 Group = tuple[tuple[int, int], ...]
 GROUP_ALIGNMENT = 64
 

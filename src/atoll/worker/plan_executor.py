@@ -17,7 +17,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
@@ -211,10 +210,12 @@ class PlanExecutor:
         match item:
             case m.Free(session=session, handles=handles, delete=delete):
                 store = self._stores.get(session)
-                if store is not None:
-                    with self._steps.deletions.lock if delete else nullcontext():
+                if store is not None and not delete:
+                    store.forget(handles)
+                elif store is not None:
+                    with self._steps.deletions.lock:
                         for handle in handles:
-                            store.free(handle, delete)
+                            store.delete(handle)
             case m.SpillRequest():
                 self._spill_store.spill(item, self._stores.get(item.session))
             case m.DropFunction(function=function):
@@ -250,12 +251,11 @@ class PlanExecutor:
             if not unit.started:
                 unit.started = self._now()
             if plan_run.values is None:
-                if any(map(store.is_expected, run.arguments)):
+                found = store.find(run.arguments)
+                if found is None:
                     unit.started = 0
                     return False
-                plan_run.values = {
-                    value: store.get(handle) for value, handle in zip(plan.arguments, run.arguments, strict=True)
-                }
+                plan_run.values = dict(zip(plan.arguments, found, strict=True))
             unit.callbacks = self._steps.callbacks_of(plan.segments[unit.segment : unit.stop])
             may_wait = self._steps.may_wait
             while unit.segment < unit.stop:
@@ -272,9 +272,12 @@ class PlanExecutor:
                     unit.position += 1
                 if segment.results:
                     handles = dict(zip(plan.results, run.results, strict=True))
-                    keep = store.arrive if unit.in_background else store.set
-                    for value in segment.results:
-                        keep(handles[value], plan_run.values[value])
+                    values = plan_run.values
+                    if unit.in_background:
+                        for value in segment.results:
+                            store.arrive(handles[value], values[value])
+                    else:
+                        store.set_all({handles[value]: values[value] for value in segment.results})
                 for value in segment.drops:
                     plan_run.values.pop(value, None)
                 unit.segment += 1

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -162,9 +162,6 @@ class Store:
         """Mark a buffer as expected until `arrive`."""
         self._records[handle] = _Expected()
 
-    def is_expected(self, handle: int) -> bool:
-        return type(self._records.get(handle)) is _Expected
-
     def arrive(self, handle: int, record: Buffer | Status) -> None:
         """Store an expected buffer or its error, unless it was freed or deleted meanwhile."""
         expected = self._records.get(handle)
@@ -183,11 +180,29 @@ class Store:
             raise StatusError(Code(record.code), record.message, record.payloads)
         raise StatusError(Code.NOT_FOUND, f"array {handle} is not on this host")
 
-    def free(self, handle: int, delete: bool) -> None:
-        """Forget the handle. With `delete`, delete its memory instead, and keep the handle until it is freed."""
-        if not delete:
-            self._records.pop(handle, None)
-            return
+    def find(self, handles: Sequence[int]) -> list[Buffer] | None:
+        """Return several buffers, or None if one of them is expected. Raise as `get` does.
+
+        Without a call per buffer, since launches have many.
+        """
+        records = self._records
+        found = [records.get(handle) for handle in handles]
+        if any([type(record) is _Expected for record in found]):
+            return None
+        buffers = [record for record in found if type(record) is Buffer]
+        return buffers if len(buffers) == len(found) else [self.get(handle) for handle in handles]
+
+    def set_all(self, records: Mapping[int, Buffer]) -> None:
+        self._records.update(records)
+
+    def forget(self, handles: Iterable[int]) -> None:
+        """Forget several handles, which frees their memory unless others use it."""
+        records = self._records
+        for handle in handles:
+            records.pop(handle, None)
+
+    def delete(self, handle: int) -> None:
+        """Delete the memory of a buffer. The handle stays until it is forgotten."""
         record = self._records.get(handle)
         if isinstance(record, Buffer) and record.spec is not None:
             record.delete()

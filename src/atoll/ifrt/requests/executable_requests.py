@@ -211,7 +211,7 @@ def _run(pending: PendingRequest, request: Any, given: list[int]) -> tuple[list[
         return session.handles(given, 0), 0, executable
     if request.device_ids and tuple(request.device_ids) != executable.devices:
         raise invalid("an executable can run only on the devices that it was compiled for")
-    records = [session.arrays.get(handle) for handle in arguments]
+    records = session.arrays.get_all(arguments)
     executable.check(records)
     options = request.options
     handles = session.handles(given, len(executable.outputs))
