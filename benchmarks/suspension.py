@@ -54,7 +54,7 @@ def suspension(
 
 
 class _Session:
-    """Arrays on both islands, of a script that is this process."""
+    """Arrays on both islands, owned by this process."""
 
     def __init__(self, nbytes: int) -> None:
         import jax
@@ -93,7 +93,7 @@ class _Session:
 
 
 def plain(medium: str, nbytes: int, directory: str) -> float:
-    """Seconds for a process a host to write its part."""
+    """Return the seconds for one process per host to write its part."""
     context = mp.get_context("spawn")
     ready, done = context.Queue(), context.Queue()
     go = context.Event()

@@ -30,7 +30,7 @@ def on_machines(
     islands: Annotated[str, typer.Option(help="What the cluster has; each host is a machine.")] = "1x2x4",
     cache: Annotated[Path, typer.Option(help="Directory for stock results and the last report.")] = CACHE,
 ) -> None:
-    """Run the tests of JAX over several machines, by TLS. All other options are those of scripts.conformance."""
+    """Run the tests of JAX across several machines, using TLS. All other options are those of scripts.conformance."""
     hosts = Topology.parse(islands).host_count
     cache = cache.expanduser().resolve()
     if cache.is_relative_to("/tmp"):

@@ -20,7 +20,10 @@ TRAINING = atoll.elastic.data_parallel(work.gradients, work.update)
 
 
 def plain(count: int, seconds: float, state: Any, every: int = 0) -> float:
-    """Steps a second on the first `count` islands; with `every`, the state is copied so often."""
+    """Return the steps per second on the first `count` islands.
+
+    With `every`, the state is copied after this many steps.
+    """
     islands = Islands()
     training = TRAINING([islands.mesh(island) for island in sorted(islands.devices)[:count]])
     placed = training.place(state)

@@ -46,7 +46,7 @@ class Lines:
 
 
 class AtollSide:
-    """A cluster of an agent for each island, and a script on it. A device is lost with its agent."""
+    """A cluster with an agent per island, and a script on it. A device is lost with its agent."""
 
     def __init__(self, seconds: int, megabytes: int) -> None:
         self.lines = Lines()
@@ -90,7 +90,7 @@ class AtollSide:
 
 
 class StockSide:
-    """One process of all devices. It ends where one is lost, and is started again at once with those that are left."""
+    """One process with all devices. When a device is lost, it ends and is restarted with the remaining ones."""
 
     def __init__(self, megabytes: int) -> None:
         self.lines = Lines()

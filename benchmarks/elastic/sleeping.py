@@ -28,7 +28,7 @@ def register() -> None:
 
 
 def after(value: jax.Array, seconds: float) -> jax.Array:
-    """The scalar, so much later."""
+    """Return the scalar after this time."""
     whole, part = divmod(round(seconds * _NANOSECONDS), _NANOSECONDS)
     place = jax.lax.iota(jnp.int32, 4)  # of two numbers of 64 bits; an array would be a constant, which Shardy refuses
     timespec = jnp.where(place == 0, whole, jnp.where(place == 2, part, 0)).astype(jnp.int32)

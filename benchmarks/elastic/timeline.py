@@ -23,7 +23,7 @@ class Phase:
 
 
 def describe(phase: Phase, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Of the lines of all steps, those of the phase; `lines` are in order."""
+    """Describe the phase, given the lines of all steps in order."""
     steps = [each for each in lines if each["what"] == "step"]
     before = [each for each in steps if each["at"] < phase.began]
     within = [each for each in steps if phase.began <= each["at"] < phase.ended]

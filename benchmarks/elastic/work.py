@@ -21,7 +21,7 @@ AHEAD = 2
 
 
 def first_state(megabytes: int) -> dict[str, Any]:
-    """Weights, and what else there is to copy."""
+    """Return the weights, and the other state to copy."""
     weights = np.random.default_rng(0).normal(size=(WIDTH, WIDTH)).astype(np.float32)
     return {"weights": weights, "ballast": np.zeros(megabytes * 250_000, np.float32)}
 

@@ -1,4 +1,4 @@
-"""The backends that compete, and the environment in which each one's processes run."""
+"""The compared backends, and the environments of their processes."""
 
 import os
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks.harness.benchmark import Settings
 
-# Where `benchmarks` and `examples` are: the repository's root.
+# Directory of `benchmarks` and `examples`: the root of the repository.
 ROOT = Path(__file__).resolve().parents[2]
 
 DEVICES = 8
@@ -19,16 +19,16 @@ THREADS = str(2 * DEVICES)
 
 @dataclass(frozen=True)
 class Backend:
-    """What a row of results is called, and what its processes find in their environment.
+    """Name of a row of results, and the environment of its processes.
 
-    Values may name what a figure's point has: {hosts}.
+    Values may refer to a figure's point: {hosts}.
     """
 
     name: str
     environment: Mapping[str, str]
 
 
-# Ray on loopback alone (its switch for macOS), with a token for each connection, and without usage reports.
+# Ray on loopback only (using its switch for macOS), with a token for each connection, and without usage reports.
 RAY = {
     "JAX_PLATFORMS": "cpu",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
@@ -62,7 +62,7 @@ BACKENDS = {
         Backend("worker alone", {"JAX_PLATFORMS": "cpu"}),
         Backend("atoll, rows", {"JAX_PLATFORMS": "atoll", "ATOLL_ISLANDS": "4x1x1"}),
         Backend("atoll, all-to-all", {"JAX_PLATFORMS": "atoll", "ATOLL_ISLANDS": "4x1x1"}),
-        # They start their clusters themselves.
+        # These start their clusters themselves.
         Backend("atoll, rows, 2 machines", {"JAX_PLATFORMS": "atoll"}),
         Backend("atoll, all-to-all, 2 machines", {"JAX_PLATFORMS": "atoll"}),
         Backend("atoll, TLS", {"JAX_PLATFORMS": "atoll"}),
@@ -83,7 +83,7 @@ BACKENDS = {
         Backend("atoll, 512 null hosts", {"JAX_PLATFORMS": "cpu"}),
         Backend("atoll, delegated runs", {"JAX_PLATFORMS": "cpu"}),
         Backend("atoll, node by node", {"JAX_PLATFORMS": "cpu"}),
-        # Of the paper's figures. "Atoll" alone and what is ideal have null devices, and start them themselves.
+        # For the paper's figures. "Atoll" and the ideal backends have null devices, and start them themselves.
         Backend("Atoll", {"JAX_PLATFORMS": "cpu"}),
         Backend("Atoll, sequential dispatch", {"JAX_PLATFORMS": "cpu"}),
         Backend("Atoll, one island", {"JAX_PLATFORMS": "cpu"}),
@@ -128,10 +128,10 @@ BACKENDS = {
 
 
 def environment_of(settings: Settings, inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The whole environment of a backend's process: no setting of the shell reaches a measurement.
+    """Return the whole environment of a backend's process, so that settings of the shell do not affect measurements.
 
-    The process finds `benchmarks` and `examples` wherever it is started, and Atoll in `settings.source`, or else where
-    this process has it.
+    The process can import `benchmarks` and `examples` in any directory. It imports Atoll from `settings.source`, or
+    from the same place as this process.
     """
     # Without files of bytecode, processes would compile Atoll's sources at each start.
     foreign = ("JAX_", "XLA_", "ATOLL_", "IFRT_", "TF_", "RAY_", "NPROC", "PYTHONDONTWRITEBYTECODE")

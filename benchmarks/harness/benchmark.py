@@ -1,4 +1,4 @@
-"""What a benchmark is: what it measures, who competes, and what is to be reached.
+"""Definition of a benchmark: what it measures, its contestants, and its targets.
 
 To add one, write a function that takes `Settings`, does all that is not to be measured (building, compiling,
 warming up), and returns a function that runs one round and returns its metrics; then give it a row in a table.
@@ -47,7 +47,7 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 class RunsIn(StrEnum):
-    """Where a benchmark's function runs."""
+    """Place in which a benchmark's function runs."""
 
     WORKER = "worker"  # in a process of the backend that lives for all rounds of the benchmark
     PARENT = "parent"  # beside the reports: it starts the backend's processes itself

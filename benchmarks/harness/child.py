@@ -1,4 +1,4 @@
-"""The parent's end of a worker: starts it, asks it with a deadline, ends it and what it started."""
+"""The parent's end of a worker: start it, send it requests with deadlines, and end it with its children."""
 
 import os
 import selectors

@@ -1,4 +1,4 @@
-"""The machine and the software that a result comes from, as they say it themselves."""
+"""The machine and the software of a result, as they report themselves."""
 
 import os
 import platform

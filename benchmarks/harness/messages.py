@@ -1,4 +1,4 @@
-"""What a benchmark and its workers say to one another: JSON, a message a line, one reply to each request."""
+"""Messages between a benchmark and its workers: one JSON message per line, and one reply per request."""
 
 import msgspec
 

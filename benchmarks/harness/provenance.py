@@ -1,4 +1,4 @@
-"""Of which code a result is, and whether the code has changed since."""
+"""Determine the commit of a result, and whether the code has changed since."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks.harness.backends import ROOT
 
-# What a result depends on, as git's pathspecs: not what is written of results.
+# The files that affect a result, as pathspecs of git, without pages generated from results.
 CODE = ("src/atoll", "benchmarks", "examples", ":!benchmarks/results", ":!*.md")
 DIRTY = "+"  # at the end of a commit: with changes that were not committed
 
@@ -20,7 +20,7 @@ def current_commit(root: Path = ROOT) -> str | None:
 
 
 def describe_commit(commit: str | None) -> str:
-    """Of a result, for a page."""
+    """Describe the commit of a result, for a page."""
     if commit is None:
         return "of an unknown commit"
     changes = " with changes that were not committed" if commit.endswith(DIRTY) else ""

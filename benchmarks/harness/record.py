@@ -1,4 +1,4 @@
-"""What a run leaves, as JSON: every sample, the numbers made of them, and the machine."""
+"""The record of a run, as JSON: all samples, the numbers computed from them, and the machine."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ class BenchmarkRecord(msgspec.Struct, frozen=True):
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """What a figure must show, and what it showed. `reached` is None where it was not measured."""
+    """Requirement for a figure, and the measured result. `reached` is None if it was not measured."""
 
     text: str
     value: float | None
@@ -110,7 +110,7 @@ def _record_metric(benchmark: Benchmark, metric: Metric, rounds: dict[str, list[
 
 
 def ratio_to(metric: MetricRecord, first: str, other: str) -> Ratio | None:
-    """The first contestant over another; None where one of them was not measured."""
+    """Return the ratio of the first contestant to another one, or None if one of them was not measured."""
     ours, theirs = metric.samples.get(first), metric.samples.get(other)
     return ratio(ours, theirs) if ours and theirs and min(theirs) > 0 else None
 

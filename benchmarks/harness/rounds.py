@@ -54,7 +54,7 @@ def run_benchmark(
 
 
 class _Run:
-    """What the contestants of a benchmark have given so far, and which of them have failed at what."""
+    """Results of the contestants so far, and the errors of those that have failed."""
 
     def __init__(
         self,

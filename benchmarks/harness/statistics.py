@@ -13,7 +13,7 @@ import msgspec
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """What is kept of one metric's rounds. `low` and `high` are the first and third quartile."""
+    """Statistics of one metric's rounds. `low` and `high` are the first and third quartile."""
 
     median: float
     low: float

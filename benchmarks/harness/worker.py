@@ -44,7 +44,7 @@ def become_batch() -> None:
 
 
 def replies_alone() -> FileIO:
-    """What was standard output, for replies alone; what is printed (gloo prints) goes to standard error from now on."""
+    """Reserve standard output for replies. From now on, printed text (such as gloo's) is written to standard error."""
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return replies

@@ -1,4 +1,4 @@
-"""(n): what a callback into the script's Python costs: in a loop of a program, in a call, and for its bytes."""
+"""(n): the cost of a callback into the script's Python: in a loop of a program, in a call, and per byte."""
 
 from collections.abc import Callable
 

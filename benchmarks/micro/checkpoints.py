@@ -1,4 +1,4 @@
-"""(q): how fast Orbax saves what is on the devices, and what that costs the script's process in memory.
+"""(q): how fast Orbax saves arrays on the devices, and how much memory of the script's process it needs.
 
 On Atoll the hosts' Python processes write, in both of Orbax's ways for Pathways; stock JAX writes from the script, in
 the same formats. The arrays are random, made on the devices, and cut over all of them. What was saved is restored once

@@ -1,10 +1,10 @@
 """What a program that depends on data costs those that do not: their rate beside a loop of 1,000 choices.
 
-    python -m benchmarks.micro.choices > benchmarks/results/choices.json
+python -m benchmarks.micro.choices > benchmarks/results/choices.json
 
 On null devices: two islands of two hosts. A chain of choices, each a computation and a transfer of either island, runs
 on the first host of both. A chain of computations of 2 ms that depends on none of it runs on the second ones, of the
-same session and of another one: alone, beside the same chain with its branch known ahead, and beside the choices.
+same session and of another one: by itself, beside the same chain with its branch known ahead, and beside the choices.
 """
 
 from __future__ import annotations

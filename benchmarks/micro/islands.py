@@ -48,7 +48,7 @@ def island_copy() -> Callable[[], float]:
 
 
 def _socket_copy() -> Callable[[], float]:
-    """Between two threads of one process, into memory that is there already: as fast as a socket gets here."""
+    """Copy between two threads of one process, into allocated memory, as fast as a socket allows here."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         sender = socket.create_connection(server.getsockname())
         receiver, _ = server.accept()

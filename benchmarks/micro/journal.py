@@ -112,7 +112,7 @@ def _journal_load(cluster: NullCluster) -> dict[str, Any]:
 
 
 def cost_of_appending(directory: Path) -> dict[str, float]:
-    """Of the turns of the journal that is being written there."""
+    """Return the cost of appending the turns of the journal that is being written there."""
     shutil.copytree(directory / "journal", directory / "copy")
     found = recover(Directory(directory / "copy"))
     assert found is not None

@@ -67,7 +67,8 @@ class OtherMachine:
 
     def _start(self, command: list[str], **options: int) -> "subprocess.Popen[bytes]":
         dies = ["setpriv", "--pdeathsig", "KILL"]
-        process = subprocess.Popen([*dies, *command], stdin=subprocess.DEVNULL, **options)  # type: ignore[call-overload]
+        # Type: ignore[call-overload].
+        process = subprocess.Popen([*dies, *command], stdin=subprocess.DEVNULL, **options)
         self._processes.append(process)
         return process  # type: ignore[no-any-return]
 
@@ -228,7 +229,7 @@ def _dial(address: tuple[str, int]) -> socket.socket:
 
 
 def until_up() -> Sequence[Any]:
-    """The devices of the cluster that was started."""
+    """Wait until the cluster is up. Return its devices."""
     import jax
 
     deadline = time.monotonic() + 60

@@ -1,4 +1,4 @@
-"""(i): what order costs.
+"""(i): the cost of order.
 
 One client's computations of a millisecond through proxy, controller and scheduler, against the same worker
 without them. The peer does what the controller does: it starts a worker, sends it a function, a plan, and runs
@@ -29,10 +29,10 @@ from benchmarks.harness.benchmark import Round, Settings
 
 DIRECT = "worker alone"
 ELEMENTS = 4096
-IN_FLIGHT = 8  # of 1 ms: what the controller's bound in time comes to, and as many again
+IN_FLIGHT = 8  # of 1 ms: the controller's limit in time, and as many again
 
 
-MILLISECOND_LOOPS = 98  # of a sine over so many elements, on one core of the machines that this was written on
+MILLISECOND_LOOPS = 98  # of a sine of this many elements, on one core of the machine on which this was written
 
 
 def one_millisecond(x: jax.Array) -> jax.Array:

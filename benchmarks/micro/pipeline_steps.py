@@ -16,7 +16,7 @@ from benchmarks.paper.training import Training
 
 STATIC = "atoll, delegated runs"
 _STAGES, _MICRO_BATCHES = 16, 64
-# Stages are quicker than their hosts: so a step takes no longer than these, which share a machine, need for it.
+# Stages take less time than their hosts, so that a step takes the time of the hosts, which share a machine.
 STEP_SIZES = Sizes(unit=1e-4, activation_bytes=4096)
 _AHEAD = 2
 

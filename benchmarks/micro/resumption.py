@@ -74,7 +74,7 @@ class Dialed:
 
 
 def _ignore(it: Any) -> None:
-    """Nothing happens."""
+    """Do nothing."""
 
 
 async def asynchronous(address: Address, kind: str) -> Callable[[], Any]:

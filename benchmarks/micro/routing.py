@@ -4,10 +4,10 @@ The rows are on the first island, and each goes to two of four experts, one on e
 times what an even load needs, so a quarter of it is used. Both are one program a step, and each step takes what the one
 before has made.
 
-For the exchange alone an expert looks at one number of its block, and the block goes back as it came. Else it
-multiplies all of its block by a number, places without a row among them: work that is the same in both.
+To measure only the exchange, an expert reads one number of its block, and returns the block unchanged. Otherwise it
+multiplies its whole block by a number, including places without a row, so that the work is the same in both.
 
-(x) is the exchange alone between two machines, which are network namespaces (root) on a link of 1 Gbit/s: the first
+(x) is only the exchange, between two machines, which are network namespaces (root) on a link of 1 Gbit/s: the first
 island is on one, the three others on the other.
 """
 
@@ -35,8 +35,7 @@ def capacity_of(rows: int) -> int:
     return 4 * rows * CHOICES // ISLANDS
 
 
-# What an expert makes of its block, and what says that it has: without that, blocks that come back as they went need
-# not go.
+# The result of an expert, which shows that it had its block. Otherwise, unchanged blocks would not have to be sent.
 Expert = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 
 
@@ -101,14 +100,14 @@ def dense(devices: list[Any], capacity: int, expert: Expert) -> Any:
 
 
 def exchange(settings: Settings) -> Round:
-    """Steps a second, by the megabytes that the rows of a step are: of the exchange alone, and with experts."""
+    """Return the steps per second of the exchange only and with experts, by the megabytes of rows per step."""
     full = {"1": 64, "4": 24, "8": 12, "16": 6}
     repeats = {size: settings.size(full=times, quick=2) for size, times in full.items()}
     return _steps(settings, repeats, {"exchange": (looked_at, 1), "rate": (doubled, 2)})
 
 
 def between_machines(settings: Settings) -> Round:
-    """Steps a second, by the megabytes that the rows of a step are: of the exchange alone."""
+    """Return the steps per second of the exchange only, by the megabytes of rows per step."""
     machine = OtherMachine()
     machine.limit(LINK)
     start_cluster(machine, ISLANDS)

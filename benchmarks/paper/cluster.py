@@ -96,7 +96,7 @@ class NullCluster(Cluster):
         return seconds
 
     def controller_bytes(self) -> int:
-        """That the controller has written and read so far, in all its messages."""
+        """Return the number of bytes of all messages that the controller has read and written."""
         controller = next(p for p in psutil.Process(self.engine.process.pid).children() if _is_controller(p))
         counters = controller.io_counters()
         return int(counters.read_chars + counters.write_chars)

@@ -1,4 +1,4 @@
-"""What the control plane and the data path cost on a real machine: what figures in virtual time are computed with.
+"""Measure the costs of the control plane and the data path on a real machine, for figures in virtual time.
 
 `python -m benchmarks costs` measures it and writes benchmarks/results/costs.json; `measured_costs` makes of that what
 `atoll.testing` takes. Nothing is typed in by hand, so a figure follows whatever is measured.
@@ -236,7 +236,7 @@ def _median(point: BenchmarkRecord, metric: str) -> float:
 
 
 def read_costs(results: Path = RESULTS) -> RunRecord:
-    """What `python -m benchmarks costs` wrote. Raises FileNotFoundError."""
+    """Read the result of `python -m benchmarks costs`. Raise FileNotFoundError if it is missing."""
     try:
         return msgspec.json.decode((results / FILE).read_bytes(), type=RunRecord)
     except FileNotFoundError:
@@ -245,7 +245,7 @@ def read_costs(results: Path = RESULTS) -> RunRecord:
 
 @cache
 def measured_costs() -> Costs:
-    """What figures in virtual time are computed with. Raises FileNotFoundError."""
+    """Return the costs for figures in virtual time. Raise FileNotFoundError if they are missing."""
     return costs_of(read_costs())
 
 

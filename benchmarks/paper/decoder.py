@@ -1,4 +1,4 @@
-"""What training the paper's decoder-only transformers takes, in operations and bytes (section 5.3)."""
+"""Operations and bytes of training the paper's decoder-only transformers (section 5.3)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Decoder:
 
     @property
     def parts(self) -> int:
-        """Layers, and what counts as one: what is shared out to stages."""
+        """Return the number of layers, and of other parts that count as one, which are divided between stages."""
         return self.layers + 2
 
     def forward_flops(self, parts: float, tokens: float) -> float:

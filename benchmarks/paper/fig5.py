@@ -1,4 +1,4 @@
-"""Figure 5: what dispatch costs. A scalar on each device, an AllReduce and an addition, one after another.
+"""Figure 5: the cost of dispatch. A scalar on each device, an AllReduce and an addition, one after another.
 
 Op by op: a call for each computation. Chained: a call for a program of 128 nodes. Fused: a call for 128 computations
 compiled into one.
@@ -16,7 +16,7 @@ from benchmarks.paper.figure import Axes, Figure, Options, at_least, median, quo
 NODES = 128
 ATOLL = tuple(f"Atoll, {way}" for way in ("op by op", "chained", "fused"))
 JAX = tuple(f"JAX, {way}" for way in ("op by op", "fused"))
-# Whose threads are scheduled as those of Atoll's devices: what the claims judge against.
+# The peer whose threads are scheduled like those of Atoll's devices, which the claims use.
 BATCH_JAX = tuple(f"{name}{BATCH_THREADS}" for name in JAX)
 RAY = tuple(f"Ray, {way}" for way in ("op by op", "chained", "fused"))
 TENSORFLOW = tuple(f"TensorFlow, {way}" for way in ("op by op", "chained"))

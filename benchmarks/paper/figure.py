@@ -1,4 +1,4 @@
-"""What a figure or a table of the paper is here: points that are measured, and what they must show."""
+"""A figure or a table of the paper: points to measure, and claims about them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.paper.traces import TracePoint
 
 
 class Options(msgspec.Struct, frozen=True):
-    """What the command was asked for. `hosts` is empty where the figure's own are meant."""
+    """Arguments of the command. `hosts` is empty for the figure's own."""
 
     hosts: tuple[int, ...] = ()
     devices_per_host: int = 2
@@ -41,7 +41,7 @@ class Axes:
 
 @dataclass(frozen=True)
 class Figure:
-    """`explanation` is what is measured here, `paper` what the paper found.
+    """A figure with its `explanation`, and the result of the `paper`.
 
     `points(options)` are benchmarks, one for each point of the x axis (`Benchmark.point`) and all contestants there.
     Where there is nothing to measure in that way, real or null, it is empty. `claims(points, options)` judges. With

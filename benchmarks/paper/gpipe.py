@@ -63,7 +63,7 @@ class _Stage:
         stage.backward_more = await stage._compile(
             "backward, more", pipeline.backward, (*backward, gradients), made, donated
         )
-        # What the update of the last stage gives besides is the step's loss.
+        # The other result of the last stage's update is the step's loss.
         stage.update = await stage._compile(
             "update", pipeline.update, (weights, gradients), (weights, *((loss,) * stage.is_last)), (0, 1)
         )

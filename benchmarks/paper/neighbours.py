@@ -100,7 +100,7 @@ def waits(address: str, session: int, since: float) -> dict[str, float]:
 
 
 def _most(values: Sequence[float]) -> float:
-    """What 99 % of them do not exceed."""
+    """Return the value that 99 % of them do not exceed."""
     return sorted(values)[max(0, -(-99 * len(values) // 100) - 1)]
 
 

@@ -38,7 +38,7 @@ def points(platform: str, times: Sequence[float]) -> list[Benchmark]:
 
 
 def pause(spans: Sequence[Span], sessions: Sequence[int]) -> dict[str, float]:
-    """What a trace of one host shows, of whose sessions the last has paused once: see `METRICS`."""
+    """Return the metrics of a trace of one host, whose last session has paused once. See `METRICS`."""
     own = sorted((span for span in spans if span.session == sessions[-1]), key=lambda span: span.started)
     before, after = max(itertools.pairwise(own), key=lambda pair: pair[1].launched - pair[0].ended)
     staying = sessions[:-1]

@@ -1,4 +1,4 @@
-"""A pipeline of stages: how long each works on a micro-batch, and what theory makes of that."""
+"""A pipeline of stages: the time of each stage for a micro-batch, and the resulting times in theory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training step of a pipeline schedule on null devices: the nodes that `atoll.pipeline` makes of it, in its order."""
+"""A training step of a pipeline schedule on null devices: the nodes of `atoll.pipeline`, in its order."""
 
 from __future__ import annotations
 

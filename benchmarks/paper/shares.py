@@ -1,4 +1,4 @@
-"""Tenants with shares on one cluster, and what part of the devices' time each of them got."""
+"""Tenants with shares on one cluster, and the part of the devices' time that each of them had."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def deviation(address: str, sessions: Sequence[int], weights: Sequence[float], s
 
 
 def spans_since(address: str, since: float) -> list[Span]:
-    """What ran on the cluster and ended after `since`, by the monotonic clock of this machine, the controller's."""
+    """Return the spans that ended after `since`, by this machine's monotonic clock, which the controller uses."""
     return request_trace(parse_address(address), "", int(1e9 * since)).spans
 
 

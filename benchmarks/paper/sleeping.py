@@ -32,7 +32,7 @@ def compared(step: float, table: float, busy: float) -> dict[str, float]:
 
 
 def tell_workers() -> None:
-    """The workers, which the first use of JAX starts, are to know the custom call."""
+    """Let workers, which the first use of JAX starts, know the custom call."""
     root = Path(__file__).parents[2]
     paths = (str(root / "benchmarks" / "elastic" / "site"), os.environ.get("PYTHONPATH", str(root)))
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
@@ -90,7 +90,7 @@ class Pipeline:
         check(loss)
 
     def wait(self) -> None:
-        """Until the last step's weights are there, too."""
+        """Wait until the last step's weights are also complete."""
         import jax
 
         jax.block_until_ready(self._state)

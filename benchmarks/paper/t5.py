@@ -152,7 +152,10 @@ def relative_buckets(queries: int, keys: int, both_ways: bool) -> np.ndarray:
 
 
 def position_bias(relative_bias: jax.Array, length: int, both_ways: bool) -> jax.Array:
-    """What self-attention adds to its scores: [heads, length, length]; where not both ways, the causal mask too."""
+    """Return the bias of self-attention's scores: [heads, length, length].
+
+    If it is one-way, this includes the causal mask.
+    """
     # A matrix product, for the gradient of an indexed read would be length * length rows added one by one.
     chosen = jax.nn.one_hot(relative_buckets(length, length, both_ways), BUCKETS, dtype=jnp.float32)
     bias = jnp.einsum("qsb,bh->hqs", chosen, relative_bias)
@@ -165,7 +168,7 @@ def normalize(scale: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def attend(weights: Attention, x: jax.Array, source: jax.Array, bias: jax.Array | None = None) -> jax.Array:
-    """What each of x [batch, queries, d_model] reads in `source` [batch, keys, d_model]: shaped like x."""
+    """Return what each of x [batch, queries, d_model] reads in `source` [batch, keys, d_model], in the shape of x."""
     query = jnp.einsum("bqd,dhk->bqhk", x, weights.query)
     key = jnp.einsum("bsd,dhk->bshk", source, weights.key)
     value = jnp.einsum("bsd,dhk->bshk", source, weights.value)

@@ -25,7 +25,7 @@ LEARNING_RATE = 0.01  # T5's, for the first ten thousand steps
 
 @dataclass(frozen=True)
 class Work:
-    """What a round trains."""
+    """Work of a round."""
 
     config: t5.Config
     steps: int

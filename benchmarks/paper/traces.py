@@ -66,7 +66,7 @@ def take_trace(trace: TracePoint, path: Path) -> None:
 
 
 def spans_of(address: str) -> TraceRecord:
-    """What the cluster did in the next `SECONDS`."""
+    """Return the spans of the cluster in the next `SECONDS`."""
     where = parse_address(address)
     recording = request_recording(where, "")
     time.sleep(SECONDS)
@@ -128,7 +128,7 @@ def _client(args: Mapping[str, str]) -> str:
 
 
 def busy(spans: Sequence[Span]) -> float:
-    """Which part of the time the first device of the first host was busy, in percent."""
+    """Return the percentage of time in which the first device of the first host was busy."""
     here = _first_device(spans)
     whole = here[-1].ended - here[0].started
     return 100 * sum(each.ended - each.started for each in here) / whole

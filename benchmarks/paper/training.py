@@ -1,4 +1,4 @@
-"""Training as a client sees it: a program a step, which takes the weights and gives the next ones."""
+"""Training as a client sees it: one program per step, which takes weights and returns the next ones."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Work:
 
     @property
     def gradient_bytes(self) -> int:
-        """That a core of an island sends to its partner: its part of the island's sum."""
+        """Return the bytes that a core of an island sends to its partner, which are its part of the island's sum."""
         return int(self.exchanged / 2 / (self.cores / 2))
 
     @property

@@ -1,4 +1,4 @@
-"""What it costs the controller to be looked at, as the page and `/metrics` do: once a second."""
+"""The cost for the controller of being observed once per second, as the page and `/metrics` do."""
 
 from __future__ import annotations
 

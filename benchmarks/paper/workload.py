@@ -114,7 +114,7 @@ class Run:
         self._progress = [(self.started, 0.0)]
 
     def go_on(self) -> None:
-        """Begins a batch; returns when the one before has ended."""
+        """Start a batch. Return when the previous one has ended."""
         self._loop.steps(self._batch)
         self._progress.append((time.monotonic(), float(self._begun)))
         self._begun += self._batch
@@ -126,10 +126,7 @@ class Run:
 
 
 class Task(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a client is to do: computations for so long, and with a `pause` as long again after that.
-
-    Or so many `calls`, each `pause` seconds after the last.
-    """
+    """Task of a client: computations for this long, and with a `pause` for as long again after it."""
 
     seconds: float = 0.0
     batch: int = BATCH

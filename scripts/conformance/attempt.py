@@ -32,7 +32,7 @@ EXPECTED_CODES = (0, 1, 5)  # pytest's: all passed, some failed, none selected
 
 
 class Listener:
-    """Hears what happens while a file runs. The base class ignores it."""
+    """Listener for the events of a running file. The base class ignores them."""
 
     def collected(self, tests: int) -> None:
         """A process has found that many tests to run."""
@@ -137,7 +137,7 @@ class Attempt:
             self._end(self.culprit, self._verdict())
 
     def troubles(self) -> list[str]:
-        """What went wrong outside any test."""
+        """Return the problems outside of tests."""
         if self.refusal:
             return [self.refusal]
         good_end = self.finished and not self.overdue and self.returncode in EXPECTED_CODES
@@ -233,10 +233,10 @@ def read_lines(path: Path) -> list[str]:
 
 
 def last_words(stacks: list[str], output: list[str], *, late: bool) -> str:
-    """The line that tells best where a process came to its end.
+    """Return the line that shows best where a process ended.
 
-    Of one that was `late`, the innermost frame of its main thread (faulthandler prints that thread last). Of
-    one that died, the native check that failed, else the signal, else what it said last.
+    For a process that was `late`, this is the innermost frame of its main thread, which faulthandler prints last. For
+    one that died, it is the native check that failed, the signal, or the last line of its output.
     """
     if late:
         threads = [number for number, line in enumerate(stacks) if "most recent call first" in line]

@@ -60,7 +60,7 @@ class BaselineCache:
         """The stored results, or those of `run()`, which are then stored. `refresh` runs in any case. Samples are
         stored apart from the results of the whole file.
 
-        Results without any test are not stored: the next run, in a mended environment, has to try again.
+        Results without any test are not stored: the next run, in a repaired environment, must try again.
         """
         if not refresh and (stored := self.get(file, environment, sample)) is not None:
             return stored

@@ -1,4 +1,4 @@
-"""What a run of a test file stands on: stock JAX with forced host devices, or Atoll with islands."""
+"""The environment of a test file's run: stock JAX with forced host devices, or Atoll with islands."""
 
 from __future__ import annotations
 
@@ -83,7 +83,10 @@ def for_file(name: str, environment: Environment) -> Environment:
 
 
 def islands_of_cluster() -> str:
-    """What the cluster of ATOLL_JOIN or ATOLL_ADDRESS has, such as 1x2x4. Raises ClusterError where there is none."""
+    """Return the islands of the cluster of ATOLL_JOIN or ATOLL_ADDRESS, such as 1x2x4.
+
+    Raise ClusterError if there is none.
+    """
     target = find()
     report = report_of(target, TOKEN.text())
     shapes = [[len(host["devices"]) for host in island["hosts"]] for island in report["islands"]]

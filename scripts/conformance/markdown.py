@@ -51,7 +51,7 @@ def embed(report: Report, page: Path, section: str = "") -> None:
 
 
 def around(page: Path, section: str = "") -> tuple[str, str]:
-    """What stands before and after the markers; nothing if there is no page yet. Raises `MarkerError`."""
+    """Return the text before and after the markers, or nothing if there is no page yet. Raise `MarkerError`."""
     begin, end = markers(section)
     text = page.read_text() if page.exists() else f"{begin}\n{end}\n"
     before, found, rest = text.partition(begin)
@@ -106,7 +106,7 @@ def _nothing_to_compare(report: Report) -> Iterator[str]:
 
 
 def _counts(side: Side) -> str:
-    """All that became of a file's tests: "8 skipped, 1 failed"."""
+    """Describe the outcomes of a file's tests: "8 skipped, 1 failed"."""
     return ", ".join(f"{number} {outcome}" for outcome, number in side.counts.items()) or "it has none"
 
 

@@ -1,4 +1,4 @@
-"""What became of each test of a file, on one runtime."""
+"""The outcome of each test of a file, on one runtime."""
 
 from __future__ import annotations
 

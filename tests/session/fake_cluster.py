@@ -1,4 +1,4 @@
-"""A cluster of which nothing exists but what a session sends to it."""
+"""A fake cluster that records what a session sends to it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WINDOW = 4
 
 
 def welcome(hosts: int = 2, devices_per_host: int = 2) -> m.Welcome:
-    """One island a host; device d is on host d // devices_per_host."""
+    """Return a Welcome with one island per host. Device d is on host d // devices_per_host."""
     devices = []
     for number in range(hosts * devices_per_host):
         host, ordinal = divmod(number, devices_per_host)
@@ -28,7 +28,7 @@ def welcome(hosts: int = 2, devices_per_host: int = 2) -> m.Welcome:
 
 
 class FakeCluster:
-    """Both seams of a session: they record. `session` is the session over them."""
+    """Both interfaces of a session, which record all messages. `session` is the session that uses them."""
 
     def __init__(self, first_handle: int = 1, **shape: int) -> None:
         self.uploads: list[tuple[tuple[int, ...], int, bytes]] = []  # hosts, feed, contents
@@ -60,11 +60,11 @@ class FakeCluster:
         return self
 
     def take(self) -> list[Any]:
-        """The messages since the last call."""
+        """Return the messages since the last call."""
         sent, self._sent = self._sent, []
         return sent
 
-    # ---- the seams
+    # ---- the interfaces
 
     def send(self, message: Any) -> None:
         self._sent.append(message)

@@ -1,4 +1,4 @@
-"""What a front end notes of its client's calls while somebody takes a trace."""
+"""Tests of the calls of its client that a front end records during a trace."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from atoll.session.call_recorder import MOST_CALLS, CallRecorder
 
 
 class Played:
-    """A recorder with a clock that ticks by itself, and what it sends."""
+    """Recorder with a clock that advances by itself, and the messages that it sends."""
 
     def __init__(self) -> None:
         self.time = 0

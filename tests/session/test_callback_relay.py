@@ -1,4 +1,6 @@
-"""The proxy between workers' calls and their client: none stays unanswered, and callables go when nobody has them."""
+"""Tests of the proxy between workers' calls and their client: each call gets a reply, and unused callables
+are dropped.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,7 @@ def relay(cluster: FakeCluster, short_directory: Path) -> Iterator[CallbackRelay
 
 @pytest.fixture
 def far_relay(cluster: FakeCluster) -> Iterator[CallbackRelay]:
-    """At a port of TCP, as that of `atoll proxy`."""
+    """Return a relay at a TCP port, like that of `atoll proxy`."""
     port = CallbackPort(lambda: Address(host="127.0.0.1", port=0))
     yield port.relay(SESSION, cluster.session, lambda call, *arguments: call(*arguments))
     port.close_relay(SESSION)
@@ -80,7 +82,7 @@ def connected(relay: CallbackRelay) -> DataChannel:
 
 
 def listening(channel: DataChannel) -> Receiver:
-    """Takes what a client gets after its greeting."""
+    """Receive the messages that a client gets after its greeting."""
     receiver = Receiver(channel)
     _, _, content = receiver.wait(1)[0]
     assert decode(content)[0] == GREETING

@@ -1,4 +1,4 @@
-"""A session's data channels, when hosts go and come back."""
+"""Tests of a session's data channels when hosts fail and return."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CONTROLLER = Address(path="/nowhere")
 
 
 class FakeChannel:
-    """Receives nothing until it breaks, or is closed; remembers what was sent."""
+    """Channel that receives nothing until it breaks or is closed, and records all sent messages."""
 
     passes_files = True
     liveness = None  # as on one machine
@@ -58,7 +58,7 @@ class FakeChannel:
 
 
 class Rig:
-    """Channels, whose dials end as `dial(host's address)` says, and what they reported."""
+    """Channels whose connection attempts end as `dial(host's address)` returns, and their reports."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, lease: float = 10.0) -> None:
         monkeypatch.setattr(channels, "_REPORT_SECONDS", REPORT_SECONDS)

@@ -1,4 +1,4 @@
-"""The session: what it sends for what it is asked, and what it makes of the controller's messages."""
+"""Tests of the session: the messages that it sends on request, and its reactions to those of the controller."""
 
 from __future__ import annotations
 
@@ -349,7 +349,7 @@ def test_a_slice_request_and_a_migration_may_overlap():
 
 
 def download_of(cluster: FakeCluster) -> Download:
-    """The download of an array on device 0, which hosts send as feed 4."""
+    """Return a download of an array on device 0, which hosts send as feed 4."""
     download = Download(4, (0,), 1, cluster.session.make_future)
     cluster.session.downloads.expect(download)
     return download

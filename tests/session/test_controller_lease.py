@@ -1,4 +1,4 @@
-"""A session whose controller is silent ends, and says so."""
+"""Tests that a session with a silent controller ends with an error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BROKEN = Status(Code.UNAVAILABLE, "the data port of host 1 is gone")
 
 
 class Loop:
-    """Time that only the test lets pass."""
+    """Event loop whose time only advances when the test requests it."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -95,7 +95,7 @@ def test_a_session_that_is_closed_waits_for_nothing() -> None:
 
 def test_a_data_channel_that_breaks_while_the_controller_is_silent_too_is_not_what_is_wrong() -> None:
     loop, cluster, lease = leased()
-    assert lease.explain(BROKEN) == BROKEN  # nothing was heard yet
+    assert lease.explain(BROKEN) == BROKEN  # no message has arrived yet
     ping(cluster, 10.0)
     loop.pass_to(2.0)
     assert lease.explain(BROKEN) == BROKEN

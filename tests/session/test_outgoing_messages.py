@@ -1,4 +1,6 @@
-"""Releases travel with launches and do not overtake other messages. The launch window counts credits."""
+"""Tests of outgoing messages: launches include releases, which do not overtake other messages, and the window counts
+credits.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from atoll.session.outgoing_messages import LaunchWindow, Outgoing
 
 
 class Sent:
-    """A control connection, and a clock whose timers the test rings."""
+    """Control connection, and a clock whose timers the test triggers."""
 
     def __init__(self, has_clock: bool = True) -> None:
         self.messages: list[Any] = []
@@ -23,7 +25,7 @@ class Sent:
         self.messages.append(message)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing, because nothing is open."""
 
     def later(self, seconds: float, call: Callable[[], None]) -> None:
         assert seconds <= 1e-3

@@ -1,4 +1,4 @@
-"""Each write of a client's process reaches its host once, also if the host fails meanwhile."""
+"""Tests that each write of a client's process reaches its host once, even if the host fails in between."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a session opens: against a controller in this process, over a real socket; the hosts are pretended."""
+"""Tests of opening a session with a controller in this process, over a real socket, and with fake hosts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.waiting import until_async
 
 
 class Controller:
-    """Answers Hello as `answer(connection, hello)` does, and keeps what else comes."""
+    """Controller that replies to Hello with `answer(connection, hello)`, and keeps all other messages."""
 
     def __init__(self, answer: Callable[[Connection, m.Hello], None]) -> None:
         self.answer = answer
@@ -44,7 +44,7 @@ class Controller:
 
 
 class Hosts:
-    """Data ports of which some do not answer."""
+    """Data ports, some of which do not answer."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, unreachable: set[str]) -> None:
         self.unreachable = unreachable
@@ -118,7 +118,7 @@ def test_hosts_are_dialled_at_once(tmp_path, monkeypatch):
     started: list[str] = []
 
     def slow(address: Address, session: int, secret: str, identity: None = None, **_: Any) -> Any:
-        """Answers when all were asked."""
+        """Answer after all hosts were asked."""
         started.append(address.path)
         for _ in range(1000):
             if len(started) == 2:
@@ -141,7 +141,7 @@ def test_a_cluster_of_which_no_host_can_be_reached_is_an_error(tmp_path, monkeyp
     async def work(address: Address) -> None:
         with pytest.raises(ConnectError, match=r"none of the cluster's hosts can be reached: .*nobody there"):
             await opened(address)
-        assert len(controller.connections) > 1  # it tried for as long as it had patience
+        assert len(controller.connections) > 1  # it tried until its patience ended
 
     play(tmp_path, controller, work)
 

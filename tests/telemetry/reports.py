@@ -1,4 +1,4 @@
-"""Reports of controllers that tests play on, and snapshots of them.
+"""Reports of controllers in tests, and snapshots of them.
 
 `python -m tests.telemetry.reports` rewrites the stored report.
 """

@@ -1,4 +1,4 @@
-"""Clocks that are read from afar: the bound of the error holds, whatever the clocks and the network do."""
+"""Tests of reading remote clocks: the error stays within its bound, for all clocks and networks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ S = 1_000_000_000
 def measured(
     offset: float, drift: float, delays: list[tuple[float, float]], every: float = 1.0, begin: float = 100.0
 ) -> tuple[Clock, list[tuple[int, float]]]:
-    """A clock that is ahead by `offset` and runs faster by `drift`, and what it shows when, as nobody else knows it."""
+    """Return measurements of a clock that is ahead by `offset` and faster by `drift`, with its true readings."""
     clock, readings = Clock(), []
     for number, (there, back) in enumerate(delays):
         sent = begin + number * every

@@ -1,4 +1,4 @@
-"""`atoll check`: what disagrees is named, and what is on its way is not."""
+"""Tests of `atoll check`: it names contradictions, and ignores messages in transit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.controller.play import Play
 
 @pytest.fixture
 def play() -> Play:
-    """A session on one host, with an array that is there, and one that is being made."""
+    """Return a session on one host, with one complete array and one that is being made."""
     play = Play("1x1x1", device_memory=1000)
     play.with_call()
     play.array(10)
@@ -30,7 +30,7 @@ def stores(*contents: m.StoreContent) -> m.StoresReported:
 
 
 def checked(play: Play, *contents: m.StoreContent, held: dict[int, bool] | None = None) -> m.CheckReply:
-    """The reply to an operator where the host has that in its stores, and the proxy knows those arrays."""
+    """Return the reply to an operator if the host has these stores and the proxy knows these arrays."""
     play.operator(m.CheckRequest())
     play.flush()
     play.worker(0, stores(*contents))

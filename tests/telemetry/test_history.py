@@ -1,4 +1,4 @@
-"""What happened to a cluster, beside gangs."""
+"""Tests of the history of a cluster's events, apart from gangs."""
 
 from __future__ import annotations
 

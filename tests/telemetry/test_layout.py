@@ -1,4 +1,4 @@
-"""What traces draw is what sessions are charged for: two modules know the rule, one as ends are reported."""
+"""Tests that traces show the time that sessions are charged for. Two modules implement this rule independently."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from atoll.protocol.spans import Span
 from atoll.state.device_clocks import DeviceClocks
 from atoll.telemetry.layout import laid_out
 
-# How long after the one before each ends, how long before that it was dispatched, and whether it computes.
+# For each gang: its end after the previous end, its dispatch before the end, and whether it computes.
 ENDS = st.lists(st.tuples(st.integers(1, 20), st.integers(0, 60), st.booleans()), max_size=30)
 
 

@@ -1,4 +1,4 @@
-"""How busy the controller's process is."""
+"""Tests of measuring the load of the controller's process."""
 
 from __future__ import annotations
 

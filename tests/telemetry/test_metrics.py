@@ -1,4 +1,4 @@
-"""A snapshot as Prometheus' metrics."""
+"""Tests of converting a snapshot to Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROMTOOL = shutil.which("promtool")
 
 
 def played() -> Play:
-    """Something of everything, and a loss."""
+    """Return the snapshot of a play with work of all kinds, and a loss."""
     play = Play("2x1x2", device_memory=1000)
     play.with_call()
     play.array(10)

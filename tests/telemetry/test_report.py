@@ -1,4 +1,4 @@
-"""What a controller counts and says of gangs, of those who wait, and of what happened."""
+"""Tests of a controller's report: counts of gangs, waits, and events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one model of a cluster: it has all that a controller reports, and does without what one does not."""
+"""Tests of the model of a cluster: it contains all that a controller reports, and tolerates missing parts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.telemetry.reports import STORED, eventful_snapshot, readable
 
 
 def busy() -> Play:
-    """Something of everything: launches that run and that wait, memory, transfers, events, slices."""
+    """Return a play with work of all kinds: launches that run or wait, memory, transfers, events, and slices."""
     play = Play("2x1x2", device_memory=1000)
     play.with_call()
     play.array(10)

@@ -1,4 +1,4 @@
-"""What ran when on which device, from spans as they come."""
+"""Tests of the timeline of devices, made from spans in order of arrival."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the controller keeps of the gangs that ran, from what hosts report in any order."""
+"""Tests of the gangs in the controller's trace, which hosts report in any order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.controller.play import Play, on
 def record(
     trace: Trace, sequence: int, started: int, ended: int, *devices: int, host: int = 0, kind: str = "call"
 ) -> None:
-    """A gang of one host ends. Of what stands behind it the trace takes no more than this."""
+    """Record the end of a gang on one host. The trace needs no more data than this."""
     launch: Any = SimpleNamespace(session=1, program=SimpleNamespace(name="f"), seconds=0.0)
     spec: Any = SimpleNamespace(
         kind=kind, segments=1, devices={host: devices}, islands=(), title="jit_f" * (kind == "call")
@@ -183,7 +183,7 @@ def test_times_are_those_of_the_controller_by_the_clock_that_the_host_had_then()
     trace = Trace()
     trace.clock(0).measure(10.0, 5_000_000_000, 10.0)
     record(trace, 1, 5_000_000_000, 5_001_000_000, 0)
-    trace.clock_began(0)  # its machine started anew, and counts from the beginning
+    trace.clock_began(0)  # its machine restarted, and counts from zero
     trace.clock(0).measure(20.0, 1_000_000, 20.0)
     record(trace, 2, 2_000_000, 3_000_000, 0)
     spans, (clock,) = trace.since_position(0)

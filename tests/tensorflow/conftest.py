@@ -1,4 +1,7 @@
-"""The front end for TensorFlow. TensorFlow is no part of the extra test, and too large for it: `make tensorflow`."""
+"""Fixtures for the TensorFlow front end.
+
+TensorFlow is too large for the extra `test`: `make tensorflow` runs these tests.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,11 @@ os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # its sums are in an order 
 
 @pytest.fixture
 def mesh() -> Mesh:
-    """Four devices, as the axis `data`."""
+    """Return a mesh of four devices with the axis `data`."""
     return Mesh(np.array(jax.devices()[:4]), ("data",))
 
 
 @pytest.fixture
 def square() -> Mesh:
-    """Four devices, as the axes `data` and `model`."""
+    """Return a mesh of four devices with the axes `data` and `model`."""
     return Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "model"))

@@ -1,4 +1,4 @@
-"""What XLA cannot compile is a tf.errors.OpError that names the op and the line."""
+"""Tests of XLA's compilation errors, which become a tf.errors.OpError that names the op and the line."""
 
 from __future__ import annotations
 

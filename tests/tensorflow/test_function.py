@@ -1,4 +1,4 @@
-"""What a function reads and assigns, takes and gives; on stock JAX's CPU devices."""
+"""Tests of functions' variables, arguments and results, on stock JAX's CPU devices."""
 
 from __future__ import annotations
 

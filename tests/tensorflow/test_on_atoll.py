@@ -1,4 +1,6 @@
-"""On a cluster: variables over an island's hosts, input that the hosts read, Keras' fit; without JAX's 64 bits."""
+"""Tests on a cluster: variables on an island's hosts, input read by the hosts, and Keras' fit, without 64-bit types in
+JAX.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How variables are cut: by their names, by those that they were made for, or not at all."""
+"""Tests of how variables are sharded: by their names, like the variables that they were made for, or not at all."""
 
 from __future__ import annotations
 

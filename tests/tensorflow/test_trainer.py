@@ -1,4 +1,4 @@
-"""Keras' own fit on a mesh: its histories, callbacks and metrics are those without one."""
+"""Tests of Keras' fit on a mesh: its histories, callbacks and metrics are the same as without a mesh."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def model() -> keras.Model:
 
 
 class Observed(keras.callbacks.Callback):
-    """What a callback sees of the weights after an epoch; and one that sets the learning rate."""
+    """Callback that records the weights after each epoch."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,6 @@
-"""Training on a mesh is TensorFlow's own, within float tolerance: losses, weights, statistics, slots, seeds."""
+"""Tests that training on a mesh equals TensorFlow's own within float tolerance: losses, weights, statistics, slots,
+seeds.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ def classifier() -> keras.Model:
 
 
 def training() -> tuple[Callable[..., Any], list[Any]]:
-    """A step, and after its first call all variables."""
+    """Run a training step. Return all variables after its first call."""
     model, optimizer = classifier(), keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(1e-2, 10))
 
     def step(x, y):
@@ -59,7 +61,7 @@ def values(owners: list[Any]) -> list[np.ndarray]:
 
 
 def expected() -> tuple[list[float], list[np.ndarray]]:
-    """TensorFlow's own run, compiled by XLA, too: its dropout draws other numbers where it is not."""
+    """Return the results of TensorFlow, also compiled by XLA, since its dropout draws other numbers otherwise."""
     step, owners = training()
     compiled = tf.function(step, jit_compile=True)
     return [float(compiled(*batch)) for batch in batches()], values(owners)

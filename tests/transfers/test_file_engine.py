@@ -81,7 +81,7 @@ print("lives")
 
 
 def test_a_client_that_shortens_a_file_later_ends_no_other_process() -> None:
-    """In a process of its own, which SIGBUS would end."""
+    """Run in a separate process, which SIGBUS would end."""
     done = subprocess.run([sys.executable, "-c", SHORTENED_LATER], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (0, "lives\n"), done.stderr
 

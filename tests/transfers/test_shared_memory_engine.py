@@ -35,7 +35,7 @@ def test_blocks_are_used_again_once_they_have_been_read(unix_ends):
         sender.send(1, feed, [content(1_000_000, feed)])
         receiver.wait(feed + 1)
     assert [piece[2] for piece in receiver.pieces] == [content(1_000_000, i).tobytes() for i in range(10)]
-    # Whether a block is back in time for the next piece is a race; that all of them are kept is not.
+    # A block may or may not return in time for the next piece, but all blocks must be kept.
     assert descriptors() - before <= 10
     unix_ends[1].close()
     assert back.join() is None

@@ -1,4 +1,6 @@
-"""Transfers in chunks between data ports on TCP: streams, credits, order, room, turns, and ends in the middle."""
+"""Tests of chunked transfers between data ports on TCP: streams, credits, order, memory limits, turns, and
+early ends.
+"""
 
 from __future__ import annotations
 
@@ -263,7 +265,7 @@ def test_a_file_goes_in_chunks_and_one_that_is_shortened_fails_alone(port: Port)
     with pytest.raises(StatusError, match="shortened"):
         port.inbox.take(5, 2)
     os.close(descriptor)
-    port.channel.send(5, 3, [content(CHUNK_BYTES)])  # the channel goes on
+    port.channel.send(5, 3, [content(CHUNK_BYTES)])  # the channel continues
     port.wait(3)
     assert port.inbox.nbytes == CHUNK_BYTES
 

@@ -1,4 +1,6 @@
-"""Virtual time and `atoll.testing`: the real controller and hosts, and times that are the same in every run."""
+"""Tests of virtual time and `atoll.testing`: the real controller and hosts, with times that are the same in
+every run.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ from atoll.virtual.simulated_costs import Costs
 from atoll.virtual.virtual_time import Future, VirtualClock
 
 SCALAR = ("uint8", (4,))
-# What 50 launches at once cost the controller before the first of them leaves it, and the messages' latencies.
+# The controller's time for 50 launches at once before it sends the first one, and the latencies of messages.
 BEGINNING = 2e-3
 
 
@@ -165,7 +167,7 @@ def test_a_pipeline_takes_a_stage_for_each_micro_batch_and_as_many_as_it_is_long
         for i, devices in enumerate(client.islands)
     ]
     nodes: list[Node] = []
-    value = [-1] * micro_batches  # where each has come to
+    value = [-1] * micro_batches  # the position of each client
 
     def add(micro_batch: int, node: Node) -> None:
         value[micro_batch] = len(nodes)

@@ -138,5 +138,5 @@ def test_what_somebody_has_had_alone_is_not_held_against_it():
 
     began = cluster.now()
     cluster.run_all([alone(), come()])
-    # A second alone, the other 100 in turn with as many of the other one's.
+    # One second without others, and the other 100 computations in turn with as many of the other client.
     assert ended[0] - began == pytest.approx(1.0 + 200 * SECONDS, rel=0.05)

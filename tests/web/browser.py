@@ -1,4 +1,4 @@
-"""A headless Chromium, told what to do over its DevTools protocol: as much of it as the page's tests need.
+"""Control a headless Chromium with the parts of its DevTools protocol that the page's tests need.
 
 Debian's own Chromium, and no driver besides: nothing is downloaded, and the browser itself resolves no names.
 """
@@ -30,7 +30,7 @@ needs_browser = pytest.mark.skipif(
 
 
 class Page:
-    """One tab. `asked` are the URLs of all that it has requested, `said` what its console has."""
+    """A tab. `asked` contains the URLs of all its requests, and `said` the messages of its console."""
 
     def __init__(self, socket: Any) -> None:
         self.asked: list[str] = []
@@ -41,7 +41,7 @@ class Page:
         self._session = ""
 
     async def read(self) -> None:
-        """What the browser says, until it ends."""
+        """Read the browser's messages until it ends."""
         import websockets
 
         with contextlib.suppress(websockets.ConnectionClosed):
@@ -79,19 +79,19 @@ class Page:
         await self.until("document.readyState === 'complete'")
 
     async def value(self, expression: str) -> Any:
-        """Of an expression in JavaScript."""
+        """Return the value of a JavaScript expression."""
         found = await self.ask("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
     async def until(self, expression: str) -> None:
-        """Returns once it is true; fails the test where that takes long."""
+        """Wait until the expression is true. Fail the test if that takes long."""
         async with asyncio.timeout(_SECONDS):
             while not await self.value(f"Boolean({expression})"):
                 await asyncio.sleep(0.05)
 
     async def rows(self, table: str) -> list[dict[str, str]]:
-        """The cells of a table, by its headings, as they are shown."""
+        """Return the displayed cells of a table, by heading."""
         found: list[dict[str, str]] = await self.value(
             f"""(() => {{
                 const table = document.querySelector('[data-table="{table}"]');
@@ -105,7 +105,9 @@ class Page:
         return found
 
     async def click(self, text: str, within: str = "body", row: str = "") -> None:
-        """The button with this text, once it is there; in a table, that of the row whose first cell is `row`."""
+        """Click the button with this text as soon as it exists; in a table, that of the row whose first cell
+        is `row`.
+        """
         in_row = f" && each.closest('tr').cells[0].innerText.trim() === {json.dumps(row)}" if row else ""
         button = (
             f"[...document.querySelectorAll('{within} button')]"
@@ -115,7 +117,7 @@ class Page:
         await self.value(f"{button}.click()")
 
     async def fill(self, field: str, text: str) -> None:
-        """As if somebody had typed it there, in the place of what it was."""
+        """Replace the value of an input, as if somebody had typed it."""
         found, said = f"document.querySelector({json.dumps(field)})", json.dumps(text)
         await self.until(found)
         await self.value(
@@ -141,7 +143,7 @@ class Page:
 
 @asynccontextmanager
 async def browser(directory: Path, *options: str) -> AsyncIterator[Page]:
-    """A page in a browser of its own, whose files are in `directory`; it ends with the block."""
+    """Yield a page in a new browser, whose files are in `directory`. The browser ends with the block."""
     # Chromium does not remove its temporary files when it is ended. The path of a socket has to be short.
     with TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
         async with _started(directory, temporary, *options) as page:

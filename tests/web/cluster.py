@@ -1,4 +1,4 @@
-"""What the page's tests stand on: a `Source` without a cluster, and the page's own process beside a real one."""
+"""Helpers of the page's tests: a `Source` without a cluster, and the page's process for a real cluster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.cluster_process import User, finish, first_line
 
 
 class ScriptedSource:
-    """As `telemetry.watch.Source`: says what it was given, and how often it was asked."""
+    """Source like `telemetry.watch.Source` with given replies, which counts requests."""
 
     name = "of the test"
 
@@ -75,7 +75,7 @@ class ScriptedSource:
 
 @contextmanager
 def serving(user: User, *arguments: str, listen: str = "127.0.0.1:0", **env: str) -> Iterator[str]:
-    """The URL that a command prints which serves until it is ended."""
+    """Yield the URL that a serving command prints, and end the command after the block."""
     process = user.start_atoll(*arguments, "--listen", listen, **env)
     try:
         yield first_line(process)

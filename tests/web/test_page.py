@@ -1,4 +1,6 @@
-"""The page, in a real browser: it loads without a network, says what `atoll status` says, and does what it is told."""
+"""Tests of the page in a real browser: it loads without a network, shows what `atoll status` shows, and runs
+actions.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ HOLDS = """
 
 @pytest.fixture(scope="module")
 def up(program_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[User, str]]:
-    """A user whose cluster of null devices is up, and its address."""
+    """Return a user whose cluster of null devices is up, and its address."""
     with tempfile.TemporaryDirectory(prefix="at-") as directory, User(Path(directory), program_cache) as user:
         user.env["ATOLL_STATE_DIR"] = str(tmp_path_factory.mktemp("state"))
         address = user.atoll("up", "--islands", "2x1x2", "--platform", "null").check().stdout.strip()
@@ -59,7 +61,7 @@ def url(up: tuple[User, str]) -> Iterator[str]:
 
 
 def visit(url: str, use: Callable[[Page, str], Awaitable[None]]) -> Page:
-    """Uses the page in a browser; fails the test for what the browser complains of, and for what it asks elsewhere."""
+    """Open the page in a browser. Fail the test for errors in the console and for requests to other servers."""
     pages = []
 
     async def run() -> None:

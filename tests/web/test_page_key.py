@@ -1,4 +1,4 @@
-"""Who may see the page: whoever has its key."""
+"""Tests that only holders of the page's key can see the page."""
 
 from __future__ import annotations
 

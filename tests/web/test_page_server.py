@@ -1,4 +1,4 @@
-"""The connections of a page whose browser has not shown the key."""
+"""Tests of a page's connections whose browser has not sent the key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cluster is asked once for all who look, and what it does not answer is told."""
+"""Tests of polling the cluster once for all viewers, and of reporting missing replies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page and the metrics with TLS, met by clients that verify."""
+"""Tests of the page and the metrics with TLS, using clients that verify certificates."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _SECONDS = 300.0
 
 
 def believing(authority: bytes) -> ssl.SSLContext:
-    """What a browser or a scraper verifies with."""
+    """Return the TLS context of a browser or a scraper."""
     return ssl.create_default_context(cadata=authority.decode())
 
 
 def scraped(tls: PageTls, ask: Callable[[int], None]) -> None:
-    """Calls `ask` with the port of a server of metrics, in a thread beside it."""
+    """Call `ask` in a thread with the port of a metrics server, and return the result."""
 
     async def run() -> None:
         ports: asyncio.Queue[int] = asyncio.Queue()
@@ -58,7 +58,7 @@ def scraped(tls: PageTls, ask: Callable[[int], None]) -> None:
 
 
 def met(port: int, authority: CertificateAuthority, host: str = "127.0.0.1") -> int:
-    """The serial number of the certificate that a client which believes the authority is shown, as `host`."""
+    """Return the serial number of the certificate that a client which trusts the authority receives, as `host`."""
     with (
         socket.create_connection(("127.0.0.1", port), _SECONDS) as sock,
         believing(authority.pem).wrap_socket(sock, server_hostname=host) as tls,
@@ -155,7 +155,7 @@ def test_a_certificate_needs_its_own_key_without_a_passphrase(tmp_path: Path):
 
 
 def test_a_pages_certificate_opens_no_door_of_the_cluster():
-    """Neither as a client, nor in the place of the controller."""
+    """A certificate of the page cannot authenticate a client or replace the controller."""
     authority = known_authority()
     page = authority.page_certificate(["engine", "127.0.0.1"])
     certificate = identity(Role.CLIENT).certificate
@@ -168,7 +168,7 @@ def test_a_pages_certificate_opens_no_door_of_the_cluster():
 
 
 def handshake(client: Identity, server: Identity) -> str:
-    """What goes wrong where a client, who looks for a controller, meets the server; "" if nothing does."""
+    """Return the error of a client that connects to the server and expects a controller, or ""."""
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
     dialing = client.dialing.wrap_bio(to_client, to_server, server_hostname="controller.atoll")
     serving = server.serving.wrap_bio(to_server, to_client, server_side=True)
@@ -221,7 +221,7 @@ def test_a_key_without_a_certificate_is_refused():
 
 @pytest.fixture(scope="module")
 def up(program_cache: Path) -> Iterator[User]:
-    """A user whose cluster is up, on TCP, with an authority."""
+    """Return a user whose cluster is up, on TCP with a certificate authority."""
     with tempfile.TemporaryDirectory(prefix="at-") as directory, User(Path(directory), program_cache) as user:
         listen = f"127.0.0.1:{free_port()}"
         user.atoll("up", "--islands", "1x1x1", "--platform", "null", "--listen", listen).check()
@@ -235,7 +235,7 @@ class _NoRedirect(HTTPRedirectHandler):
 
 
 def get(url: str, authority: Path, **headers: str) -> tuple[int, dict[str, str], str]:
-    """What a client that verifies gets; it follows nothing."""
+    """Return the response to a client that verifies certificates and follows no redirects."""
     opener = build_opener(HTTPSHandler(context=believing(authority.read_bytes())), _NoRedirect)
     try:
         with opener.open(Request(url, headers=headers), timeout=_SECONDS) as reply:
@@ -281,7 +281,7 @@ def test_a_browser_shows_a_page_with_tls(up: User, tmp_path: Path):
 
     async def look(url: str) -> None:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
-            # The certificate of this key is believed, as if somebody had told the browser of its authority.
+            # The client trusts this key's certificate, as if a user had installed its authority in a browser.
             async with browser(Path(directory), f"--ignore-certificate-errors-spki-list={known}") as page:
                 await page.open(url)
                 await page.until("document.querySelectorAll('[data-table=Devices] tbody tr').length === 1")

@@ -1,4 +1,4 @@
-"""`/metrics` over HTTP: what a scraper meets, and a real Prometheus."""
+"""Tests of `/metrics` over HTTP, also with a real Prometheus."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def get(url: str, **headers: str) -> tuple[int, str, str]:
 
 
 def asked(source: ScriptedSource, request: bytes, key: str = "") -> bytes:
-    """What the server of the metrics answers."""
+    """Return the reply of the metrics server."""
 
     async def ask() -> bytes:
         ports: asyncio.Queue[int] = asyncio.Queue()
@@ -98,7 +98,7 @@ def test_a_cluster_that_does_not_answer_is_a_scrape_that_fails():
 
 @pytest.fixture(scope="module")
 def up(program_cache: Path) -> Iterator[User]:
-    """A user whose cluster of null devices is up."""
+    """Return a user whose cluster of null devices is up."""
     import tempfile
 
     with tempfile.TemporaryDirectory(prefix="at-") as directory, User(Path(directory), program_cache) as user:

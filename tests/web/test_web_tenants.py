@@ -1,4 +1,4 @@
-"""Whose view it is: a page, a scrape and `atoll top` show what their token may see."""
+"""Tests of tenants' views: a page, a scrape and `atoll top` show what their token may see."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _WORKS = """
 
 @pytest.fixture(scope="module")
 def shared(program_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[User]:
-    """A cluster with tenants, of which two have a session that computes."""
+    """Return a cluster with tenants, two of which have a session that computes."""
     with tempfile.TemporaryDirectory(prefix="at-") as directory, User(Path(directory), program_cache) as user:
         file = Path(directory) / "tenants.toml"
         file.write_text(_FILE)
@@ -113,7 +113,7 @@ def test_a_page_with_a_users_token_shows_no_log(shared: User):
 
 @asynccontextmanager
 async def looking(url: str) -> AsyncIterator[Page]:
-    """A browser that shows the page, once all is on it."""
+    """Yield a browser that shows the complete page."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         async with browser(Path(directory)) as page:
             await page.open(url)
@@ -122,7 +122,7 @@ async def looking(url: str) -> AsyncIterator[Page]:
 
 
 async def until_got(page: Page, is_so: Callable[[dict[str, int]], bool]) -> None:
-    """Returns once it is so of what tenants get, in per cent; fails the test where that takes long."""
+    """Wait until tenants get these percentages. Fail the test if that takes long."""
     got: dict[str, int] = {}
     try:
         async with asyncio.timeout(60):

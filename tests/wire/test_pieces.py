@@ -1,4 +1,4 @@
-"""Large messages in pieces: what overtakes them, what does not, and how much of them is on its way."""
+"""Tests of large messages in pieces: which messages overtake them, and how many of their bytes are in transit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def on_a_loop(request: pytest.FixtureRequest) -> Callable[[Main], None]:
 
 
 class Reader:
-    """The other end of a connection: reads when it is told to, and counts bytes."""
+    """The other end of a connection, which reads on request and counts bytes."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock

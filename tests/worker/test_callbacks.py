@@ -1,4 +1,4 @@
-"""What a client answers is checked, and its errors arrive as its own."""
+"""Tests that clients' replies are checked, and that their errors are passed on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which programs XLA is given, and which are refused because they hold what only the client's process knows."""
+"""Tests of which programs are given to XLA, and which are rejected because only the client's process can run them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ends of units: reported once, with the last of their reads; and the units that keep devices busy."""
+"""Tests of reports of ended units, once after their last reads, and of the units that keep devices busy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SECONDS = 120.0
 
 
 class Pending:
-    """A completion that is ready when it is told to be."""
+    """Completion whose readiness the test sets."""
 
     ready_means_complete = True
 
@@ -37,7 +37,7 @@ class Pending:
 
 
 class Watching:
-    """A unit that is watched, and all that was reported, by clock ticks."""
+    """Watched unit, with all reports as clock ticks."""
 
     def __init__(self) -> None:
         self.reports: list[Any] = []

@@ -1,4 +1,4 @@
-"""Donation and deletion, while others read the memory or have it, too."""
+"""Tests of donation and deletion while other users read or share the memory."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ def it_copies_a_donated_input_that_the_caller_keeps(rig: Rig) -> None:
 
 
 def read_pending(rig: Rig, handle: int) -> None:
-    """Starts to read an array of LARGE elements. It cannot end: no proxy has opened its channel yet."""
+    """Start reading an array of LARGE elements. The read cannot end, because no proxy has opened its channel yet."""
     get = p.Get(0, 1, 0, (LARGE,), None, (0,), (((0, LARGE),),))
     rig.start([get], [handle], 1, [rig.fresh()], name="get")
 
 
 def contents_of_pending_read(rig: Rig) -> set[float]:
-    """Lets the read end."""
+    """Let the read end, and return the contents."""
     got = set(rig.next_piece(rig.proxy()).tolist())
     report = rig.reports.get(timeout=SECONDS)
     assert isinstance(report, m.Done), report

@@ -1,4 +1,4 @@
-"""Which programs of a host are a session's own, and which are others'."""
+"""Tests of a session's own programs on a host, and of those of other sessions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Host:
         )
 
     def compile(self, session: int, program: str, name: str) -> None:
-        """Has a session compile a program, which the cluster knows by this name."""
+        """Compile a program for a session. The cluster knows it by this name."""
         self.inbox.put(session, len(self.compiled), NullProgram(program, 0.0, (), ()).source())
         self.functions.compile(Compile(name, session, len(self.compiled), (((0, 0),),)))
         assert self.compiled[-1].status.ok

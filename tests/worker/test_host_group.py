@@ -1,4 +1,4 @@
-"""A group of hosts: what the controller says comes in order, whichever way; what ends is gathered."""
+"""Tests of a group of hosts: the controller's messages stay in order on all ways, and ends are gathered."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def run(sequence: int) -> m.Run:
 
 
 class Group:
-    """Three hosts, of which the first relays. What is sent between them arrives when `settle` says so."""
+    """Three hosts, the first of which is the relay. Messages between them arrive when `settle` delivers them."""
 
     def __init__(self) -> None:
         self.handled: dict[int, list[Any]] = {host: [] for host in range(3)}
@@ -192,7 +192,7 @@ def ping(group: Group, *hosts: int, seconds: float = 1.0) -> None:
 
 
 def answers(group: Group) -> list[tuple[int, list[int]]]:
-    """Which hosts have answered, by report."""
+    """Return which hosts have answered, by report."""
     return [(host, [each.host for each in message.pongs]) for host, message in group.reported()]
 
 

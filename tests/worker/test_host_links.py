@@ -24,7 +24,7 @@ SECONDS = 20.0
 
 
 class Host:
-    """A data port, its links, and what has come."""
+    """Data port with its links and the received messages."""
 
     def __init__(self, number: int, address: Address) -> None:
         self.port = DataPort(
@@ -76,7 +76,7 @@ def hosts(request: pytest.FixtureRequest, short_directory: Path) -> Iterator[lis
 
 
 def test_messages_of_all_sizes_arrive_in_order(hosts: list[Host]):
-    """Those that are too large to be sent at once, and what comes behind them, are sent by a thread."""
+    """A thread sends messages that are too large to be sent at once, and those behind them."""
     sizes = [10, 3_000_000, 20, 100_000, *[30] * 200, 1_000_000, 5]
     sent = [number.to_bytes(4, "little") * (size // 4 + 1) for number, size in enumerate(sizes)]
     for content in sent:
@@ -93,7 +93,7 @@ def test_a_small_message_overtakes_a_large_one_in_pieces(hosts: list[Host]):
     large = bytes(48 << 20)
     hosts[0].links.send(1, b"before")
     hosts[0].links.send(1, large, True)
-    time.sleep(0.3)  # until no more of it fits into the sockets
+    time.sleep(0.3)  # until the sockets accept no more
     hosts[0].links.send(1, b"small")
     hosts[1].goes_on.set()
     hosts[1].until(lambda: b"small" in hosts[1].came)
@@ -133,7 +133,7 @@ def test_a_host_that_cannot_be_reached_is_lost_once(hosts: list[Host]):
 
 
 def test_a_connection_that_ends_is_a_loss_though_nothing_is_being_sent(hosts: list[Host]):
-    """What was on its way may not have arrived, and nobody would send it again."""
+    """Messages in transit may not have arrived, and nobody would send them again."""
     hosts[0].links.send(1, b"first")
     hosts[1].until(lambda: hosts[1].came)
     peer = hosts[0].port.to_host(1)

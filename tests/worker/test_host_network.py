@@ -1,4 +1,4 @@
-"""Rows on their way to other hosts: in which order they are sent, and when what is read is given back."""
+"""Tests of rows sent to other hosts: their order, and when the memory that was read is returned."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def sent(rows: int, places: int = 0) -> tuple[Port, DispatchUnit, list[str]]:
 
 
 def test_what_goes_to_other_hosts_is_sent_before_what_stays() -> None:
-    # Messages that may be large, and wait for room, are on threads of their own.
+    # Messages that may be large, and wait for memory, use separate threads.
     for rows, places, reads in ((9, 0, 1), (3072, 0, 3), (9, 200, 1), (200, 600, 3)):
         port, unit, _ = sent(rows, places)
         assert len(unit.reads) == reads

@@ -1,4 +1,4 @@
-"""Plans run segment by segment, in order, blocked while they await bytes; and the order of collectives."""
+"""Tests of plans: segments run in order, block while bytes are missing, and keep the order of collectives."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def left(rig: Rig) -> ExecutorStatistics:
 def start_segments(
     rig: Rig, segments: tuple[p.Segment, ...], argument: int, results: int = 1
 ) -> tuple[int, tuple[int, ...]]:
-    """Dispatches the first segment; its sequence number, and the results' handles."""
+    """Dispatch the first segment. Return its sequence number, and the results' handles."""
     plan, sequence = rig.fresh(), rig.fresh()
     body = p.Plan("train_step", (0,), segments, tuple(value for segment in segments for value in segment.results))
     handles = tuple(rig.fresh() for _ in range(results))
@@ -41,7 +41,7 @@ def start_segments(
 
 
 def doubling_segments(name: str) -> tuple[p.Segment, ...]:
-    """Value 1 is twice value 0, value 2 is twice that, and so on; the last one is the result."""
+    """Return segments in which each value is twice the previous one. The last value is the result."""
     calls = [p.Execute(name, (i, i), i + 1, (), (), False) for i in range(3)]
     return tuple(p.Segment(i, (call,), (3,) if i == 2 else (), drops=(i,)) for i, call in enumerate(calls))
 
@@ -178,8 +178,10 @@ def it_does_not_wait_for_a_collective_that_it_left_out(rig: Rig) -> None:
 
 
 def receive(rig: Rig, count: int = 1) -> tuple[list[int], list[int]]:
-    """Starts a run that does nothing but receive so many arrays, of which no byte is here; the feeds, and the handles
-    of the results."""
+    """Start a run that only receives this many arrays, whose bytes have not arrived.
+
+    Return the feeds and the results' handles.
+    """
     feeds = [rig.fresh() for _ in range(count)]
     steps = [p.Receive(i, local(0), msgspec.structs.replace(copying(1), first=i)) for i in range(count)]
     return feeds, list(rig.start(steps, (), count, host_feeds=feeds[0]))

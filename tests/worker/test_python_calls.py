@@ -1,4 +1,4 @@
-"""Calls of Python in an executor: futures that are resolved, fail, are awaited, and are freed."""
+"""Tests of Python calls in an executor: futures that are resolved, fail, are awaited, and are freed."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ class FakePython:
 
 
 def call_python(rig: Rig, *arguments: int, function: str = "f", results: int = 1) -> tuple[int, ...]:
-    """Starts a call of one array on device 0 a result; the results' handles."""
+    """Start a call that returns one array on device 0. Return the results' handles."""
     count = len(arguments)
     given = tuple((i, count + i, local(0)) for i in range(results))
     return rig.start([p.Python(function, 0, tuple((i, i) for i in range(count)), given, -1)], arguments, results)
 
 
 def settled(rig: Rig) -> None:
-    """All that was submitted has been done, or is blocked."""
+    """Wait until all submitted work is complete or blocked."""
     rig.ones()
 
 
 def done(rig: Rig, units: int) -> None:
-    """So many have completed, reported together or not."""
+    """Return whether this many units have completed, reported together or not."""
     while units:
         report = rig.reports.get(timeout=SECONDS)
         assert isinstance(report, m.Done), report

@@ -1,6 +1,7 @@
-"""A table of arrays that share memory: how they came to, what consumes one of them, and how the others are used then.
+"""Tests of a table of arrays that share memory: how they are made, how one is consumed, and how the others are then
+used.
 
-XLA would end the process for some of these; each must give right values, or an error of that run.
+XLA would crash in some of these cases. Each must give right values, or an error of that run.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def take(rig: Rig, array: Array, position: int) -> Array:
     return done(rig.run([step], [array[0]]))[0], (device,)
 
 
-# ---- how memory came to be shared: each gives arrays of ones, all of which have memory of the first
+# ---- how memory is shared: each function returns arrays of ones that use the memory of the first
 
 
 def views_of_a_whole(rig: Rig) -> list[Array]:

@@ -1,4 +1,4 @@
-"""Files of what is spilled: whole, checked, and gone when they are dropped."""
+"""Tests of spill files: complete, checked, and removed when they are dropped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays that are spilled in a host's memory: not where that would leave too little for others."""
+"""Tests of arrays spilled to a host's memory, except if that would leave too little for others."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Pool:
 def put(
     room: int, to_files: bool = False, directory: str = "", are_dropped_together: bool = False
 ) -> tuple[SpillStore, m.SpillReply]:
-    """Three shards, by a host with room for so many bytes; its answer."""
+    """Spill three shards on a host with memory for this many bytes. Return the reply."""
     said: list[Any] = []
     backend: Any = SimpleNamespace(shards=lambda buffer: SHARDS)
     readers: Any = SimpleNamespace(hold=lambda buffer, count: lambda: None)

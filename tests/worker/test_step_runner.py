@@ -1,4 +1,4 @@
-"""Steps on real devices: what is wrong with one is its run's error, and never the end of the process."""
+"""Tests of steps on real devices: an invalid one is an error of its run, and never ends the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the parts of a worker import: null devices no JAX, and what is common to all kinds none of them."""
+"""Tests of a worker's imports: null devices do not import JAX, and the common parts import no kind of device."""
 
 from __future__ import annotations
 

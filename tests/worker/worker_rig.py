@@ -46,7 +46,7 @@ def copying(count: int, shape: tuple[int, ...] = (4,)) -> Exchange:
 
 
 class Rig:
-    """An executor of its own session, and what it reports. With a `tenant`, its programs are compiled apart."""
+    """Executor with a session, and its reports. With a `tenant`, its programs are compiled separately."""
 
     def __init__(self, directory: Path, tenant: str = "") -> None:
         from atoll.devices.xla.xla_backend import XlaBackend
@@ -90,7 +90,7 @@ class Rig:
         return self._next
 
     def open_session(self) -> None:
-        """All that follows happens in a session of its own."""
+        """Use a new session from now on."""
         if self.session:
             self.executor.submit(m.CloseStore(self.session))
             self.port.close_session(self.session)
@@ -103,7 +103,7 @@ class Rig:
     def function(
         self, call: Any, *arguments: Any, devices: tuple[int, ...] = (0,), donate: Any = (), world: int = 0
     ) -> str:
-        """Compiles `call` for shards like `arguments` on these devices; its name."""
+        """Compile `call` for shards like `arguments` on these devices. Return its name."""
         name, status = self.compile(self.lower(call, *arguments, devices=devices, donate=donate), devices, world)
         assert status.ok, status
         return name
@@ -122,7 +122,7 @@ class Rig:
         return jax.jit(call, donate_argnums=donate, out_shardings=sharding).lower(*shapes).compiler_ir()
 
     def compile(self, module: Any, devices: tuple[int, ...] = (0,), world: int = 0) -> tuple[str, Status]:
-        """Has a module compiled for these devices; the function's name, and how that went."""
+        """Compile a module for these devices. Return the function's name, and the outcome."""
         name = self.request(module, devices, world)
         return name, self.reports.get(timeout=SECONDS).status
 
@@ -169,7 +169,7 @@ class Rig:
         return number
 
     def run(self, steps: Any, arguments: Any = (), results: int = 1, feeds: Any = (), **options: Any) -> Any:
-        """Runs a plan of values: arguments first, then results. Its report, and the results' handles."""
+        """Run a plan of values: arguments first, then results. Return its report, and the results' handles."""
         outcome = self.start(steps, arguments, results, feeds, **options)
         return self.reports.get(timeout=SECONDS), outcome
 
@@ -212,7 +212,7 @@ class Rig:
         return self.run([step], arguments, **options)
 
     def failure(self, outcome: tuple[Any, tuple[int, ...]]) -> Status:
-        """The error of a run, which its results must hold too."""
+        """Return the error of a run, after checking that its results have the same error."""
         report, handles = outcome
         assert isinstance(report, m.Failed), report
         for handle in handles:
@@ -227,7 +227,7 @@ class Rig:
         return self.run([p.Get(0, 1, 0, shape, None, (0,), (box,))], [handle], 1, [self.fresh()], name="get")
 
     def shard(self, handle: int, position: int = 0) -> np.ndarray:
-        """The contents of a shard, past the data port."""
+        """Return the contents of a shard without using the data port."""
         from atoll.devices.xla.xla_arrays import shards_of
 
         buffer = self.executor.plan_executor._stores[self.session].get(handle)
@@ -287,7 +287,10 @@ class Behaviours:
         return list(self._behaviours)
 
     def outcomes(self, tenant: str = "") -> dict[str, str]:
-        """Plays all in a child process: "ok" or a traceback for each name, and for "" how the process ended."""
+        """Run all behaviours in a child process.
+
+        Return "ok" or a traceback for each name, and for "" how the process ended.
+        """
         child = subprocess.run(
             [sys.executable, "-m", self._module, tenant],
             cwd=Path(__file__).parents[2],

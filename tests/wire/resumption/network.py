@@ -91,7 +91,7 @@ class End:
             self.protocol.connection_lost(None)
 
     def close(self) -> None:
-        """What was written arrives first."""
+        """Close after delivering what was written."""
         asyncio.get_running_loop().call_soon(self.abort)
 
     def abort(self) -> None:
@@ -237,7 +237,7 @@ class Dialer:
         limits: LinkLimits = LIMITS,
         on_back: Callable[[], None] = lambda: None,
     ) -> Dialer:
-        """Has said Hello; knows other addresses, too."""
+        """Send a Hello. The dialer also knows other addresses."""
         network.listener = listener
         self = cls()
         self.connection = await dial(
@@ -256,7 +256,7 @@ class Dialer:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    """Waits until something holds; fails after a time in which it would on any machine."""
+    """Wait until something holds. Fail after a time that would suffice on any machine."""
     has_own_time = isinstance(asyncio.get_running_loop(), _Loop)
     async with asyncio.timeout(_OWN_PATIENCE_SECONDS if has_own_time else PATIENCE_SECONDS):
         while not holds():

@@ -38,7 +38,7 @@ def has_come(got: list[Any], sent: list[Any]) -> bool:
     return len(got) >= len(sent)
 
 
-# Who sends, in which turn of the loop, and whether in pieces.
+# The sender of each message, the turn of the loop, and whether it is sent in pieces.
 SENDS = st.lists(st.tuples(st.sampled_from("dl"), st.integers(0, 3), st.integers(0, 9)), max_size=60)
 
 

@@ -1,4 +1,4 @@
-"""Which of several processes, each of a term of its own, goes on with a connection."""
+"""Tests of which of several processes, each with its own term, continues a connection."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.wire.resumption.network import Dialer, Listener, Network, Note, play,
 
 
 def state_of(listener: Listener) -> LinkRecord:
-    """What another process would know of its connection."""
+    """Return the state of a connection that another process would know."""
     assert isinstance(listener.connection, AcceptedConnection)
     return msgspec.msgpack.decode(msgspec.msgpack.encode(listener.connection.record()), type=LinkRecord)
 

@@ -1,4 +1,4 @@
-"""Control connections with TLS on an event loop: messages, roles, and the errors of both sides."""
+"""Tests of control connections with TLS on an event loop: messages, roles, and the errors of both sides."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def serving(own: Identity | None, address: Address = LOOPBACK) -> AsyncIte
 
 
 async def echoed(address: Address, own: Identity | None, text: str) -> tuple[Any, Connection]:
-    """What comes back: a message, or why the connection was lost."""
+    """Return the echoed message, or the reason why the connection was lost."""
     answers: asyncio.Queue[Any] = asyncio.Queue()
     connection = await connect(
         address, Note, answers.put_nowait, answers.put_nowait, name="the controller", identity=own, timeout=5.0

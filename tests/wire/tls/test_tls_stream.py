@@ -1,4 +1,4 @@
-"""TLS over blocking sockets: bytes, roles, and every way in which two processes do not get on."""
+"""Tests of TLS over blocking sockets: bytes, roles, and all kinds of failed handshakes."""
 
 from __future__ import annotations
 
