@@ -27,7 +27,7 @@ app = typer.Typer(add_completion=False)
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def on_machines(
     context: typer.Context,
-    islands: Annotated[str, typer.Option(help="What the cluster has; each host is a machine.")] = "1x2x4",
+    islands: Annotated[str, typer.Option(help="Islands of the cluster. Each host is a machine.")] = "1x2x4",
     cache: Annotated[Path, typer.Option(help="Directory for stock results and the last report.")] = CACHE,
 ) -> None:
     """Run the tests of JAX across several machines, using TLS. All other options are those of scripts.conformance."""

@@ -1,4 +1,4 @@
-"""Writes src/atoll/protocol/ifrt/*_pb2.py anew from the .proto files beside them: `make protos`.
+"""Writes src/atoll/protocol/ifrt/*_pb2.py again from the .proto files beside them: `make protos`.
 
 Needs grpcio-tools of a protobuf generation that is no newer than the oldest protobuf that we allow (the `dev`
 extra pins it): generated code refuses to load under a runtime older than its generator.

@@ -2,8 +2,8 @@
 
     python -m tests.prose [PATH...]    print the findings of these files and directories
 
-A finding is a place to read again, by the rules of CONTRIBUTING.md. `test_tidy` compares the share of findings in `src`
-and in `docs` with what it allows.
+A finding is a place to read again, by the rules of CONTRIBUTING.md. `test_tidy` compares the share of findings in each
+directory with the limit for it.
 """
 
 from __future__ import annotations

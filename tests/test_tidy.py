@@ -42,7 +42,7 @@ NAMESAKES = {
     "programs/traced_program.py: leaf._committed",
 }
 # Findings of `tests.prose` per 100 sentences. The target is 0.5; a change lowers these, and never raises them.
-MOST_FINDINGS = {"src": 0.5, "docs": 0.5, "examples": 0.5}
+MOST_FINDINGS = {"src": 0.5, "docs": 0.5, "examples": 0.5, "tests": 0.5, "benchmarks": 0.8, "scripts": 1.1}
 
 
 @functools.cache

@@ -23,7 +23,7 @@ _COMMAND = (sys.executable, "-m", "atoll.operate.command")
 
 
 class Lines:
-    """What processes print, as it comes."""
+    """Lines that processes print, in order of arrival."""
 
     def __init__(self) -> None:
         self.found: list[dict[str, Any]] = []

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DEVICES = 8
 
 # Stock JAX on forced CPU devices hangs with some 34 computations in flight if its thread pool is small, and
-# the pool's size also decides how a matrix product is cut. Every backend gets the same: two threads a device.
+# the pool's size also decides how a matrix product is cut. Every backend gets the same: two threads per device.
 THREADS = str(2 * DEVICES)
 
 

@@ -68,7 +68,10 @@ def record_benchmark(
     rounds: dict[str, list[dict[str, float]]],
     failures: dict[str, str],
 ) -> BenchmarkRecord:
-    """`rounds` has for each backend its rounds' metrics. One that failed is recorded, but not judged."""
+    """Record a benchmark.
+
+    `rounds` has the metrics of each round, by backend. A backend that failed is recorded, but not judged.
+    """
     sound = {name: rounds[name] for name in contestants if name not in failures}
     return BenchmarkRecord(
         key=benchmark.key,

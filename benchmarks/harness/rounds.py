@@ -73,7 +73,7 @@ class _Run:
         self._ready: dict[str, Contestant] = {}
 
     def prepare(self, done: int, stack: ExitStack) -> None:
-        """All that have not failed. They end with the stack."""
+        """Prepare all contestants that have not failed. They end with the stack."""
         self._ready = {}
         for name in [each for each in self.samples if each not in self.failures]:
             self._report(f"preparing {name}", done)

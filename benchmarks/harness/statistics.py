@@ -40,10 +40,11 @@ Progress = Sequence[tuple[float, float]]
 
 
 def rate_in_common_window(clients: Sequence[Progress]) -> float:
-    """What all clients together end in a second, from when the last has started to when the first has ended.
+    """Return the rate at which all clients together complete work, from the start of the last one to the end of the
+    first one.
 
-    Between two points of a client's progress, what it ends is spread evenly. Raises ValueError where one ends before
-    another has started: nothing was measured of all of them at work.
+    Between two points of a client's progress, its completions are spread evenly. Raise ValueError if a client ends
+    before another one has started, because the clients were then never all at work.
     """
     start, end = max(each[0][0] for each in clients), min(each[-1][0] for each in clients)
     if start >= end:

@@ -1,4 +1,4 @@
-"""What a program that depends on data costs those that do not: their rate beside a loop of 1,000 choices.
+"""The cost of a program that depends on data for those that do not: their rate beside a loop of 1,000 choices.
 
 python -m benchmarks.micro.choices > benchmarks/results/choices.json
 

@@ -29,7 +29,10 @@ def pipeline(size: int, shard: Shard) -> grain.MapDataset:
 
 
 def batches(settings: Settings) -> Round:
-    """All devices, rows sharded. What comes is the next batch: the sum over its first column says so."""
+    """Return an iterator of batches on all devices, with sharded rows.
+
+    The sum of the first column identifies each batch.
+    """
     sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), P("data"))
     counts = {"small": settings.size(full=150, quick=20), "large": settings.size(full=60, quick=10)}
     first_column = jax.jit(lambda batch: batch[:, 0].sum())

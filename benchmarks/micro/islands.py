@@ -1,4 +1,4 @@
-"""(g), (h): arrays from island to island, and a pipeline whose stages are each on an island of its own."""
+"""(g), (h): arrays from island to island, and a pipeline in which each stage is on a different island."""
 
 import socket
 import statistics

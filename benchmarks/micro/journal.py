@@ -1,10 +1,10 @@
 """Measure the cost of a journal: the controller's CPU time for a gang, with and without a journal in turn.
 
-    python -m benchmarks.micro.journal > benchmarks/results/journal.json
+python -m benchmarks.micro.journal > benchmarks/results/journal.json
 
-Three clusters of null devices: one without, one whose connections can be resumed, and one with a journal, too. A round
-gives each of them the same gangs at a rate of a thousand a second. Those figures change with whatever else the machine
-does; what appending takes is therefore measured by itself, too, with the turns that were written.
+Three clusters of null devices: one without, one whose connections can be resumed, and one that also has a journal. A
+round gives each of them the same gangs at a rate of a thousand per second. These figures depend on the other load of
+the machine. Therefore the time to append the turns that were written is also measured separately.
 
 `pauses` are measured with another cluster, whose client keeps more and more arrays. They are the times for which the
 controller stands still to begin a snapshot.

@@ -25,7 +25,7 @@ def rows(settings: Settings) -> Round:
 
 
 def start_cluster(has_journal: bool) -> None:
-    """One that ends with this process; JAX, which has not begun, will run on it."""
+    """Start a cluster that ends with this process. JAX, which has not started, will use it."""
     directory = tempfile.mkdtemp(prefix="atoll-bench-")
     options = EngineOptions(
         ClusterSettings(f"1x1x{DEVICES}", grace_seconds=_GRACE_SECONDS if has_journal else 0.0),

@@ -67,8 +67,7 @@ class OtherMachine:
 
     def _start(self, command: list[str], **options: int) -> "subprocess.Popen[bytes]":
         dies = ["setpriv", "--pdeathsig", "KILL"]
-        # Type: ignore[call-overload].
-        process = subprocess.Popen([*dies, *command], stdin=subprocess.DEVNULL, **options)
+        process = subprocess.Popen([*dies, *command], stdin=subprocess.DEVNULL, **options)  # type: ignore[call-overload]
         self._processes.append(process)
         return process  # type: ignore[no-any-return]
 

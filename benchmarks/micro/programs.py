@@ -33,7 +33,7 @@ def fused(settings: Settings) -> Round:
 
 
 def client_cost(settings: Settings) -> Round:
-    """What the client pays for a cached call of a program of 128 nodes; in stock JAX, for the 128 calls."""
+    """Measure the client's cost of a cached call of a program of 128 nodes, or in stock JAX, of the 128 calls."""
     add_one, zero = allreduce_and_add(jax.devices()[:4])
     many = repeated(jax.jit(add_one), NODES)
     call = many if settings.system == STOCK else atoll.program(many)

@@ -42,7 +42,7 @@ MESSAGE = Message(b"x" * 44)
 
 
 class Dialed:
-    """The end that is dialed: answers each batch with one of its own."""
+    """Accepting end of the connection, which replies to each batch with another batch."""
 
     def __init__(self, directory: str, grants: bool) -> None:
         self.address = Address(path=f"{directory}/{'on' if grants else 'off'}")

@@ -1,6 +1,6 @@
-"""(s), (t): what TLS costs: 64 MB from island to island, and one launch, over TCP on loopback.
+"""(s), (t): the cost of TLS, for 64 MB from island to island and for one launch, over TCP on loopback.
 
-The cluster listens everywhere, so that its data ports are on TCP, too. The peer of the bytes is `ssl.SSLSocket`,
+The cluster listens on all interfaces, so that its data ports also use TCP. The peer of the bytes is `ssl.SSLSocket`,
 blocking, between two threads of one process; that of the launch is the same cluster without TLS.
 """
 

@@ -1,7 +1,7 @@
 """(d): how long 4 B take to a device and back, and how fast 64 MB and 1 GiB go, beside a copy in memory.
 
-JAX keeps the host's copy of an array that was read once, so every read here is of a new array: a jitted
-function's result, ready before the clock starts. What arrives is checked outside the clock.
+JAX keeps the host's copy of an array that was read once, so every read here is of a new array: a jitted function's
+result, ready before the clock starts. The result is checked outside the clock.
 """
 
 import statistics

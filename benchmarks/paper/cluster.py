@@ -88,7 +88,7 @@ class NullCluster(Cluster):
         return self.run(BareClient.open(self.address, label, token))
 
     def cpu_seconds(self) -> Mapping[str, float]:
-        """What the controller, and the processes of the null hosts, have taken so far."""
+        """Return the CPU time so far of the controller, and of the processes of the null hosts."""
         seconds = {"controller": 0.0, "hosts": 0.0}
         for process in psutil.Process(self.engine.process.pid).children():
             name = "controller" if _is_controller(process) else "hosts"
@@ -108,9 +108,9 @@ class NullCluster(Cluster):
 
 
 def cpu_seconds_of(pid: int) -> float:
-    """That a process has taken so far, by its clock of CPU time (clock_getcpuclockid(3)): to the nanosecond.
+    """Return the CPU time of a process so far, by its CPU clock (clock_getcpuclockid(3)), to the nanosecond.
 
-    What psutil reads is in ticks of 10 ms.
+    psutil only provides ticks of 10 ms.
     """
     return time.clock_gettime(~pid << 3 | _OF_ALL_THREADS)
 

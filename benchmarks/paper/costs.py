@@ -200,10 +200,10 @@ def prepare_staging(settings: Settings) -> Round:
 
 
 def costs_of(record: RunRecord) -> Costs:
-    """Of the medians. The controller's time for a gang is a line over the number of hosts: so much, and so much a host.
+    """Return the costs, given the medians. The controller's time per gang is a linear function of the number of hosts.
 
-    What a gang's messages take on the controller's network link comes on top, for each host. Raises ValueError where
-    something failed.
+    The time of a gang's messages on the controller's network link is added for each host. Raise ValueError if a
+    measurement failed.
     """
     by_hosts = [point for point in record.benchmarks if point.key == "control"]
     hosts = [float(point.point["hosts"]) for point in by_hosts]

@@ -1,4 +1,4 @@
-"""A training step on two islands, each with examples of its own: each sends the other its gradients, in one program."""
+"""A training step on two islands with different examples. Each sends its gradients to the other, in one program."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def prepare_null(settings: Settings) -> Round:
         "chained": cluster.run(Steps.prepare(client, each, nodes=NODES)),
         "fused": cluster.run(Steps.prepare(client, NODES * each)),
     }
-    # About so many messages to hosts in a round, as long as it is a few computations.
+    # Approximate number of messages to hosts in a round, if that is at least a few computations.
     work = settings.size(full=40_000, quick=8000)
     calls = {"op_by_op": max(16, work // hosts), "chained": max(1, work // hosts // NODES), "fused": 100}
     each_call = {"op_by_op": 1, "chained": NODES, "fused": NODES}

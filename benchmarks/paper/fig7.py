@@ -1,4 +1,4 @@
-"""Figure 7: a pipeline of short computations, each on a host of its own, dispatched in parallel and in sequence."""
+"""Figure 7: a pipeline of short computations on one host each, dispatched in parallel and in sequence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figure 8: many clients on the same devices, each with computations of its own, one after another."""
+"""Figure 8: many clients on the same devices, each with separate computations, one after another."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def _points(options: Options) -> list[Benchmark]:
 
 
 def prepare_null(settings: Settings) -> Round:
-    """So many sessions, each with a program of its own; a call of its own for each computation.
+    """Open this many sessions, each with a separate program, and one call per computation.
 
-    A round takes two seconds, and longer where many clients are to start.
+    A round takes two seconds, and longer if many clients have to start.
     """
     clients, seconds = int(settings.point["clients"]), float(settings.point["milliseconds"]) / 1e3
     calls = settings.size(full=2, quick=1) * (1 + clients / 64) / max(seconds, 1e-4)

@@ -22,8 +22,8 @@ _WEIGHTS = {"1:1:1:1": (1.0, 1.0, 1.0, 1.0), "1:2:4:8": (1.0, 2.0, 4.0, 8.0)}
 _MIXED = (0.3, 30.0, 0.3, 30.0)
 _TIMES = {"0.33 ms": (0.33,) * 4, "2.4 ms": (2.4,) * 4, "0.3 and 30 ms": _MIXED, "1 ms": (1.0,)}
 _MANY = 64
-# Short computations that a process begins at a time: with those before, some 150 ms of work of its own. Less, and a
-# client that gets no CPU for a while has nothing in line, and others its share.
+# Number of short computations that a process starts together. With the previous ones, these are some 150 ms of work.
+# With less, a client that gets no CPU for a while has no work enqueued, and others get its share.
 _SHORT_AT_ONCE = 128
 
 

@@ -84,8 +84,9 @@ class _Stage:
 class _Step:
     """Builds the program, in the order in which each stage is to do its part.
 
-    A wave is what the stages do at the same time, each with another micro-batch; what they made goes on after it, the
-    last stage's first. So no stage awaits what it cannot have yet before it has done, and sent, what it can.
+    In a wave, all stages work at the same time, each on a different micro-batch. Their results are sent after it, those
+    of the last stage first. Therefore no stage waits for an input before it has sent all results that do not depend on
+    it.
     """
 
     def __init__(self, pipeline: Pipeline, stages: list[_Stage]) -> None:

@@ -192,7 +192,7 @@ async def _begun(greedy: Greedy) -> asyncio.Task[None]:
 
 
 class Greedy:
-    """Makes arrays and keeps them; where there is no memory for one, it lets go of half, and goes on."""
+    """Make arrays and keep them. When there is no memory for another one, release half of them, and continue."""
 
     def __init__(self, client: BareClient, made: int) -> None:
         self._client = client

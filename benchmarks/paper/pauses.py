@@ -1,4 +1,6 @@
-"""One of four tenants pauses: how soon the others have its share of the devices' time, and it again when it is back."""
+"""One of four tenants pauses: how fast the others get its share of the devices' time, and how fast it gets the share
+again.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from benchmarks.harness.benchmark import Benchmark, Metric, Round, Settings
 from benchmarks.paper.shares import parts, spans_since, tenants, token_of
 
 _TENANTS = 4
-_WITHIN = 50_000_000  # nanoseconds, from when it leaves and from when it is back
+_WITHIN = 50_000_000  # nanoseconds, after it leaves and after it returns
 _AT_ONCE = 8  # computations that a client launches together, while as many others of its are in line
 _PAUSE_SECONDS = 1.0
 METRICS = (

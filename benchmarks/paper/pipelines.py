@@ -101,7 +101,7 @@ def prepare(settings: Settings) -> Round:
 
 
 def simulate(stages: int, table: Schedule, times: Times, steps: int) -> float:
-    """Seconds of a step, each stage on an island of its own."""
+    """Return the seconds of a step, with each stage on a different island."""
     from benchmarks.paper.schedules import Sizes
 
     return _simulate(f"{stages}x1x1", stages, table, times, Sizes(UNIT_SECONDS, ACTIVATION_BYTES), steps)[0]

@@ -11,7 +11,7 @@ from benchmarks.paper.figure import Figure, Options, at_least, quotient_by_round
 
 FAIR, FIRST_COME = "fair", "first-come"
 _MILLISECONDS = 0.04  # so short that the controller is what limits
-# One round alone tells 3 % from nothing as little as a coin does.
+# A single round cannot distinguish a change of 3 % from none.
 _ROUNDS, _PREPARATIONS = 75, 5
 # Clients, and calls of each: for a second at most, so that the machine is the same for both sides of a round. With
 # fewer than a session may have in flight, all are taken before most have run, and the controller's turns are of nothing

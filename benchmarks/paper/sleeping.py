@@ -142,8 +142,9 @@ def first_weights() -> list[Any]:
 
 
 def _loss(weights: Any, batch: Any, in_one: bool = False) -> Any:
-    """With `in_one`, gradients go on to the next layer when those of the weights are there, too: so a device has only
-    one thing at a time to sleep for."""
+    """Return the loss. With `in_one`, gradients are passed to the next layer when those of the weights are also
+    complete, so that a device only sleeps for one thing at a time.
+    """
     import atoll
 
     x = batch

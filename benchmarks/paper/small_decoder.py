@@ -47,7 +47,7 @@ def prepare_table2(settings: Settings) -> Round:
     state = pipe.init(first_params(config), next(iter(data(config, 1))))
     arrays = [len(parameters) for parameters in state.parameters]
     alike = config.layers // stages * len(first_params(config)["blocks"][0])
-    if arrays != [alike + 2, *[alike] * (stages - 2), alike + 1]:  # the embeddings and the head come to the layers
+    if arrays != [alike + 2, *[alike] * (stages - 2), alike + 1]:  # the embeddings and the head are added to the layers
         raise AssertionError(f"the stages have {arrays} parameters")
     return _training(settings, config, state, pipe.step)
 

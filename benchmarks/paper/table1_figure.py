@@ -1,4 +1,4 @@
-"""Table 1: T5 under Atoll and under JAX alone on real devices, and at the paper's sizes in virtual time."""
+"""Table 1: T5 on Atoll and on plain JAX on real devices, and at the paper's sizes in virtual time."""
 
 from __future__ import annotations
 

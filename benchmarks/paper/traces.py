@@ -1,7 +1,7 @@
 """Traces of what a figure measures: files as `atoll trace` writes them, and what is read off them.
 
-`python -m benchmarks.paper.traces MODULE:FUNCTION POINT FILE` takes one, in a process of its own: the function starts
-clients on a cluster as the point says, and calls what it is given with the cluster's address while these work.
+`python -m benchmarks.paper.traces MODULE:FUNCTION POINT FILE` takes one in a separate process. The function starts
+clients on a cluster according to the point, and calls its argument with the cluster's address while they work.
 """
 
 from __future__ import annotations

@@ -186,14 +186,14 @@ class Clients:
         return rate_in_common_window(self.ask([Task(seconds, self._batch)] * len(self._processes)))
 
     def sessions(self) -> list[int]:
-        """Their numbers, in the order of the clients."""
+        """Return the numbers of the sessions, in the order of the clients."""
         report = json.loads(request_report(parse_address(self.address), ""))
         known = {each["pid"]: each["id"] for each in report["sessions"]}
         return [known[process.pid] for process in self._processes]
 
 
 def _answer(process: subprocess.Popen[bytes]) -> bytes:
-    """A client's next line. Raises EOFError where there is none by the deadline."""
+    """Return a client's next line. Raise EOFError if none arrives by the deadline."""
     line = read_line(process, time.monotonic() + _DEADLINE)
     if not line:
         raise EOFError(f"a client ended, or sent nothing for {_DEADLINE:.0f} s")

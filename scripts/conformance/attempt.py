@@ -43,7 +43,7 @@ class Listener:
 
 @dataclass(frozen=True)
 class Order:
-    """What one process is to run."""
+    """Work of one process."""
 
     file: TestFile
     environment: Environment
@@ -114,7 +114,7 @@ class Attempt:
         events.touch()
         work.mkdir()
         with (directory / "output").open("wb") as output, events.open() as lines:
-            # A process group of its own, so that whatever the tests started can be ended with it.
+            # A new process group, so that it can be killed with all processes that the tests have started.
             process = subprocess.Popen(
                 self.order.command(),
                 cwd=work,  # an empty directory: `python -m` puts it on sys.path

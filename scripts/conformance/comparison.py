@@ -50,7 +50,7 @@ class FileReport(msgspec.Struct, frozen=True):
 
     @property
     def score(self) -> float:
-        """1.0 where stock passes nothing: then there is nothing to miss."""
+        """Return the score, which is 1.0 if no test passes on stock."""
         return self.both_passed / self.stock_passed if self.stock_passed else 1.0
 
 
@@ -114,7 +114,7 @@ def amend(previous: FileReport, rerun: FileResults) -> FileReport:
 
 
 def move(counts: dict[str, int], before: Outcome, after: Outcome) -> None:
-    """Counts a test under another outcome. ABSENT tests are in nobody's counts."""
+    """Count a test under another outcome. ABSENT tests are not counted."""
     if before is not Outcome.ABSENT:
         counts[before] -= 1
     if after is not Outcome.ABSENT:
@@ -140,7 +140,10 @@ def alike(differences: Iterable[Difference]) -> list[tuple[str, list[str]]]:
 
 
 def load(path: Path) -> Report | None:
-    """The report kept at `path`; None if there is none. Raises `ReportError` if the file is something else."""
+    """Return the report at `path`, or None if the file is missing.
+
+    Raise `ReportError` if the file is something else.
+    """
     try:
         return msgspec.json.decode(path.read_bytes(), type=Report)
     except FileNotFoundError:

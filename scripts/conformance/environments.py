@@ -48,8 +48,8 @@ def forced(devices: int) -> str:
 def stock() -> Environment:
     """Stock JAX on the CPU.
 
-    NPROC makes room for all devices in XLA's thread pool: with fewer threads than devices, tests that keep
-    many collectives in flight deadlock now and then and would be missing from the baseline.
+    NPROC sets the size of XLA's thread pool. With fewer threads than devices, tests with many collectives in flight
+    sometimes deadlock, and would be missing from the baseline.
     """
     return Environment(
         "stock",

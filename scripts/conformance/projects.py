@@ -41,7 +41,7 @@ class TestFile:
 
 @dataclass(frozen=True)
 class Project:
-    """Where a project keeps its tests: `patterns` below `directory`, in its wheel or in a checkout.
+    """Place of a project's tests: `patterns` below `directory`, in its wheel or in a checkout.
 
     A checkout's version is what `version` finds in `version_file`; no such file means that the wheel has the tests.
     """
@@ -103,7 +103,7 @@ class Sources:
     other_version: bool = False  # whether JAX's checkout may have another version than the installed one
 
     def checkout(self, project: str) -> Path:
-        """Raises `SuiteError` where there is none."""
+        """Return the checkout of a project. Raise `SuiteError` if it is missing."""
         place = self.jax if project == "jax" and self.jax else self.directory and self.directory / project
         if place is None or not place.is_dir():
             raise SuiteError(f"{project}'s tests come from its source: {_what_to_give(project)}")

@@ -28,7 +28,7 @@ class Progress(Listener):
     outcomes: Counter[Outcome] = field(default_factory=Counter)
 
     def collected(self, tests: int) -> None:
-        self.total = max(self.total, tests)  # a process that goes on after a crash finds fewer
+        self.total = max(self.total, tests)  # a process that continues after a crash finds fewer
 
     def ended(self, test: str, result: TestResult) -> None:
         self.outcomes[result.outcome] += 1

@@ -1,9 +1,4 @@
-"""Where the controller of a soak on machines is, and what is done to it.
-
-The first one is on m0 with the engine, and has a journal. A standby is started for each takeover, so that nobody else
-takes over. Machines that hold half of the hosts, or more, have neither: where such a one is lost, no standby has the
-majority that it needs.
-"""
+"""The place of the controller of a soak on machines, and the faults that it gets."""
 
 from __future__ import annotations
 
@@ -29,7 +24,7 @@ _AUTHORITY = "/tmp/authority"
 _ANSWER_SECONDS = 60.0
 # For a standby to start, several Python processes on machines that share two busy cores, and to have all.
 _START_SECONDS = 120.0
-# For a controller that was taken over from to hear of it, and end.
+# Time for a superseded controller to notice, and end.
 _END_SECONDS = 30.0
 
 
@@ -54,7 +49,7 @@ class Controllers:
 
     @property
     def machine(self) -> str:
-        """Where the present one is."""
+        """Return the place of the current controller."""
         return self._holder.machine
 
     def inject(self, kind: str, users: Users, rng: random.Random) -> None:
@@ -115,7 +110,7 @@ class Controllers:
         self._await_end(earlier, process)
 
     def _start_standby(self, machine: str) -> Process:
-        """One that follows the present controller; the cluster's address is its own from now on."""
+        """Start a standby of the current controller. From now on, the cluster's address is that of the standby."""
         cluster = self._cluster
         self._standbys += 1
         port = PORT + self._standbys
@@ -153,7 +148,7 @@ class Controllers:
     # ---- the end
 
     def ended(self, seconds: float) -> list[str]:
-        """What is left of the present one, where it is not the engine's."""
+        """Return what is left of the current controller, unless it is the engine's."""
         if self._holder is self._cluster.up:
             return []
         status = self._holder.wait(seconds)

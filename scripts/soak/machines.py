@@ -29,7 +29,7 @@ from tests.machines.clusters import MachineCluster, Process, environment
 
 LEASE = 4.0
 BACK_SECONDS = 60.0  # for all islands to be ready again, once all is healed
-# What has left a machine ends there by itself, within its lease at most.
+# Processes that a machine has lost end by themselves, at the latest with their leases.
 END_SECONDS = 30.0
 # How often each is chosen.
 KINDS = {

@@ -1,4 +1,4 @@
-"""A soak on this machine: an engine of its own, whose processes are killed and stopped."""
+"""A soak on this machine, with a separate engine, whose processes are killed and stopped."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ _GONE_SECONDS = 75.0  # for which a session waits for its proxy: the cluster's g
 
 
 def suspend(ground: Ground, users: Users, rng: random.Random, meanwhile: Callable[[], None]) -> bool:
-    """Suspends a session, does something else, and resumes it. False where there is none."""
+    """Suspend a session, do something else, and resume it. Return False if there is no session."""
     status = report(ground)
     if not status["sessions"]:
         return False
@@ -33,7 +33,7 @@ def suspend(ground: Ground, users: Users, rng: random.Random, meanwhile: Callabl
 
 
 def _asked(ground: Ground, users: Users, session: int, what: str, *options: str) -> bool:
-    """Whether it has been done; else the session has ended, or does so: its proxy was lost before."""
+    """Return whether it succeeded. If not, the session has ended or is ending, since its proxy was lost before."""
     try:
         ground.atoll(what, str(session), *options)
     except SoakError as error:

@@ -26,7 +26,7 @@ _STEPS = 1 << 40
 
 
 class Training:
-    """What it has computed, by NumPy: a step's state is the sum of all rows before it."""
+    """Return the expected result, computed with NumPy: a step's state is the sum of all rows before it."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed

@@ -98,12 +98,12 @@ def test_it_falls_silent_where_it_hears_neither_its_standby_nor_most_of_its_host
     def scene(play: Scene) -> None:
         play.is_reachable(*HOSTS, ENGINE, PROXY)
         play.is_reachable(1, ENGINE, after=LATER)
-        assert play.fenced == [], "the standby is heard"
+        assert play.fenced == [], "the standby is reachable"
         play.in_takeover_suspicion = True
         play.is_reachable(1, 2, ENGINE, PROXY, after=0.5)
-        assert play.fenced == [], "most hosts are heard: the standby has not got them"
+        assert play.fenced == [], "most hosts are reachable, so the standby does not have them"
         play.is_reachable(1, ENGINE, after=LATER)
-        assert play.fenced == [1, ENGINE, PROXY], "whom it does not hear it goes on asking"
+        assert play.fenced == [1, ENGINE, PROXY], "it continues to ping unreachable peers"
 
     play(scene)
 

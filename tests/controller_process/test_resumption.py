@@ -191,7 +191,7 @@ def test_what_is_handled_is_written_before_anybody_learns_of_it_and_no_sooner(ad
 
         worker = await Peer.open(address, "worker")
         await handled(e.ConnectionOpened)
-        assert journal.has(e.ConnectionOpened), "the peer is told its number next"
+        assert journal.has(e.ConnectionOpened), "the peer learns its number next"
         worker.connection.send(ready(Topology.parse("1x1x1"), 0, "unix:/data-0"))
         proxy = await Peer.open(address, "proxy")
         await proxy.next_of(WELCOME)

@@ -216,7 +216,7 @@ def test_incomplete_messages_of_a_connection_are_bounded_together(tmp_path: Path
         assert trailers["grpc-status"] == "8"
         assert "incomplete" in trailers["grpc-message"]
         assert serving.call(serving.server.statistics).incomplete_bytes == 2 * size
-        assert served(path), "another connection has a bound of its own"
+        assert served(path), "another connection has a separate limit"
         if cancel:
             peer.send(frames.rst_stream(1, ErrorCode.CANCEL))
         else:

@@ -179,7 +179,7 @@ REMOVED = {
 def test_simplify_removes(case):
     before, after = REMOVED[case]
     assert simplified(before) == lines(after)
-    assert simplified(after) == lines(after), "there is nothing more to be had the second time"
+    assert simplified(after) == lines(after), "a second pass changes nothing"
 
 
 KEPT = {

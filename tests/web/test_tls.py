@@ -268,7 +268,7 @@ def test_a_page_with_tls_is_believed_by_the_clusters_authority(up: User, tmp_pat
         assert port is not None
         with socket.create_connection(("127.0.0.1", port), _SECONDS) as sock:
             sock.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
-            assert b"HTTP" not in sock.recv(100), "nobody is served in the clear"
+            assert b"HTTP" not in sock.recv(100), "all connections use TLS"
 
 
 @pytest.mark.slow

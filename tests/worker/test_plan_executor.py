@@ -139,7 +139,7 @@ def it_starts_no_collective_while_others_may_wait_in_one_that_it_left_out(rig: R
     other, _ = start_segments(rig, (collective,), rig.ones())
     rig.session = before
     report, _ = rig.call(name, a, a)
-    assert report.runs[0][0] != other, "what computes nothing together goes on"
+    assert report.runs[0][0] != other, "runs without collectives continue"
     assert left(rig).blocked_collectives == 1
     rig.executor.submit(m.CollectiveEnded(sequence))
     assert rig.reports.get(timeout=SECONDS).runs[0][0] == other

@@ -30,7 +30,7 @@ PATIENCE = 60.0  # seconds that a host may be behind host 0 at the end of a roun
 
 
 class Work(msgspec.Struct, frozen=True):
-    """What each of `hosts` processes with `devices` devices does in a round: `calls` calls of `nodes` computations.
+    """Work in a round of each of `hosts` processes with `devices` devices: `calls` calls of `nodes` computations.
 
     With `milliseconds`, computations are those of `workload`, and about so long. Otherwise a device has `elements`.
     """
@@ -86,7 +86,7 @@ def over_hosts(work: Work) -> Round:
 def join(hosts: int, devices: int, host: int, port: int) -> None:
     """Makes this process one of `hosts`, with `devices` CPU devices; returns when all have joined.
 
-    One host alone joins none, and adds within its process.
+    A single host joins no other process, and adds within its own.
     """
     jax.config.update("jax_num_cpu_devices", devices)
     if hosts > 1:

@@ -6,7 +6,7 @@ Ray has no objects on devices.
 
 Op by op, the client has the results of one computation before it calls the next. Chained, it passes the futures on, and
 gets the results after 128 calls of each actor. Fused, one call runs a loop of 128 computations in the actor: the paper
-has a loop in the actor, too, and not one compiled function, which would be "JAX, fused" with a call around it.
+also has a loop in the actor, and not one compiled function, which would be "JAX, fused" with a call around it.
 """
 
 import time
@@ -94,7 +94,7 @@ def rounds(actors: Sequence[Any], settings: Settings) -> Round:
 
 
 def _run(actors: Sequence[Any], values: Sequence[Values], mode: Mode) -> Sequence[Values]:
-    """What the client does from results to results."""
+    """Run the client's work between two times at which it gets results."""
     passed: Sequence[Any] = values
     for _ in range(mode.calls):
         passed = [actor.add.remote(value, mode.computations) for actor, value in zip(actors, passed, strict=True)]

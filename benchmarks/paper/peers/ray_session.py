@@ -1,7 +1,7 @@
 """A small Ray cluster on loopback, for one benchmark, that leaves nothing behind.
 
-Ray's files are in a directory of its own. A janitor removes the directory, and ends what still uses it, once this
-process has ended, however it did: a killed driver's actors and agents live on for seconds, and its directory for ever.
+Ray's files are in a separate directory. A janitor removes the directory, and ends what still uses it, once this process
+has ended, however it did: a killed driver's actors and agents live on for seconds, and its directory for ever.
 """
 
 import os
@@ -19,7 +19,7 @@ STORE = 80_000_000  # bytes: about the least that Ray takes; the benchmark's val
 
 
 def start(cpus: int) -> None:
-    """Starts Ray with room for `cpus` actors of one CPU each; it ends with this process.
+    """Start Ray with CPUs for `cpus` actors of one CPU each. It ends with this process.
 
     The environment must have RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 before Ray is imported: on Linux Ray replaces
     127.0.0.1 by the machine's public address otherwise, and listens on all of them. RAY_AUTH_MODE=token has every

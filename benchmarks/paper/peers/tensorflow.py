@@ -56,14 +56,14 @@ def rounds(devices: Sequence[str], settings: Settings) -> Round:
 
 
 def _logical_devices(number: int) -> list[str]:
-    """Their names. TensorFlow must not have been used before."""
+    """Create the logical devices, and return their names. TensorFlow must not have been used before."""
     processor = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(processor, [tf.config.LogicalDeviceConfiguration()] * number)
     return [device.name for device in tf.config.list_logical_devices("CPU")]
 
 
 def _chain(devices: Sequence[str], nodes: int) -> Callable[[Values], Values]:
-    keys = itertools.count()  # each collective of a graph has one of its own, or two of them would be mixed up
+    keys = itertools.count()  # each collective of a graph has a separate key, or two of them would be mixed up
 
     def computation(values: Values) -> Values:
         key, results = next(keys), []

@@ -43,7 +43,7 @@ def test_what_is_sent_on_a_corked_connection_arrives_once_it_is_uncorked():
         assert dialer.messages == [Note(1), Note(2)], "nothing is said"
         assert connection.link.buffer.acknowledged == (2, 0), "acknowledgements of the peer count"
         assert len(dialer.connection.link.buffer.whole) == 2, "nothing is acknowledged, nor was Hello before"
-        assert listener.events == ["away"], "its silence is none of its peer's"
+        assert listener.events == ["away"], "its silence is not that of its peer"
         connection.unfence()
         await until(lambda: len(dialer.messages) == 5)
         assert dialer.messages == [Note(1), Note(2), Note(3), Note(4), LARGE]
@@ -122,7 +122,7 @@ def test_where_a_later_term_has_begun_meanwhile_nothing_of_it_was_said():
         dialer.connection.drop("it hears nothing")
         other.connection.send(Note(4))
         await until(lambda: dialer.messages[2:] == [Note(4)])
-        assert not dialer.lost, "it goes on with the other, with nothing to be undone"
+        assert not dialer.lost, "it continues with the other one"
         dialer.connection.close()
         connection.drop("the test")
 
