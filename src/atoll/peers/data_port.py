@@ -196,6 +196,8 @@ class DataPort:
             if opener is not Opener.HOST:
                 self._set_channel(self._scripts if opener is Opener.SCRIPT else self._channels, session, channel)
             self._name(opening, opener, channel)
+            if opener is Opener.HOST and opening.asks_for_groups:
+                channel.offer_groups()
 
             def on_answer(feed: int, content: Any, done: Callable[[], None]) -> None:
                 assert self.answers is not None

@@ -51,13 +51,18 @@ class Open(msgspec.Struct, frozen=True, array_like=True, tag="o"):
 
     `secret` is the session's, or the secret between hosts if `session` is 0. `channel` is the dialer's name for the
     channel. If `stream` is set, this is a further connection of that channel, on which the dialer only sends or only
-    receives.
+    receives. With `asks_for_groups`, the peer answers `TakesGroups`. Earlier versions know neither.
     """
 
     session: int
     secret: str
     channel: str = ""
     stream: Literal["", "sends", "receives"] = ""
+    asks_for_groups: bool = False
+
+
+class TakesGroups(msgspec.Struct, frozen=True, array_like=True, tag="u"):
+    """This side takes pieces that carry several feeds."""
 
 
 class Passed(msgspec.Struct, frozen=True, array_like=True, tag="c"):
@@ -139,11 +144,20 @@ class DataChannel:
         self._in_place = [way for kind, way in ways if not issubclass(kind, StreamEngine)]
         self._handlers = {frame: engine.handle for engine in self._engines for frame in engine.frames}
         self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
-            Union[Open, Passed, PassedMemory, Probe, Alive, *(frame for kind in kinds for frame in kind.frames)]
+            Union[
+                Open,
+                TakesGroups,
+                Passed,
+                PassedMemory,
+                Probe,
+                Alive,
+                *(frame for kind in kinds for frame in kind.frames),
+            ]
         )
         self._streams = next((engine for engine in self._engines if type(engine) is StreamEngine), None)
         self._chunks = next((engine for engine in self._engines if type(engine) is SharedChunksEngine), None)
         self.is_closed = False
+        self.takes_groups = False  # whether the peer takes pieces that carry several feeds
         self.carries_control = False  # messages that are not sent again if they are lost
         self.is_local = self._socket.is_unix  # whether it can pass sockets
         self.silence: TimeoutError | None = None  # set if a silence of the peer has ended the channel
@@ -193,6 +207,8 @@ class DataChannel:
             dial_stream(address, "host", identity, what="a data port", timeout=timeout), KINDS, dialed, awaits
         )
         try:
+            if not session:
+                channel._handlers[TakesGroups] = channel._note_groups
             channel.open(session, secret, dialed.opening.channel if channel._streams is not None else "")
         except OSError:
             channel.close()
@@ -246,7 +262,14 @@ class DataChannel:
 
     def open(self, session: int, secret: str, channel: str = "") -> None:
         """Send the first frame, which authenticates the side that dialed."""
-        self._socket.send(Open(session, secret, channel))
+        self._socket.send(Open(session, secret, channel, asks_for_groups=TakesGroups in self._handlers))
+
+    def offer_groups(self) -> None:
+        """Tell the side that dialed, which has asked, that this one takes pieces that carry several feeds."""
+        self._socket.send(TakesGroups())
+
+    def _note_groups(self, frame: TakesGroups, descriptor: int | None) -> None:
+        self.takes_groups = True
 
     def send(self, session: int, feed: int, contents: Sequence[Any], more: bool = False) -> None:
         """Send the concatenation of buffers as one piece. With `more`, further pieces of the feed will follow."""
