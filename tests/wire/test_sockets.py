@@ -11,7 +11,7 @@ import pytest
 
 from atoll.errors import AccessError, ConnectError, HandshakeCutError
 from atoll.wire.address import Address, parse_address
-from atoll.wire.sockets import bind, bind_unix, dial, lacks_trust, none_answered
+from atoll.wire.sockets import bind, bind_unix, check_is_free, dial, lacks_trust, none_answered
 
 
 def test_a_unix_socket_is_its_users_alone_and_replaces_a_stale_one(short_directory: Path):
@@ -28,6 +28,21 @@ def test_a_socket_that_cannot_be_bound_leaves_no_descriptor(short_directory: Pat
     with pytest.raises(OSError, match="No such file"):
         bind_unix(str(short_directory / "none" / "s"))
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_an_address_is_free_unless_a_process_listens_there(short_directory: Path) -> None:
+    unix = Address(path=str(short_directory / "socket"))
+    for _ in range(2):
+        check_is_free(unix)
+    assert not os.path.exists(unix.path)
+    with bind(Address(host="127.0.0.1")) as listening:
+        taken = Address(host="127.0.0.1", port=listening.getsockname()[1])
+        with pytest.raises(OSError, match="in use"):
+            check_is_free(taken)
+    check_is_free(taken)
+    for bad in (Address(path="/nowhere/socket"), Address(host="192.0.2.1", port=1024)):
+        with pytest.raises(OSError, match=r"No such file|Cannot assign"):
+            check_is_free(bad)
 
 
 def test_dialing_where_no_process_listens_names_the_address(short_directory: Path):

@@ -150,6 +150,21 @@ def free_address(host: str) -> str:
         return str(Address(host=host, port=sock.getsockname()[1]))
 
 
+def check_is_free(address: Address) -> None:
+    """Raise OSError if a process cannot listen at `address`, which may be taken a moment later.
+
+    Remove the file of a unix socket that exists.
+    """
+    if address.is_unix:
+        bind_unix(address.path).close()
+        os.unlink(address.path)
+        return
+    (family, *_, where), *_ = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    with socket.socket(family, socket.SOCK_STREAM) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(where)
+
+
 def credentials(sock: socket.socket) -> tuple[int, int]:
     """Return the process ID and the user ID at the other end of a unix socket, according to the kernel."""
     pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))

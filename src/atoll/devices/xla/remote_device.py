@@ -23,6 +23,7 @@ from jax._src.lib import xla_client as xc
 
 from atoll.cluster.environment_variables import JAX_PLATFORMS
 from atoll.devices.device_kinds import Membership
+from atoll.devices.xla.coordination_service import start_service
 
 # xla/pjrt/cpu/cpu_device.h: the devices of a process have numbers from this times its number.
 _DEVICES_PER_PROCESS = 2048
@@ -58,7 +59,7 @@ def make_client_alone() -> Any:
     """Return a client of CPU devices for a host without others in its island, with the remote device."""
     with tempfile.TemporaryDirectory(prefix="atoll-") as directory:
         address = f"unix:{Path(directory) / 'service'}"
-        service = _jax.get_distributed_runtime_service(address, 1, shutdown_timeout=1)
+        service = start_service(address, 1, shutdown_timeout=1)
         try:
             coordination = _jax.get_distributed_runtime_client(address, 0, init_timeout=60)
             coordination.connect()

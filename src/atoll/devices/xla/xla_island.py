@@ -23,6 +23,7 @@ from jax._src.lib import _jax
 from atoll.cluster.environment_variables import JAX_PLATFORMS, NCCL_INTERFACE
 from atoll.devices.xla import remote_device
 from atoll.devices.xla.batch_threads import start_batch_threads
+from atoll.devices.xla.coordination_service import start_service
 from atoll.errors import ConnectError
 from atoll.retries import Retry
 from atoll.wire.address import Address, parse_address
@@ -47,9 +48,7 @@ def join(address: str, rank: int, hosts: int, hostname: str) -> None:
     """
     state = distributed.global_state
     if rank == 0:
-        state.service = _jax.get_distributed_runtime_service(
-            address, hosts, heartbeat_timeout=HEARTBEAT_SECONDS, shutdown_timeout=1
-        )
+        state.service = start_service(address, hosts, heartbeat_timeout=HEARTBEAT_SECONDS, shutdown_timeout=1)
     else:
         await_service(address, JOIN_SECONDS)
     state.client = _jax.get_distributed_runtime_client(

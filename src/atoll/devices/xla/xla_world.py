@@ -26,6 +26,7 @@ from jax._src.lib import _jax
 from jax._src.lib import xla_client as xc
 
 from atoll.devices.xla.batch_threads import start_batch_threads
+from atoll.devices.xla.coordination_service import start_service
 from atoll.devices.xla.gloo_connections import GlooConnections
 from atoll.devices.xla.world_relay import WorldRelay
 from atoll.devices.xla.xla_arrays import Uneven, shards_of, stacked_type
@@ -185,9 +186,7 @@ class XlaWorlds:
         self._worlds: dict[int, XlaWorld] = {}
 
     def serve(self, world: int, address: str, ranks: int) -> None:
-        self._services[world] = _jax.get_distributed_runtime_service(
-            address, ranks, heartbeat_timeout=HEARTBEAT_SECONDS, shutdown_timeout=1
-        )
+        self._services[world] = start_service(address, ranks, heartbeat_timeout=HEARTBEAT_SECONDS, shutdown_timeout=1)
 
     def join(self, world: int, address: str, rank: int, ranks: int, hostname: str) -> None:
         self._worlds[world] = XlaWorld(address, rank, ranks, hostname, len(self._devices))
