@@ -24,7 +24,7 @@ from tests.end_to_end.remote_python import RemotePython
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 12), reason="jaxlib's slots can be changed since PEP 688")
 
 DTYPES = ("bool", "int8", "uint16", "int32", "float16", "float32", "complex64")
-WITHOUT_FORMAT = ("bfloat16", "float8_e4m3fn", "int4", "uint4")
+WITHOUT_FORMAT = ("bfloat16", "float8_e4m3fn", "float8_e4m3b11fnuz", "int4", "uint4")
 
 
 def computed(value: Any) -> jax.Array:

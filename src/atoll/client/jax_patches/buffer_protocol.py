@@ -68,13 +68,15 @@ def _contents(export: Callable[[Any, int], memoryview]) -> Callable[[Any, int], 
             raise BufferError("Python buffer protocol is only defined for CPU buffers.")
         if len(devices) != 1:
             raise BufferError("Python buffer protocol is only defined for buffers with a single shard.")
-        if self.dtype.char not in _FORMATS:
+        # Types of other libraries have characters of their own, which may be those of NumPy's types.
+        if self.dtype.isbuiltin != 1 or self.dtype.char not in _FORMATS:
             name = primitive_type(self.dtype.name)
             raise BufferError(f"Buffers of type {name} are not supported by the Python buffer protocol.")
         if (value := self._npy_value) is not None:  # the array was read before
             return memoryview(value)
         with _Exporting(self, sys._getframe(1)):
-            return memoryview(self._value)
+            value = self._value
+        return memoryview(value)
 
     return __buffer__
 
