@@ -392,7 +392,7 @@ def tcp_sockets(cluster: StandingCluster) -> int:
     return sum(len(psutil.Process(host["pid"]).net_connections("tcp")) for host in hosts)
 
 
-@pytest.mark.parametrize("islands", [2, 4])
+@pytest.mark.parametrize("islands", [2, pytest.param(4, marks=pytest.mark.thorough)])
 def test_workers_have_sockets_only_after_collectives_across_islands(
     start_cluster: StartCluster, start_python: StartPython, islands: int
 ) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import threading
 from typing import Any
 
+import jax
 import pytest
 
 from atoll.devices.xla import remote_device
@@ -223,7 +226,10 @@ def it_says_that_a_function_is_apart_when_it_has_it_already(rig: Rig) -> None:
 
 
 if __name__ == "__main__":
-    remote_device.use(remote_device.make_client_alone)
+    with tempfile.TemporaryDirectory() as directory:
+        remote_device.prepare(None, directory)
+        jax.devices()
+        assert not os.listdir(directory)
     BEHAVIOURS.play()
 
 

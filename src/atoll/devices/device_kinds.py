@@ -26,7 +26,8 @@ class DeviceKind:
 
     `backend(devices, cache_directory, membership)` creates the `DeviceBackend`, once per process of
     `atoll.worker.worker_main`. It blocks until the devices are ready. With a `Membership`, the host joins the other
-    hosts of its island. In a cluster with several islands, `among_islands(membership)` is called before.
+    hosts of its island. In a cluster with several islands, `among_islands(membership, directory)` is called before,
+    with the worker's directory.
 
     The engine calls `check()` before it starts anything. It raises ClusterError for settings in the environment that
     the kind does not support.

@@ -70,7 +70,7 @@ def open_devices(options: WorkerOptions, heartbeat: StartupHeartbeat) -> DeviceB
     open_backend = resolve_name(kind.backend)
     with heartbeat.waiting("opened its devices"):  # which waits for the other hosts of the island
         if options.among_islands and kind.among_islands:
-            resolve_name(kind.among_islands)(options.membership)
+            resolve_name(kind.among_islands)(options.membership, options.directory)
         backend: DeviceBackend = open_backend(options.devices, options.cache_directory, options.membership)
     return backend
 

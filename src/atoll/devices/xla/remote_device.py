@@ -12,8 +12,9 @@ does so only if its cluster has several islands when it starts.
 
 from __future__ import annotations
 
-import tempfile
+import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,27 +56,33 @@ def make_client(coordination: Any, process: int, processes: int, collectives: An
     )
 
 
-def make_client_alone() -> Any:
-    """Return a client of CPU devices for a host without others in its island, with the remote device."""
-    with tempfile.TemporaryDirectory(prefix="atoll-") as directory:
-        address = f"unix:{Path(directory) / 'service'}"
-        service = start_service(address, 1, shutdown_timeout=1)
+def make_client_alone(directory: str) -> Any:
+    """Return a client of CPU devices for a host without others in its island, with the remote device.
+
+    Meanwhile, there is a socket in `directory`.
+    """
+    socket = Path(directory) / f"devices-{os.getpid()}.sock"
+    service = start_service(f"unix:{socket}", 1, shutdown_timeout=1)
+    try:
+        coordination = _jax.get_distributed_runtime_client(f"unix:{socket}", 0, init_timeout=60)
+        coordination.connect()
         try:
-            coordination = _jax.get_distributed_runtime_client(address, 0, init_timeout=60)
-            coordination.connect()
-            try:
-                announce(coordination, 1)
-                return make_client(coordination, 0, 1)
-            finally:
-                coordination.shutdown()
+            announce(coordination, 1)
+            return make_client(coordination, 0, 1)
         finally:
-            service.shutdown()
+            coordination.shutdown()
+    finally:
+        service.shutdown()
+        socket.unlink(missing_ok=True)
 
 
-def prepare(member: Membership | None) -> None:
-    """Have JAX in this process make its client of CPU devices with the remote device, unless `xla_island` does so."""
+def prepare(member: Membership | None, directory: str) -> None:
+    """Have JAX in this process make its client of CPU devices with the remote device, unless `xla_island` does so.
+
+    `directory` is removed if this process is killed.
+    """
     if member is None and JAX_PLATFORMS.text() == "cpu":
-        use(make_client_alone)
+        use(partial(make_client_alone, directory))
 
 
 def use(make: Callable[[], Any]) -> None:
