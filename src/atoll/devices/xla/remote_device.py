@@ -25,10 +25,10 @@ from jax._src.lib import xla_client as xc
 from atoll.cluster.environment_variables import JAX_PLATFORMS
 from atoll.devices.device_kinds import Membership
 from atoll.devices.xla.coordination_service import start_service
+from atoll.protocol.protobuf_fields import field
 
 # xla/pjrt/cpu/cpu_device.h: the devices of a process have numbers from this times its number.
 _DEVICES_PER_PROCESS = 2048
-_VARINT, _BYTES = 0, 2
 # Fields of LocalTopologyProto and DeviceProto in xla/pjrt/distributed/protocol.proto.
 _NODE, _BOOT, _DEVICES = 1, 2, 3
 _GLOBAL_ID, _VENDOR, _DEBUG_STRING, _STRING = 4, 8, 9, 10
@@ -37,9 +37,9 @@ _GLOBAL_ID, _VENDOR, _DEBUG_STRING, _STRING = 4, 8, 9, 10
 def announce(coordination: Any, processes: int) -> None:
     """Announce the remote device to the clients of `processes` processes, as that of one more process."""
     number = processes * _DEVICES_PER_PROCESS
-    device = _field(_GLOBAL_ID, number) + _field(_VENDOR, b"cpu")
-    device += _field(_DEBUG_STRING, b"elsewhere") + _field(_STRING, b"elsewhere")
-    topology = _field(_NODE, processes) + _field(_BOOT, b"elsewhere") + _field(_DEVICES, device)
+    device = field(_GLOBAL_ID, number) + field(_VENDOR, b"cpu")
+    device += field(_DEBUG_STRING, b"elsewhere") + field(_STRING, b"elsewhere")
+    topology = field(_NODE, processes) + field(_BOOT, b"elsewhere") + field(_DEVICES, device)
     coordination.key_value_set_bytes(f"cpu:local_topology/cpu/{processes}", topology)
 
 
@@ -88,18 +88,3 @@ def prepare(member: Membership | None, directory: str) -> None:
 def use(make: Callable[[], Any]) -> None:
     """Have JAX in this process make its client of CPU devices so."""
     xla_bridge.register_backend_factory("cpu", make, priority=0, fail_quietly=False)
-
-
-def _field(number: int, value: int | bytes) -> bytes:
-    """Return a field of a protobuf message."""
-    if isinstance(value, int):
-        return _varint(number << 3 | _VARINT) + _varint(value)
-    return _varint(number << 3 | _BYTES) + _varint(len(value)) + value
-
-
-def _varint(value: int) -> bytes:
-    encoded = bytearray()
-    while value > 127:
-        encoded.append(value & 127 | 128)
-        value >>= 7
-    return bytes((*encoded, value))

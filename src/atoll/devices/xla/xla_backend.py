@@ -160,8 +160,7 @@ class XlaBackend:
                         client, prepared.module, grid, prepared.options, [], devices
                     )
         description = describe(loaded, self._here(grid)[0], *grid.shape)
-        is_joint = len(self._here(grid)) < grid.size
-        executable = self._executable(loaded, grid, description, callbacks, held, world, is_joint)
+        executable = self._executable(loaded, grid, description, callbacks, held, world)
         return executable, bool(_cache_hit.seen), time.monotonic() - started
 
     def compile_over_islands(
@@ -208,10 +207,10 @@ class XlaBackend:
         held = None if callbacks is None else Held(callbacks)
         host_callbacks = [] if held is None or callbacks is None else stubs(held, callbacks, program.signatures, client)
         loaded = load_executable(client, program.executable, grid, host_callbacks)
-        is_joint = len(self._here(grid)) < grid.size
-        if ranks[1] and callbacks is None:
-            is_joint = program.description.crosses([device.process_index for device in grid.flat])
-        return self._executable(loaded, grid, program.description, callbacks, held, world, is_joint)
+        is_apart = bool(ranks[1]) and callbacks is None
+        if is_apart:
+            is_apart = not program.description.crosses([device.process_index for device in grid.flat])
+        return self._executable(loaded, grid, program.description, callbacks, held, world, is_apart)
 
     def _client_and_grid(self, assignment: Assignment, world: int, ranks: tuple[int, int]) -> tuple[Any, Any]:
         """Return the client of the world, and its devices as [replica][partition].
@@ -240,12 +239,14 @@ class XlaBackend:
         callbacks: Callbacks | None,
         held: Held | None,
         world: int,
-        is_joint: bool,
+        is_apart: bool = False,
     ) -> Executable:
+        """Return an executable. If it `is_apart`, its devices do not communicate with those of other hosts."""
         here = self._here(grid)
         devices = self._worlds.devices_in(world)
         ordinals = tuple(devices.index(device) for device in here)
         gates = self._gates if callbacks and len(here) == 1 else None
+        is_joint = len(here) < grid.size and not is_apart
         return Executable(loaded, description, here, ordinals, gates, held, is_joint, world)
 
     def stop(self, sequence: int, text: str, devices: int = 0) -> None:

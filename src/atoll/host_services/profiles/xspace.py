@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from atoll.errors import invalid
+from atoll.protocol.protobuf_fields import field
 
 HIDDEN = b"another session's program"
 
@@ -96,7 +97,7 @@ def hide(xspace: bytes, others: Others) -> bytes:
         if not any(has(text, bare) for text in texts):
             return content
         kept = b"".join(whole for number, _, whole in fields if number == _ID)
-        return kept + b"".join(_field(_NAME, name(text)) for text in texts[:1])
+        return kept + b"".join(field(_NAME, name(text)) for text in texts[:1])
 
     def stat(content: bytes) -> bytes:
         return _rewritten(content, {_NAME: name, _DESCRIPTION: name})
@@ -124,7 +125,7 @@ def _rewritten(message: bytes, rewrites: dict[int, Callable[[bytes], bytes]]) ->
     parts = []
     for number, start, whole in _fields(message):
         rewrite = rewrites.get(number)
-        parts.append(whole if rewrite is None or start < 0 else _field(number, rewrite(whole[start:])))
+        parts.append(whole if rewrite is None or start < 0 else field(number, rewrite(whole[start:])))
     return b"".join(parts)
 
 
@@ -164,16 +165,3 @@ def _varint(message: bytes, position: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, position
         shift += 7
-
-
-def _field(number: int, content: bytes) -> bytes:
-    return bytes((number << 3 | _BYTES,)) + _length(len(content)) + content
-
-
-def _length(value: int) -> bytes:
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)

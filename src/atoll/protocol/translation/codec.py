@@ -13,6 +13,7 @@ from atoll.errors import DETAILS, Details, Status, details_in, invalid
 from atoll.ir.types import Shape
 from atoll.protocol.ifrt import status_pb2, values_pb2
 from atoll.protocol.messages import MEMORY_REPORT, MemoryReport
+from atoll.protocol.protobuf_fields import header
 
 MAX_RANK = 64
 MAX_ELEMENTS = 1 << 48
@@ -143,16 +144,7 @@ def _client_payload(key: str, value: bytes) -> tuple[str, bytes]:
 
 def contents_header(nbytes: int) -> bytes:
     """Return the header of a message whose only field, field 1, holds `nbytes` bytes."""
-    return b"\x0a" + _varint(nbytes)
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
+    return header(1, nbytes)
 
 
 def contents_of(data: bytes | memoryview) -> memoryview:
