@@ -84,9 +84,9 @@ class _Stage:
 class _Step:
     """Builds the program, in the order in which each stage is to do its part.
 
-    In a wave, all stages work at the same time, each on a different micro-batch. Their results are sent after it, those
-    of the last stage first. Therefore no stage waits for an input before it has sent all results that do not depend on
-    it.
+    In a wave, all stages work at the same time, each on a different micro-batch. After the wave, the
+    stages send their results, the last stage first. Therefore no stage waits for an input before it has sent all
+    results that do not depend on it.
     """
 
     def __init__(self, pipeline: Pipeline, stages: list[_Stage]) -> None:

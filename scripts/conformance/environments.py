@@ -85,7 +85,7 @@ def for_file(name: str, environment: Environment) -> Environment:
 def islands_of_cluster() -> str:
     """Return the islands of the cluster of ATOLL_JOIN or ATOLL_ADDRESS, such as 1x2x4.
 
-    Raise ClusterError if there is none.
+    Raise ClusterError if neither names a cluster.
     """
     target = find()
     report = report_of(target, TOKEN.text())

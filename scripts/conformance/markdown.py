@@ -101,7 +101,7 @@ def _row(name: str, file: FileReport) -> str:
 def _nothing_to_compare(report: Report) -> Iterator[str]:
     empty = [(name, file.stock) for name, file in report.files.items() if not file.stock_passed]
     if empty:
-        yield from ("", "Of these files no test passes on stock:", "")
+        yield from ("", "No test of these files passes on stock JAX:", "")
         yield from (f"- `{name}`: {'; '.join(side.troubles) or _counts(side)}" for name, side in empty)
 
 

@@ -12,7 +12,7 @@ from tests.controller.publishing_play import Trainer
 
 
 def pass_time(play: Play, until: float, since: float = 0.0) -> list[str]:
-    """Let time pass. Return the texts of late work that the session's proxy receives."""
+    """Advance the time. Return the texts of overdue work that the session's proxy receives."""
     late: list[str] = []
     for now in range(int(since) + 1, int(until) + 1):
         play.tick(float(now))
@@ -119,9 +119,9 @@ class LostCompilation(Play):
         self.asked: list[str] = []
 
     def pass_time(self, seconds: int, stage: m.CompileStage, progress: int = -1) -> list[Any]:
-        """Let time pass while the worker answers each question.
+        """Advance the time while the worker answers each question.
 
-        Return the messages except pings and reports of late work.
+        Return all messages but pings and reports of overdue work.
         """
         sent: list[Any] = []
         for _ in range(seconds):

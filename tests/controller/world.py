@@ -389,7 +389,7 @@ class World:
                     self.end(message.island)
 
     def pass_on(self) -> bool:
-        """Deliver one message from a host of a group to another host. Return False if there was none."""
+        """Deliver one message from a host of a group to another host. Return whether there was one."""
         busy = sorted(link for link, messages in self.links.items() if messages)
         if busy:
             link = self.rng.choice(busy)

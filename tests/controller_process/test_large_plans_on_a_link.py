@@ -28,7 +28,8 @@ from tests.controller.play import ready
 from tests.controller.test_large_plans import put
 from tests.waiting import PATIENCE_SECONDS
 
-# Nodes that put arrays of many dimensions. Their plan is larger than a socket's buffers and has at least this size.
+# A plan of so many nodes that put arrays of many dimensions is larger than a socket's buffers. It has at least
+# `LARGE_BYTES`.
 NODES = 4_096
 DIMENSIONS = 64
 LARGE_BYTES = 3 << 18

@@ -1,4 +1,4 @@
-"""Tests of sessions that are suspended on disk while their cluster is restarted. Their scripts only notice a pause."""
+"""Tests of sessions that are suspended on disk while their cluster restarts, which their scripts notice as a pause."""
 
 from __future__ import annotations
 

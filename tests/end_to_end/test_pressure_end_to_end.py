@@ -81,7 +81,7 @@ def start(
 
 
 def until(cluster: StandingCluster, python: RemotePython, state: str) -> dict[str, Any]:
-    """Wait until the script's session is in this state, where "" means that there is none.
+    """Wait until the script's session is in this state, or until the script has no session if `state` is "".
 
     Return the session's report.
     """

@@ -156,7 +156,7 @@ def test_an_island_that_waits_for_machines_ends_at_once() -> None:
         engine.has_machines = False
         island = island_of(engine)
         island.start()
-        island.restart()  # there is nothing to restart
+        island.restart()  # no process runs yet
         await island.end(60.0)
         assert engine.logged() == ["island 3 waits for 2 machines", "island 3 does not wait any more"]
         assert island.state is ProcessesState.STOPPED

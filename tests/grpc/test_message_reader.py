@@ -20,7 +20,7 @@ MOST_PIECES = 1000  # of a body
 
 
 class _Sender:
-    """What a stream needs for sending. Nothing is sent here."""
+    """A stand-in for the sender of a stream. Readers send nothing."""
 
     def make_ready(self, stream: Stream) -> None:
         raise AssertionError("a reader sends nothing")

@@ -235,7 +235,7 @@ def _long_lists() -> Recorded:
 
 
 def _versions() -> Recorded:
-    """Versions that replace others, and a version of many arrays. Their island is lost."""
+    """Replace versions, publish one of many arrays, and lose the island that has them."""
     trainer = Trainer("2x1x2")
     recorded = _play(trainer)
     for _ in range(3):

@@ -68,7 +68,7 @@ class Process:
     def line(self, holds: Callable[[str], bool], since: float = 0.0, seconds: float = 60.0) -> tuple[float, str]:
         """Return the first line after `since` for which `holds` is true, and its time.
 
-        Fail if there is none in time.
+        Fail if no line does so in time.
         """
 
         def found() -> tuple[float, str] | None:

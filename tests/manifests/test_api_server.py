@@ -187,7 +187,7 @@ def user(program_cache: Path) -> Iterator[User]:
 class Pods:
     """Containers of the two controllers and of a host, as processes of this machine.
 
-    Their names resolve to loopback.
+    The names of the containers resolve to the loopback address.
     """
 
     def __init__(self, user: User, server: ApiServer, account: Path, namespace: str, directory: Path) -> None:

@@ -63,7 +63,7 @@ class Compilation:
       follows_losses: whether functions of several islands are treated according to the states of all of them. Earlier
         versions only looked at the island that had restarted.
       counts_numbers: whether a session that has released a function waits for its compilation if it has the same
-        function under another number. Earlier versions did not. Their events are repeated as they were handled.
+        function under another number. Earlier versions did not wait, and their journals are replayed without that wait.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ def boot_seconds() -> float:
 
 
 class LeaseTakenError(LeaseError):
-    """Another process has acquired a lease that this process held.
+    """The lease that this process held was acquired by another process.
 
     `transitions` is the number of transitions in the latest record of the lease.
     """

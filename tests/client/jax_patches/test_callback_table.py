@@ -213,7 +213,7 @@ class FarHost:
         return Dial(host, str(self.port.address), 5, script_secret("secret five"), 10.0)
 
     def let_dial(self) -> DataChannel:
-        """Let the client connect. Return its channel as soon as it is open."""
+        """Make the client connect, and return its channel when it is open."""
         self.notify(self.dial(3))
         until(lambda: 3 in self.table._direct.values() and 5 in self.port._scripts)
         (channel,) = self.table._direct

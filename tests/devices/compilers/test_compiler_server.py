@@ -1,6 +1,4 @@
-"""Tests of compiler processes: if one ends, its compilation has an error that says so, and the next process
-compiles.
-"""
+"""Tests of compiler processes: if one ends, its compilation fails with that reason, and the next process compiles."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ class Inboxes:
     events are repeated as they were handled.
 
     After a bug in the check of a message, the session is in `failed`. A session in `failed` has no turn until its end.
-    Another bug at a message is reported as `TurnFailedError`.
+    All other bugs in handling a message are reported as `TurnFailedError`.
     """
 
     def __init__(
