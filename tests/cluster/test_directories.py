@@ -15,23 +15,23 @@ from atoll.operate.cluster_registry import embedded_clusters, register_embedded
 
 
 @pytest.fixture(autouse=True)
-def no_runtime_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def no_runtime_directory(monkeypatch: pytest.MonkeyPatch, short_directory: Path) -> None:
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(short_directory))
 
 
 def test_clusters_are_found_while_the_disk_of_the_temporary_directory_is_full(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, short_directory: Path
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/var/tmp")  # tempfile's choice in this case
-    assert sockets_bases() == (tmp_path, Path("/var/tmp"))
-    assert registry_directory() == tmp_path / f"atoll-{os.getuid()}"
+    assert sockets_bases() == (short_directory, Path("/var/tmp"))
+    assert registry_directory() == short_directory / f"atoll-{os.getuid()}"
 
 
 def test_a_cluster_that_starts_while_that_disk_is_full_has_its_sockets_elsewhere_and_is_found(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, short_directory: Path
 ) -> None:
-    elsewhere = tmp_path / "elsewhere"
+    elsewhere = short_directory / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(elsewhere))
     directory = make_directory("proxy")
@@ -40,7 +40,9 @@ def test_a_cluster_that_starts_while_that_disk_is_full_has_its_sockets_elsewhere
     assert str(directory) in [each.directory for each in embedded_clusters()]
 
 
-def test_without_space_anywhere_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_space_anywhere_the_error_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, short_directory: Path
+) -> None:
     def full(*args: object, **options: object) -> str:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -49,16 +51,33 @@ def test_without_space_anywhere_the_error_says_what_to_do(monkeypatch: pytest.Mo
         make_directory("client")
 
 
-def test_a_temporary_directory_that_does_not_exist_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))
-    monkeypatch.setenv("TEMP", str(tmp_path))
-    assert sockets_bases()[0] == tmp_path
+def test_a_temporary_directory_that_does_not_exist_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, short_directory: Path
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(short_directory / "none"))
+    monkeypatch.setenv("TEMP", str(short_directory))
+    assert sockets_bases()[0] == short_directory
 
 
-def test_the_runtime_directory_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    runtime = tmp_path / "run"
+def test_the_runtime_directory_comes_first(monkeypatch: pytest.MonkeyPatch, short_directory: Path) -> None:
+    runtime = short_directory / "run"
     runtime.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
     assert sockets_bases() == (runtime,)
     assert make_directory("client").parent == runtime
     assert registry_directory() == runtime / "atoll"
+
+
+@pytest.mark.parametrize("variable", ["TMPDIR", "XDG_RUNTIME_DIR"])
+def test_a_directory_whose_path_is_too_long_for_sockets_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, short_directory: Path, variable: str
+) -> None:
+    monkeypatch.setenv("TEMP", str(short_directory))
+    long = short_directory / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setenv(variable, str(long))
+    monkeypatch.setattr(tempfile, "tempdir", None)  # found again
+    directory = make_directory("client")
+    assert directory.parent == short_directory
+    assert short_directory in sockets_bases()
+    assert registry_directory() == short_directory / f"atoll-{os.getuid()}"

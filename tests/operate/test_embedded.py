@@ -7,8 +7,12 @@ from pathlib import Path
 from tests.cluster_process import User
 
 LOOK = """
-    import json, os, subprocess, sys
+    import functools, json, os, subprocess, sys
     import jax
+
+    # Like a daemon, the script has closed its standard streams.
+    print = functools.partial(print, file=os.fdopen(os.dup(1), "w"))
+    os.closerange(0, 2)
 
     def atoll(*arguments):
         command = [sys.executable, "-m", "atoll.operate.command", *arguments]

@@ -31,6 +31,7 @@ from atoll.cluster.processes.client_directories import (
     transfer_directory,
 )
 from atoll.cluster.processes.lifeline import watch_in_thread
+from atoll.cluster.processes.process_runtime import open_standard_streams
 from atoll.cluster.settings import DEFAULT_ISLANDS, SETTINGS, ClusterSettings
 from atoll.engines.engine_options import EngineOptions
 from atoll.engines.start_engine import EngineProcess, check_settings
@@ -87,6 +88,7 @@ class ClientProcesses:
     """
 
     def __init__(self, settings: Settings, cache_directory: str = "") -> None:
+        open_standard_streams()
         # Check everything before creating directories and processes.
         reached = reach(settings.address, settings.join) if settings.address or settings.join else None
         if reached is None:

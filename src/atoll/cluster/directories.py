@@ -19,6 +19,9 @@ from atoll.errors import ClusterError
 
 OFF = "off"
 _FULL_DISK_DIRECTORY = Path("/var/tmp")  # which `tempfile` uses while /tmp is full
+# Bytes of the path of a directory for sockets, whose paths Linux limits to 107 bytes. The rest is for a name such as
+# atoll-client-12345678/cluster/controller.sock.
+_MOST_SOCKETS_BASE = 60
 
 
 def default_cache_directory(wanted: str = "") -> str:
@@ -69,7 +72,8 @@ def sockets_bases() -> tuple[Path, ...]:
     """Return the directories in which this user's processes may have called `make_directory`, without repetition.
 
     That is $XDG_RUNTIME_DIR, or the temporary directories if that is not set or not writable: a process that starts
-    while the disk of the system's temporary directory is full uses another one.
+    while the disk of the system's temporary directory is full uses another one. Directories whose paths are too long
+    for sockets are not used.
     """
     runtime = _runtime_directory()
     if runtime is not None:
@@ -92,7 +96,9 @@ def make_directory(kind: str) -> Path:
     Raise ClusterError if there is no space.
     """
     try:
-        return Path(tempfile.mkdtemp(prefix=f"atoll-{kind}-", dir=_runtime_directory() or tempfile.gettempdir()))
+        base = _runtime_directory() or Path(tempfile.gettempdir())
+        base = base if _is_short(base) else _temporary_directory()
+        return Path(tempfile.mkdtemp(prefix=f"atoll-{kind}-", dir=base))
     except OSError as error:
         raise ClusterError(
             f"cannot make a directory for sockets: {error}. Free space, or set XDG_RUNTIME_DIR to a directory on "
@@ -102,15 +108,20 @@ def make_directory(kind: str) -> Path:
 
 def _runtime_directory() -> Path | None:
     base = RUNTIME_DIRECTORY.text()
-    return Path(base) if base and os.access(base, os.W_OK) else None
+    return Path(base) if base and os.access(base, os.W_OK) and _is_short(Path(base)) else None
 
 
 def _temporary_directory() -> Path:
-    """Return the system's temporary directory, also if its disk is full.
+    """Return the system's temporary directory, also if its disk is full, or /tmp if its path is too long for sockets.
 
-    `tempfile.gettempdir` returns another directory then, in which no command would find the user's clusters.
+    `tempfile.gettempdir` returns another directory if the disk is full, in which no command would find the user's
+    clusters.
     """
     for each in (*map(os.environ.get, ("TMPDIR", "TEMP", "TMP")), "/tmp"):
-        if each and os.path.isdir(each) and os.access(each, os.W_OK):
-            return Path(os.path.abspath(each))
+        if each and os.path.isdir(each) and os.access(each, os.W_OK) and _is_short(path := Path(os.path.abspath(each))):
+            return path
     return Path(tempfile.gettempdir())
+
+
+def _is_short(base: Path) -> bool:
+    return len(os.fsencode(base)) <= _MOST_SOCKETS_BASE

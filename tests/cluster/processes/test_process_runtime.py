@@ -39,3 +39,18 @@ def test_a_process_that_gets_sigusr1_says_where_its_threads_are_and_goes_on() ->
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
     assert ended.stdout == "on\n"
     assert "in where_it_is" in ended.stderr
+
+
+@pytest.mark.parametrize("closed", [(0, 1), (1, 2), (0, 1, 2)])
+def test_closed_standard_streams_are_opened_so_that_a_pipe_cannot_take_their_numbers(closed: tuple[int, ...]) -> None:
+    code = (
+        "import os, sys\n"
+        "from atoll.cluster.processes.process_runtime import open_standard_streams\n"
+        f"for each in {closed}:\n"
+        "    os.close(each)\n"
+        "open_standard_streams()\n"
+        "assert min(os.pipe()) > 2\n"
+        "assert all(map(os.get_inheritable, range(3)))\n"
+        "os._exit(7)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=30).returncode == 7

@@ -66,6 +66,19 @@ def command(module: str, options: msgspec.Struct) -> list[str]:
     return [sys.executable, "-P", "-m", module, msgspec.json.encode(options).decode()]
 
 
+def open_standard_streams() -> None:
+    """Open those of standard input, output and error that are closed, on /dev/null.
+
+    Otherwise the next pipes and sockets of this process would take their numbers. Libraries would print into them, and
+    child processes would not inherit them. Call it before starting child processes.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number, which is `descriptor`
+
+
 def end(process: subprocess.Popen[bytes], seconds: float) -> None:
     """End a child process with SIGTERM, and with SIGKILL if it still runs after `seconds`."""
     with contextlib.suppress(ProcessLookupError):

@@ -17,7 +17,7 @@ from typer.models import CommandInfo, TyperInfo
 from atoll._version import __version__
 from atoll.cluster.environment_variables import PROCESSES, SCRIPTS
 from atoll.cluster.former_names import present_option
-from atoll.cluster.processes.process_runtime import freeze_gc
+from atoll.cluster.processes.process_runtime import freeze_gc, open_standard_streams
 from atoll.cluster.settings import SETTINGS
 from atoll.errors import AtollError
 from atoll.operate.command import (
@@ -118,6 +118,7 @@ app.command(context_settings={"allow_interspersed_args": False})(scripts.proxy)
 
 def main() -> None:
     """Run the command `atoll`."""
+    open_standard_streams()
     freeze_gc()
     _leave_out_others(sys.argv[1:])
     try:
