@@ -39,6 +39,7 @@ from atoll.protocol.messages import (
 )
 from atoll.transfers.inbox import Inbox
 from atoll.worker.compilers import Compilation, Compilers
+from atoll.worker.function_worlds import FunctionWorlds, Recipe, Waiting, place
 from atoll.worker.host_libraries import HostLibraries
 from atoll.worker.host_worlds import HostWorlds
 from atoll.worker.store import TypeKeys
@@ -84,15 +85,6 @@ class Function:
         ]
 
 
-@dataclass(frozen=True)
-class _Held:
-    """A function that needs a world. `load` loads it there, with the message that names the world."""
-
-    message: Compile
-    source: FunctionSource
-    load: Callable[[Compile], None]
-
-
 @dataclass
 class _Pending:
     """A function that is not compiled yet. `others` are further requests for it."""
@@ -102,7 +94,6 @@ class _Pending:
     others: list[Compile] = field(default_factory=list)
     apart: Compilation | None = None  # by `compilers`, which know the stage
     may_ask: bool = False  # this process compiles it, and may wait for the client meanwhile
-    held: _Held | None = None  # the controller was asked for its world
 
 
 class Functions:
@@ -146,9 +137,7 @@ class Functions:
         self._compiling: dict[str, _Pending] = {}
         self.programs = Programs()
         self.may_wait = False  # whether some run in worlds, or together with other hosts
-        # Functions of worlds, with what they were compiled from, and those that move to another world.
-        self._world_sources: dict[str, tuple[Compile, FunctionSource]] = {}
-        self._moving: dict[str, list[Callable[[], None]]] = {}  # with what waits for them
+        self._function_worlds = FunctionWorlds()
         self.with_callbacks = 0  # number of functions that call their clients
         self._idle: OrderedDict[str, None] = OrderedDict()
         self._dropped: set[str] = set()  # dropped while they were being compiled
@@ -170,7 +159,7 @@ class Functions:
             pending = self._compiling.get(message.function)
             if pending is not None and pending.stage is not CompileStage.UNKNOWN:
                 pending.others.append(message)
-                if pending.held is not None:  # the controller answers only if a session waits
+                if self._function_worlds.awaits_world(message.function):  # the answer came only to waiting sessions
                     self._report(NeedsWorld(message.function))
                 return
             others = [] if pending is None else pending.others
@@ -250,14 +239,15 @@ class Functions:
             joined.raise_if_error()
             if source.is_python:
                 if message.islands:
-                    self._await_world(message, source, partial(self._load_python, source))
+                    self._await_world(Waiting(message, source, partial(self._load_python, source)))
                 else:
                     self._load_python(source, message)
                 return
             if message.ranks[1] and not message.world and not message.islands and self._worlds is not None:
                 raise invalid("RegisterFunction.runs_apart is for functions of Python")
             if message.world and not message.islands:
-                self._world_sources[message.function] = message, source
+                with self._lock:
+                    self._function_worlds.enter(Recipe(message, source))
             if source.is_library:
                 self._libraries.load(message, source.program)
                 self._end(message, None, OK)
@@ -421,44 +411,36 @@ class Functions:
         seconds: float,
         cached: bool,
     ) -> None:
-        """Load a function on several islands.
-
-        If its islands communicate, it needs a world. If only hosts of this island communicate, they do so with the
-        island's own client, on all of these hosts. Otherwise, the function has the world that the controller names,
-        where most of its arguments probably are, if this host has joined it.
-        """
+        """Load a function on several islands, in a world if it needs one."""
         loader, description = self._backend.loader, program.description
         assert loader is not None
         assert description is not None
-        islands, hosts = _places(message)
-        # Calls of the client are in one order on all islands, so such functions run together.
-        is_apart = not callbacks and not description.crosses(islands)
         has_joined = self._worlds is not None and self._worlds.has_joined(message.world)
-        if not is_apart and not has_joined:
+        placement = place(message, description, bool(callbacks), has_joined)
+        if placement.must_wait:
             load = partial(self._place, source=source, program=program, callbacks=callbacks)
-            self._await_world(message, source, partial(load, seconds=seconds, cached=cached))
+            self._await_world(Waiting(message, source, partial(load, seconds=seconds, cached=cached)))
             return
-        if is_apart and (description.crosses(hosts) or not has_joined):
-            message = msgspec.structs.replace(message, world=0)
+        message = msgspec.structs.replace(message, world=placement.world)
         if message.world:
             with self._lock:
-                self._world_sources[message.function] = message, source
+                self._function_worlds.enter(Recipe(message, source))
                 self.may_wait = True
         loaded = loader.load(program, message.assignment, callbacks, message.world, message.ranks)
-        function = Function(loaded, self._keys, callbacks, is_apart)
+        function = Function(loaded, self._keys, callbacks, placement.is_apart)
         with self._lock:
             if message.function not in self._compiling:
                 return  # the compilation was canceled
         self._end(message, function, OK, loaded.info(), seconds, cached)
 
-    def _await_world(self, message: Compile, source: FunctionSource, load: Callable[[Compile], None]) -> None:
-        """Call `load` when this host has joined the world of a function. If it has none, ask the controller for it."""
-        held = _Held(message, source, load)
+    def _await_world(self, waiting: Waiting) -> None:
+        """Load a function when this host has joined its world. If it has none, ask the controller for it."""
+        message = waiting.message
         with self._lock:
             pending = self._compiling.get(message.function)
             if pending is None:  # the compilation was canceled
                 return
-            pending.held = held
+            self._function_worlds.await_world(waiting)
             pending.apart, pending.stage, pending.thread, pending.may_ask = None, CompileStage.WAITING, 0, False
             if message.function in self._dropped:
                 self._forget_compiling(message.function)
@@ -470,27 +452,22 @@ class Functions:
 
     def load_in_world(self, message: LoadInWorld) -> None:
         """Load a function in the world that the controller has chosen, when this host has joined it."""
+        if self._worlds is None:
+            return
         with self._lock:
-            pending = self._compiling.get(message.function)
-            held = None if pending is None else pending.held
-            if pending is None or held is None or self._worlds is None:
+            waiting = self._function_worlds.named(message.function, message.world)
+            if waiting is None:
                 return
-            pending.held = None
-            compile_ = msgspec.structs.replace(held.message, world=message.world)
-            if not held.source.is_python:
-                self._world_sources[message.function] = compile_, held.source
             self.may_wait = True
-        self._worlds.when_joined(
-            message.world, lambda status: start_in(self._pool, self._load_joined, compile_, held, status)
-        )
+        self._worlds.when_joined(message.world, lambda status: start_in(self._pool, self._load_joined, waiting, status))
 
-    def _load_joined(self, message: Compile, held: _Held, joined: Status) -> None:
-        with self._working(message.function):
+    def _load_joined(self, waiting: Waiting, joined: Status) -> None:
+        with self._working(waiting.message.function):
             try:
                 joined.raise_if_error()
-                held.load(message)
+                waiting.load(waiting.message)
             except Exception as error:
-                self._end(message, None, status_of(error))
+                self._end(waiting.message, None, status_of(error))
 
     def _loaded(
         self, message: Compile, request: CompileProgram, program: CompiledProgram, callbacks: Callbacks | None
@@ -520,16 +497,15 @@ class Functions:
             is_apart = function is not None and function.is_apart
             if closing is not None:
                 function, info, status = None, None, closing.status
-            again = None if closing is None else self._in_another_world(message, closing, is_apart)
+            again = None if closing is None else self._after_closing(message, closing, is_apart)
             if again is not None:
-                start_in(self._pool, again)
+                start_in(self._pool, self._recompile, again)
                 return
             encoded = b"" if info is None else msgspec.msgpack.encode(info)
             pending = self._compiling.pop(message.function, None)
             others = [] if pending is None else pending.others
-            waiting = self._moving.pop(message.function, ())
-            if function is None:
-                self._world_sources.pop(message.function, None)
+            worlds = self._function_worlds
+            waiting = worlds.forget(message.function) if function is None else worlds.arrived(message.function)
             if function is not None and info is not None:
                 for each in (message, *others):
                     self.programs.compiled(message.function, info.name, each.session)
@@ -552,35 +528,29 @@ class Functions:
             Compiled(message.function, status, encoded, seconds, cached, scratch, calls_client, name, crashed, is_apart)
         )
 
-    def _in_another_world(self, message: Compile, closing: CloseWorld, is_apart: bool) -> Callable[[], None] | None:
-        """Return how to compile a function whose world was closed, or None. The caller holds the lock.
-
-        A function that is apart needs no world.
-        """
-        assert self._worlds is not None
+    def _after_closing(self, message: Compile, closing: CloseWorld, is_apart: bool) -> Recipe | None:
+        """Return how to compile a function whose world was closed, or None. The caller holds the lock."""
         pending = self._compiling.setdefault(message.function, _Pending())
         pending.apart, pending.stage, pending.thread = None, CompileStage.WAITING, 0
-        requests = pending.others
-        later = next((each for each in requests if each.world != message.world), None)
-        if later is not None:
-            requests.remove(later)
-            return partial(self._start_when_joined, later)
-        kept = self._world_sources.get(message.function)
-        if kept is not None and is_apart and not closing.successor:
-            return partial(self._compile_source, msgspec.structs.replace(kept[0], world=0), kept[1])
-        if not closing.successor or kept is None:
-            return None
-        compile_ = msgspec.structs.replace(kept[0], world=closing.successor)
-        return partial(self._worlds.when_joined, compile_.world, partial(self._move, compile_, kept[1]))
+        return self._function_worlds.after_closing(message, closing, is_apart, pending.others)
+
+    def _recompile(self, recipe: Recipe) -> None:
+        """Compile a function again, in the world of the recipe if it has one."""
+        message, source = recipe.message, recipe.source
+        if source is None:
+            self._start_when_joined(message)
+        elif message.world and self._worlds is not None:
+            self._worlds.when_joined(message.world, partial(self._move, message, source))
+        else:
+            self._compile_source(message, source)
 
     def _forget_compiling(self, name: str) -> None:
         """Forget a compilation for which no session waits any longer. The caller holds the lock."""
         self._dropped.discard(name)
-        self._world_sources.pop(name, None)
         pending = self._compiling.pop(name, None)
         for other in [] if pending is None else pending.others:
             self._inbox.drop(other.session, other.feed)
-        for wake in self._moving.pop(name, ()):  # these runs fail, because the function is not here
+        for wake in self._function_worlds.forget(name):  # these runs fail, because the function is not here
             wake()
 
     def open(self, session: int, tenant: str, python: PythonRules = USER_RULES) -> None:
@@ -685,7 +655,7 @@ class Functions:
     def _stop(self, name: str) -> bool:
         """Stop a compilation in a compiler process. Return whether there was one. The caller holds the lock."""
         pending = self._compiling.get(name)
-        if pending is None or (pending.apart is None and pending.held is None):
+        if pending is None or (pending.apart is None and not self._function_worlds.awaits_world(name)):
             return False
         self._forget_compiling(name)
         if pending.apart is not None:
@@ -711,27 +681,28 @@ class Functions:
         worlds = self._worlds
         if worlds is None:
             return
-        moving = []
+        moving: list[Recipe] = []
         worlds.note_closing(message)
         with self._lock:
             for name in [name for name, each in self._functions.items() if each.loaded.world == message.world]:
-                compiled, source = self._world_sources[name]
                 self.with_callbacks -= bool(self._functions[name].callbacks)
                 is_idle = name in self._idle
                 self._idle.pop(name, None)
-                self._forget(name)
-                if message.successor and not is_idle:
-                    self._compiling[name], self._moving[name] = _Pending(CompileStage.WAITING), []
-                    moving.append((msgspec.structs.replace(compiled, world=message.successor), source))
+                recipe = self._function_worlds.leave(name, 0 if is_idle else message.successor)
+                self._unload(name)
+                if recipe is not None:
+                    self._compiling[name] = _Pending(CompileStage.WAITING)
+                    moving.append(recipe)
         worlds.close(message)
         self.python.close_world(message)
-        for compiled, source in moving:
-            worlds.when_joined(message.successor, partial(self._move, compiled, source))
+        for recipe in moving:
+            self._recompile(recipe)
 
     def _move(self, message: Compile, source: FunctionSource, joined: Status) -> None:
         """Compile a function in another world, on the pool's threads. A function with `islands` may not need it."""
         if joined.ok or message.islands:
-            self._world_sources[message.function] = message, source
+            with self._lock:
+                self._function_worlds.enter(Recipe(message, source))
             start_in(self._pool, self._compile_source, message, source)
         else:
             self._end(message, None, joined)
@@ -744,14 +715,16 @@ class Functions:
     def awaits(self, name: str, wake: Callable[[], None]) -> bool:
         """Return whether the function moves to another world. If so, call `wake` on any thread afterwards."""
         with self._lock:
-            waiting = self._moving.get(name)
-            if waiting is not None:
-                waiting.append(wake)
-            return waiting is not None
+            return self._function_worlds.awaits_move(name, wake)
 
     def _forget(self, name: str) -> None:
+        """Forget a compiled function that no session uses. The caller holds the lock."""
+        self._unload(name)
+        self._function_worlds.forget(name)
+
+    def _unload(self, name: str) -> None:
+        """Drop a compiled function, which may be compiled again. The caller holds the lock."""
         del self._functions[name], self._info[name]
-        self._world_sources.pop(name, None)
         self.programs.dropped(name)
 
     def answer(self, what: str, name: str) -> bytes:
@@ -760,13 +733,6 @@ class Functions:
         if what == "cost":
             return msgspec.json.encode(loaded.cost_analysis())
         return loaded.text().encode()
-
-
-def _places(message: Compile) -> tuple[list[int], list[int]]:
-    """Return the island and the host of each device of a function, in the order of the assignment."""
-    hosts = [rank for row in message.assignment for rank, _ in row]
-    island_of = [island for island, count in enumerate(message.islands) for _ in range(count)]
-    return [island_of[rank] for rank in hosts], hosts
 
 
 def _outlined(program: OutlinedProgram) -> FunctionInfo:

@@ -1,0 +1,151 @@
+"""Tests of the choice of a world for functions of several islands, and of functions that wait or move."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+
+from atoll.devices.compilers.compiler_messages import Description, Parts
+from atoll.errors import Code, Status
+from atoll.protocol.messages import CloseWorld, Compile, FunctionInfo, FunctionSource
+from atoll.worker.function_worlds import FunctionWorlds, Placement, Recipe, Waiting, place
+
+WORLD, NEXT = 1, 2
+PROGRAM, PYTHON = FunctionSource(b"program", b""), FunctionSource(b"code", b"", is_python=True)
+CLOSED = Status(Code.DATA_LOSS, "host 1 is gone")
+# Two devices on each of three hosts. The first two hosts are one island.
+ROW = tuple((rank, ordinal) for rank in range(3) for ordinal in range(2))
+ALONE = tuple((device,) for device in range(6))
+HOSTS = ((0, 1), (2, 3), (4, 5))
+ISLANDS = ((0, 1, 2, 3), (4, 5))
+ALL = (tuple(range(6)),)
+
+
+def request(world: int = 0, session: int = 1) -> Compile:
+    return Compile("f", session, 0, (ROW,), world=world, ranks=(0, 2), islands=(2, 1))
+
+
+def description(parts: Parts | None) -> Description:
+    return Description(cast(FunctionInfo, None), (), (), 0, parts)
+
+
+@pytest.mark.parametrize(
+    ("parts", "has_joined", "expected"),
+    [
+        (ALONE, False, Placement(True)),
+        (ALONE, True, Placement(True, WORLD)),
+        (HOSTS, True, Placement(True, WORLD)),
+        (ISLANDS, False, Placement(True)),
+        (ISLANDS, True, Placement(True)),
+        (ALL, False, Placement(False, must_wait=True)),
+        (ALL, True, Placement(False, WORLD)),
+        (None, False, Placement(False, must_wait=True)),
+    ],
+)
+def test_a_function_runs_where_its_devices_can_communicate(parts: Parts, has_joined: bool, expected: Placement):
+    assert place(request(WORLD), description(parts), False, has_joined) == expected
+
+
+def test_a_function_that_calls_its_client_needs_a_world():
+    assert place(request(), description(ALONE), True, False) == Placement(False, must_wait=True)
+    assert place(request(WORLD), description(ALONE), True, True) == Placement(False, WORLD)
+
+
+def load(message: Compile) -> None:
+    raise AssertionError("this module loads nothing")
+
+
+@pytest.fixture
+def worlds() -> FunctionWorlds:
+    return FunctionWorlds()
+
+
+@pytest.fixture
+def joined(worlds: FunctionWorlds) -> FunctionWorlds:
+    worlds.enter(Recipe(request(WORLD), PROGRAM))
+    return worlds
+
+
+def closing(successor: int = 0) -> CloseWorld:
+    return CloseWorld(WORLD, CLOSED, successor)
+
+
+def test_a_function_waits_until_its_world_is_named_once(worlds: FunctionWorlds):
+    worlds.await_world(Waiting(request(), PROGRAM, load))
+    assert worlds.awaits_world("f")
+    assert worlds.named("f", WORLD) == Waiting(request(WORLD), PROGRAM, load)
+    assert not worlds.awaits_world("f")
+    assert worlds.named("f", NEXT) is None
+
+
+def test_a_function_that_does_not_wait_is_not_loaded(worlds: FunctionWorlds):
+    assert worlds.named("f", WORLD) is None
+
+
+def test_a_function_is_compiled_again_in_the_next_world(worlds: FunctionWorlds):
+    worlds.await_world(Waiting(request(), PROGRAM, load))
+    worlds.named("f", WORLD)
+    assert worlds.leave("f", NEXT) == Recipe(request(NEXT), PROGRAM)
+
+
+def test_a_python_function_has_no_recipe(worlds: FunctionWorlds):
+    """Its session sends it again."""
+    worlds.await_world(Waiting(request(), PYTHON, load))
+    worlds.named("f", WORLD)
+    assert worlds.after_closing(request(WORLD), closing(NEXT), False, []) is None
+
+
+def test_runs_wait_while_a_function_moves(joined: FunctionWorlds):
+    woken: list[str] = []
+    assert not joined.awaits_move("f", lambda: woken.append("too early"))
+    joined.leave("f", NEXT)
+    assert joined.awaits_move("f", lambda: woken.append("run"))
+    joined.enter(Recipe(request(NEXT), PROGRAM))
+    for wake in joined.arrived("f"):
+        wake()
+    assert woken == ["run"]
+    assert not joined.awaits_move("f", lambda: woken.append("too late"))
+
+
+def test_runs_do_not_wait_for_a_function_without_another_world(joined: FunctionWorlds):
+    assert joined.leave("f") is None
+    assert not joined.awaits_move("f", lambda: None)
+
+
+def test_runs_of_a_function_that_is_forgotten_are_woken(joined: FunctionWorlds):
+    woken: list[str] = []
+    joined.leave("f", NEXT)
+    joined.awaits_move("f", lambda: woken.append("run"))
+    for wake in joined.forget("f"):
+        wake()
+    assert woken == ["run"]
+    assert list(joined.forget("f")) == []
+
+
+def test_a_forgotten_function_does_not_wait_for_a_world(worlds: FunctionWorlds):
+    worlds.await_world(Waiting(request(), PROGRAM, load))
+    worlds.forget("f")
+    assert not worlds.awaits_world("f")
+
+
+@pytest.mark.parametrize(
+    ("successor", "is_apart", "expected"),
+    [
+        (NEXT, False, Recipe(request(NEXT), PROGRAM)),
+        (NEXT, True, Recipe(request(NEXT), PROGRAM)),
+        (0, True, Recipe(request(), PROGRAM)),
+        (0, False, None),
+    ],
+)
+def test_a_function_whose_world_was_closed_while_it_was_compiled(
+    joined: FunctionWorlds, successor: int, is_apart: bool, expected: Recipe | None
+):
+    assert joined.after_closing(request(WORLD), closing(successor), is_apart, []) == expected
+
+
+def test_a_request_for_another_world_is_preferred(joined: FunctionWorlds):
+    same, later = request(WORLD, session=2), request(NEXT, session=3)
+    others = [same, later]
+    assert joined.after_closing(request(WORLD), closing(), False, others) == Recipe(later, None)
+    assert others == [same]
