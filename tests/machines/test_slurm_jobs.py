@@ -175,6 +175,13 @@ def test_a_job_is_a_cluster_over_its_nodes_and_ends_as_its_command_does(slurm: S
     eventually(lambda: leftovers(slurm) == [], "nothing is left")
 
 
+def test_a_job_ends_if_its_command_ends_before_the_hosts_have_started(slurm: Slurm) -> None:
+    for number in range(3):
+        job = slurm.submit("--islands", "1x1x1", "--", "bash", "-c", f"sleep 0.{number}; exit 7")
+        assert job.wait() == ("FAILED", "7:0"), job.output
+    eventually(lambda: leftovers(slurm) == [], "nothing is left")
+
+
 def test_two_islands_on_three_nodes_and_a_second_job_at_the_same_time(slurm: Slurm) -> None:
     code = "import time, jax; print([d.slice_index for d in jax.devices()], flush=True); time.sleep(5)"
     first = slurm.submit("--islands", "2x1x2", "--", sys.executable, "-c", code)

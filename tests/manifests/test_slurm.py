@@ -32,6 +32,13 @@ while [ -n "$(jobs -pr)" ]; do
 done
 """
 
+# Ignores the first SIGTERM.
+DEAF_SRUN = """#!/bin/bash
+signals=0
+trap 'signals=$((signals + 1)); [ $signals -gt 1 ] || echo "srun ignores SIGTERM" >>"$NOTES"' TERM
+while [ $signals -lt 2 ]; do sleep 0.05; done
+"""
+
 
 def executable(path: Path, text: str) -> None:
     path.write_text(text)
@@ -59,13 +66,13 @@ JOB = 123456
 
 
 def start_job(
-    user: User, directory: Path, *command: str, options: tuple[str, ...] = (), taken: int = 0
+    user: User, directory: Path, *command: str, options: tuple[str, ...] = (), taken: int = 0, srun: str = SRUN
 ) -> subprocess.Popen[str]:
     """Start the script with stand-ins for atoll, srun and scontrol, which write to the file `notes`."""
     script = user.atoll("slurm", "--islands", "1x2x1", *options, "--", *command).check().stdout
     (directory / "bin").mkdir()
     for name, text in (
-        ("srun", SRUN),
+        ("srun", srun),
         ("atoll", ATOLL),
         ("scontrol", SCONTROL),
         ("hostname", "#!/bin/bash\necho 127.0.0.1\n"),
@@ -108,6 +115,14 @@ def test_a_notice_of_slurm_reaches_the_command_and_requeues_what_is_not_over(
     done = finish(job)
     assert (done.returncode, done.stdout) == (status, "saved\n"), done.stderr
     assert (f"scontrol requeue {JOB}" in (tmp_path / "notes").read_text()) == requeues
+    assert user.leftovers() == []
+
+
+def test_a_job_ends_although_srun_has_ignored_a_signal(user: User, tmp_path: Path) -> None:
+    """srun of Slurm 22.05 starts the step even if it received SIGTERM just before, when the command ended at once."""
+    job = start_job(user, tmp_path, "bash", "-c", "exit 7", srun=DEAF_SRUN)
+    assert finish(job).returncode == 7
+    assert "srun ignores SIGTERM" in (tmp_path / "notes").read_text()
     assert user.leftovers() == []
 
 

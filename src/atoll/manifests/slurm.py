@@ -101,7 +101,8 @@ finish() {{
   trap '' TERM USR1
   # Hosts exit when their controller does.
   if [ -n "$controller" ]; then kill "$controller" 2>/dev/null && wait "$controller" || true; fi
-  if [ -n "$hosts" ]; then kill "$hosts" 2>/dev/null && wait "$hosts" || true; fi
+  # srun ignores a signal that it receives while it starts its step, so send it until srun has ended.
+  while [ -n "$hosts" ] && kill "$hosts" 2>/dev/null; do sleep 1; done
   rm -rf "$directory"{ended}{written}
 }}
 trap finish EXIT
