@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import subprocess
 import time
@@ -26,6 +27,11 @@ _ANSWER_SECONDS = 60.0
 _START_SECONDS = 120.0
 # Time for a superseded controller to notice, and end.
 _END_SECONDS = 30.0
+
+
+def is_of_controller(status: str) -> bool:
+    """Return whether a controller made this report of `atoll status --json`, and not a standby, which serves nobody."""
+    return "standby" not in json.loads(status)
 
 
 class Controllers:
@@ -75,7 +81,7 @@ class Controllers:
         while True:
             asked = self._cluster.atoll("status", "--json", machine=self.machine)  # others may not reach it
             self._cluster.forget(asked)
-            if not asked.process.returncode:
+            if not asked.process.returncode and is_of_controller(asked.said):
                 break
             if time.monotonic() > injected + _ANSWER_SECONDS:
                 where = f"nobody answers at {self._cluster.address} within {_ANSWER_SECONDS:.0f} s"

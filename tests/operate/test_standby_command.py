@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from scripts.soak.controllers import is_of_controller
 from tests.cluster_process import User, eventually, free_port
 
 WITHOUT_XLA = ("--platform", "null")
@@ -89,7 +90,7 @@ def test_a_standby_on_tcp_takes_over_and_is_the_cluster_from_then_on(user, tmp_p
 
     def has_taken_over() -> bool:
         answer = user.atoll(*status)
-        return answer.returncode == 0 and "standby" not in json.loads(answer.stdout)
+        return answer.returncode == 0 and is_of_controller(answer.stdout)
 
     assert eventually(has_taken_over)
     report = json.loads(user.atoll(*status).stdout)
