@@ -38,7 +38,9 @@ class BufferReleases:
     def release(self, session: Session, handles: tuple[int, ...], delete: bool) -> None:
         """Release handles that the client does not need any more. With `delete`, other arrays lose the memory too."""
         if not delete:
-            self._free_all(session, session.directory.release_all(handles))
+            freed = session.directory.release_all(handles)
+            if freed:
+                self._free_all(session, freed)
             return
         for handle in handles:
             entry = session.directory.entries.get(handle)
@@ -55,6 +57,8 @@ class BufferReleases:
     def unuse(self, session: Session, handles: Sequence[int]) -> None:
         """Drop one use of each of these handles, and free those without further uses."""
         found = session.directory.unneeded(handles)
+        if not found:
+            return
         if not any([entry.handle is HandleState.DELETED for _, entry in found]):
             self._free_all(session, [each for each in found if session.directory.collect(*each) is not None])
             return
@@ -86,7 +90,7 @@ class BufferReleases:
 
     def settle_all(self, session: Session, handles: Sequence[int], error: Status | None) -> None:
         """Do the same for all results of a launch."""
-        if handles and session.publishing:
+        if session.publishing and handles:
             self.settled[session.number] = None
         for handle in handles if error is not None else session.directory.are_made(handles):
             self.settle(session, handle, error)
@@ -109,7 +113,7 @@ class BufferReleases:
 
     def _free_all(self, session: Session, freed: Sequence[tuple[int, Entry]]) -> None:
         """Free buffers that nothing needs, with few calls per buffer, since scripts drop trees of many arrays."""
-        if any([entry.spilled is not None for _, entry in freed]):
+        if len(freed) < 2 or any([entry.spilled is not None for _, entry in freed]):
             for handle, entry in freed:
                 self._free(session, handle, entry)
             return

@@ -320,7 +320,8 @@ class Directory:
 
         Without a call per buffer, since gangs have many. A buffer can be there several times.
         """
-        entries, deleted, found = self.entries, HandleState.DELETED, dict[int, Entry]()
+        entries, deleted = self.entries, HandleState.DELETED
+        found: dict[int, Entry] = {}
         for handle in handles:
             entry = entries.get(handle)
             if entry is None:

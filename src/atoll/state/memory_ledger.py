@@ -167,11 +167,13 @@ class MemoryLedger:
         users: int = 1,
     ) -> list[Block]:
         """Reserve memory as `take` does for each requirement, counting those that are alike at once."""
+        if len(requirements) == 1:  # nearly every gang
+            return [self.take(requirements[0], owner, account, users)]
         for requirement, alike in groupby(requirements):
             times = len(list(alike))
             nbytes = self._count(requirement, times)
             if account is not None:
-                account.hold(nbytes, times)
+                account.hold_all(nbytes, times)
             if owner is not None:
                 owner._count(requirement, times)
         return [Block(requirement, users, owner, account) for requirement in requirements]

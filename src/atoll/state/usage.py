@@ -96,8 +96,15 @@ class Account:
         self.compile_seconds += seconds
         self.wake()
 
-    def hold(self, nbytes: int, times: int = 1) -> None:
-        """Change the number of bytes held by `nbytes`, which may be negative, so many times."""
+    def hold(self, nbytes: int) -> None:
+        """Change the number of bytes held by `nbytes`, which may be negative."""
+        self.nbytes += nbytes
+        self._byte_seconds -= nbytes * self._meter.now
+        if self.is_idle:
+            self._meter.wake(self)
+
+    def hold_all(self, nbytes: int, times: int) -> None:
+        """Change the number of bytes held by `nbytes` so many times."""
         self.nbytes += times * nbytes
         change = nbytes * self._meter.now
         for _ in range(times):  # rounded as by so many calls, since a journal may be replayed that counted like that

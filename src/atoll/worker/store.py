@@ -186,11 +186,12 @@ class Store:
         Without a call per buffer, since launches have many.
         """
         records = self._records
-        found = [records.get(handle) for handle in handles]
-        if any([type(record) is _Expected for record in found]):
+        found = [record for handle in handles if type(record := records.get(handle)) is Buffer]
+        if len(found) == len(handles):
+            return found
+        if any([type(records.get(handle)) is _Expected for handle in handles]):
             return None
-        buffers = [record for record in found if type(record) is Buffer]
-        return buffers if len(buffers) == len(found) else [self.get(handle) for handle in handles]
+        return [self.get(handle) for handle in handles]
 
     def set_all(self, records: Mapping[int, Buffer]) -> None:
         self._records.update(records)

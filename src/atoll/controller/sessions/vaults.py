@@ -294,6 +294,8 @@ class Vaults:
     def proceed(self) -> None:
         """Free more of the arrays that were released."""
         self._freed, left = 0, _MOST_FREED
+        if not self.leaving.waiting:
+            return
         while left > 0 and (number := self.leaving.next()) is not None:
             session, (handles, lent) = self._open[number], self.leaving.waiting[number][0]
             some = tuple(handles[:left])
