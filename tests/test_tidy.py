@@ -198,3 +198,14 @@ def test_prose_has_no_more_findings_than_is_allowed(directory: str) -> None:
     sentences = sum(sentences_in(text) for path in paths for _, text in lines_of(path))
     share = 100 * len(found) / sentences
     assert share <= MOST_FINDINGS[directory], "\n".join(map(str, found[-200:]))
+
+
+def test_no_test_uses_a_runtime_directory_whose_path_may_be_too_long() -> None:
+    """From the tenth run on, paths of `tmp_path` can be too long for sockets. Atoll then uses the temporary directory."""
+    found = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in files_in(ROOT / "tests")
+        for line in path.read_text().splitlines()
+        if re.search(r"XDG_RUNTIME_DIR\W.*\btmp_path", line)
+    ]
+    assert found == [], "use `short_directory`"

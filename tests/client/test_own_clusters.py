@@ -13,9 +13,9 @@ from atoll.operate.cluster_registry import ClusterRegistry
 
 
 @pytest.fixture
-def standing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def standing(short_directory: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the address of a standing cluster. This process acts as its engine."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_directory))
     registry = ClusterRegistry()
     registry.directory("lab").mkdir(mode=0o700)
     with registry.locked():
@@ -41,12 +41,12 @@ def test_a_script_that_has_chosen_its_islands_is_told_nothing(
 
 
 def test_without_a_standing_cluster_nothing_is_said_or_made(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    short_directory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_directory))
     processes._note_standing_clusters(DEFAULT_ISLANDS)
     assert capsys.readouterr().err == ""
-    assert list(tmp_path.iterdir()) == []
+    assert list(short_directory.iterdir()) == []
 
 
 def test_an_address_that_hides_a_join_token_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,9 +91,16 @@ def shows(user: User, ray: OneNode, *secrets: str) -> list[str]:
     return found
 
 
+@pytest.fixture
+def other_directory() -> Iterator[Path]:
+    """Create the runtime directory of another user, whose path is short enough for unix sockets."""
+    with tempfile.TemporaryDirectory(prefix="at-") as directory:
+        yield Path(directory)
+
+
 @pytest.mark.slow
 def test_a_cluster_starts_on_ray_with_tls_shows_nobody_its_secrets_and_leaves_nothing_there(
-    user: User, ray_cluster: OneNode, tmp_path: Path
+    user: User, ray_cluster: OneNode, tmp_path: Path, other_directory: Path
 ) -> None:
     files = [tmp_path / f"join-{name}" for name in ("red", "default")]
     (tmp_path / "tenants.toml").write_text(f'[tenant.red]\ntoken = "{"r" * 32}"\nshare = 3\n')
@@ -102,7 +109,7 @@ def test_a_cluster_starts_on_ray_with_tls_shows_nobody_its_secrets_and_leaves_no
     started = user.atoll(*on_ray, "--join-file", str(tmp_path / "join-{tenant}"))
     assert started.check().stdout.startswith("tls://")
     # Connect like somebody who has only the join token.
-    elsewhere = {"XDG_RUNTIME_DIR": str(tmp_path), "ATOLL_JOIN": str(files[0])}
+    elsewhere = {"XDG_RUNTIME_DIR": str(other_directory), "ATOLL_JOIN": str(files[0])}
     code = "import jax; print(len(jax.devices()))"
     assert user.script(code, JAX_PLATFORMS="atoll", **elsewhere).check().stdout == "2\n"
     assert [each["name"] for each in json.loads(user.atoll("tenants", "--json", **elsewhere).check().stdout)] == ["red"]
