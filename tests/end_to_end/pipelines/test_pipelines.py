@@ -22,7 +22,8 @@ FEW = [
     pytest.param("nnx", 2, 2, "1f1b", marks=pytest.mark.thorough),
     pytest.param("linen", 2, 2, "zb-h1", marks=pytest.mark.thorough),
     pytest.param("equinox", 2, 2, "gpipe", marks=pytest.mark.thorough),
-    ("plain", 8, 4, "interleaved"),
+    pytest.param("plain", 8, 4, "interleaved", marks=pytest.mark.thorough),
+    ("plain", 4, 2, "interleaved"),
     ("plain", 2, 2, "zb-h1"),
     pytest.param("plain", 4, 4, "zb-h1", marks=pytest.mark.thorough),
 ]
