@@ -5,7 +5,6 @@ exist.
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,12 +14,16 @@ from pygments.token import Token
 
 from atoll.operate.command import app
 from docs.pictures.draw import Box, pictures, svg
+from tests.forked_process import run
 from tests.test_layers import LAYERS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 PAGES = [page for page in PAGES if "_build" not in page.parts]
+
+# As `python -m sphinx`, in a process that has imported JAX and Atoll.
+SPHINX = "import sys; from sphinx.cmd.build import main; sys.exit(main(sys.argv[1:]))"
 
 
 @pytest.mark.slow
@@ -30,15 +33,14 @@ def test_the_site_builds_offline_without_a_warning(tmp_path: Path) -> None:
     # theme's navigation for all pages. `make docs` writes the others in the same way, in ten more seconds.
     page = "design/life-of-a-launch"
     for builder, pages in (("dummy", []), ("html", ["index", page])):
-        built = subprocess.run(
+        built = run(
             [
-                *(sys.executable, "-m", "sphinx", "-q", "-b", builder),
+                *(sys.executable, "-c", SPHINX, "-q", "-b", builder),
                 *("-d", str(tmp_path / "doctrees"), str(DOCS), str(tmp_path / builder)),
                 *(str(DOCS / f"{each}.md") for each in pages),
             ],
             cwd=ROOT,
-            capture_output=True,
-            text=True,
+            timeout=600.0,
         )
         assert built.returncode == 0, built.stderr
         expected = "search index couldn't be loaded, but not all documents will be built"

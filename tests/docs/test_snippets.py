@@ -5,7 +5,6 @@ from __future__ import annotations
 import doctest
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 from tests.docs.reader import environment_of_reader
 from tests.docs.snippets import snippets_of
+from tests.forked_process import run
 
 ROOT = Path(__file__).resolve().parents[2]
 # Tests of these subjects run the pages' blocks.
@@ -53,16 +53,14 @@ def outputs() -> dict[str, list[str] | str]:
     """Run all blocks in one process, on one embedded cluster. Return the outputs of each page."""
     environment = environment_of_reader()
     with tempfile.TemporaryDirectory() as directory:
-        ran = subprocess.run(
+        ran = run(
             [sys.executable, str(Path(__file__).with_name("run_snippets.py")), *map(str, pages())],
             env={
                 **environment,
                 "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))),
                 "XDG_RUNTIME_DIR": directory,
             },
-            capture_output=True,
-            text=True,
-            timeout=500,
+            timeout=500.0,
         )
     assert ran.returncode == 0, ran.stderr
     found: dict[str, list[str] | str] = json.loads(ran.stdout.splitlines()[-1])
