@@ -48,6 +48,18 @@ _PRELOADED = (
     "atoll.worker.worker_main",
     "atoll.devices.xla.xla_backend",
     "pathwaysutils",
+    # Nearly all commands and clients import these modules later.
+    "atoll.client.connect",
+    "atoll.cluster.usage.usage_store",
+    "atoll.engines.agent.agent",
+    "atoll.engines.hosts.hosts_engine",
+    "atoll.operate.controller_pair",
+    "atoll.operate.standing",
+    "atoll.operate.status_tables",
+    "atoll.security.certificate_authority",
+    "cryptography.hazmat.primitives.ciphers.aead",
+    "jaxlib.mlir.dialects.mhlo",
+    "typer._adapters",
 )
 _DESCRIPTORS_FROM = 512  # higher than the numbers in requests
 
