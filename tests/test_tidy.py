@@ -201,7 +201,7 @@ def test_prose_has_no_more_findings_than_is_allowed(directory: str) -> None:
 
 
 def test_no_test_uses_a_runtime_directory_whose_path_may_be_too_long() -> None:
-    """From the tenth run on, paths of `tmp_path` can be too long for sockets. Atoll then uses the temporary directory."""
+    """From the tenth run on, `tmp_path` can be too long for sockets. Atoll then uses the temporary directory."""
     found = [
         f"{path.relative_to(ROOT)}: {line.strip()}"
         for path in files_in(ROOT / "tests")
