@@ -11,8 +11,8 @@ from typing import IO
 
 import pytest
 
-from scripts.soak.machine_clock import USUAL_SHARE, MachineClock
 from scripts.soak.users import SILENCE_SECONDS, HangError, Users
+from tests.machines.machine_clock import USUAL_SHARE, Deadline, MachineClock
 
 SILENT, TALKATIVE = "input()", "while True: print('step', flush=True); input()"
 
@@ -101,3 +101,13 @@ def test_the_clock_runs_slower_while_threads_get_less_than_their_usual_share(clo
         last = machine.seconds()
     clock.now += 1
     assert machine.seconds() == last + 1, "and never faster"
+
+
+def test_a_deadline_comes_later_while_threads_get_less_than_their_usual_share(clock):
+    shares = [USUAL_SHARE / 10]
+    deadline = Deadline(60, MachineClock(lambda: shares[0], clock.seconds))
+    for _ in range(599):
+        clock.now += 1
+        assert not deadline.is_over
+    clock.now += 2
+    assert deadline.is_over

@@ -24,8 +24,9 @@ from scripts.soak.ground import Ground, describe_hang, report
 from scripts.soak.machines import ManyMachines
 from scripts.soak.one_machine import OneMachine
 from scripts.soak.users import HangError, SoakError, Users
+from tests.machines.machine_clock import Deadline
 
-SETTLE_SECONDS = 60.0
+SETTLE_SECONDS = 60.0  # of a `MachineClock`
 # No fault is injected in the last seconds, since nobody would see the end of it.
 LAST_SECONDS = 5.0
 console = Console(soft_wrap=True)
@@ -41,7 +42,7 @@ def inject(ground: Ground, users: Users, rng: random.Random) -> str:
 
 def settle(ground: Ground) -> dict[str, Any]:
     """The report once all is quiet: no session, nothing in flight, no byte in use. Raises SoakError if it never is."""
-    deadline = time.monotonic() + SETTLE_SECONDS
+    deadline = Deadline(SETTLE_SECONDS)
     while True:
         status = report(ground)
         devices = [device for island in status["islands"] for host in island["hosts"] for device in host["devices"]]
@@ -50,7 +51,7 @@ def settle(ground: Ground) -> dict[str, Any]:
         if not status["sessions"] and not held and not busy:
             ground.atoll("check")  # the controller's books, and the hosts'
             return status
-        if time.monotonic() > deadline:
+        if deadline.is_over:
             raise SoakError(f"not all is back where it began: {json.dumps(status)}")
         time.sleep(0.5)
 

@@ -12,6 +12,7 @@ import psutil
 
 from scripts.soak.users import SoakError, Users
 from tests.machines.clusters import ATOLL, PORT, MachineCluster, Process
+from tests.machines.machine_clock import Deadline
 
 KILLED = "controller killed"
 TAKEOVER_KILLED = "takeover, controller killed"
@@ -22,6 +23,7 @@ KINDS = {KILLED: 4, TAKEOVER_KILLED: 2, TAKEOVER_FROZEN: 1, TAKEOVER_CUT_OFF: 2,
 
 ENGINE_MACHINE = "m0"
 _AUTHORITY = "/tmp/authority"
+# In seconds of a `MachineClock`, as the following.
 _ANSWER_SECONDS = 60.0
 # For a standby to start, several Python processes on machines that share two busy cores, and to have all.
 _START_SECONDS = 120.0
@@ -78,12 +80,13 @@ class Controllers:
 
     def _answers(self, kind: str, injected: float) -> None:
         """Waits until there is an answer from the cluster's address, and from nowhere else."""
+        deadline = Deadline(_ANSWER_SECONDS)
         while True:
             asked = self._cluster.atoll("status", "--json", machine=self.machine)  # others may not reach it
             self._cluster.forget(asked)
             if not asked.process.returncode and is_of_controller(asked.said):
                 break
-            if time.monotonic() > injected + _ANSWER_SECONDS:
+            if deadline.is_over:
                 where = f"nobody answers at {self._cluster.address} within {_ANSWER_SECONDS:.0f} s"
                 raise SoakError(f"{kind}: {where}: {asked.said}\n{self._holder.said[-4000:]}")
         self.seconds.setdefault(kind, []).append(time.monotonic() - injected)
@@ -138,9 +141,9 @@ class Controllers:
 
     def _await_end(self, earlier: Process, process: psutil.Process) -> None:
         """The earlier controller ends, and its standby's engine with it: nobody is left who has them."""
-        deadline = time.monotonic() + _END_SECONDS
+        deadline = Deadline(_END_SECONDS)
         while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-            if time.monotonic() > deadline:
+            if deadline.is_over:
                 raise SoakError(f"the earlier controller on {earlier.machine} goes on:\n{earlier.said[-4000:]}")
             time.sleep(0.1)
         if earlier is self._cluster.up:

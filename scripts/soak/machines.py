@@ -26,9 +26,11 @@ from scripts.soak.ground import inject_user_fault, report
 from scripts.soak.users import SoakError, UserProcess, Users
 from tests.machines.bed import Machines
 from tests.machines.clusters import MachineCluster, Process, environment
+from tests.machines.machine_clock import Deadline
 
 LEASE = 4.0
-BACK_SECONDS = 60.0  # for all islands to be ready again, once all is healed
+# For all islands to be ready again, once all is healed. In seconds of a `MachineClock`, as the following.
+BACK_SECONDS = 60.0
 # Processes that a machine has lost end by themselves, at the latest with their leases.
 END_SECONDS = 30.0
 # How often each is chosen.
@@ -57,8 +59,8 @@ def _next_worker(pid: int, before: int) -> psutil.Process:
 
     A child that runs its program: until then its parent waits for it, and would be stopped with it.
     """
-    deadline = time.monotonic() + BACK_SECONDS
-    while time.monotonic() < deadline:
+    deadline = Deadline(BACK_SECONDS)
+    while not deadline.is_over:
         for child in psutil.Process(pid).children():
             if child.pid != before and "atoll.worker.worker_main" in child.cmdline():
                 return child
@@ -159,13 +161,13 @@ class ManyMachines:
 
     def _check(self) -> None:
         """The controller's books, and the hosts', which have long computations in between."""
-        deadline = time.monotonic() + BACK_SECONDS
+        deadline = Deadline(BACK_SECONDS)
         while True:
             try:
                 self.atoll("check")
                 return
             except SoakError as error:
-                if "has not answered" not in str(error) or time.monotonic() > deadline:
+                if "has not answered" not in str(error) or deadline.is_over:
                     raise
 
     def _meanwhile(self, kind: str, users: Users, rng: random.Random) -> None:
@@ -244,13 +246,13 @@ class ManyMachines:
         )
 
     def _await_islands(self, users: Users) -> None:
-        deadline = time.monotonic() + BACK_SECONDS
+        deadline = Deadline(BACK_SECONDS)
         while True:
             users.watch(1.0)
             status: dict[str, Any] = report(self)
             if all(island["state"] == "ready" for island in status["islands"]):
                 return
-            if time.monotonic() > deadline:
+            if deadline.is_over:
                 raise SoakError(f"not all islands are ready again: {json.dumps(status)}")
 
     # ---- the end
@@ -271,8 +273,8 @@ class ManyMachines:
     def _left_on(self, machine: str) -> list[str]:
         """Processes but for the machine's own, and files."""
         first = psutil.Process(self._bed.pid(machine))
-        deadline = time.monotonic() + END_SECONDS
-        while (running := [each for each in _in_namespace(first)]) and time.monotonic() < deadline:
+        deadline = Deadline(END_SECONDS)
+        while (running := [each for each in _in_namespace(first)]) and not deadline.is_over:
             time.sleep(0.2)
         left = [f"process {' '.join(each)}" for each in running]
         find = "find /tmp /dev/shm ( -type s -o -name atoll-* -path /dev/shm/* -o -path */atoll-*/*join* )"

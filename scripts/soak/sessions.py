@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable
 
 from scripts.soak.ground import Ground, report
 from scripts.soak.users import SoakError, Users
+from tests.machines.machine_clock import Deadline
 
 KIND = "session suspended"
 KIND_AND_KILLED = "session suspended, controller killed"
-_GONE_SECONDS = 75.0  # for which a session waits for its proxy: the cluster's grace, and somewhat more
+# For which a session waits for its proxy: the cluster's grace, and somewhat more. In seconds of a `MachineClock`.
+_GONE_SECONDS = 75.0
 
 
 def suspend(ground: Ground, users: Users, rng: random.Random, meanwhile: Callable[[], None]) -> bool:
@@ -37,9 +38,9 @@ def _asked(ground: Ground, users: Users, session: int, what: str, *options: str)
     try:
         ground.atoll(what, str(session), *options)
     except SoakError as error:
-        deadline = time.monotonic() + _GONE_SECONDS
+        deadline = Deadline(_GONE_SECONDS)
         while any(each["id"] == session for each in report(ground)["sessions"]):
-            if time.monotonic() > deadline:
+            if deadline.is_over:
                 raise
             users.watch(1.0)
         print(f"({error}) ", end="", flush=True)

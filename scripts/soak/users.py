@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from scripts.soak.client import WRONG
-from scripts.soak.machine_clock import MachineClock
+from tests.machines.machine_clock import MachineClock
 
 ROOT = Path(__file__).resolve().parents[2]
 # Starts a client: its number, its module and what that takes, where it writes errors. Returns the process and machine.

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from tests.machines.bed import Machines
+from tests.machines.machine_clock import Deadline
 
 ROOT = Path(__file__).resolve().parents[2]
 PORT = 7000
+POLL_SECONDS = 0.5
 ATOLL = [sys.executable, "-c", "from atoll.operate.command import main; main()"]
 
 
@@ -68,20 +70,33 @@ class Process:
     def line(self, holds: Callable[[str], bool], since: float = 0.0, seconds: float = 60.0) -> tuple[float, str]:
         """Return the first line after `since` for which `holds` is true, and its time.
 
-        Fail if no line does so in time.
+        Fail if no line does so within so many seconds of a `MachineClock`.
         """
 
         def found() -> tuple[float, str] | None:
             return next((each for each in self.lines if each[0] > since and holds(each[1])), None)
 
-        with self._changed:
-            over = self._changed.wait_for(lambda: found() or not self._reader.is_alive(), seconds)
+        def is_settled() -> bool:
+            return found() is not None or not self._reader.is_alive()
+
+        deadline, over = Deadline(seconds), False
+        while not over and not deadline.is_over:
+            with self._changed:
+                over = self._changed.wait_for(is_settled, POLL_SECONDS)
         line = found()
         assert line is not None, f"{'no such line' if over else 'nothing'} within {seconds} s of:\n{self.said}"
         return line
 
     def wait(self, seconds: float = 60.0) -> int:
-        status = self.process.wait(seconds)
+        """Return the exit status. Raise TimeoutExpired after so many seconds of a `MachineClock`."""
+        deadline = Deadline(seconds)
+        while (status := self.process.poll()) is None:
+            try:
+                status = self.process.wait(POLL_SECONDS)
+                break
+            except subprocess.TimeoutExpired:
+                if deadline.is_over:
+                    raise
         self._reader.join(10)
         return status
 
@@ -161,10 +176,10 @@ class MachineCluster(Commands):
         return report
 
     def wait_until(self, holds: Callable[[dict[str, Any]], bool], seconds: float = 60.0) -> dict[str, Any]:
-        """Return the first report for which `holds` is true."""
-        deadline = time.monotonic() + seconds
+        """Return the first report for which `holds` is true, within so many seconds of a `MachineClock`."""
+        deadline = Deadline(seconds)
         while not holds(report := self.status()):
-            assert time.monotonic() < deadline, json.dumps(report, indent=1)
+            assert not deadline.is_over, json.dumps(report, indent=1)
             time.sleep(0.2)
         return report
 

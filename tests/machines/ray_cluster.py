@@ -13,6 +13,7 @@ from typing import Any
 
 from tests.machines.bed import Machines
 from tests.machines.clusters import ATOLL, Commands, Process, environment
+from tests.machines.machine_clock import Deadline
 
 PORT = 6379
 _RAY = [sys.executable, "-c", "from ray.scripts.scripts import main; main()"]
@@ -110,10 +111,10 @@ class RayMachines(Commands):
         return report
 
     def wait_until(self, holds: Callable[[dict[str, Any]], bool], seconds: float = 60.0) -> dict[str, Any]:
-        """Return the first report for which `holds` is true."""
-        deadline = time.monotonic() + seconds
+        """Return the first report for which `holds` is true, within so many seconds of a `MachineClock`."""
+        deadline = Deadline(seconds)
         while not holds(report := self.status()):
-            assert time.monotonic() < deadline, json.dumps(report, indent=1)
+            assert not deadline.is_over, json.dumps(report, indent=1)
             time.sleep(0.2)
         return report
 

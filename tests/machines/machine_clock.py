@@ -1,7 +1,7 @@
-"""A clock for how long a process may do nothing: it runs slower while this machine has too much work.
+"""A clock for deadlines of processes, which runs slower while this machine has too much work.
 
-A soak shares the processors with whatever else runs there. If each of its processes gets a tenth of its usual share, a
-restart of an island takes ten times as long, and that is no hang.
+Simulated machines share the processors with whatever else runs there. If each of their processes gets a tenth of its
+usual share, a restart of an island takes ten times as long, and that is no hang.
 """
 
 from __future__ import annotations
@@ -48,3 +48,16 @@ class MachineClock:
         self._seconds += (now - self._looked) * min(1.0, fmean(self._shares) / USUAL_SHARE)
         self._looked = now
         return self._seconds
+
+
+class Deadline:
+    """A time that is `seconds` of a `MachineClock` after the object was made."""
+
+    def __init__(self, seconds: float, clock: MachineClock | None = None) -> None:
+        self._seconds = seconds
+        self._clock = MachineClock() if clock is None else clock
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time has come. Read it at least once per second."""
+        return self._clock.seconds() >= self._seconds
