@@ -226,6 +226,73 @@ def test_a_function_that_communicates_gets_a_world_at_once_when_its_island_is_ba
     assert serve.world > before
 
 
+def compiled_in_a_world(play: Islands) -> str:
+    """A compiled function whose islands communicate, and program 1, which calls it. Return its name."""
+    name = str(of(registered(play), m.Compile)[0].function)
+    for host in (0, 1):
+        play.answer(host, name)
+    for host in (0, 1):
+        play.report(host, compiled(name))
+    play.with_program(1, (0, 1))
+    return name
+
+
+def lose_and_return(play: Islands) -> None:
+    play.lose(1, "its connection broke")
+    play.say(m.FailureAcknowledged((1,), (), ()))
+    play.join_again(1)
+
+
+def sources_arrive(play: Islands, feed: int) -> list[Any]:
+    sent = play.say(m.Recompile(1, feed))
+    for host in (0, 1):
+        sent += play.report(host, m.FeedsArrived(play.session, (feed,)))
+    return sent
+
+
+@pytest.mark.parametrize("is_ready", [True, False], ids=["compiled on the island", "not compiled there"])
+@pytest.mark.parametrize("launched_first", [True, False], ids=["launched before", "launched after"])
+def test_a_function_that_loses_its_island_again_while_it_is_compiled_again_stays(is_ready: bool, launched_first: bool):
+    play = Islands("2x1x1")
+    name = compiled_in_a_world(play)
+    lose_and_return(play)
+    sources_arrive(play, 950)
+    if launched_first:
+        assert runs(play.say(m.Launch(1, (), (11,), ()))) == []
+    if is_ready:
+        play.report(1, compiled(name))
+    play.lose(1, "its connection broke again")
+    if not launched_first:
+        play.say(m.Launch(1, (), (11,), ()))
+    sent = play.report(0, m.Compiled(name, Status(Code.DATA_LOSS, "host 1 is gone"), b"", 0.1, False))
+    assert of(sent, m.FunctionReady) + of(sent, m.DropFunction) == []
+    play.controller = check_dump(play.controller)
+    play.say(m.FailureAcknowledged((1,), (), ()))
+    assert runs(play.join_again(1)) == [], "the hosts do not have the function"
+    assert len(of(sources_arrive(play, 951), m.Compile)) == 2
+    play.report(0, compiled(name))
+    assert sorted(to for to, each in sent_by(play, 1, compiled(name)) if type(each) is m.Run) == [
+        ("host", 0),
+        ("host", 1),
+    ]
+
+
+def sent_by(play: Play, host: int, message: Any) -> list[tuple[tuple[str, int], Any]]:
+    play.worker(host, message)
+    return play.sent()
+
+
+def test_a_first_compilation_that_loses_its_island_fails():
+    play = Islands("2x1x1")
+    name = of(registered(play), m.Compile)[0].function
+    for host in (0, 1):
+        play.answer(host, name)
+    play.report(1, compiled(name))
+    play.lose(1, "its connection broke")
+    sent = play.report(0, m.Compiled(name, Status(Code.DATA_LOSS, "host 1 is gone"), b"", 0.1, False))
+    assert [each.status.code for each in of(sent, m.FunctionReady)] == [Code.DATA_LOSS]
+
+
 # ---- gangs that fail
 
 

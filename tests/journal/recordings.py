@@ -183,6 +183,29 @@ def _functions_of_lost_islands() -> Recorded:
     return recorded
 
 
+def _compilation_loses_its_island_again() -> Recorded:
+    play = Play("2x1x1")
+    recorded = _play(play)
+    _compiled(play, 1, (0, 1))
+    name = play.controller.sessions[play.session].functions[1]
+    _restart(play, 1)
+    play.say(m.Launch(1, (), (11,), ()))
+    play.say(m.Recompile(1, 950))
+    for host in (0, 1):
+        play.report(host, m.FeedsArrived(play.session, (950,)))
+    play.report(1, m.Compiled(name, OK, b"", 0.1, False))
+    play.lose(1, "its connection broke again")
+    play.report(0, m.Compiled(name, BROKEN, b"", 0.1, False))
+    play.say(m.FailureAcknowledged((1,), (), ()))
+    play.say(m.Launch(1, (), (12,), ()))
+    play.join_again(1)
+    play.say(m.Recompile(1, 951))
+    for host in (0, 1):
+        play.report(host, m.FeedsArrived(play.session, (951,)))
+        play.report(host, m.Compiled(name, OK, b"", 0.1, False))
+    return recorded
+
+
 def _one_function_under_two_numbers() -> Recorded:
     play = Play("1x1x2")
     recorded = _play(play)
@@ -265,6 +288,7 @@ RECORDED: dict[str, Callable[[], Recorded]] = {
     "spanning": lambda: _world(SpanningWorld, 7, 90, 0.05, "3x1x1"),
     "compilations": _first_compilation_loses_its_island,
     "functions": _functions_of_lost_islands,
+    "recompilations": _compilation_loses_its_island_again,
     "numbers": _one_function_under_two_numbers,
     "losses": _arrays_on_several_islands_are_lost,
     "lists": _long_lists,

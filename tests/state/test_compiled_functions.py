@@ -60,3 +60,15 @@ def test_answers_of_other_functions_and_hosts_change_nothing():
     registry.expect(Registration(1, 7, "f", {0}))
     assert registry.settle("g", 0, OK, b"") == []
     assert registry.settle("f", 1, OK, b"") == []
+
+
+def test_answers_to_requests_that_do_not_wait_any_longer_have_no_effect():
+    registry = FunctionRegistry()
+    ended, other = (Registration(session, 7, "f", {0, 1}) for session in (1, 2))
+    for each in (ended, other):
+        registry.expect(each)
+    registry.stop_waiting([ended])
+    assert registry.settle("f", 0, BROKEN, b"") == []
+    assert registry.settle("f", 1, OK, b"info") == [other]
+    assert ended.failure is None
+    assert registry.waiting == {}

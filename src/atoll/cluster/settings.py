@@ -274,7 +274,8 @@ class ClusterSettings(msgspec.Struct, frozen=True):
     # 3: hosts forget buffers that have become errors (`launch.buffer_releases`).
     # 4: versions of arrays are taken over and freed in steps (`controller.sessions.vaults`), parts of results that are
     #    lost count until their launches have ended, and the numbers of a function are counted (`launch.compilation`).
-    decisions: int = 4
+    # 5: a function stays if it loses an island again while it is compiled again (`launch.compilation`).
+    decisions: int = 5
 
     tenants: tuple[TenantSettings, ...] = ()  # not passed on command lines: see `cluster.tenant_settings`
 

@@ -213,6 +213,7 @@ class Controller:
             _location,
             settings.decisions > 1,
             settings.decisions > 3,
+            settings.decisions > 4,
         )
         self.functions = self._compilation.functions
         self._estimates = Estimates(self.functions.contents, self.resources.hosts)

@@ -64,6 +64,8 @@ class Compilation:
         versions only looked at the island that had restarted.
       counts_numbers: whether a session that has released a function waits for its compilation if it has the same
         function under another number. Earlier versions did not wait, and their journals are replayed without that wait.
+      keeps_functions: whether a session keeps a function that loses an island while it is compiled again. In earlier
+        versions, it lost the function if another host then reported a failure.
     """
 
     def __init__(
@@ -81,10 +83,12 @@ class Compilation:
         location_of: Callable[[Session, int], DeviceLocation],
         follows_losses: bool,
         counts_numbers: bool,
+        keeps_functions: bool,
     ) -> None:
         self.functions = FunctionRegistry()
         self._follows_losses = follows_losses
         self._counts_numbers = counts_numbers
+        self._keeps_functions = keeps_functions
         self.watch = CompileWatch()
         self._resources = resources
         self._sessions = sessions
@@ -239,7 +243,7 @@ class Compilation:
         members = [host for island in islands for host in topology.hosts_of(island)]  # by rank
         rank = {host: rank for rank, host in enumerate(members)}
         assignment = tuple(tuple((rank[s.host], s.ordinal) for s in partitions) for partitions in locations)
-        self._expect(session, function, name, hosts)
+        self._expect(session, function, name, hosts, is_repeated=recompile)
         compile_ = m.Compile(
             name,
             session.number,
@@ -265,8 +269,8 @@ class Compilation:
             else:
                 self._send(session, host, compile_)
 
-    def _expect(self, session: Session, function: int, name: str, hosts: set[int]) -> None:
-        registration = Registration(session.number, function, name, set(hosts))
+    def _expect(self, session: Session, function: int, name: str, hosts: set[int], is_repeated: bool = False) -> None:
+        registration = Registration(session.number, function, name, set(hosts), is_repeated=is_repeated)
         self.functions.expect(registration, replaces_failures=self._follows_losses)
 
     def _send(self, session: Session, host: int, compile_: m.Compile) -> None:
@@ -543,11 +547,27 @@ class Compilation:
         if not self._follows_losses:
             return
         island = failed.island
+        if self._keeps_functions:
+            self.functions.stop_waiting(self._repeated_on(island))
         self._resources.islands[island].needs_recompile.clear()
         for other in self._resources.islands.values():
             for number, names in list(other.needs_recompile.items()):
                 lost = {name for name in names if island in _islands_of(self.functions.locations.get(name, ()))}
                 self._not_needed(other, number, lost)
+
+    def _repeated_on(self, island: int) -> list[Registration]:
+        """Return what sessions wait for that have had their functions before, of those on the island.
+
+        Functions that are compiled for a migration are not among them: the migration fails.
+        """
+        waiting = [each for some in self.functions.waiting.values() for each in some if each.is_repeated]
+        return [
+            each
+            for each in waiting
+            if island in _islands_of(self.functions.locations.get(each.name, ()))
+            and (session := self._sessions.get(each.session)) is not None
+            and session.migrating.get(each.function) != each.name
+        ]
 
     def request_again(self, lost: Container[str]) -> dict[int, set[str]]:
         """Have sessions send the sources again of functions that their hosts have lost. Launches wait for that.

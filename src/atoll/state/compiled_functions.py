@@ -80,6 +80,7 @@ class Registration:
     pending: set[int]  # hosts
     failure: Status | None = None  # the first one
     info: bytes = b""
+    is_repeated: bool = False  # the session had the function before
 
 
 @dataclass
@@ -130,6 +131,14 @@ class FunctionRegistry:
             for host in hosts - each.pending:
                 self.waiting.setdefault((each.name, host), []).append(each)
             each.pending |= hosts
+
+    def stop_waiting(self, registrations: Iterable[Registration]) -> None:
+        """Expect no more answers for these registrations. Answers that still arrive have no effect."""
+        ended = set(map(id, registrations))
+        for key, waiting in list(self.waiting.items()):
+            waiting[:] = [each for each in waiting if id(each) not in ended]
+            if not waiting:
+                del self.waiting[key]
 
     def settle(self, name: str, host: int, status: Status, info: bytes) -> list[Registration]:
         """Handle a host's answer to a request to compile. Return the registrations that this completes."""

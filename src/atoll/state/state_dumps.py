@@ -383,7 +383,7 @@ class DirectoryDump(Dump):
 # ---- functions and programs
 
 
-@dump_of(Registration, "registration")
+@dump_of(Registration, "registration", version=2)
 class RegistrationDump(Dump):
     session: int
     function: int
@@ -391,6 +391,7 @@ class RegistrationDump(Dump):
     pending: set[int] = set()
     failure: Status | None = None
     info: bytes = b""
+    is_repeated: bool = False
 
 
 @dump_of(FunctionRegistry, "functions", version=2)
