@@ -144,9 +144,7 @@ def free_address(host: str) -> str:
 
     Raise OSError if the host is not an address of this machine.
     """
-    (family, *_, where), *_ = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
-    with socket.socket(family, socket.SOCK_STREAM) as sock:
-        sock.bind(where)
+    with bind(Address(host=host)) as sock:
         return str(Address(host=host, port=sock.getsockname()[1]))
 
 
@@ -155,14 +153,9 @@ def check_is_free(address: Address) -> None:
 
     Remove the file of a unix socket that exists.
     """
+    bind(address).close()
     if address.is_unix:
-        bind_unix(address.path).close()
         os.unlink(address.path)
-        return
-    (family, *_, where), *_ = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-    with socket.socket(family, socket.SOCK_STREAM) as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(where)
 
 
 def credentials(sock: socket.socket) -> tuple[int, int]:

@@ -45,7 +45,7 @@ class Description(msgspec.Struct, frozen=True, array_like=True):
     parameter_layouts: tuple[Layout, ...]
     output_layouts: tuple[Layout, ...]
     scratch_bytes: int  # on each device while it runs
-    parts: Parts | None = None  # None if it was compiled by a version that did not find them out
+    parts: Parts | None = None  # None if they were not found out: see `devices.xla.description`
 
     def crosses(self, places: Sequence[int]) -> bool:
         """Return whether devices at different places communicate, such as hosts. `places` are those of all devices."""

@@ -106,7 +106,7 @@ class XlaCompiler:
         def load() -> None:
             try:
                 loaded = load_executable(self._backend.client, serialized, grid, _stand_ins(callbacks))
-                description = describe(loaded, grid.flat[0], *grid.shape)
+                description = describe(loaded, grid.flat[0], grid.shape)
                 loaded.cost_analysis()
                 for module in loaded.hlo_modules():
                     module.to_string()

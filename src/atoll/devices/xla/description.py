@@ -14,8 +14,13 @@ from atoll.protocol.messages import FunctionInfo, OutputInfo
 from atoll.transfers.dtypes import numpy_dtype
 
 
-def describe(loaded: Any, device: Any, replicas: int, partitions: int) -> Description:
-    """Describe an executable for so many replicas and partitions, which is loaded on `device` and maybe on others."""
+def describe(loaded: Any, device: Any, shape: tuple[int, int] | None = None) -> Description:
+    """Describe an executable that is loaded on `device` and maybe on others.
+
+    Args:
+        shape: The number of replicas and of partitions. With it, find out which of the program's devices communicate,
+            which takes 2 us per line of the compiled program. Only functions on several islands need that.
+    """
     module = loaded.hlo_modules()[0]
     program = xc.XlaComputation(module.as_serialized_hlo_module_proto()).program_shape()
     result = program.result_shape()
@@ -57,7 +62,7 @@ def describe(loaded: Any, device: Any, replicas: int, partitions: int) -> Descri
         _unusual(loaded.get_parameter_layouts, parameters, device),
         _unusual(loaded.get_output_layouts, outputs, device),
         int(stats.temp_size_in_bytes),
-        communicating_parts(text, replicas, partitions),
+        None if shape is None else communicating_parts(text, *shape),
     )
 
 

@@ -159,7 +159,7 @@ class XlaBackend:
                     loaded = compiler.compile_or_get_cached(
                         client, prepared.module, grid, prepared.options, [], devices
                     )
-        description = describe(loaded, self._here(grid)[0], *grid.shape)
+        description = describe(loaded, self._here(grid)[0])
         executable = self._executable(loaded, grid, description, callbacks, held, world)
         return executable, bool(_cache_hit.seen), time.monotonic() - started
 
@@ -182,7 +182,7 @@ class XlaBackend:
             held = None if callbacks is None else Held(callbacks)
             calls = [] if held is None or callbacks is None else stubs(held, callbacks, signatures, self.client)
             loaded = prepared.compile(self.client, tuple(grid.flatten()), calls)
-        program = CompiledProgram(loaded.serialize(), describe(loaded, grid.flat[0], *grid.shape), signatures)
+        program = CompiledProgram(loaded.serialize(), describe(loaded, grid.flat[0], grid.shape), signatures)
         self.keep(request, tenant, program)
         return program, False, time.monotonic() - started
 
