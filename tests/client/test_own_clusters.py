@@ -54,4 +54,16 @@ def test_an_address_that_hides_a_join_token_is_named(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("ATOLL_JOIN", "join")
     assert "ATOLL_JOIN is not used" in str(processes._error("UnreachableError", "nobody", "unix:/gone"))
     monkeypatch.delenv("ATOLL_JOIN")
-    assert "start a cluster with `atoll up`" in str(processes._error("UnreachableError", "nobody", "unix:/gone"))
+    assert "unset ATOLL_ADDRESS" in str(processes._error("UnreachableError", "nobody", "unix:/gone"))
+
+
+def test_an_address_that_nobody_answers_is_explained_by_its_origin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ATOLL_ADDRESS", raising=False)
+    monkeypatch.setenv("ATOLL_JOIN", "join")
+    of_token = str(processes._error("UnreachableError", "nobody", "tls://one:7000"))
+    assert "join token of ATOLL_JOIN" in of_token
+    assert "ATOLL_ADDRESS" not in of_token
+    monkeypatch.delenv("ATOLL_JOIN")
+    of_argument = str(processes._error("UnreachableError", "nobody", "unix:/gone"))
+    assert "start a cluster with `atoll up`" in of_argument
+    assert "unset" not in of_argument

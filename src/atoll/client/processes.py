@@ -244,8 +244,15 @@ def _error(name: str, message: str, address: str) -> AtollError:
     if address and kind is UnreachableError:
         if ADDRESS.text() and JOIN.text():
             message += "; ATOLL_ADDRESS is set, so ATOLL_JOIN is not used: unset one of them"
-        else:
+        elif ADDRESS.text():
             message += "; start a cluster with `atoll up`, or unset ATOLL_ADDRESS to use an embedded cluster"
+        elif JOIN.text():
+            message += (
+                "; this is the address in the join token of ATOLL_JOIN: check that the cluster is up and that this "
+                "machine reaches the port, or use the cluster's current join token"
+            )
+        else:
+            message += "; start a cluster with `atoll up`, or pass the address of one that is up"
     return kind(message)
 
 
