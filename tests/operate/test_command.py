@@ -318,7 +318,21 @@ def test_a_port_that_is_taken_is_named(user: User) -> None:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         ended = user.atoll("up", *WITHOUT_XLA, "--islands", "1x1x1", "--listen", address)
     assert ended.returncode == 1
-    assert f"cannot listen at tls://{address}: Address already in use" in ended.stderr
+    assert ended.stderr == (
+        f"atoll: cannot listen at tls://{address}: Address already in use: another process listens there; choose "
+        "another port, or end that process\n"
+    )
+    assert user.leftovers() == []
+
+
+@pytest.mark.parametrize(
+    ("address", "advice"),
+    [("192.0.2.1:7000", "this machine does not have the address"), ("nowhere.invalid:7000", "use an IP address")],
+)
+def test_an_address_of_another_machine_is_refused_with_what_to_do(user: User, address: str, advice: str) -> None:
+    ended = user.atoll("up", *WITHOUT_XLA, "--islands", "1x1x1", "--listen", address)
+    assert ended.stderr.startswith(f"atoll: cannot listen at tls://{address}: ")
+    assert advice in ended.stderr
     assert user.leftovers() == []
 
 

@@ -164,6 +164,7 @@ def test_hosts_need_an_address_that_they_can_reach(user: User) -> None:
     ended = user.atoll("up", "--engine", "hosts")
     assert ended.returncode == 1
     assert "choose where the controller listens" in ended.stderr
+    assert "waiting for hosts" not in ended.stderr
 
 
 def test_a_lease_that_signs_of_life_cannot_keep_is_refused(user: User) -> None:

@@ -30,8 +30,8 @@ from atoll.protocol.messages import StopReply
 from atoll.security.join_token import JoinToken
 from atoll.security.roles import Role
 from atoll.security.start_security import advertised, host_join_file, join_file, kept_environment
-from atoll.wire.address import Address, check_may_listen, parse_address
-from atoll.wire.sockets import dial
+from atoll.wire.address import Address, check_may_listen, check_reached_by_hosts, parse_address
+from atoll.wire.sockets import check_can_listen, dial
 
 END_SECONDS = 10.0
 _FORCE_SECONDS = 2.0
@@ -84,6 +84,8 @@ class StandingCluster:
         self._stays = options.stays
         self._leaves = options.leaves
         address = _listening_address(options.listen or registry.address(name), options)
+        if settings.engine == "hosts":
+            check_reached_by_hosts(address)
         reached = str(advertised(address, options.advertise))
         environment: dict[str, str] = {}
         if authority is not None and address.tls:
@@ -93,6 +95,8 @@ class StandingCluster:
         run: ClusterRun | None = None
         with registry.locked():
             _check_is_free(registry, name)
+            if not address.is_unix and not options.continues:  # the controller of its journal may still be ending
+                check_can_listen(address)
             try:
                 self._directory.mkdir(mode=0o700)
             except FileExistsError:

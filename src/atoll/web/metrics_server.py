@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
 from collections.abc import Callable
 
@@ -14,7 +13,7 @@ from atoll.web.page_key import METRICS, has_key
 from atoll.web.poller import Poller
 from atoll.web.tls import PageTls
 from atoll.wire.address import Address
-from atoll.wire.sockets import bind, peer_of
+from atoll.wire.sockets import bind, cannot_listen, peer_of
 from atoll.wire.unauthenticated import UnauthenticatedConnections
 
 _REQUEST_SECONDS = 10.0
@@ -103,5 +102,4 @@ def listening_socket(address: Address) -> socket.socket:
     try:
         return bind(address)
     except OSError as error:
-        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
-        raise AddressError(f"cannot listen at {address}: {reason}") from None
+        raise cannot_listen(address, error) from None

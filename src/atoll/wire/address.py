@@ -98,6 +98,15 @@ def _host_and_port(rest: str, text: str, tls: bool) -> Address:
     return Address(host=host, port=int(port), tls=tls)
 
 
+def check_reached_by_hosts(address: Address) -> None:
+    """Raise AddressError for a unix socket, since host agents on other machines cannot connect to it."""
+    if address.is_unix:
+        raise AddressError(
+            "host agents connect from other machines: choose where the controller listens, such as with "
+            "`--listen 10.0.0.1:7000`"
+        )
+
+
 def check_may_listen(address: Address, token: str) -> None:
     """Raise AddressError for several addresses, and for one that others can reach if there is no TLS and no token."""
     if address.others:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import ssl
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from atoll.errors import AddressError, AtollError, ConnectError, UnreachableError
+from atoll.errors import AtollError, ConnectError, UnreachableError
 from atoll.wire.address import Address
 from atoll.wire.connection import Connection
 from atoll.wire.resumption.link_messages import AnyLinkMessage
-from atoll.wire.sockets import attempts, bind, none_answered
+from atoll.wire.sockets import attempts, bind, cannot_listen, none_answered, reason_of
 from atoll.wire.tls.identity import HANDSHAKE_SECONDS, Identity
 from atoll.wire.tls.layer import TlsLayer
 from atoll.wire.tls.tls_errors import no_identity
@@ -89,7 +88,7 @@ async def _connect(
     except AtollError:
         raise
     except OSError as error:
-        raise UnreachableError(f"cannot reach {target}: {_reason(error)}") from None
+        raise UnreachableError(f"cannot reach {target}: {reason_of(error)}") from None
     return connection
 
 
@@ -125,12 +124,6 @@ def _admitting_layer(
     return layer
 
 
-def _reason(error: OSError) -> str:
-    if error.errno is not None and error.errno > 0:
-        return os.strerror(error.errno)  # asyncio's own text repeats the address
-    return error.strerror or str(error)  # errors of name resolution have no errno
-
-
 async def listen(
     address: Address,
     factory: Callable[[], Connection],
@@ -155,5 +148,5 @@ async def listen(
             assert identity is not None, "a process that listens with TLS has an identity"
             server = await loop.create_server(lambda: _admitting_layer(identity.admitting, factory, pending), sock=sock)
     except OSError as error:
-        raise AddressError(f"cannot listen at {address}: {_reason(error)}") from None
+        raise cannot_listen(address, error) from None
     return server, replace(address, port=port)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import os
 import socket
@@ -12,7 +13,7 @@ import termios
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from atoll.errors import AccessError, ConnectError, HandshakeCutError, UnreachableError
+from atoll.errors import AccessError, AddressError, ConnectError, HandshakeCutError, UnreachableError
 from atoll.wire.address import Address
 
 _Result = TypeVar("_Result")
@@ -27,6 +28,13 @@ _CREDENTIALS = struct.Struct("3i")
 # Leases detect silent peers. Without this timeout, the kernel would close the connection after 15 attempts, which take
 # 15 seconds with the options above.
 _USER_TIMEOUT_SECONDS = 600
+# What to do if a process cannot listen at a TCP address.
+_ADVICE = {
+    errno.EADDRINUSE: ": another process listens there; choose another port, or end that process",
+    errno.EADDRNOTAVAIL: ": this machine does not have the address; choose one of its own, or 0.0.0.0 for all of them",
+    errno.EACCES: ": this user may not use the port; choose one above 1023",
+    socket.EAI_NONAME: ": use an IP address of this machine, or a name that it can resolve",
+}
 
 
 def attempts(address: Address, timeout: float) -> Iterator[tuple[Address, float]]:
@@ -139,6 +147,19 @@ def bind_unix(path: str) -> socket.socket:
     return sock
 
 
+def reason_of(error: OSError) -> str:
+    """Return the text of the system for an error of a socket, without the address."""
+    if error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno)  # asyncio's own text repeats the address
+    return error.strerror or str(error)  # errors of name resolution have no errno
+
+
+def cannot_listen(address: Address, error: OSError) -> AddressError:
+    """Return the exception for an address at which this process cannot listen. Its message says what to do."""
+    advice = "" if address.is_unix else _ADVICE.get(error.errno or 0, "")
+    return AddressError(f"cannot listen at {address}: {reason_of(error)}{advice}")
+
+
 def free_address(host: str) -> str:
     """Return a HOST:PORT at which nothing listens now. The port is not reserved.
 
@@ -146,6 +167,14 @@ def free_address(host: str) -> str:
     """
     with bind(Address(host=host)) as sock:
         return str(Address(host=host, port=sock.getsockname()[1]))
+
+
+def check_can_listen(address: Address) -> None:
+    """Raise AddressError, with what to do, if no process can listen at this TCP address now."""
+    try:
+        bind(address).close()
+    except OSError as error:
+        raise cannot_listen(address, error) from None
 
 
 def check_is_free(address: Address) -> None:

@@ -16,7 +16,7 @@ from atoll.engines.engine_interface import HostEnd, HostStart
 from atoll.engines.engine_options import EngineOptions
 from atoll.engines.hosts import hosts_engine as module
 from atoll.engines.hosts.hosts_engine import DRAIN_RETRY_SECONDS, HostsEngine, MachineDrains
-from atoll.errors import OK, ClusterError, Code, Status
+from atoll.errors import OK, Code, Status
 from atoll.protocol import messages as m
 from tests.waiting import until_async
 
@@ -383,7 +383,7 @@ def test_a_machine_with_too_few_devices_is_named_and_not_taken() -> None:
 
 
 def test_a_cluster_of_other_machines_must_listen_where_they_reach_it() -> None:
-    with pytest.raises(ClusterError, match="choose where the controller listens"):
+    with pytest.raises(AddressError, match="choose where the controller listens"):
         HostsEngine(EngineOptions(ClusterSettings(engine="hosts"), "/nowhere"))
 
 

@@ -24,9 +24,9 @@ from atoll.engines.engine_options import EngineOptions
 from atoll.engines.hosts.host_agents import AdoptedWorker, Agent
 from atoll.engines.hosts.rank_assignment import Candidate, assign_ranks, pending_reason
 from atoll.engines.worker_command import check_kinds
-from atoll.errors import ClusterError, Status
+from atoll.errors import Status
 from atoll.protocol import messages as m
-from atoll.wire.address import Address, parse_address
+from atoll.wire.address import Address, check_reached_by_hosts, parse_address
 from atoll.wire.framing import NO_MESSAGE
 
 _log = logging.getLogger(__name__)
@@ -42,11 +42,7 @@ class HostsEngine:
     def __init__(self, options: EngineOptions) -> None:
         self._settings = options.settings
         check_kinds(self._settings)
-        if parse_address(options.controller_address).is_unix:
-            raise ClusterError(
-                "host agents connect from other machines: choose where the controller listens, such as with "
-                "`--listen 10.0.0.1:7000`"
-            )
+        check_reached_by_hosts(parse_address(options.controller_address))
         self._agents: dict[str, Agent] = {}
         self._connections: dict[int, Agent] = {}
         self._numbers = count(1)
