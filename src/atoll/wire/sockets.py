@@ -28,10 +28,10 @@ _CREDENTIALS = struct.Struct("3i")
 # Leases detect silent peers. Without this timeout, the kernel would close the connection after 15 attempts, which take
 # 15 seconds with the options above.
 _USER_TIMEOUT_SECONDS = 600
-# What to do if a process cannot listen at a TCP address.
+# Advice for a process that cannot listen at a TCP address, by the error of the system.
 _ADVICE = {
     errno.EADDRINUSE: ": another process listens there; choose another port, or end that process",
-    errno.EADDRNOTAVAIL: ": this machine does not have the address; choose one of its own, or 0.0.0.0 for all of them",
+    errno.EADDRNOTAVAIL: ": this machine does not have the address; choose one that it has, or 0.0.0.0 for all addresses",
     errno.EACCES: ": this user may not use the port; choose one above 1023",
     socket.EAI_NONAME: ": use an IP address of this machine, or a name that it can resolve",
 }

@@ -16,7 +16,7 @@ from atoll.engines.engine_interface import HostEnd, HostStart
 from atoll.engines.engine_options import EngineOptions
 from atoll.engines.hosts import hosts_engine as module
 from atoll.engines.hosts.hosts_engine import DRAIN_RETRY_SECONDS, HostsEngine, MachineDrains
-from atoll.errors import OK, Code, Status
+from atoll.errors import OK, AddressError, Code, Status
 from atoll.protocol import messages as m
 from tests.waiting import until_async
 
