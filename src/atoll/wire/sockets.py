@@ -31,7 +31,7 @@ _USER_TIMEOUT_SECONDS = 600
 # Advice for a process that cannot listen at a TCP address, by the error of the system.
 _ADVICE = {
     errno.EADDRINUSE: ": another process listens there; choose another port, or end that process",
-    errno.EADDRNOTAVAIL: ": this machine does not have the address; choose one that it has, or 0.0.0.0 for all addresses",
+    errno.EADDRNOTAVAIL: ": this machine does not have the address; choose one that it has, or 0.0.0.0 for all",
     errno.EACCES: ": this user may not use the port; choose one above 1023",
     socket.EAI_NONAME: ": use an IP address of this machine, or a name that it can resolve",
 }
