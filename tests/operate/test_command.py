@@ -305,10 +305,15 @@ def test_a_name_that_could_be_a_path_is_refused(user: User, name: str) -> None:
     assert "invalid cluster name" in user.atoll("up", f"--name={name}").error
 
 
-def test_a_start_that_fails_shows_why_and_leaves_nothing(user: User) -> None:
-    ended = user.atoll("up", "--islands", "1x1x1", "--platform", "oneapi")
+@pytest.mark.parametrize(
+    ("platform", "reason"), [("oneapi", "Backend 'oneapi' is not in the list"), ("cuda", "no devices of platform cuda")]
+)
+def test_a_start_that_fails_shows_why_and_leaves_nothing(user: User, platform: str, reason: str) -> None:
+    ended = user.atoll("up", "--islands", "1x1x1", "--platform", platform)
     assert ended.returncode == 1
-    assert "Backend 'oneapi' is not in the list" in ended.stderr
+    assert reason in ended.stderr
+    assert "install JAX for this platform" in ended.stderr
+    assert "Traceback" not in ended.stderr
     assert ended.stderr.splitlines()[-1].startswith("atoll: the cluster did not start: the worker of host 0 ended")
     assert user.leftovers() == []
 

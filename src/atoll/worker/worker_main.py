@@ -297,6 +297,9 @@ def main() -> None:
             bugs.watch_threads()
             worker = Worker(options, connection, backend, bugs, identity)
         heartbeat.ready()
+    except AtollError as error:
+        _log.error("this worker cannot start: %s", error)
+        os._exit(1)
     except Exception:
         _log.exception("this worker cannot start")
         os._exit(1)

@@ -42,7 +42,7 @@ from atoll.devices.xla.xla_arrays import Uneven, shards_of, stacked_handler, sta
 from atoll.devices.xla.xla_compilation import Source, context, load_executable, prepare
 from atoll.devices.xla.xla_libraries import XlaLibraries
 from atoll.devices.xla.xla_world import XlaWorlds
-from atoll.errors import Code, StatusError
+from atoll.errors import ClusterError, Code, StatusError
 from atoll.host_services.calls.function_callbacks import Callbacks
 from atoll.host_services.python.rendezvous import KeyValues
 from atoll.ir.plan import LocalArray
@@ -72,6 +72,19 @@ def _register_custom_calls(platform: str) -> None:
             importlib.import_module(module)
 
 
+def _open_devices() -> tuple[Any, ...]:
+    """Start JAX, and return this host's devices. Raise ClusterError if JAX has none of the platform."""
+    try:
+        return tuple(jax.local_devices())
+    except (RuntimeError, AssertionError) as error:  # JAX asserts that it has a platform if a plug-in is missing
+        platform = JAX_PLATFORMS.text()
+        reason = f" ({error})" if str(error) else ""
+        raise ClusterError(
+            f"JAX {jax.__version__} finds no devices of platform {platform} on this machine{reason}: install JAX for "
+            "this platform in the environment of Atoll, check the driver, or choose another --platform"
+        ) from error
+
+
 class XlaBackend:
     """XLA's devices of this host: a `devices.device.DeviceBackend`."""
 
@@ -81,7 +94,7 @@ class XlaBackend:
 
     def __init__(self, programs: Programs | None = None) -> None:
         with start_batch_threads():
-            self.devices: tuple[Any, ...] = tuple(jax.local_devices())
+            self.devices: tuple[Any, ...] = _open_devices()
         processes = xla_island.devices_by_host(jax.devices())
         hosts = distributed.global_state.num_processes or 1
         self._island = processes[:hosts]
