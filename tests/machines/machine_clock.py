@@ -59,5 +59,5 @@ class Deadline:
 
     @property
     def is_over(self) -> bool:
-        """Whether the time has come. Read it at least once per second."""
+        """Return whether the time has come. Read this at least once per second."""
         return self._clock.seconds() >= self._seconds
