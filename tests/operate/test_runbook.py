@@ -7,6 +7,7 @@ workers, and endless computations in tests/end_to_end, and refused sessions in t
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -172,6 +173,8 @@ def test_a_controller_whose_lease_is_not_renewed_stops_launches_until_its_server
     user: User, tmp_path: Path
 ) -> None:
     """Section: the lease is not renewed."""
+    if shutil.which("etcdctl") is None:
+        pytest.skip("etcdctl is not installed: apt install etcd-client")
     with etcd_process(tmp_path) as (server, address):
         lease = f"etcd://{address}/atoll"
         up(user, "--islands", "1x1x1", "--journal", str(tmp_path / "journal"), "--leader-lease", lease)
