@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import queue
-import subprocess
 import sys
 import tempfile
 import threading
@@ -29,6 +28,7 @@ from atoll.protocol import messages as m
 from atoll.transfers.channel import DataChannel
 from atoll.transfers.transfer_engine import Piece
 from atoll.wire.address import Address
+from tests.forked_process import run
 
 SECONDS = 120.0
 LARGE = 100_000  # elements: too many to be read at once on the executor's own thread
@@ -291,13 +291,8 @@ class Behaviours:
 
         Return "ok" or a traceback for each name, and for "" how the process ended.
         """
-        child = subprocess.run(
-            [sys.executable, "-m", self._module, tenant],
-            cwd=Path(__file__).parents[2],
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+        code = f"import runpy; runpy.run_module({self._module!r}, run_name='__main__')"
+        child = run([sys.executable, "-c", code, tenant], cwd=Path(__file__).parents[2], timeout=300.0)
         lines = [json.loads(line) for line in child.stdout.splitlines() if line.startswith("[")]
         found = {name: outcome or "" for name, outcome in lines}
         end = f"the process ended with status {child.returncode}\n{child.stderr[-4000:]}"

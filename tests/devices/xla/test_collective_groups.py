@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from atoll.devices.compilers.compiler_messages import Parts
 from atoll.devices.xla.collective_groups import communicating_parts
+from tests.forked_process import run
 
 ALL = (tuple(range(8)),)
 ROWS = ((0, 1, 2, 3), (4, 5, 6, 7))  # on the mesh's axis "b"
@@ -132,9 +132,9 @@ if __name__ == "__main__":
 def found() -> dict[str, Any]:
     """Run a child process, which has eight devices and compiles as users do, and return its answer."""
     directory = Path(__file__).parents[3]
-    command = [sys.executable, "-m", "tests.devices.xla.test_collective_groups"]
+    code = "import runpy; runpy.run_module('tests.devices.xla.test_collective_groups', run_name='__main__')"
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8", "XLA_FLAGS": ""}
-    child = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=600)
+    child = run([sys.executable, "-c", code], cwd=directory, env=environment, timeout=600.0)
     assert child.returncode == 0, child.stderr[-4000:]
     return json.loads(child.stdout.splitlines()[-1])
 
