@@ -48,8 +48,8 @@ _PRELOADED = (
     "atoll.worker.worker_main",
     "atoll.devices.xla.xla_backend",
     "pathwaysutils",
-    # Nearly all commands and clients import these modules later.
-    "atoll.client.connect",
+    # Nearly all commands import these modules later. No module of `atoll.client` is here: its tables are of the process
+    # that imports them.
     "atoll.cluster.usage.usage_store",
     "atoll.engines.agent.agent",
     "atoll.engines.hosts.hosts_engine",

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.forked_process import FORKING, Popen, children
+from tests.forked_process import FORKING, Popen, children, run
 
 SHOWN = """
 import json, os, sys
@@ -39,6 +39,12 @@ def start(script: Path, code: str, *arguments: str, **environment: str) -> Popen
         text=True,
         start_new_session=True,
     )
+
+
+def test_no_tables_of_a_client_are_those_of_the_server() -> None:
+    """In a fork, they would send and receive nothing."""
+    code = "import sys; print([name for name in sys.modules if name.startswith('atoll.client')])"
+    assert run([sys.executable, "-c", code], timeout=300.0).stdout == "[]\n"
 
 
 def test_a_script_has_its_arguments_directory_environment_and_settings_of_jax(tmp_path: Path) -> None:
