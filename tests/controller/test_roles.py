@@ -138,7 +138,7 @@ SPEAKERS: dict[Peer, dict[Speaker, set[type[Any]]]] = {
 EACH = [(peer, speaker) for peer, speakers in SPEAKERS.items() for speaker in speakers]
 # Messages that other peers may receive when the controller closes the connection of a forbidden sender.
 AFTERMATH = m.CloseStore | m.HostsFailed | m.RestartIsland | m.Peers | m.Ping | m.AgentLost
-REFUSED = ("does not send", "unexpected", "is a user of this cluster; that is for its operators")
+REFUSED = ("does not send", "unexpected", "is a user of this cluster, and only its operators may do this")
 
 
 def is_forbidden(refusal: str) -> bool:

@@ -186,7 +186,8 @@ _Entry: Any = msgspec.defstruct(
 )
 _File: Any = msgspec.defstruct(
     "_File",
-    [("tenant", Annotated[dict[str, _Entry], msgspec.Meta(min_length=1, max_length=MOST_TENANTS)])],
+    # The entries are checked one by one, since an error of msgspec does not name the key of a table.
+    [("tenant", Annotated[dict[str, dict[str, Any]], msgspec.Meta(min_length=1, max_length=MOST_TENANTS)])],
     forbid_unknown_fields=True,
 )
 
@@ -194,7 +195,7 @@ _File: Any = msgspec.defstruct(
 def read_tenants(path: str | Path) -> tuple[TenantSettings, ...]:
     """Return the tenants of a file, including `default`. Raise a SettingsError that names the file and the key."""
     path = Path(path).expanduser()
-    tenants = [_tenant(name, entry, path) for name, entry in _read(path).tenant.items()]
+    tenants = [_tenant(name, entry, path) for name, entry in _read(path).items()]
     hashes: dict[str, str] = {}
     for tenant in tenants:
         other = hashes.setdefault(tenant.token_hash, tenant.name) if tenant.token_hash else tenant.name
@@ -208,19 +209,32 @@ def read_tenants(path: str | Path) -> tuple[TenantSettings, ...]:
 def read_tenant_tokens(path: str | Path) -> dict[str, str]:
     """Return the token of each tenant of a file except `default`, for join tokens. Raise SettingsError."""
     path = Path(path).expanduser()
-    entries = {name: entry for name, entry in _read(path).tenant.items() if name != DEFAULT_NAME}
+    entries = {name: entry for name, entry in _read(path).items() if name != DEFAULT_NAME}
     return {name: read_token(entry.token, path.parent, f"{path}: tenant.{name}") for name, entry in entries.items()}
 
 
-def _read(path: Path) -> Any:
+def _read(path: Path) -> dict[str, Any]:
+    """Return the entries of a file by tenant."""
     try:
-        return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), _File)
+        content = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), _File)
     except OSError as error:
         raise SettingsError(f"cannot read the file of tenants {path}: {error.strerror}") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SettingsError(f"{path} is not valid TOML: {error}") from None
     except msgspec.ValidationError as error:
         raise SettingsError(f"{path}: {error}") from None
+    return {name: _entry(entry, f"{path}: tenant.{name}") for name, entry in content.tenant.items()}
+
+
+def _entry(content: dict[str, Any], where: str) -> Any:
+    unknown = [key for key in content if key not in _Entry.__struct_fields__]
+    if unknown:
+        known = ", ".join(_Entry.__struct_fields__)
+        raise SettingsError(f"{where}: unknown field `{unknown[0]}`; the known ones are: {known}")
+    try:
+        return msgspec.convert(content, _Entry)
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"{where}: {error}") from None
 
 
 def _tenant(name: str, entry: Any, path: Path) -> TenantSettings:

@@ -198,12 +198,18 @@ class Directory(ReadableDirectory):
                 )
             self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise JournalError(f"the journal's directory {self.path} cannot be used: {error}") from None
+            raise JournalError(
+                f"the journal's directory {self.path} cannot be used: {error.strerror}: choose a directory that this "
+                "user may write"
+            ) from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(self._lock)
-            raise JournalError(f"the journal in {self.path} is in use by another controller") from None
+            raise JournalError(
+                f"the journal in {self.path} is in use by another controller: give each cluster its own directory, or "
+                "end the other cluster with `atoll down`"
+            ) from None
 
     def close(self) -> None:
         os.close(self._lock)

@@ -142,7 +142,10 @@ def check(role: str, peer: Peer, message: type[Any], name: str = "") -> None:
     if message not in ROLES[role]:
         raise invalid(f"{_NAMES.get(role, f'a {role}')} does not send {message.__name__}")
     if scope_of(peer, message) is None:
-        text = f"tenant {name} is a user of this cluster; that is for its operators"
+        text = (
+            f"tenant {name} is a user of this cluster, and only its operators may do this: ask one, or use the join "
+            "token or token of an operator"
+        )
         raise StatusError(Code.PERMISSION_DENIED, text)
 
 

@@ -114,7 +114,7 @@ class Tenants:
         """Add or change a tenant. Raise StatusError if that is not possible."""
         tenant = self.by_name.get(settings.name)
         if tenant is None and not is_new:
-            raise not_found(f"tenant {settings.name} does not exist")
+            raise not_found(f"tenant {settings.name} does not exist (atoll tenants lists them)")
         if tenant is not None and is_new:
             raise invalid(f"tenant {settings.name} already exists")
         for other in self.by_name.values():
@@ -142,7 +142,7 @@ class Tenants:
             raise invalid(f"the tenant {DEFAULT_NAME} has the cluster's own token, so it cannot be removed")
         tenant = self.by_name.pop(name, None)
         if tenant is None:
-            raise not_found(f"tenant {name} does not exist")
+            raise not_found(f"tenant {name} does not exist (atoll tenants lists them)")
         return tenant
 
 

@@ -113,7 +113,7 @@ def test_a_cluster_starts_on_ray_with_tls_shows_nobody_its_secrets_and_leaves_no
     code = "import jax; print(len(jax.devices()))"
     assert user.script(code, JAX_PLATFORMS="atoll", **elsewhere).check().stdout == "2\n"
     assert [each["name"] for each in json.loads(user.atoll("tenants", "--json", **elsewhere).check().stdout)] == ["red"]
-    assert "that is for its operators" in user.atoll("down", **elsewhere).error
+    assert "only its operators may do this" in user.atoll("down", **elsewhere).error
     tokens = [file.read_text().strip().rpartition("/")[2] for file in files]
     assert tokens[0] == "r" * 32
     assert shows(user, ray_cluster, *tokens) == []
