@@ -51,7 +51,7 @@ class MachineClock:
 
 
 class Deadline:
-    """A time that is `seconds` of a `MachineClock` after the object was made."""
+    """A deadline `seconds` after its construction, by a `MachineClock`."""
 
     def __init__(self, seconds: float, clock: MachineClock | None = None) -> None:
         self._seconds = seconds
@@ -59,5 +59,5 @@ class Deadline:
 
     @property
     def is_over(self) -> bool:
-        """Return whether the time has come. Read this at least once per second."""
+        """Return whether the clock has passed the deadline. Read this at least once per second."""
         return self._clock.seconds() >= self._seconds
