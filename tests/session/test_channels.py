@@ -18,6 +18,7 @@ from atoll.session.channels import Channels
 from atoll.transfers.channel import DataChannel
 from atoll.transfers.transfer_engine import Piece
 from atoll.wire.address import Address
+from tests.waiting import until_async
 
 REPORT_SECONDS = 0.3
 CONTROLLER = Address(path="/nowhere")
@@ -26,7 +27,7 @@ CONTROLLER = Address(path="/nowhere")
 class FakeChannel:
     """Channel that receives nothing until it breaks or is closed, and records all sent messages."""
 
-    passes_files = True
+    passes_files = is_local = True
     liveness = None  # as on one machine
 
     def __init__(self) -> None:
@@ -91,7 +92,7 @@ class Rig:
 
     async def break_it(self) -> None:
         self.latest.close()
-        await asyncio.sleep(0.05)
+        await until_async(lambda: not self.channels.is_local(0))  # the loop knows it
 
 
 def test_a_channel_that_breaks_alone_is_reported(monkeypatch: pytest.MonkeyPatch):

@@ -20,7 +20,7 @@ from atoll.wire.address import Address
 from atoll.wire.connection import Connection
 from tests.session.fake_cluster import welcome
 from tests.session.test_channels import FakeChannel
-from tests.waiting import until_async
+from tests.waiting import PATIENCE_SECONDS, until_async
 
 
 class Controller:
@@ -64,7 +64,7 @@ def play(directory: Path, controller: Controller, work: Callable[[Address], Awai
         path = str(directory / "controller.sock")
         server = await asyncio.get_running_loop().create_unix_server(controller.accept, path)
         try:
-            await asyncio.wait_for(work(Address(path=path)), 20)
+            await asyncio.wait_for(work(Address(path=path)), PATIENCE_SECONDS)
         finally:
             for connection in controller.connections:
                 connection.close()
@@ -139,9 +139,13 @@ def test_a_cluster_of_which_no_host_can_be_reached_is_an_error(tmp_path, monkeyp
     controller = Controller(lets_in)
 
     async def work(address: Address) -> None:
-        with pytest.raises(ConnectError, match=r"none of the cluster's hosts can be reached: .*nobody there"):
-            await opened(address)
-        assert len(controller.connections) > 1  # it tried until its patience ended
+        patience = 0.1
+        while len(controller.connections) < 2:  # on a busy machine, one attempt may take the whole patience
+            controller.connections.clear()
+            patience *= 2
+            with pytest.raises(ConnectError, match=r"none of the cluster's hosts can be reached: .*nobody there"):
+                await opened(address, patience)
+        assert patience < 10, "it tries only once"
 
     play(tmp_path, controller, work)
 
