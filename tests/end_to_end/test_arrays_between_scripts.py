@@ -129,6 +129,33 @@ def read_small(step: int, first: int, cut: tuple[str | None, ...]) -> tuple[int,
     return found.number, is_right, sorted({str(each.sharding.spec) for each in leaves if len(each.devices()) > 1})
 
 
+_kept: list[Any] = []
+
+
+def keep_small() -> None:
+    """Read the arrays of `publish_small`, and do not use them."""
+    _kept.append(atoll.subscribe("trainer/policy-small", jax.sharding.SingleDeviceSharding(jax.devices()[2])).tree)
+
+
+def use_one() -> list[int]:
+    """Use one of the arrays that were kept."""
+    found: list[int] = (_kept[-1]["cut"][3] + 1).ravel().tolist()
+    return found
+
+
+def donate_one() -> tuple[float, list[bool]]:
+    """Donate one of the arrays that were kept. Return the result, and whether it and the next one are deleted."""
+    whole = _kept[-1]["whole"]
+    result = jax.jit(lambda x: x + 1, donate_argnums=0)(whole[5])
+    return float(result), [each.is_deleted() for each in whole[5:7]]
+
+
+def drop_all() -> None:
+    """Drop the arrays that were kept. Connect to the cluster if this is the first call."""
+    _kept.clear()
+    jax.devices()
+
+
 def pin_first() -> list[str]:
     """Pin a version, replace it, and read it before and after it is released."""
     found = []
@@ -317,6 +344,30 @@ def test_small_arrays_are_read_with_any_shardings(shared: StandingCluster, start
     for first, cut in ((2, (None, "y")), (0, ("y", None)), (2, ())):
         wanted = (number, True, [str(PartitionSpec(*cut))])
         assert rollouts.call(read_small, 100, first, cut) == wanted
+    trainer.close()
+    rollouts.close()
+    assert check(shared) == []
+
+
+def test_small_arrays_are_unpacked_when_they_are_used(shared: StandingCluster, start_python: StartPython) -> None:
+    trainer, rollouts = (python_of(start_python, shared, name) for name in ("trainer", "rollouts"))
+
+    def arrays() -> int:
+        (count,) = [each["arrays"] for each in shared.report()["sessions"] if each["tenant"] == "rollouts"]
+        return int(count)
+
+    trainer.call(publish_small, 100)
+    rollouts.call(drop_all)
+    before = arrays()
+    rollouts.call(keep_small)
+    assert arrays() - before == 2 + 2 + 1, "packs of 32 arrays, and a large one"
+    assert check(shared) == []
+    assert rollouts.call(use_one) == list(range(104, 112))
+    assert rollouts.call(donate_one) == (106.0, [True, False])
+    assert check(shared) == []
+    assert arrays() - before >= 31 + 31 + 1, "one pack of each shape is unpacked"
+    rollouts.call(drop_all)
+    shared.until(lambda report: arrays() == before, SECONDS)
     trainer.close()
     rollouts.close()
     assert check(shared) == []

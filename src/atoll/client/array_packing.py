@@ -22,13 +22,16 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from atoll.client import jax_internals as internals
+from atoll.client.plugin_programs import submit
 from atoll.ir.types import DTYPE_BITS
+from atoll.protocol.submission import Deferring, encode
 from atoll.protocol.tree_forms import MOST_PACKED, Pack
 
 # Arrays with at most this many bytes per shard are packed.
 SMALL_BYTES = 16 << 10
 # Fewer arrays of one shape are not packed, because the devices would have to compile functions for them.
 FEWEST = 32
+_SIZES = (MOST_PACKED, 128, FEWEST)  # of packs
 _LEAST_BITS = 8
 
 # ---- packing
@@ -75,9 +78,14 @@ def groups(types: Mapping[tuple[Any, Any], Sequence[int]]) -> list[tuple[list[in
         (positions[first : first + count], count)
         for positions in found.values()
         if len(positions) >= FEWEST
-        for count in (MOST_PACKED if len(positions) >= MOST_PACKED else FEWEST,)
+        for count in (_size(len(positions)),)
         for first in range(0, len(positions), count)
     ]
+
+
+def _size(count: int) -> int:
+    """Return the size of packs of so many arrays: the largest one that needs padding for at most half of them."""
+    return next((size for size in _SIZES if -count % size <= count // 2), FEWEST)
 
 
 def _kind(sharding: Any, dtype: Any, shape: tuple[int, ...]) -> _Kind | None:
@@ -215,17 +223,38 @@ def _same_cut(pack: Pack, sharding: Any) -> Any:
 def unpack(pack: Pack, packed: Any, shardings: Sequence[Any]) -> list[Any]:
     """Return the arrays of the pack with these shardings. The pack was read with the `target` of the first one."""
     first = shardings[0] if _is_in_default_memory(shardings[0]) else packed.sharding
-    with mesh_of(packed.sharding):
-        made = _unpacking(msgspec.structs.replace(pack, paths=("",)), first)(packed)[: len(pack.paths)]
-    return [
-        each if sharding == first else jax.device_put(each, sharding)
-        for each, sharding in zip(made, shardings, strict=True)
-    ]
+    unpacking = _unpacking(msgspec.structs.replace(pack, paths=("",)), first, packed.dtype, packed.sharding)
+    made = unpacking(packed)
+    del made[len(pack.paths) :]
+    for position, sharding in enumerate(shardings):
+        if sharding is not first and sharding != first:
+            made[position] = jax.device_put(made[position], sharding)
+    return made
 
 
 @lru_cache(maxsize=256)
-def _unpacking(pack: Pack, sharding: Any) -> Any:
-    """Return the compiled function that returns all arrays of a pack. It does not depend on their paths."""
+def _unpacking(pack: Pack, sharding: Any, dtype: Any, packed_sharding: Any) -> Callable[[Any], list[Any]]:
+    """Return a function that returns all arrays of a pack. It does not depend on their paths.
+
+    The devices run it when the script uses one of the arrays.
+    """
+    size = pack.count * math.prod(pack.shape)
+    with mesh_of(packed_sharding), jax.enable_x64(True):  # as in `_packing`
+        argument = jax.ShapeDtypeStruct((size,), dtype, sharding=packed_sharding)
+        compiled = _unpacking_function(pack, sharding).lower(argument).compile()
+    client = next(iter(sharding.device_set)).client
+    execute = submit(client, encode(Deferring(compiled.runtime_executable().fingerprint))).execute_sharded
+    handlers = [internals.result_handler(jax.core.ShapedArray(pack.shape, dtype), sharding, True)] * pack.count
+
+    def run(packed: Any) -> list[Any]:
+        made: list[Any] = execute([packed]).consume_with_handlers(handlers)
+        return made
+
+    return run
+
+
+def _unpacking_function(pack: Pack, sharding: Any) -> Any:
+    """Return the function that returns all arrays of a pack, for JAX to compile."""
     same = _same_cut(pack, sharding)
 
     def atoll_unpack_shards(shard: Any) -> list[Any]:

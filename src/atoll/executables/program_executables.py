@@ -17,11 +17,11 @@ from atoll.ir.types import DTYPE_BITS, ArraySpec, Sharding, nbytes
 from atoll.ir.validation import MAX_VALUES, check_definition
 from atoll.protocol.submission import (
     RUNS_OF_A_READING,
+    Deferring,
     Putting,
     Reading,
     SmallWriting,
     Staging,
-    Submission,
     Writing,
     decode,
     first_feed,
@@ -49,13 +49,15 @@ def read(data: bytes, loaded: Iterable[LoadedExecutable], cluster: ClusterSessio
         return WritingExecutable(submission, cluster)
     if isinstance(submission, SmallWriting):
         return SmallWritingExecutable(submission, cluster)
-    return ProgramExecutable(submission.program, _functions(submission, loaded), cluster)
+    if isinstance(submission, Deferring):
+        return DeferringExecutable(*_functions((submission.function,), loaded))
+    return ProgramExecutable(submission.program, _functions(submission.functions, loaded), cluster)
 
 
-def _functions(submission: Submission, loaded: Iterable[LoadedExecutable]) -> list[Executable]:
+def _functions(fingerprints: Sequence[bytes], loaded: Iterable[LoadedExecutable]) -> list[Executable]:
     known = {each.fingerprint: each for each in loaded if isinstance(each, Executable)}
     functions = []
-    for fingerprint in submission.functions:
+    for fingerprint in fingerprints:
         executable = known.get(fingerprint)
         if executable is None:
             raise invalid(f"a program calls function {fingerprint[:80]!r}, which this session has not compiled")
@@ -135,6 +137,38 @@ class ProgramExecutable(LoadedExecutable):
     def output_sharding(self, position: int) -> Any:
         spec = self.outputs[position]
         return sharding_to(spec.sharding, spec.shape, self.op_shardings[self.definition.results[position]])
+
+
+class DeferringExecutable(LoadedExecutable):
+    """Runs a compiled function when one of the results is used: see `ifrt.deferred_runs`.
+
+    The constructor raises INVALID_ARGUMENT.
+    """
+
+    def __init__(self, function: Executable) -> None:
+        super().__init__()
+        if len(function.info.parameters) != 1 or not function.outputs or function.donated or function.callbacks:
+            raise invalid(f"{function.name} cannot start later: that needs one argument, and donates nothing")
+        self._function = function
+        self.name = function.name
+        self.devices = function.devices
+        self.functions = function.functions
+        self.outputs = function.outputs
+
+    def check(self, arguments: Sequence[ArrayRecord]) -> None:
+        self._function.check(arguments)
+
+    def program(self, preserved: frozenset[int], completion: bool, stream: int) -> Program:
+        return self._function.program(preserved, completion, stream)
+
+    async def cost(self, cluster: ClusterSession, reply: Any) -> None:
+        await self._function.cost(cluster, reply)
+
+    async def text(self, cluster: ClusterSession) -> str:
+        return await self._function.text(cluster)
+
+    def output_sharding(self, position: int) -> Any:
+        return self._function.output_sharding(position)
 
 
 class _Submitted(ExecutableWithoutProgram):

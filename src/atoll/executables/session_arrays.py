@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from atoll.errors import Code, Status, StatusError, not_found
 from atoll.ir.types import ArraySpec
@@ -42,15 +43,32 @@ class Origin:
         self.users = users
 
 
+class Deferred(Protocol):
+    """A run that has not started. `record` is that of its results."""
+
+    record: ArrayRecord
+
+    def start(self) -> None:
+        """Start the run, and define its results and its argument as usual arrays."""
+
+    def dropped(self, handles: Sequence[int]) -> list[int]:
+        """Note that the client has dropped some of its arrays. Return the handles that the cluster can release."""
+
+
 @dataclass(slots=True)
 class ArrayRecord:
-    """An array of a session. If the request that makes it has failed, `error` is set."""
+    """An array of a session. If the request that makes it has failed, `error` is set.
+
+    `deferred` is set for the results and the argument of a run that has not started. All of its results have one
+    record.
+    """
 
     spec: ArraySpec | None
     memory: Memory
     origin: Origin | None = None
     error: Status | None = None
     ready: bool = False  # known to be computed without an error
+    deferred: Deferred | None = None
 
 
 @dataclass
@@ -61,10 +79,16 @@ class Arrays:
     records: dict[int, ArrayRecord] = field(default_factory=dict)
 
     def get(self, handle: int) -> ArrayRecord:
-        """Return the record. Raises the array's own error, or NOT_FOUND for an unknown handle."""
+        """Return the record, to use the array: the run that makes it starts, and the run that waits with it.
+
+        Raises the array's own error, or NOT_FOUND for an unknown handle.
+        """
         record = self.records.get(handle)
         if record is None:
             raise not_found(f"unknown array handle {handle}")
+        if record.deferred is not None:
+            record.deferred.start()
+            record = self.records[handle]
         if record.error is not None:
             raise StatusError(Code(record.error.code), record.error.message, record.error.payloads)
         return record
@@ -72,7 +96,11 @@ class Arrays:
     def get_all(self, handles: Sequence[int]) -> list[ArrayRecord]:
         """Return several records. Raises as `get` does. Without a call per array, since requests have many."""
         records = self.records
-        found = [record for handle in handles if (record := records.get(handle)) is not None and record.error is None]
+        found = [
+            record
+            for handle in handles
+            if (record := records.get(handle)) is not None and record.error is None and record.deferred is None
+        ]
         return found if len(found) == len(handles) else [self.get(handle) for handle in handles]
 
     def spec(self, handle: int) -> ArraySpec:
@@ -80,11 +108,29 @@ class Arrays:
         assert spec is not None
         return spec
 
-    def remove(self, handle: int) -> ArrayRecord | None:
-        record = self.records.pop(handle, None)
-        if record is not None and record.origin is not None:
+    def remove(self, handles: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Remove arrays that the client has dropped, without a call per array.
+
+        Return the handles that the cluster can release, and those that are unknown.
+        """
+        records = self.records
+        released: list[int] = []
+        missing: list[int] = []
+        deferred: dict[Deferred, list[int]] = {}
+        for handle in handles:
+            record = records.pop(handle, None)
+            if record is None:
+                missing.append(handle)
+                continue
+            if record.deferred is not None:
+                deferred.setdefault(record.deferred, []).append(handle)
+            elif record.error is None:
+                released.append(handle)
             origin = record.origin
-            origin.users -= 1
-            if origin.users == 0:
-                self.ended_contexts.append(origin.context)
-        return record
+            if origin is not None:
+                origin.users -= 1
+                if origin.users == 0:
+                    self.ended_contexts.append(origin.context)
+        for run, dropped in deferred.items():
+            released += run.dropped(dropped)
+        return released, missing

@@ -14,9 +14,11 @@ import msgspec
 
 from atoll.errors import Status, invalid, not_found, unimplemented
 from atoll.executables.loaded_executable import ImmediateReply, Loaded, LoadedExecutable
+from atoll.executables.program_executables import DeferringExecutable
 from atoll.executables.python_functions import PythonFunctions
 from atoll.executables.session_arrays import ArrayRecord, Arrays, Memory, Origin
 from atoll.executables.session_libraries import SessionLibraries
+from atoll.ifrt.deferred_runs import DeferredRuns
 from atoll.ifrt.host_buffer_store import HostBuffers
 from atoll.ir.types import ArraySpec
 from atoll.protocol.callbacks import CALLBACK_ADVICE
@@ -144,6 +146,7 @@ class IfrtSession:
         self.number = number
         self.responses = ResponseStream(write, cluster.recorder.answered, later)
         self.arrays = Arrays(self.responses.ended_contexts)
+        self.deferred = DeferredRuns(cluster, self.arrays, self.launch)
         self.buffers = HostBuffers()
         self.executables: dict[int, LoadedExecutable] = {}
         self._replies: dict[int, ImmediateReply] = {}  # their handles are handles of executables, too
@@ -163,7 +166,7 @@ class IfrtSession:
         self._resume = resume
         self._is_paused = True
         self._is_window_full = False
-        cluster.set_handlers(on_lost, self._pause_or_resume, self._held, on_recording)
+        cluster.set_handlers(on_lost, self._pause_or_resume, self.deferred.held, on_recording)
 
     def start(self) -> None:
         """Start to handle requests."""
@@ -187,9 +190,6 @@ class IfrtSession:
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    def _held(self) -> dict[int, bool]:
-        return {handle: each.error is not None for handle, each in self.arrays.records.items()}
 
     # ---- holding the client back
 
@@ -288,6 +288,8 @@ class IfrtSession:
             del self._replies[handle]
             return
         del self.executables[handle]
+        if isinstance(loaded, DeferringExecutable):
+            self.deferred.unload(loaded)
         if self._relay is not None and loaded.callbacks:
             self._relay.unloaded(loaded.callbacks)
         for program, _ in loaded.programs.values():

@@ -107,13 +107,23 @@ class Putting(msgspec.Struct, frozen=True, array_like=True, tag="putting"):
     version: int = VERSION
 
 
+class Deferring(msgspec.Struct, frozen=True, array_like=True, tag="deferring"):
+    """A compiled function, by its fingerprint, whose runs start when one of their results is used.
+
+    The runs take one argument, and keep it until they start. A run whose results are all dropped never starts.
+    """
+
+    function: bytes
+    version: int = VERSION
+
+
 def first_feed(number: int) -> int:
     """Return the feed of the first run of the `Reading`, `Writing` or `SmallWriting` with this number."""
     return SCRIPT_FEEDS.start + number * RUNS_OF_A_READING
 
 
 _encoder = msgspec.msgpack.Encoder()
-AnySubmission = Submission | Staging | Reading | Putting | Writing | SmallWriting
+AnySubmission = Submission | Staging | Reading | Putting | Writing | SmallWriting | Deferring
 
 _decoder: msgspec.msgpack.Decoder[AnySubmission] = msgspec.msgpack.Decoder(AnySubmission)
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-MOST_PACKED = 128  # arrays per pack
+MOST_PACKED = 512  # arrays per pack
 
 _Size = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 _Axis = Annotated[int, msgspec.Meta(ge=0, lt=64)]

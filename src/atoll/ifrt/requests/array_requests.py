@@ -283,16 +283,9 @@ def _is_array_deleted(pending: PendingRequest, request: Any) -> None:
 
 def _destruct_array(pending: PendingRequest, request: Any) -> None:
     session = pending.session
-    missing = []
-    known = []
-    for handle in request.arrays:
-        record = session.arrays.remove(handle)
-        if record is None:
-            missing.append(handle)
-        elif record.error is None:
-            known.append(handle)
-    if known:
-        session.cluster.release(known)
+    released, missing = session.arrays.remove(request.arrays)
+    if released:
+        session.cluster.release(released)
     if missing:
         raise not_found(f"unknown array handles {missing[:10]}")
     response = pending.response()

@@ -16,6 +16,7 @@ from atoll.executables.lost_devices import replace_islands
 from atoll.executables.mpmd_executables import compile_mpmd
 from atoll.executables.mpmd_requests import IFRT_IR_PROGRAM, mpmd_request
 from atoll.executables.program_executables import (
+    DeferringExecutable,
     PuttingExecutable,
     ReadingExecutable,
     SmallWritingExecutable,
@@ -215,6 +216,9 @@ def _run(pending: PendingRequest, request: Any, given: list[int]) -> tuple[list[
     executable.check(records)
     options = request.options
     handles = session.handles(given, len(executable.outputs))
+    if type(executable) is DeferringExecutable:
+        session.deferred.add(executable, arguments[0], handles, pending.context)
+        return handles, session.add_future(OK, request.status_handle) if options.fill_status else 0, executable
     make = _MAKERS.get(type(executable))
     if make is not None:
         make(session, executable, handles, pending.context)
