@@ -90,9 +90,8 @@ def publish(
     outline, leaves = published_trees.outline_of(tree)
     if not leaves:
         raise StatusError(Code.INVALID_ARGUMENT, f"the tree to publish as {name} has no arrays")
-    for path in outline.paths:
-        if len(path) > MOST_PATH // 2:
-            raise StatusError(Code.INVALID_ARGUMENT, f"the path {path[:100]}... of an array is too long")
+    if len(outline.longest) > MOST_PATH // 2:
+        raise StatusError(Code.INVALID_ARGUMENT, f"the path {outline.longest[:100]}... of an array is too long")
     leaves = _as_arrays(leaves, outline.paths)
     types = by_type(leaves)
     _check_arrays(leaves, outline.paths, types, client)
@@ -211,6 +210,8 @@ def _as_arrays(leaves: Sequence[Any], paths: Sequence[str]) -> list[Any]:
     from atoll.client import jax_internals as internals
 
     array = internals.Array
+    if set(map(type, leaves)) == {array}:
+        return list(leaves)
     return [leaf if type(leaf) is array else _as_array(leaf, path) for leaf, path in zip(leaves, paths, strict=True)]
 
 

@@ -226,9 +226,11 @@ def unpack(pack: Pack, packed: Any, shardings: Sequence[Any]) -> list[Any]:
     unpacking = _unpacking(msgspec.structs.replace(pack, paths=("",)), first, packed.dtype, packed.sharding)
     made = unpacking(packed)
     del made[len(pack.paths) :]
-    for position, sharding in enumerate(shardings):
-        if sharding is not first and sharding != first:
-            made[position] = jax.device_put(made[position], sharding)
+    if shardings.count(first) < len(shardings):
+        made = [
+            each if sharding == first else jax.device_put(each, sharding)
+            for each, sharding in zip(made, shardings, strict=True)
+        ]
     return made
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -22,6 +23,7 @@ _MOST_SUMMED = 128  # arrays whose checksums one function computes
 _MOST_NAMED = 5  # arrays in the text of an error
 _MOST_OUTLINES = 16
 _DICT, _LIST, _TUPLE = "dict", "list", "tuple"
+_NO_TREE = msgspec.Raw(msgspec.msgpack.encode(None))
 
 
 class StagedArray(NamedTuple):
@@ -40,11 +42,13 @@ class TreeOutline:
 
     Attributes:
       paths: in the order in which JAX flattens the tree.
+      longest: one of the longest paths.
       is_plain: whether `_plain` describes the nodes.
     """
 
     def __init__(self, tree: Any, leaves: Sequence[Any], paths: Sequence[str]) -> None:
         self.paths = tuple(paths)
+        self.longest = max(self.paths, key=len, default="")
         self._nodes: Any = None
         self.is_plain = False
         with suppress(TypeError, RecursionError):
@@ -106,13 +110,12 @@ def arrays_to_publish(
     groups = array_packing.groups(types)
     arrays = []
     for positions, count in groups:
-        value, pack = array_packing.pack(
-            [leaves[each] for each in positions], [paths[each] for each in positions], count
-        )
+        some, names = map(leaves.__getitem__, positions), map(paths.__getitem__, positions)
+        value, pack = array_packing.pack(list(some), list(names), count)
         path = f"{paths[positions[0]]} and {len(positions) - 1} more"
         arrays.append(StagedArray(_devices(value), value, path, pack, positions))
-    packed = set(itertools.chain.from_iterable(positions for positions, _ in groups))
-    alone = [position for position in range(len(leaves)) if position not in packed]
+    packed = itertools.chain.from_iterable(positions for positions, _ in groups)
+    alone = sorted(set(range(len(leaves))).difference(packed))
     values: dict[int, Any] = {}
     if copies and (copied := [position for position in alone if not contents[position].is_known]):
         values = dict(zip(copied, array_packing.copied([leaves[each] for each in copied]), strict=True))
@@ -148,9 +151,7 @@ def _encode_structure(
     Unicode, and trees that are very deep or large.
     """
     order = list(itertools.chain.from_iterable(each.positions for each in arrays))
-    numbers = [0] * len(order)
-    for number, position in enumerate(order):
-        numbers[position] = number
+    numbers = sorted(range(len(order)), key=order.__getitem__)
     packs = {number: each.pack for number, each in enumerate(arrays) if each.pack is not None}
     contents = tuple(each.content for each in arrays)
     contents = contents if any(contents) else ()
@@ -159,7 +160,7 @@ def _encode_structure(
         content = msgspec.msgpack.encode(TreeForm(plain, packs, checksums, contents))
         if len(content) <= MOST_STRUCTURE:
             return content
-    content = msgspec.msgpack.encode(TreeForm(None, packs, checksums, contents))
+    content = msgspec.msgpack.encode(TreeForm(_NO_TREE, packs, checksums, contents))
     if len(content) <= MOST_STRUCTURE:
         return content
     text = f"the paths of {len(order)} arrays have more than {MOST_STRUCTURE >> 20} MiB: publish fewer arrays at once"
@@ -281,16 +282,29 @@ def numbered_leaves(
             missing, more = sorted(set(numbers) - set(names))[:5], sorted(set(names) - set(numbers))[:5]
             raise ValueError(f"`like` does not fit {name}: it lacks {missing} and has {more} besides")
         return like, [numbers[each] for each in names]
-    if form.tree is None:
+    plain = bytes(form.tree)
+    if plain == bytes(_NO_TREE):
         text = f"{name} has other nodes than dicts with strings as keys, lists and tuples, or is too large"
         raise ValueError(f"{text}: pass a tree of its form as `like`")
-    try:
-        tree = _unplain(form.tree)
-        found = jax.tree.leaves(tree)
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        found = []
-    if sorted(found) != list(range(sum(map(leaf_count, packs)))):
-        raise ValueError(f"the form of the tree {name} cannot be read: pass a tree of its form as `like`")
+    with suppress(ValueError, TypeError, AttributeError, RecursionError, msgspec.DecodeError):
+        tree, found = _decoded_tree(plain)
+        if len(found) == sum(map(leaf_count, packs)):
+            return tree, found
+    raise ValueError(f"the form of the tree {name} cannot be read: pass a tree of its form as `like`")
+
+
+@lru_cache(maxsize=_MOST_OUTLINES)
+def _decoded_tree(plain: bytes) -> tuple[Any, list[int]]:
+    """Return a tree that a publisher has encoded, and the numbers of its leaves.
+
+    The versions of a name usually have the same tree. Raise an error if the leaves are not numbered from 0.
+    """
+    import jax
+
+    tree = _unplain(msgspec.msgpack.decode(plain))
+    found = jax.tree.leaves(tree)
+    if sorted(found) != list(range(len(found))):
+        raise ValueError("the leaves do not have the numbers from 0")
     return tree, found
 
 
@@ -311,6 +325,8 @@ def shardings_of(tree: Any, numbers: Sequence[int], shardings: Any) -> list[Any]
     """
     import jax
 
+    if isinstance(shardings, jax.sharding.Sharding):
+        return [shardings] * len(numbers)
     left, chosen = iter(numbers), [None] * len(numbers)
 
     def fill(sharding: Any, part: Any) -> None:
@@ -324,12 +340,12 @@ def shardings_of(tree: Any, numbers: Sequence[int], shardings: Any) -> list[Any]
 
 
 def check_shardings(
-    name: str, opened: OpenedVersion, packs: Sequence[Pack | None], shardings: Sequence[Sequence[Any]]
+    name: str, opened: OpenedVersion, packs: Sequence[Pack | None], shardings: Sequence[list[Any]]
 ) -> None:
     """Raise ValueError if one of the shardings of an array, or of the arrays in a pack, has too many dimensions."""
     for array, pack, some in zip(opened.arrays, packs, shardings, strict=True):
         shape = array.shape if pack is None else pack.shape
-        for sharding in set(some):
+        for sharding in some[:1] if some.count(some[0]) == len(some) else set(some):
             try:
                 sharding.check_compatible_aval(shape)
             except ValueError as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
@@ -70,7 +70,7 @@ class TreeForm(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     """The form of a published tree. Leaves are numbered in the order of the arrays, and of the contents of packs.
 
     Attributes:
-      tree: the tree with the numbers of leaves, or None if subscribers need the argument `like`.
+      tree: the encoded tree with the numbers of leaves, or an encoded None if subscribers need the argument `like`.
       packs: descriptions of the arrays that are packs, by their number.
       checksums: for each of the last arrays of the version, the numbers of the arrays whose checksums it contains. No
         leaf is in these last arrays.
@@ -78,7 +78,7 @@ class TreeForm(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
         are 0.
     """
 
-    tree: Any
+    tree: msgspec.Raw
     packs: dict[int, Pack]
     checksums: tuple[tuple[_Size, ...], ...] = ()
     contents: tuple[Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)], ...] = ()
