@@ -18,7 +18,7 @@ _HEAD = """\
 <!-- Written by `python -m docs.settings_page` from `cluster/settings.py` and `cluster/environment_variables.py`. -->
 
 An environment variable that is set to "" counts as not set. Errors name the variable, the option, or the file and key
-of an invalid value.
+of an invalid value. Scripts and commands print a line for a variable that is almost named as one of these.
 
 ## Clusters
 

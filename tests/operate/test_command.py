@@ -512,6 +512,12 @@ def test_version(user: User) -> None:
     assert user.atoll("--version").check().stdout == f"atoll {__version__}\n"
 
 
+def test_a_command_reports_a_misspelled_variable(user: User) -> None:
+    ended = user.atoll("--version", ATOLL_ADRESS="unix:/gone").check()
+    assert "ATOLL_ADRESS has no effect; did you mean ATOLL_ADDRESS?" in ended.stderr
+    assert ended.stdout == f"atoll {__version__}\n"
+
+
 def test_help_lists_the_commands(user: User) -> None:
     text = user.atoll("--help").check().stdout
     assert all(command in text for command in ("run", "up", "status", "down", "proxy", "ATOLL_TOKEN"))

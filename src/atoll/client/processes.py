@@ -20,6 +20,7 @@ from shlex import quote
 from atoll.cluster.cluster_file import settings_from_environment
 from atoll.cluster.directories import default_cache_directory, make_directory
 from atoll.cluster.environment_variables import ADDRESS, DETACH, JOIN, PYTHON_ENVIRONMENT, RUN, TOKEN
+from atoll.cluster.misspelled_variables import misspelled_variables
 from atoll.cluster.named_runs import UNNAMED, NamedRun
 from atoll.cluster.processes.child import Child, describe_exit
 from atoll.cluster.processes.client_directories import (
@@ -89,6 +90,8 @@ class ClientProcesses:
 
     def __init__(self, settings: Settings, cache_directory: str = "") -> None:
         open_standard_streams()
+        for line in misspelled_variables(os.environ):
+            sys.stderr.write(f"atoll: {line}\n")
         # Check everything before creating directories and processes.
         reached = reach(settings.address, settings.join) if settings.address or settings.join else None
         if reached is None:

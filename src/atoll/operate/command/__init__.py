@@ -6,6 +6,7 @@ error is one line there. The exit status is then 1, or 2 for an invalid command 
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any, NoReturn
@@ -17,6 +18,7 @@ from typer.models import CommandInfo, TyperInfo
 from atoll._version import __version__
 from atoll.cluster.environment_variables import PROCESSES, SCRIPTS
 from atoll.cluster.former_names import present_option
+from atoll.cluster.misspelled_variables import misspelled_variables
 from atoll.cluster.processes.process_runtime import freeze_gc, open_standard_streams
 from atoll.cluster.settings import SETTINGS
 from atoll.errors import AtollError
@@ -121,6 +123,8 @@ def main() -> None:
     open_standard_streams()
     freeze_gc()
     _leave_out_others(sys.argv[1:])
+    for line in misspelled_variables(os.environ):
+        print(f"atoll: {line}", file=sys.stderr)
     try:
         sys.exit(app(prog_name="atoll", standalone_mode=False))
     except AtollError as error:
