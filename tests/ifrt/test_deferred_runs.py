@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from atoll.errors import OK, Code
-from atoll.ifrt.deferred_runs import MOST_DEFERRED
+from atoll.ifrt.deferred_runs import WINDOW_SHARE
 from atoll.protocol import messages as m
 from atoll.protocol.submission import Deferring, encode
 from tests.ifrt.rig import STACK, Rig, check_refused, on
@@ -99,7 +99,7 @@ def test_a_run_whose_results_are_dropped_never_starts(rig: Rig, later: int) -> N
     rig.ask("destruct_array", arrays=[6])
     assert rig.take() == [m.Release((1,))]
     assert held(rig) == {}
-    assert len(rig.session.deferred) == 0
+    assert rig.session.cluster.window.reserved == 0
 
 
 def test_the_argument_stays_if_only_the_results_are_dropped(rig: Rig, later: int) -> None:
@@ -126,7 +126,7 @@ def test_another_use_of_the_argument_starts_the_run(rig: Rig, later: int) -> Non
     run(rig, later, results=(7, 8))
     _, launch = rig.take()
     assert (launch.arguments, launch.results) == ((1,), (5, 6))
-    assert len(rig.session.deferred) == 1
+    assert rig.session.cluster.window.reserved == 1
 
 
 def test_the_runs_of_an_executable_start_before_it_is_unloaded(rig: Rig, later: int) -> None:
@@ -134,7 +134,7 @@ def test_the_runs_of_an_executable_start_before_it_is_unloaded(rig: Rig, later: 
     rig.ask("executable_destruct", executable=later)
     registered, launch, released = rig.take()
     assert (launch.results, released) == ((5, 6), m.ReleaseProgram(registered.program))
-    assert len(rig.session.deferred) == 0
+    assert rig.session.cluster.window.reserved == 0
 
 
 def test_the_function_is_kept_for_the_runs(rig: Rig) -> None:
@@ -146,13 +146,54 @@ def test_the_function_is_kept_for_the_runs(rig: Rig) -> None:
     assert rig.take() == [m.ReleaseFunction(function)]
 
 
-def test_the_oldest_run_starts_if_there_are_too_many(rig: Rig, later: int) -> None:
-    for number in range(MOST_DEFERRED + 1):
+def run_many(rig: Rig, executable: int, count: int, first: int = 0) -> list[tuple[int, ...]]:
+    """Run an executable several times. Return the arguments of what was launched."""
+    for number in range(first, first + count):
         rig.make(1000 + number, on(0))
-        run(rig, later, 1000 + number, (2000 + number, 3000 + number))
-    launches = [message for message in rig.take() if isinstance(message, m.Launch)]
-    assert [launch.arguments for launch in launches] == [(1000,)]
-    assert len(rig.session.deferred) == MOST_DEFERRED
+        run(rig, executable, 1000 + number, (2000 + number, 3000 + number))
+    return [message.arguments for message in rig.take() if isinstance(message, m.Launch)]
+
+
+def test_the_oldest_run_starts_if_there_are_too_many(rig: Rig, later: int) -> None:
+    most = rig.session.cluster.window.size // WINDOW_SHARE
+    assert run_many(rig, later, most) == []
+    assert run_many(rig, later, 1, most) == [(1000,)]
+    assert rig.session.cluster.window.reserved == most
+
+
+def test_runs_that_have_not_started_take_a_part_of_the_window(rig: Rig, later: int) -> None:
+    """A quota of launches limits the window, and one request may start all runs."""
+    handle, _ = compiled(rig)
+    window = rig.session.cluster.window
+    window.size = 8
+    run_many(rig, later, 2)
+    for result in range(5):
+        run(rig, handle, results=(10 + 2 * result, 11 + 2 * result))
+    assert (window.in_flight, rig.paused) == (5, False)
+    run(rig, handle, results=(30, 31))
+    assert (window.in_flight, rig.paused) == (6, True)
+    rig.send("check_value_ready", values=[2000, 2001])
+    assert (window.in_flight, window.reserved) == (8, 0)
+    rig.receive(m.CreditReturned(4))
+    assert not rig.paused
+
+
+def test_a_run_that_has_not_started_may_fill_the_window(rig: Rig, later: int) -> None:
+    handle, _ = compiled(rig)
+    window = rig.session.cluster.window
+    window.size = 4
+    for result in range(3):
+        run(rig, handle, results=(10 + 2 * result, 11 + 2 * result))
+    assert not rig.paused
+    run_many(rig, later, 1)
+    assert rig.paused
+    rig.receive(m.CreditReturned(1))
+    assert not rig.paused
+
+
+def test_a_run_starts_at_once_if_the_window_is_small(rig: Rig, later: int) -> None:
+    rig.session.cluster.window.size = 3
+    assert run_many(rig, later, 1) == [(1000,)]
 
 
 def test_the_stack_of_a_run_is_kept_as_long_as_its_results(rig: Rig, later: int) -> None:

@@ -12,9 +12,8 @@ from atoll.executables.program_executables import DeferringExecutable
 from atoll.executables.session_arrays import ArrayRecord, Arrays, Memory, Origin
 from atoll.session.cluster_session import ClusterSession
 
-# Runs of a session that have not started. A further one starts the oldest. One request may start all of them, and the
-# controller allows as many launches beyond the window of a session as the window has.
-MOST_DEFERRED = 256
+# One of so many credits of a session's launch window can be reserved for runs. A further run starts the oldest.
+WINDOW_SHARE = 4
 
 
 class DeferredRun:
@@ -51,17 +50,21 @@ class DeferredRun:
 
 
 class DeferredRuns:
-    """The runs of a session that have not started. `launch` launches a program of the session."""
+    """The runs of a session that have not started.
 
-    def __init__(self, cluster: ClusterSession, arrays: Arrays, launch: Callable[..., None]) -> None:
+    A request may start all of them, so each has reserved a credit of the launch window. `launch` launches a program of
+    the session, and `on_added` is called after a reservation.
+    """
+
+    def __init__(
+        self, cluster: ClusterSession, arrays: Arrays, launch: Callable[..., None], on_added: Callable[[], None]
+    ) -> None:
         self._cluster = cluster
         self._arrays = arrays
         self._launch = launch
+        self._on_added = on_added
         self._runs: dict[DeferredRun, None] = {}  # in the order in which the client has requested them
         self._programs: dict[DeferringExecutable, int] = {}  # the registered programs of executables
-
-    def __len__(self) -> int:
-        return len(self._runs)
 
     def add(self, executable: DeferringExecutable, argument: int, results: Sequence[int], context: int) -> None:
         """Define the results of a run that starts later. The argument is not the argument of another one."""
@@ -69,8 +72,12 @@ class DeferredRuns:
         self._arrays.records.update(dict.fromkeys(results, run.record))
         self._arrays.records[argument].deferred = run
         self._runs[run] = None
-        if len(self._runs) > MOST_DEFERRED:
+        window = self._cluster.window
+        window.reserve(1)
+        if len(self._runs) > window.size // WINDOW_SHARE:
             self.start(next(iter(self._runs)))
+        else:
+            self._on_added()
 
     def start(self, run: DeferredRun) -> None:
         """Launch a run. The client has some of its results."""
@@ -84,8 +91,8 @@ class DeferredRuns:
         if program is None:
             definition = executable.program(frozenset(), False, 0)
             program = self._programs[executable] = self._cluster.register_program(definition)
-        self._launch(program, (run.argument,), results, traceback_id=run.context)
         released = self.end(run)
+        self._launch(program, (run.argument,), results, traceback_id=run.context)
         for handle, is_alive, spec in zip(results, alive, executable.outputs, strict=True):
             if is_alive:
                 records[handle] = ArrayRecord(spec, Memory(), record.origin)
@@ -97,6 +104,7 @@ class DeferredRuns:
     def end(self, run: DeferredRun) -> list[int]:
         """Forget a run. Return its argument if the client has dropped it."""
         del self._runs[run]
+        self._cluster.window.reserve(-1)
         if run.is_argument_dropped:
             return [run.argument]
         self._arrays.records[run.argument].deferred = None

@@ -146,7 +146,7 @@ class IfrtSession:
         self.number = number
         self.responses = ResponseStream(write, cluster.recorder.answered, later)
         self.arrays = Arrays(self.responses.ended_contexts)
-        self.deferred = DeferredRuns(cluster, self.arrays, self.launch)
+        self.deferred = DeferredRuns(cluster, self.arrays, self.launch, self._hold_if_full)
         self.buffers = HostBuffers()
         self.executables: dict[int, LoadedExecutable] = {}
         self._replies: dict[int, ImmediateReply] = {}  # their handles are handles of executables, too
@@ -205,6 +205,11 @@ class IfrtSession:
     ) -> None:
         """Launch a program with `ClusterSession.launch`. A full window holds the client back until it is half empty."""
         self.cluster.launch(program, arguments, results, feeds, traceback_id, contents, wait)
+        if self.cluster.window.is_full:
+            self._hold_if_full()
+
+    def _hold_if_full(self) -> None:
+        """Hold the client back if the window is full, until it is half empty."""
         window = self.cluster.window
         if window.is_full and not self._is_window_full:
             self._is_window_full = True

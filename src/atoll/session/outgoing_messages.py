@@ -78,18 +78,26 @@ class LaunchWindow:
 
     A launch takes credits, which the controller returns when the launch has ended on its devices. The window does not
     refuse launches: a front end holds its client back while the window is full.
+
+    Attributes:
+      reserved: the credits of launches that the next request may cause.
     """
 
-    __slots__ = ("_waiting", "in_flight", "size")
+    __slots__ = ("_waiting", "in_flight", "reserved", "size")
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.in_flight = 0
+        self.reserved = 0
         self._waiting: list[tuple[int, Callable[[], None]]] = []
 
     @property
     def is_full(self) -> bool:
-        return self.in_flight >= self.size
+        return self.in_flight + self.reserved >= self.size
+
+    def reserve(self, credits: int) -> None:
+        """Reserve credits for launches, or end their reservation if the number is negative."""
+        self.reserved += credits
 
     def take(self, credits: int) -> None:
         self.in_flight += credits
