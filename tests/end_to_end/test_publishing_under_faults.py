@@ -164,6 +164,7 @@ def test_subscribers_see_whole_versions_while_everything_else_is_killed(
         if kill % EVERY == 0:
             compared += archive.check_snapshots()
             print(f"{kill} kills of {KILLS}; {compared} snapshots are as replayed", flush=True)
+    _wait_for_controller(cluster)  # the last kill may have ended it
     cluster.start_standby(tmp_path / "standby")
     stop.touch()
     found = [each.finish(END_SECONDS) for each in subscribers]

@@ -274,7 +274,9 @@ class ClusterSettings(msgspec.Struct, frozen=True):
     # 3: hosts forget buffers that have become errors (`launch.buffer_releases`).
     # 4: versions of arrays are taken over and freed in steps (`controller.sessions.vaults`), parts of results that are
     #    lost count until their launches have ended, and the numbers of a function are counted (`launch.compilation`).
-    # 5: a function stays if it loses an island again while it is compiled again (`launch.compilation`).
+    # 5: a function stays if it loses an island again while it is compiled again, and functions that have waited are
+    #    released in steps (`launch.compilation`); versions of many arrays begin in steps
+    #    (`controller.sessions.published_arrays`); programs with many values are lowered in steps (`launch.registry`).
     decisions: int = 5
 
     tenants: tuple[TenantSettings, ...] = ()  # not passed on command lines: see `cluster.tenant_settings`

@@ -33,7 +33,7 @@ from atoll.controller.sessions.detached_sessions import DetachedSessions
 from atoll.controller.sessions.inboxes import Inboxes
 from atoll.controller.sessions.name_waits import NameWaits
 from atoll.controller.sessions.proxy_requests import SliceRequests
-from atoll.controller.sessions.published_arrays import PublishedArrays
+from atoll.controller.sessions.published_arrays import Publication, PublishedArrays
 from atoll.controller.sessions.queries import Queries
 from atoll.controller.sessions.read_programs import ReadProgram
 from atoll.controller.sessions.session_persistence import SessionPersistence
@@ -159,7 +159,7 @@ class SessionPersistenceDump(Dump):
     _operators: list[int] = []
 
 
-@dump_of(VersionFiles, "files of a version", version=2, oldest=2)
+@dump_of(VersionFiles, "files of a version", version=3, oldest=2)
 class VersionFilesDump(Dump):
     state: FileState = FileState.WRITING
     nbytes: int = 0
@@ -167,6 +167,7 @@ class VersionFilesDump(Dump):
     problem: str = ""
     failure: Status | None = None
     failed: float = 0.0
+    expected: int = 0
 
 
 @dump_of(Version, "version of arrays", version=5, oldest=3, rebuilt={"index": VersionIndex})
@@ -366,11 +367,22 @@ class VersionReliefDump(Dump):
     _last: dict[Place, Search] = {}
 
 
-@dump_of(PublishedArrays, "published arrays", version=4)
+@dump_of(Publication, "publication")
+class PublicationDump(Dump):
+    session: Ref[Session]
+    message: m.Publish
+    checked: int = 0
+    nbytes: int = 0
+    version: Ref[Version] | None = None
+    marked: int = 0
+
+
+@dump_of(PublishedArrays, "published arrays", version=5)
 class PublishedArraysDump(Dump):
     more: dict[tuple[str, str, int], None] = {}
     due: dict[int, None] = {}
     replies: Deque[tuple[int, int, int]] = []
+    _begun: TurnsOf[Ref[Publication]] = _NO_TURNS
 
 
 @dump_of(SliceRequests, "slice requests")

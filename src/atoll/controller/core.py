@@ -214,6 +214,7 @@ class Controller:
             settings.decisions > 1,
             settings.decisions > 3,
             settings.decisions > 4,
+            settings.decisions > 4,
         )
         self.functions = self._compilation.functions
         self._estimates = Estimates(self.functions.contents, self.resources.hosts)
@@ -226,6 +227,7 @@ class Controller:
             self._estimates,
             self._state.remains,
             settings.joint_islands,
+            settings.decisions > 4,
         )
 
     def _make_sessions(self) -> None:
@@ -280,7 +282,9 @@ class Controller:
         self._sessions = Sessions(state)
         self.detached = DetachedSessions(state, self._sessions, self._failures, self.suspensions)
         self.vaults = Vaults(state, self._sessions, self.launcher, settings.decisions > 3)
-        self.published = PublishedArrays(state, self.vaults, self.launcher, own, spiller, settings.decisions > 3)
+        self.published = PublishedArrays(
+            state, self.vaults, self.launcher, own, spiller, settings.decisions > 3, settings.decisions > 4
+        )
         self._proxies = Proxies(
             state,
             self._sessions,
@@ -444,6 +448,7 @@ class Controller:
         version_reads = self.published.reads
         reads = version_reads.starts.waiting, version_reads.ends.waiting, version_reads.leaving
         published = (
+            self.published.begun,
             self.published.more,
             self.published.due,
             self.vaults.leaving.waiting,
@@ -452,7 +457,7 @@ class Controller:
             self.published.files.due,
             *reads,
         )
-        return *waiting, *published, large.beginning, large.ended, self._state.remains.waiting
+        return *waiting, *published, large.beginning, large.ended, self._state.remains.waiting, self._compilation.due
 
     def bugs(self) -> list[tuple[Bug, tuple[int, ...], tuple[int, ...]]]:
         """Return the bugs that have changed nothing, with the connections and the sessions to end by `Skipped`."""

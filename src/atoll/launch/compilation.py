@@ -6,7 +6,7 @@ there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Collection, Container, Iterable
 from typing import Protocol
 
 import msgspec
@@ -28,6 +28,7 @@ from atoll.state.compiled_functions import (
     Registration,
     function_name,
     hosts_of,
+    islands_of,
     output_sizes,
 )
 from atoll.state.offenses import TenantOffenses
@@ -38,6 +39,9 @@ from atoll.state.stepped_work import Remains
 from atoll.state.tenants import Tenant
 from atoll.state.usage import Meter
 
+# Deferred releases of functions that one flush does, and of these in the turn of one session.
+_MOST_RELEASED = 64
+_MOST_OF_A_TURN = 16
 # Limit for the pending compilations of one function and session on one host.
 MAX_RECOMPILES = 64
 # Platforms whose islands can run one function together. Null devices compute nothing, so each island runs its part.
@@ -66,6 +70,7 @@ class Compilation:
         function under another number. Earlier versions did not wait, and their journals are replayed without that wait.
       keeps_functions: whether a session keeps a function that loses an island while it is compiled again. In earlier
         versions, it lost the function if another host then reported a failure.
+      releases_in_steps: whether deferred releases are done in steps. Earlier versions did all at once.
     """
 
     def __init__(
@@ -84,11 +89,13 @@ class Compilation:
         follows_losses: bool,
         counts_numbers: bool,
         keeps_functions: bool,
+        releases_in_steps: bool,
     ) -> None:
         self.functions = FunctionRegistry()
         self._follows_losses = follows_losses
         self._counts_numbers = counts_numbers
         self._keeps_functions = keeps_functions
+        self._releases_in_steps = releases_in_steps
         self.watch = CompileWatch()
         self._resources = resources
         self._sessions = sessions
@@ -103,6 +110,7 @@ class Compilation:
         self._location_of = location_of
         self._subscribers: list[FunctionSubscriber] = []
         self._deferred: set[int] = set()  # sessions with deferred releases
+        self.due: dict[int, None] = {}  # those whose deferred releases need not wait any more; the first has the turn
         self._awaiting: dict[tuple[int, int, int], m.Compile] = {}  # without a source yet, by (session, host, feed)
         # By (session, host, feed), with the due time: earlier compilations of the tenant crashed, or took long.
         self._delayed: dict[tuple[int, int, int], tuple[float, m.Compile]] = {}
@@ -119,7 +127,7 @@ class Compilation:
             locations = tuple(
                 tuple(self._location_of(session, d) for d in partitions) for partitions in message.assignment
             )
-            islands = _islands_of(locations)
+            islands = islands_of(locations)
             if len(islands) > 1 and not message.runs_apart:
                 self._check_islands(islands)
                 if not self._resources.compile_first(islands):
@@ -134,7 +142,7 @@ class Compilation:
         except StatusError as error:
             self._outbox.to_session(session.number, m.FunctionReady(message.function, error.status, b""))
             return
-        session.add_function(message.function, name)
+        session.add_function(message.function, name, islands)
         session.function_requests[message.function] = message
         self.functions.acquire(name)
         self.functions.locations[name] = locations
@@ -167,7 +175,7 @@ class Compilation:
         name = message.function
         waiting = self.functions.waiting.get((name, host), ())
         session = next((found for each in waiting if (found := self._sessions.get(each.session)) is not None), None)
-        islands = _islands_of(self.functions.locations.get(name, ()))
+        islands = islands_of(self.functions.locations.get(name, ()))
         if session is None or len(islands) < 2:  # the function was released, and the host drops it
             return
         report = self.functions.reports.get(name)
@@ -184,9 +192,8 @@ class Compilation:
 
     def _check_quota(self, tenant: Tenant) -> None:
         if tenant.settings.compiles:
-            waiting = (each for some in self.functions.waiting.values() for each in some)
-            compiling = {(each.session, each.function) for each in waiting}
-            own = sum(self._sessions[session].tenant is tenant for session, _ in compiling if session in self._sessions)
+            sessions = (number for number, session in self._sessions.items() if session.tenant is tenant)
+            own = sum(map(self.functions.compiling, sessions))
             (tenant.exceeded("compiles", 1, own, "these are being compiled") or OK).raise_if_error()
 
     def recompile(self, session: Session, message: m.Recompile) -> None:
@@ -208,7 +215,7 @@ class Compilation:
 
     def _is_on_ended_island(self, name: str) -> bool:
         """Return whether one of the function's islands will not restart."""
-        islands = _islands_of(self.functions.locations[name]) if self._follows_losses else ()
+        islands = islands_of(self.functions.locations[name]) if self._follows_losses else ()
         return any(self._resources.islands[each].is_over for each in islands)
 
     def _refuse_again(self, session: Session, message: m.Recompile, name: str, refused: Status) -> None:
@@ -228,7 +235,7 @@ class Compilation:
         """Have the function's hosts compile the source that arrives, or has arrived, as `feed`."""
         locations = self.functions.locations[name]
         hosts = hosts_of(locations)
-        islands = _islands_of(locations)
+        islands = islands_of(locations)
         topology, tenant = self._resources.topology, session.tenant
         request = session.function_requests[function]
         world = 0
@@ -283,7 +290,7 @@ class Compilation:
     def _request(self, session: Session, host: int, compile_: m.Compile) -> None:
         """Have a host compile now. The world or a worker may have been replaced since the session asked for it."""
         name = compile_.function
-        islands = _islands_of(self.functions.locations.get(name, ()))
+        islands = islands_of(self.functions.locations.get(name, ()))
         if compile_.islands or compile_.world:
             counts = self._hosts_per_island(islands)
             if (compile_.world or not counts) and name in self.functions.users:
@@ -355,15 +362,41 @@ class Compilation:
             self._release(session, function)
 
     def release_late(self) -> None:
-        """Do the deferred releases that need not wait any more."""
+        """Do the deferred releases that need not wait any more, or some of them."""
+        left = _MOST_RELEASED
         for number in sorted(self._deferred):
             session = self._sessions.get(number)
-            if session is not None:
-                deferred, waiting = session.deferred_releases, min(session.python_gangs, default=None)
-                while deferred and (waiting is None or deferred[0][0] < waiting):
-                    self._release(session, deferred.popleft()[1])
             if session is None or not session.deferred_releases:
                 self._deferred.discard(number)
+            elif self._releases_in_steps:
+                if self._is_due(session):
+                    self.due.setdefault(number)
+            else:
+                self._release_due(session, len(session.deferred_releases))
+                if not session.deferred_releases:
+                    self._deferred.discard(number)
+        while self.due and left > 0:
+            number = next(iter(self.due))
+            del self.due[number]
+            session = self._sessions.get(number)
+            if session is not None:
+                left -= 1 + self._release_due(session, _MOST_OF_A_TURN)
+                if self._is_due(session):
+                    self.due[number] = None
+
+    def _is_due(self, session: Session) -> bool:
+        """Return whether the first deferred release of the session need not wait any more."""
+        deferred, waiting = session.deferred_releases, min(session.python_gangs, default=None)
+        return bool(deferred) and (waiting is None or deferred[0][0] < waiting)
+
+    def _release_due(self, session: Session, most: int) -> int:
+        """Do deferred releases that need not wait any more, at most so many. Return their number."""
+        deferred, waiting = session.deferred_releases, min(session.python_gangs, default=None)
+        count = 0
+        while count < most and deferred and (waiting is None or deferred[0][0] < waiting):
+            self._release(session, deferred.popleft()[1])
+            count += 1
+        return count
 
     def _release(self, session: Session, function: int) -> None:
         name = session.remove_function(function)
@@ -399,7 +432,7 @@ class Compilation:
 
     def is_waiting(self, session: int) -> bool:
         """Return whether a function is being compiled for the session."""
-        return any(each.session == session for waiting in self.functions.waiting.values() for each in waiting)
+        return self.functions.compiling(session) > 0
 
     def forget(self, session: Session, name: str) -> None:
         """Stop waiting for the function on behalf of the session."""
@@ -411,11 +444,13 @@ class Compilation:
             if number == session.number:
                 del self._delayed[number, host, feed]
                 session.feeds.unwanted.add((host, feed))
-        for key, waiting in list(self.functions.waiting.items()):
-            if key[0] == name:
-                waiting[:] = [each for each in waiting if each.session != session.number]
-                if not waiting:
-                    del self.functions.waiting[key]
+        self.functions.forget(session.number, name)
+
+    def place_functions(self) -> None:
+        """Note the islands of the functions of all sessions, which are not stored."""
+        for session in self._sessions.values():
+            for name in session.functions.values():
+                session.place_function(name, islands_of(self.functions.locations[name]))
 
     def session_closed(self, session: Session) -> None:
         for island in self._resources.islands.values():
@@ -529,18 +564,17 @@ class Compilation:
 
         A function that also runs on an island that does not work is compiled when that island has restarted.
         """
-        hosts = set(self._resources.hosts_of(island))
-        names = {name for name in session.functions.values() if self._is_compiled_again(name, hosts)}
+        groups = session.functions_on.items()
+        names = set().union(*(some for islands, some in groups if self._are_compiled_again(islands, island)))
         if names:
             self._scheduler.island_leaves(island)
             self._resources.islands[island].needs_recompile[session.number] = names
 
-    def _is_compiled_again(self, name: str, hosts: set[int]) -> bool:
-        """Return whether the function runs on some of these hosts, and all of its islands work."""
-        locations = self.functions.locations[name]
-        if hosts.isdisjoint(hosts_of(locations)):
+    def _are_compiled_again(self, islands: tuple[int, ...], restarted: int) -> bool:
+        """Return whether functions on these islands run on the restarted one, and all of the islands work."""
+        if restarted not in islands:
             return False
-        return not self._follows_losses or all(self._resources.islands[each].works for each in _islands_of(locations))
+        return not self._follows_losses or all(self._resources.islands[each].works for each in islands)
 
     def island_failed(self, failed: IslandFailed) -> None:
         """Do not wait for functions of the island: they are compiled again when it has restarted."""
@@ -552,7 +586,8 @@ class Compilation:
         self._resources.islands[island].needs_recompile.clear()
         for other in self._resources.islands.values():
             for number, names in list(other.needs_recompile.items()):
-                lost = {name for name in names if island in _islands_of(self.functions.locations.get(name, ()))}
+                groups = self._sessions[number].functions_on.items()
+                lost = set().union(*(names & some for islands, some in groups if island in islands))
                 self._not_needed(other, number, lost)
 
     def _repeated_on(self, island: int) -> list[Registration]:
@@ -564,12 +599,12 @@ class Compilation:
         return [
             each
             for each in waiting
-            if island in _islands_of(self.functions.locations.get(each.name, ()))
+            if island in islands_of(self.functions.locations.get(each.name, ()))
             and (session := self._sessions.get(each.session)) is not None
             and session.migrating.get(each.function) != each.name
         ]
 
-    def request_again(self, lost: Container[str]) -> dict[int, set[str]]:
+    def request_again(self, lost: Collection[str]) -> dict[int, set[str]]:
         """Have sessions send the sources again of functions that their hosts have lost. Launches wait for that.
 
         Return those of the functions that are being compiled, by session: these fail. Functions that run on each island
@@ -583,11 +618,12 @@ class Compilation:
                     awaited.setdefault(each.session, set()).add(name)
         for session in self._sessions.values():
             asked = []
-            for function, name in session.functions.items():
+            has_some = any(name in session.function_uses for name in lost)
+            for function, name in session.functions.items() if has_some else ():
                 if name in lost and name not in awaited.get(session.number, ()):
                     locations = self.functions.locations[name]
                     asked.append((function, tuple(sorted(hosts_of(locations)))))
-                    for island in _islands_of(locations):
+                    for island in islands_of(locations):
                         self._scheduler.island_leaves(island)
                         needed = self._resources.islands[island].needs_recompile
                         needed.setdefault(session.number, set()).add(name)
@@ -613,10 +649,6 @@ def _disagreement(name: str, host: int) -> StatusError:
     text = f"host {host} and others do not agree on whether the islands of function {name} communicate: their workers "
     text += "may be of different versions. Compile the program again when all workers are of the same version"
     return StatusError(Code.FAILED_PRECONDITION, text)
-
-
-def _islands_of(locations: DeviceAssignment) -> tuple[int, ...]:
-    return tuple(sorted({location.island for partitions in locations for location in partitions}))
 
 
 _read_outputs = msgspec.msgpack.Decoder(m.FunctionOutputs).decode

@@ -151,11 +151,14 @@ class Failures:
 
     def _committed(self) -> list[Gang[GangRun]]:
         """Return the gangs that are committed and have not started."""
-        return [gang for node in self._waiting() for gang in node.gangs if gang.state is GangState.COMMITTED]
+        nodes = sorted(self._scheduler.committed_nodes(), key=lambda node: node.number)
+        return [gang for node in nodes for gang in node.gangs if gang.state is GangState.COMMITTED]
 
     def fail_without_inputs(self) -> None:
-        """Fail the launches in line that have lost an input."""
-        for node in self._waiting():
+        """Fail the launches in line that have lost an input. Only sessions with errors can have such launches."""
+        with_errors = {number for number, session in self._sessions.items() if session.has_errors}
+        nodes = self._scheduler.nodes_of(with_errors) if with_errors else []
+        for node in sorted(nodes, key=lambda node: node.number):
             session = self._sessions.get(node.session)
             for gang in node.gangs:
                 problem = gang_problem(session, gang)
@@ -368,8 +371,7 @@ class Survivors:
                 return f"its argument {number}{_described(entry)} was stored there"
         if any(feed in SPILL_FEEDS for feed in launch.feeds):
             return "its array was on its way back from the memory of a host"
-        known = set(session.functions.values())
-        if not known.issuperset(program.functions):
+        if not all(name in session.function_uses for name in program.functions):
             return "a function of it was released"
         if not was_sent:
             return ""

@@ -304,11 +304,12 @@ class DelegatedRunsDump(Dump):
 # ---- functions and programs
 
 
-@dump_of(Compilation, "compilation")
+@dump_of(Compilation, "compilation", version=2, rebuild=Compilation.place_functions)
 class CompilationDump(Dump):
     _deferred: set[int] = set()
     _awaiting: dict[tuple[int, int, int], m.Compile] = {}
     _delayed: dict[tuple[int, int, int], tuple[float, m.Compile]] = {}
+    due: dict[int, None] = {}
 
 
 @dump_of(CompileWatch, "compile watch")

@@ -29,8 +29,10 @@ from atoll.state.usage import Meter
 _GROUPS_PER_STEP = 16
 # A program, and its gangs by their keys in `Estimates`.
 Lowered = tuple[RegisteredProgram, GangsByKey]
-# Programs with at most this many nodes are lowered at once.
+# Programs with at most this many nodes, and this many arguments, inputs and outputs of all nodes together, are lowered
+# at once.
 SMALL_NODES = 16
+SMALL_VALUES = 512
 
 
 @dataclass(eq=False)
@@ -179,6 +181,9 @@ class ProgramRegistry:
     """Registers and releases programs.
 
     Invariant: when a gang is committed, each of its hosts has the plan, or receives the plan before the gang.
+
+    With `counts_values`, programs with few nodes but many values are also lowered in steps. Earlier versions lowered
+    them at once.
     """
 
     def __init__(
@@ -191,8 +196,10 @@ class ProgramRegistry:
         estimates: Estimates,
         remains: Remains,
         joint_islands: int,
+        counts_values: bool,
     ) -> None:
         self._joint_islands = joint_islands
+        self._counts_values = counts_values
         self.lowerings = Lowerings(self._lowered)
         self.discards = Discards()
         self._sessions = sessions
@@ -218,13 +225,13 @@ class ProgramRegistry:
         if (cost := credits_of(definition)) > 1:
             session.costs[number] = cost
         called = tuple(dict.fromkeys(called))
-        if len(definition.nodes) > SMALL_NODES:
+        if self._is_large(definition):
             session.called[number] = called
         functions = _registered(called, session)
         if (missing := self._unreported(functions)) is not None:
             session.programs[number] = self._await(session, number, definition, functions, missing)
             return
-        if len(definition.nodes) > SMALL_NODES:
+        if self._is_large(definition):
             session.programs[number] = Status(Code.UNAVAILABLE, f"program {definition.name!r} is being lowered")
             self.lowerings.add(self._lowering(session, number, definition, functions, is_new=True))
             return
@@ -234,6 +241,15 @@ class ProgramRegistry:
             session.programs[number] = error.status
             return
         self.lower_again(session, number)
+
+    def _is_large(self, definition: Program) -> bool:
+        """Return whether the program is lowered in steps."""
+        nodes = definition.nodes
+        if len(nodes) > SMALL_NODES:
+            return True
+        if not self._counts_values:
+            return False
+        return len(definition.arguments) + sum([len(each.inputs) + len(each.outputs) for each in nodes]) > SMALL_VALUES
 
     def _unreported(self, functions: Mapping[int, str]) -> str | None:
         """Return one of these functions that no worker has reported yet, or None."""
@@ -291,7 +307,7 @@ class ProgramRegistry:
     def lower_again(self, session: Session, number: int) -> None:
         """Lower a program of the session again, for the current locations of its devices, and replace the old one."""
         definition = session.definitions[number]
-        if len(definition.nodes) > SMALL_NODES:
+        if self._is_large(definition):
             if number not in session.called:  # the session was persisted by an earlier cluster
                 session.called[number] = tuple(dict.fromkeys(calls_of(definition)))
             functions = _registered(session.called[number], session)

@@ -24,7 +24,7 @@ working or lacks functions, before anything else happens, and `offer_again` that
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Generic
@@ -329,7 +329,7 @@ class Scheduler(Generic[Payload]):
 
     def drop_session(self, session: int) -> list[Dropped[Payload]]:
         """Drop all gangs that have not started of a session that has ended. Return them by node."""
-        found = [self._drop(node) for node in self.all_nodes() if node.session == session]
+        found = [self._drop(node) for node in self.nodes_of((session,))]
         for state in self._lines.all():
             state.lines.pop(session, None)
             state.policy.forget(session)
@@ -501,21 +501,50 @@ class Scheduler(Generic[Payload]):
 
     def all_nodes(self) -> list[QueuedNode[Payload]]:
         """Return all nodes that wait, each once, by their first island and then in the order of `nodes`."""
-        deferred: dict[int, list[QueuedNode[Payload]]] = {}
-        for node in self._deferred.values():
-            deferred.setdefault(min(node.islands), []).append(node)
+        return self._found(self._deferred.values(), self._in_lines)
+
+    def nodes_of(self, sessions: Container[int]) -> list[QueuedNode[Payload]]:
+        """Return the nodes of these sessions that wait, in the order of `all_nodes`."""
+        deferred = [node for node in self._deferred.values() if node.session in sessions]
+        return self._found(deferred, lambda state: self._in_lines_of(state, sessions))
+
+    def _found(
+        self,
+        deferred: Iterable[QueuedNode[Payload]],
+        in_lines: Callable[[IslandLines[Payload]], Iterator[QueuedNode[Payload]]],
+    ) -> list[QueuedNode[Payload]]:
+        by_island: dict[int, list[QueuedNode[Payload]]] = {}
+        for node in deferred:
+            by_island.setdefault(min(node.islands), []).append(node)
         found: dict[QueuedNode[Payload], None] = {}
         for state in self._lines.all():
-            found.update(dict.fromkeys(self._in_lines(state)))
-            for island in state.islands:
-                found.update(dict.fromkeys(deferred.get(island, ())))
+            found.update(dict.fromkeys(in_lines(state)))
+            for island in state.islands if by_island else ():
+                found.update(dict.fromkeys(by_island.get(island, ())))
+        return list(found)
+
+    def committed_nodes(self) -> list[QueuedNode[Payload]]:
+        """Return the nodes with gangs that are committed and have not started, each once."""
+        found: dict[QueuedNode[Payload], None] = {}
+        for state in self._lines.all():
+            found.update(dict.fromkeys(self._committed_in(state)))
         return list(found)
 
     def _in_lines(self, state: IslandLines[Payload]) -> Iterator[QueuedNode[Payload]]:
         """Yield the nodes that are committed, and then those in line."""
-        yield from (gang.node for gang in state.committed if gang.state is GangState.COMMITTED)
+        yield from self._committed_in(state)
         for line in state.lines.values():
             yield from line
+
+    def _in_lines_of(self, state: IslandLines[Payload], sessions: Container[int]) -> Iterator[QueuedNode[Payload]]:
+        """Yield what `_in_lines` yields of these sessions."""
+        yield from (node for node in self._committed_in(state) if node.session in sessions)
+        for session, line in state.lines.items():
+            if session in sessions:
+                yield from line
+
+    def _committed_in(self, state: IslandLines[Payload]) -> Iterator[QueuedNode[Payload]]:
+        return (gang.node for gang in state.committed if gang.state is GangState.COMMITTED)
 
     def others_wait(self, island: int, session: int) -> bool:
         """Return whether sessions other than this one have nodes in line on the island."""

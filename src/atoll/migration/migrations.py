@@ -29,7 +29,7 @@ from atoll.migration.movers import DeviceCopies, Mover, Restore
 from atoll.migration.rules import Changes, check_changes
 from atoll.protocol import messages as m
 from atoll.protocol.number_ranges import COPY_HANDLES
-from atoll.state.compiled_functions import DeviceAssignment, function_name, hosts_of
+from atoll.state.compiled_functions import DeviceAssignment, function_name, hosts_of, islands_of
 from atoll.state.durations import Durations
 from atoll.state.programs import device_groups
 from atoll.state.session import Session
@@ -268,7 +268,7 @@ class Migrations:
             if old is None:
                 self._compilation.drop_reference(name)
                 continue
-            session.add_function(function, name)
+            session.add_function(function, name, islands_of(self._compilation.functions.locations[name]))
             self._compilation.replaced(session, old)
         migration.mover.arrive(migration.session)
         self._lower_again(session, migration.changes)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -95,6 +96,49 @@ class FunctionRegistry:
     compiled: int = 0
     cached: int = 0
     seconds: float = 0.0
+    # How many hosts' answers the registrations of each session and function wait for, which is not stored.
+    _pending: dict[int, Counter[int]] = field(default_factory=dict)
+
+    def count_pending(self) -> None:
+        """Count the answers that registrations wait for, which is not stored."""
+        self._pending.clear()
+        for registrations in self.waiting.values():
+            for each in registrations:
+                self._count(each, 1)
+
+    def _count(self, registration: Registration, count: int) -> None:
+        session = registration.session
+        own = self._pending.setdefault(session, Counter())
+        own[registration.function] += count
+        if not own[registration.function]:
+            del own[registration.function]
+            if not own:
+                del self._pending[session]
+
+    def compiling(self, session: int) -> int:
+        """Return the number of the session's functions that are being compiled."""
+        return len(self._pending.get(session, ()))
+
+    def _await(self, name: str, host: int, registration: Registration) -> None:
+        self.waiting.setdefault((name, host), []).append(registration)
+        self._count(registration, 1)
+
+    def _take(self, name: str, host: int) -> list[Registration]:
+        taken = self.waiting.pop((name, host), [])
+        for each in taken:
+            self._count(each, -1)
+        return taken
+
+    def forget(self, session: int, name: str) -> None:
+        """Forget the registrations of the session for the function."""
+        for host in hosts_of(self.locations.get(name, ())):
+            waiting = self.waiting.get((name, host), [])
+            for each in waiting:
+                if each.session == session:
+                    self._count(each, -1)
+            waiting[:] = [each for each in waiting if each.session != session]
+            if not waiting:
+                self.waiting.pop((name, host), None)
 
     def acquire(self, name: str) -> None:
         self.users[name] = self.users.get(name, 0) + 1
@@ -120,7 +164,7 @@ class FunctionRegistry:
         if replaces_failures:
             self._replace_failures(registration)
         for host in registration.pending:
-            self.waiting.setdefault((registration.name, host), []).append(registration)
+            self._await(registration.name, host, registration)
 
     def _replace_failures(self, registration: Registration) -> None:
         hosts, key = registration.pending, (registration.session, registration.function)
@@ -129,13 +173,16 @@ class FunctionRegistry:
         for each in former.values():
             each.failure = None
             for host in hosts - each.pending:
-                self.waiting.setdefault((each.name, host), []).append(each)
+                self._await(each.name, host, each)
             each.pending |= hosts
 
     def stop_waiting(self, registrations: Iterable[Registration]) -> None:
         """Expect no more answers for these registrations. Answers that still arrive have no effect."""
         ended = set(map(id, registrations))
         for key, waiting in list(self.waiting.items()):
+            for each in waiting:
+                if id(each) in ended:
+                    self._count(each, -1)
             waiting[:] = [each for each in waiting if id(each) not in ended]
             if not waiting:
                 del self.waiting[key]
@@ -143,7 +190,7 @@ class FunctionRegistry:
     def settle(self, name: str, host: int, status: Status, info: bytes) -> list[Registration]:
         """Handle a host's answer to a request to compile. Return the registrations that this completes."""
         done = []
-        for registration in self.waiting.pop((name, host), []):
+        for registration in self._take(name, host):
             registration.pending.discard(host)
             if not status.ok and registration.failure is None:
                 registration.failure = status
@@ -156,12 +203,16 @@ class FunctionRegistry:
         """Expect no more answers for the function from these hosts. Return the registrations that waited for them."""
         abandoned: dict[int, Registration] = {}
         for host in hosts:
-            abandoned.update({id(each): each for each in self.waiting.pop((name, host), ())})
+            abandoned.update({id(each): each for each in self._take(name, host)})
         return list(abandoned.values())
 
 
 def hosts_of(locations: DeviceAssignment) -> set[int]:
     return {location.host for partitions in locations for location in partitions}
+
+
+def islands_of(locations: DeviceAssignment) -> tuple[int, ...]:
+    return tuple(sorted({location.island for partitions in locations for location in partitions}))
 
 
 def function_name(content: str, locations: DeviceAssignment, tenant: str = "") -> str:

@@ -241,6 +241,8 @@ class Session(StateMachine[SessionState]):
     control_flow: dict[int, m.RegisterSwitch | m.RegisterLoop] = field(default_factory=dict)  # nodes, by number
     functions: dict[int, str] = field(default_factory=dict)  # names on workers; see `add_function`
     function_uses: Counter[str] = field(default_factory=Counter)  # how many numbers each of these names has
+    functions_on: dict[tuple[int, ...], set[str]] = field(default_factory=dict)  # these names, by islands
+    function_islands: dict[str, tuple[int, ...]] = field(default_factory=dict)  # the islands of each of these names
     migrating: dict[int, str] = field(default_factory=dict)  # names of functions at the destination of a migration
     migration_failure: Status | None = None  # of the compilation of one of them
     # The next three are kept for migrations, as the client sent them.
@@ -302,11 +304,20 @@ class Session(StateMachine[SessionState]):
         text = f"suspended {'on disk' if self.is_on_disk else 'in memory'}"
         return text if self.state is SessionState.SUSPENDED else f"{text}, and waits for {self.waits_for}"
 
-    def add_function(self, number: int, name: str) -> None:
-        """Give a function its name on workers, in place of the one that it had. Several functions may have one name."""
+    def add_function(self, number: int, name: str, islands: tuple[int, ...]) -> None:
+        """Give a function its name on workers, in place of the one that it had. Several functions may have one name.
+
+        `islands` are those on which it runs, which follow from the name.
+        """
         self.remove_function(number)
         self.functions[number] = name
         self.function_uses[name] += 1
+        self.place_function(name, islands)
+
+    def place_function(self, name: str, islands: tuple[int, ...]) -> None:
+        """Note the islands of a function, which are not stored."""
+        self.function_islands[name] = islands
+        self.functions_on.setdefault(islands, set()).add(name)
 
     def remove_function(self, number: int) -> str | None:
         """Forget a function. Return its name on workers, or None if it does not exist."""
@@ -315,6 +326,10 @@ class Session(StateMachine[SessionState]):
             self.function_uses[name] -= 1
             if not self.function_uses[name]:
                 del self.function_uses[name]
+                islands = self.function_islands.pop(name)
+                self.functions_on[islands].discard(name)
+                if not self.functions_on[islands]:
+                    del self.functions_on[islands]
         return name
 
     def count_functions(self) -> None:

@@ -394,7 +394,13 @@ class RegistrationDump(Dump):
     is_repeated: bool = False
 
 
-@dump_of(FunctionRegistry, "functions", version=2)
+@dump_of(
+    FunctionRegistry,
+    "functions",
+    version=2,
+    rebuilt={"_pending": dict},
+    rebuild=FunctionRegistry.count_pending,
+)
 class FunctionsDump(Dump):
     users: dict[str, int] = {}
     locations: dict[str, tuple[tuple[DeviceLocation, ...], ...]] = {}
@@ -678,7 +684,13 @@ def _restore_session(session: Session) -> None:
         parts.check._devices = session.devices.locations
 
 
-@dump_of(Session, "session", version=4, rebuilt={"function_uses": Counter}, rebuild=_restore_session)
+@dump_of(
+    Session,
+    "session",
+    version=4,
+    rebuilt={"function_uses": Counter, "functions_on": dict, "function_islands": dict},
+    rebuild=_restore_session,
+)
 class SessionDump(Dump):
     number: int
     pid: int

@@ -133,9 +133,9 @@ class ArrayFiles:
         """Note that a session publishes a version that will be written to files."""
         self.lineage = self.lineage or hashlib.sha256(session.secret.encode()).hexdigest()[:12]
 
-    def check_quota(self, tenant: Tenant, specs: Iterable[ArraySpec]) -> None:
-        """Raise RESOURCE_EXHAUSTED if the tenant's quota `disk` can never hold these arrays."""
-        exceeded = tenant.exceeded("disk", sum(map(file_bytes, specs)), 0, "this version is larger")
+    def check_quota(self, tenant: Tenant, nbytes: int) -> None:
+        """Raise RESOURCE_EXHAUSTED if the tenant's quota `disk` can never hold a version of this size."""
+        exceeded = tenant.exceeded("disk", nbytes, 0, "this version is larger")
         if exceeded is not None:
             raise StatusError(Code(exceeded.code), exceeded.message, exceeded.payloads)
 
@@ -246,7 +246,7 @@ class ArrayFiles:
         """Have hosts write the next arrays of a version."""
         vault = self._vaults.of(version)
         first = len(self._stored.setdefault(version.key, []))
-        size = files.nbytes or sum(file_bytes(each.spec) for each in version.arrays)
+        size = files.nbytes or files.expected or sum(file_bytes(each.spec) for each in version.arrays)
         more = size - files.nbytes + files.excess
         exceeded = self._make_space(version, more) if more else None
         if exceeded is not None:

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from atoll.cluster.array_names import SEPARATOR, check_array_name, matches, split_name
 from atoll.cluster.lifecycle import IslandDrained, IslandFailed
 from atoll.cluster.tenant_settings import may_read
 from atoll.controller.sessions.array_copies import ArrayCopies
-from atoll.controller.sessions.array_files import ArrayFiles
+from atoll.controller.sessions.array_files import ArrayFiles, file_bytes
 from atoll.controller.sessions.vaults import Vaults
 from atoll.controller.sessions.version_reads import VersionReads
 from atoll.controller.sessions.version_relief import VersionRelief
@@ -45,6 +46,7 @@ from atoll.named_arrays.version_states import VersionState
 from atoll.protocol import messages as m
 from atoll.state.buffer_states import BufferState
 from atoll.state.session import Session
+from atoll.state.stepped_work import Turns
 from atoll.state.tenants import Tenant
 
 # Arrays that the vault takes over in one flush. The controller needs about a millisecond for them.
@@ -54,10 +56,28 @@ _MOST_REPLIED = 1 << 14
 _COST_OF_REPLY = 256
 _BYTES_AS_AN_ARRAY = 256  # of the paths and the structure of a tree
 _UNPUBLISHABLE = ("token", "opaque")
+# Arrays of versions that begin in one flush: they are checked, or marked as published, in about a millisecond. A
+# version with no more arrays begins at once.
+_MOST_BEGUN = 512
+
+
+@dataclass(eq=False)
+class Publication:
+    """A request to publish many arrays, which are checked, and then marked as published, over several flushes."""
+
+    session: Session
+    message: m.Publish
+    checked: int = 0  # number of arrays
+    nbytes: int = 0  # of the files of these arrays
+    version: Version | None = None  # after the checks
+    marked: int = 0  # number of arrays
 
 
 class PublishedArrays:
     """Publishes arrays of sessions, and lets sessions read them.
+
+    With `begins_in_steps`, a version with many arrays begins over several flushes. Meanwhile, later messages of its
+    session wait. Earlier versions checked and marked all arrays at once.
 
     With `in_steps`, a turn looks at the pending versions of sessions of whose arrays some are ready or have failed, and
     at some of these sessions only. Earlier versions looked at all pending versions in each turn, and their events are
@@ -72,8 +92,12 @@ class PublishedArrays:
         internal: InternalPrograms,
         spiller: ArraySpiller,
         in_steps: bool,
+        begins_in_steps: bool,
     ) -> None:
         self._in_steps = in_steps
+        self._begins_in_steps = begins_in_steps
+        self._begun: Turns[Publication] = Turns()  # at most one per session
+        self.begun = self._begun.waiting
         self.due = launcher.buffers.settled  # sessions whose pending versions may have more arrays to take over
         self.names = NamedArrays()
         self.copies = ArrayCopies(state, self.names, vaults, launcher, internal)
@@ -95,23 +119,28 @@ class PublishedArrays:
 
     def publish(self, session: Session, message: m.Publish) -> None:
         """Begin to publish arrays. If that is not possible, release them."""
+        publication = Publication(session, message)
         try:
-            version = self._begin(session, message)
+            self._check_request(session, message)
+            if self._begins_in_steps and len(message.handles) > _MOST_BEGUN:
+                session.in_steps += 1
+                self._begun.add(session.number, session.tenant.name, publication)
+                return
+            self._check_arrays(publication, len(message.handles))
+            self._begin(publication)
         except StatusError as error:
-            entries = session.directory.entries
-            own = [each for each in message.handles if each in entries and not entries[each].is_published]
-            self._vaults.release(session, own)
-            self._outbox.to_session(session.number, m.Published(message.request, error.status))
+            self._refuse(session, message, error)
             return
-        session.publishing += 1
-        self.due[session.number] = None
-        if version.files is not None:
-            self.files.published(session)
-        for handle in message.handles:
-            self._launcher.memory.publish(session.directory.entries[handle])
-        self._outbox.to_session(session.number, m.Published(message.request, OK, version.number))
+        self._mark(publication, len(message.handles))
+        self._have_begun(publication)
 
-    def _begin(self, session: Session, message: m.Publish) -> Version:
+    def _refuse(self, session: Session, message: m.Publish, error: StatusError) -> None:
+        entries = session.directory.entries
+        own = [each for each in message.handles if each in entries and not entries[each].is_published]
+        self._vaults.release(session, own)
+        self._outbox.to_session(session.number, m.Published(message.request, error.status))
+
+    def _check_request(self, session: Session, message: m.Publish) -> None:
         name = check_array_name(message.name)
         tenant = session.tenant
         if not matches(tenant.settings.publish, name):
@@ -121,27 +150,36 @@ class PublishedArrays:
         if not 1 <= message.keep <= MOST_KEPT:
             raise invalid(f"a name can keep 1 to {MOST_KEPT} versions, not {message.keep}")
         self._check_replicas(session, message.replicas)
-        entries = session.directory.entries
-        for handle, path in zip(message.handles, message.paths, strict=True):
+
+    def _check_arrays(self, publication: Publication, most: int) -> None:
+        """Check some more of the arrays."""
+        session, message, first = publication.session, publication.message, publication.checked
+        entries, some = session.directory.entries, slice(first, first + most)
+        for handle, path in zip(message.handles[some], message.paths[some], strict=True):
             problem = session.directory.problem(handle)
             if problem is not None:
-                raise StatusError(Code(problem.code), f"array {path} of {name}: {problem.message}", problem.payloads)
+                text = f"array {path} of {message.name}: {problem.message}"
+                raise StatusError(Code(problem.code), text, problem.payloads)
             entry = entries[handle]
             spec = entry.spec
             if message.on_disk and spec is not None and isinstance(spec.sharding.tiling, Opaque):
-                raise invalid(
-                    f"array {path} of {name} cannot be in files, since the positions of its shards are unknown"
-                )
+                text = f"array {path} of {message.name} cannot be in files"
+                raise invalid(f"{text}, since the positions of its shards are unknown")
             if spec is None or not spec.sharding.devices or spec.dtype in _UNPUBLISHABLE or entry.is_published:
-                raise invalid(f"array {path} of {name} cannot be published")
+                raise invalid(f"array {path} of {message.name} cannot be published")
+            if message.on_disk:
+                publication.nbytes += file_bytes(spec)
+        publication.checked = min(first + most, len(message.handles))
+
+    def _begin(self, publication: Publication) -> None:
+        """Begin the version, whose arrays are checked."""
+        session, message = publication.session, publication.message
         if message.on_disk:
-            self.files.check_quota(
-                tenant, [spec for each in message.handles if (spec := entries[each].spec) is not None]
-            )
-        return self.names.publish(
+            self.files.check_quota(session.tenant, publication.nbytes)
+        version = publication.version = self.names.publish(
             self._outbox.seconds,
-            tenant.name,
-            name,
+            session.tenant.name,
+            message.name,
             session.number,
             message.keep,
             message.handles,
@@ -150,6 +188,59 @@ class PublishedArrays:
             message.replicas,
             message.on_disk,
         )
+        session.publishing += 1
+        if version.files is not None:
+            version.files.expected = publication.nbytes
+            self.files.published(session)
+
+    def _mark(self, publication: Publication, most: int) -> None:
+        """Mark some more of the arrays as published."""
+        entries, first = publication.session.directory.entries, publication.marked
+        for handle in publication.message.handles[first : first + most]:
+            entry = entries.get(handle)
+            if entry is not None:
+                self._launcher.memory.publish(entry)
+        publication.marked = min(first + most, len(publication.message.handles))
+
+    def _have_begun(self, publication: Publication) -> None:
+        session, version = publication.session, publication.version
+        assert version is not None
+        self.due[session.number] = None
+        self._outbox.to_session(session.number, m.Published(publication.message.request, OK, version.number))
+
+    def _proceed_publications(self) -> None:
+        """Check, or mark, more of the arrays of a publication with many."""
+        number = self._begun.next()
+        if number is None:
+            return
+        publication = self.begun[number][0]
+        try:
+            is_over = self._proceed_publication(publication)
+        except StatusError as error:
+            self._refuse(publication.session, publication.message, error)
+            is_over = True
+        if is_over:
+            self._begun.take(number)
+            publication.session.in_steps -= 1
+
+    def _proceed_publication(self, publication: Publication) -> bool:
+        """Do a step of a publication. Return whether it was the last one. Raise StatusError if it fails."""
+        count, version = len(publication.message.handles), publication.version
+        if publication.checked < count:
+            self._check_arrays(publication, _MOST_BEGUN)
+        elif version is None:
+            self._begin(publication)
+        elif version.state is VersionState.PENDING and publication.marked < count:
+            self._mark(publication, _MOST_BEGUN)
+        else:
+            self._have_begun(publication)
+            return True
+        return False
+
+    def _is_beginning(self, version: Version) -> bool:
+        """Return whether some of the version's arrays are not marked as published yet."""
+        begun = self.begun.get(version.session)
+        return begun is not None and begun[0].version is version
 
     def _check_replicas(self, session: Session, replicas: int) -> None:
         """Raise INVALID_ARGUMENT for a number of copies that the cluster can never have."""
@@ -163,6 +254,8 @@ class PublishedArrays:
 
     def proceed(self) -> None:
         """Take over arrays of pending versions that are complete, complete the versions, and answer requests."""
+        if self.begun:
+            self._proceed_publications()
         if not self._in_steps:
             self._take_over_of_all()
         elif self.due:
@@ -201,6 +294,8 @@ class PublishedArrays:
 
     def _take_over_of(self, version: Version, most: int) -> int:
         """Take over the next arrays of a version, and complete it if these are the last. Return their number."""
+        if self._is_beginning(version):
+            return 0
         session = self._open[version.session]
         try:
             count = self._adopt(session, version, most)
@@ -316,6 +411,7 @@ class PublishedArrays:
     def session_closed(self, session: Session) -> None:
         """End the session's readers and pending versions, or forget everything in a vault."""
         self.reads.session_closed(session)
+        self._begun.remove(session.number)
         if session.is_vault:
             for version in self.names.versions():
                 if version.tenant == session.tenant.name:

@@ -28,7 +28,7 @@ from atoll.migration.suspensions import Suspensions
 from atoll.protocol import messages as m
 from atoll.protocol.actions import PersistSessions
 from atoll.protocol.events import SessionsPersisted
-from atoll.state.compiled_functions import function_name
+from atoll.state.compiled_functions import function_name, islands_of
 from atoll.state.session import Session
 
 _ENDED = failure(
@@ -129,7 +129,7 @@ class SessionPersistence:
         for number, request in session.function_requests.items():
             locations = tuple(tuple(places[device] for device in row) for row in request.assignment)
             name = function_name(request.content, locations, session.tenant.name)
-            session.add_function(number, name)
+            session.add_function(number, name, islands_of(locations))
             functions.acquire(name)
             functions.locations[name] = locations
             functions.contents[name] = request.content

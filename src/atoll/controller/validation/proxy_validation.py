@@ -241,9 +241,8 @@ def publish(session: Session, message: m.Publish, topology: Topology) -> None:
         raise violation(message, "handles", message.handles, "one or more handles, each once")
     if len(message.paths) != len(message.handles):
         raise violation(message, "paths", f"{len(message.paths)} entries", f"{len(message.handles)}")
-    for path in message.paths:
-        if len(path) > m.MOST_PATH:
-            raise violation(message, "paths", path, f"at most {m.MOST_PATH} characters")
+    if max(map(len, message.paths)) > m.MOST_PATH:
+        raise violation(message, "paths", max(message.paths, key=len), f"at most {m.MOST_PATH} characters")
     if len(set(message.paths)) != len(message.paths):
         raise violation(message, "paths", message.paths, "each path once")
     check_count(message, "structure", m.MOST_STRUCTURE)
