@@ -45,8 +45,9 @@ def test_the_oldest_python_and_jax_run_the_tests_of_the_patches_and_first_uses(t
         assert ended.returncode == 0, ended.stdout[-5000:] + ended.stderr[-5000:]
         return ended.stdout
 
-    run(found.stdout.strip(), "-m", "venv", str(tmp_path))
-    pip = (own, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile")
-    run(*pip, "--editable", ".", f"jax=={jax}", f"jaxlib=={jax}", pytest_, timeout, hypothesis, psutil)
+    run(found.stdout.strip(), "-m", "venv", "--without-pip", str(tmp_path))
+    pip = (sys.executable, "-m", "pip", "--python", own, "install", "--quiet", "--disable-pip-version-check")
+    requirements = (f"jax=={jax}", f"jaxlib=={jax}", pytest_, timeout, hypothesis, psutil)
+    run(*pip, "--no-compile", "--editable", ".", *requirements)
     assert run(own, "-c", "import jax; print(jax.__version__)").strip() == jax
     assert " passed" in run(own, "-m", "pytest", "-x", *TESTS)
