@@ -140,13 +140,16 @@ def first_line(process: subprocess.Popen[str]) -> str:
     return line.strip()
 
 
-def eventually(holds: Callable[[], bool], seconds: float = 300.0) -> bool:
-    """Return whether `holds` becomes true within these seconds."""
+def eventually(holds: Callable[[], bool], seconds: float = 300.0, pause: float = 0.02) -> bool:
+    """Return whether `holds` becomes true within these seconds. It is called again after each pause.
+
+    If `holds` runs a command, use a longer pause, because each call starts a process.
+    """
     deadline = time.monotonic() + seconds
     while not holds():
         if time.monotonic() > deadline:
             return False
-        time.sleep(0.02)
+        time.sleep(pause)
     return True
 
 

@@ -62,6 +62,9 @@ def etcd() -> Iterator[FakeEtcd]:
         yield server
 
 
+PAUSE = 0.3  # seconds between two questions for the state of a cluster, each of which starts a process
+
+
 class Pair:
     """Commands of two machines, "one" and "two", on this machine."""
 
@@ -134,32 +137,32 @@ def test_each_of_two_machines_serves_the_cluster_when_the_other_one_leaves_or_is
     user.env["ATOLL_JOIN"] = join.read_text().strip()
     two = pair.start("two")
     first_line(two)
-    assert eventually(lambda: pair.follows("two"))
+    assert eventually(lambda: pair.follows("two"), pause=PAUSE)
     script = start_script(user, tmp_path)
     assert first_line(script) == "4.0"
 
     one.terminate()  # like a drained node
     assert finish(one).returncode == 0
-    assert eventually(lambda: pair.serves("two"))
+    assert eventually(lambda: pair.serves("two"), pause=PAUSE)
     assert pair.record.transitions == 1
     (tmp_path / "0").touch()
     assert first_line(script) == "8.0"
 
     one = pair.start("one")
     first_line(one)
-    assert eventually(lambda: pair.follows("one"))
+    assert eventually(lambda: pair.follows("one"), pause=PAUSE)
     for process, command in user.commands().items():
         if str(tmp_path / "two") in command:  # like a lost node
             process.kill()
     two.communicate()
-    assert eventually(lambda: pair.serves("one"))
+    assert eventually(lambda: pair.serves("one"), pause=PAUSE)
     assert pair.record.transitions == 2
     (tmp_path / "1").touch()
     assert first_line(script) == "12.0"
 
     two = pair.start("two")
     first_line(two)
-    assert eventually(lambda: pair.follows("two"))
+    assert eventually(lambda: pair.follows("two"), pause=PAUSE)
     (tmp_path / "2").touch()
     assert finish(script).check().stdout == "16.0\n"
     user.atoll("down", "--name", "one").check()
@@ -179,7 +182,7 @@ def test_a_machine_that_loses_only_its_controller_follows_the_other_one(user, et
     user.env["ATOLL_JOIN"] = (user.runtime / "atoll" / "one" / "join").read_text().strip()
     commands["two"] = pair.start("two")
     first_line(commands["two"])
-    assert eventually(lambda: pair.follows("two"))
+    assert eventually(lambda: pair.follows("two"), pause=PAUSE)
     script = start_script(user, tmp_path)
     assert first_line(script) == "4.0"
 
@@ -188,7 +191,7 @@ def test_a_machine_that_loses_only_its_controller_follows_the_other_one(user, et
         for process, command in user.commands().items():
             if "controller_main" in command and str(tmp_path / serving) in command:
                 process.kill()
-        assert eventually(lambda: pair.serving)
+        assert eventually(lambda: pair.serving, pause=PAUSE)
         serving = pair.serving
         (tmp_path / str(cue)).touch()
         assert first_line(script) == f"{8.0 + 4 * cue}"
@@ -221,11 +224,11 @@ def test_a_cluster_that_both_machines_leave_continues_from_the_journal_of_the_la
     two = pair.start("two")  # it has no copy, and must not start another cluster
     one = pair.start("one")
     first_line(one)
-    assert eventually(lambda: pair.serves("one"))
+    assert eventually(lambda: pair.serves("one"), pause=PAUSE)
     (tmp_path / "0").touch()
     assert first_line(script) == "8.0"
     first_line(two)
-    assert eventually(lambda: pair.follows("two"))
+    assert eventually(lambda: pair.follows("two"), pause=PAUSE)
     script.kill()
     script.communicate()
     user.atoll("down", "--name", "one").check()
