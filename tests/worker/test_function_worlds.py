@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from atoll.devices.compilers.compiler_messages import Description, Parts
+from atoll.devices.compilers.compiler_messages import CompiledProgram, Description, Parts
 from atoll.errors import Code, Status
 from atoll.protocol.messages import CloseWorld, Compile, FunctionInfo, FunctionSource
 from atoll.worker.function_worlds import FunctionWorlds, Placement, Recipe, Waiting, place
@@ -149,3 +149,19 @@ def test_a_request_for_another_world_is_preferred(joined: FunctionWorlds):
     others = [same, later]
     assert joined.after_closing(request(WORLD), closing(), False, others) == Recipe(later, None)
     assert others == [same]
+
+
+def test_a_function_that_is_apart_follows_its_arguments_once_per_world(worlds: FunctionWorlds):
+    program = CompiledProgram(b"executable", description(ALONE), ())
+    worlds.enter(Recipe(request(), PROGRAM, program))
+    assert worlds.follow("f", 0) is None, "the arguments belong to no open world"
+    assert worlds.follow("f", WORLD) == Recipe(request(WORLD), PROGRAM, program)
+    assert worlds.follow("f", WORLD) is None
+    assert worlds.follow("f", NEXT) == Recipe(request(NEXT), PROGRAM, program)
+
+
+def test_a_function_without_its_program_does_not_follow(worlds: FunctionWorlds):
+    worlds.enter(Recipe(request(), PROGRAM))
+    assert worlds.follow("f", WORLD) is None
+    worlds.forget("f")
+    assert worlds.follow("f", WORLD) is None

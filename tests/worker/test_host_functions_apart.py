@@ -13,6 +13,7 @@ import pytest
 from atoll.devices.xla import remote_device
 from atoll.errors import OK, Code, Status
 from atoll.protocol import messages as m
+from tests.waiting import until
 from tests.worker.worker_rig import SECONDS, Behaviours, Rig, add, says, spec
 
 BEHAVIOURS = Behaviours("tests.worker.test_host_functions_apart")
@@ -167,6 +168,42 @@ def it_moves_a_function_to_the_next_world(rig: Rig) -> None:
     close(rig, world, successor)
     is_apart(rig.reports.get(timeout=SECONDS))
     assert rig.functions.get(function).loaded.world == successor
+
+
+def followed(rig: Rig, function: str, world: int) -> int:
+    """Call a function with new arrays of twos of the world until it runs there. Return the result of the last call."""
+    add_in_world, ones = is_apart(compiled(rig, add, spec(), spec(), world=world)), rig.ones(*DEVICES)
+    results = []
+
+    def is_there() -> bool:
+        _, (two,) = rig.call(add_in_world, ones, ones)
+        results.append(rig.call(function, two)[1][0])
+        return rig.functions.get(function).loaded.world == world
+
+    until(is_there)
+    return int(results[-1])
+
+
+@BEHAVIOURS.add
+def it_follows_its_arguments_into_their_world(rig: Rig) -> None:
+    function = is_apart(compiled(rig, numbered, spec()))
+    result = followed(rig, function, world_of_two(rig))
+    assert rig.shard(result, 1).tolist() == [6.0, 7.0, 8.0, 9.0]
+    _, (result,) = rig.call(function, rig.ones(*DEVICES))
+    assert rig.shard(result, 1).tolist() == [5.0, 6.0, 7.0, 8.0], "arguments of the host's client are brought over"
+
+
+@BEHAVIOURS.add
+def it_returns_from_the_world_of_its_arguments_when_that_is_closed(rig: Rig) -> None:
+    function = is_apart(compiled(rig, numbered, spec()))
+    world, next_world = world_of_two(rig), world_of_two(rig)
+    result = followed(rig, function, world)
+    close(rig, world)
+    _, (again,) = rig.call(function, result)
+    assert rig.functions.get(function).loaded.world == 0
+    assert rig.shard(again).tolist() == [2.0, 4.0, 6.0, 8.0]
+    result = followed(rig, function, next_world)
+    assert rig.shard(result).tolist() == [2.0, 3.0, 4.0, 5.0]
 
 
 @BEHAVIOURS.add

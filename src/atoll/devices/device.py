@@ -182,6 +182,9 @@ class WorldMaker(Protocol):
     def is_at_home(self, array: Any, world: int) -> bool:
         """Return whether functions of the world can use the array without `bring`."""
 
+    def world_of(self, array: Any) -> int:
+        """Return the open world whose functions can use the array without `bring`, or 0."""
+
     def bring(self, array: Any, world: int) -> Any:
         """Return an array for functions of the world, which shares its memory with the given array. That one is ready.
 

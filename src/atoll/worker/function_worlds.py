@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from atoll.devices.compilers.compiler_messages import Description
+from atoll.devices.compilers.compiler_messages import CompiledProgram, Description
 from atoll.protocol.messages import CloseWorld, Compile, FunctionSource
 
 
@@ -60,15 +60,18 @@ def _places(message: Compile) -> tuple[list[int], list[int]]:
 class Recipe:
     """A request for a function, with what it is compiled from.
 
-    `source` is None if the session of the request sends it.
+    Attributes:
+        source: None if the session of the request sends it.
+        program: The compiled program, with which the function can `follow` its arguments.
     """
 
     message: Compile
     source: FunctionSource | None
+    program: CompiledProgram | None = None
 
     def in_world(self, world: int) -> Recipe:
         """Return the recipe of the same function in another world."""
-        return Recipe(msgspec.structs.replace(self.message, world=world), self.source)
+        return Recipe(msgspec.structs.replace(self.message, world=world), self.source, self.program)
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,8 @@ class FunctionWorlds:
 
     def __init__(self) -> None:
         self._waiting: dict[str, Waiting] = {}
-        self._recipes: dict[str, Recipe] = {}  # of functions that are, or will be, in a world
+        self._recipes: dict[str, Recipe] = {}  # of functions that are, will be, or may be in a world
+        self._followed: dict[str, int] = {}  # worlds of arguments
         self._moving: dict[str, list[Callable[[], None]]] = {}  # with the runs that wait for them
 
     def await_world(self, waiting: Waiting) -> None:
@@ -114,8 +118,22 @@ class FunctionWorlds:
         return waiting
 
     def enter(self, recipe: Recipe) -> None:
-        """Note that a function is compiled for, or loaded in, the world that its message names."""
+        """Note that a function is compiled for, or loaded in, the world that its message names.
+
+        Without a world, it is apart, and may `follow` its arguments if the recipe has the compiled program.
+        """
         self._recipes[recipe.message.function] = recipe
+
+    def follow(self, name: str, world: int) -> Recipe | None:
+        """Return how to load a function that is apart in the world of its arguments. Return None after the first call.
+
+        The recipe of a function that runs in the client of the host's island is not changed.
+        """
+        recipe = self._recipes.get(name)
+        if not world or recipe is None or recipe.program is None or self._followed.get(name) == world:
+            return None
+        self._followed[name] = world
+        return recipe.in_world(world)
 
     def leave(self, name: str, successor: int = 0) -> Recipe | None:
         """Forget the world of a loaded function, since the world is closed.
@@ -163,4 +181,5 @@ class FunctionWorlds:
     def forget(self, name: str) -> Iterable[Callable[[], None]]:
         """Forget a function, which may not exist. Return the callbacks of the runs that wait for it."""
         self._recipes.pop(name, None)
+        self._followed.pop(name, None)
         return self.arrived(name)

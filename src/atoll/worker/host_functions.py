@@ -49,6 +49,8 @@ COMPILE_THREADS = 2
 IDLE_FUNCTIONS = 512
 # The report about an IFRT IR program, which the controller forwards.
 MOST_OUTLINE_BYTES = 4 << 20
+# A compiled program that can follow its arguments into a world stays in memory for that. Larger ones do not follow.
+MOST_FOLLOWING_BYTES = 8 << 20
 # CPU time of this process that counts as progress of the compilations in it.
 _CPU_STEP_SECONDS = 10.0
 # Created at import, because msgspec crashes if two threads are the first to use a type at the same time.
@@ -59,13 +61,20 @@ class Function:
     """A loaded function, with the keys of the types of its inputs and outputs.
 
     A function with `callbacks` belongs to its client's session, and is not kept for others. If `is_apart` is set, the
-    function is on several islands whose devices do not communicate.
+    function is on several islands whose devices do not communicate. If it has followed its arguments into a world,
+    `home` is the same function in the client of the host's island.
     """
 
     def __init__(
-        self, loaded: LoadedFunction, keys: TypeKeys, callbacks: Callbacks | None = None, is_apart: bool = False
+        self,
+        loaded: LoadedFunction,
+        keys: TypeKeys,
+        callbacks: Callbacks | None = None,
+        is_apart: bool = False,
+        home: Function | None = None,
     ) -> None:
         self.loaded = loaded
+        self.home = home
         self.callbacks = callbacks
         self.is_apart = is_apart
         self.ordinals = loaded.ordinals
@@ -139,6 +148,7 @@ class Functions:
         self.may_wait = False  # whether some run in worlds, or together with other hosts
         self._function_worlds = FunctionWorlds()
         self.with_callbacks = 0  # number of functions that call their clients
+        self._followers: dict[str, Function] = {}  # loaded, and used from the next call on: see `follow`
         self._idle: OrderedDict[str, None] = OrderedDict()
         self._dropped: set[str] = set()  # dropped while they were being compiled
 
@@ -422,10 +432,10 @@ class Functions:
             self._await_world(Waiting(message, source, partial(load, seconds=seconds, cached=cached)))
             return
         message = msgspec.structs.replace(message, world=placement.world)
-        if message.world:
-            with self._lock:
-                self._function_worlds.enter(Recipe(message, source))
-                self.may_wait = True
+        may_follow = not message.world and len(program.executable) <= MOST_FOLLOWING_BYTES
+        with self._lock:
+            self._function_worlds.enter(Recipe(message, source, program if may_follow else None))
+            self.may_wait = self.may_wait or bool(message.world)
         loaded = loader.load(program, message.assignment, callbacks, message.world, message.ranks)
         function = Function(loaded, self._keys, callbacks, placement.is_apart)
         with self._lock:
@@ -684,7 +694,10 @@ class Functions:
         moving: list[Recipe] = []
         worlds.note_closing(message)
         with self._lock:
-            for name in [name for name, each in self._functions.items() if each.loaded.world == message.world]:
+            lost = [name for name, each in self._functions.items() if each.loaded.world == message.world]
+            for name in lost:
+                if self._functions[name].home is not None:  # its next run returns there
+                    continue
                 self.with_callbacks -= bool(self._functions[name].callbacks)
                 is_idle = name in self._idle
                 self._idle.pop(name, None)
@@ -707,6 +720,53 @@ class Functions:
         else:
             self._end(message, None, joined)
 
+    def follow(self, name: str, world: int) -> bool:
+        """Have a function that is apart run in the world of its arguments, and return whether it does now.
+
+        Its runs then need not wait until the arguments are computed. The first call begins to load the function there,
+        and a later call uses it. Only the executor's thread may call this, since its runs use the function.
+        """
+        with self._lock:
+            follower = self._followers.pop(name, None)
+            if follower is not None and follower.loaded.world == world and follower.home is self._functions.get(name):
+                self._functions[name] = follower
+                return True
+            recipe = self._function_worlds.follow(name, world)
+        if recipe is not None:
+            start_in(self._pool, self._load_follower, recipe)
+        return False
+
+    def _load_follower(self, recipe: Recipe) -> None:
+        """Load a function in the world of its arguments, unless that is not possible."""
+        message, program, loader = recipe.message, recipe.program, self._backend.loader
+        home = self._functions.get(message.function)
+        if home is None or program is None or program.description is None or loader is None or self._worlds is None:
+            return
+        placement = place(message, program.description, False, self._worlds.has_joined(message.world))
+        if placement.world != message.world:  # hosts of an island communicate, or the world was closed
+            return
+        try:
+            loaded = loader.load(program, message.assignment, None, message.world, message.ranks)
+            follower = Function(loaded, self._keys, is_apart=True, home=home)
+        except StatusError:  # the world was closed meanwhile
+            return
+        with self._lock:
+            if self._functions.get(message.function) is home:
+                self._followers[message.function] = follower
+
+    def in_open_world(self, name: str) -> Function:
+        """Return a function, which returns home if the world into which it has followed its arguments is closed.
+
+        Only the executor's thread may call this, since its runs use the function. Raise NOT_FOUND.
+        """
+        function = self.get(name)
+        if function.home is None or (self._worlds is not None and self._worlds.has_joined(function.loaded.world)):
+            return function
+        with self._lock:
+            if self._functions.get(name) is function:
+                self._functions[name] = function.home
+        return function.home
+
     def closing_of(self, world: int) -> Status:
         """Return why a world was closed; OK if it is open."""
         closing = None if self._worlds is None else self._worlds.closing_of(world)
@@ -725,6 +785,7 @@ class Functions:
     def _unload(self, name: str) -> None:
         """Drop a compiled function, which may be compiled again. The caller holds the lock."""
         del self._functions[name], self._info[name]
+        self._followers.pop(name, None)
         self.programs.dropped(name)
 
     def answer(self, what: str, name: str) -> bytes:

@@ -128,7 +128,7 @@ class StepRunner:
         if isinstance(step, p.Execute):
             if self._functions.awaits(step.function, wake):
                 return True
-            function = self._functions.get(step.function)
+            function = self._functions.in_open_world(step.function)
             inputs, world = step.inputs, function.loaded.world
             if function.loaded.is_joint and self.joint_runs.awaits(
                 world, function.ordinals, [values[value] for value in inputs], wake
@@ -147,6 +147,10 @@ class StepRunner:
             for each in buffers
             if each.spec is not None and not each.array.is_deleted() and not worlds.is_at_home(each.array, world)
         ]
+        if type(step) is p.Execute and away and not world and function.is_apart:
+            is_there = self._functions.follow(step.function, worlds.world_of(away[0].array))
+            if is_there:
+                return self.awaits(step, unit, wake)
         unready = [each.array for each in away if not each.array.is_ready()]
         if unready:
             start_in(self._waits, _wait_for, unready, wake)

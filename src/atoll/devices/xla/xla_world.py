@@ -225,6 +225,10 @@ class XlaWorlds:
         client = shards_of(array)[0].device.client
         return client is (self.get(world).client if world else self._client)
 
+    def world_of(self, array: Any) -> int:
+        client = shards_of(array)[0].device.client
+        return next((world for world, each in list(self._worlds.items()) if each.client is client), 0)
+
     def bring(self, array: Any, world: int) -> Any:
         """Return the array on the same devices of another client.
 
