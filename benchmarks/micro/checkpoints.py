@@ -99,7 +99,7 @@ def reset_peak() -> None:
 
 
 def memory(field: str) -> int:
-    """A field of this process's status, in bytes."""
+    """Return a field of this process's status, in bytes."""
     found = re.search(rf"^{field}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
     assert found is not None
     return int(found[1]) * 1024

@@ -72,7 +72,7 @@ class Choices:
         )
 
     async def run(self, number: int, count: int) -> float:
-        """So many, each of the result of the one before; seconds for each."""
+        """Run so many calls, each with the result of the previous one. Return the seconds per call."""
         client = self._client
         (x,) = await client.launch(self._first, (), 1)
         await client.wait((x,))

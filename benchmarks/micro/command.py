@@ -15,7 +15,7 @@ from benchmarks.micro.table import BENCHMARKS
 
 
 def chosen(option: str, text: str, known: list[str]) -> list[str]:
-    """The names of a comma-separated list, in the order of `known`; all if it is empty."""
+    """Return the names in a comma-separated list, in the order of `known`, or all of them if it is empty."""
     names = {name.strip() for name in text.split(",") if name.strip()}
     if unknown := sorted(names - set(known)):
         raise typer.BadParameter(f"{option} {', '.join(unknown)}: known are {', '.join(known)}")

@@ -13,7 +13,7 @@ from benchmarks.harness.benchmark import Round, Settings
 
 
 def jit_op_by_op(settings: Settings) -> Round:
-    """A jitted addition of one on float32[8], on one device."""
+    """Measure a jitted addition of one to float32[8] on one device."""
     return counting_rounds(
         jax.jit(lambda x: x + 1.0),
         jax.device_put(jnp.zeros(8, jnp.float32), jax.devices()[0]),
@@ -22,7 +22,7 @@ def jit_op_by_op(settings: Settings) -> Round:
 
 
 def allreduce_op_by_op(settings: Settings) -> Round:
-    """The paper's micro-benchmark: one scalar per device, an AllReduce and an addition, on four devices.
+    """Measure the paper's micro-benchmark: an AllReduce and an addition of one scalar per device, on four devices.
 
     The sum is divided by the number of devices, so that the value is the number of calls and can be checked.
     """
@@ -33,7 +33,7 @@ def allreduce_op_by_op(settings: Settings) -> Round:
 def allreduce_and_add(
     devices: Sequence[jax.Device], elements: int = 1
 ) -> tuple[Callable[[jax.Array], jax.Array], jax.Array]:
-    """The computation over these devices, with so many elements on each, and what to begin with; each call adds one."""
+    """Return an AllReduce and an addition of one on these devices, and the first argument."""
     mesh = Mesh(np.array(devices), ("d",))
 
     def body(x: jax.Array) -> jax.Array:
@@ -46,7 +46,7 @@ def allreduce_and_add(
 
 
 def repeated(step: Callable[[jax.Array], jax.Array], nodes: int) -> Callable[[jax.Array], jax.Array]:
-    """A chain of `nodes` steps, each of which has the result of the one before."""
+    """Return a function that runs `step` so many times, each time on the previous result."""
 
     def many(x: jax.Array) -> jax.Array:
         for _ in range(nodes):
@@ -57,9 +57,9 @@ def repeated(step: Callable[[jax.Array], jax.Array], nodes: int) -> Callable[[ja
 
 
 def counting_rounds(step: Callable[[jax.Array], jax.Array], zero: jax.Array, calls: int, *, each: int = 1) -> Round:
-    """Rounds of `calls` dependent calls that add `each`, checked: a backend that loses one does not get a rate.
+    """Return rounds of `calls` dependent calls that add `each`. A round fails if a call was lost.
 
-    The rate is of additions. Of an array over several processes, each process checks the shards that it has.
+    The rate counts additions. If an array spans several processes, each process checks its own shards.
     """
     for _ in range(3):
         step(zero).block_until_ready()

@@ -18,7 +18,7 @@ _ROWS: dict[str, Callable[[Settings], Round]] = {"a": jit_op_by_op, "b": allredu
 
 
 def rows(settings: Settings) -> Round:
-    """A round has one of each."""
+    """Return rounds with one operation of each kind."""
     start_cluster(has_journal=settings.system == JOURNALED)
     measures = {name: prepare(settings) for name, prepare in _ROWS.items()}
     return lambda: {name: measure()["rate"] for name, measure in measures.items()}

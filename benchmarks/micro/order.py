@@ -126,7 +126,7 @@ def _expect(replies: Iterator[Any], kind: type[Any]) -> Any:
 
 
 def _source() -> m.FunctionSource:
-    """The function as a proxy would send it."""
+    """Return the function as a proxy sends it."""
     from jax._src.lib import _jax
     from jax._src.lib import xla_client as xc
     from jaxlib.mlir.dialects import stablehlo

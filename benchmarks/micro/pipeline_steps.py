@@ -56,7 +56,7 @@ def steps(settings: Settings) -> Round:
 
 
 async def begin(client: BareClient, training: Training) -> list[int]:
-    """The first weights."""
+    """Return the first weights."""
     weights = await client.launch(training.first, (), training.weights)
     await client.wait(weights)
     return weights

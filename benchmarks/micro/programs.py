@@ -27,7 +27,7 @@ def chained(settings: Settings) -> Round:
 
 
 def fused(settings: Settings) -> Round:
-    """The 128 in one compiled function."""
+    """Measure the 128 computations in one compiled function."""
     add_one, zero = allreduce_and_add(jax.devices()[:4])
     return counting_rounds(jax.jit(repeated(add_one, NODES)), zero, settings.size(full=40, quick=4), each=NODES)
 

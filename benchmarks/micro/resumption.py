@@ -78,7 +78,7 @@ def _ignore(it: Any) -> None:
 
 
 async def asynchronous(address: Address, kind: str) -> Callable[[], Any]:
-    """A round with an end on the event loop."""
+    """Measure a round with one end on the event loop."""
     count, done = 0, asyncio.Event()
 
     def on_message(message: Message) -> None:
@@ -107,7 +107,7 @@ async def asynchronous(address: Address, kind: str) -> Callable[[], Any]:
 
 
 async def blocking(address: Address, kind: str) -> Callable[[], Any]:
-    """A round with a thread at the other end."""
+    """Measure a round with a thread at the other end."""
     if kind == "plain":
         return lambda: asyncio.sleep(0)
     connection = await asyncio.to_thread(BlockingConnection.dial, address, Message, name="it")

@@ -31,7 +31,7 @@ SIZES = {"1": 256, "4": 1024, "8": 2048, "16": 4096}
 
 
 def capacity_of(rows: int) -> int:
-    """Of an expert: four times an even load."""
+    """Return the capacity of an expert: four times an even load."""
     return 4 * rows * CHOICES // ISLANDS
 
 
@@ -63,7 +63,7 @@ def sparse(devices: list[Any], capacity: int, expert: Expert) -> Any:
 
 
 def dense(devices: list[Any], capacity: int, expert: Expert) -> Any:
-    """The blocks go and come back whole, as arrays do."""
+    """Send whole blocks to the experts and back, as arrays."""
 
     def spread(rows: jax.Array, chosen: jax.Array) -> Any:
         flat = chosen.T.reshape(-1)

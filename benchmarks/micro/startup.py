@@ -15,7 +15,7 @@ DEADLINE = 60.0  # seconds, for one process
 
 
 def first_result(settings: Settings) -> Round:
-    """Two processes a round: one with an empty compile cache, and one with what the first left in it."""
+    """Start two processes per round: one with an empty compile cache, and one with the cache that the first one filled."""
 
     def measure() -> dict[str, float]:
         with tempfile.TemporaryDirectory(prefix="bench-startup-") as directory:

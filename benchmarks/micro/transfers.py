@@ -73,7 +73,7 @@ def put_and_get(settings: Settings) -> Round:
 def seconds_each(
     operation: Callable[[Any], Any], inputs: Sequence[jax.Array | np.ndarray], expected: Sequence[np.ndarray]
 ) -> float:
-    """The median time of an operation over its inputs, one after the other."""
+    """Return the median time of an operation on these inputs, one after the other."""
     durations, results = [], []
     for each in inputs:
         started = time.perf_counter()

@@ -156,7 +156,7 @@ def prepare_message(settings: Settings) -> Round:
 
 
 def prepare_latency(settings: Settings) -> Round:
-    """A small message there and back between two threads, each with a blocking socket."""
+    """Send a small message from one thread to another and back, over blocking sockets."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         here = socket.create_connection(server.getsockname())
         there, _ = server.accept()

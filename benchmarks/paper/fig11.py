@@ -65,14 +65,14 @@ def _null_clients(point: Point) -> tuple[NullCluster, Callable[[float], None]]:
 
 
 def prepare_null(settings: Settings) -> Round:
-    """Each client keeps its session's window full."""
+    """Have each client keep its session's window full."""
     cluster, run_for = _null_clients(settings.point)
     run_for(0.5)
     return lambda: _measured(cluster.address, lambda: run_for(4 * SECONDS), SECONDS)
 
 
 def prepare(settings: Settings) -> Round:
-    """A process for each client, with JAX, on four devices."""
+    """Start one process with JAX per client, on four devices."""
     from benchmarks.paper.workload import Clients
 
     clients = Clients(int(settings.point["clients"]), _MILLISECONDS, "1x1x4")

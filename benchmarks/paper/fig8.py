@@ -85,7 +85,7 @@ def null_round(settings: Settings, calls: int, policy: str = DEFAULT_POLICY) -> 
 
 
 def prepare(settings: Settings) -> Round:
-    """A process for each client; all compute at the same time for a while."""
+    """Start one process per client. All of them compute at the same time."""
     from benchmarks.paper.workload import Clients
 
     point = settings.point

@@ -71,7 +71,7 @@ def prepare_null(settings: Settings) -> Round:
 
 
 def _null_clients(point: Point, islands: str) -> tuple[NullCluster, list[BareClient], Callable[[float], None]]:
-    """A cluster, its clients, and what has all of these work for so many seconds."""
+    """Return a cluster, its clients, and a function that has all clients compute for a number of seconds."""
     from benchmarks.paper.cluster import NullCluster
     from benchmarks.paper.null_steps import Steps
     from benchmarks.paper.shares import tenants, token_of
@@ -93,7 +93,7 @@ def _null_clients(point: Point, islands: str) -> tuple[NullCluster, list[BareCli
 
 
 def prepare(settings: Settings) -> Round:
-    """A process for each client, with JAX, on four devices."""
+    """Start one process with JAX per client, on four devices."""
     from benchmarks.paper.shares import deviation
 
     weights, clients = _weights(settings.point), _processes(settings.point)

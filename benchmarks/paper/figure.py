@@ -70,13 +70,13 @@ def median(point: BenchmarkRecord, contestant: str, metric: str) -> float | None
 
 
 def quotient(point: BenchmarkRecord, first: str, second: str, metric: str) -> float | None:
-    """One contestant's median over another's."""
+    """Return the median of one contestant divided by that of another."""
     ours, theirs = median(point, first, metric), median(point, second, metric)
     return ours / theirs if ours is not None and theirs else None
 
 
 def difference(point: BenchmarkRecord, first: str, second: str, metric: str) -> float | None:
-    """One contestant's median less another's."""
+    """Return the median of one contestant minus that of another."""
     ours, theirs = median(point, first, metric), median(point, second, metric)
     return None if ours is None or theirs is None else ours - theirs
 

@@ -100,7 +100,7 @@ class _Step:
         self._gradients: dict[int, int] = {}
 
     def build(self) -> tuple[list[Node], list[int]]:
-        """The nodes, and the results: all new weights and the loss."""
+        """Return the nodes, and the results: all new weights and the loss."""
         count = len(self.stages)
         for wave in range(self._micro_batches + count - 1):
             self._forward([(stage, wave - stage) for stage in reversed(range(count))])

@@ -100,7 +100,7 @@ def prepare_null(settings: Settings) -> Round:
 
 
 def prepare_real(settings: Settings) -> Round:
-    """A process for each client, with JAX."""
+    """Start one process with JAX per client."""
     from benchmarks.paper.workload import Clients, Task
 
     tokens = [token_of(number) for number in range(_TENANTS)]

@@ -83,7 +83,7 @@ class Pipeline:
             raise AssertionError(f"the stages have {layers} layers")
 
     def run(self, steps: int) -> None:
-        """So many steps, one after another, and waits for the last one's loss."""
+        """Run so many steps, one after another, and wait for the loss of the last one."""
         loss = None
         for _ in range(steps):
             self._state, loss = self._pipe.step(self._state, self._batch)

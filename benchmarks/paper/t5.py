@@ -194,7 +194,7 @@ def encode(weights: Weights, inputs: jax.Array) -> jax.Array:
 
 
 def decode(weights: Weights, encoded: jax.Array, previous: jax.Array) -> jax.Array:
-    """The logits [batch, targets, vocabulary] of the tokens that follow those of `previous` [batch, targets]."""
+    """Return the logits [batch, targets, vocabulary] of the tokens after those of `previous` [batch, targets]."""
     decoder = weights.decoder
     x = weights.embedding[previous]
     bias = position_bias(decoder.relative_bias, previous.shape[1], both_ways=False)
@@ -220,7 +220,7 @@ def loss(weights: Weights, inputs: jax.Array, targets: jax.Array) -> jax.Array:
 
 
 def parameters(config: Config) -> int:
-    """How many numbers the weights are. Traces, and allocates nothing."""
+    """Return the number of parameters. This traces the model and allocates no memory."""
     return sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(lambda: first_weights(config, seed=0))))
 
 

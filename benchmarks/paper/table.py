@@ -48,7 +48,7 @@ def words(claim: Claim) -> tuple[str, str, str]:
 
 
 def cells(run: RunRecord) -> list[list[str]]:
-    """A header, and a row for each point and contestant."""
+    """Return a header, and a row for each point and contestant."""
     names = list(dict.fromkeys(metric.name for point in run.benchmarks for metric in point.metrics))
     titles = {metric.name: f"{metric.title}, {metric.unit}" for point in run.benchmarks for metric in point.metrics}
     rows = [["", "", *(titles[name] for name in names)]]

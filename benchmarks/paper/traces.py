@@ -135,7 +135,7 @@ def busy(spans: Sequence[Span]) -> float:
 
 
 def turn(spans: Sequence[Span]) -> float:
-    """For how long one client has the first device until another has it: the median, in milliseconds."""
+    """Return the median time for which one client has the first device until another one has it, in milliseconds."""
     turns: list[int] = []
     began, session = 0, -1
     for span in _first_device(spans):

@@ -40,7 +40,7 @@ async def read_step_seconds(cluster: VirtualCluster, client: BareClient, trainin
 
 
 async def step_seconds(cluster: VirtualCluster, client: BareClient, training: Training, steps: int) -> float:
-    """Of a step, with others in flight behind it, after some that warm up."""
+    """Return the seconds per step after a warm-up, with further steps in flight."""
     ends = []
     losses: deque[int] = deque()
 

@@ -44,16 +44,16 @@ class Work:
 
     @property
     def weight_bytes(self) -> int:
-        """Of a core."""
+        """Return the bytes of the weights on a core."""
         return int(WEIGHT_BYTES * self.parameters / REPLICA)
 
     @property
     def compute_seconds(self) -> float:
-        """Of a step: two operations for each parameter and token forward."""
+        """Return the seconds of computation in a step. The forward pass needs two operations per parameter and token."""
         return MODEL.compute_seconds((1 + BACKWARD) * 2 * self.parameters * self.tokens / self.cores)
 
     def reduce_seconds(self, cores: int) -> float:
-        """For the sum of the gradients over the copies of the model on so many cores of an island."""
+        """Return the seconds of the sum of gradients over the copies of the model on so many cores of an island."""
         return MODEL.all_reduce_seconds(GRADIENT_BYTES * self.parameters / REPLICA, cores // REPLICA)
 
 

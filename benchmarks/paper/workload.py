@@ -36,7 +36,7 @@ _DEADLINE = 120.0
 def computation(
     milliseconds: float, devices: Sequence[jax.Device]
 ) -> tuple[Callable[[jax.Array], jax.Array], jax.Array]:
-    """A function over these devices that takes about so long on this machine, and what to begin with."""
+    """Return a function on these devices that takes about so many milliseconds here, and its first argument."""
     mesh = Mesh(np.array(devices), ("d",))
     share = max(1.0, mesh.size / len(os.sched_getaffinity(0)))
     loops = max(1, round(milliseconds / share * MILLISECOND_LOOPS))
