@@ -15,7 +15,7 @@ DEADLINE = 60.0  # seconds, for one process
 
 
 def first_result(settings: Settings) -> Round:
-    """Start two processes per round: one with an empty compile cache, and one with the cache that the first one filled."""
+    """Start two processes per round: one with an empty compile cache, and one with that of the first one."""
 
     def measure() -> dict[str, float]:
         with tempfile.TemporaryDirectory(prefix="bench-startup-") as directory:

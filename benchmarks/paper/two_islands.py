@@ -49,7 +49,7 @@ class Work:
 
     @property
     def compute_seconds(self) -> float:
-        """Return the seconds of computation in a step. The forward pass needs two operations per parameter and token."""
+        """Return the seconds of computation in a step. The forward pass has two operations per parameter and token."""
         return MODEL.compute_seconds((1 + BACKWARD) * 2 * self.parameters * self.tokens / self.cores)
 
     def reduce_seconds(self, cores: int) -> float:
