@@ -11,7 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from atoll.cluster.processes.client_directories import HOST_DIRECTORIES, claim, remove, sweep
+from atoll.cluster.processes.client_directories import (
+    HOST_DIRECTORIES,
+    claim,
+    make_transfer_directory,
+    remove,
+    sweep,
+    transfer_directory,
+)
 
 
 def directories(base: Path, name: str) -> tuple[Path, Path]:
@@ -114,6 +121,33 @@ def test_the_directories_of_a_client_on_another_machine_that_shares_them_stay(tm
     sweep(tmp_path)
     assert directory.exists()
     assert transfers.exists()
+
+
+IN_NEW_PID_NAMESPACE = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+
+
+@pytest.mark.skipif(
+    shutil.which("unshare") is None or subprocess.run([*IN_NEW_PID_NAMESPACE, "true"], check=False).returncode != 0,
+    reason="the kernel refuses new PID namespaces",
+)
+def test_a_process_in_another_pid_namespace_leaves_the_directories_of_this_one(tmp_path: Path):
+    directory, _ = directories(tmp_path, "mine")
+    transfers = transfer_directory(Path("/dev/shm"))
+    make_transfer_directory(transfers)
+    claim(directory, transfers)
+    code = f"""
+import pathlib
+from atoll.cluster.processes.client_directories import sweep
+from atoll.cluster.processes.process_table import began
+assert began({os.getpid()}) is None
+sweep(pathlib.Path({str(tmp_path)!r}))
+"""
+    try:
+        subprocess.run([*IN_NEW_PID_NAMESPACE, sys.executable, "-c", code], check=True)
+        assert directory.exists()
+        assert transfers.exists()
+    finally:
+        remove(directory, transfers)
 
 
 def test_directories_of_host_agents_are_removed_likewise_and_apart(tmp_path: Path):

@@ -16,7 +16,7 @@ import tempfile
 import zlib
 from pathlib import Path
 
-from atoll.cluster.processes.process_table import began, this_machine
+from atoll.cluster.processes.process_table import began, pid_namespace, this_machine
 from atoll.errors import ClusterError
 
 _OWNER = "owner"
@@ -35,8 +35,16 @@ def transfer_directory(base: Path) -> Path:
 
 
 def _mark() -> str:
-    """Return a mark that distinguishes transfer directories of this machine from those of others that share them."""
-    return f"{zlib.crc32(this_machine().encode()):08x}"
+    """Return a mark that distinguishes transfer directories of processes whose pids this process sees from others.
+
+    Other machines may share the directory. So may containers on this machine, which may have its name.
+    """
+    return f"{zlib.crc32(' '.join(_place()).encode()):08x}"
+
+
+def _place() -> list[str]:
+    """Return the machine and the PID namespace in which this process's pid has a meaning."""
+    return [this_machine(), pid_namespace()]
 
 
 def make_transfer_directory(directory: Path) -> None:
@@ -76,7 +84,7 @@ def _runs(pid: str, started: str) -> bool:
 def claim(directory: Path, transfer_directory: Path) -> None:
     """Record this process as the owner of these directories."""
     pid = os.getpid()
-    (directory / _OWNER).write_text(f"{pid} {began(pid)} {this_machine()}\n{transfer_directory}\n")
+    (directory / _OWNER).write_text(f"{pid} {began(pid)} {' '.join(_place())}\n{transfer_directory}\n")
 
 
 def sweep(base: Path, kind: str = CLIENT_DIRECTORIES) -> None:
@@ -91,8 +99,8 @@ def sweep(base: Path, kind: str = CLIENT_DIRECTORIES) -> None:
             if directory.stat().st_uid != os.getuid():
                 continue
             owner, transfer_directory = (directory / _OWNER).read_text().splitlines()
-            pid, started, *machine = owner.split()
-            if machine in ([], [this_machine()]) and not _runs(pid, started):
+            pid, started, *place = owner.split()
+            if place in ([], [this_machine()], _place()) and not _runs(pid, started):
                 remove(directory, Path(transfer_directory))
 
 

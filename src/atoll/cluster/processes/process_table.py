@@ -13,6 +13,11 @@ def this_machine() -> str:
     return os.uname().nodename
 
 
+def pid_namespace() -> str:
+    """Return the number of the kernel's PID namespace of this process. A pid has a meaning only in its namespace."""
+    return str(os.stat("/proc/self/ns/pid").st_ino)
+
+
 def boot() -> str:
     """Return an identifier of the machine's present boot: pids and start times of an earlier one mean nothing."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
