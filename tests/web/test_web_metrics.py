@@ -19,7 +19,7 @@ import pytest
 from atoll.web.metrics_server import serve_metrics
 from atoll.web.poller import Poller
 from atoll.wire.address import parse_address
-from tests.cluster_process import User, eventually, first_line, free_port
+from tests.cluster_process import User, eventually, finish, first_line, free_port
 from tests.web.cluster import ScriptedSource, serving
 
 PROMETHEUS = shutil.which("prometheus")
@@ -114,6 +114,17 @@ def test_metrics_for_other_machines_are_in_the_clear_only_where_somebody_says_so
     assert "give --tls-certificate and --tls-key, or --insecure" in refused
     with serving(up, *arguments, "--insecure", listen="0.0.0.0:0") as url:
         assert url.startswith("http://")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_page_ends_at_a_signal_without_a_traceback(up: User, number: signal.Signals):
+    pytest.importorskip("nicegui", reason="the extra web is not installed")
+    process = up.start_atoll("web", "--listen", "127.0.0.1:0")
+    assert get(first_line(process).partition("?")[0] + "metrics")[0] == 200
+    process.send_signal(number)
+    ended = finish(process)
+    assert ended.returncode == 0, ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 @pytest.mark.slow

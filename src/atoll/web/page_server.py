@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -31,7 +32,7 @@ _END_SECONDS = 3  # for closing browsers' connections
 async def serve_page(
     poller: Poller, address: Address, key: str, listening: Callable[[int], None], tls: PageTls | None = None
 ) -> None:
-    """Serve until SIGINT or SIGTERM. Calls `listening(port)` first. Call it once per process.
+    """Serve until SIGINT, SIGTERM or SIGHUP. Calls `listening(port)` first. Call it once per process.
 
     Raises AddressError if it cannot listen.
     """
@@ -72,7 +73,15 @@ async def serve_page(
     config.ssl = tls.context if tls else None
     renewing = asyncio.create_task(tls.keep_new()) if tls else None
     listening(port)
-    await uvicorn.Server(config).serve(sockets=[sock])
+    server = uvicorn.Server(config)
+
+    def end() -> None:
+        server.should_exit = True
+
+    # If a signal cancelled this task, uvicorn would print the traceback of a server that did not close.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, end)
+    await server.serve(sockets=[sock])
     if renewing:
         renewing.cancel()
 
