@@ -178,3 +178,9 @@ def test_only_the_last_lines_of_the_log_are_kept_if_asked_for(tmp_path: Path):
     whole = replay_bundle(path)
     assert len(whole.log) > 1
     assert replay_bundle(path, most_log=1).log == whole.log[-1:]
+
+
+def test_a_bundle_that_does_not_exist_is_named_once(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError) as raised:
+        replay_bundle(tmp_path / "gone")
+    assert str(raised.value) == f"cannot read {tmp_path / 'gone'}: No such file or directory"

@@ -277,7 +277,8 @@ def _lines_of(path: Path) -> Iterator[Iterator[bytes]]:
             with tarfile.open(path) as archive, _events_of(archive, path) as events:
                 yield events
     except (OSError, EOFError, zlib.error, tarfile.TarError, JournalError) as error:
-        raise ClusterError(f"cannot read {path}: {error}") from None
+        reason = (error.strerror if isinstance(error, OSError) else None) or error  # tarfile's errors have no strerror
+        raise ClusterError(f"cannot read {path}: {reason}") from None
 
 
 def _why_without_events(archive: tarfile.TarFile) -> str:
