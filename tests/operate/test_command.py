@@ -169,7 +169,7 @@ def test_down_ends_by_force_what_does_not_go(user: User, monkeypatch: pytest.Mon
 def test_a_cluster_whose_engine_was_killed_is_forgotten(user: User) -> None:
     user.atoll("up", *WITHOUT_XLA, "--islands", "1x1x1").check()
     user.process("atoll.engines.engine_main").kill()
-    assert eventually(lambda: user.atoll("status").returncode), "its controller goes on"
+    assert eventually(lambda: user.atoll("status").returncode), "its controller continues"
     assert "no cluster is up" in user.atoll("status").error
     assert eventually(lambda: not user.leftovers()), user.leftovers()
 
