@@ -41,7 +41,11 @@ def test_a_standby_that_reports_its_state_does_not_answer_for_the_cluster() -> N
     standby = msgspec.to_builtins(StandbyStatus("tls://m0:7000", StandbyState.LOST, 0.0))
     cluster: Any = FakeCluster([{"standby": standby}, {"standby": standby}, {"islands": []}])
     users: Any = SimpleNamespace(doom=lambda kind, which: None)
-    with subprocess.Popen(CONTROLLER, stdin=subprocess.PIPE) as process:
+    with (
+        subprocess.Popen([sys.executable, "-S", "-c", ""]) as other,
+        subprocess.Popen(CONTROLLER, stdin=subprocess.PIPE) as process,
+    ):
+        os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)  # a zombie beside the controller
         controllers = Controllers(cluster, [], lambda machine, users: None)
         controllers.inject(KILLED, users, random.Random(1))
         assert process.wait(30) < 0, "the fault was injected"

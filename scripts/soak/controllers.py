@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import psutil
 
+from scripts.soak.children import children_that_run
 from scripts.soak.users import SoakError, Users
 from tests.machines.clusters import ATOLL, PORT, MachineCluster, Process
 from tests.machines.machine_clock import Deadline
@@ -73,9 +74,9 @@ class Controllers:
 
     def _process(self) -> psutil.Process:
         """The present controller's."""
-        for each in psutil.Process(self._holder.pid).children(recursive=True):
-            if "atoll.controller_process.controller_main" in each.cmdline():
-                return each
+        module = "atoll.controller_process.controller_main"
+        for each in children_that_run(module, self._holder.pid, recursive=True):
+            return each
         raise SoakError(f"there is no controller on {self.machine}:\n{self._holder.said[-2000:]}")
 
     def _answers(self, kind: str, injected: float) -> None:

@@ -12,6 +12,7 @@ from typing import IO, Any, Protocol
 
 import psutil
 
+from scripts.soak.children import children_that_run
 from scripts.soak.users import SoakError, UserProcess, Users, tail
 
 _DUMP_SECONDS = 1.0  # for a process to write what its threads are doing
@@ -53,12 +54,9 @@ def report(ground: Ground) -> dict[str, Any]:
 
 def proxy_of(ground: Ground, user: UserProcess) -> psutil.Process | None:
     try:
-        for child in psutil.Process(ground.pid_of(user)).children():
-            if "atoll.ifrt.proxy_main" in child.cmdline():
-                return child
+        return next(children_that_run("atoll.ifrt.proxy_main", ground.pid_of(user)), None)
     except (psutil.Error, OSError):
-        pass
-    return None
+        return None
 
 
 def describe_hang(ground: Ground, user: UserProcess) -> str:

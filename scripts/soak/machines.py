@@ -21,6 +21,7 @@ import psutil
 
 from atoll.cluster.topology import Topology
 from scripts.soak import controllers, sessions
+from scripts.soak.children import children_that_run
 from scripts.soak.controllers import ENGINE_MACHINE, Controllers
 from scripts.soak.ground import inject_user_fault, report
 from scripts.soak.users import SoakError, UserProcess, Users
@@ -61,8 +62,8 @@ def _next_worker(pid: int, before: int) -> psutil.Process:
     """
     deadline = Deadline(BACK_SECONDS)
     while not deadline.is_over:
-        for child in psutil.Process(pid).children():
-            if child.pid != before and "atoll.worker.worker_main" in child.cmdline():
+        for child in children_that_run("atoll.worker.worker_main", pid):
+            if child.pid != before:
                 return child
         time.sleep(0.01)
     raise SoakError(f"the host agent {pid} started no worker within {BACK_SECONDS:.0f} s")
