@@ -113,6 +113,16 @@ def called_back() -> tuple[list[float], list[float]]:
     return found, seen
 
 
+def called_back_eagerly() -> list[float]:
+    """Let JAX drop the executable before its run calls the function."""
+
+    def function(x: Any) -> Any:
+        return jax.pure_callback(lambda each: np.asarray(each) * 2, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    spec = P(("dcn", "ici"))
+    return [float(each) for each in jax.shard_map(function, mesh=mesh(), in_specs=spec, out_specs=spec)(eight())]
+
+
 def resharded() -> list[list[float]]:
     everywhere = jax.jit(lambda x: x * 1, out_shardings=sharded())(eight())
     moved = jax.device_put(eight(), sharded("ici"))
@@ -153,6 +163,7 @@ NUMBERS = [float(each) for each in range(8)]
         (compiled_ahead, ([each - 3.5 for each in NUMBERS], 1)),
         (donated, [30.0] * 8),
         (called_back, ([2 * each for each in NUMBERS], [28.0])),
+        (called_back_eagerly, [2 * each for each in NUMBERS]),
         (resharded, [NUMBERS, NUMBERS]),
         (mixed_with_islands, NUMBERS),
         (in_a_loop, [each + 20 for each in NUMBERS]),

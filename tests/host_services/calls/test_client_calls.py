@@ -233,6 +233,8 @@ def test_the_session_learns_which_callables_a_host_may_call(unix_ends: Ends):
     receiver = Receiver(unix_ends[1])
     calls = Calls(lambda session: unix_ends[0], 3)
     calls.retain(SESSION, (4, 5))
+    calls.retain(SESSION, (4, 5))  # by the same function in another client
+    calls.release(SESSION, (4, 5))
     calls.release(SESSION, (4, 5))
     pieces = receiver.wait(2)
     calls.close()

@@ -11,6 +11,7 @@ import queue
 import re
 import secrets
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -64,6 +65,7 @@ class _Waiting(NamedTuple):
 
 # A session and its notice; None ends the queue.
 _Notice = tuple[int, Retained | Released] | None
+_Notified = tuple[int, tuple[int, ...]]  # a session and its callables
 
 
 class ClientError(Exception):
@@ -136,7 +138,7 @@ class Calls:
             return None if found is None else found.slot
 
     def retain(self, session: int, callbacks: tuple[int, ...]) -> None:
-        """Notify the session that this host may call these callables."""
+        """Notify the session that this host may call these callables, until each call of `retain` has its `release`."""
         with self._lock:
             if self._notices is None:
                 self._notices = queue.SimpleQueue()
@@ -145,7 +147,7 @@ class Calls:
         self._notices.put((session, Retained(callbacks)))
 
     def release(self, session: int, callbacks: tuple[int, ...]) -> None:
-        """Notify the session that this host will not call these callables again.
+        """Notify the session that this host will not call these callables again, unless they are retained once more.
 
         Never blocks, because it may run during a garbage collection, while the thread holds any lock.
         """
@@ -154,9 +156,15 @@ class Calls:
 
     def _pass_notices_on(self, notices: queue.SimpleQueue[_Notice]) -> None:
         """Send notices on one thread per session, so that a client that does not read blocks no other session."""
+        counts: Counter[_Notified] = Counter()  # here, since `release` may not wait for a lock
         while (each := notices.get()) is not None:
             session, notice = each
-            self._notifying.submit(session, partial(self._notify, session, notice))
+            is_retained, notified = isinstance(notice, Retained), (session, notice.callbacks)
+            counts[notified] += 1 if is_retained else -1
+            if counts[notified] == is_retained:  # the first one, or the last one is released
+                self._notifying.submit(session, partial(self._notify, session, notice))
+            if not counts[notified]:
+                del counts[notified]
 
     def _notify(self, session: int, notice: Retained | Released) -> None:
         with contextlib.suppress(AtollError):  # the session has ended
