@@ -29,7 +29,6 @@ FOREIGN = frozenset(
 UNREAD = {
     "controller_process/standby.py: _announcing",  # keeps the task
     "devices/xla/compiled_programs.py: _path",  # JAX logs it
-    "devices/xla/executable.py: _held",  # keeps memory that the executable uses
     "programs/launch.py: _functions",  # keeps the session from dropping them
 }
 # Private attributes of other projects, with names that Atoll also has.

@@ -21,10 +21,13 @@ class FakeCalls:
         self.content = b"".join(bytes(part) for part in encode(message, arrays)) if message is not None else b""
         self.called: list[Any] = []
         self.given_back = 0
+        self.retained: list[tuple[int, tuple[int, ...]]] = []
 
-    def retain(self, session: int, numbers: tuple[int, ...]) -> None: ...
+    def retain(self, session: int, numbers: tuple[int, ...]) -> None:
+        self.retained.append((session, numbers))
 
-    def release(self, session: int, numbers: tuple[int, ...]) -> None: ...
+    def release(self, session: int, numbers: tuple[int, ...]) -> None:
+        self.retained.remove((session, numbers))
 
     def call(self, session: int, callback: int, types: Any, arrays: Any, most: int = 0) -> Reply:
         self.called.append((session, Call(callback, types), [bytes(each) for each in arrays]))
@@ -109,12 +112,30 @@ def test_other_errors_are_what_they_are():
     assert status_of(ValueError("no")) == Status(int(Code.INVALID_ARGUMENT), "no")
 
 
+def test_the_client_keeps_the_callables_while_the_function_or_a_stub_exists():
+    from atoll.devices.xla.client_callbacks import Signature, stubs
+
+    calls = FakeCalls(Returned(()))
+    mine = callbacks(calls)
+    assert calls.retained == [(7, (40, 41))]
+    given_to_xla = stubs(mine, [Signature(), Signature()], None)
+    del mine
+    gc.collect()
+    assert calls.retained == [(7, (40, 41))]
+    del given_to_xla[0]
+    gc.collect()
+    assert calls.retained == [(7, (40, 41))]
+    given_to_xla.clear()
+    gc.collect()
+    assert not calls.retained
+
+
 @pytest.mark.parametrize("spans_devices", [False, True])
 def test_what_a_callable_raises_stops_its_device_unless_others_may_wait_for_it(spans_devices: bool):
-    from atoll.devices.xla.client_callbacks import Held, Signature, stubs
+    from atoll.devices.xla.client_callbacks import Signature, stubs
 
     mine = Callbacks(FakeCalls(Returned(())), 7, (40,), spans_devices)  # type: ignore[arg-type]
-    (stub,) = stubs(Held(mine), mine, [Signature((("int32", (2,)), ("token", ())))], None)
+    (stub,) = stubs(mine, [Signature((("int32", (2,)), ("token", ())))], None)
     if not spans_devices:
         with pytest.raises(ClientError):
             stub()

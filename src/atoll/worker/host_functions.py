@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import threading
 import time
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor as Pool
@@ -623,11 +622,7 @@ class Functions:
         if not source.callbacks or self._calls is None:
             return None
         session, numbers, devices = source.session, source.callbacks, sum(map(len, message.assignment))
-        callbacks = Callbacks(self._calls, session, numbers, devices > 1, source.keys, source.channels)
-        # The client keeps the callables from now on, also while the function is in no client, but waits for a world.
-        self._calls.retain(session, numbers)
-        weakref.finalize(callbacks, self._calls.release, session, numbers).atexit = False
-        return callbacks
+        return Callbacks(self._calls, session, numbers, devices > 1, source.keys, source.channels)
 
     def get(self, name: str) -> Function:
         function = self._functions.get(name)

@@ -22,7 +22,7 @@ from atoll.client.jax_patches import host_callbacks
 from atoll.client.jax_patches.compile_pipeline import CompileRequest
 from atoll.client.jax_patches.host_callbacks import SendAndReceive
 from atoll.devices.xla import client_callbacks
-from atoll.devices.xla.client_callbacks import Held, Signature, stubs
+from atoll.devices.xla.client_callbacks import Signature, stubs
 from atoll.errors import StatusError
 from atoll.host_services.calls.function_callbacks import Callbacks
 from atoll.protocol.callbacks import CALLBACKS_OPTION, CHANNELS_OPTION
@@ -110,12 +110,9 @@ def test_xlas_client_gets_the_types_and_channels_of_a_callable(lower: Lower):
             called.append((position, results, arguments))
             return (np.zeros(3, np.int32), np.float32(1))
 
-        def retain(self) -> None: ...
-
-        def release(self) -> None: ...
-
-    mine = Recording(None, 7, (40, 41))  # type: ignore[arg-type]
-    assert stubs(Held(mine), mine, signatures, client) == [1, 2]
+    calls = SimpleNamespace(retain=lambda *_: None, release=lambda *_: None)
+    mine = Recording(calls, 7, (40, 41))  # type: ignore[arg-type]
+    assert stubs(mine, signatures, client) == [1, 2]
     stub, operands, results, sends, receives, _ = made[0]
     assert [(each.dimensions(), each.numpy_dtype()) for each in operands] == [((2, 3), np.float32)]
     assert [(each.dimensions(), each.numpy_dtype()) for each in results] == [((3,), np.int32), ((), np.float32)]

@@ -7,7 +7,6 @@ contain pointers of the client's process, which would crash this process, so mod
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -147,25 +146,18 @@ def _check_address_call(operation: Any) -> None:
         )
 
 
-class Held:
-    """Retains the callbacks for as long as XLA can call them, which includes runs of an executable that was dropped."""
+def stubs(callbacks: Callbacks, signatures: Sequence[Signature], client: Any) -> list[Any]:
+    """Return the callables that XLA calls for each of the function's callbacks, in their order.
 
-    def __init__(self, callbacks: Callbacks) -> None:
-        callbacks.retain()
-        weakref.finalize(self, callbacks.release).atexit = False
-
-
-def stubs(held: Held, callbacks: Callbacks, signatures: Sequence[Signature], client: Any) -> list[Any]:
-    """Return the callables that XLA calls for each of the function's callbacks, in their order."""
+    They retain the callbacks for as long as XLA can call them, which includes runs of an executable that was dropped.
+    """
     return [
-        _for_xla(_stub(held, callbacks, position, each.results), each, client)
-        for position, each in enumerate(signatures)
+        _for_xla(_stub(callbacks, position, each.results), each, client) for position, each in enumerate(signatures)
     ]
 
 
-def _stub(held: Held, callbacks: Callbacks, position: int, types: tuple[ShardType, ...]) -> Callable[..., Any]:
+def _stub(callbacks: Callbacks, position: int, types: tuple[ShardType, ...]) -> Callable[..., Any]:
     def stub(*arguments: np.ndarray[Any, Any] | None) -> tuple[Any, ...]:
-        _ = held
         try:
             return callbacks.call(position, types, arguments)
         except (ClientError, StatusError) as error:

@@ -25,7 +25,7 @@ class Executable:
 
     `devices` are the local ones, in the order of the function's assignment. If XLA would run the function's callbacks
     inside the call that enqueues it, `gates` is set. If its devices communicate with those of other hosts, `is_joint`
-    is set. `held` lives as long as the executable. `world` is the number of the world that it runs in, or 0.
+    is set. `world` is the number of the world that it runs in, or 0.
     """
 
     def __init__(
@@ -35,13 +35,11 @@ class Executable:
         devices: tuple[Any, ...],
         ordinals: tuple[int, ...],
         gates: Gates | None = None,
-        held: Any = None,
         is_joint: bool = False,
         world: int = 0,
     ) -> None:
         self.world = world
         self.is_joint = is_joint
-        self._held = held
         self._loaded = loaded
         self._gates = gates
         self.waits_inside = gates is not None and not is_joint  # a run on several hosts keeps the island's order

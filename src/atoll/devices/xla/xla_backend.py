@@ -25,7 +25,7 @@ from atoll.devices.device import Assignment, DeviceBackend, LibraryLoader, Progr
 from atoll.devices.device_kinds import Membership
 from atoll.devices.xla import xla_compile_calls, xla_custom_calls, xla_island
 from atoll.devices.xla.batch_threads import BatchThreads, start_batch_threads
-from atoll.devices.xla.client_callbacks import Held, stubs
+from atoll.devices.xla.client_callbacks import stubs
 from atoll.devices.xla.compiled_programs import (
     CompiledPrograms,
     Programs,
@@ -161,10 +161,8 @@ class XlaBackend:
             if tenant and self._stops is not None:
                 insert_checks(prepared.module, grid.size)
             _cache_hit.seen = False
-            held = None
             if callbacks is not None:  # the program belongs to one session, so it is not cached
-                held = Held(callbacks)
-                host_callbacks = stubs(held, callbacks, prepared.signatures, client)
+                host_callbacks = stubs(callbacks, prepared.signatures, client)
                 loaded = prepared.compile(client, grid.flatten(), host_callbacks)
             else:
                 devices = xc.DeviceList(tuple(grid.flatten()))
@@ -173,7 +171,7 @@ class XlaBackend:
                         client, prepared.module, grid, prepared.options, [], devices
                     )
         description = describe(loaded, self._here(grid)[0])
-        executable = self._executable(loaded, grid, description, callbacks, held, world)
+        executable = self._executable(loaded, grid, description, callbacks, world)
         return executable, bool(_cache_hit.seen), time.monotonic() - started
 
     def compile_over_islands(
@@ -192,8 +190,7 @@ class XlaBackend:
             if tenant and self._stops is not None:
                 insert_checks(prepared.module, count)
             signatures = tuple(prepared.signatures)
-            held = None if callbacks is None else Held(callbacks)
-            calls = [] if held is None or callbacks is None else stubs(held, callbacks, signatures, self.client)
+            calls = [] if callbacks is None else stubs(callbacks, signatures, self.client)
             loaded = prepared.compile(self.client, tuple(grid.flatten()), calls)
         program = CompiledProgram(loaded.serialize(), describe(loaded, grid.flat[0], grid.shape), signatures)
         self.keep(request, tenant, program)
@@ -217,13 +214,12 @@ class XlaBackend:
         if program.description is None or len(program.signatures) != (0 if callbacks is None else len(callbacks)):
             raise StatusError(Code.INTERNAL, "the answer of a compiler process does not match its request")
         client, grid = self._client_and_grid(assignment, world, ranks)
-        held = None if callbacks is None else Held(callbacks)
-        host_callbacks = [] if held is None or callbacks is None else stubs(held, callbacks, program.signatures, client)
+        host_callbacks = [] if callbacks is None else stubs(callbacks, program.signatures, client)
         loaded = load_executable(client, program.executable, grid, host_callbacks)
         is_apart = bool(ranks[1]) and callbacks is None
         if is_apart:
             is_apart = not program.description.crosses([device.process_index for device in grid.flat])
-        return self._executable(loaded, grid, program.description, callbacks, held, world, is_apart)
+        return self._executable(loaded, grid, program.description, callbacks, world, is_apart)
 
     def _client_and_grid(self, assignment: Assignment, world: int, ranks: tuple[int, int]) -> tuple[Any, Any]:
         """Return the client of the world, and its devices as [replica][partition].
@@ -250,7 +246,6 @@ class XlaBackend:
         grid: Any,
         description: Description,
         callbacks: Callbacks | None,
-        held: Held | None,
         world: int,
         is_apart: bool = False,
     ) -> Executable:
@@ -260,7 +255,7 @@ class XlaBackend:
         ordinals = tuple(devices.index(device) for device in here)
         gates = self._gates if callbacks and len(here) == 1 else None
         is_joint = len(here) < grid.size and not is_apart
-        return Executable(loaded, description, here, ordinals, gates, held, is_joint, world)
+        return Executable(loaded, description, here, ordinals, gates, is_joint, world)
 
     def stop(self, sequence: int, text: str, devices: int = 0) -> None:
         """Stop a run at its next loop check. Only tenants' programs on CPUs and GPUs have checks."""

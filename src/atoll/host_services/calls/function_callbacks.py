@@ -25,7 +25,7 @@ MOST_ASKED_BYTES = 64 << 20
 
 
 class Callbacks:
-    """The callables of one function by position.
+    """The callables of one function by position. The client keeps the callables for as long as this object exists.
 
     Args:
         calls: The host's calls.
@@ -53,6 +53,8 @@ class Callbacks:
         self._calls = calls
         self._numbers = numbers
         self._failure: Status | None = None
+        calls.retain(session, numbers)
+        weakref.finalize(self, calls.release, session, numbers).atexit = False
 
     def __len__(self) -> int:
         return len(self._numbers) - len(self.keys)
@@ -92,14 +94,6 @@ class Callbacks:
         """Return and clear the kept error. Call it after a run has ended, before the next one begins."""
         failure, self._failure = self._failure, None
         return failure
-
-    def retain(self) -> None:
-        """Notify the client that the function can now run on this host."""
-        self._calls.retain(self.session, self._numbers)
-
-    def release(self) -> None:
-        """Notify the client that the function was deleted on this host, so that it may forget the callables."""
-        self._calls.release(self.session, self._numbers)
 
 
 def _results(reply: Reply, wanted: Sequence[ShardType]) -> tuple[Array | None, ...]:
