@@ -268,15 +268,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
         ),
     ] = 1.0
 
-    # Which decisions a controller makes for its events. Each number includes those of lower ones:
-    # 1: the cost of a message includes the lists in it (`controller.sessions.inboxes`).
-    # 2: charges are exact (`launch.gang_charges`), and compilations follow the states of all islands of a function.
-    # 3: hosts forget buffers that have become errors (`launch.buffer_releases`).
-    # 4: versions of arrays are taken over and freed in steps (`controller.sessions.vaults`), parts of results that are
-    #    lost count until their launches have ended, and the numbers of a function are counted (`launch.compilation`).
-    # 5: a function stays if it loses an island again while it is compiled again, and functions that have waited are
-    #    released in steps (`launch.compilation`); versions of many arrays begin in steps
-    #    (`controller.sessions.published_arrays`); programs with many values are lowered in steps (`launch.registry`).
+    # The number of the decisions that a controller makes for its events: see `state.decisions`.
     decisions: int = 5
 
     tenants: tuple[TenantSettings, ...] = ()  # not passed on command lines: see `cluster.tenant_settings`

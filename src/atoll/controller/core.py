@@ -134,7 +134,7 @@ class Controller:
             self._proxies.handle,
             self._sessions.end,
             self.programs.discards,
-            self.settings.decisions > 0,
+            state.decisions,
         )
         self._admission = Admission(
             state,
@@ -191,8 +191,7 @@ class Controller:
             settings.sequential,
             find_policy(settings.policy),
             settings.delegate_after_seconds,
-            settings.decisions > 1,
-            settings.decisions > 2,
+            self._state.decisions,
         )
         self.scheduler = self.launcher.scheduler
         self.memory = self.launcher.memory.ledger
@@ -211,10 +210,7 @@ class Controller:
             self.meter,
             self._worlds,
             _location,
-            settings.decisions > 1,
-            settings.decisions > 3,
-            settings.decisions > 4,
-            settings.decisions > 4,
+            self._state.decisions,
         )
         self.functions = self._compilation.functions
         self._estimates = Estimates(self.functions.contents, self.resources.hosts)
@@ -227,7 +223,7 @@ class Controller:
             self._estimates,
             self._state.remains,
             settings.joint_islands,
-            settings.decisions > 4,
+            self._state.decisions,
         )
 
     def _make_sessions(self) -> None:
@@ -270,7 +266,6 @@ class Controller:
             self.agents.departure_of,
             self._relays.broken,
             self._worlds,
-            settings.decisions > 3,
         )
         self._overruns = Overruns(
             state,
@@ -281,10 +276,8 @@ class Controller:
         )
         self._sessions = Sessions(state)
         self.detached = DetachedSessions(state, self._sessions, self._failures, self.suspensions)
-        self.vaults = Vaults(state, self._sessions, self.launcher, settings.decisions > 3)
-        self.published = PublishedArrays(
-            state, self.vaults, self.launcher, own, spiller, settings.decisions > 3, settings.decisions > 4
-        )
+        self.vaults = Vaults(state, self._sessions, self.launcher)
+        self.published = PublishedArrays(state, self.vaults, self.launcher, own, spiller)
         self._proxies = Proxies(
             state,
             self._sessions,

@@ -13,6 +13,7 @@ from atoll.cluster.slice_placement import Slices
 from atoll.launch.connections import Connections
 from atoll.launch.outbox import Outbox
 from atoll.protocol.actions import Log
+from atoll.state.decisions import Decisions
 from atoll.state.offenses import TenantOffenses
 from atoll.state.quarantine import Quarantine
 from atoll.state.rates import TenantRates
@@ -28,6 +29,7 @@ class ClusterState:
     """The shared state, which makes no decisions. Its parts change, but are never replaced."""
 
     settings: ClusterSettings
+    decisions: Decisions
     tenants: Tenants
     resources: ResourceManager
     lifecycle: Lifecycle
@@ -51,6 +53,7 @@ class ClusterState:
         tenants = Tenants(settings.tenants)
         return cls(
             settings,
+            Decisions.of(settings.decisions),
             tenants,
             resources,
             Lifecycle(resources.islands),

@@ -31,6 +31,7 @@ from atoll.state.compiled_functions import (
     islands_of,
     output_sizes,
 )
+from atoll.state.decisions import Decisions
 from atoll.state.offenses import TenantOffenses
 from atoll.state.quarantine import Quarantine
 from atoll.state.rates import TenantRates
@@ -64,13 +65,6 @@ class Compilation:
 
     Args:
       location_of: returns the location of a session's device.
-      follows_losses: whether functions of several islands are treated according to the states of all of them. Earlier
-        versions only looked at the island that had restarted.
-      counts_numbers: whether a session that has released a function waits for its compilation if it has the same
-        function under another number. Earlier versions did not wait, and their journals are replayed without that wait.
-      keeps_functions: whether a session keeps a function that loses an island while it is compiled again. In earlier
-        versions, it lost the function if another host then reported a failure.
-      releases_in_steps: whether deferred releases are done in steps. Earlier versions did all at once.
     """
 
     def __init__(
@@ -86,16 +80,10 @@ class Compilation:
         meter: Meter,
         worlds: Worlds,
         location_of: Callable[[Session, int], DeviceLocation],
-        follows_losses: bool,
-        counts_numbers: bool,
-        keeps_functions: bool,
-        releases_in_steps: bool,
+        decisions: Decisions,
     ) -> None:
         self.functions = FunctionRegistry()
-        self._follows_losses = follows_losses
-        self._counts_numbers = counts_numbers
-        self._keeps_functions = keeps_functions
-        self._releases_in_steps = releases_in_steps
+        self._decisions = decisions
         self.watch = CompileWatch()
         self._resources = resources
         self._sessions = sessions
@@ -215,7 +203,7 @@ class Compilation:
 
     def _is_on_ended_island(self, name: str) -> bool:
         """Return whether one of the function's islands will not restart."""
-        islands = islands_of(self.functions.locations[name]) if self._follows_losses else ()
+        islands = islands_of(self.functions.locations[name]) if self._decisions.follows_losses else ()
         return any(self._resources.islands[each].is_over for each in islands)
 
     def _refuse_again(self, session: Session, message: m.Recompile, name: str, refused: Status) -> None:
@@ -278,7 +266,7 @@ class Compilation:
 
     def _expect(self, session: Session, function: int, name: str, hosts: set[int], is_repeated: bool = False) -> None:
         registration = Registration(session.number, function, name, set(hosts), is_repeated=is_repeated)
-        self.functions.expect(registration, replaces_failures=self._follows_losses)
+        self.functions.expect(registration, replaces_failures=self._decisions.follows_losses)
 
     def _send(self, session: Session, host: int, compile_: m.Compile) -> None:
         """Have a host compile when the source has arrived there."""
@@ -368,7 +356,7 @@ class Compilation:
             session = self._sessions.get(number)
             if session is None or not session.deferred_releases:
                 self._deferred.discard(number)
-            elif self._releases_in_steps:
+            elif self._decisions.releases_in_steps:
                 if self._is_due(session):
                     self.due.setdefault(number)
             else:
@@ -408,12 +396,12 @@ class Compilation:
     def replaced(self, session: Session, name: str) -> None:
         """Drop a reference of the session to the function, in whose place the session has another one."""
         self.drop_reference(name)
-        if self._follows_losses:
+        if self._decisions.follows_losses:
             self._not_used(session, name)
 
     def _not_used(self, session: Session, name: str) -> None:
         """Do not wait for a function that has lost a number in the session, unless others of its numbers remain."""
-        if not self._counts_numbers or not session.function_uses[name]:
+        if not self._decisions.counts_numbers or not session.function_uses[name]:
             self._recompiled(session.number, name)
 
     def drop_reference(self, name: str) -> None:
@@ -574,14 +562,14 @@ class Compilation:
         """Return whether functions on these islands run on the restarted one, and all of the islands work."""
         if restarted not in islands:
             return False
-        return not self._follows_losses or all(self._resources.islands[each].works for each in islands)
+        return not self._decisions.follows_losses or all(self._resources.islands[each].works for each in islands)
 
     def island_failed(self, failed: IslandFailed) -> None:
         """Do not wait for functions of the island: they are compiled again when it has restarted."""
-        if not self._follows_losses:
+        if not self._decisions.follows_losses:
             return
         island = failed.island
-        if self._keeps_functions:
+        if self._decisions.keeps_functions:
             self.functions.stop_waiting(self._repeated_on(island))
         self._resources.islands[island].needs_recompile.clear()
         for other in self._resources.islands.values():

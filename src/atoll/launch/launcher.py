@@ -39,7 +39,6 @@ from atoll.launch.launch_checks import (
 )
 from atoll.launch.memory_waits import Reclaim
 from atoll.launch.outbox import Outbox
-from atoll.launch.policies.fair import FairShares
 from atoll.launch.policy import Policy
 from atoll.launch.reservations import Reservations
 from atoll.launch.scheduler import Scheduler
@@ -47,6 +46,7 @@ from atoll.launch.sequential import SequentialDispatch
 from atoll.protocol import messages as m
 from atoll.state.buffer_directory import NO_ENTRY, Entry, SpilledArray
 from atoll.state.buffer_states import BufferState
+from atoll.state.decisions import Decisions
 from atoll.state.dispatch_units import Unit
 from atoll.state.gang_specs import GangSpec
 from atoll.state.gang_states import GangState, Reason
@@ -90,8 +90,6 @@ class Launcher:
       sequential: whether the nodes of a session are dispatched one after another.
       policy: makes the scheduling policy of an island.
       delegate_after_seconds: `exclusive_after` of `DelegatedRuns`.
-      exact_charges: `is_exact` of `GangCharges`.
-      frees_errors: whether hosts forget buffers that have become errors. Earlier versions waited for the client.
     """
 
     def __init__(
@@ -108,11 +106,10 @@ class Launcher:
         offenses: TenantOffenses,
         rates: TenantRates,
         remains: Remains,
-        sequential: bool = False,
-        policy: Callable[[], Policy] = FairShares,
-        delegate_after_seconds: float | None = None,
-        exact_charges: bool = True,
-        frees_errors: bool = True,
+        sequential: bool,
+        policy: Callable[[], Policy],
+        delegate_after_seconds: float | None,
+        decisions: Decisions,
     ) -> None:
         self.scheduler = Scheduler[GangRun](
             resources.islands.values(),
@@ -126,7 +123,7 @@ class Launcher:
         self._left_out: set[int] = set()  # numbers of nodes with `GangRun.left_out`: see `note_left_out`
         # While gangs are started on hosts whose processes have relays: the gangs of a node mostly send the same.
         self._newest_run: _NewestRun | None = None
-        self.charges = GangCharges(trace, exact_charges)
+        self.charges = GangCharges(trace, decisions.exact_charges)
         self.remains = remains
         self._resources = resources
         self._sessions = sessions
@@ -139,7 +136,7 @@ class Launcher:
         self._sequential = SequentialDispatch(self.scheduler) if sequential else None
         self._dependencies = DependencyTracker(self.scheduler, self.enqueue)
         self.large_plans = LargePlans(resources, self.scheduler)
-        self.buffers = BufferReleases(self.memory, outbox, on_spilled_freed, frees_errors)
+        self.buffers = BufferReleases(self.memory, outbox, on_spilled_freed, decisions.frees_errors)
         self.builder = LaunchBuilder(self.scheduler, quarantine, self.large_plans, not sequential)
         self.large_launches = LargeLaunches(self)
         self.control_flow = ControlFlowRuns(

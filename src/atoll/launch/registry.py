@@ -20,6 +20,7 @@ from atoll.launch.compilation import Compilation
 from atoll.launch.large_plans import LargePlans
 from atoll.launch.outbox import Outbox
 from atoll.protocol import messages as m
+from atoll.state.decisions import Decisions
 from atoll.state.estimates import Estimates, GangsByKey
 from atoll.state.programs import HostPlan, RegisteredProgram, calls_of, device_groups, register_in_steps
 from atoll.state.session import Session
@@ -181,9 +182,6 @@ class ProgramRegistry:
     """Registers and releases programs.
 
     Invariant: when a gang is committed, each of its hosts has the plan, or receives the plan before the gang.
-
-    With `counts_values`, programs with few nodes but many values are also lowered in steps. Earlier versions lowered
-    them at once.
     """
 
     def __init__(
@@ -196,10 +194,10 @@ class ProgramRegistry:
         estimates: Estimates,
         remains: Remains,
         joint_islands: int,
-        counts_values: bool,
+        decisions: Decisions,
     ) -> None:
         self._joint_islands = joint_islands
-        self._counts_values = counts_values
+        self._decisions = decisions
         self.lowerings = Lowerings(self._lowered)
         self.discards = Discards()
         self._sessions = sessions
@@ -247,7 +245,7 @@ class ProgramRegistry:
         nodes = definition.nodes
         if len(nodes) > SMALL_NODES:
             return True
-        if not self._counts_values:
+        if not self._decisions.counts_values:
             return False
         return len(definition.arguments) + sum([len(each.inputs) + len(each.outputs) for each in nodes]) > SMALL_VALUES
 

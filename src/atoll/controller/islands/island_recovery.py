@@ -53,8 +53,7 @@ class Recovery:
     """Decides that an island has failed, and restarts it.
 
     `pending_reason(island)` returns why the start of an island is delayed, and `departure_of(host)` why a host leaves.
-    `broken` has the broken links between hosts, by island. With `keeps_parts`, memory that other hosts have for results
-    which are not complete counts until their launches have ended. Earlier versions counted it as free at once.
+    `broken` has the broken links between hosts, by island.
     """
 
     def __init__(
@@ -68,10 +67,9 @@ class Recovery:
         departure_of: Callable[[int], str],
         broken: Mapping[int, str],
         worlds: Worlds,
-        keeps_parts: bool,
     ) -> None:
         self._worlds = worlds
-        self._keeps_parts = keeps_parts
+        self._decisions = state.decisions
         self._resources = state.resources
         self._lifecycle = state.lifecycle
         self._sessions = state.sessions
@@ -434,7 +432,7 @@ class Recovery:
             elif entry.state is not BufferState.FAILED or entry.blocks:
                 others.append((handle, entry))
         for handle, entry in others:
-            if self._keeps_parts and not entry.ready:
+            if self._decisions.keeps_parts and not entry.ready:
                 self._launcher.memory.release_on(hosts, entry)
             else:
                 self._launcher.memory.release(entry)

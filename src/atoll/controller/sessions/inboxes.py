@@ -19,6 +19,7 @@ from atoll.errors import Code, Status, StatusError
 from atoll.launch.large_launches import LARGE_NODES
 from atoll.launch.launch_checks import check_credits
 from atoll.protocol import messages as m
+from atoll.state.decisions import Decisions
 from atoll.state.programs import RegisteredProgram
 from atoll.state.session import Session
 from atoll.state.stepped_work import Discards, TurnFailedError, Turns
@@ -145,9 +146,6 @@ def _divided(message: Any) -> tuple[Any, Any]:
 class Inboxes:
     """The inboxes of all sessions. `handle(session, message)` handles a message; `end(session, status)` ends a session.
 
-    With `counts_lists`, all long lists count for the cost of a message. Earlier versions did not count them, and their
-    events are repeated as they were handled.
-
     After a bug in the check of a message, the session is in `failed`. A session in `failed` has no turn until its end.
     All other bugs in handling a message are reported as `TurnFailedError`.
     """
@@ -158,9 +156,9 @@ class Inboxes:
         handle: Callable[[Session, Any], None],
         end: Callable[[int, Status], None],
         discards: Discards,
-        counts_lists: bool,
+        decisions: Decisions,
     ) -> None:
-        self._counts_lists = counts_lists
+        self._counts_lists = decisions.counts_lists
         self._sessions = sessions
         self._handle = handle
         self._end = end

@@ -76,12 +76,10 @@ class Publication:
 class PublishedArrays:
     """Publishes arrays of sessions, and lets sessions read them.
 
-    With `begins_in_steps`, a version with many arrays begins over several flushes. Meanwhile, later messages of its
-    session wait. Earlier versions checked and marked all arrays at once.
+    A version with many arrays begins over several flushes. Meanwhile, later messages of its session wait.
 
-    With `in_steps`, a turn looks at the pending versions of sessions of whose arrays some are ready or have failed, and
-    at some of these sessions only. Earlier versions looked at all pending versions in each turn, and their events are
-    repeated as they were handled.
+    A turn looks at the pending versions of sessions of whose arrays some are ready or have failed, and at some of these
+    sessions only.
     """
 
     def __init__(
@@ -91,11 +89,8 @@ class PublishedArrays:
         launcher: Launcher,
         internal: InternalPrograms,
         spiller: ArraySpiller,
-        in_steps: bool,
-        begins_in_steps: bool,
     ) -> None:
-        self._in_steps = in_steps
-        self._begins_in_steps = begins_in_steps
+        self._decisions = state.decisions
         self._begun: Turns[Publication] = Turns()  # at most one per session
         self.begun = self._begun.waiting
         self.due = launcher.buffers.settled  # sessions whose pending versions may have more arrays to take over
@@ -122,7 +117,7 @@ class PublishedArrays:
         publication = Publication(session, message)
         try:
             self._check_request(session, message)
-            if self._begins_in_steps and len(message.handles) > _MOST_BEGUN:
+            if self._decisions.begins_in_steps and len(message.handles) > _MOST_BEGUN:
                 session.in_steps += 1
                 self._begun.add(session.number, session.tenant.name, publication)
                 return
@@ -256,7 +251,7 @@ class PublishedArrays:
         """Take over arrays of pending versions that are complete, complete the versions, and answer requests."""
         if self.begun:
             self._proceed_publications()
-        if not self._in_steps:
+        if not self._decisions.completes_in_steps:
             self._take_over_of_all()
         elif self.due:
             self._take_over()

@@ -33,17 +33,13 @@ _MOST_FREED = 256
 
 
 class Vaults:
-    """The vaults of all tenants, and what enters and leaves them.
+    """The vaults of all tenants, and what enters and leaves them. Arrays are freed in steps, some in each flush."""
 
-    With `in_steps`, arrays are freed in steps, some in each flush. Earlier versions freed all arrays of a version at
-    once, and their events are repeated as they were handled.
-    """
-
-    def __init__(self, state: ClusterState, sessions: Sessions, launcher: Launcher, in_steps: bool) -> None:
+    def __init__(self, state: ClusterState, sessions: Sessions, launcher: Launcher) -> None:
         # Arrays to free, by session: vaults, and sessions whose versions have failed. With them, what is lent of these
         # arrays. Sessions take turns.
         self.leaving: Turns[tuple[list[int], list[tuple[int, int]]]] = Turns()
-        self._in_steps = in_steps
+        self._in_steps = state.decisions.completes_in_steps
         self._freed = 0  # arrays since the last flush
         self.by_tenant: dict[str, int] = {}  # sessions, by the name of their tenant
         self._next_handle = 1  # in vaults

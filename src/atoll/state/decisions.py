@@ -1,0 +1,64 @@
+"""The decisions that a controller makes for the events of its journal.
+
+A journal is replayed with the decisions of the version that wrote it, because hosts have received these. The setting
+`decisions` has the number of that version's decisions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """Decisions that differ between versions. Each is False for the versions before the change.
+
+    Attributes:
+        counts_lists: All long lists in a message count for its cost. Before, some did not count.
+        exact_charges: Charges are exact: see `GangCharges`.
+        follows_losses: Functions of several islands are treated according to the states of all of them. Before, only
+            the island that had restarted counted.
+        frees_errors: Hosts forget buffers that have become errors. Before, they waited for the client.
+        completes_in_steps: A turn looks at the pending versions of sessions of whose arrays some are ready or have
+            failed, and at some of these sessions only. It frees some of the arrays of versions that end. Before, a turn
+            looked at all pending versions, and freed all arrays of a version at once.
+        keeps_parts: Memory that other hosts have for results which are not complete counts until their launches have
+            ended. Before, it counted as free at once.
+        counts_numbers: A session that has released a function waits for its compilation if it has the same function
+            under another number. Before, it did not wait.
+        keeps_functions: A session keeps a function that loses an island while it is compiled again. Before, it lost the
+            function if another host then reported a failure.
+        releases_in_steps: Deferred releases of functions are done in steps. Before, all were done at once.
+        begins_in_steps: A version with many arrays begins over several flushes. Meanwhile, later messages of its
+            session wait. Before, all arrays were checked and marked at once.
+        counts_values: Programs with few nodes but many values are lowered in steps. Before, they were lowered at once.
+    """
+
+    counts_lists: bool
+    exact_charges: bool
+    follows_losses: bool
+    frees_errors: bool
+    completes_in_steps: bool
+    keeps_parts: bool
+    counts_numbers: bool
+    keeps_functions: bool
+    releases_in_steps: bool
+    begins_in_steps: bool
+    counts_values: bool
+
+    @classmethod
+    def of(cls, number: int) -> Decisions:
+        """Return the decisions for a value of the setting `decisions`. Each value includes those of lower ones."""
+        return cls(
+            counts_lists=number >= 1,
+            exact_charges=number >= 2,
+            follows_losses=number >= 2,
+            frees_errors=number >= 3,
+            completes_in_steps=number >= 4,
+            keeps_parts=number >= 4,
+            counts_numbers=number >= 4,
+            keeps_functions=number >= 5,
+            releases_in_steps=number >= 5,
+            begins_in_steps=number >= 5,
+            counts_values=number >= 5,
+        )
