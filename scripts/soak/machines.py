@@ -1,7 +1,7 @@
 """A soak on several "machines": an engine `hosts`, machines that reboot, and links that are cut, deaf or slow.
 
-m0 has the engine and, at first, the controller, which is killed, and taken over from: see `controllers`. Each machine
-but one has the hosts of two islands, so most faults affect not all islands: with three machines and islands of two
+m0 has the controller and the engine at first. Both may move to another machine: see `controllers`. Each machine but one
+has the hosts of two islands, so most faults affect not all islands: with three machines and islands of two
 hosts, island 0 is on m1 and m2, and island 1 on m2 and m0.
 """
 
@@ -22,7 +22,7 @@ import psutil
 from atoll.cluster.topology import Topology
 from scripts.soak import controllers, sessions
 from scripts.soak.children import children_that_run
-from scripts.soak.controllers import ENGINE_MACHINE, Controllers
+from scripts.soak.controllers import Controllers
 from scripts.soak.ground import inject_user_fault, report
 from scripts.soak.users import SoakError, UserProcess, Users
 from tests.machines.bed import Machines
@@ -141,7 +141,7 @@ class ManyMachines:
             if not self._inject_process_fault(kind, users, rng):
                 return False
         elif kind == "machine rebooted":
-            kept = {ENGINE_MACHINE, self._controllers.machine}
+            kept = {self._controllers.engine_machine, self._controllers.machine}
             self._reboot(rng.choice([each for each in self._bed.names if each not in kept]), users)
         elif kind in controllers.KINDS:
             self._controllers.inject(kind, users, rng)
@@ -154,6 +154,7 @@ class ManyMachines:
         users.over()
         print(f"{time.strftime('%H:%M:%S')} {kind}: healed after {healed - injected:.1f} s", end="", flush=True)
         self._await_islands(users)
+        self._controllers.await_superseded(lambda: report(self))
         if kind in controllers.KINDS:
             self._check()
         self.back.append(time.monotonic() - healed)
@@ -242,9 +243,8 @@ class ManyMachines:
 
     def _doom(self, users: Users, kind: str, *machines: str) -> None:
         """Users on these machines may lose their sessions, rightly, and all where one has the engine or controller."""
-        users.doom(
-            kind, lambda user: not {user.machine, ENGINE_MACHINE, self._controllers.machine}.isdisjoint(machines)
-        )
+        of_cluster = self._controllers.engine_machine, self._controllers.machine
+        users.doom(kind, lambda user: not {user.machine, *of_cluster}.isdisjoint(machines))
 
     def _await_islands(self, users: Users) -> None:
         deadline = Deadline(BACK_SECONDS)
@@ -259,11 +259,9 @@ class ManyMachines:
     # ---- the end
 
     def end(self) -> list[str]:
+        self._controllers.await_superseded(lambda: report(self))
         self.atoll("down")
-        left = []
-        if self._cluster.up.wait(END_SECONDS):
-            left.append(f"atoll up ended with status {self._cluster.up.process.returncode}")
-        left += self._controllers.ended(END_SECONDS)
+        left = self._controllers.ended(END_SECONDS)
         for host, (machine, agent) in self._agents.items():
             if agent.wait(END_SECONDS):
                 left.append(f"the agent of host {host} on {machine} ended with status {agent.process.returncode}")

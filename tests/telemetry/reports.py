@@ -58,6 +58,9 @@ def eventful_snapshot() -> Snapshot:
         host.machine = f"m{host.number}"
         host.sandbox = Mechanisms(Namespaces.BY_ROOT, True, True, missing={"landlock": "it is disabled"})
     machine = m.MachineReport("m1", "10.0.0.1", "leaving", "rack", {"cpu": 2}, 1 << 30, 1, "SIGTERM")
+    connections = play.controller.connections
+    assert connections.engine is not None
+    connections.peers[connections.engine].address = "10.0.0.1"
     play.engine(m.EngineReport(((1, "1 more machine"),), (machine,)))
     play.with_call()
     play.array(10)

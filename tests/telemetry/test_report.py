@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from atoll.controller.islands.engine_role import ENGINE_AWAY_SECONDS
 from atoll.errors import Code, Status
 from atoll.launch.gang_charges import GangCharges
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.state.session import MOST_ERROR
 from atoll.state.tallies import BOUNDS
-from tests.controller.play import BROKEN, Play, runs
+from atoll.telemetry.snapshot import EngineSnapshot
+from tests.controller.play import BROKEN, Play, joined, runs
 from tests.telemetry.reports import snapshot_of
 
 
@@ -64,6 +66,18 @@ def test_a_session_is_on_the_machine_of_its_client():
     for address in ("user 0", "10.0.0.1", "10.0.0.2"):
         play.open(address=address)
     assert [session.machine for session in snapshot_of(play).sessions][-3:] == ["", "m1", "10.0.0.2"]
+
+
+def test_the_engine_is_the_process_that_has_its_role():
+    play = joined("2x1x2", engine="hosts")
+    play.engine(m.EngineReport((), (m.MachineReport("m1", "10.0.0.1", "free", "", {}, 0),)))
+    play.connect("spare engine", 7, address="10.0.0.1")
+    assert snapshot_of(play).engine == EngineSnapshot(pid=1)
+    play.event(e.ConnectionLost(play.now, play.controller.connections.engine, "closed"))
+    assert snapshot_of(play).engine is None
+    play.tick(1.0)
+    play.tick(1.0 + ENGINE_AWAY_SECONDS + 0.1)
+    assert snapshot_of(play).engine == EngineSnapshot(pid=7, machine="m1")
 
 
 def test_transfers_are_counted_with_their_bytes():

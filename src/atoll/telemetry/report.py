@@ -21,7 +21,7 @@ from atoll.cluster.resources import ResourceManager
 from atoll.cluster.sandbox.grants import PythonRules
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.tenant_settings import may_read
-from atoll.launch.connections import Connections
+from atoll.launch.connections import Connections, Peer
 from atoll.launch.launcher import Launcher
 from atoll.launch.scheduler import Wait
 from atoll.named_arrays.named_arrays import NamedArrays
@@ -42,6 +42,7 @@ from atoll.telemetry.snapshot import (
     AheadSnapshot,
     ControllerLoad,
     DeviceSnapshot,
+    EngineSnapshot,
     EventCount,
     Functions,
     Gangs,
@@ -164,6 +165,7 @@ def report(controller: ReportSource, viewer: Tenant | None = None, now: float = 
         wait_seconds=controller.settings.start_seconds,
         islands=_islands(controller),
         machines=tuple(MachineSnapshot(**msgspec.structs.asdict(each)) for each in machines),
+        engine=_engine(controller.connections, names),
         sessions=tuple(
             _session(session, controller.resources, _machine(session, controller.connections, names))
             for session in controller.sessions.values()
@@ -243,8 +245,19 @@ def _island(controller: ReportSource, island: int, hosts: tuple[HostSnapshot, ..
 def _machine(session: Session, connections: Connections, names: Mapping[str, str]) -> str:
     """Return the name or the IP address of the machine of a session's client, "" if it uses the unix socket."""
     peer = connections.peers.get(connections.sessions.get(session.number, -1))
-    address = peer.address if peer is not None else ""
-    return "" if address.startswith("user ") else names.get(address, address)
+    return _machine_of(peer, names) if peer is not None else ""
+
+
+def _machine_of(peer: Peer, names: Mapping[str, str]) -> str:
+    return "" if peer.address.startswith("user ") else names.get(peer.address, peer.address)
+
+
+def _engine(connections: Connections, names: Mapping[str, str]) -> EngineSnapshot | None:
+    """Return the process that has the role of the engine, or None if it is away."""
+    if not connections.has_engine or connections.engine is None:
+        return None
+    peer = connections.peers[connections.engine]
+    return EngineSnapshot(pid=peer.hello.pid if peer.hello is not None else 0, machine=_machine_of(peer, names))
 
 
 def _session(session: Session, resources: ResourceManager, machine: str) -> SessionSnapshot:

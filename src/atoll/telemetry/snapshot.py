@@ -70,6 +70,13 @@ class MachineSnapshot(SnapshotStruct, frozen=True):
     leaves: str = ""
 
 
+class EngineSnapshot(SnapshotStruct, frozen=True):
+    """The process that has the role of the engine."""
+
+    pid: int = 0
+    machine: str = ""  # its name or IP address; "" for the controller's machine if the engine uses the unix socket
+
+
 class SliceSnapshot(SnapshotStruct, frozen=True):
     id: int
     shape: tuple[int, ...]
@@ -289,6 +296,7 @@ class Snapshot(SnapshotStruct, frozen=True):
     wait_seconds: float = 0.0
     islands: tuple[IslandSnapshot, ...] = ()
     machines: tuple[MachineSnapshot, ...] = ()
+    engine: EngineSnapshot | None = None  # None: no process has its role now
     sessions: tuple[SessionSnapshot, ...] = ()
     tenants: tuple[TenantSnapshot, ...] = ()
     viewer: Viewer = Viewer()
