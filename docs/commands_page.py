@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from atoll.cluster.settings import SETTINGS
-from atoll.operate.command import app
+from atoll.operate.command.command_line import app
 
 PAGE = Path(__file__).resolve().parent / "reference" / "commands.md"
 _CLUSTER_OPTIONS = {f"--{setting.name}" for setting in SETTINGS.values() if setting.is_option} | {"--islands"}

@@ -44,7 +44,7 @@ _PRELOADED = (
     "atoll.engines.engine_main",
     "atoll.engines.local",
     "atoll.ifrt.proxy_main",
-    "atoll.operate.command",
+    "atoll.operate.command.command_line",
     "atoll.worker.worker_main",
     "atoll.devices.xla.xla_backend",
     "pathwaysutils",

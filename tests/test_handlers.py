@@ -75,7 +75,7 @@ TABLE: dict[tuple[str, str], Does] = {
             ("cluster/usage/keeper.py", "Keeper.report.answer"),
             ("engines/ray/ray_placement.py", "Placement._host_ended"),
             ("engines/ray/ray_placement.py", "Placement._run"),
-            ("operate/command/__init__.py", "main"),
+            ("operate/command/command_line.py", "main"),
         ),
         Does.REPORTS,
     ),

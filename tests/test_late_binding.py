@@ -31,6 +31,7 @@ FOREIGN = {
         "host_services/python/program/colocated_functions.py",
         "store.get_or_create",
     ): "JAX keeps the objects of colocated Python here",
+    ("operate/command/terminal.py", "sys.unraisablehook"): "Python's hook for exceptions that it drops",
 }
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef

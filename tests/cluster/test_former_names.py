@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from atoll.cluster.cluster_file import read_cluster_file
 from atoll.cluster.settings import ClusterSettings
-from atoll.operate.command import app
+from atoll.operate.command.command_line import app
 
 
 def test_a_variables_former_name_sets_it_unless_the_present_one_does(monkeypatch: pytest.MonkeyPatch) -> None:

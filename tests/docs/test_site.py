@@ -12,7 +12,7 @@ import pytest
 from pygments.lexers import get_lexer_by_name
 from pygments.token import Token
 
-from atoll.operate.command import app
+from atoll.operate.command.command_line import app
 from docs.pictures.draw import Box, pictures, svg
 from tests.forked_process import run
 from tests.test_layers import LAYERS

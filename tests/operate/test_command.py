@@ -6,8 +6,10 @@ import importlib.metadata
 import json
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,8 @@ import pytest
 
 from atoll import __version__
 from atoll.operate import cluster_queries, standalone_proxy, standing
-from atoll.operate import command as cli
-from atoll.operate.command import scripts
+from atoll.operate.command import command_line as cli
+from atoll.operate.command import main, scripts
 from atoll.operate.log_replay import replay
 from atoll.protocol.actions import Send
 from atoll.protocol.messages import Run
@@ -228,6 +230,68 @@ def test_a_cluster_in_the_foreground_does_not_outlive_its_command(user: User) ->
     process.kill()
     finish(process)
     assert eventually(lambda: not user.leftovers()), user.leftovers()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_cluster_whose_command_is_stopped_while_it_starts_ends(user: User, number: signal.Signals) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    command = user.start_atoll("up", *WITHOUT_XLA, "--islands", "1x1x1", "--engine", "hosts", "--listen", address)
+    assert command.stderr is not None
+    assert "waiting for hosts" in command.stderr.readline()
+    command.send_signal(number)
+    finish(command)
+    assert eventually(lambda: not user.leftovers()), user.leftovers()
+
+
+def run_python(text: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", textwrap.dedent(text)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_ctrl_c_while_modules_are_imported_ends_the_command_without_a_traceback() -> None:
+    result = run_python("""
+        import signal, sys
+        from atoll.operate.command import main
+        class Finder:
+            def find_spec(self, name, path=None, target=None):
+                if name == "typer":
+                    signal.raise_signal(signal.SIGINT)
+        sys.meta_path.insert(0, Finder())
+        main()
+    """)
+    assert (result.returncode, result.stdout, result.stderr) == (-signal.SIGINT, "", "")
+
+
+def test_ctrl_c_that_python_drops_comes_again() -> None:
+    result = run_python("""
+        import signal, time
+        from atoll.operate.command.terminal import repeat_dropped_interrupts
+        repeat_dropped_interrupts()
+        class Dropping:
+            def __del__(self):
+                signal.raise_signal(signal.SIGINT)
+        try:
+            Dropping()
+            time.sleep(30)
+        except KeyboardInterrupt:
+            print("interrupted")
+    """)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "interrupted\n", "")
+
+
+def test_a_signal_that_the_caller_ignores_stays_ignored() -> None:
+    result = run_python("""
+        import signal
+        from atoll.operate.command.terminal import end_on_signals
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        end_on_signals()
+        signal.raise_signal(signal.SIGHUP)
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except KeyboardInterrupt:
+            print("interrupted")
+    """)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "interrupted\n", "")
 
 
 # ---- errors
@@ -506,7 +570,7 @@ def test_a_proxy_names_a_command_that_cannot_be_executed(
 
 def test_the_command_is_installed() -> None:
     (entry,) = importlib.metadata.entry_points(group="console_scripts", name="atoll")
-    assert entry.load() is cli.main
+    assert entry.load() is main
 
 
 def test_version(user: User) -> None:

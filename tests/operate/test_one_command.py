@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from atoll.operate import command
+from atoll.operate.command import command_line as command
 
 
 @pytest.fixture(autouse=True)

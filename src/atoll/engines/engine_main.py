@@ -42,6 +42,8 @@ async def serve(options: EngineOptions, stop: StopEvent) -> None:
 
     def parent_ended() -> None:
         nonlocal reason, is_orphaned
+        if options.left and Path(options.left).exists():
+            return
         reason, is_orphaned = "the process that started it has ended", True
         stop.set()
 

@@ -15,6 +15,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     listen: str = ""  # address of the controller; "" for a socket in `directory`
     advertise: str = ""  # its address in join tokens; "" for the default of `security.start_security.advertised`
     parent: int = 0  # process that the cluster must not outlive; 0 for none
+    left: str = ""  # file that the parent creates when the cluster may outlive it; "" if it never may
     note: str = ""  # file with which another process can replace the parent: see `cluster.processes.adopted_process`
     cache_directory: str = ""
     usage_file: str = ""  # file for the controller's usage records; "" for memory only

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import time
@@ -81,6 +82,7 @@ class StandingCluster:
             check_persisted(journal, settings)
         registry = ClusterRegistry()
         self._directory = registry.directory(name)
+        self._left = self._directory / "left"
         self._stays = options.stays
         self._leaves = options.leaves
         address = _listening_address(options.listen or registry.address(name), options)
@@ -117,7 +119,8 @@ class StandingCluster:
                 str(self._directory),
                 listen=str(address),
                 advertise=options.advertise,
-                parent=0 if options.stays else os.getpid(),
+                parent=os.getpid(),
+                left=str(self._left) if options.stays else "",
                 cache_directory=default_cache_directory(),
                 usage_file=usage_file(name),
                 journal=kept,
@@ -164,7 +167,9 @@ class StandingCluster:
             raise
 
     def leave(self) -> None:
-        """Keep the cluster running after this process exits."""
+        """Keep the cluster running after this process exits. Until this call, the end of this process ends it."""
+        with contextlib.suppress(FileNotFoundError):  # the cluster has ended meanwhile
+            self._left.touch()
         self.engine.leave()
 
     def wait_for_end(self) -> EngineEnd:

@@ -8,6 +8,8 @@ from typing import NoReturn
 
 from rich.console import Console
 
+_REPEAT_SECONDS = 0.05
+
 terminal = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
@@ -23,6 +25,24 @@ def fail(message: str, status: int = 1) -> NoReturn:
 
 
 def end_on_signals() -> None:
-    """Handle SIGTERM and SIGHUP like Ctrl-C."""
+    """Handle SIGTERM and SIGHUP like Ctrl-C. A signal that the caller ignores, as nohup does, stays ignored."""
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
+
+
+def repeat_dropped_interrupts() -> None:
+    """Raise a KeyboardInterrupt again if Python has dropped it.
+
+    Python only prints an exception that is raised while a `__del__` or the callback of a weak reference runs, and the
+    command would continue.
+    """
+
+    def dropped(exception: sys.UnraisableHookArgs) -> None:
+        if issubclass(exception.exc_type, KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_REAL, _REPEAT_SECONDS)
+        else:
+            sys.__unraisablehook__(exception)
+
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    sys.unraisablehook = dropped
