@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import shutil
@@ -10,7 +9,7 @@ import shutil
 from atoll.cluster.environment_variables import SESSION_PLATFORM, TOKEN
 from atoll.cluster.processes.lifeline import watch_in_loop
 from atoll.cluster.processes.process_logging import start_logging
-from atoll.cluster.processes.process_runtime import freeze_gc, read_options, run_loop, write_ready
+from atoll.cluster.processes.process_runtime import StopEvent, freeze_gc, read_options, run_loop, write_ready
 from atoll.errors import AtollError, reported_name
 from atoll.grpc import GrpcServer
 from atoll.ifrt.ifrt_service import Service
@@ -23,7 +22,7 @@ from atoll.wire.address import Address, check_may_listen, parse_address
 from atoll.wire.unauthenticated import UnauthenticatedConnections
 
 
-async def serve(options: ProxyOptions, stop: asyncio.Event) -> None:
+async def serve(options: ProxyOptions, stop: StopEvent) -> None:
     token = TOKEN.text()  # that clients of this proxy have to show
     controller = parse_address(options.controller)
     address = parse_address(options.listen)
@@ -59,7 +58,10 @@ async def serve(options: ProxyOptions, stop: asyncio.Event) -> None:
     try:
         check_may_listen(address, token)
         if options.client:
-            first.append(await open_one())
+            opened = await stop.wait_with(open_one())
+            if opened is None:
+                return
+            first.append(opened)
         if address.is_unix:
             await server.listen_unix(address.path)
             where = str(address)

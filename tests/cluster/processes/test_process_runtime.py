@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import signal
 import subprocess
 import sys
 
 import pytest
 
-from atoll.cluster.processes.process_runtime import starting
+from atoll.cluster.processes.process_runtime import StopEvent, starting
 
 
 def test_while_a_process_starts_the_collector_does_not_look_and_then_it_does_again_but_not_at_what_was_made() -> None:
@@ -54,3 +56,22 @@ def test_closed_standard_streams_are_opened_so_that_a_pipe_cannot_take_their_num
         "os._exit(7)\n"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=30).returncode == 7
+
+
+def test_work_is_canceled_when_the_process_is_asked_to_end() -> None:
+    async def work(seconds: float) -> str:
+        await asyncio.sleep(seconds)
+        return "done"
+
+    async def fails() -> None:
+        raise ValueError("mine")
+
+    async def main() -> None:
+        stop = StopEvent()
+        assert await stop.wait_with(work(0)) == "done"
+        with pytest.raises(ValueError, match="mine"):
+            await stop.wait_with(fails())
+        asyncio.get_running_loop().call_soon(stop.set_by, signal.SIGTERM)
+        assert await stop.wait_with(work(600)) is None
+
+    asyncio.run(asyncio.wait_for(main(), 30))

@@ -117,6 +117,9 @@ def freeze_gc() -> None:
     gc.set_threshold(_COLLECT_AFTER)
 
 
+Result = TypeVar("Result")
+
+
 class StopEvent(asyncio.Event):
     """Set when this process is asked to end. `reason` is the name of the signal that asked for it."""
 
@@ -126,6 +129,16 @@ class StopEvent(asyncio.Event):
         """Set the event because of a signal."""
         self.reason = self.reason or number.name
         self.set()
+
+    async def wait_with(self, work: Coroutine[Any, Any, Result]) -> Result | None:
+        """Return the result of the work, or cancel it and return None once this process is asked to end."""
+        working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(self.wait())
+        try:
+            await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+            return working.result() if working.done() else None
+        finally:
+            working.cancel()
+            stopping.cancel()
 
 
 def run_loop(main: Callable[[StopEvent], Coroutine[Any, Any, None]]) -> None:
