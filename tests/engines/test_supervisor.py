@@ -192,6 +192,22 @@ def test_a_cluster_that_continues_is_up_when_this_process_is_its_engine(
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_a_spare_engine_with_the_role_knows_if_another_controller_was_asked_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_asked: bool
+) -> None:
+    async def main() -> None:
+        successor, _ = continued(tmp_path, monkeypatch)
+        successor._spare._link = Link()  # type: ignore[assignment]
+        successor._spare._handle(BecomeEngine(ClusterSettings(engine="hosts", grace_seconds=0.0), ()))
+        if is_asked:
+            successor._spare._handle(ClusterEnds())
+        assert successor.was_asked == is_asked
+        await successor.end()
+
+    asyncio.run(main())
+
+
 def test_a_cluster_that_cannot_have_a_spare_engine_does_not_continue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

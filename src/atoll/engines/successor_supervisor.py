@@ -66,7 +66,8 @@ class SuccessorSupervisor:
     @property
     def was_asked(self) -> bool:
         """Whether it has set `stop` because an operator has ended the cluster."""
-        return self._controller.was_asked
+        supervisor = self._spare.supervisor  # knows whether another controller that it serves has ended the cluster
+        return self._controller.was_asked if supervisor is None else supervisor.was_asked
 
     @property
     def leaves(self) -> bool:
