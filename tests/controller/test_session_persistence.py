@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 
 from atoll.cluster.tenant_settings import DEFAULT_TENANT
-from atoll.errors import OK, Code
+from atoll.errors import OK, Code, Status
 from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
-from tests.controller.play import Cluster, runs
+from tests.controller.play import BROKEN, Cluster, runs
 from tests.controller.test_suspensions import SuspendPlay, answer_in, dropped, suspended_in_one_file
 
 PIECE = m.SpilledPiece(1, 8, "/spilled/1.piece", 7)
@@ -50,13 +50,13 @@ class Next(SuspendPlay):
             self.join(host)
         return self.outbox()
 
-    def proxy_is_back(self) -> list[Any]:
+    def proxy_is_back(self, status: Status = OK) -> list[Any]:
         """Connect the proxy. It knows of the end of the previous cluster, and compiles its function again."""
         self.event(e.ConnectionBack(0.0, self._sessions[self.session]))
         self.say(m.FailureAcknowledged((0, 1)))
         self.say(m.Recompile(1, 77))
         (compile_,) = self.report(0, m.FeedsArrived(self.session, (77,)))
-        return self.report(0, m.Compiled(compile_.function, OK, b"", 0.1, False))
+        return self.report(0, m.Compiled(compile_.function, status, b"", 0.1, False))
 
 
 def next_of(play: SuspendPlay) -> Next:
@@ -97,6 +97,18 @@ def test_sessions_that_run_or_are_in_memory_end_with_their_cluster():
     play = SuspendPlay()
     play.suspended()
     assert persisted_of(play)[0] == []
+
+
+def test_programs_whose_functions_the_next_cluster_cannot_compile_fail_with_the_error_of_the_compiler():
+    play = next_of(suspended())
+    play.hosts_join()
+    play.proxy_is_back(BROKEN)
+    sent = play.resume()
+    (feed,) = [feed for each in sent if isinstance(each, m.SendSpilled) for _, feed, _ in each.pieces]
+    (run,) = runs(play.report(0, m.FeedsArrived(1, (feed,))))
+    play.done(run.sequence)
+    assert runs(play.say(m.Launch(1, (5,), (6,), ()))) == []
+    assert play.controller.sessions[1].directory.entries[6].error == BROKEN.within("f")
 
 
 def test_it_goes_on_where_it_was_once_its_functions_are_compiled():

@@ -206,6 +206,22 @@ def _compilation_loses_its_island_again() -> Recorded:
     return recorded
 
 
+def _compilation_fails_after_a_restart() -> Recorded:
+    play = Play("2x1x1")
+    recorded = _play(play)
+    _compiled(play, 1, (0,))
+    _compiled(play, 2, (1,))
+    name = play.controller.sessions[play.session].functions[2]
+    for number, status in enumerate((BROKEN, OK)):
+        _restart(play, 1)
+        play.say(m.Launch(2, (), (11 + number,), ()))
+        play.say(m.Recompile(2, 950 + number))
+        play.report(1, m.FeedsArrived(play.session, (950 + number,)))
+        play.report(1, m.Compiled(name, status, b"", 0.1, False))
+        play.say(m.Launch(2, (), (13 + number,), ()))
+    return recorded
+
+
 def _one_function_under_two_numbers() -> Recorded:
     play = Play("1x1x2")
     recorded = _play(play)
@@ -289,6 +305,7 @@ RECORDED: dict[str, Callable[[], Recorded]] = {
     "compilations": _first_compilation_loses_its_island,
     "functions": _functions_of_lost_islands,
     "recompilations": _compilation_loses_its_island_again,
+    "failed_recompilations": _compilation_fails_after_a_restart,
     "numbers": _one_function_under_two_numbers,
     "losses": _arrays_on_several_islands_are_lost,
     "lists": _long_lists,

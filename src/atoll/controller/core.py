@@ -210,6 +210,7 @@ class Controller:
             self.meter,
             self._worlds,
             _location,
+            self._failures.fail_calls,
             self._state.decisions,
         )
         self.functions = self._compilation.functions

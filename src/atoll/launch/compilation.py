@@ -65,6 +65,7 @@ class Compilation:
 
     Args:
       location_of: returns the location of a session's device.
+      fail_calls: fails the launches in line of a session that call a function, because it cannot be compiled again.
     """
 
     def __init__(
@@ -80,9 +81,11 @@ class Compilation:
         meter: Meter,
         worlds: Worlds,
         location_of: Callable[[Session, int], DeviceLocation],
+        fail_calls: Callable[[int, str, Status], None],
         decisions: Decisions,
     ) -> None:
         self.functions = FunctionRegistry()
+        self._fail_calls = fail_calls
         self._decisions = decisions
         self.watch = CompileWatch()
         self._resources = resources
@@ -209,7 +212,7 @@ class Compilation:
     def _refuse_again(self, session: Session, message: m.Recompile, name: str, refused: Status) -> None:
         """Fail a function that was compiled before it crashed a worker, and drop its source."""
         hosts = hosts_of(self.functions.locations[name])
-        self._expect(session, message.function, name, hosts)
+        self._expect(session, message.function, name, hosts, is_repeated=self._decisions.notes_failures)
         self._drop_source(session, name, message.feed)
         for host in sorted(hosts):
             self._settle(name, host, refused, b"")
@@ -411,6 +414,8 @@ class Compilation:
         """
         if self.functions.release(name):
             self._worlds.released(name)
+            for session in self._sessions.values():
+                session.failed_functions.pop(name, None)
             for host in self._resources.hosts:
                 self._outbox.to_host(host, m.DropFunction(name))
             for each in self.functions.abandon(name, self._resources.hosts):
@@ -515,6 +520,13 @@ class Compilation:
                 del session.migrating[done.function]  # its migration continues, or fails, at the next flush
                 session.migration_failure = session.migration_failure or failure
                 continue
+            if session is not None and session.functions.get(done.function) == name:
+                if failure is not None and done.is_repeated and self._decisions.notes_failures:
+                    self._failed_again(session, name, failure)
+                    self._outbox.to_session(done.session, m.FunctionReady(done.function, failure, b""))
+                    continue
+                if failure is None:
+                    session.failed_functions.pop(name, None)
             if failure is not None:
                 for subscriber in self._subscribers:
                     subscriber.function_failed(done.session, name, failure)
@@ -527,6 +539,18 @@ class Compilation:
                 self._recompiled(done.session, name)
             else:
                 self._not_used(session, name)
+
+    def _failed_again(self, session: Session, name: str, failure: Status) -> None:
+        """Fail the launches of a function that was compiled before, until it is compiled again.
+
+        The session keeps the function: its proxy sends the source again when an island of the function restarts.
+        """
+        session.failed_functions[name] = failure
+        if name not in self.functions.reports:  # the session was persisted by an earlier cluster
+            for subscriber in self._subscribers:
+                subscriber.function_failed(session.number, name, failure)
+        self._fail_calls(session.number, name, failure)
+        self._recompiled(session.number, name)
 
     # ---- islands that fail and restart
 

@@ -180,6 +180,13 @@ class Failures:
                 if name is not None:
                     self._launcher.fail(gang.run.launch, refused[name].within(gang.run.launch.program.name))
 
+    def fail_calls(self, session: int, function: str, status: Status) -> None:
+        """Fail the launches in line of a session that call this function."""
+        for node in sorted(self._scheduler.nodes_of((session,)), key=lambda node: node.number):
+            for gang in node.gangs:
+                if function in gang.run.spec.functions:
+                    self._launcher.fail(gang.run.launch, status.within(gang.run.launch.program.name))
+
     def fail_without_functions(
         self, lost: Collection[str], awaited: Mapping[int, Collection[str]], status: Status
     ) -> None:

@@ -320,6 +320,15 @@ class ProgramRegistry:
         self._replace(session, number, result)
 
     def _replace(self, session: Session, number: int, result: RegisteredProgram | Status) -> None:
+        if isinstance(result, Status) and session.failed_functions:
+            definition = session.definitions[number]
+            called = (session.functions.get(each) for each in calls_of(definition))
+            causes = (
+                session.failed_functions[name].within(definition.name)
+                for name in called
+                if name in session.failed_functions
+            )
+            result = next(causes, result)
         old = session.programs.get(number)
         session.programs[number] = result
         if isinstance(old, RegisteredProgram):

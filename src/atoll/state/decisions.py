@@ -32,6 +32,8 @@ class Decisions:
         begins_in_steps: A version with many arrays begins over several flushes. Meanwhile, later messages of its
             session wait. Before, all arrays were checked and marked at once.
         counts_values: Programs with few nodes but many values are lowered in steps. Before, they were lowered at once.
+        notes_failures: A session keeps a function that cannot be compiled again, with the reason, which its launches
+            get. Before, it lost the function, and the launches failed on the hosts, which did not know it.
     """
 
     counts_lists: bool
@@ -45,6 +47,7 @@ class Decisions:
     releases_in_steps: bool
     begins_in_steps: bool
     counts_values: bool
+    notes_failures: bool
 
     @classmethod
     def of(cls, number: int) -> Decisions:
@@ -61,4 +64,5 @@ class Decisions:
             releases_in_steps=number >= 5,
             begins_in_steps=number >= 5,
             counts_values=number >= 5,
+            notes_failures=number >= 6,
         )

@@ -243,6 +243,8 @@ class Session(StateMachine[SessionState]):
     function_uses: Counter[str] = field(default_factory=Counter)  # how many numbers each of these names has
     functions_on: dict[tuple[int, ...], set[str]] = field(default_factory=dict)  # these names, by islands
     function_islands: dict[str, tuple[int, ...]] = field(default_factory=dict)  # the islands of each of these names
+    # Why functions that were compiled before could not be compiled again, by these names.
+    failed_functions: dict[str, Status] = field(default_factory=dict)
     migrating: dict[int, str] = field(default_factory=dict)  # names of functions at the destination of a migration
     migration_failure: Status | None = None  # of the compilation of one of them
     # The next three are kept for migrations, as the client sent them.

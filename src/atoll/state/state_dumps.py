@@ -687,7 +687,7 @@ def _restore_session(session: Session) -> None:
 @dump_of(
     Session,
     "session",
-    version=4,
+    version=5,
     rebuilt={"function_uses": Counter, "functions_on": dict, "function_islands": dict},
     rebuild=_restore_session,
 )
@@ -733,6 +733,7 @@ class SessionDump(Dump):
     publishing: int = 0
     reading: int = 0
     run: NamedRun = UNNAMED
+    failed_functions: dict[str, Status] = {}
 
 
 # ---- remains of closed sessions
