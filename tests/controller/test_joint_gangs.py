@@ -235,6 +235,27 @@ def test_the_decisions_of_a_version_that_waited_for_the_client_are_repeated():
     assert told_to_forget(losing_an_array(2), 11) == []
 
 
+def told_about_a_released_result(decisions: int) -> list[int]:
+    """Return the hosts that forget a result of a failed launch that its client waits for and has released."""
+    play = playing(device_memory=SIZE, decisions=decisions)
+    play.proxy(play.session, m.Launch(1, (), (11,), (), wait=5))
+    told = told_to_forget(play, 11)
+    (gang,) = in_flight(play)
+    for host in ALL:
+        play.worker(host, m.Failed(gang.sequence, BROKEN))
+    play.tick(100.0)
+    play.tick(101.0)
+    return told + told_to_forget(play, 11)
+
+
+def test_hosts_forget_a_result_of_a_failed_launch_once_if_its_client_has_released_it():
+    assert told_about_a_released_result(6) == list(ALL)
+
+
+def test_the_decisions_of_a_version_that_had_it_forgotten_twice_are_repeated():
+    assert told_about_a_released_result(5) == [*ALL, *ALL]
+
+
 def losing_a_result(joint_islands: int, decisions: int = 4) -> tuple[Play, int]:
     """A launch makes an array in the place of another one. Host 0 has made its part when the last island is lost.
 

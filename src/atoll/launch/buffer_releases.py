@@ -14,6 +14,7 @@ from atoll.launch.reservations import Reservations
 from atoll.protocol import messages as m
 from atoll.state.buffer_directory import Entry, SpilledArray
 from atoll.state.buffer_states import HandleState
+from atoll.state.decisions import Decisions
 from atoll.state.queued_nodes import Gang
 from atoll.state.session import GangRun, Session
 
@@ -26,12 +27,12 @@ class BufferReleases:
         memory: Reservations,
         outbox: Outbox,
         on_spilled_freed: Callable[[Session, SpilledArray], None],
-        frees_errors: bool,
+        decisions: Decisions,
     ) -> None:
         self._memory = memory
         self._outbox = outbox
         self._on_spilled_freed = on_spilled_freed
-        self._frees_errors = frees_errors
+        self._decisions = decisions
         # Sessions that publish arrays, and of whose arrays some are ready or have failed: see `PublishedArrays`.
         self.settled: dict[int, None] = {}
 
@@ -100,10 +101,12 @@ class BufferReleases:
 
         The ledger counts the memory of these buffers as free, although hosts may have parts. Hosts in `lost` have none.
         """
-        if not self._frees_errors:
+        if not self._decisions.frees_errors:
             return
         by_hosts: dict[int, tuple[tuple[int, ...], list[int]]] = {}  # by identity, which is faster than the hash
         for handle, entry in errors:
+            if entry.released and entry.uses <= 0 and self._decisions.frees_once:
+                continue  # freed already, and only here for the waits for it
             by_hosts.setdefault(id(entry.hosts), (entry.hosts, []))[1].append(handle)
             entry.hosts = ()
         for hosts, handles in by_hosts.values():

@@ -136,7 +136,7 @@ class Launcher:
         self._sequential = SequentialDispatch(self.scheduler) if sequential else None
         self._dependencies = DependencyTracker(self.scheduler, self.enqueue)
         self.large_plans = LargePlans(resources, self.scheduler)
-        self.buffers = BufferReleases(self.memory, outbox, on_spilled_freed, decisions.frees_errors)
+        self.buffers = BufferReleases(self.memory, outbox, on_spilled_freed, decisions)
         self.builder = LaunchBuilder(self.scheduler, quarantine, self.large_plans, not sequential)
         self.large_launches = LargeLaunches(self)
         self.control_flow = ControlFlowRuns(

@@ -34,6 +34,8 @@ class Decisions:
         counts_values: Programs with few nodes but many values are lowered in steps. Before, they were lowered at once.
         notes_failures: A session keeps a function that cannot be compiled again, with the reason, which its launches
             get. Before, it lost the function, and the launches failed on the hosts, which did not know it.
+        frees_once: Hosts are told once to forget a result of a failed launch that the client awaits and has released.
+            Before, they were told twice.
     """
 
     counts_lists: bool
@@ -48,6 +50,7 @@ class Decisions:
     begins_in_steps: bool
     counts_values: bool
     notes_failures: bool
+    frees_once: bool
 
     @classmethod
     def of(cls, number: int) -> Decisions:
@@ -65,4 +68,5 @@ class Decisions:
             begins_in_steps=number >= 5,
             counts_values=number >= 5,
             notes_failures=number >= 6,
+            frees_once=number >= 6,
         )
