@@ -34,8 +34,8 @@ class Decisions:
         counts_values: Programs with few nodes but many values are lowered in steps. Before, they were lowered at once.
         notes_failures: A session keeps a function that cannot be compiled again, with the reason, which its launches
             get. Before, it lost the function, and the launches failed on the hosts, which did not know it.
-        frees_once: Hosts are told once to forget a result of a failed launch that the client awaits and has released.
-            Before, they were told twice.
+        frees_once: A host gets one message to forget a result of a failed launch that the client awaits and has
+            released. Before, it got two.
     """
 
     counts_lists: bool
