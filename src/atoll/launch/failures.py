@@ -174,18 +174,19 @@ class Failures:
 
     def fail_refused(self, refused: Mapping[str, Status]) -> None:
         """Fail the launches in line whose functions are refused."""
-        for node in self._waiting():
-            for gang in node.gangs:
-                name = next((name for name in gang.run.spec.functions if name in refused), None)
-                if name is not None:
-                    self._launcher.fail(gang.run.launch, refused[name].within(gang.run.launch.program.name))
+        self._fail_calls(self._waiting(), refused)
 
     def fail_calls(self, session: int, function: str, status: Status) -> None:
         """Fail the launches in line of a session that call this function."""
-        for node in sorted(self._scheduler.nodes_of((session,)), key=lambda node: node.number):
+        nodes = sorted(self._scheduler.nodes_of((session,)), key=lambda node: node.number)
+        self._fail_calls(nodes, {function: status})
+
+    def _fail_calls(self, nodes: Iterable[QueuedNode[GangRun]], failed: Mapping[str, Status]) -> None:
+        for node in nodes:
             for gang in node.gangs:
-                if function in gang.run.spec.functions:
-                    self._launcher.fail(gang.run.launch, status.within(gang.run.launch.program.name))
+                name = next((name for name in gang.run.spec.functions if name in failed), None)
+                if name is not None:
+                    self._launcher.fail(gang.run.launch, failed[name].within(gang.run.launch.program.name))
 
     def fail_without_functions(
         self, lost: Collection[str], awaited: Mapping[int, Collection[str]], status: Status

@@ -106,18 +106,13 @@ def program_problem(
         for name in program.functions:
             if name in quarantine.refused:
                 return quarantine.refused[name].within(program.name)
-    if session.failed_functions and (failure := _failure_of(session, program.functions)) is not None:
+    if session.failed_functions and (failure := session.failed_function(program.functions)) is not None:
         return failure.within(program.name)
     islands, ready = resources.islands, IslandState.READY
     for island in [islands[number] for number in program.islands if islands[number].state is not ready]:
         if (loss := island_problem(session, island)) is not None:
             return loss
     return None
-
-
-def _failure_of(session: Session, functions: tuple[str, ...]) -> Status | None:
-    """Return why one of these functions could not be compiled again; None if there is no such function."""
-    return next((session.failed_functions[name] for name in functions if name in session.failed_functions), None)
 
 
 def gang_problem(session: Session | None, gang: Gang[GangRun]) -> Status | None:
@@ -127,7 +122,7 @@ def gang_problem(session: Session | None, gang: Gang[GangRun]) -> Status | None:
         return launch.error
     if session is None:
         return Status(Code.CANCELLED, "its session has ended")
-    if session.failed_functions and (failure := _failure_of(session, gang.run.spec.functions)) is not None:
+    if session.failed_functions and (failure := session.failed_function(gang.run.spec.functions)) is not None:
         return failure.within(launch.program.name)
     if session.has_errors:
         for position in gang.run.spec.handles:

@@ -322,13 +322,9 @@ class ProgramRegistry:
     def _replace(self, session: Session, number: int, result: RegisteredProgram | Status) -> None:
         if isinstance(result, Status) and session.failed_functions:
             definition = session.definitions[number]
-            called = (session.functions.get(each) for each in calls_of(definition))
-            causes = (
-                session.failed_functions[name].within(definition.name)
-                for name in called
-                if name in session.failed_functions
-            )
-            result = next(causes, result)
+            called = (session.functions.get(each, "") for each in calls_of(definition))
+            cause = session.failed_function(called)
+            result = result if cause is None else cause.within(definition.name)
         old = session.programs.get(number)
         session.programs[number] = result
         if isinstance(old, RegisteredProgram):

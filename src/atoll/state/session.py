@@ -279,6 +279,10 @@ class Session(StateMachine[SessionState]):
     def _described(self) -> str:
         return f"session {self.number}"
 
+    def failed_function(self, names: Iterable[str]) -> Status | None:
+        """Return why the first of these functions that failed could not be compiled again, or None."""
+        return next((self.failed_functions[name] for name in names if name in self.failed_functions), None)
+
     @property
     def is_suspended(self) -> bool:
         """Return whether the session is suspended, is being suspended, or is being resumed."""
