@@ -41,6 +41,13 @@ def compile_again(play: Play, status: Status, feed: int = 950, function: int = 2
     return play.report(1, m.Compiled(compile_.function, status, b"", 0.1, False))
 
 
+def register_again(play: Play, status: Status) -> None:
+    """Register function 2 again under number 5, and answer the request to compile it."""
+    play.say(m.RegisterFunction(5, "content 2", 960, ((1,),)))
+    (compile_,) = play.report(1, m.FeedsArrived(play.session, (960,)))
+    play.report(1, m.Compiled(compile_.function, status, b"", 0.1, False))
+
+
 def error_of(play: Play, handle: int) -> Status | None:
     return play.controller.sessions[play.session].directory.entries[handle].error
 
@@ -96,9 +103,7 @@ def test_a_function_that_is_registered_again_serves_the_programs_that_call_it():
     play = Recompilation()
     restarted(play)
     compile_again(play, BROKEN)
-    play.say(m.RegisterFunction(5, "content 2", 960, ((1,),)))
-    (compile_,) = play.report(1, m.FeedsArrived(play.session, (960,)))
-    play.report(1, m.Compiled(compile_.function, OK, b"", 0.1, False))
+    register_again(play, OK)
     assert len(runs(play.say(m.Launch(2, (), (11,), ())))) == 1
 
 
@@ -106,9 +111,7 @@ def test_a_function_that_is_registered_again_in_vain_does_not_change_the_error()
     play = Recompilation()
     restarted(play)
     compile_again(play, BROKEN)
-    play.say(m.RegisterFunction(5, "content 2", 960, ((1,),)))
-    (compile_,) = play.report(1, m.FeedsArrived(play.session, (960,)))
-    play.report(1, m.Compiled(compile_.function, BROKEN, b"", 0.1, False))
+    register_again(play, BROKEN)
     play.say(m.Launch(2, (), (11,), ()))
     assert error_of(play, 11) == BROKEN.within("g")
 

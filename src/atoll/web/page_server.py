@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ from fastapi import FastAPI, Request, Response
 from nicegui import ui
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from atoll.cluster.processes.process_runtime import ending_signals
 from atoll.web.metrics_server import listening_socket, metrics_answer
 from atoll.web.page_key import METRICS, KeyGuard
 from atoll.web.pages import register_pages
@@ -32,7 +32,7 @@ _END_SECONDS = 3  # for closing browsers' connections
 async def serve_page(
     poller: Poller, address: Address, key: str, listening: Callable[[int], None], tls: PageTls | None = None
 ) -> None:
-    """Serve until SIGINT, SIGTERM or SIGHUP. Calls `listening(port)` first. Call it once per process.
+    """Serve until SIGINT or one of the `ending_signals`. Calls `listening(port)` first. Call it once per process.
 
     Raises AddressError if it cannot listen.
     """
@@ -79,7 +79,7 @@ async def serve_page(
         server.should_exit = True
 
     # If a signal cancelled this task, uvicorn would print the traceback of a server that did not close.
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in ending_signals():
         asyncio.get_running_loop().add_signal_handler(number, end)
     await server.serve(sockets=[sock])
     if renewing:

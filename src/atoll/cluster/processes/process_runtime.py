@@ -117,6 +117,11 @@ def freeze_gc() -> None:
     gc.set_threshold(_COLLECT_AFTER)
 
 
+def ending_signals() -> list[signal.Signals]:
+    """Return the signals that end a command as SIGINT does, without those that its caller ignores, as nohup does."""
+    return [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]
+
+
 Result = TypeVar("Result")
 
 

@@ -8,6 +8,8 @@ from typing import NoReturn
 
 from rich.console import Console
 
+from atoll.cluster.processes.process_runtime import ending_signals
+
 _REPEAT_SECONDS = 0.05
 
 terminal = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -25,10 +27,9 @@ def fail(message: str, status: int = 1) -> NoReturn:
 
 
 def end_on_signals() -> None:
-    """Handle SIGTERM and SIGHUP like Ctrl-C. A signal that the caller ignores, as nohup does, stays ignored."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, signal.default_int_handler)
+    """Handle the other `ending_signals` like Ctrl-C."""
+    for number in ending_signals():
+        signal.signal(number, signal.default_int_handler)
 
 
 def repeat_dropped_interrupts() -> None:

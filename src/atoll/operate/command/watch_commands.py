@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import sys
 from collections.abc import Coroutine
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
+from atoll.cluster.processes.process_runtime import ending_signals
 from atoll.operate.command.command_options import ClusterChoice, token, with_option_groups
 from atoll.operate.command.terminal import end_on_signals, fail, say
 
@@ -253,12 +253,12 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
 
 
 async def _until_signal(work: Coroutine[Any, Any, None]) -> None:
-    """Await the work. SIGTERM and SIGHUP cancel it, as asyncio does for SIGINT.
+    """Await the work. The `ending_signals` cancel it, as asyncio does for SIGINT.
 
     Python drops a KeyboardInterrupt that is raised while a `__del__` runs, and the command would continue.
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in ending_signals():
         loop.add_signal_handler(number, task.cancel)
     await work
