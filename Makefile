@@ -18,7 +18,7 @@ ARGS ?=
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick thorough restarts machines runbook slurm kubernetes tensorflow pipelines ray matrix check docs bench compare conformance soak hostile release-check image imagelock protos clean
+.PHONY: help demo test full quick thorough restarts machines runbook slurm kubernetes tensorflow pipelines ray matrix check docs bench compare conformance soak hostile release-check image imagelock protos clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ demo: $(VENV)/.demo  ## Train a small GPT on the 8 devices of an embedded cluste
 
 test: $(VENV)/.test  ## Run the test suite, or a part of it: make test ARGS=tests/wire
 	$(BIN)/python -m pytest --processes $(WORKERS) $(ARGS)
+
+full: $(VENV)/.test  ## Run the suite with the long tests that `make test` leaves out
+	$(BIN)/python -m pytest --full --processes $(WORKERS) $(ARGS)
 
 quick: $(VENV)/.test  ## Run the tests that start no cluster: two minutes
 	$(BIN)/python -m pytest --processes $(WORKERS) \

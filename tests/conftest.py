@@ -63,7 +63,7 @@ from hypothesis import HealthCheck, settings  # noqa: E402
 from tests import cpu_time  # noqa: E402
 from tests.forked_process import FORKING, Popen  # noqa: E402
 from tests.processes import Processes  # noqa: E402
-from tests.thoroughness import TIMES, examples  # noqa: E402
+from tests.thoroughness import TIMES, examples, is_left_out  # noqa: E402
 
 if TYPE_CHECKING:
     from tests.cluster_process import User
@@ -253,6 +253,7 @@ _OF_CLUSTERS = Path(__file__).parent / "end_to_end"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cpu", action="store_true", help="print the CPU time of each file's tests")
+    parser.addoption("--full", action="store_true", help="run also the tests with the marker `thorough`")
     parser.addoption("--processes", type=int, default=1, help="how many processes run the tests; default: 1")
 
 
@@ -275,12 +276,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     Otherwise, only few processes would be busy at the end of the run.
 
-    Thorough tests are not part of the suite, because its time is limited.
+    Thorough tests are not part of the suite, because its time is limited. The option `--full` adds them.
     """
-    if TIMES == 1:
-        left_out = [item for item in items if item.get_closest_marker("thorough")]
-        items[:] = [item for item in items if not item.get_closest_marker("thorough")]
-        config.hook.pytest_deselected(items=left_out)
+    full = config.getoption("--full")
+    left_out = dict.fromkeys(item for item in items if is_left_out(item.iter_markers("thorough"), full))
+    if left_out:
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=list(left_out))
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     clusters = {item.path for item in items if item.get_closest_marker("cluster")}
     count = Counter(item.path for item in items)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import pytest
@@ -26,3 +26,11 @@ def examples(count: int = DEFAULT, part: int = 2) -> int:
 def longer(test: Test) -> Test:
     """Have `make thorough` run a test that has more to do there, and is no test of properties."""
     return pytest.mark.thorough(test) if TIMES > 1 else test
+
+
+def is_left_out(marks: Iterable[pytest.Mark], full: bool, times: int = TIMES) -> bool:
+    """Return whether a run omits a test with these markers `thorough`.
+
+    A run with the option `--full` omits only those that give a reason why a short run of them is of no use.
+    """
+    return times == 1 and any(not full or "only" in mark.kwargs for mark in marks)

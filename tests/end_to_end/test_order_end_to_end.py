@@ -70,7 +70,7 @@ def test_clients_with_different_collectives_all_get_right_results(
 
 
 @pytest.mark.slow
-@pytest.mark.thorough  # the time until it fails is random
+@pytest.mark.thorough(only="the time until it fails is random")
 def test_without_the_order_the_same_work_fails(start_cluster: StartCluster, start_python: StartPython) -> None:
     """Check that the test above can fail."""
     cluster = start_cluster(islands="1x2x2", environment={"PYTHONPATH": str(WITHOUT_ORDER)})
