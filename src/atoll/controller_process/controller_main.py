@@ -15,6 +15,7 @@ from atoll.cluster.processes.leases import FAILED_STATUS
 from atoll.cluster.processes.lifeline import watch_in_loop
 from atoll.cluster.processes.process_logging import start_logging
 from atoll.cluster.processes.process_runtime import read_options, run_loop
+from atoll.controller.core import Controller
 from atoll.controller_process.controller_options import (
     CANNOT,
     CANNOT_RESTART,
@@ -51,95 +52,149 @@ def bug_trap(options: ControllerOptions) -> BugTrap:
 async def serve(options: ControllerOptions, stop: asyncio.Event, bugs: BugTrap | None = None) -> None:
     """Serve a cluster until `stop` is set. `bugs` ends this process if a callback or a task of the loop has a bug."""
     async with lease_of(options) as keeper:
-        await _serve(options, stop, bugs or bug_trap(options), keeper)
+        await _ControllerProcess(options, stop, bugs or bug_trap(options), keeper).serve()
 
 
-async def _serve(options: ControllerOptions, stop: asyncio.Event, bugs: BugTrap, keeper: LeaseKeeper | None) -> None:
-    token = TOKEN.text()
-    host_token = HOST_TOKEN.text()
-    address = parse_address(options.listen)
-    check_may_listen(address, token)
-    is_orphaned = False
+class _ControllerProcess:
+    """A controller's process, from its options to its end.
 
-    def engine_ended() -> None:
-        nonlocal is_orphaned
-        is_orphaned = True
-        stop.set()
+    Args:
+        stop: Ends the process when it is set.
+        keeper: Keeps the lease of the cluster; None if it has none.
+    """
 
-    watch_in_loop(options.parent, engine_ended)
-    unauthenticated = UnauthenticatedConnections()
+    def __init__(
+        self, options: ControllerOptions, stop: asyncio.Event, bugs: BugTrap, keeper: LeaseKeeper | None
+    ) -> None:
+        self._options = options
+        self._stop = stop
+        self._bugs = bugs
+        self._keeper = keeper
+        self._token = TOKEN.text()
+        self._host_token = HOST_TOKEN.text()
+        self._address = parse_address(options.listen)
+        self._unauthenticated = UnauthenticatedConnections()
+        self._is_orphaned = False
+        # With TLS, peers trust the next cluster only if it has the same certificate authority.
+        self._may_persist = not self._address.tls or bool(AUTHORITY_IS_KEPT.text())
 
-    def make_shell(state: ProcessState, ends: asyncio.Event = stop, is_served: bool = True) -> ControllerShell:
-        lease = keeper if is_served else None
-        return ControllerShell(options, state, ends, has_tls=address.tls, unauthenticated=unauthenticated, lease=lease)
-
-    make_controller = partial(new_controller, options, token, host_token)
-    bugs.watch_loop(asyncio.get_running_loop())
-    # With TLS, peers trust the next cluster only if it has the same certificate authority.
-    may_persist = not address.tls or bool(AUTHORITY_IS_KEPT.text())
-    if options.standby and not options.restarts:
-        standby = Standby(options, make_shell, stop, unauthenticated, keeper)
-        server, _ = await listen(address, standby.accept, standby.identity, unauthenticated)
-        if keeper is not None:
-            keeper.start()
-        took_over = await standby.run()
-        if took_over is None:
-            server.close()
+    async def serve(self) -> None:
+        """Serve the cluster until the process is stopped. Raises AtollError if it cannot begin, or has failed."""
+        check_may_listen(self._address, self._token)
+        watch_in_loop(self._options.parent, self._engine_ended)
+        self._bugs.watch_loop(asyncio.get_running_loop())
+        is_standby = self._options.standby and not self._options.restarts
+        begun = await (self._take_over() if is_standby else self._begin())
+        if begun is None:
             return
-        shell = took_over
-    else:
-        restarted = JournalRecovery(options.journal, True) if options.restarts else None
-        if keeper is not None:
+        shell, server = begun
+        shell.collector.start()
+        await self._stop.wait()
+        server.close()
+        await self._end(shell)
+
+    def _engine_ended(self) -> None:
+        self._is_orphaned = True
+        self._stop.set()
+
+    def _make_shell(
+        self, state: ProcessState, ends: asyncio.Event | None = None, is_served: bool = True
+    ) -> ControllerShell:
+        return ControllerShell(
+            self._options,
+            state,
+            ends or self._stop,
+            has_tls=self._address.tls,
+            unauthenticated=self._unauthenticated,
+            lease=self._keeper if is_served else None,
+        )
+
+    def _make_controller(self) -> Controller:
+        return new_controller(self._options, self._token, self._host_token)
+
+    async def _take_over(self) -> tuple[ControllerShell, asyncio.Server] | None:
+        """Follow another controller until it fails. Return None if this process is stopped before."""
+        standby = Standby(self._options, self._make_shell, self._stop, self._unauthenticated, self._keeper)
+        server, _ = await listen(self._address, standby.accept, standby.identity, self._unauthenticated)
+        if self._keeper is not None:
+            self._keeper.start()
+        shell = await standby.run()
+        if shell is None:
+            server.close()
+            return None
+        return shell, server
+
+    async def _begin(self) -> tuple[ControllerShell, asyncio.Server]:
+        """Begin to serve: with what the journal says, if there is one."""
+        restarted = JournalRecovery(self._options.journal, True) if self._options.restarts else None
+        if self._keeper is not None:
             claim = Claim(transitions_of(restarted.last_term) if restarted is not None else None)
-            await acquire_lease(keeper, claim, options, stop)
-        if options.journal and not options.restarts:
-            make_ended = partial(make_shell, ends=asyncio.Event(), is_served=False)
-            end_killed_cluster(options.journal, make_ended, may_persist)
-        if options.journal:
-            before = restarted or JournalRecovery(options.journal, False)
-            if keeper is not None:
-                if first_term(keeper.transitions) <= before.last_term and restarted is None:
-                    await asyncio.to_thread(keeper.advance, transitions_of(before.last_term) + 1)
-                before.raise_term(first_term(keeper.transitions))
-                keeper.start()
-            shell = make_shell(before.state(make_controller))
-            try:
-                before.begin(shell)
-            except OSError as error:
-                raise JournalError(f"cannot write the journal in {options.journal}: {error.strerror}") from None
+            await acquire_lease(self._keeper, claim, self._options, self._stop)
+        if self._options.journal:
+            shell = await self._recover(restarted)
         else:
-            shell = make_shell(ProcessState(make_controller()))
+            shell = self._make_shell(ProcessState(self._make_controller()))
             shell.start()
         identity = shell.joiners.identity if shell.joiners is not None else None
-        server, _ = await listen(address, shell.accept, identity, unauthenticated)
-        report(options.ready_fd, RUNS)
-    shell.collector.start()
-    await stop.wait()
-    server.close()
-    if shell.failure:
-        await asyncio.to_thread(shell.keeper.close)
-        raise ControllerFailedError(shell.failure)
-    if shell.superseded_by:
-        await asyncio.to_thread(shell.keeper.close)
-        raise SupersededError(f"the controller of term {shell.superseded_by} has taken over")
-    if is_orphaned and options.continues and shell.journal is not None and not shell.journal.is_broken:
-        _log.warning("the engine has ended: this controller ends, and its journal stays for the next engine")
-        shell.leave_journal()
+        server, _ = await listen(self._address, shell.accept, identity, self._unauthenticated)
+        report(self._options.ready_fd, RUNS)
+        return shell, server
+
+    async def _recover(self, restarted: JournalRecovery | None) -> ControllerShell:
+        """Begin with the state of the journal, in which this process continues to write.
+
+        Args:
+            restarted: The journal of the controller that this process restarts. Otherwise, the journal may be that of
+                a cluster that was killed, which ends first.
+        """
+        journal = self._options.journal
+        if restarted is None:
+            make_ended = partial(self._make_shell, ends=asyncio.Event(), is_served=False)
+            end_killed_cluster(journal, make_ended, self._may_persist)
+        before = restarted or JournalRecovery(journal, False)
+        keeper = self._keeper
         if keeper is not None:
-            keeper.leave()
+            if first_term(keeper.transitions) <= before.last_term and restarted is None:
+                await asyncio.to_thread(keeper.advance, transitions_of(before.last_term) + 1)
+            before.raise_term(first_term(keeper.transitions))
+            keeper.start()
+        shell = self._make_shell(before.state(self._make_controller))
+        try:
+            before.begin(shell)
+        except OSError as error:
+            raise JournalError(f"cannot write the journal in {journal}: {error.strerror}") from None
+        return shell
+
+    async def _end(self, shell: ControllerShell) -> None:
+        """End the cluster, unless another controller or the next engine continues it.
+
+        Raises ControllerFailedError, and SupersededError if another controller has taken over.
+        """
+        if shell.failure:
+            await asyncio.to_thread(shell.keeper.close)
+            raise ControllerFailedError(shell.failure)
+        if shell.superseded_by:
+            await asyncio.to_thread(shell.keeper.close)
+            raise SupersededError(f"the controller of term {shell.superseded_by} has taken over")
+        is_continued = self._is_orphaned and self._options.continues
+        if is_continued and shell.journal is not None and not shell.journal.is_broken:
+            _log.warning("the engine has ended: this controller ends, and its journal stays for the next engine")
+            shell.leave_journal()
+            if self._keeper is not None:
+                self._keeper.leave()
+            await asyncio.to_thread(shell.keeper.close)
+            return
+        files = SpilledFiles(shell.controller)
+        persisted = shell.stop(shell.journal is not None and self._may_persist)
+        await asyncio.sleep(0)
+        if self._is_orphaned:
+            files.remove_except(persisted)  # hosts that end with the engine may not do it
         await asyncio.to_thread(shell.keeper.close)
-        return
-    files = SpilledFiles(shell.controller)
-    persisted = shell.stop(shell.journal is not None and may_persist)
-    await asyncio.sleep(0)
-    if is_orphaned:
-        files.remove_except(persisted)  # hosts that end with the engine may not do it
-    await asyncio.to_thread(shell.keeper.close)
-    if shell.journal is not None:
-        shell.journal.end(persisted)
-    if address.is_unix:
-        with contextlib.suppress(OSError):
-            os.unlink(address.path)
+        if shell.journal is not None:
+            shell.journal.end(persisted)
+        if self._address.is_unix:
+            with contextlib.suppress(OSError):
+                os.unlink(self._address.path)
 
 
 def main() -> None:
