@@ -157,8 +157,6 @@ def up(
     from atoll.operate.standing import StandingOptions, start_cluster
     from atoll.security.access import is_insecure
     from atoll.security.roles import Role
-    from atoll.security.start_security import host_join_file as standing_host_join
-    from atoll.security.start_security import join_file as standing_join
     from atoll.wire.address import parse_address
 
     settings = up_settings(islands, cluster)
@@ -204,14 +202,10 @@ def up(
         _run_pair(options, write_join_files)
         return
     standing = start_cluster(options)
-    secured = parse_address(standing.record.address).tls
     try:
         write_join_files(standing)
         if settings.engine == "hosts":
-            how = f"--join {quote(str(host_join_file or standing_host_join(standing.directory)))}"
-            if not secured:
-                how = f"--address {standing.record.reached_at} --insecure"
-            say(f"waiting for hosts: `atoll host {how}` on each machine")
+            _say_how_hosts_join(standing, host_join_file)
         if settings.engine != "local":
             say(f"  look:  atoll status{chosen}")
         with terminal.status(f"starting {settings.islands if not standby else 'a standby'} ..."):
@@ -221,26 +215,51 @@ def up(
         if messages:
             print(messages, file=sys.stderr)
         raise
-    address, reached = standing.record.address, quote(standing.record.reached_at)
     print(standing.record.reached_at, flush=True)
-    if standby:
-        say(f"standby {name} follows the controller at {standby}")
-        say(f"  run:   JAX_PLATFORMS=atoll ATOLL_ADDRESS={reached} python train.py, after it has taken over")
+    _say_how_scripts_join(standing, options, join_file)
+    if foreground:
+        say("  end:   Ctrl-C")
+        _stay(standing, name)
     else:
-        say(f"cluster {name} is up: {settings.islands} on {', '.join(settings.topology.platforms)}")
-        say(f"  run:   JAX_PLATFORMS=atoll ATOLL_ADDRESS={reached} python train.py")
-    if parse_address(address).tls:
-        where = str(join_file or standing_join(standing.directory))
-        source = "the file of its tenant" if TENANT_MARK in where else "that file"
-        say(f"         (on other machines, or as another user: ATOLL_JOIN={quote(where)}, a copy of {source})")
-    elif not parse_address(address).is_local:
-        say("         (on other machines: this machine's name in the address, the same ATOLL_TOKEN, ATOLL_INSECURE=1)")
-    if not foreground:
         say(f"  look:  atoll status{chosen}")
         say(f"  end:   atoll down{chosen}")
         standing.leave()
-        return
-    say("  end:   Ctrl-C")
+
+
+def _say_how_hosts_join(standing: StandingCluster | StandingOnRay, join_file: Path | None) -> None:
+    from atoll.security.start_security import host_join_file
+    from atoll.wire.address import parse_address
+
+    how = f"--join {quote(str(join_file or host_join_file(standing.directory)))}"
+    if not parse_address(standing.record.address).tls:
+        how = f"--address {standing.record.reached_at} --insecure"
+    say(f"waiting for hosts: `atoll host {how}` on each machine")
+
+
+def _say_how_scripts_join(
+    standing: StandingCluster | StandingOnRay, options: StandingOptions, client_join_file: Path | None
+) -> None:
+    from atoll.security.start_security import join_file
+    from atoll.wire.address import parse_address
+
+    address, reached = parse_address(standing.record.address), quote(standing.record.reached_at)
+    if options.standby:
+        say(f"standby {options.name} follows the controller at {options.standby}")
+        say(f"  run:   JAX_PLATFORMS=atoll ATOLL_ADDRESS={reached} python train.py, after it has taken over")
+    else:
+        settings = options.settings
+        say(f"cluster {options.name} is up: {settings.islands} on {', '.join(settings.topology.platforms)}")
+        say(f"  run:   JAX_PLATFORMS=atoll ATOLL_ADDRESS={reached} python train.py")
+    if address.tls:
+        where = str(client_join_file or join_file(standing.directory))
+        source = "the file of its tenant" if TENANT_MARK in where else "that file"
+        say(f"         (on other machines, or as another user: ATOLL_JOIN={quote(where)}, a copy of {source})")
+    elif not address.is_local:
+        say("         (on other machines: this machine's name in the address, the same ATOLL_TOKEN, ATOLL_INSECURE=1)")
+
+
+def _stay(standing: StandingCluster | StandingOnRay, name: str) -> None:
+    """Return when the cluster ends, or end it at Ctrl-C. Raise ClusterError if it fails."""
     end_on_signals()
     try:
         end = standing.wait_for_end()
