@@ -295,6 +295,7 @@ def packages_picture() -> Picture:
         "wire": "framing, connections, TLS",
         "atomic_files": "files",
         "errors": "exceptions",
+        "missing": "what does not exist",
         "quantities": "units",
         "retries": "backoff",
         "_version": "version",

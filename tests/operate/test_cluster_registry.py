@@ -1,6 +1,7 @@
 """Tests of ClusterRegistry with real processes that are not clusters."""
 
 import contextlib
+import errno
 import os
 import select
 import shutil
@@ -14,7 +15,9 @@ import msgspec
 import pytest
 
 from atoll.errors import ClusterError
-from atoll.operate.cluster_registry import ClusterRecord, ClusterRegistry
+from atoll.operate import cluster_registry
+from atoll.operate.cluster_registry import ClusterRecord, ClusterRegistry, embedded_clusters, register_embedded
+from tests.file_limits import no_more_files
 
 
 @pytest.fixture
@@ -88,6 +91,72 @@ def test_a_directory_without_a_record_is_removed(registry: ClusterRegistry) -> N
     (registry.root / "half").mkdir()
     assert registry.all() == []
     assert not (registry.root / "half").exists()
+
+
+def test_a_running_cluster_whose_record_cannot_be_read_is_reported_and_stays(
+    registry: ClusterRegistry, sleeper: subprocess.Popen[bytes]
+) -> None:
+    _register(registry, "one", sleeper.pid)
+    record = registry.directory("one") / "cluster.json"
+    kept = record.rename(registry.directory("one") / "kept.json")
+    record.symlink_to(record)
+    with pytest.raises(ClusterError, match=r"cannot find out whether the cluster in .*one runs.*symbolic links"):
+        registry.all()
+    record.unlink()
+    kept.rename(record)
+    (found,) = registry.all()
+    assert found.is_alive
+
+
+def test_a_running_cluster_whose_engine_cannot_be_examined_is_reported_and_stays(
+    registry: ClusterRegistry, sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _register(registry, "one", sleeper.pid)
+    (found,) = registry.all()
+    for look in (lambda: found.is_alive, found.pids, found.terminate, found.kill, registry.all):
+        with no_more_files(), pytest.raises(ClusterError, match="Too many open files"):
+            look()
+
+    def fail(_: int) -> None:
+        raise OSError(errno.ENFILE, "Too many open files in system")
+
+    with monkeypatch.context() as patch:  # as if the record were the last file that could be opened
+        patch.setattr(cluster_registry, "began", fail)
+        with pytest.raises(ClusterError, match="in system"):
+            registry.all()
+    assert sleeper.poll() is None
+    assert [each.name for each in registry.all()] == ["one"]
+
+
+@pytest.mark.parametrize("content", [b"{", b'{"name": "one"}'])
+def test_a_record_of_another_version_is_reported_and_stays(registry: ClusterRegistry, content: bytes) -> None:
+    directory = registry.root / "one"
+    directory.mkdir()
+    (directory / "cluster.json").write_bytes(content)
+    with pytest.raises(ClusterError, match="not the record of a cluster of this version"):
+        registry.all()
+    assert directory.exists()
+
+
+def test_an_empty_record_counts_as_none(registry: ClusterRegistry) -> None:
+    (registry.root / "half").mkdir()
+    (registry.root / "half" / "cluster.json").touch()
+    assert registry.all() == []
+    assert not (registry.root / "half").exists()
+
+
+def test_an_embedded_cluster_that_cannot_be_examined_is_reported(
+    registry: ClusterRegistry, sleeper: subprocess.Popen[bytes], short_directory: Path
+) -> None:
+    directory = short_directory / "atoll-client-1"
+    directory.mkdir()
+    register_embedded(directory, f"unix:{directory}/controller.sock", "1x1x1", "cpu", sleeper.pid, "python")
+    assert [each.label for each in embedded_clusters()] == ["python"]
+    record = directory / "cluster.json"
+    record.unlink()
+    record.symlink_to(record)
+    with pytest.raises(ClusterError, match="symbolic links"):
+        embedded_clusters()
 
 
 def test_a_runtime_directory_that_others_can_enter_is_refused(registry: ClusterRegistry) -> None:

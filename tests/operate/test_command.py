@@ -159,6 +159,21 @@ def test_up_prints_the_address_alone_and_down_leaves_no_process_socket_or_direct
     assert "no cluster mine is up" in user.atoll("down", "--name", "mine").error
 
 
+def test_commands_leave_a_running_cluster_alone_whose_record_they_cannot_read(user: User) -> None:
+    user.atoll("up", *WITHOUT_XLA, "--islands", "1x1x1").check()
+    record = user.runtime / "atoll" / "default" / "cluster.json"
+    kept = record.rename(record.with_name("kept.json"))
+    record.symlink_to(record)
+    for command in (["status"], ["up", *WITHOUT_XLA, "--islands", "1x1x1", "--name", "other"], ["down"]):
+        error = user.atoll(*command).error
+        assert f"cannot find out whether the cluster in {record.parent} runs" in error
+        assert "Too many levels of symbolic links" in error
+    record.unlink()
+    kept.rename(record)
+    user.atoll("status").check()
+    user.atoll("down").check()
+
+
 def test_down_ends_by_force_what_does_not_go(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
     address = user.atoll("up", *WITHOUT_XLA, "--islands", "1x1x1").check().stdout.strip()
     user.process("atoll.engines.engine_main").suspend()

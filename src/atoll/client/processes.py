@@ -264,7 +264,7 @@ def _note_standing_clusters(islands: str) -> None:
     chosen = SETTINGS["islands"]
     if islands != DEFAULT_ISLANDS or chosen.variable in os.environ:
         return  # the user has chosen the cluster
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ClusterError):
         for record in standing_clusters()[:1]:
             sys.stderr.write(
                 f"atoll: this script starts its own cluster ({islands}), although cluster {record.name} is up. To use "

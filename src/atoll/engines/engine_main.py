@@ -29,20 +29,29 @@ from atoll.engines.successor_supervisor import SuccessorSupervisor
 from atoll.engines.supervisor import Supervisor
 from atoll.errors import AtollError, ClusterError
 from atoll.journal.persisted_state import has_killed_cluster
+from atoll.missing import exists
 from atoll.security.start_security import start_security
 from atoll.wire.address import parse_address
 
 _log = logging.getLogger(__name__)
+_RETRY_SECONDS = 1.0  # until a file that cannot be examined is examined again
 
 
 async def serve(options: EngineOptions, stop: StopEvent) -> None:
     """Run the cluster until `stop` is set. Report to `ready_fd` that it is up, or why it is not, and why it ended."""
     reason = ""
-    is_orphaned = False
+    is_orphaned = has_failed = False
 
     def parent_ended() -> None:
-        nonlocal reason, is_orphaned
-        if options.left and Path(options.left).exists():
+        nonlocal reason, is_orphaned, has_failed
+        try:
+            if options.left and exists(options.left):
+                return
+        except OSError as error:
+            if not has_failed:
+                has_failed = True
+                _log.warning("cannot find out whether the cluster outlives the process that started it: %s", error)
+            asyncio.get_running_loop().call_later(_RETRY_SECONDS, parent_ended)
             return
         reason, is_orphaned = "the process that started it has ended", True
         stop.set()

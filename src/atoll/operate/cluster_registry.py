@@ -2,7 +2,8 @@
 
 A standing cluster (`atoll up`) has a directory with its name in the user's runtime directory. The directory holds its
 record and its sockets, and its engine removes the directory at the end. So a directory whose engine has exited belongs
-to a cluster that was killed, and the next `atoll` command removes it.
+to a cluster that was killed, and the next `atoll` command removes it. If it is unknown whether the engine runs, because
+its record or the table of processes cannot be read, the command reports the error and removes nothing.
 
 An embedded cluster (of a script, or of `atoll proxy`) has its record in its own directory, which is removed when it
 ends.
@@ -29,8 +30,9 @@ from atoll.atomic_files import write_atomically
 from atoll.cluster.cluster_runs import ClusterRun
 from atoll.cluster.directories import registry_directory, sockets_bases
 from atoll.cluster.moved_controllers import recorded_controller
-from atoll.cluster.processes.process_table import began, session_of, this_machine
+from atoll.cluster.processes.process_table import began, processes_of_session, this_machine
 from atoll.errors import ClusterError
+from atoll.missing import MISSING, read_if_exists
 from atoll.wire.address import parse_address
 
 DEFAULT_NAME = "default"
@@ -45,6 +47,8 @@ class ClusterRecord(msgspec.Struct, frozen=True):
 
     `owner` is the process with which an embedded cluster ends, and `label` its name for people; they are 0 and "" for a
     standing cluster.
+
+    Methods that look at its processes raise ClusterError if the kernel does not answer.
     """
 
     name: str
@@ -69,7 +73,7 @@ class ClusterRecord(msgspec.Struct, frozen=True):
     @property
     def is_alive(self) -> bool:
         """Whether the engine runs. A cluster on Ray counts as alive unless its address refuses connections."""
-        return began(self.pid) == self.began or (bool(self.ray) and not _refuses(self.address))
+        return self._engine_runs() or (bool(self.ray) and not _refuses(self.address))
 
     @property
     def continues_at(self) -> str:
@@ -90,13 +94,14 @@ class ClusterRecord(msgspec.Struct, frozen=True):
         """Return the cluster's processes on this machine, which are all in the session that the engine leads."""
         if self.ray:
             return []
-        if began(self.pid) not in (None, self.began):
-            return []  # the pid was reused, so the old session has ended
-        return [int(entry) for entry in os.listdir("/proc") if entry.isdigit() and session_of(int(entry)) == self.pid]
+        with _examining(self.directory):
+            if began(self.pid) not in (None, self.began):
+                return []  # the pid was reused, so the old session has ended
+            return processes_of_session(self.pid)
 
     def terminate(self) -> None:
         """Ask the engine to end the cluster."""
-        if not self.ray and began(self.pid) == self.began:
+        if not self.ray and self._engine_runs():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGTERM)
 
@@ -110,6 +115,10 @@ class ClusterRecord(msgspec.Struct, frozen=True):
         if self.run:
             ClusterRun(Path(self.run)).end_unknown("its engine")
         return pids
+
+    def _engine_runs(self) -> bool:
+        with _examining(self.directory):
+            return began(self.pid) == self.began
 
 
 def runtime_directory() -> Path:
@@ -145,14 +154,18 @@ class ClusterRegistry:
         return f"unix:{self.directory(name)}/controller.sock"
 
     def all(self) -> list[ClusterRecord]:
-        """Return the running clusters. Removes the remains of clusters that were killed."""
+        """Return the running clusters. Removes the remains of clusters that were killed.
+
+        Raises ClusterError if it is unknown whether a cluster runs.
+        """
         with self.locked():
             return self.live()
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other `atoll` commands of this user from starting clusters or cleaning up, inside the block."""
-        descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with _examining(self.root):
+            descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
@@ -162,8 +175,16 @@ class ClusterRegistry:
     def live(self) -> list[ClusterRecord]:
         """As `all`, for a caller that holds the lock."""
         found = []
-        for directory in sorted(self.root.iterdir()):
-            record = _read(directory)
+        with _examining(self.root):
+            directories = sorted(self.root.iterdir())
+        for directory in directories:
+            try:
+                record = _read(directory)
+            except msgspec.MsgspecError as error:
+                raise ClusterError(
+                    f"{directory / _FILE} is not the record of a cluster of this version of Atoll: {error}. End the "
+                    "cluster with the version that started it, or remove the directory if the cluster has ended"
+                ) from None
             if record is not None and not record.is_here:
                 continue
             if record is not None and record.is_alive:
@@ -212,9 +233,12 @@ class ClusterRegistry:
 
 def standing_clusters() -> list[ClusterRecord]:
     """Return this user's running standing clusters. Unlike `ClusterRegistry`, creates and removes nothing."""
-    directories = sorted(registry_directory().glob(f"*/{_FILE}"))
-    records = (_read(each.parent) for each in directories if each.stat().st_uid == os.getuid())
-    return [each for each in records if each is not None and each.is_here and each.is_alive]
+    found = []
+    for file in sorted(registry_directory().glob(f"*/{_FILE}")):
+        with contextlib.suppress(*MISSING, msgspec.MsgspecError):
+            if file.stat().st_uid == os.getuid():
+                found.append(_read(file.parent))
+    return [each for each in found if each is not None and each.is_here and each.is_alive]
 
 
 def register_embedded(directory: Path, address: str, islands: str, platform: str, pid: int, label: str) -> None:
@@ -231,10 +255,10 @@ def register_embedded(directory: Path, address: str, islands: str, platform: str
 
 
 def embedded_clusters() -> list[ClusterRecord]:
-    """Return this user's running embedded clusters."""
+    """Return this user's running embedded clusters. Raises ClusterError if it is unknown whether one runs."""
     found = []
     for file in sorted(file for base in sockets_bases() for file in base.glob(f"atoll-*/{_FILE}")):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(*MISSING, msgspec.MsgspecError):
             if file.parent.stat().st_uid != os.getuid():  # a record decides to which address the token is sent
                 continue
             record = _read(file.parent)
@@ -261,7 +285,22 @@ def _write(record: ClusterRecord) -> None:
 
 
 def _read(directory: Path) -> ClusterRecord | None:
+    """Return the record of the cluster in this directory, or None if there is none.
+
+    Raises ClusterError if it cannot be read, or msgspec.MsgspecError if it is not a record of this version of Atoll. A
+    loss of power may leave an empty file, which counts as none.
+    """
+    with _examining(directory):
+        content = read_if_exists(directory / _FILE)
+    return msgspec.json.decode(content, type=ClusterRecord) if content else None
+
+
+@contextlib.contextmanager
+def _examining(directory: Path | str) -> Iterator[None]:
+    """Raise ClusterError for an OSError in this block, which does not show whether the cluster runs."""
     try:
-        return msgspec.json.decode((directory / _FILE).read_bytes(), type=ClusterRecord)
-    except (OSError, msgspec.MsgspecError):
-        return None
+        yield
+    except OSError as error:
+        raise ClusterError(
+            f"cannot find out whether the cluster in {directory} runs, so nothing is changed: {error}"
+        ) from None

@@ -24,6 +24,7 @@ from atoll.engines.ray.ray_cluster import RayCluster, end_cluster
 from atoll.engines.start_engine import EngineProcess, check_settings
 from atoll.errors import AccessError, AddressError, AtollError, ClusterError, ConnectError
 from atoll.journal.persisted_state import check_persisted
+from atoll.missing import exists
 from atoll.operate.cluster_queries import Target, explained
 from atoll.operate.cluster_registry import ClusterRegistry
 from atoll.operate.operator_requests import request_stop
@@ -376,7 +377,7 @@ def _stop(target: Target, token: str, all_sessions: bool) -> Ended:
                 raise
         shutil.rmtree(directory, ignore_errors=True)
         return Ended(-1, said=said)
-    if _until(lambda: not directory.exists() and not record.pids(), END_SECONDS):
+    if _until(lambda: not exists(directory) and not record.pids(), END_SECONDS):
         return Ended(processes, said=said)
     forced = record.kill()
     if not _until(lambda: not record.pids(), _FORCE_SECONDS):
@@ -386,12 +387,15 @@ def _stop(target: Target, token: str, all_sessions: bool) -> Ended:
 
 
 def _until(holds: Callable[[], bool], seconds: float) -> bool:
+    """Wait until the condition holds. Return whether it did in time. If it cannot be checked, check it again."""
     deadline = time.monotonic() + seconds
-    while not holds():
+    while True:
+        with contextlib.suppress(ClusterError, OSError):
+            if holds():
+                return True
         if time.monotonic() > deadline:
             return False
         time.sleep(_POLL_SECONDS)
-    return True
 
 
 def _listens(address: Address) -> bool:

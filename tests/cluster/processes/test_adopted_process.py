@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from atoll.cluster.processes.adopted_process import AdoptedProcess, PidFile, ProcessId, watch_holder
+from tests.file_limits import no_more_files
 
 PATIENCE = 1.5
 
@@ -79,6 +80,42 @@ def test_a_pid_that_is_used_again_is_another_process(holders: list[subprocess.Po
     assert not named.runs
 
 
+def test_who_is_held_does_not_end_while_it_cannot_read_who_holds_it(
+    holders: list[subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    first, second = holders
+    path = tmp_path / "note"
+    PidFile(ProcessId.of(os.getpid()), ProcessId.of(second.pid)).write(path)
+
+    async def scene() -> None:
+        ended = asyncio.Event()
+        watch_holder(first.pid, path, 0.1, ended.set)
+        with no_more_files():
+            kill(first)
+            await asyncio.sleep(1.0)
+        assert not ended.is_set(), "the note names another holder"
+        await asyncio.sleep(1.0)
+        assert not ended.is_set(), "the note can be read again"
+        kill(second)
+        async with asyncio.timeout(20):
+            await ended.wait()
+
+    asyncio.run(scene())
+
+
+def test_a_process_whose_end_cannot_be_detected_is_not_reported_as_ended(
+    holders: list[subprocess.Popen[bytes]],
+) -> None:
+    named = ProcessId.of(holders[0].pid)
+    process = AdoptedProcess(named)
+    with no_more_files():
+        with pytest.raises(OSError, match="Too many open files"):
+            _ = named.runs
+        assert not process.wait(0.05)
+    kill(holders[0])
+    assert process.wait(20.0)
+
+
 def test_what_was_taken_over_is_awaited_and_ended(holders: list[subprocess.Popen[bytes]]) -> None:
     process = AdoptedProcess(ProcessId.of(holders[0].pid))
     assert not process.wait(0.05)
@@ -90,3 +127,5 @@ def test_where_no_note_is_or_none_that_can_be_read_there_is_none(tmp_path: Path)
     assert PidFile.read(tmp_path / "note") is None
     (tmp_path / "note").write_text("{")
     assert PidFile.read(tmp_path / "note") is None
+    with no_more_files(), pytest.raises(OSError, match="Too many open files"):
+        PidFile.read(tmp_path / "note")

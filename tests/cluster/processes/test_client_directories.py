@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -11,14 +12,17 @@ from pathlib import Path
 
 import pytest
 
+from atoll.cluster.processes import client_directories
 from atoll.cluster.processes.client_directories import (
     HOST_DIRECTORIES,
     claim,
+    in_use,
     make_transfer_directory,
     remove,
     sweep,
     transfer_directory,
 )
+from tests.file_limits import no_more_files
 
 
 def directories(base: Path, name: str) -> tuple[Path, Path]:
@@ -56,6 +60,28 @@ def test_directories_of_killed_clients_are_removed_and_those_of_live_ones_stay(t
     for child in (killed, living):
         child.kill()
         child.communicate()
+
+
+def test_directories_stay_if_it_is_unknown_whether_their_client_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(client_directories, "transfer_bases", lambda: (tmp_path,))
+    directory, _ = directories(tmp_path, "mine")
+    transfers = transfer_directory(tmp_path)
+    make_transfer_directory(transfers)
+    claim(directory, transfers)
+
+    def fail(_: int) -> None:
+        raise OSError(errno.ENFILE, "Too many open files in system")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(client_directories, "began", fail)
+        sweep(tmp_path)
+    assert directory.exists()
+    assert transfers.exists()
+    with no_more_files():
+        sweep(tmp_path)
+        with pytest.raises(OSError, match="Too many open files"):
+            in_use(transfers)
+    remove(directory, transfers)
 
 
 def test_a_removal_that_is_cut_short_is_finished_by_a_later_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,15 +1,18 @@
-"""Tests of reading the CPU time of processes, which may end during that."""
+"""Tests of reading the table of processes, which may end during that, or which the kernel may not show."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from atoll.cluster.processes.process_table import cpu_ticks
+from atoll.cluster.processes.process_table import began, cpu_ticks, processes_of_session, switches
+from tests.file_limits import no_more_files
 
 
 def test_the_cpu_time_of_a_process_that_ends_while_its_children_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,3 +35,39 @@ def test_the_cpu_time_of_a_process_may_include_that_of_its_children() -> None:
         child.stdin.write(b"\n")
         child.stdin.flush()
     assert together >= own + 0.05 * os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.parametrize("read", [began, cpu_ticks, switches, processes_of_session])
+def test_a_process_that_cannot_be_examined_does_not_count_as_ended(read: Callable[[int], object]) -> None:
+    with no_more_files(), pytest.raises(OSError, match="Too many open files"):
+        read(os.getpid())
+
+
+def test_children_that_cannot_be_listed_do_not_count_as_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "listdir", refused)
+    with pytest.raises(PermissionError):
+        cpu_ticks(os.getpid(), with_children=True)
+
+
+def test_a_process_that_has_ended_is_reported_as_ended() -> None:
+    child = subprocess.Popen([sys.executable, "-S", "-c", ""], start_new_session=True)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert began(child.pid) is None
+    assert processes_of_session(child.pid) == []  # it has no parent that waits for it yet
+    child.wait()
+    assert began(child.pid) is None
+    assert cpu_ticks(child.pid) == switches(child.pid) == 0
+    assert processes_of_session(child.pid) == []
+
+
+def test_the_processes_of_a_session_are_its_leader_and_its_children() -> None:
+    with subprocess.Popen(
+        ["sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, start_new_session=True
+    ) as leader:
+        assert leader.stdout is not None
+        child = int(leader.stdout.readline())
+        assert sorted(processes_of_session(leader.pid)) == sorted((leader.pid, child))
+        os.killpg(leader.pid, signal.SIGKILL)

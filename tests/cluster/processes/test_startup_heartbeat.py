@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Callable
 
 from atoll.cluster.processes.startup_heartbeat import StartingProcess, StartWatch
+from tests.file_limits import no_more_files
 
 SECONDS = 0.6
 LONG = 3 * SECONDS
@@ -39,6 +40,22 @@ def test_who_neither_computes_nor_speaks_is_killed() -> None:
     status, silence = end_of("import time; time.sleep(60)")
     assert status == -signal.SIGKILL
     assert "gave no sign of life for 1 s while it started Python, and was killed" in silence
+
+
+def test_a_process_whose_cpu_time_cannot_be_read_is_not_killed() -> None:
+    async def scene() -> tuple[int, str]:
+        ended: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
+        command = [sys.executable, "-c", "import time; time.sleep(60)", "options"]
+        StartingProcess(command, os.environ, lambda *end: ended.set_result(end), SECONDS)
+        with no_more_files():
+            await asyncio.sleep(LONG)
+        assert not ended.done()
+        async with asyncio.timeout(BOUND):
+            return await ended  # it hangs, and that can be detected again
+
+    status, silence = asyncio.run(scene())
+    assert status == -signal.SIGKILL
+    assert "gave no sign of life" in silence
 
 
 def test_what_it_said_last_is_named() -> None:

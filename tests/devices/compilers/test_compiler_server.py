@@ -18,6 +18,7 @@ from atoll.devices.compilers.compiler_process import CompilerLimits
 from atoll.devices.compilers.compiler_server import Asked, CompilerCrashedError, CompilerProcess, CompilerServer
 from atoll.errors import Code
 from tests.devices.compilers import hostile
+from tests.file_limits import no_more_files
 
 pytestmark = pytest.mark.slow
 
@@ -98,6 +99,9 @@ def test_a_process_compiles_one_program_after_the_other(server: CompilerServer) 
     assert description.info.name == "large7"
     assert description.info.parameters == (("float32", (64,)),)
     assert compiles(process)
+    assert process.cpu_ticks > 0
+    with no_more_files():
+        assert process.cpu_ticks == 0, "unknown, so that a repeated number is not taken for a lack of progress"
     process.close()
 
 

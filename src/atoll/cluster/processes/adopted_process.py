@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import select
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +21,9 @@ from atoll.atomic_files import write_atomically
 from atoll.cluster.processes.child import END_SECONDS
 from atoll.cluster.processes.lifeline import open_pid, watch_in_loop
 from atoll.cluster.processes.process_table import began
+from atoll.missing import read_if_exists
+
+_log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.25
 
@@ -35,6 +40,7 @@ class ProcessId(msgspec.Struct, frozen=True):
 
     @property
     def runs(self) -> bool:
+        """Whether the process runs. Raises OSError if that is unknown."""
         return began(self.pid) == self.began
 
 
@@ -47,10 +53,14 @@ class PidFile(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, path: Path) -> PidFile | None:
-        """Return the content of the file at `path`, or None if there is no such file."""
+        """Return the content of the file at `path`, or None if there is no such file or its content is invalid.
+
+        Raise OSError if it cannot be read.
+        """
+        content = read_if_exists(path)
         try:
-            return msgspec.json.decode(path.read_bytes(), type=cls)
-        except (OSError, msgspec.MsgspecError):
+            return None if content is None else msgspec.json.decode(content, type=cls)
+        except msgspec.MsgspecError:
             return None
 
     def write(self, path: Path) -> None:
@@ -61,13 +71,24 @@ class PidFile(msgspec.Struct, frozen=True):
 def watch_holder(pid: int, path: Path, seconds: float, on_end: Callable[[], None]) -> None:
     """Call `on_end` on the running loop if process `pid` ends and the file names no other holder within `seconds`.
 
-    If the file names another holder, watch that one from then on.
+    If the file names another holder, watch that one from then on. While it is unknown whether another process holds
+    this one, do not call `on_end`.
     """
     loop = asyncio.get_running_loop()
+    has_failed = False
 
     def look(until: float) -> None:
-        note = PidFile.read(path)
-        if note is not None and note.held.pid == os.getpid() and note.holder.runs:
+        nonlocal has_failed
+        try:
+            note = PidFile.read(path)
+            is_held = note is not None and note.held.pid == os.getpid() and note.holder.runs
+        except OSError as error:
+            if not has_failed:
+                has_failed = True
+                _log.warning("cannot find out which process holds this one, will retry: %s", error)
+            loop.call_later(_LOOK_SECONDS, look, until)
+            return
+        if is_held and note is not None:
             watch_holder(note.holder.pid, path, seconds, on_end)
         elif loop.time() > until:
             on_end()
@@ -84,10 +105,20 @@ class AdoptedProcess:
         self._process = process
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Block until the process has ended, or for `seconds`. Return whether it has ended."""
-        descriptor = open_pid(self._process.pid) if self._process.runs else None
-        if descriptor is None:
-            return True
+        """Block until the process has ended, or for `seconds`. Return whether it is known to have ended."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+        descriptor = -1
+        while descriptor < 0:
+            try:
+                opened = open_pid(self._process.pid) if self._process.runs else None
+            except OSError:  # this process has too many open files
+                if deadline is not None and time.monotonic() > deadline:
+                    return False
+                time.sleep(_LOOK_SECONDS)
+                continue
+            if opened is None:
+                return True
+            descriptor = opened
         try:
             poller = select.poll()
             poller.register(descriptor, select.POLLIN)
@@ -96,7 +127,10 @@ class AdoptedProcess:
             os.close(descriptor)
 
     def end(self) -> None:
-        """End the process, with SIGKILL if it does not end within a few seconds."""
+        """End the process, with SIGKILL if it does not end within a few seconds.
+
+        Raise OSError if it is unknown whether the process still has its pid.
+        """
         with contextlib.suppress(ProcessLookupError):
             for number in (signal.SIGTERM, signal.SIGKILL):
                 if self._process.runs:

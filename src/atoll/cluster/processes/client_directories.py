@@ -69,7 +69,10 @@ def remove(directory: Path, transfer_directory: Path) -> None:
 
 
 def in_use(transfer_directory: Path) -> bool:
-    """Return whether the process that a transfer directory is named after runs; False for other names."""
+    """Return whether the process that a transfer directory is named after runs; False for other names.
+
+    Raise OSError if that is unknown.
+    """
     with contextlib.suppress(ValueError):
         _, pid, _, started, _ = transfer_directory.name.split("-")
         return _runs(pid, started)
@@ -77,7 +80,7 @@ def in_use(transfer_directory: Path) -> bool:
 
 
 def _runs(pid: str, started: str) -> bool:
-    """Return whether the process that began at `started` still has this pid."""
+    """Return whether the process that began at `started` still has this pid. Raise OSError if that is unknown."""
     return began(int(pid)) == int(started)
 
 
@@ -90,11 +93,12 @@ def claim(directory: Path, transfer_directory: Path) -> None:
 def sweep(base: Path, kind: str = CLIENT_DIRECTORIES) -> None:
     """Remove the directories of this user's clients that do not run any more, from `base` and from shared memory.
 
-    With HOST_DIRECTORIES, remove those of host agents from `base`.
+    With HOST_DIRECTORIES, remove those of host agents from `base`. A directory stays if it is unknown whether its owner
+    runs; a later sweep removes it.
     """
     if kind == CLIENT_DIRECTORIES:
         _sweep_transfer_directories()
-    for directory in base.glob(f"atoll-{kind}-*"):
+    for directory in _matches(base, f"atoll-{kind}-*"):
         with contextlib.suppress(OSError, ValueError):
             if directory.stat().st_uid != os.getuid():
                 continue
@@ -110,10 +114,16 @@ def _sweep_transfer_directories() -> None:
     jaxlib ends a client's process when its proxy is killed, and other files of a container may be removed by then.
     """
     for base in transfer_bases():
-        for directory in base.glob(f"atoll-*-{_mark()}-*-*"):
+        for directory in _matches(base, f"atoll-*-{_mark()}-*-*"):
             with contextlib.suppress(OSError):
                 if directory.lstat().st_uid == os.getuid() and not in_use(directory):
                     shutil.rmtree(directory, ignore_errors=True)
+
+
+def _matches(base: Path, pattern: str) -> list[Path]:
+    with contextlib.suppress(OSError):
+        return list(base.glob(pattern))
+    return []
 
 
 def transfer_bases() -> tuple[Path, ...]:

@@ -20,11 +20,14 @@ from atoll.cluster.processes.leases import Leases
 
 _RENEWER = 0  # the only peer of a `Lease`
 _LOOKS = 8  # checks per lease
-_POLL_SECONDS = 0.1  # between two looks at a process, on systems without pidfds
+_POLL_SECONDS = 0.1  # between two looks at a process, on systems without pidfds or without a free descriptor
 
 
 def open_pid(pid: int) -> int | None:
-    """Return a descriptor that becomes readable when process `pid` ends, None if it has ended already."""
+    """Return a descriptor that becomes readable when process `pid` ends, None if it has ended already.
+
+    Raise OSError if no descriptor can be opened.
+    """
     try:
         if hasattr(os, "pidfd_open"):
             return os.pidfd_open(pid)
@@ -75,7 +78,13 @@ def _has_ended(pid: int) -> bool:
 def watch_in_loop(pid: int, on_end: Callable[[], None]) -> None:
     """Call `on_end` on the running loop when process `pid` has ended."""
     loop = asyncio.get_running_loop()
-    descriptor = open_pid(pid)
+    descriptor = None
+    try:
+        descriptor = open_pid(pid)
+    except OSError:  # this process has too many open files
+        if not _has_ended(pid):
+            loop.call_later(_POLL_SECONDS, watch_in_loop, pid, on_end)
+            return
     if descriptor is None:
         loop.call_soon(on_end)
         return
@@ -92,7 +101,12 @@ def watch_in_thread(pid: int, on_end: Callable[[], None]) -> None:
     """Call `on_end` on a separate thread when process `pid` has ended."""
 
     def wait() -> None:
-        descriptor = open_pid(pid)
+        descriptor = None
+        while descriptor is None and not _has_ended(pid):
+            try:
+                descriptor = open_pid(pid)
+            except OSError:  # this process has too many open files
+                time.sleep(_POLL_SECONDS)
         if descriptor is not None:
             poller = select.poll()
             poller.register(descriptor, select.POLLIN)

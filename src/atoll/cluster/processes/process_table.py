@@ -1,11 +1,16 @@
-"""Read what the kernel reports about this machine, its processes and its memory."""
+"""Read what the kernel reports about this machine, its processes and its memory.
+
+The functions for processes raise OSError if the kernel does not answer, for example because this process has too many
+open files. Then it is unknown whether a process runs.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+
+from atoll.missing import MISSING, read_if_exists
 
 
 def this_machine() -> str:
@@ -36,14 +41,25 @@ def ancestors(pid: int) -> Iterator[int]:
     """Yield the process, its parent, the parent's parent, and so on, as far as this process can see."""
     while pid > 0:
         yield pid
-        fields = _stat(pid)
+        try:
+            fields = _stat(pid)
+        except PermissionError:  # /proc is mounted with the option hidepid, and this is another user's process
+            return
         pid = int(fields[1]) if fields else 0
 
 
-def session_of(pid: int) -> int:
-    """Return the leader of the process's session; -1 if the process has ended."""
-    fields = _stat(pid)
-    return int(fields[3]) if fields else -1
+def processes_of_session(leader: int) -> list[int]:
+    """Return the processes that run in the session that process `leader` leads or has led."""
+    pids = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+    return [pid for pid in pids if _session_of(pid) == leader and _stat(pid)]
+
+
+def _session_of(pid: int) -> int:
+    """Return the leader of the process's session; -1 if the process has ended. Other users' processes have one, too."""
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return -1
 
 
 def cpu_ticks(pid: int, with_children: bool = False) -> int:
@@ -61,34 +77,27 @@ def cpu_ticks(pid: int, with_children: bool = False) -> int:
 
 
 def _children(pid: int) -> list[int]:
-    found: list[int] = []
     try:
         threads = os.listdir(f"/proc/{pid}/task")
-    except OSError:  # the process has ended
-        return found
-    for thread in threads:
-        with contextlib.suppress(OSError):  # the thread has ended
-            found += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
-    return found
+    except MISSING:  # the process has ended
+        return []
+    lines = [read_if_exists(f"/proc/{pid}/task/{thread}/children") for thread in threads]
+    return [int(child) for line in lines if line is not None for child in line.split()]
 
 
 def switches(pid: int) -> int:
     """Return the number of context switches of a process's main thread; 0 if the process has ended."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return 0
-    return sum(int(line.rpartition(":")[2]) for line in lines if "_ctxt_switches:" in line)
+    lines = (read_if_exists(f"/proc/{pid}/status") or b"").splitlines()
+    return sum(int(line.rpartition(b":")[2]) for line in lines if b"_ctxt_switches:" in line)
 
 
-def _stat(pid: int) -> list[str]:
+def _stat(pid: int) -> list[bytes]:
     """Return the fields of /proc/PID/stat from the third (the state) on; [] if the process has ended."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
+    content = read_if_exists(f"/proc/{pid}/stat")
+    if content is None:
         return []
-    fields = text[text.rindex(")") + 2 :].split()
-    return [] if fields[0] in "ZX" else fields
+    fields = content[content.rindex(b")") + 2 :].split()
+    return [] if fields[0] in b"ZX" else fields
 
 
 # The part of the memory that must stay free. With less, the kernel may end any process.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import sys
 import threading
@@ -16,7 +17,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from atoll.cluster.processes.child import LocalProcess
 from atoll.cluster.processes.leases import Leases
-from atoll.cluster.processes.process_table import cpu_ticks
+from atoll.cluster.processes.process_table import cpu_ticks, switches
+
+_log = logging.getLogger(__name__)
 
 SIGN_SECONDS = 1.0  # between two messages of a process that waits
 LOOK_SECONDS = 0.25  # between two checks of a process
@@ -78,16 +81,35 @@ class StartWatch:
         self._leases = Leases(seconds, LOOK_SECONDS)
         self._used = -1
 
-    def is_silent(self, now: float, used: int, *, has_spoken: bool) -> bool:
+    def is_silent(self, now: float, used: int | None, *, has_spoken: bool) -> bool:
         """Return whether the process has been silent for too long. Call this every `LOOK_SECONDS`.
 
-        `used` is a number that grows while the process runs. `has_spoken` says if it has sent anything since the last
-        call.
+        `used` is a number that grows while the process runs; None if it is unknown, and then the process counts as
+        running. `has_spoken` says if it has sent anything since the last call.
         """
-        if has_spoken or used > self._used:
-            self._used = used
+        if has_spoken or used is None or used > self._used:
+            self._used = self._used if used is None else used
             self._leases.renew(_PROCESS, now)
         return bool(self._leases.expired(now))
+
+
+class ProcessActivity:
+    """Reads a number that grows while process `pid` runs: its CPU time, and `with_switches` its context switches."""
+
+    def __init__(self, pid: int, *, with_switches: bool = False) -> None:
+        self._pid = pid
+        self._with_switches = with_switches
+        self._has_failed = False
+
+    def read(self) -> int | None:
+        """Return the number, or None if it cannot be read."""
+        try:
+            return cpu_ticks(self._pid) + (switches(self._pid) if self._with_switches else 0)
+        except OSError as error:
+            if not self._has_failed:
+                self._has_failed = True
+                _log.warning("cannot detect whether process %d hangs: %s", self._pid, error)
+            return None
 
 
 class StartingProcess(LocalProcess):
@@ -125,6 +147,7 @@ class StartingProcess(LocalProcess):
         finally:
             os.close(writable)
         self._loop.add_reader(self._readable, self._read)
+        self._activity = ProcessActivity(self.pid)
         self._timer = self._loop.call_later(LOOK_SECONDS, self._look)
 
     def _read(self) -> None:
@@ -143,7 +166,7 @@ class StartingProcess(LocalProcess):
     def _look(self) -> None:
         self._timer = self._loop.call_later(LOOK_SECONDS, self._look)
         has_spoken, self._has_spoken = self._has_spoken, False
-        if self._watch.is_silent(self._loop.time(), cpu_ticks(self.pid), has_spoken=has_spoken):
+        if self._watch.is_silent(self._loop.time(), self._activity.read(), has_spoken=has_spoken):
             seconds = f"{self._watch.seconds:.0f} s"
             self.give_up(f"it gave no sign of life for {seconds} while it {self._did}, and was killed")
 

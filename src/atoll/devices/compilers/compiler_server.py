@@ -214,7 +214,12 @@ class CompilerProcess:
     @property
     def cpu_ticks(self) -> int:
         """Return the CPU time of the process and of its children, in ticks; 0 if it is unknown."""
-        return cpu_ticks(self._pid, with_children=True) if self._pid and not self.has_ended else 0
+        if not self._pid or self.has_ended:
+            return 0
+        try:
+            return cpu_ticks(self._pid, with_children=True)
+        except OSError:
+            return 0
 
     @property
     def has_ended(self) -> bool:

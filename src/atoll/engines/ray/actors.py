@@ -27,8 +27,7 @@ from atoll.cluster.directories import default_cache_directory, make_directory, u
 from atoll.cluster.environment_variables import ADDRESS, AUTHORITY, HOST_TOKEN, INSECURE, ISLAND, JOIN, RANK, TOKEN
 from atoll.cluster.processes.adopted_process import AdoptedProcess, PidFile, ProcessId
 from atoll.cluster.processes.process_logging import logging_environment
-from atoll.cluster.processes.process_table import cpu_ticks, switches
-from atoll.cluster.processes.startup_heartbeat import LOOK_SECONDS, StartWatch
+from atoll.cluster.processes.startup_heartbeat import LOOK_SECONDS, ProcessActivity, StartWatch
 from atoll.cluster.setting import Setting
 from atoll.cluster.settings import SETTINGS, ClusterSettings
 from atoll.engines.engine_options import EngineOptions
@@ -44,6 +43,7 @@ NOTE = "engine"  # name of the file in the directory of a journal
 _LAST_LINES = 20
 _LINGER_SECONDS = 20.0  # after a failed start, for the caller to read the reason
 _DELIVERY_SECONDS = 1.0  # for Ray to deliver the result of a method before the actor ends
+_NOTE_SECONDS = 10.0  # to read the note about a running engine, if the operating system refuses that for a while
 
 
 class AgentEnd(NamedTuple):
@@ -138,8 +138,8 @@ class EngineActor:
 
         if not ray.get_runtime_context().was_current_actor_reconstructed:
             return
-        note = PidFile.read(path)
-        if note is None or not note.held.runs:
+        note = _running_engine(path)
+        if note is None:
             self._end_later(0.0)
             return
         PidFile(note.held, ProcessId.of(os.getpid()), note.directory).write(path)
@@ -256,6 +256,19 @@ class EngineActor:
         threading.Timer(seconds, end).start()
 
 
+def _running_engine(path: Path) -> PidFile | None:
+    """Return the note at `path` if its engine runs, otherwise None. Raise OSError if that stays unknown."""
+    deadline = time.monotonic() + _NOTE_SECONDS
+    while True:
+        try:
+            note = PidFile.read(path)
+            return note if note is not None and note.held.runs else None
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(LOOK_SECONDS)
+
+
 @dataclass(frozen=True)
 class _Engine:
     """An engine that was started or adopted, with its directory and its open log."""
@@ -289,10 +302,9 @@ class AgentWatch:
         threading.Thread(target=self._run, name="atoll-agent", daemon=True).start()
 
     def _run(self) -> None:
-        pid = self._process.pid
+        activity = ProcessActivity(self._process.pid, with_switches=True)
         while self._process.poll() is None:
-            used = cpu_ticks(pid) + switches(pid)
-            if self._watch.is_silent(time.monotonic(), used, has_spoken=False):
+            if self._watch.is_silent(time.monotonic(), activity.read(), has_spoken=False):
                 self.silence = f"it did not run for {self._watch.seconds:.0f} s, and was killed"
                 self._process.kill()
                 return
