@@ -1,14 +1,11 @@
-// Kernels of the tests of FFI libraries. FACTOR makes libraries with the same targets and other results.
+// Kernels of the tests of FFI libraries. `ffi_variant.cc` has the part that differs between libraries.
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
 #include <string_view>
 
 #include "xla/ffi/api/ffi.h"
 
-#ifndef FACTOR
-#define FACTOR 1
-#endif
+extern const float kFactor;
 
 namespace ffi = xla::ffi;
 
@@ -16,7 +13,7 @@ namespace ffi = xla::ffi;
 static ffi::Error ScaleImpl(float scale, std::string_view sign, ffi::Buffer<ffi::F32> x, ffi::ResultBuffer<ffi::F32> y,
                             ffi::ResultBuffer<ffi::F32> sums) {
   if (sign != "plus" && sign != "minus") return ffi::Error::InvalidArgument("the sign is neither plus nor minus");
-  float factor = (sign == "minus" ? -1 : 1) * scale * FACTOR;
+  float factor = (sign == "minus" ? -1 : 1) * scale * kFactor;
   size_t rows = sums->element_count();
   size_t columns = rows ? x.element_count() / rows : 0;
   for (size_t row = 0; row < rows; ++row) {
@@ -75,10 +72,3 @@ static ffi::Error CheckImpl(ffi::Buffer<ffi::F32> x, ffi::ResultBuffer<ffi::F32>
 }
 XLA_FFI_DEFINE_HANDLER_SYMBOL(Check, CheckImpl,
                               ffi::Ffi::Bind().Arg<ffi::Buffer<ffi::F32>>().Ret<ffi::Buffer<ffi::F32>>());
-
-#ifdef CRASH_WHEN_LOADED
-// Not in the process of the script, which sets this variable.
-__attribute__((constructor)) static void crash_when_loaded() {
-  if (!std::getenv("FFI_KERNELS_OF_SCRIPT")) *reinterpret_cast<volatile int*>(8) = 1;
-}
-#endif

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -9,13 +11,28 @@ from pathlib import Path
 import jax
 
 SOURCE = Path(__file__).with_suffix(".cc")
+VARIANT = SOURCE.with_name("ffi_variant.cc")
 COMPILER = shutil.which("g++")
 MISSING = "g++ is missing, and FFI kernels have to be compiled"
 
 
 def build(directory: Path, *options: str, name: str = "kernels") -> str:
-    """Compile the kernels, with these `options` for the compiler. Return the library's path."""
+    """Build the kernels, with these `options` for the part that differs. Return the library's path."""
     path = directory / f"{name}.so"
-    command = [COMPILER or "g++", "-shared", "-fPIC", "-std=c++17", "-w", f"-I{jax.ffi.include_dir()}", *options]
-    subprocess.run([*command, "-o", str(path), str(SOURCE)], check=True)
+    _run("-shared", *options, "-o", str(path), str(VARIANT), _compiled())
     return str(path)
+
+
+def _compiled() -> str:
+    """Return the path of the compiled kernels. JAX's headers take seconds, so a run of the tests compiles them once."""
+    path = Path(os.environ["ATOLL_KEY_FILE"]).with_name("kernels.o")  # the processes of a run share the directory
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            _run("-c", f"-I{jax.ffi.include_dir()}", "-o", f"{path}.new", str(SOURCE))
+            Path(f"{path}.new").rename(path)
+    return str(path)
+
+
+def _run(*arguments: str) -> None:
+    subprocess.run([COMPILER or "g++", "-fPIC", "-std=c++17", "-w", *arguments], check=True)
