@@ -20,14 +20,18 @@ from tests.pipelines.test_steps import devices, losses_of, plain
 pytestmark = pytest.mark.slow
 
 ADAM = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(1e-2))
-BATCH = models.first_batch(8)
+BATCH = models.first_rows(8)
+
+
+def first_layers() -> Any:
+    return models.first_params(2)["layers"]
 
 
 @pytest.fixture(scope="module")
 def trained() -> tuple[Pipeline, Any, list[float]]:
     """Train two replicas of two stages. Return their state and losses after two steps."""
-    pipe = pipeline(models.loss, list(devices()), 2, ADAM, replicas=2, donate=False)
-    state, losses = pipe.init(models.first_params(2), BATCH), []
+    pipe = pipeline(models.loss_of_rows, list(devices()), 2, ADAM, replicas=2, donate=False)
+    state, losses = pipe.init(first_layers(), BATCH), []
     for _ in range(2):
         state, loss = pipe.step(state, BATCH)
         losses.append(float(loss))
@@ -36,7 +40,7 @@ def trained() -> tuple[Pipeline, Any, list[float]]:
 
 @pytest.fixture(scope="module")
 def wanted() -> tuple[list[float], Any]:
-    return plain(models.loss, ADAM, models.first_params(2), [BATCH] * 2)
+    return plain(models.loss_of_rows, ADAM, first_layers(), [BATCH] * 2)
 
 
 def test_losses_and_parameters_are_those_of_plain_jax(trained: Any, wanted: Any) -> None:
@@ -72,7 +76,7 @@ def test_a_batch_on_a_device_is_as_good_as_one_of_numpy(trained: Any) -> None:
 @pytest.mark.thorough
 def test_replicas_may_be_of_different_sizes_and_one_micro_batch(wanted: Any) -> None:
     stages = [devices()[0], Mesh(devices()[2:], ("data",))]
-    losses, _ = losses_of(pipeline(models.loss, stages, 1, ADAM, replicas=2), models.first_params(2), [BATCH] * 2)
+    losses, _ = losses_of(pipeline(models.loss_of_rows, stages, 1, ADAM, replicas=2), first_layers(), [BATCH] * 2)
     assert losses == pytest.approx(wanted[0], rel=1e-5)
 
 
@@ -87,8 +91,8 @@ def test_replicas_may_be_of_different_sizes_and_one_micro_batch(wanted: Any) -> 
 )
 def test_what_cannot_be_is_refused_by_name(replicas: int, stages: list[int], rows: int, said: str) -> None:
     def train() -> None:
-        pipe = pipeline(models.loss, list(devices()[stages]), 2, ADAM, replicas=replicas)
-        pipe.init(models.first_params(2), models.first_batch(rows))
+        pipe = pipeline(models.loss_of_rows, list(devices()[stages]), 2, ADAM, replicas=replicas)
+        pipe.init(first_layers(), models.first_rows(rows))
 
     with pytest.raises(PipelineError, match=said):
         train()
