@@ -22,7 +22,7 @@ from tests.end_to_end.remote_python import RemoteError, RemotePython, StartPytho
 WAYS = ("colocated", "persistence")
 
 
-@pytest.fixture(scope="module", params=["1x2x2", "2x1x2"])
+@pytest.fixture(scope="module", params=["1x2x2", pytest.param("2x1x2", marks=pytest.mark.thorough)])
 def two_hosts(request: pytest.FixtureRequest, start_python: StartPython) -> RemotePython:
     """Return a child with two hosts, of one island or of two."""
     return start_python(request.param)

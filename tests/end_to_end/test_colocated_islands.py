@@ -22,7 +22,8 @@ BACK_SECONDS = 120.0
 _kept: dict[str, Any] = {}
 
 
-@pytest.fixture(scope="module", params=["2x1x2", "2x2x1"])
+# The tests of failures have islands of one host.
+@pytest.fixture(scope="module", params=[pytest.param("2x1x2", marks=pytest.mark.thorough), "2x2x1"])
 def python(request: pytest.FixtureRequest, start_python: StartPython) -> RemotePython:
     """Return a child with two islands of two devices, of one host and of two."""
     return start_python(request.param)

@@ -23,7 +23,8 @@ BACK_SECONDS = 60.0
 LONG = 1_000_000  # collectives: minutes
 
 
-@pytest.fixture(scope="module", params=["2x1x2", "2x2x1"])
+# `test_islands_apart` has computations across islands of one host.
+@pytest.fixture(scope="module", params=[pytest.param("2x1x2", marks=pytest.mark.thorough), "2x2x1"])
 def python(request: pytest.FixtureRequest, start_python: StartPython) -> RemotePython:
     """A child with two islands of two devices, of one host and of two."""
     return start_python(request.param)
@@ -256,7 +257,8 @@ def test_a_lost_island_fails_a_collective_in_flight_and_costs_the_other_islands_
     """Also the loss of island 0, whose host runs the coordination service."""
     others = tuple(each for each in range(3) if each != lost)
     user.begin(compute_for_long)
-    time.sleep(1.0)  # the computation takes minutes
+    cluster.until(lambda report: all(each["in_flight"] for each in report["islands"]), BACK_SECONDS)
+    time.sleep(0.1)  # the computation takes minutes
     workers = [cluster.worker(host).pid for host in others]
     cluster.worker(lost).send_signal(signal.SIGKILL)
     ended = time.time()

@@ -16,7 +16,7 @@ from tests.end_to_end.two_islands import train
 from tests.thoroughness import TIMES
 
 CUT_SOCKETS = Path(__file__).with_name("cut_sockets")
-CUTS = 20  # of each connection, at least
+CUTS = 20 if TIMES > 1 else 8  # of each connection, at least
 CONNECTIONS = ["the engine", "the proxy of remote_python.py", "the worker of host 0", "the worker of host 1"]
 
 

@@ -11,19 +11,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from tests.end_to_end.remote_python import RemotePython
 
 
-def operations() -> Any:
+def operations(dtype: str, shape: tuple[int, ...], device: int | None) -> Any:
     """Return the results of all operators with numbers, twice, because the second time uses constants."""
-    device = jax.devices()[1]
-    found = []
-    for x in (jnp.int8(7), jnp.float16(7), jax.device_put(np.arange(4.0), device), jax.device_put(True, device)):
-        for _ in range(2):
-            made = [x + 2, 2 + x, x - 2.5, 2.5 - x, x * 2, 2.0 * x, x / 2, 2 / (x + 1), x // 2, x % 2]
-            made += [x == 7, x != 7, x < 7, x <= 7.0, x > 7, x >= 7, x * -0.0, x + 0]
-            found += [(np.asarray(y), y.weak_type, y.committed, [each.id for each in y.devices()]) for y in made]
+    x, found = jnp.full(shape, 7, dtype), []
+    x = x if device is None else jax.device_put(x, jax.devices()[device])
+    for _ in range(2):
+        made = [x + 2, 2 + x, x - 2.5, 2.5 - x, x * 2, 2.0 * x, x / 2, 2 / (x + 1), x // 2, x % 2]
+        made += [x == 7, x != 7, x < 7, x <= 7.0, x > 7, x >= 7, x * -0.0, x + 0]
+        found += [(np.asarray(y), y.weak_type, y.committed, [each.id for each in y.devices()]) for y in made]
     return found
 
 
@@ -55,8 +55,19 @@ def converted() -> int:
     return len(CONSTANTS) - before
 
 
-def test_the_results_are_those_of_stock_jax(same_as_stock: Callable[..., None]) -> None:
-    same_as_stock(operations)
+@pytest.mark.parametrize(
+    ("dtype", "shape", "device"),
+    [
+        ("int8", (), None),
+        ("float64", (4,), 1),
+        pytest.param("float16", (), None, marks=pytest.mark.thorough),
+        pytest.param("bool", (), 1, marks=pytest.mark.thorough),
+    ],
+)
+def test_the_results_are_those_of_stock_jax(
+    same_as_stock: Callable[..., None], dtype: str, shape: tuple[int, ...], device: int | None
+) -> None:
+    same_as_stock(operations, dtype, shape, device)
 
 
 def test_traces_are_those_of_stock_jax(same_as_stock: Callable[..., None]) -> None:

@@ -143,7 +143,8 @@ def invalid_attribute() -> str:
 # ---- the tests
 
 
-@pytest.fixture(scope="module", params=["1x1x4", "1x2x2"])
+# `test_ffi_tenants` has one host.
+@pytest.fixture(scope="module", params=[pytest.param("1x1x4", marks=pytest.mark.thorough), "1x2x2"])
 def python(request: pytest.FixtureRequest, start_python: StartPython, library: str) -> RemotePython:
     """Return a child that has registered the kernels, with devices of one host or of two."""
     child = start_python(request.param)

@@ -31,6 +31,8 @@ LARGE = [
     pytest.param(1536, marks=pytest.mark.thorough),
     *[int(each) for each in os.environ.get("ATOLL_TEST_MOVE_MIB", "").split()],
 ]
+# The same pieces as in other cases, or fewer.
+LONG = pytest.mark.thorough
 SECONDS = 300.0
 BESIDE = 128 * MIB  # 16 MiB of chunks, 8 MiB of copies at a time, and a worker's usual allocations
 COLUMNS = 4096
@@ -127,9 +129,9 @@ def test_a_move_between_islands_of_one_machine_needs_little_memory(start_python:
     ("islands", "source", "target", "copies"),
     [
         pytest.param("2x1x2", (2, "x"), (2, 2, None, "x"), 1, id="by columns instead of rows"),
-        pytest.param("2x1x2", (2, None, "x"), (2, 2, "x"), 1, id="by rows instead of columns"),
-        pytest.param("2x1x2", (2, "x"), (2, 1), 1, id="onto one device"),
-        pytest.param("2x1x2", (1,), (2, 2, None, "x"), 1, id="from one device"),
+        pytest.param("2x1x2", (2, None, "x"), (2, 2, "x"), 1, id="by rows instead of columns", marks=LONG),
+        pytest.param("2x1x2", (2, "x"), (2, 1), 1, id="onto one device", marks=LONG),
+        pytest.param("2x1x2", (1,), (2, 2, None, "x"), 1, id="from one device", marks=LONG),
         pytest.param("2x1x2", (2, "x"), (2, 2), 2, id="replicated"),
         # Pieces that are sent whole through shared memory.
         pytest.param("2x1x8", (8, None, "x"), (8, 8, "x"), 1, id="by rows, in many pieces"),

@@ -4,12 +4,14 @@ same process.
 
 from __future__ import annotations
 
+import pytest
+
 from tests.end_to_end.script_process import StartScript
 
 # One call is in progress when the proxy is killed, and another one follows.
 SCRIPT = """
 import jax, jax.numpy as jnp, numpy as np
-import psutil
+import os, psutil
 
 @jax.jit
 def update(weights, rows):
@@ -32,7 +34,7 @@ def refused(call):
 
 start = np.eye(8, dtype=np.float32)
 undisturbed = np.asarray(train(start, range(20)))
-for _ in range(2):
+for _ in range(int(os.environ["LOSSES"])):
     weights = train(start, range(10))
     checkpoint = np.asarray(weights)
     waits = jax.jit(lambda x: jax.lax.while_loop(lambda y: y > 0, lambda y: y + 1.0, x))(1.0)
@@ -43,16 +45,17 @@ for _ in range(2):
 """
 
 
+@pytest.mark.parametrize("losses", [1, pytest.param(2, marks=pytest.mark.thorough)])
 def test_a_script_whose_proxy_is_killed_goes_on_from_its_checkpoint_once_it_has_connected_anew(
-    start_script: StartScript,
+    start_script: StartScript, losses: int
 ) -> None:
     # The script finds its child process, and reports how it ended.
-    script = start_script(SCRIPT, islands="1x1x2", ATOLL_TEST_EXECUTED="1")
-    for _ in range(2):
+    script = start_script(SCRIPT, islands="1x1x2", ATOLL_TEST_EXECUTED="1", LOSSES=str(losses))
+    for _ in range(losses):
         assert script.line() == "True True"
         assert script.line() == "True 2"
     assert script.process.wait(300) == 0
     script.assert_gone()
     said = [line for line in script.errors().splitlines() if line.startswith("atoll: ")]
-    assert len(said) == 2, script.errors()
+    assert len(said) == losses, script.errors()
     assert all("has ended (killed by SIGKILL)" in line and "clear_backends()" in line for line in said)

@@ -19,8 +19,8 @@ from tests.end_to_end.remote_python import RemotePython, StartPython
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
 
 # `make thorough` runs 30,000.
-COLLECTIVES = int(os.environ.get("ATOLL_TEST_ISLAND_COLLECTIVES", "1200"))
-PER_KILL = 600
+COLLECTIVES = int(os.environ.get("ATOLL_TEST_ISLAND_COLLECTIVES", "600"))
+PER_KILL = min(600, COLLECTIVES // 2)
 ISLANDS = 3
 IN_FLIGHT = 50
 PAIRS = ((0, 1), (1, 2), (0, 2))

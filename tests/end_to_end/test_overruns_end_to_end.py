@@ -19,7 +19,7 @@ SECONDS = 60.0
 def cluster(start_cluster: StartCluster) -> StandingCluster:
     tenants = (
         TenantSettings("ana", token_hash("ana's token")),
-        TenantSettings("eve", token_hash("eve's token"), run_seconds=2),
+        TenantSettings("eve", token_hash("eve's token"), run_seconds=1),
     )
     return start_cluster(islands="1x1x2", token="the token of the cluster", tenants=tenants)
 
@@ -68,7 +68,7 @@ def stopped(report: dict[str, Any]) -> list[str]:
     return [event["text"] for event in report["events"] if event["kind"] == "stopped"]
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_a_loop_of_a_tenant_that_keeps_another_waiting_is_stopped(
     cluster: StandingCluster, start_python: StartPython, devices: int
 ) -> None:

@@ -22,8 +22,8 @@ from tests.end_to_end.remote_python import RemotePython, StartPython
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
 from tests.forked_process import children
 
-SECONDS = float(os.environ.get("ATOLL_TEST_READ_SECONDS", "6"))
-PAUSE_SECONDS = max(3.0, min(20.0, SECONDS / 10))  # between two kills
+SECONDS = float(os.environ.get("ATOLL_TEST_READ_SECONDS", "4"))
+PAUSE_SECONDS = max(2.0, min(20.0, SECONDS / 10))  # between two kills
 CLIENTS, THREADS = 2, 4
 READY_SECONDS = 120.0
 # Maximum growth of descriptors, segments, MiB of C and NumPy, thousands of Python's blocks, and MiB in allocators and

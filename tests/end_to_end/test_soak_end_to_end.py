@@ -13,7 +13,9 @@ ROOT = Path(__file__).parents[2]
 SECONDS = 100
 
 
+# `test_reads_under_faults` and `test_restarts` kill the same processes, one kind at a time.
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_while_processes_are_killed_nothing_is_wrong_hangs_or_is_left() -> None:
     command = [sys.executable, "-m", "scripts.soak", "--minutes", "0.15", "--every", "2", "--islands", "2x2x1"]
     ended = subprocess.run(

@@ -16,7 +16,7 @@ from tests.forked_process import run
 from tests.quick_xla import quick
 
 ROOT = Path(__file__).resolve().parents[2]
-STEPS, POLES, RATE = 12, 16, 5e-3
+STEPS, POLES, RATE = 6, 16, 5e-3
 DEADLINE = 300.0
 TRAINED = """
 import json, sys

@@ -22,7 +22,8 @@ from tests.forked_process import Popen, children
 SCRIPT = Path(elastic.__file__)
 STEPS, ISLANDS = 120, 2
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+# `tests/end_to_end/test_elastic.py` trains in the same way.
+pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(120)]
 
 
 @pytest.fixture

@@ -21,6 +21,8 @@ SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "grpo.py"
 DEADLINE = 600.0
 
 
+# `tests/end_to_end/test_arrays_between_scripts.py` has what the example uses of Atoll.
+@pytest.mark.thorough
 def test_the_policy_learns_on_stock_jax() -> None:
     with jax.enable_x64(False):
         state, key = first_state(), jax.random.key(0)

@@ -14,7 +14,6 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import atoll
-from tests.thoroughness import TIMES
 
 Array = np.ndarray[Any, Any]
 FACTORS = (2, 3, 5, 7)
@@ -69,9 +68,10 @@ CASES = (
 
 
 def parametrized(count: int) -> Any:
-    """Parametrize a test with the numbers of this many cases, or of all of them in `make thorough`."""
-    numbers = range(len(CASES) if TIMES > 1 else count)
-    return pytest.mark.parametrize("number", numbers, ids=lambda number: CASES[number].name)
+    """Parametrize a test with the numbers of all cases. The suite runs only this many of them."""
+    marks = [[] if number < count else [pytest.mark.thorough] for number in range(len(CASES))]
+    numbers = [pytest.param(number, id=case.name, marks=marks[number]) for number, case in enumerate(CASES)]
+    return pytest.mark.parametrize("number", numbers)
 
 
 def meshes() -> list[Mesh]:

@@ -26,7 +26,7 @@ def python(start_python: StartPython) -> RemotePython:
     return start_python("2x2x1")
 
 
-@parametrized(4)
+@parametrized(3)
 def test_rows_go_where_they_are_to_and_come_back(python: RemotePython, number: int) -> None:
     for found in python.call(by_themselves_and_in_a_program, number):
         check(number, found)
