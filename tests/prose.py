@@ -53,6 +53,31 @@ class Finding:
         return f"{self.path}:{self.line}: {self.rule}: {self.text[:120]}"
 
 
+def children(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the direct children of a node, as `ast.iter_child_nodes` does, which takes three times as long.
+
+    Omit the contexts of expressions, such as `ast.Load`. A node has its context as an attribute.
+    """
+    for name in node._fields:
+        if name == "ctx":
+            continue
+        child = getattr(node, name, None)
+        if isinstance(child, ast.AST):
+            yield child
+        elif type(child) is list:
+            for each in child:
+                if isinstance(each, ast.AST):
+                    yield each
+
+
+def walked(node: ast.AST) -> list[ast.AST]:
+    """Return a node and all nodes below it, in the order of `ast.walk`."""
+    found = [node]
+    for each in found:  # the list grows
+        found += children(each)
+    return found
+
+
 @functools.cache
 def nodes_of(path: Path) -> list[ast.AST]:
     """Return all nodes of a Python file's syntax tree, of which the first is the module.
@@ -61,7 +86,7 @@ def nodes_of(path: Path) -> list[ast.AST]:
     """
     was_enabled = gc.isenabled()
     gc.disable()
-    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    nodes = walked(ast.parse(path.read_text(encoding="utf-8")))
     gc.freeze()
     if was_enabled:
         gc.enable()

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.prose import dotted, nodes_of
+from tests.prose import children, dotted, nodes_of
 from tests.test_layers import SOURCE, modules
 
 pytestmark = pytest.mark.together("sources")
@@ -114,7 +114,9 @@ def late_bindings(
     These are attributes that a method declares without a value, and attributes of other objects to which a function is
     assigned, or that are callbacks by their name (`on_...`) or their declaration.
     """
-    for each in ast.iter_child_nodes(node):
+    for each in children(node):
+        if isinstance(each, ast.expr):  # which contains neither assignments nor definitions
+            continue
         for target, value in _targets(each):
             if not isinstance(target, ast.Attribute):
                 continue

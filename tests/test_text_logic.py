@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
-from tests.prose import nodes_of
+from tests.prose import children, nodes_of, walked
 from tests.test_layers import SOURCE, modules
 
 pytestmark = pytest.mark.together("sources")
@@ -34,10 +34,10 @@ def _is_error(name: ast.expr, errors: set[str]) -> bool:
     return isinstance(name, ast.Name) and name.id in errors
 
 
-def _errors_in(function: ast.AST) -> set[str]:
+def _errors_in(nodes: Sequence[ast.AST]) -> set[str]:
     """Return the names of caught exceptions and of parameters that are exceptions."""
-    found = {node.name for node in ast.walk(function) if isinstance(node, ast.ExceptHandler) and node.name}
-    for node in ast.walk(function):
+    found = {node.name for node in nodes if isinstance(node, ast.ExceptHandler) and node.name}
+    for node in nodes:
         if isinstance(node, ast.arg) and node.annotation is not None:
             kind = ast.unparse(node.annotation)
             found |= {node.arg} if "Error" in kind or "Exception" in kind else set()
@@ -62,12 +62,13 @@ def _is_text(node: ast.expr, errors: set[str], texts: set[str]) -> bool:
 
 def _decisions(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[int]:
     """Yield the lines of a function in which the text of an error decides."""
-    errors = _errors_in(function)
+    nodes = walked(function)
+    errors = _errors_in(nodes)
     texts: set[str] = set()
-    for node in ast.walk(function):
+    for node in nodes:
         if isinstance(node, ast.Assign) and _is_text(node.value, errors, texts):
             texts |= {each.id for each in node.targets if isinstance(each, ast.Name)}
-    for node in ast.walk(function):
+    for node in nodes:
         if isinstance(node, ast.Compare) and any(
             isinstance(operator, ast.In | ast.NotIn) and _is_text(operand, errors, texts)
             for operator, operand in zip(node.ops, node.comparators, strict=True)
@@ -84,17 +85,19 @@ def _decisions(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[int
                 yield node.lineno
 
 
-def _functions(nodes: Iterable[ast.AST]) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Yield the functions of a module that are not within another function."""
-    functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    inner = {id(each) for node in functions for each in ast.walk(node) if each is not node}
-    yield from (node for node in functions if id(node) not in inner)
+def _functions(node: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Yield the functions below a node that are not within another function."""
+    for each in children(node):
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield each
+        elif not isinstance(each, ast.expr):
+            yield from _functions(each)
 
 
 def test_no_text_of_an_error_decides() -> None:
     found: dict[tuple[str, str], list[int]] = {}
     for path in modules().values():
-        for function in _functions(nodes_of(path)):
+        for function in _functions(nodes_of(path)[0]):
             if lines := list(_decisions(function)):
                 found[str(path.relative_to(SOURCE)), function.name] = lines
     assert found.keys() == READERS.keys(), found

@@ -114,21 +114,24 @@ def test_a_name_in_a_string_exists() -> None:
     assert unknown == []
 
 
-def _read_in(path: Path) -> set[str]:
+@functools.cache
+def _read_in(path: Path) -> frozenset[str]:
     """Return the attributes that a module reads, also by patterns and `getattr`."""
-    found = {each.value for each in nodes_of(path) if isinstance(each, ast.Constant) and isinstance(each.value, str)}
+    found: set[str] = set()
     for node in nodes_of(path):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
             found.add(node.attr)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.add(node.value)
         elif isinstance(node, ast.MatchClass):
             found.update(node.kwd_attrs)
-    return found
+    return frozenset(found)
 
 
 def test_each_private_attribute_is_read() -> None:
     """It is read in its module, or in one that imports this module, as subclasses do."""
     known = modules()
-    readers: dict[str, set[str]] = {name: _read_in(path) for name, path in known.items()}
+    readers = {name: set(_read_in(path)) for name, path in known.items()}
     for path in known.values():
         for target in imports(path) & known.keys():
             readers[target] |= _read_in(path)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import gzip
 import json
 import random
@@ -65,8 +66,7 @@ def described(value: Any) -> Any:
     """Return a value as JSON, without what later versions may change: added fields and the texts for people."""
     match value:
         case msgspec.Struct():
-            fields = {each.name: each for each in msgspec.structs.fields(type(value))}
-            return [type(value).__name__, _described_fields(value, fields)]
+            return [type(value).__name__, _described_fields(value, _fields_of_struct(type(value)))]
         case enum.Enum():
             return value.name
         case str():
@@ -84,6 +84,12 @@ def described(value: Any) -> Any:
     assert dataclasses.is_dataclass(value), type(value)
     names = {each.name: each for each in dataclasses.fields(value)}
     return [type(value).__name__, _described_fields(value, names)]
+
+
+@functools.cache
+def _fields_of_struct(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the fields of a struct by name. `msgspec` resolves their types for each call, which takes long."""
+    return {each.name: each for each in msgspec.structs.fields(kind)}
 
 
 def _described_fields(value: Any, fields: dict[str, Any]) -> dict[str, Any]:

@@ -4,9 +4,11 @@ contents.
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,29 @@ from tests.cluster_process import User, finish, first_line, free_port
 VERSION = "1.37"
 
 
+# Outputs of commands by their options, unless the options name files.
+_printed: dict[tuple[str, ...], str] = {}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _reads_each_schema_once() -> Iterator[None]:
+    """Keep the schemas of Kubernetes, two megabytes, which are read for each document otherwise."""
+    utils = kubernetes_validate.utils
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(utils, "schema_contents", functools.cache(utils.schema_contents))
+        yield
+
+
+def loaded(text: str) -> list[dict[str, Any]]:
+    """Return the documents of a YAML file. The loader in C takes a fifth of the time of the one in Python."""
+    return list(yaml.load_all(text, yaml.CSafeLoader))
+
+
 def manifests(user: User, *options: str) -> list[dict[str, Any]]:
-    return list(yaml.safe_load_all(user.atoll("kubernetes", "--image", "example.org/a", *options).check().stdout))
+    printed = _printed.get(options) or user.atoll("kubernetes", "--image", "example.org/a", *options).check().stdout
+    if not any("/" in each for each in options):
+        _printed[options] = printed
+    return loaded(printed)
 
 
 def of_kind(documents: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
@@ -433,8 +456,8 @@ def test_a_base_for_kustomize_has_the_same_objects_but_not_the_secrets(user: Use
     (base / "patch.yaml").write_text("of the user")
     user.atoll("kubernetes", "--image", "example.org/b", *options, "--kustomize", str(base)).check()
     assert (base / "patch.yaml").read_text() == "of the user"
-    named = yaml.safe_load((base / "kustomization.yaml").read_text())["resources"]
-    written = [yaml.safe_load((base / name).read_text()) for name in named]
+    named = loaded((base / "kustomization.yaml").read_text())[0]["resources"]
+    written = [loaded((base / name).read_text())[0] for name in named]
     printed = manifests(user, *options)
     assert [(each["kind"], each["metadata"]) for each in written] == [
         (each["kind"], each["metadata"]) for each in printed if each["kind"] != "Secret"
@@ -442,7 +465,7 @@ def test_a_base_for_kustomize_has_the_same_objects_but_not_the_secrets(user: Use
     assert "example.org/b" in (base / "deployment-atoll.yaml").read_text()
     assert (base / ".gitignore").read_text() == "secrets.yaml\n"
     assert (base / "secrets.yaml").stat().st_mode & 0o777 == 0o600
-    secrets = list(yaml.safe_load_all((base / "secrets.yaml").read_text()))
+    secrets = loaded((base / "secrets.yaml").read_text())
     assert {each["kind"] for each in secrets} == {"Secret"}
 
 
@@ -461,7 +484,7 @@ patches:
       value: high
 """)
     built = subprocess.run(["kubectl", "kustomize", str(tmp_path)], capture_output=True, text=True, check=True)
-    documents = list(yaml.safe_load_all(built.stdout))
+    documents = loaded(built.stdout)
     assert len(documents) == len([each for each in manifests(user, "--islands", "1x2x1") if each["kind"] != "Secret"])
     (controller,) = of_kind(documents, "Deployment")
     assert {each["metadata"]["namespace"] for each in documents} == {"blue"}

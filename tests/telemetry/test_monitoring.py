@@ -22,7 +22,7 @@ from tests.controller.play import Play
 from tests.telemetry.reports import snapshot_of
 
 ROOT = Path(__file__).parents[2]
-RULES = yaml.safe_load(alert_rules())["groups"][0]["rules"]
+RULES = yaml.load(alert_rules(), yaml.CSafeLoader)["groups"][0]["rules"]
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "monitoring" / "dashboard.json").read_text())
 PROMTOOL = shutil.which("promtool")
 _NAME = re.compile(r"\batoll_[a-z_]+")
