@@ -34,6 +34,23 @@ def in_transformations() -> Any:
     return str(jax.make_jaxpr(lambda y: y + x * 5)(x)), float(jax.grad(lambda y: y * (x * 5) * 5)(x))
 
 
+def with_checks() -> list[str]:
+    """Return which operations are errors, after JAX has left checks off in this thread and has used the numbers."""
+    ones = jnp.ones(2, jnp.float32)
+    with jax.debug_nans(False):
+        ones * 2.0, ones * 2.0
+    found = []
+    for name, x in (("jax_debug_nans", 0.0), ("jax_debug_infs", 1.0), ("jax_debug_infs", 1.0)):
+        jax.config.update(name, True)
+        try:
+            (jnp.full(2, x, jnp.float32) / 0.0).block_until_ready()
+        except FloatingPointError:
+            found.append(name)
+        ones / 2.0
+        jax.config.update(name, False)
+    return found
+
+
 def deleted() -> float:
     x = jnp.float32(3)
     before = [*map(id, jax.live_arrays())]
@@ -72,6 +89,10 @@ def test_the_results_are_those_of_stock_jax(
 
 def test_traces_are_those_of_stock_jax(same_as_stock: Callable[..., None]) -> None:
     same_as_stock(in_transformations)
+
+
+def test_forbidden_results_are_found_as_by_stock_jax(same_as_stock: Callable[..., None]) -> None:
+    same_as_stock(with_checks)
 
 
 def test_deleting_all_arrays_does_no_harm(atoll_python: RemotePython) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax._src import api as _api
 from jax._src import api_util, core, dispatch, effects, source_info_util, traceback_util
 from jax._src import config as _config
 from jax._src import literals as _literals
@@ -42,6 +43,7 @@ needs_check_special: Callable[[], bool] = dispatch.needs_check_special
 CopySemantics: Any = xla_client.ArrayCopySemantics  # whether a copy shares or takes over its source's memory
 
 _REUSE = CopySemantics.REUSE_INPUT
+_results_hook: Any = _api._post_hook_state  # what JAX's C++ calls with the results of jit calls
 
 
 def leave_out_of_tracebacks(path: str) -> None:
@@ -216,7 +218,11 @@ def as_function(jaxpr: Any, name: str) -> Callable[..., Any]:
     """Return a function that evaluates the jaxpr. `name` becomes the name of its jit module."""
 
     def run(*arguments: Any) -> Any:
-        return tuple(core.jaxpr_as_fun(jaxpr)(*arguments))
+        before = _results_hook.get_local()
+        try:
+            return tuple(core.jaxpr_as_fun(jaxpr)(*arguments))
+        finally:  # JAX leaves the hook off in this thread, though the user may have set jax_debug_infs for all threads
+            _results_hook.set_local(before)
 
     run.__name__ = run.__qualname__ = name
     return run

@@ -19,16 +19,36 @@ from tests.end_to_end.same import assert_same
 from tests.end_to_end.standing_cluster import StartCluster
 
 
-def with_debug_nans() -> None:
+def with_check(name: str, x: float) -> None:
     import atoll
 
-    with jax.debug_nans(True):
-        atoll.program(lambda x: jnp.log(x))(-1.0)
+    with getattr(jax, name)(True):
+        atoll.program(lambda x: jnp.log(x))(x)
 
 
-def test_debug_nans_applies_to_programs(python: RemotePython) -> None:
-    with pytest.raises(RemoteError, match=r"FloatingPointError: program .* returns nan"):
-        python.call(with_debug_nans)
+@pytest.mark.parametrize(("name", "x", "found"), [("debug_nans", -1.0, "nan"), ("debug_infs", 0.0, "inf")])
+def test_forbidden_results_of_programs_are_found(python: RemotePython, name: str, x: float, found: str) -> None:
+    with pytest.raises(RemoteError, match=rf"FloatingPointError: program .* returns {found}"):
+        python.call(with_check, name, x)
+
+
+def with_infs_after_a_program() -> None:
+    import atoll
+
+    invert = jax.jit(lambda x: 1 / x)
+    invert(jnp.ones(2))
+    atoll.program(lambda x: jax.jit(lambda x: x + 1)(x))(1.0)
+    jax.config.update("jax_debug_infs", True)
+    try:
+        invert(jnp.zeros(2))
+    finally:
+        jax.config.update("jax_debug_infs", False)
+
+
+def test_forbidden_results_of_jit_are_found_after_a_program(start_python: StartPython) -> None:
+    python = start_python(ATOLL_ISLANDS="1x1x1")
+    with pytest.raises(RemoteError, match=r"FloatingPointError: invalid value \(inf\)"):
+        python.call(with_infs_after_a_program)
 
 
 def keep_a_program() -> Any:
