@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from atoll.client.plugin_programs import staging, status_errors, submit
 from atoll.cluster.array_names import check_array_name
 from atoll.errors import Code, StatusError
 from atoll.pins import Version, check_name, cluster_client, open_version, pin, version_number
@@ -29,6 +30,7 @@ _MOST_OPTION = (1 << 31) - 1
 _donated: set[str] = set()
 
 
+@status_errors()
 def publish(
     name: str,
     tree: Any,
@@ -70,7 +72,7 @@ def publish(
       checksums: also publish checksums of the arrays, which their devices compute. Subscribers can verify them.
 
     Raises:
-      StatusError: the name is invalid or not permitted, or there are too many versions.
+      StatusError: the name is invalid or not permitted, there are too many versions, or an island has failed.
       TypeError: a leaf is not an array of numbers.
       BackendError: JAX does not run on Atoll in this process.
     """
@@ -80,7 +82,6 @@ def publish(
     from atoll.client.array_contents import contents_of
     from atoll.client.array_conversions import converted
     from atoll.client.array_packing import by_type
-    from atoll.client.plugin_programs import staging, submit
 
     check_array_name(name)
     keep, replicas = _positive("keep", keep), _positive("replicas", replicas)
@@ -163,9 +164,9 @@ def subscribe(
         of the result are always different arrays, so the result can be donated.
 
     Raises:
-      StatusError: there is no such version within `wait` seconds, a part of it is lost, access is not permitted, or
-        `verify` is set and arrays differ from their checksums. The message names what is missing, or the devices with
-        wrong bytes.
+      StatusError: there is no such version within `wait` seconds, a part of it is lost, an island of this script has
+        failed, access is not permitted, or `verify` is set and arrays differ from their checksums. The message names
+        what is missing or has failed, or the devices with wrong bytes.
       ValueError: the tree of shardings or `like` does not fit the published tree.
       BackendError: JAX does not run on Atoll in this process.
     """
@@ -244,7 +245,5 @@ def _check_arrays(
 
 @lru_cache(maxsize=256)
 def _stage(client: Any, devices: tuple[int, ...]) -> Callable[[Iterable[Any]], Any]:
-    from atoll.client.plugin_programs import submit
-
     execute: Callable[[Iterable[Any]], Any] = submit(client, encode(Staging(devices))).execute_sharded
     return execute

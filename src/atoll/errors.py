@@ -375,6 +375,16 @@ def status_of(error: BaseException) -> Status:
     return Status(int(Code.INTERNAL), f"{type(error).__name__}: {text}")
 
 
+def status_in_text(error: BaseException) -> Status:
+    """Return the status for jaxlib's exception for a failure on the cluster, with the details in the exception's text.
+
+    Others must not use the text: the error may be that of a user's function, which can raise any text.
+    """
+    status = status_of(error)
+    message, details = details_in(status.message)
+    return status if details == _NO_DETAILS else Status(status.code, message).with_details(details)
+
+
 def shortened(text: str) -> str:
     """Return `text` without its middle if it is longer than a status may be."""
     if len(text) <= MAX_TEXT:

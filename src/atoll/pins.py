@@ -13,8 +13,9 @@ from typing import Any
 
 import msgspec
 
+from atoll.client.plugin_programs import ask, is_atoll, status_errors, submit
 from atoll.cluster.array_names import SEPARATOR, check_array_name
-from atoll.errors import BackendError, Code, StatusError, invalid, status_of
+from atoll.errors import BackendError, Code, StatusError, invalid
 from atoll.protocol.messages import VersionArray
 from atoll.protocol.questions import DevicesAway, IslandsQuestion
 from atoll.protocol.tree_forms import TreeForm
@@ -96,6 +97,7 @@ class Pin:
     def __exit__(self, *error: object) -> None:
         self.release()
 
+    @status_errors()
     def read(
         self,
         shardings: Any = None,
@@ -141,14 +143,10 @@ class Pin:
                 if self._fits(array, opened.arrays[number], places[number], dtype, verify):
                     have[number] = left[content].pop(position)
                     break
-        try:
-            if verify:
-                arrays = self._verified(opened, form, places, sums, have)
-            else:
-                arrays = jax.block_until_ready(self._read(opened.arrays, places, have))
-        except jax.errors.JaxRuntimeError as error:
-            status = status_of(error)
-            raise StatusError(Code(status.code), status.message, status.payloads) from error
+        if verify:
+            arrays = self._verified(opened, form, places, sums, have)
+        else:
+            arrays = jax.block_until_ready(self._read(opened.arrays, places, have))
         unpacked = [
             [array] if pack is None else array_packing.unpack(pack, array, part)
             for array, pack, part in zip(arrays, packs, parts, strict=True)
@@ -166,8 +164,6 @@ class Pin:
 
     def _losses(self) -> int:
         """Return the number of islands that this session has lost so far."""
-        from atoll.client.plugin_programs import ask
-
         return msgspec.json.decode(ask(self._client, IslandsQuestion()), type=DevicesAway).losses
 
     def _fits(self, array: Any, published: VersionArray, place: Any, dtype: Any, verify: bool) -> bool:
@@ -197,7 +193,7 @@ class Pin:
         except StatusError as error:
             problem = error.status.message
         arrays = self._compared(opened, form, places, sums, {}, is_original=True)
-        warnings.warn(f"{problem}; the arrays were read again, from the devices of the version", stacklevel=4)
+        warnings.warn(f"{problem}; the arrays were read again, from the devices of the version", stacklevel=5)
         return arrays
 
     def _compared(
@@ -248,7 +244,6 @@ class Pin:
         import jax
 
         from atoll.client import jax_internals as internals
-        from atoll.client.plugin_programs import submit
         from atoll.programs.values import array_spec
 
         avals = [jax.core.ShapedArray(each.shape, jax.numpy.dtype(each.dtype)) for each in arrays]
@@ -262,8 +257,6 @@ class Pin:
 def cluster_client() -> Any:
     """Return the JAX client of the cluster. Raise BackendError if JAX does not run on Atoll."""
     import jax
-
-    from atoll.client.plugin_programs import is_atoll
 
     client = jax.local_devices()[0].client
     if not is_atoll(client):
@@ -290,6 +283,7 @@ def version_number(name: str, version: Any) -> int:
     return number
 
 
+@status_errors()
 def open_version(
     client: Any, name: str, version: int, newer_than: int, wait: float, in_files: bool = False
 ) -> tuple[Any, OpenedVersion]:
@@ -297,8 +291,6 @@ def open_version(
 
     With `in_files`, wait until the version is in files, and do not open it.
     """
-    from atoll.client.plugin_programs import submit
-
     until = time.monotonic() + wait
     while True:
         left = max(0.0, until - time.monotonic())

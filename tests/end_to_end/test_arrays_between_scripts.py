@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import atoll
 from atoll.client import array_packing
 from atoll.cluster.tenant_settings import TenantSettings, token_hash
-from atoll.errors import StatusError
+from atoll.errors import Details, Kind, StatusError, details_of
 from atoll.operate.operator_requests import request_check
 from atoll.wire.address import parse_address
 from tests.end_to_end.remote_python import RemoteError, RemotePython, StartPython
@@ -127,6 +127,27 @@ def read_small(step: int, first: int, cut: tuple[str | None, ...]) -> tuple[int,
         is_right &= bool((np.asarray(tree["large"]) == step).all())
     leaves = jax.tree.leaves(found.tree)
     return found.number, is_right, sorted({str(each.sharding.spec) for each in leaves if len(each.devices()) > 1})
+
+
+def small_while_an_island_fails(name: str) -> list[Any]:
+    """Publish and read small arrays. The function of `array_packing` with this name cannot be compiled.
+
+    Return the error, and what a program can react to.
+    """
+
+    def fail(*arguments: Any) -> Any:
+        raise jax.errors.JaxRuntimeError("UNAVAILABLE: island 1 failed, and restarts [atoll: island 1, retriable]")
+
+    cached = getattr(array_packing, name)
+    setattr(array_packing, name, fail)
+    try:
+        publish_small(100)
+        atoll.subscribe("policy-small")
+    except StatusError as error:
+        return [str(error), details_of(error)]
+    finally:
+        setattr(array_packing, name, cached)
+    return []
 
 
 _kept: list[Any] = []
@@ -500,6 +521,16 @@ def test_the_loss_of_an_island_is_named(shared: StandingCluster, start_python: S
     trainer.close()
     rollouts.close()
     assert check(shared) == []
+
+
+@pytest.mark.parametrize("name", ["_packing", "_unpacking"])
+def test_an_island_that_fails_while_a_function_for_packs_is_compiled_is_an_error_of_atoll(
+    shared: StandingCluster, start_python: StartPython, name: str
+) -> None:
+    trainer = python_of(start_python, shared, "trainer")
+    expected = ["UNAVAILABLE: island 1 failed, and restarts", Details(Kind.ISLAND, (1,), retriable=True)]
+    assert trainer.call(small_while_an_island_fails, name) == expected
+    trainer.close()
 
 
 def test_versions_survive_the_loss_of_the_controller(

@@ -6,8 +6,11 @@ The reply is always a loaded executable.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from atoll.errors import Code, StatusError, status_in_text
 from atoll.protocol.questions import Question, write_question
 
 # Held while arguments are staged, since the request that takes them must follow without other threads' requests.
@@ -39,3 +42,15 @@ def submit(client: Any, payload: bytes) -> Any:
 def ask(client: Any, question: Question) -> bytes:
     """Return the server's answer to `question`. Raise jax.errors.JaxRuntimeError if the server refuses."""
     return bytes(submit(client, write_question(question)).fingerprint)
+
+
+@contextmanager
+def status_errors() -> Iterator[None]:
+    """Raise StatusError in place of JAX's exception if something fails on the cluster. Also a decorator."""
+    import jax
+
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        status = status_in_text(error)
+        raise StatusError(Code(status.code), status.message, status.payloads) from error
