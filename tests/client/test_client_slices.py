@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 import atoll
+from atoll.client import client_slices
 from atoll.client.client_slices import VirtualDeviceSet
+from atoll.cluster.slice_requests import MAGIC, SliceRequest
 
 
 @pytest.mark.parametrize(
@@ -24,11 +28,26 @@ from atoll.client.client_slices import VirtualDeviceSet
         ({"shape": (-2, -2)}, "one device or more"),
         ({"devices": 1, "memory_per_device": "much"}, "not an amount of memory"),
         ({"devices": 1, "memory_per_device": -5}, "memory_per_device is -5"),
+        ({"devices": 1, "other_island_than": 3}, "other_island_than is 3: expected a slice"),
+        ({"devices": 1, "same_island_as": [None]}, r"same_island_as is \[None\]: expected a slice"),
     ],
 )
 def test_arguments_that_contradict_each_other(slice_request: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         VirtualDeviceSet(None).add_slice(**slice_request)
+
+
+def test_arguments_that_are_none_ask_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[bytes] = []
+
+    def submit(client: Any, payload: bytes) -> Any:
+        sent.append(payload)
+        return SimpleNamespace(fingerprint=b'{"slice": 1, "shape": [2], "island": 0}', local_devices=lambda: [])
+
+    monkeypatch.setattr(client_slices, "submit", submit)
+    names = ("shape", "kind", "same_island_as", "other_island_than", "memory_per_device")
+    VirtualDeviceSet(None).add_slice(devices=2, **dict.fromkeys(names)).release()
+    assert sent == [MAGIC + msgspec.msgpack.encode(SliceRequest(2))]
 
 
 def test_sizes_are_whole_numbers() -> None:

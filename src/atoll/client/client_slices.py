@@ -105,10 +105,10 @@ class VirtualDeviceSet:
         tpu_devices: int | None = None,
         gpu_devices: int | None = None,
         shape: Sequence[int] | None = None,
-        kind: str = "",
-        same_island_as: Slice | Iterable[Slice] = (),
-        other_island_than: Slice | Iterable[Slice] = (),
-        memory_per_device: int | str = 0,
+        kind: str | None = None,
+        same_island_as: Slice | Iterable[Slice] | None = None,
+        other_island_than: Slice | Iterable[Slice] | None = None,
+        memory_per_device: int | str | None = None,
         exclusive: bool = False,
     ) -> Slice:
         """Request devices of one island.
@@ -123,7 +123,7 @@ class VirtualDeviceSet:
           shape: Shape of a contiguous mesh in the topology of an island, of one to three dimensions.
           kind: Kind of the devices: a platform such as "cpu" or a `device_kind` of JAX, or the name that the cluster
             file gives to an island's devices.
-          same_island_as, other_island_than: Slices of this program.
+          same_island_as, other_island_than: A slice of this program, or several.
           memory_per_device: Memory that must be free on each device now, in bytes or as text such as "8GiB".
           exclusive: Whether to take only devices on which no other session has arrays or slices, and to keep other
             sessions off them while the slice lives.
@@ -145,15 +145,15 @@ class VirtualDeviceSet:
             raise SliceError(f"{count} devices do not fit the shape {dims}")
         if not 1 <= count <= MAX_DEVICES:
             raise SliceError(f"a slice of {count} devices: expected 1 to {MAX_DEVICES} devices")
-        memory = _bytes(memory_per_device)
+        memory = _bytes(memory_per_device or 0)
         if not 0 <= memory <= 1 << 60:
             raise SliceError(f"memory_per_device is {memory} bytes: expected 0 to 1 EiB")
         slice_request = SliceRequest(
             count,
             dims,
-            kind,
-            _numbers(same_island_as),
-            _numbers(other_island_than),
+            kind or "",
+            _numbers("same_island_as", same_island_as),
+            _numbers("other_island_than", other_island_than),
             memory,
             "tpu" if tpu_devices is not None else "gpu" if gpu_devices is not None else "",
             exclusive,
@@ -195,9 +195,14 @@ def _bytes(amount: int | str) -> int:
         raise SliceError(f"memory_per_device: {error}") from None
 
 
-def _numbers(slices: Slice | Iterable[Slice]) -> tuple[int, ...]:
-    several = (slices,) if isinstance(slices, Slice) else tuple(slices)
+def _numbers(argument: str, slices: Slice | Iterable[Slice] | None) -> tuple[int, ...]:
+    """Return the numbers of the slices that were passed as this argument. Raise SliceError."""
+    if slices is None:
+        return ()
+    several: tuple[Any, ...] = tuple(slices) if isinstance(slices, Iterable) else (slices,)
     for each in several:
+        if not isinstance(each, Slice):
+            raise SliceError(f"{argument} is {slices!r}: expected a slice that add_slice has returned, or several")
         if each.is_released:
-            raise SliceError(f"{each} has been released: same_island_as and other_island_than need live slices")
+            raise SliceError(f"{each} has been released: {argument} needs live slices")
     return tuple(each.number for each in several)
