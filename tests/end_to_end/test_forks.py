@@ -104,6 +104,37 @@ print(total.tolist())
     assert script.process.wait(300) == 0
 
 
+def test_a_forked_pool_receives_jax_arrays_as_numpy_arrays(start_script: StartScript) -> None:
+    script = start_script(
+        BEGIN
+        + """
+import multiprocessing
+
+def use(tree):
+    return type(tree["x"]).__module__, (tree["x"] * 2).tolist(), tree["key"]
+
+def compute(x):
+    return jnp.sin(x)
+
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    tree = {"x": x, "key": jax.random.key_data(jax.random.key(0))[1].item()}
+    print(pool.map_async(use, [tree, {"x": whole[:2], "key": 1}, {"x": jnp.bfloat16(3) * y[1:2], "key": 2}]).get(240))
+    try:
+        pool.map_async(compute, [x]).get(240)
+    except Exception as error:
+        print(type(error).__name__, "use multiprocessing's spawn or forkserver" in str(error))
+    print(pool.map_async(np.sum, [y, y + 1]).get(240))
+still_there(os.fork() or os._exit(0))
+""",
+        islands="1x1x4",
+    )
+    assert script.line() == ("[('numpy', [0.0, 2.0, 4.0, 6.0], 0), ('numpy', [0.0, 2.0], 1), ('numpy', [12.0], 2)]")
+    assert script.line() == "BackendError True"
+    assert script.line() == "[np.float32(12.0), np.float32(16.0)]"
+    assert script.line() == STILL_THERE
+    assert script.process.wait(300) == 0
+
+
 def test_a_child_that_leaves_a_block_of_connect_leaves_the_parents_cluster_whole(start_script: StartScript) -> None:
     script = start_script(
         """

@@ -4,7 +4,7 @@ The child inherits jaxlib's clients with their connection, but not their threads
 the child would write to the parent's connection ("destruct this array"), a poll in the child would take events of the
 parent, and calls that wait for a thread would hang. Therefore, in the child, dead descriptors replace those of the
 connection, clients, arrays and executables are never destroyed, and the functions with which JAX uses a client raise
-BackendError.
+BackendError. JAX arrays in pickles become NumPy arrays.
 
 Invariant: nothing that the child does reaches the cluster, and the child never waits for a client's threads.
 """
@@ -51,6 +51,7 @@ class ForkGuard:
             return
         self._on_fork()
         _cut(self._descriptors)
+        _receive_as_numpy()
         for client in (*self._clients, *xla_bridge._backends.values()):
             for each in (client, *client.live_arrays(), *client.live_executables()):
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
@@ -98,6 +99,26 @@ def _refuse(parent: int) -> None:
             if not replacement.difference():
                 replacement.apply()
     _jax.PjitFunctionCache.clear_all()  # calls on JAX's C++ path bypass these functions
+
+
+def _receive_as_numpy() -> None:
+    """Make arrays that other processes send to this one NumPy arrays.
+
+    A worker of a forked `multiprocessing.Pool` ends if an argument of a task cannot be read, and its parent waits for
+    the task forever. So what makes an array of a pickle must not raise.
+    """
+
+    def receiving(function: Callable[..., Any]) -> Callable[..., Any]:
+        def receive(make: Callable[..., Any], arguments: Any, state: Any, aval_state: Any) -> Any:
+            contents = make(*arguments)
+            contents.__setstate__(state)
+            return contents
+
+        return receive
+
+    replacement = Replacement("jax._src.array", "_reconstruct_array", receiving, ("fun", "args", "arr_state"))
+    if not replacement.difference():
+        replacement.apply()
 
 
 # The functions with which JAX uses a client, by owner. Functions that a version of JAX lacks are skipped.
