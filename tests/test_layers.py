@@ -21,6 +21,7 @@ SOURCE = TESTS.parent / "src" / "atoll"
 
 # From the bottom up. A package imports only packages of lower layers; packages of one layer do not import one another.
 LAYERS = (
+    ("decodable",),
     ("atomic_files", "errors", "missing", "quantities", "retries", "_version"),
     ("grpc", "wire"),
     ("cluster",),

@@ -18,6 +18,7 @@ import numpy as np
 
 from atoll.client.plugin_programs import staging, status_errors, submit
 from atoll.cluster.array_names import check_array_name
+from atoll.decodable import decodable
 from atoll.errors import Code, StatusError
 from atoll.pins import Version, check_name, cluster_client, open_version, pin, version_number
 from atoll.protocol.messages import MOST_PATH, MOST_PUBLISHED
@@ -119,7 +120,7 @@ def publish(
             with suppress(jax.errors.JaxRuntimeError):
                 submit(client, write_request(PublishArrays(name, keep, ())))
             raise
-    numbered = msgspec.msgpack.decode(bytes(reply.fingerprint), type=NumberedVersion)
+    numbered = msgspec.msgpack.decode(bytes(reply.fingerprint), type=decodable(NumberedVersion))
     numbered.status.raise_if_error()
     if numbered.donates:
         _donated.add(name)

@@ -44,6 +44,8 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
+from atoll.decodable import decodable
+
 MAX_TEXT = 64 * 1024  # maximum number of characters of a status
 DETAILS = "atoll.details"  # key of the `Details` in the payloads of a status
 
@@ -176,7 +178,7 @@ class Status(msgspec.Struct, frozen=True, array_like=True, gc=False):
         if encoded is None:
             return _NO_DETAILS
         try:
-            return msgspec.msgpack.decode(encoded, type=Details)
+            return msgspec.msgpack.decode(encoded, type=decodable(Details))
         except msgspec.MsgspecError:
             return _NO_DETAILS
 

@@ -15,6 +15,7 @@ import msgspec
 
 from atoll.client.plugin_programs import ask, is_atoll, status_errors, submit
 from atoll.cluster.array_names import SEPARATOR, check_array_name
+from atoll.decodable import decodable
 from atoll.errors import BackendError, Code, StatusError, invalid
 from atoll.protocol.messages import VersionArray
 from atoll.protocol.questions import DevicesAway, IslandsQuestion
@@ -164,7 +165,7 @@ class Pin:
 
     def _losses(self) -> int:
         """Return the number of islands that this session has lost so far."""
-        return msgspec.json.decode(ask(self._client, IslandsQuestion()), type=DevicesAway).losses
+        return msgspec.json.decode(ask(self._client, IslandsQuestion()), type=decodable(DevicesAway)).losses
 
     def _fits(self, array: Any, published: VersionArray, place: Any, dtype: Any, verify: bool) -> bool:
         """Return whether an array with the content of a published one can be a part of the result."""
@@ -296,7 +297,7 @@ def open_version(
         left = max(0.0, until - time.monotonic())
         request = OpenArrays(name, version, newer_than, min(left, _POLL_SECONDS), in_files)
         reply = submit(client, write_request(request))
-        opened = msgspec.msgpack.decode(bytes(reply.fingerprint), type=OpenedVersion)
+        opened = msgspec.msgpack.decode(bytes(reply.fingerprint), type=decodable(OpenedVersion))
         if opened.status.code != Code.DEADLINE_EXCEEDED or left <= _POLL_SECONDS:
             opened.status.raise_if_error()
             return reply, opened

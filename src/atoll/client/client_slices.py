@@ -16,6 +16,7 @@ import msgspec
 
 from atoll.client.plugin_programs import is_atoll, submit
 from atoll.cluster.slice_requests import MAGIC, MAX_DEVICES, SliceInfo, SliceRequest
+from atoll.decodable import decodable
 from atoll.errors import BackendError, SliceError
 from atoll.quantities import parse_bytes
 
@@ -35,7 +36,7 @@ class Slice:
     """
 
     def __init__(self, loaded: Any) -> None:
-        reply = msgspec.json.decode(loaded.fingerprint, type=SliceInfo)
+        reply = msgspec.json.decode(loaded.fingerprint, type=decodable(SliceInfo))
         self.number = reply.slice
         self.shape = reply.shape
         self.island = reply.island

@@ -13,6 +13,7 @@ import numpy as np
 
 from atoll.client import array_checksums, array_packing
 from atoll.client.array_contents import Content
+from atoll.decodable import decodable
 from atoll.errors import Code, Details, Kind, StatusError, failed
 from atoll.protocol.messages import MOST_STRUCTURE, VersionArray
 from atoll.protocol.tree_forms import Pack, TreeForm
@@ -201,7 +202,7 @@ def _renumbered(node: Any, numbers: Sequence[int]) -> Any:
 def form_of(name: str, opened: OpenedVersion) -> TreeForm:
     """Return the form of the published tree. Raise ValueError if it is not valid, since any script may publish."""
     try:
-        form = msgspec.msgpack.decode(opened.structure, type=TreeForm)
+        form = msgspec.msgpack.decode(opened.structure, type=decodable(TreeForm))
     except NO_MESSAGE as error:
         raise ValueError(f"the form of the tree {name} cannot be read: {error}") from None
     return form

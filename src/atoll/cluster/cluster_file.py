@@ -31,6 +31,7 @@ from atoll.cluster.former_names import present_keys
 from atoll.cluster.mesh import parse_mesh
 from atoll.cluster.settings import SETTINGS, ClusterSettings
 from atoll.cluster.topology import IslandShape, Topology
+from atoll.decodable import decodable
 from atoll.errors import SettingsError
 
 MOST_ISLANDS = 1 << 16
@@ -72,7 +73,7 @@ def read_cluster_file(
         raise SettingsError(f"{path} is not valid TOML: {error}") from None
     given = {_KEYS[key]: content.pop(key) for key in list(content) if key in _KEYS}
     try:
-        file = msgspec.convert(content, _File)
+        file = msgspec.convert(content, decodable(_File))
     except msgspec.ValidationError as error:
         raise SettingsError(f"{path}: {_explained(str(error))}") from None
     given = {name: SETTINGS[name].from_key(value, f"{path}: {SETTINGS[name].key}") for name, value in given.items()}

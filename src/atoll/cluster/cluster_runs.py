@@ -21,6 +21,7 @@ import msgspec
 from atoll._version import __version__
 from atoll.atomic_files import write_atomically
 from atoll.cluster.directories import logs_directory
+from atoll.decodable import decodable
 from atoll.quantities import human_seconds
 
 KEPT_RUNS = 5  # of clusters per name, and as many of standbys, with the present one
@@ -81,7 +82,7 @@ class ClusterRun:
     def record(self) -> RunRecord | None:
         """Its record; None if it cannot be read."""
         with contextlib.suppress(OSError, msgspec.MsgspecError):
-            return msgspec.json.decode(self.record_file.read_bytes(), type=RunRecord)
+            return msgspec.json.decode(self.record_file.read_bytes(), type=decodable(RunRecord))
         return None
 
     @property

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import msgspec
 
+from atoll.decodable import decodable
 from atoll.errors import invalid
 from atoll.wire.framing import NO_MESSAGE
 
@@ -53,7 +54,7 @@ class SliceInfo(msgspec.Struct, frozen=True):
 def read_request(payload: bytes) -> SliceRequest:
     """Parse the part of a payload that follows `MAGIC`. Raise INVALID_ARGUMENT if it is invalid."""
     try:
-        slice_request = msgspec.msgpack.decode(payload, type=SliceRequest)
+        slice_request = msgspec.msgpack.decode(payload, type=decodable(SliceRequest))
     except NO_MESSAGE as error:
         raise invalid(f"invalid slice request: {error}") from None
     check(slice_request)

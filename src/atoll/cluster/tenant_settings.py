@@ -30,6 +30,7 @@ import msgspec
 from atoll.atomic_files import write_atomically
 from atoll.cluster.array_names import SEPARATOR, check_patterns, matches
 from atoll.cluster.sandbox.grants import check_grant
+from atoll.decodable import decodable
 from atoll.errors import SettingsError
 from atoll.quantities import human_bytes, parse_bytes
 
@@ -151,7 +152,7 @@ def persisted_tenants(directory: str) -> tuple[TenantSettings, ...]:
     if not directory:
         return ()
     try:
-        return msgspec.json.decode(_kept(directory).read_bytes(), type=tuple[TenantSettings, ...])
+        return msgspec.json.decode(_kept(directory).read_bytes(), type=decodable(tuple[TenantSettings, ...]))
     except FileNotFoundError:
         return ()
 
@@ -216,7 +217,7 @@ def read_tenant_tokens(path: str | Path) -> dict[str, str]:
 def _read(path: Path) -> dict[str, Any]:
     """Return the entries of a file by tenant."""
     try:
-        content = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), _File)
+        content = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), decodable(_File))
     except OSError as error:
         raise SettingsError(f"cannot read the file of tenants {path}: {error.strerror}") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -232,7 +233,7 @@ def _entry(content: dict[str, Any], where: str) -> Any:
         known = ", ".join(_Entry.__struct_fields__)
         raise SettingsError(f"{where}: unknown field `{unknown[0]}`; the known ones are: {known}")
     try:
-        return msgspec.convert(content, _Entry)
+        return msgspec.convert(content, decodable(_Entry))
     except msgspec.ValidationError as error:
         raise SettingsError(f"{where}: {error}") from None
 

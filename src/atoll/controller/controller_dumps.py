@@ -43,6 +43,7 @@ from atoll.controller.sessions.version_reads import Part, TreeKey, VersionRead, 
 from atoll.controller.sessions.version_relief import Place, Search, VersionRelief
 from atoll.controller.state import ClusterState
 from atoll.controller.watchdog import Watchdog
+from atoll.decodable import decodable
 from atoll.errors import JournalError, Status
 from atoll.ir.types import ArraySpec
 from atoll.journal.event_log import EventLog
@@ -516,7 +517,7 @@ def dump_controller(controller: Controller) -> ControllerDump:
 def load_controller(content: bytes | msgspec.Raw, version: str = __version__) -> Controller:
     """Return the controller whose dump was encoded. Raises JournalError if it cannot be read."""
     try:
-        found = msgspec.msgpack.decode(content, type=_StoredController)
+        found = msgspec.msgpack.decode(content, type=decodable(_StoredController))
     except msgspec.MsgspecError as error:
         raise JournalError(f"the dump of a controller cannot be read: {error}") from None
     controller = Controller(found.settings.current(), found.token, version, found.host_token)

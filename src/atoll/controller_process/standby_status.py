@@ -17,6 +17,7 @@ import msgspec
 
 from atoll.atomic_files import write_atomically
 from atoll.cluster.state_machine import StateMachine
+from atoll.decodable import decodable
 
 _log = logging.getLogger(__name__)
 
@@ -118,6 +119,6 @@ class StandbyProgress(StateMachine[StandbyState]):
 def standby_status(directory: str) -> StandbyStatus | None:
     """Return the state of the standby with this directory; None if the directory is that of a cluster."""
     try:
-        return msgspec.json.decode((Path(directory) / _FILE).read_bytes(), type=StandbyStatus)
+        return msgspec.json.decode((Path(directory) / _FILE).read_bytes(), type=decodable(StandbyStatus))
     except (OSError, msgspec.MsgspecError):
         return None

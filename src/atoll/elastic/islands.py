@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 from atoll.client.plugin_programs import ask, is_atoll
+from atoll.decodable import decodable
 from atoll.errors import BackendError, details_of
 from atoll.protocol.questions import DevicesAway, IslandsQuestion
 
@@ -61,7 +62,7 @@ class Islands:
 
         Raises jax.errors.JaxRuntimeError if the session has ended.
         """
-        found = msgspec.json.decode(ask(self._client, IslandsQuestion(self._leaves)), type=DevicesAway)
+        found = msgspec.json.decode(ask(self._client, IslandsQuestion(self._leaves)), type=decodable(DevicesAway))
         return Away(self._of(found.lost), self._of(found.leaving), found.losses)
 
     def working(self) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from atoll.decodable import decodable
 from atoll.worker.worker_options import IslandOptions
 
 
@@ -37,7 +38,7 @@ class IslandEnded(msgspec.Struct, frozen=True, tag="ended"):
 
 AnyMessage = StartIsland | EndIsland | IslandEnded
 
-_decoder: msgspec.json.Decoder[AnyMessage] = msgspec.json.Decoder(AnyMessage)
+_decoder: msgspec.json.Decoder[AnyMessage] = msgspec.json.Decoder(decodable(AnyMessage))
 
 
 class Lines:

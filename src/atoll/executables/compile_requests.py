@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from atoll.decodable import decodable
 from atoll.errors import invalid, unimplemented
 from atoll.protocol.callbacks import (
     CALLBACK_ADVICE,
@@ -122,7 +123,7 @@ def _channels(overrides: Any, callbacks: int) -> tuple[HostChannels, ...]:
         return ()
     text = overrides.pop(CHANNELS_OPTION).string_field
     try:
-        channels = msgspec.json.decode(text, type=tuple[HostChannels, ...])
+        channels = msgspec.json.decode(text, type=decodable(tuple[HostChannels, ...]))
     except (msgspec.DecodeError, RecursionError):
         channels = ()
     used = [channel for each in channels for channel in (*each.sends, *each.receives)]

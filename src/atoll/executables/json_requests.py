@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
+from atoll.decodable import decodable
 from atoll.errors import StatusError, invalid
 
 _R = TypeVar("_R", bound=msgspec.Struct)
@@ -21,7 +22,7 @@ def beginnings(kind: type[msgspec.Struct]) -> tuple[bytes, ...]:
 def read_request(kind: type[_R], payload: bytes, name: str) -> _R:
     """Read a request. Raises INVALID_ARGUMENT, with `name` for the request."""
     with reading(name):
-        return msgspec.json.decode(payload, type=kind)
+        return msgspec.json.decode(payload, type=decodable(kind))
 
 
 @contextmanager

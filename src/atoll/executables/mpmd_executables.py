@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from atoll.decodable import decodable
 from atoll.errors import Code, StatusError, invalid, unimplemented
 from atoll.executables.compiled_executables import Executable, fill_costs
 from atoll.executables.mpmd_order import ordered
@@ -127,7 +128,7 @@ async def compile_mpmd(request: MpmdRequest, cluster: ClusterSession) -> MpmdExe
     job = request.outline_job()
     number, encoded = await cluster.register_function(job.source, job.content, job.assignment)
     _release(cluster, [number])
-    outline = msgspec.msgpack.decode(encoded, type=FunctionInfo).outline
+    outline = msgspec.msgpack.decode(encoded, type=decodable(FunctionInfo)).outline
     if outline is None:
         raise StatusError(Code.INTERNAL, "a host has not answered with the outline of an IFRT IR program")
     outline = outline.on(request.devices)
@@ -153,7 +154,7 @@ async def _compile(request: MpmdRequest, fragment: Fragment, cluster: ClusterSes
         text = f"fragment {fragment.name} on mesh {fragment.mesh}: {error.status.message}"
         error.status.reworded(text).raise_if_error()
         raise
-    return Executable(number, msgspec.msgpack.decode(encoded, type=FunctionInfo), job)
+    return Executable(number, msgspec.msgpack.decode(encoded, type=decodable(FunctionInfo)), job)
 
 
 def _release(cluster: ClusterSession, functions: Sequence[int]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from atoll.decodable import decodable
 from atoll.errors import invalid
 from atoll.ir.types import Box, Shape
 from atoll.transfers.dtypes import numpy_dtype
@@ -87,7 +88,7 @@ def fill(
 
 def _strings(content: Any, shape: Shape) -> np.ndarray[Any, Any]:
     try:
-        texts = [text.decode() for text in msgspec.msgpack.decode(bytes(content), type=list[bytes])]
+        texts = [text.decode() for text in msgspec.msgpack.decode(bytes(content), type=decodable(list[bytes]))]
     except NO_MESSAGE as error:
         raise invalid(f"a host buffer of strings must contain valid UTF-8: {error}") from None
     if len(texts) != math.prod(shape):

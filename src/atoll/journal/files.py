@@ -24,6 +24,7 @@ from atoll._version import __version__
 from atoll.atomic_files import PARTIAL, write_atomically
 from atoll.cluster.directories import key_file
 from atoll.cluster.environment_variables import KEY_FILE
+from atoll.decodable import decodable
 from atoll.errors import IncompatibleJournalError, JournalError
 from atoll.journal.segment import Segment
 from atoll.protocol.messages import PROTOCOL
@@ -70,7 +71,7 @@ def read_header(content: bytes | memoryview, name: str) -> tuple[FileHeader, int
     body = bytes(content[start : start + length])
     if len(body) < length or crc32(body) != checksum:
         raise JournalError(f"the header of {name} is damaged")
-    found = msgspec.json.decode(body, type=FileHeader)
+    found = msgspec.json.decode(body, type=decodable(FileHeader))
     if found.protocol != PROTOCOL:
         raise IncompatibleJournalError(
             f"{name} was written by atoll {found.version} (protocol {found.protocol}), and this is atoll {__version__} "

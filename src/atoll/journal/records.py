@@ -14,6 +14,7 @@ from zlib import crc32
 
 import msgspec
 
+from atoll.decodable import decodable
 from atoll.errors import JournalError
 from atoll.protocol.events import AnyEvent
 
@@ -22,7 +23,7 @@ _TURN = struct.Struct("<II")
 # Of a turn. Bounds the length that a damaged header can declare.
 MOST_TURN_BYTES = 1 << 30
 
-_decode = msgspec.msgpack.Decoder(AnyEvent).decode
+_decode = msgspec.msgpack.Decoder(decodable(AnyEvent)).decode
 
 # Encode an event as a record. This is on the path of every message.
 encode_event: Callable[[AnyEvent], bytes] = msgspec.msgpack.Encoder().encode

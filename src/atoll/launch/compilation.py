@@ -14,6 +14,7 @@ import msgspec
 from atoll.cluster.lifecycle import Island, IslandFailed
 from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.resources import ResourceManager
+from atoll.decodable import decodable
 from atoll.errors import OK, Code, Details, Status, StatusError, failure, invalid
 from atoll.launch.compile_watch import MOST_REQUESTS, CompileWatch, Lost, Stuck
 from atoll.launch.launch_checks import island_problem
@@ -663,7 +664,7 @@ def _disagreement(name: str, host: int) -> StatusError:
     return StatusError(Code.FAILED_PRECONDITION, text)
 
 
-_read_outputs = msgspec.msgpack.Decoder(m.FunctionOutputs).decode
+_read_outputs = msgspec.msgpack.Decoder(decodable(m.FunctionOutputs)).decode
 
 
 def _report(message: m.Compiled, locations: DeviceAssignment) -> FunctionReport:

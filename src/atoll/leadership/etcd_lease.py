@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from atoll.decodable import decodable
 from atoll.errors import LeaseError
 from atoll.leadership.lease_http import LeaseServer, NotConnectedError
 from atoll.leadership.lease_record import LeaseRecord, StoredRecord
@@ -56,7 +57,7 @@ class EtcdLease:
             return None
         stored = found.kvs[0]
         try:
-            record = msgspec.json.decode(base64.b64decode(stored.value, validate=True), type=LeaseRecord)
+            record = msgspec.json.decode(base64.b64decode(stored.value, validate=True), type=decodable(LeaseRecord))
         except (ValueError, RecursionError, msgspec.MsgspecError) as error:
             raise LeaseError(f"{self.name} contains something else: {error}; choose another name") from None
         return StoredRecord(record, str(stored.mod_revision))
@@ -79,7 +80,7 @@ class EtcdLease:
                 status, reply = server.request("POST", path, body)
                 if status != 200:
                     raise server.failure(path, status, reply)
-                return msgspec.convert(reply, kind)
+                return msgspec.convert(reply, decodable(kind))
             except msgspec.ValidationError as invalid:
                 failed = LeaseError(f"{server.address} does not answer like etcd: {invalid}")
             except LeaseError as raised:

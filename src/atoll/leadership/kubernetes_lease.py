@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from atoll.decodable import decodable
 from atoll.errors import LeaseError
 from atoll.leadership.lease_http import LeaseServer
 from atoll.leadership.lease_record import LEASE_SECONDS, LeaseRecord, StoredRecord
@@ -100,7 +101,7 @@ class KubernetesLease:
 
     def _stored(self, reply: Any) -> StoredRecord:
         try:
-            lease = msgspec.convert(reply, _Lease)
+            lease = msgspec.convert(reply, decodable(_Lease))
             acquired, renewed = _seconds(lease.spec.acquire_time), _seconds(lease.spec.renew_time)
         except (msgspec.ValidationError, ValueError, OverflowError) as error:
             raise LeaseError(f"{self._server.address} does not answer like Kubernetes: {error}") from None

@@ -39,6 +39,7 @@ from atoll._version import __version__
 from atoll.cluster.cluster_runs import ClusterRun
 from atoll.cluster.printable import printable_text
 from atoll.controller_process.journal_dump import dump_of_journal
+from atoll.decodable import decodable
 from atoll.errors import AtollError, ClusterError, JournalError
 from atoll.journal.event_log import Header
 from atoll.operate.log_replay import replay
@@ -104,7 +105,7 @@ def write_bundle(
 def _has_beginning(dump: bytes) -> bool:
     """Return whether a dump can be replayed."""
     try:
-        return not msgspec.json.decode(dump.partition(b"\n")[0], type=Header).missing
+        return not msgspec.json.decode(dump.partition(b"\n")[0], type=decodable(Header)).missing
     except msgspec.MsgspecError:
         return False
 
@@ -192,7 +193,7 @@ def _check_text(reply: CheckReply) -> bytes:
 
 
 def _why_text(report: bytes) -> bytes:
-    snapshot = msgspec.json.decode(report, type=Snapshot)
+    snapshot = msgspec.json.decode(report, type=decodable(Snapshot))
     texts = ["\n".join(explanation(snapshot, session.id)) for session in snapshot.sessions]
     return "\n\n".join(texts).encode() + b"\n"
 
@@ -247,7 +248,7 @@ def replay_bundle(path: Path, skips: bool = True, most_log: int | None = None) -
     with _lines_of(path) as lines:
         first = next(lines, b"")
         try:
-            header = msgspec.json.decode(first, type=Header)
+            header = msgspec.json.decode(first, type=decodable(Header))
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise ClusterError(f"{path} has no event log: {error}") from None
         try:
@@ -285,7 +286,7 @@ def _why_without_events(archive: tarfile.TarFile) -> str:
     """Return the reason in `bundle.json`, or "". Anybody may have written the file."""
     try:
         file = archive.extractfile("bundle.json")
-        header = msgspec.json.decode(file.read(_MOST_HEADER_BYTES) if file else b"", type=BundleHeader)
+        header = msgspec.json.decode(file.read(_MOST_HEADER_BYTES) if file else b"", type=decodable(BundleHeader))
     except (KeyError, msgspec.MsgspecError, UnicodeDecodeError):
         return ""
     reason = header.missing.get("events.jsonl", "")

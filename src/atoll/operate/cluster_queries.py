@@ -18,6 +18,7 @@ from atoll.cluster.environment_variables import ADDRESS, JOIN
 from atoll.cluster.processes.process_table import ancestors
 from atoll.cluster.usage.usage_records import By
 from atoll.controller_process.standby_status import StandbyStatus, standby_status
+from atoll.decodable import decodable
 from atoll.errors import ClusterError, UnreachableError
 from atoll.operate.cluster_registry import DEFAULT_NAME, ClusterRecord, ClusterRegistry, embedded_clusters
 from atoll.operate.joining import is_at, reach, reach_of
@@ -54,7 +55,7 @@ _FETCH_SECONDS = 30.0  # for fetching a recording after its end
 RESUME_SECONDS = 600.0  # for a resumption to wait for memory and devices
 _RECHECKS = 2
 _RECHECK_SECONDS = 0.5
-_decode_trace = msgspec.msgpack.Decoder(TraceRecord).decode
+_decode_trace = msgspec.msgpack.Decoder(decodable(TraceRecord)).decode
 
 
 @dataclass(frozen=True)

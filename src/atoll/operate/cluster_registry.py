@@ -31,6 +31,7 @@ from atoll.cluster.cluster_runs import ClusterRun
 from atoll.cluster.directories import registry_directory, sockets_bases
 from atoll.cluster.moved_controllers import recorded_controller
 from atoll.cluster.processes.process_table import began, processes_of_session, this_machine
+from atoll.decodable import decodable
 from atoll.errors import ClusterError
 from atoll.missing import MISSING, read_if_exists
 from atoll.wire.address import parse_address
@@ -292,7 +293,7 @@ def _read(directory: Path) -> ClusterRecord | None:
     """
     with _examining(directory):
         content = read_if_exists(directory / _FILE)
-    return msgspec.json.decode(content, type=ClusterRecord) if content else None
+    return msgspec.json.decode(content, type=decodable(ClusterRecord)) if content else None
 
 
 @contextlib.contextmanager

@@ -25,6 +25,7 @@ from atoll.cluster.array_names import check_array_name
 from atoll.cluster.directories import OFF, state_directory
 from atoll.cluster.environment_variables import STATE_DIRECTORY
 from atoll.cluster.processes.process_table import began, boot, this_machine
+from atoll.decodable import decodable
 from atoll.errors import ClusterError
 
 MOST_ENDED = 20  # records of ended scripts that are kept
@@ -202,7 +203,7 @@ def _directory(name: str) -> Path:
 
 def _read(directory: Path) -> ScriptRecord | None:
     with contextlib.suppress(OSError, msgspec.MsgspecError):
-        return msgspec.json.decode((directory / _RECORD).read_bytes(), type=ScriptRecord)
+        return msgspec.json.decode((directory / _RECORD).read_bytes(), type=decodable(ScriptRecord))
     return None
 
 

@@ -9,6 +9,7 @@ import msgspec
 from atoll.cluster.settings import StoredSettings
 from atoll.controller.controller_dumps import load_controller
 from atoll.controller.core import Controller
+from atoll.decodable import decodable
 from atoll.journal.event_log import RIGHT_TOKEN, Header, Line, replayed
 from atoll.journal.records import decode_event
 from atoll.protocol.actions import AnyAction
@@ -28,13 +29,13 @@ def replay(lines: Iterable[bytes], skips: bool = True) -> Iterator[tuple[AnyEven
     """
     rows = iter(lines)
     try:
-        header = msgspec.json.decode(next(rows), type=_StoredHeader)
+        header = msgspec.json.decode(next(rows), type=decodable(_StoredHeader))
     except (StopIteration, msgspec.MsgspecError) as error:
         raise ValueError(f"this is not an event log: {error}") from None
     if header.missing:
         raise ValueError(f"the first {header.missing} events are missing: such a log can be read, but not replayed")
     controller = load_controller(header.base, header.version) if header.base else _new(header)
-    events = (decode_event(msgspec.json.decode(row, type=Line).encoded) for row in rows)
+    events = (decode_event(msgspec.json.decode(row, type=decodable(Line)).encoded) for row in rows)
     yield from replayed(controller.handle, events, skips)
 
 

@@ -19,6 +19,7 @@ import msgspec
 
 from atoll._version import __version__
 from atoll.cluster.usage.usage_records import By
+from atoll.decodable import decodable
 from atoll.errors import AccessError, Code, ConnectError, invalid, refusal
 from atoll.protocol import messages as m
 from atoll.protocol.spans import TraceRecord
@@ -86,7 +87,7 @@ async def _trace(address: Address, token: str, join: JoinToken | None, request: 
             if isinstance(reply, m.OperationReply):
                 reply.status.raise_if_error()
             assert isinstance(reply, m.TraceReply)
-            parts.append(msgspec.msgpack.decode(reply.content, type=TraceRecord))
+            parts.append(msgspec.msgpack.decode(reply.content, type=decodable(TraceRecord)))
             end = end or reply.end
             if reply.position >= end:
                 return parts

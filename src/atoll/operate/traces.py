@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from atoll.decodable import decodable
 from atoll.protocol.spans import ClientCall, ClockError, SessionCalls, SessionName, Span, TraceRecord
 from atoll.state.gang_states import Reason
 
@@ -56,7 +57,7 @@ def chrome_trace(record: TraceRecord) -> bytes:
 def read_calls(recorded: SessionCalls) -> list[ClientCall]:
     """Return the calls with times of the controller's clock. Invalid data from a proxy counts as no calls."""
     try:
-        calls = msgspec.msgpack.decode(recorded.calls, type=list[ClientCall])
+        calls = msgspec.msgpack.decode(recorded.calls, type=decodable(list[ClientCall]))
     except msgspec.MsgspecError:
         return []
     times = [at for at, _ in recorded.offsets]

@@ -14,6 +14,7 @@ from typing import Annotated
 
 import msgspec
 
+from atoll.decodable import decodable
 from atoll.errors import Code, StatusError, invalid
 from atoll.protocol.messages import LibraryTarget
 
@@ -29,8 +30,7 @@ MOST_TARGETS = 1024  # of a program
 _DIGITS = 32
 
 _Targets = Annotated[tuple[LibraryTarget, ...], msgspec.Meta(max_length=MOST_TARGETS)]
-# Created at import, because msgspec crashes if two threads are the first to use a type at the same time.
-_decode = msgspec.json.Decoder(_Targets).decode
+_decode = msgspec.json.Decoder(decodable(_Targets)).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import msgspec
 
+from atoll.decodable import decodable
 from atoll.errors import invalid
 
 # Limit for the duration of a profile. Nothing else bounds the cost of a client that forgets its profile.
@@ -67,7 +68,7 @@ def encode(request: Request) -> bytes:
 def decode(payload: bytes) -> Request:
     """Decode a request. Raise INVALID_ARGUMENT if it is invalid."""
     try:
-        request: Request = msgspec.msgpack.decode(payload, type=Request)
+        request: Request = msgspec.msgpack.decode(payload, type=decodable(Request))
     except (msgspec.MsgspecError, RecursionError) as error:
         raise invalid(f"invalid request to the profiler: {error}") from None
     return request

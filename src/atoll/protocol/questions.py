@@ -10,6 +10,7 @@ from typing import Annotated
 
 import msgspec
 
+from atoll.decodable import decodable
 from atoll.errors import invalid
 from atoll.protocol import profiles
 from atoll.wire.framing import NO_MESSAGE
@@ -96,7 +97,7 @@ def write_question(question: Question) -> bytes:
 def read_question(payload: bytes) -> Question:
     """Decode a question. Raise INVALID_ARGUMENT if it is invalid."""
     try:
-        question: Question = msgspec.msgpack.decode(payload[len(MAGIC) :], type=Question)
+        question: Question = msgspec.msgpack.decode(payload[len(MAGIC) :], type=decodable(Question))
     except NO_MESSAGE as error:
         raise invalid(f"invalid question: {error}") from None
     return question

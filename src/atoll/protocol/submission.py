@@ -14,6 +14,7 @@ from typing import Annotated
 
 import msgspec
 
+from atoll.decodable import decodable
 from atoll.errors import invalid
 from atoll.ir.program import Program
 from atoll.ir.types import Replicated, Tiled
@@ -125,7 +126,7 @@ def first_feed(number: int) -> int:
 _encoder = msgspec.msgpack.Encoder()
 AnySubmission = Submission | Staging | Reading | Putting | Writing | SmallWriting | Deferring
 
-_decoder: msgspec.msgpack.Decoder[AnySubmission] = msgspec.msgpack.Decoder(AnySubmission)
+_decoder: msgspec.msgpack.Decoder[AnySubmission] = msgspec.msgpack.Decoder(decodable(AnySubmission))
 
 
 def encode(submission: AnySubmission) -> bytes:

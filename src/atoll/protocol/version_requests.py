@@ -12,6 +12,7 @@ from typing import Annotated
 
 import msgspec
 
+from atoll.decodable import decodable
 from atoll.errors import Status, invalid
 from atoll.ir.types import ArraySpec
 from atoll.protocol.messages import MOST_PATH, MOST_PUBLISHED, MOST_STRUCTURE, VersionArray
@@ -89,7 +90,7 @@ def write_request(request: ArrayRequest) -> bytes:
 def read_request(payload: bytes) -> ArrayRequest:
     """Decode a request. Raise INVALID_ARGUMENT if it is invalid."""
     try:
-        request: ArrayRequest = msgspec.msgpack.decode(payload[len(MAGIC) :], type=ArrayRequest)
+        request: ArrayRequest = msgspec.msgpack.decode(payload[len(MAGIC) :], type=decodable(ArrayRequest))
     except NO_MESSAGE as error:
         raise invalid(f"invalid request for published arrays: {error}") from None
     return request

@@ -24,6 +24,7 @@ from typing import Any
 
 import msgspec
 
+from atoll.decodable import decodable
 from atoll.errors import AccessError, AtollError, ConnectError, FrameError
 from atoll.security.join_token import JoinToken
 from atoll.security.roles import JOINING, Role
@@ -279,7 +280,7 @@ def _ask(
             body = msgspec.msgpack.encode(question)
             tls.sendall(frame_header(len(body)) + body)
             length = frame_length(_exactly(tls, HEADER_BYTES, deadline), _MOST_BYTES)
-            reply: ToJoiner = msgspec.msgpack.decode(_exactly(tls, length, deadline), type=ToJoiner)
+            reply: ToJoiner = msgspec.msgpack.decode(_exactly(tls, length, deadline), type=decodable(ToJoiner))
             return reply
     except EOFError:
         text = f"{who} closed the connection without answering, as a standby does that has not taken over"

@@ -26,6 +26,7 @@ from atoll.cluster.environment_variables import (
     JOIN,
     TOKEN,
 )
+from atoll.decodable import decodable
 from atoll.errors import AccessError, SettingsError
 from atoll.security.access import token_file
 from atoll.security.join_token import JoinToken
@@ -183,7 +184,7 @@ def _read_file(file: Path) -> _Credentials:
     if is_open:
         raise AccessError(f"other users can read or write {file}, which holds the cluster's CA: chmod 600 it")
     try:
-        return msgspec.json.decode(content, type=_Credentials)
+        return msgspec.json.decode(content, type=decodable(_Credentials))
     except msgspec.MsgspecError as error:
         raise AccessError(f"{file} was not written by `atoll up --authority`: {error}") from None
 

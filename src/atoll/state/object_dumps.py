@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar, Un
 import msgspec
 
 from atoll._version import __version__
+from atoll.decodable import decodable
 from atoll.errors import IncompatibleJournalError, JournalError
 from atoll.state.versions import Version, check_version
 
@@ -502,7 +503,7 @@ class _Loader(_Walk):
         structs = {}
         for tag, raw in stored.tables.items():
             self._check(tag)
-            structs[tag] = msgspec.msgpack.decode(raw, type=list[_BY_TAG[tag].struct])  # type: ignore[misc]
+            structs[tag] = msgspec.msgpack.decode(raw, type=decodable(list[_BY_TAG[tag].struct]))  # type: ignore[misc]
             kind: Any = _BY_TAG[tag].kind
             self._tables[tag] = [kind.__new__(kind) for _ in structs[tag]]
         existing = {}
@@ -583,7 +584,7 @@ class _Loader(_Walk):
         values = self._values.get(key)
         if values is None:
             raw = self._stored.values.get(key)
-            found = [] if raw is None else msgspec.msgpack.decode(raw, type=list[annotation])
+            found = [] if raw is None else msgspec.msgpack.decode(raw, type=decodable(list[annotation]))
             convert = self._converter(annotation)
             values = self._values[key] = found if convert is None else list(map(convert, found))
         return values
@@ -604,7 +605,7 @@ class _Loader(_Walk):
         arguments = []
         for value, annotation in zip(stored.arguments, method.arguments, strict=False):
             convert = self._converter(annotation)
-            typed = msgspec.convert(value, annotation)
+            typed = msgspec.convert(value, decodable(annotation))
             arguments.append(typed if convert is None else convert(typed))
         return functools.partial(bound, *arguments)
 
@@ -640,7 +641,7 @@ def _update(each: Any, name: str, value: Any) -> None:
 def decode(content: bytes | msgspec.Raw) -> Objects:
     """Return the dump that `encode` encoded, for `load`. Raises JournalError if it is invalid."""
     try:
-        return msgspec.msgpack.decode(content, type=_StoredObjects)
+        return msgspec.msgpack.decode(content, type=decodable(_StoredObjects))
     except msgspec.MsgspecError as error:
         raise JournalError(f"a dump cannot be read: {error}") from None
 

@@ -33,6 +33,7 @@ from atoll.cluster.tenant_settings import TenantSettings
 from atoll.cluster.topology import Topology
 from atoll.cluster.usage.usage_records import Estimate
 from atoll.cluster.virtual_devices import SessionDevices, Slice, VirtualDevice
+from atoll.decodable import decodable
 from atoll.errors import Status
 from atoll.ir import plan as p
 from atoll.ir.program import Node, Program
@@ -428,7 +429,7 @@ def _read_plan(host_plan: HostPlan) -> PlanForm:
 
 def _plan(form: PlanForm) -> p.Plan | msgspec.Raw:
     content = msgspec.Raw(bytes(form.content))  # a copy, since it would keep the whole dump alive
-    return content if form.is_encoded else msgspec.msgpack.decode(content, type=p.Plan)
+    return content if form.is_encoded else msgspec.msgpack.decode(content, type=decodable(p.Plan))
 
 
 @dump_of(HostPlan, "host plan", read={"plan": _read_plan})

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from atoll._version import __version__
+from atoll.decodable import decodable
 from atoll.errors import IncompatibleJournalError, JournalError
 
 T = TypeVar("T")
@@ -47,10 +48,10 @@ def encode_versioned(tag: str, version: Version, struct: Any) -> bytes:
 def decode_versioned(content: bytes | msgspec.Raw, tag: str, version: Version, kind: type[T]) -> T:
     """Return the struct that `encode_versioned` encoded. Raises JournalError if it cannot be read."""
     try:
-        found = msgspec.msgpack.decode(content, type=_Sealed)
+        found = msgspec.msgpack.decode(content, type=decodable(_Sealed))
         if found.tag != tag:
             raise JournalError(f"it has {found.tag!r}, not {tag!r}")
         check_version(found.atoll, tag, found.version, version)
-        return msgspec.msgpack.decode(found.content, type=kind)
+        return msgspec.msgpack.decode(found.content, type=decodable(kind))
     except msgspec.MsgspecError as error:
         raise JournalError(f"{tag!r} cannot be read: {error}") from None

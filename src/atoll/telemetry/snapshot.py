@@ -12,6 +12,7 @@ from atoll.cluster.sandbox.grants import PythonRules
 from atoll.cluster.sandbox.mechanisms import Mechanisms
 from atoll.cluster.tenant_settings import DEFAULT_NAME
 from atoll.cluster.topology import IslandShape
+from atoll.decodable import decodable
 from atoll.protocol.events import Load
 
 
@@ -317,7 +318,7 @@ class Snapshot(SnapshotStruct, frozen=True):
         return sum(len(host.devices) for island in self.islands for host in island.hosts)
 
 
-_decode = msgspec.json.Decoder(Snapshot).decode
+_decode = msgspec.json.Decoder(decodable(Snapshot)).decode
 
 
 def read_snapshot(report: bytes) -> Snapshot:

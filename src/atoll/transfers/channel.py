@@ -20,6 +20,7 @@ from typing import Any, Literal, Protocol, Union
 
 import msgspec
 
+from atoll.decodable import decodable
 from atoll.errors import AccessError, AtollError, Code, ConnectError, FrameError, Status, StatusError
 from atoll.protocol.number_ranges import CALL_FEEDS, HOST_FEEDS, is_call
 from atoll.transfers.frame_socket import FrameSocket
@@ -144,15 +145,17 @@ class DataChannel:
         self._in_place = [way for kind, way in ways if not issubclass(kind, StreamEngine)]
         self._handlers = {frame: engine.handle for engine in self._engines for frame in engine.frames}
         self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
-            Union[
-                Open,
-                TakesGroups,
-                Passed,
-                PassedMemory,
-                Probe,
-                Alive,
-                *(frame for kind in kinds for frame in kind.frames),
-            ]
+            decodable(
+                Union[
+                    Open,
+                    TakesGroups,
+                    Passed,
+                    PassedMemory,
+                    Probe,
+                    Alive,
+                    *(frame for kind in kinds for frame in kind.frames),
+                ]
+            )
         )
         self._streams = next((engine for engine in self._engines if type(engine) is StreamEngine), None)
         self._chunks = next((engine for engine in self._engines if type(engine) is SharedChunksEngine), None)

@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from atoll.decodable import decodable
 from atoll.errors import AtollError, Code, FrameError, Status, StatusError
 from atoll.transfers.frame_socket import FrameSocket
 from atoll.transfers.liveness import Liveness
@@ -49,7 +50,7 @@ MAX_STREAMS = 16
 _PART_BYTES = 8 << 20
 _IDLE_SECONDS = 5.0
 
-_CHUNKS = msgspec.msgpack.Decoder(Chunk)
+_CHUNKS = msgspec.msgpack.Decoder(decodable(Chunk))
 
 
 @dataclass(frozen=True)

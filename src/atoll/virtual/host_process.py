@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from atoll.decodable import decodable
 from atoll.devices.null.model import NullModel
 from atoll.devices.null.null_backend import Collectives
 from atoll.engines.null_hosts.null_host import AtOnce, NullHost
@@ -123,4 +124,4 @@ def decoded(message: m.RegisterPlan) -> m.RegisterPlan:
     plan: Any = message.definition
     if not isinstance(plan, msgspec.Raw):
         return message
-    return msgspec.structs.replace(message, definition=msgspec.msgpack.decode(plan, type=Plan))
+    return msgspec.structs.replace(message, definition=msgspec.msgpack.decode(plan, type=decodable(Plan)))

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from atoll.decodable import decodable
 from atoll.errors import FrameError
 
 _LENGTH = struct.Struct("<I")
@@ -95,7 +96,7 @@ class FrameLimits(NamedTuple):
 @functools.cache
 def _decoder(message_type: Any) -> msgspec.msgpack.Decoder[Any]:
     """Return the shared decoder of a type. Creating one takes 0.2 ms and leaves reference cycles."""
-    return msgspec.msgpack.Decoder(message_type)
+    return msgspec.msgpack.Decoder(decodable(message_type))
 
 
 class FrameDecoder:

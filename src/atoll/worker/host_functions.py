@@ -17,6 +17,7 @@ import msgspec
 
 from atoll.cluster.processes.bugs import start_in
 from atoll.cluster.sandbox.grants import USER_RULES, PythonRules
+from atoll.decodable import decodable
 from atoll.devices.compilers.compiler_messages import CompiledProgram, CompileProgram, OutlinedProgram, RenamedTarget
 from atoll.devices.compilers.compiler_server import CompilerCrashedError
 from atoll.devices.device import Assignment, DeviceBackend, LoadedFunction, ProgramLoader
@@ -53,8 +54,7 @@ MOST_OUTLINE_BYTES = 4 << 20
 MOST_FOLLOWING_BYTES = 8 << 20
 # CPU time of this process that counts as progress of the compilations in it.
 _CPU_STEP_SECONDS = 10.0
-# Created at import, because msgspec crashes if two threads are the first to use a type at the same time.
-_read_source = msgspec.msgpack.Decoder(FunctionSource).decode
+_read_source = msgspec.msgpack.Decoder(decodable(FunctionSource)).decode
 
 
 class Function:

@@ -17,12 +17,13 @@ from typing import Any, Protocol
 
 import msgspec
 
+from atoll.decodable import decodable
 from atoll.errors import FrameError
 from atoll.protocol import messages as m
 from atoll.wire.framing import MAX_FRAME, NO_MESSAGE, PieceBuffer
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(m.InGroup).decode
+_decode = msgspec.msgpack.Decoder(decodable(m.InGroup)).decode
 
 
 class SendToHost(Protocol):

@@ -12,6 +12,7 @@ import msgspec
 
 from atoll.cluster.processes.bugs import start_in
 from atoll.cluster.processes.machine_memory import machine_memory
+from atoll.decodable import decodable
 from atoll.devices.device import DeviceBackend
 from atoll.errors import Status, status_of
 from atoll.host_services.profiles.profile_recorder import Recorder
@@ -148,10 +149,12 @@ class MessageHandler:
     def _answer(self, query: m.WorkerQuery) -> None:
         try:
             if query.what == "layout":
-                dtype, shape, ordinal = msgspec.msgpack.decode(query.payload, type=tuple[str, tuple[int, ...], int])
+                dtype, shape, ordinal = msgspec.msgpack.decode(
+                    query.payload, type=decodable(tuple[str, tuple[int, ...], int])
+                )
                 payload = self._backend.default_layout(dtype, shape, ordinal).encode()
             elif query.what == "memory":
-                ordinal, known = msgspec.msgpack.decode(query.payload, type=tuple[int, dict[str, int]])
+                ordinal, known = msgspec.msgpack.decode(query.payload, type=decodable(tuple[int, dict[str, int]]))
                 payload = msgspec.json.encode(memory_stats(self._backend, ordinal, known))
             else:
                 payload = self._functions.answer(query.what, query.subject)

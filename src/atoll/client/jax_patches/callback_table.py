@@ -27,6 +27,7 @@ import numpy as np
 from atoll.client.jax_patches.read_table import ReadTable
 from atoll.client.jax_patches.small_write_table import SmallWriteTable
 from atoll.client.jax_patches.write_table import WriteTable
+from atoll.decodable import decodable
 from atoll.errors import AtollError, ConnectError, traceback_of
 from atoll.host_services.calls.call_messages import (
     GREETING,
@@ -171,7 +172,7 @@ class CallbackTable:
 
     def _connect(self, client: Any, seconds: float = _GREETING_SECONDS) -> None:
         self._loaded = self._submit(client, CALLBACKS_REQUEST)
-        where = msgspec.json.decode(self._loaded.fingerprint, type=CallbackAddress)
+        where = msgspec.json.decode(self._loaded.fingerprint, type=decodable(CallbackAddress))
         address = parse_address(where.address)
         if self.proxy.host:  # the proxy does not know the name by which this process reaches it
             address = replace(address, host=self.proxy.host)

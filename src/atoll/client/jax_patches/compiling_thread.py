@@ -15,13 +15,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from atoll.decodable import decodable
 from atoll.errors import Code, StatusError
 from atoll.protocol.callbacks import CompileAnswer, CompileCall
 
 Decide = Callable[[CompileCall], CompileAnswer]
 Array = np.ndarray[Any, Any]
 
-_calls: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(CompileCall)
+_calls: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(decodable(CompileCall))
 
 
 class _Outcome:

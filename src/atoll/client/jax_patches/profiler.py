@@ -22,6 +22,7 @@ from atoll.client.jax_patches.callback_table import CallbackTable
 from atoll.client.jax_patches.host_callbacks import TABLE
 from atoll.client.jax_patches.patch import Patch, Replacement
 from atoll.client.plugin_programs import ask, is_atoll
+from atoll.decodable import decodable
 from atoll.host_services.profiles import xspace
 from atoll.protocol import profiles
 from atoll.protocol.questions import MissingHosts, ProfileQuestion
@@ -39,7 +40,7 @@ def _with_hosts(session_class: Callable[..., Any]) -> Callable[..., Any]:
             return session_class(*arguments)
 
         def ask_hosts(request: profiles.Request) -> MissingHosts:
-            return msgspec.json.decode(ask(client, ProfileQuestion(request)), type=MissingHosts)
+            return msgspec.json.decode(ask(client, ProfileQuestion(request)), type=decodable(MissingHosts))
 
         hosts = {(device.slice_index, device.host) for device in client.devices()}
         return _ClusterProfilerSession(

@@ -16,6 +16,7 @@ import numpy as np
 
 from atoll.client.jax_patches.patch import Patch, Replacement
 from atoll.client.plugin_programs import ask, is_atoll
+from atoll.decodable import decodable
 from atoll.errors import BackendError
 from atoll.protocol.questions import CompiledSource, SourceQuestion
 
@@ -43,7 +44,7 @@ def _compiling(deserialize: Callable[..., Any]) -> Callable[..., Any]:
             return deserialize(self, serialized, executable_devices, compile_options, *callbacks)
         if not serialized.startswith(_MAGIC):
             raise BackendError("this executable was not serialized on Atoll: compile and serialize it on Atoll")
-        source = msgspec.msgpack.decode(serialized[len(_MAGIC) :], type=CompiledSource)
+        source = msgspec.msgpack.decode(serialized[len(_MAGIC) :], type=decodable(CompiledSource))
         return _compile(self, source, executable_devices, compile_options, host_callbacks)
 
     return deserialize_executable

@@ -21,6 +21,7 @@ from atoll.atomic_files import write_atomically
 from atoll.cluster.processes.child import END_SECONDS
 from atoll.cluster.processes.lifeline import open_pid, watch_in_loop
 from atoll.cluster.processes.process_table import began
+from atoll.decodable import decodable
 from atoll.missing import read_if_exists
 
 _log = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ class PidFile(msgspec.Struct, frozen=True):
         """
         content = read_if_exists(path)
         try:
-            return None if content is None else msgspec.json.decode(content, type=cls)
+            return None if content is None else msgspec.json.decode(content, type=decodable(cls))
         except msgspec.MsgspecError:
             return None
 

@@ -21,6 +21,7 @@ from atoll.cluster.processes.leases import FAILED_STATUS, LAPSED_STATUS
 from atoll.cluster.processes.lifeline import open_pid, watch_in_loop
 from atoll.cluster.processes.oom_kills import OomKills
 from atoll.cluster.processes.process_runtime import command, end, own_environment
+from atoll.decodable import decodable
 from atoll.errors import ClusterError
 
 Message = TypeVar("Message")
@@ -85,7 +86,7 @@ class Child:
         if is_last:
             os.close(self._readable)
         line, _, self._unread = self._unread.partition(b"\n")
-        return msgspec.json.decode(line, type=kind)
+        return msgspec.json.decode(line, type=decodable(kind))
 
     def leave(self) -> None:
         """Leave the process running when this process ends."""

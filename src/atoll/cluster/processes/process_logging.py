@@ -15,6 +15,7 @@ import msgspec
 
 from atoll.cluster.environment_variables import LOG, LOG_FORMAT, LogFormat
 from atoll.cluster.printable import printable_text
+from atoll.decodable import decodable
 
 REPEAT_SECONDS = 60.0  # in which the same line is logged once
 MOST_LINES = 256  # that are remembered
@@ -137,8 +138,8 @@ def parse_line(line: str) -> LogLine | None:
     """
     if line.startswith("{"):
         try:
-            fields = msgspec.json.decode(line, type=dict[str, Any])
-            found = msgspec.convert(fields, _JsonLine)
+            fields = msgspec.json.decode(line, type=decodable(dict[str, Any]))
+            found = msgspec.convert(fields, decodable(_JsonLine))
             stamp = _JSON_TIME.fullmatch(found.time)
             if stamp is None:
                 return None

@@ -16,12 +16,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from atoll.decodable import decodable
+
 Options = TypeVar("Options")
 
 
 def read_options(kind: type[Options]) -> Options:
     """Return the options of this process from its JSON argument, validated against `kind`."""
-    return msgspec.json.decode(sys.argv[1].encode(), type=kind)
+    return msgspec.json.decode(sys.argv[1].encode(), type=decodable(kind))
 
 
 def write_ready(descriptor: int, line: msgspec.Struct, *, is_last: bool = True) -> None:

@@ -20,6 +20,7 @@ import msgspec
 
 from atoll.atomic_files import write_atomically
 from atoll.cluster.usage.usage_records import MOST_ESTIMATES, By, Estimate, Expected, Usage
+from atoll.decodable import decodable
 
 if TYPE_CHECKING:
     from atoll.cluster.usage.usage_store import Record, UsageStore
@@ -33,7 +34,7 @@ _DAMAGE = (11, 26)  # SQLITE_CORRUPT and SQLITE_NOTADB: this process imports sql
 # a merged file and renames it, so readers always find a complete file.
 FILE_NAME = "atoll-estimates.json"
 _MOST_BYTES = 16 << 20
-_decode = msgspec.json.Decoder(tuple[Estimate, ...]).decode
+_decode = msgspec.json.Decoder(decodable(tuple[Estimate, ...])).decode
 
 _Result = TypeVar("_Result")
 

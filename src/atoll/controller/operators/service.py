@@ -19,6 +19,7 @@ from atoll.cluster.tenant_settings import (
 from atoll.controller.faults import NothingChangedError
 from atoll.controller.operators.requests import Operators
 from atoll.controller.state import ClusterState
+from atoll.decodable import decodable
 from atoll.errors import OK, Code, SettingsError, Status, StatusError, invalid, not_found
 from atoll.journal.event_log import EventLog
 from atoll.launch.connections import Peer
@@ -210,7 +211,7 @@ class OperatorService:
             given["token_hash"] = message.token_hash
         try:
             changed = msgspec.structs.asdict(current) | given | message.limits
-            settings = msgspec.convert(changed, TenantSettings)
+            settings = msgspec.convert(changed, decodable(TenantSettings))
         except msgspec.ValidationError as error:
             raise invalid(f"tenant {message.name}: {error}") from None
         self._tenant_changed(self._tenants.put(settings, message.is_new))

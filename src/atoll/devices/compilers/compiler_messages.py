@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from atoll.decodable import decodable
 from atoll.errors import FrameError, Status
 from atoll.ir.outline import Outline
 from atoll.ir.types import ShardType
@@ -217,7 +218,7 @@ class Link(Generic[Incoming]):
 
     def __init__(self, sock: socket.socket, incoming: Any) -> None:
         self._socket = sock
-        self._decoder: msgspec.msgpack.Decoder[Incoming] = msgspec.msgpack.Decoder(incoming)
+        self._decoder: msgspec.msgpack.Decoder[Incoming] = msgspec.msgpack.Decoder(decodable(incoming))
 
     def send(self, message: msgspec.Struct) -> None:
         """Send a message. Raises OSError if the peer has ended."""

@@ -22,6 +22,7 @@ from atoll.cluster.environment_variables import LOG
 from atoll.cluster.processes.oom_kills import OomKills
 from atoll.cluster.processes.process_runtime import command
 from atoll.cluster.processes.process_table import cpu_ticks
+from atoll.decodable import decodable
 from atoll.devices.compilers.compiler_messages import (
     Answer,
     Ask,
@@ -51,7 +52,7 @@ _INHERITED = (
 )
 _PACKET_BYTES = 4096
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(FromServer).decode
+_decode = msgspec.msgpack.Decoder(decodable(FromServer)).decode
 _END_SECONDS = 5.0
 # An error quotes this many characters and lines of the end of a process's output.
 _MOST_CHARACTERS, _MOST_LINES = 600, 20

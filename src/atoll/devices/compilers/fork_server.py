@@ -22,6 +22,7 @@ import msgspec
 
 from atoll.cluster.processes.priorities import lower_priority
 from atoll.cluster.processes.process_runtime import read_options
+from atoll.decodable import decodable
 from atoll.devices.compilers.compiler_messages import CompilerOptions, Ended, Fork, Forked, Kill, ToServer
 from atoll.devices.compilers.compiler_process import Compiler, limit_process, serve
 
@@ -29,7 +30,7 @@ _SET_DEATH_SIGNAL, _SET_DUMPABLE, _NO_NEW_PRIVILEGES = 1, 4, 38
 _PACKET_BYTES = 4096
 # Computations on CPU devices have priority over compilations.
 _NICENESS = 5
-_decode = msgspec.msgpack.Decoder(ToServer).decode
+_decode = msgspec.msgpack.Decoder(decodable(ToServer)).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from atoll.decodable import decodable
 from atoll.errors import invalid, unimplemented
 from atoll.ir.types import DTYPE_BITS, ShardType
 from atoll.protocol.messages import FunctionSource
@@ -31,7 +32,7 @@ def read_program(data: bytes) -> NullProgram:
     if not data.startswith(_MAGIC):
         raise unimplemented("null devices run only null programs: the duration of an XLA program is not known")
     try:
-        program = msgspec.msgpack.decode(data[len(_MAGIC) :], type=NullProgram)
+        program = msgspec.msgpack.decode(data[len(_MAGIC) :], type=decodable(NullProgram))
     except msgspec.MsgspecError as error:
         raise invalid(f"invalid null program: {error}") from None
     _check(program)

@@ -20,6 +20,7 @@ from jax._src.compilation_cache_interface import CacheInterface
 from jax._src.lib import xla_client as xc
 
 from atoll.cluster.environment_variables import CACHE_BYTES, TENANT_CACHE_BYTES, XLA_FLAGS
+from atoll.decodable import decodable
 from atoll.devices.compilers.compiler_messages import CompiledProgram, CompileProgram
 from atoll.devices.xla.program_cache import MOST_BYTES, MOST_TENANT_BYTES, ProgramCache, Seal
 from atoll.errors import AccessError
@@ -28,7 +29,7 @@ from atoll.security.user_key import user_key
 _log = logging.getLogger(__name__)
 _VERSION = b"compiled program 1"
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(CompiledProgram).decode
+_decode = msgspec.msgpack.Decoder(decodable(CompiledProgram)).decode
 
 _tenant: contextvars.ContextVar[str] = contextvars.ContextVar("atoll_tenant", default="")
 

@@ -24,6 +24,7 @@ from jax._src.lib import _jax
 from jax._src.lib import xla_client as xc
 from jax._src.lib.mlir import ir
 
+from atoll.decodable import decodable
 from atoll.devices.compilers.compiler_messages import RenamedTarget
 from atoll.devices.xla.client_callbacks import PARTITIONING, find
 from atoll.errors import StatusError, invalid, unimplemented
@@ -57,7 +58,7 @@ class AskedClient(Protocol):
         """
 
 
-_answers: msgspec.msgpack.Decoder[CompileAnswer] = msgspec.msgpack.Decoder(CompileAnswer)
+_answers: msgspec.msgpack.Decoder[CompileAnswer] = msgspec.msgpack.Decoder(decodable(CompileAnswer))
 
 
 class Questions:

@@ -30,6 +30,7 @@ from atoll.cluster.processes.process_logging import logging_environment
 from atoll.cluster.processes.startup_heartbeat import LOOK_SECONDS, ProcessActivity, StartWatch
 from atoll.cluster.setting import Setting
 from atoll.cluster.settings import SETTINGS, ClusterSettings
+from atoll.decodable import decodable
 from atoll.engines.engine_options import EngineOptions
 from atoll.engines.start_engine import EngineProcess
 from atoll.errors import AtollError
@@ -155,7 +156,7 @@ class EngineActor:
         import ray
 
         _adopt(environment)
-        given = msgspec.json.decode(start, type=EngineStart)
+        given = msgspec.json.decode(start, type=decodable(EngineStart))
         here = ray.util.get_node_ip_address()
         try:
             listen = parse_address(given.listen or free_address(here))

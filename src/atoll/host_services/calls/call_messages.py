@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from atoll.decodable import decodable
 from atoll.errors import OK, FrameError, Status
 from atoll.host_services.host_data import bytes_of
 from atoll.protocol.number_ranges import CALL_FEEDS
@@ -177,7 +178,7 @@ CallMessage = (
     | Written
 )
 
-_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(CallMessage)
+_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(decodable(CallMessage))
 
 
 def first_call(host: int) -> int:

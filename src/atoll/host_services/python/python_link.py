@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from atoll.decodable import decodable
 from atoll.errors import FrameError
 from atoll.host_services import host_data
 from atoll.transfers.channel import DataChannel
@@ -41,7 +42,7 @@ class PythonLink:
 
     def __init__(self, sock: socket.socket, incoming: Any) -> None:
         self._channel = DataChannel(sock, (LinkMemory, SocketEngine))
-        self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(incoming)
+        self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(decodable(incoming))
 
     def send(self, message: msgspec.Struct) -> None:
         self._channel.send(_MESSAGE, 0, [_encode(message)])

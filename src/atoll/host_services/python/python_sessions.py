@@ -26,6 +26,7 @@ import msgspec
 import numpy as np
 
 from atoll.cluster.sandbox.grants import USER_RULES, PythonRules
+from atoll.decodable import decodable
 from atoll.errors import (
     OK,
     Code,
@@ -55,7 +56,7 @@ _log = logging.getLogger(__name__)
 
 _CODES = frozenset(int(code) for code in Code)
 # Created at import, because msgspec cannot analyze a type in two compiling threads at a time.
-_read_program = msgspec.msgpack.Decoder(m.PythonProgram).decode
+_read_program = msgspec.msgpack.Decoder(decodable(m.PythonProgram)).decode
 
 # The contents of each result's local shards, or the status of a failed call.
 Outcome = list[list[np.ndarray[Any, Any]]] | Status

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from atoll.decodable import decodable
 from atoll.errors import OK, Code, Kind, Status, StatusError, invalid, unimplemented
 from atoll.executables.compile_requests import CompileJob, compile_job, plugin_payload
 from atoll.executables.compiled_executables import Executable, LostExecutable
@@ -77,7 +78,7 @@ async def _register(session: IfrtSession, job: CompileJob) -> tuple[int, Functio
     """Compile on the job's devices. Return the function's number and its description. Raise StatusError."""
     await session.libraries.load(job.targets, job.devices)
     number, encoded = await session.cluster.register_function(job.source, job.content, job.assignment)
-    info = msgspec.msgpack.decode(encoded, type=FunctionInfo)
+    info = msgspec.msgpack.decode(encoded, type=decodable(FunctionInfo))
     session.remember_compiled(job.content, info)
     return number, info
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from atoll.decodable import decodable
 from atoll.errors import Code, StatusError, invalid, unimplemented
 from atoll.ifrt.host_buffer_store import MAX_STORED_BYTES, Stored
 from atoll.ifrt.ifrt_session import IfrtSession
@@ -191,7 +192,7 @@ def _copy_to_host_buffer(pending: PendingRequest, request: Any) -> None:
 
 
 def _texts_to_proto(content: Any) -> bytes:
-    texts = msgspec.msgpack.decode(bytes(content), type=list[bytes])
+    texts = msgspec.msgpack.decode(bytes(content), type=decodable(list[bytes]))
     return bytes(values_pb2.StringArrayContents(strings=texts).SerializeToString())
 
 

@@ -13,6 +13,7 @@ import msgspec
 
 from atoll.cluster.slice_requests import MAGIC as SLICE
 from atoll.cluster.slice_requests import SliceInfo, read_request
+from atoll.decodable import decodable
 from atoll.errors import invalid, not_found, unimplemented
 from atoll.executables.compiled_executables import Executable
 from atoll.executables.loaded_executable import ImmediateReply, LoadedExecutable
@@ -164,7 +165,7 @@ def _source(session: IfrtSession, fingerprint: bytes) -> ImmediateReply:
             if each.callbacks:
                 raise unimplemented(f"{each.name} calls back into this process, so another process cannot run it")
             encoded = session.cluster.source(each.function)
-            source = msgspec.msgpack.decode(encoded, type=m.FunctionSource)
+            source = msgspec.msgpack.decode(encoded, type=decodable(m.FunctionSource))
             content = CompiledSource(source.program, source.options, each.assignment)
             return ImmediateReply(f"source of {each.name}", each.devices, msgspec.msgpack.encode(content))
     raise not_found("no executable of this session has that fingerprint")

@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from atoll.decodable import decodable
 from atoll.operate.command.command_options import ClusterChoice, token, with_option_groups
 
 app = typer.Typer(name="arrays", invoke_without_command=True, rich_markup_mode="markdown")
@@ -44,7 +45,7 @@ def arrays(
         print(json.dumps(report["versions"], indent=1))
     else:
         Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False).print(
-            versions_table(msgspec.convert(report, Snapshot).versions)
+            versions_table(msgspec.convert(report, decodable(Snapshot)).versions)
         )
 
 

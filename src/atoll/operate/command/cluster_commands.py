@@ -19,6 +19,7 @@ from atoll.cluster.environment_variables import AUTHORITY, LEADER_LEASE
 from atoll.cluster.settings import DEFAULT_ENGINE, ClusterSettings
 from atoll.cluster.tenant_settings import DEFAULT_NAME as DEFAULT_TENANT_NAME
 from atoll.cluster.tenant_settings import TENANT_MARK
+from atoll.decodable import decodable
 from atoll.errors import AtollError, ClusterError, LeaseError
 from atoll.operate.cluster_registry import DEFAULT_NAME
 from atoll.operate.command.command_options import (
@@ -439,7 +440,7 @@ def status(
         name = target.record.name if target.record else ""
         print(json.dumps({"name": name, "address": target.reached_at, **report}, indent=1))
     else:
-        snapshot = msgspec.convert(report, Snapshot)
+        snapshot = msgspec.convert(report, decodable(Snapshot))
         width = None if sys.stdout.isatty() else _TABLE_WIDTH
         title = target.record.title if target.record else ""
         tables = security_tables if security else status_tables

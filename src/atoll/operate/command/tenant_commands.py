@@ -12,6 +12,7 @@ import msgspec
 import typer
 
 from atoll.cluster.usage.usage_records import By
+from atoll.decodable import decodable
 from atoll.operate.command.command_options import (
     ClusterChoice,
     read_amount,
@@ -145,7 +146,7 @@ def tenants(
         print(json.dumps(report["tenants"], indent=1))
     else:
         Console(width=None if sys.stdout.isatty() else _TENANTS_WIDTH, highlight=False).print(
-            tenants_table(msgspec.convert(report, Snapshot))
+            tenants_table(msgspec.convert(report, decodable(Snapshot)))
         )
 
 

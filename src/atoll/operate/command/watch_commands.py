@@ -15,6 +15,7 @@ import msgspec
 import typer
 
 from atoll.cluster.processes.process_runtime import ending_signals
+from atoll.decodable import decodable
 from atoll.operate.command.command_options import ClusterChoice, token, with_option_groups
 from atoll.operate.command.terminal import end_on_signals, fail, say
 
@@ -115,7 +116,7 @@ def why(
     from atoll.operate.why import explanation
     from atoll.telemetry.snapshot import Snapshot
 
-    snapshot = msgspec.convert(report_of(cluster.find(), token()), Snapshot)
+    snapshot = msgspec.convert(report_of(cluster.find(), token()), decodable(Snapshot))
     print("\n".join(explanation(snapshot, session)))
 
 

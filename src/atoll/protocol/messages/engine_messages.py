@@ -17,6 +17,7 @@ from atoll.cluster.lifecycle import WORKING, IslandState
 from atoll.cluster.processes.leases import LEASE_SECONDS
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.topology import IslandShape, RankSlot
+from atoll.decodable import decodable
 from atoll.protocol.messages.opening_messages import Message, Refused
 from atoll.protocol.messages.operator_messages import DrainRequest, OperationReply
 
@@ -285,8 +286,8 @@ ToAgent = StartWorker | EndWorker | Renew | Dismiss
 # Messages that an agent receives on its connection.
 OfController = Refused | TellAgent
 
-_from_agent = msgspec.msgpack.Decoder(FromAgent)
-_to_agent = msgspec.msgpack.Decoder(ToAgent)
+_from_agent = msgspec.msgpack.Decoder(decodable(FromAgent))
+_to_agent = msgspec.msgpack.Decoder(decodable(ToAgent))
 _encode = msgspec.msgpack.Encoder().encode
 
 

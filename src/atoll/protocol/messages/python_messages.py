@@ -9,6 +9,7 @@ import msgspec
 
 from atoll.cluster.sandbox.grants import Sandbox
 from atoll.cluster.sandbox.mechanisms import Mechanisms
+from atoll.decodable import decodable
 from atoll.errors import Status, invalid
 from atoll.ir.types import Shape, Sharding
 from atoll.protocol.messages.opening_messages import Message
@@ -46,7 +47,7 @@ def split_settings(data: bytes) -> tuple[ClientSettings, bytes]:
     start = len(_MAGIC) + _LENGTH_BYTES
     end = start + int.from_bytes(data[len(_MAGIC) : start], "little")
     try:
-        return msgspec.msgpack.decode(data[start:end], type=ClientSettings), data[end:]
+        return msgspec.msgpack.decode(data[start:end], type=decodable(ClientSettings)), data[end:]
     except NO_MESSAGE as error:
         raise invalid(f"cannot decode the settings of a Python function: {error}") from None
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from google.protobuf.message import DecodeError
 
+from atoll.decodable import decodable
 from atoll.errors import DETAILS, Details, Status, details_in, invalid
 from atoll.ir.types import Shape
 from atoll.protocol.ifrt import status_pb2, values_pb2
@@ -128,7 +129,7 @@ def _client_payload(key: str, value: bytes) -> tuple[str, bytes]:
     """Translate the controller's memory report to the payload that jaxlib's client prints, and keep other payloads."""
     if key != MEMORY_REPORT:
         return key, value
-    report = msgspec.msgpack.decode(value, type=MemoryReport)
+    report = msgspec.msgpack.decode(value, type=decodable(MemoryReport))
     proto = status_pb2.ObjectStoreDump(device=report.device, dump_timestamp_ns=time.time_ns())
     for holder in report.holders:
         stack = proto.dump.per_error_context.add(error_context_id=holder.traceback_id)

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from atoll.decodable import decodable
 from atoll.wire.framing import link_header
 
 
@@ -85,7 +86,7 @@ AnyLinkMessage = ResumeToken | Resume | Resumed | ResumeRefused | Acknowledge | 
 
 _encode = msgspec.msgpack.Encoder().encode
 # Raises an error of msgspec if the content is not a link message.
-decode_link: Callable[[Any], AnyLinkMessage] = msgspec.msgpack.Decoder(AnyLinkMessage).decode
+decode_link: Callable[[Any], AnyLinkMessage] = msgspec.msgpack.Decoder(decodable(AnyLinkMessage)).decode
 
 
 def encode_link(message: AnyLinkMessage) -> bytes:
