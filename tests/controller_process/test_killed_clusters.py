@@ -70,6 +70,31 @@ def test_a_journal_that_cannot_be_read_is_cleared_and_the_log_says_what_is_lost(
     assert "cannot be read" in caplog.text
 
 
+def test_a_journal_that_the_operating_system_cannot_read_stays(tmp_path: Path) -> None:
+    killed(tmp_path / "journal", tmp_path / "1.piece")
+    snapshot = tmp_path / "journal" / "00000001.snapshot"
+    kept = snapshot.rename(tmp_path / "kept")
+    snapshot.symlink_to(snapshot)
+    with pytest.raises(JournalError, match=r"cannot be read now: .*symbolic links.*Its files are kept"):
+        end(tmp_path / "journal", persist=True)
+    kept.replace(snapshot)
+    end(tmp_path / "journal", persist=True)
+    found = persisted_in(tmp_path / "journal")
+    assert found is not None
+    assert found[0].cluster.sessions == (1,)
+
+
+def test_persisted_sessions_that_cannot_be_examined_are_not_replaced(tmp_path: Path) -> None:
+    killed(tmp_path / "journal", tmp_path / "1.piece")
+    persisted = tmp_path / "journal" / NAME
+    persisted.symlink_to(persisted)
+    for act in (lambda: end(tmp_path / "journal", persist=True), lambda: persisted_in(tmp_path / "journal")):
+        with pytest.raises(JournalError, match="symbolic links"):
+            act()
+    assert persisted.is_symlink()
+    assert (tmp_path / "journal" / "00000001.snapshot").exists()
+
+
 def test_a_journal_of_another_key_is_not_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     killed(tmp_path / "journal", tmp_path / "1.piece")
     before = {path: path.read_bytes() for path in (tmp_path / "journal").iterdir()}

@@ -17,9 +17,11 @@ from atoll.errors import IncompatibleJournalError, JournalError
 from atoll.journal import files, journal, segment
 from atoll.journal.files import TAG_BYTES, Directory, FileCipher, new_salt
 from atoll.journal.journal import Journal, recover
+from atoll.journal.persisted_state import has_killed_cluster
 from atoll.journal.records import encode_event, encode_turn, join_records, read_turns
 from atoll.journal.segment import Segment
 from atoll.protocol import events as e
+from tests.file_limits import no_more_files
 
 
 def turn(number: int) -> list[bytes]:
@@ -293,6 +295,104 @@ def test_a_disk_that_takes_no_more_ends_the_journal_and_not_the_cluster(director
     assert found.load(standby="").complete
     assert found.load(standby="").snapshots == 1
     assert 0 < found.load(standby="").pause < 10
+
+
+def test_a_snapshot_that_cannot_begin_for_lack_of_files_leaves_the_journal_complete(directory, caplog):
+    found = written(directory, 1)
+    with no_more_files():
+        found.snapshot()
+        found.append(turn(1))
+        found.tick()
+    assert "a snapshot cannot begin: [Errno 24] Too many open files" in caplog.text
+    assert found.load(standby="").complete
+    assert timers(directory) == [0, 1]
+    found.tick()
+    found.snapshot()
+    found.append(turn(2))
+    finish_snapshot(found)
+    assert timers(directory) == [2]
+
+
+def test_a_snapshot_whose_process_cannot_be_started_leaves_the_journal_complete(directory, monkeypatch):
+    def fail(*_: object) -> int:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    found = written(directory, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(journal, "start_snapshot", fail)
+        found.snapshot()
+        found.append(turn(1))
+    assert found.load(standby="").complete
+    assert timers(directory) == [0, 1]
+
+
+def test_old_files_that_cannot_be_removed_stay_until_the_next_snapshot(directory, caplog):
+    found = written(directory, 1)
+    found.snapshot()
+    until = time.monotonic() + 20.0
+    with no_more_files():
+        while found.is_snapshotting and time.monotonic() < until:
+            found.tick()
+            time.sleep(0.01)
+    assert "cannot remove old files of the journal" in caplog.text
+    assert directory.snapshots() == [1, 2]
+    found.snapshot()
+    finish_snapshot(found)
+    assert directory.snapshots() == [3]
+
+
+def test_no_snapshot_is_written_behind_missing_events(directory, monkeypatch):
+    def state() -> bytes:
+        time.sleep(delay)
+        return b"a state"
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    delay = 0.0
+    found = Journal(directory, 1, 1, state)
+    found.begin()
+    delay = 0.5
+    found.snapshot()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        patched.setattr(os, "posix_fallocate", full)
+        found.append([b"x" * segment.STEP_BYTES])
+    time.sleep(1.0)
+    assert recover(directory) is None, "events after that snapshot are missing"
+
+
+def test_a_snapshot_that_the_operating_system_cannot_read_is_not_taken_for_a_damaged_one(directory):
+    found = written(directory, 2)
+    directory.write_snapshot(2, 1, b"a later state")
+    found._number = 2
+    found.open_segment()
+    found.append(turn(5))
+    kept = directory.snapshot(2).rename(directory.path / "kept")
+    directory.snapshot(2).symlink_to(directory.snapshot(2))
+    with pytest.raises(OSError, match="symbolic links"):
+        recover(directory)
+    kept.replace(directory.snapshot(2))
+    assert timers(directory) == [5]
+
+
+def test_a_journal_that_cannot_be_listed_is_not_taken_for_an_empty_one(directory):
+    written(directory, 2)
+    with no_more_files():
+        with pytest.raises(OSError, match="Too many open files"):
+            recover(directory)
+        with pytest.raises(JournalError, match="Too many open files"):
+            has_killed_cluster(directory.path)
+    assert timers(directory) == [0, 1]
+
+
+def test_a_directory_that_cannot_be_locked_is_not_said_to_be_in_use(tmp_path, monkeypatch):
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(files.fcntl, "flock", fail)
+    with pytest.raises(JournalError, match="cannot be locked: No locks available"):
+        Directory(tmp_path / "journal")
 
 
 def test_a_cluster_that_ends_leaves_no_journal(directory):

@@ -45,7 +45,10 @@ class JournalRecovery:
         self._least_term = 0
         self._events = 0
         if restarts:
-            self._found = recover(self._directory)
+            try:
+                self._found = recover(self._directory)
+            except OSError as error:
+                raise JournalError(f"the journal in {path} cannot be read: {error}") from None
             if self._found is None:
                 raise JournalError(f"the journal in {path} contains no snapshot to restart from")
             self.last_term = self._found.term

@@ -18,6 +18,7 @@ from atoll.errors import IncompatibleJournalError, JournalError
 from atoll.journal.files import Directory
 from atoll.journal.journal import recover
 from atoll.journal.persisted_state import NAME, decode_persisted
+from atoll.missing import exists
 
 _log = logging.getLogger(__name__)
 
@@ -26,27 +27,37 @@ def end_killed_cluster(path: str, make_shell: Callable[[ProcessState], Controlle
     """End the cluster whose journal is in the directory, if there is one. With `persist`, persist its sessions.
 
     `make_shell` makes a shell that serves the cluster's last state. Afterwards the directory has no journal, and the
-    file of persisted sessions if there are any. Raises JournalError if the directory is unusable or full, and
-    IncompatibleJournalError, without changing a file, if the journal has another protocol or key.
+    file of persisted sessions if there are any. Raises JournalError if the directory is unusable or full. Without
+    changing a file, raises JournalError if the operating system cannot read the journal, which may be intact, and
+    IncompatibleJournalError if the journal has another protocol or key.
     """
     directory = Directory(path)
     try:
-        if not directory.snapshots():
-            return
-        if (directory.path / NAME).exists():
-            # Nothing has happened between this file and the journal: the first snapshot contains what the file has, and
-            # the last events of a journal only write the file.
-            _log.warning(
-                "%s contained the journal of a cluster that was killed while it started or ended; its suspended "
-                "sessions are in %s",
-                directory.path,
-                directory.path / NAME,
-            )
-        else:
-            _persist(directory, make_shell, persist)
-        directory.clear()
+        _end(directory, make_shell, persist)
+    except OSError as error:
+        raise JournalError(
+            f"{path} contains the journal of a cluster that was killed, and it cannot be read now: {error}. Its files "
+            "are kept: fix the reason, and start the cluster again"
+        ) from None
     finally:
         directory.close()
+
+
+def _end(directory: Directory, make_shell: Callable[[ProcessState], ControllerShell], persist: bool) -> None:
+    if not directory.snapshots():
+        return
+    if exists(directory.path / NAME):
+        # Nothing has happened between this file and the journal: the first snapshot contains what the file has, and
+        # the last events of a journal only write the file.
+        _log.warning(
+            "%s contained the journal of a cluster that was killed while it started or ended; its suspended "
+            "sessions are in %s",
+            directory.path,
+            directory.path / NAME,
+        )
+    else:
+        _persist(directory, make_shell, persist)
+    directory.clear()
 
 
 def _persist(directory: Directory, make_shell: Callable[[ProcessState], ControllerShell], persist: bool) -> None:

@@ -27,6 +27,7 @@ from atoll.cluster.environment_variables import KEY_FILE
 from atoll.decodable import decodable
 from atoll.errors import IncompatibleJournalError, JournalError
 from atoll.journal.segment import Segment
+from atoll.missing import MISSING
 from atoll.protocol.messages import PROTOCOL
 from atoll.security.user_key import user_key
 
@@ -139,12 +140,17 @@ def payload_of(path: Path, key: bytes) -> Iterator[tuple[bytes, bool]]:
 
 
 def snapshots_in(directory: Path) -> list[int]:
-    """Return the numbers of the snapshots in a directory, in order."""
+    """Return the numbers of the snapshots in a directory, in order. Raises OSError if it cannot be read."""
     return _numbers(directory, _SNAPSHOT)
 
 
 def _numbers(directory: Path, suffix: str) -> list[int]:
-    return sorted(int(path.stem) for path in directory.glob(f"*{suffix}") if path.stem.isdigit())
+    """Return the numbers of the files with this suffix. `Path.glob` would find none in an unreadable directory."""
+    try:
+        paths = [directory / name for name in os.listdir(directory)]
+    except MISSING:
+        return []
+    return sorted(int(path.stem) for path in paths if path.suffix == suffix and path.stem.isdigit())
 
 
 class ReadableDirectory:
@@ -161,7 +167,7 @@ class ReadableDirectory:
         return self.path / f"{number:08}{_SEGMENT}"
 
     def snapshots(self) -> list[int]:
-        """Return the numbers of the snapshots in order."""
+        """Return the numbers of the snapshots in order. Raises OSError if the directory cannot be read."""
         return snapshots_in(self.path)
 
     def segments(self) -> list[int]:
@@ -205,8 +211,10 @@ class Directory(ReadableDirectory):
             ) from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except OSError as error:
             os.close(self._lock)
+            if not isinstance(error, BlockingIOError):
+                raise JournalError(f"the journal's directory {self.path} cannot be locked: {error.strerror}") from None
             raise JournalError(
                 f"the journal in {self.path} is in use by another controller: give each cluster its own directory, or "
                 "end the other cluster with `atoll down`"

@@ -69,6 +69,7 @@ class Journal:
         self._child = 0  # pid of the process that writes a snapshot
         self._retry = 0.0  # monotonic time of the next attempt after a failure
         self._is_broken = False
+        self._has_snapshots = True  # in the directory, once the journal has begun
         self._written_at = time.monotonic()  # when the last snapshot was complete
         self._pause = 0.0  # seconds for which the last fork took this process
 
@@ -147,17 +148,23 @@ class Journal:
         self._bytes += len(data)
 
     def snapshot(self) -> None:
-        """Make a child write the current state, and continue in a new segment."""
+        """Make a child write the current state, and continue in a new segment.
+
+        If that fails, the journal stays complete, and a later snapshot is attempted.
+        """
         self._events = self._bytes = 0
         self._began, self._is_due = self._cpu_time(), False
-        number = self._number + 1
+        number, was_broken = self._number + 1, self._is_broken
         try:
             self._switch_to(*self._directory.open_segment(number, self.term))
             self._number = number
             self._is_broken = False
             self._child = self._start_snapshot(number)
         except OSError as error:
-            self._fail(error)
+            if was_broken:
+                self._fail(error)
+            else:
+                _log.warning("a snapshot cannot begin: %s: the journal grows until one succeeds", error)
 
     def _start_snapshot(self, number: int) -> int:
         began = time.monotonic()
@@ -171,9 +178,12 @@ class Journal:
             self._reap(os.WNOHANG)
         self._is_due = self._events > 0 and self._cpu_time() - self._began >= SNAPSHOT_SECONDS
         if not self._synced and not self._is_broken and (self._syncing is None or not self._syncing.is_alive()):
-            self._synced = True
             assert self._segment is not None
-            own = os.dup(self._segment.descriptor)
+            try:
+                own = os.dup(self._segment.descriptor)
+            except OSError:  # this process has too many open files, and the next call tries again
+                return
+            self._synced = True
             self._syncing = threading.Thread(target=_sync, args=(own,), name="journal", daemon=True)
             self._syncing.start()
 
@@ -196,11 +206,14 @@ class Journal:
     def _stop(self) -> None:
         """Drop all later appends, and kill the child that writes a snapshot."""
         self._is_broken, self._retry = True, math.inf
+        self._kill_child()
+        self._switch_to(None)
+
+    def _kill_child(self) -> None:
         if self._child:
             os.kill(self._child, signal.SIGKILL)
             os.waitpid(self._child, 0)
             self._child = 0
-        self._switch_to(None)
 
     def statistics(self) -> dict[str, int]:
         return {"term": self.term, "events": self._events, "bytes": self._bytes, "snapshots": self.snapshots}
@@ -212,18 +225,24 @@ class Journal:
         self._child = 0
         if status:
             _log.warning("a snapshot failed (status %d): the journal grows until one succeeds", status)
-            if not self._directory.snapshots():
+            if not self._has_snapshots:
                 self._is_broken = True
                 self._retry = time.monotonic() + _RETRY_SECONDS
         else:
             self.snapshots += 1
+            self._has_snapshots = True
             self._written_at = time.monotonic()
-            self._directory.forget_before(self._number)
+            try:
+                self._directory.forget_before(self._number)
+            except OSError as error:  # files that are not needed stay until the next snapshot
+                _log.warning("cannot remove old files of the journal: %s", error)
 
     def _fail(self, error: OSError) -> None:
         if not self._is_broken:
             _log.error("cannot write the journal: %s: a controller that ends now cannot be restarted", error)
+            self._kill_child()
             self._directory.clear()  # events would be missing between its files
+            self._has_snapshots = False
             self._switch_to(None)  # frees the space of the segment
         self._is_broken = True
         self._retry = time.monotonic() + _RETRY_SECONDS
@@ -264,8 +283,9 @@ def recover(directory: Directory) -> Recovered | None:
     """Return the newest readable snapshot and the turns after it, or None if there are no snapshots.
 
     Reads only what was written: at the first torn write or changed bit, the segment is truncated and later segments are
-    removed, so that nothing after the gap is ever read. Raises JournalError if no snapshot is readable, and
-    IncompatibleJournalError, without changing a file, if one is of another protocol or was encrypted with another key.
+    removed, so that nothing after the gap is ever read. Raises JournalError if no snapshot is intact. Without changing
+    a file, raises OSError if the operating system cannot read one, which may be intact, and IncompatibleJournalError if
+    one is of another protocol or was encrypted with another key.
     """
     found = _read(directory)
     if found is None:
@@ -282,7 +302,7 @@ def recover(directory: Directory) -> Recovered | None:
 def read_journal(directory: ReadableDirectory) -> Recovered | None:
     """Return the same as `recover`, without changing a file, also while a controller writes the journal.
 
-    Raises JournalError if no snapshot is readable.
+    Raises JournalError if no snapshot is intact, and OSError if the operating system cannot read a file.
     """
     for left in reversed(range(_READS)):
         try:
@@ -303,9 +323,9 @@ def _read(directory: ReadableDirectory) -> Recovered | None:
     for number in newest_first:
         try:
             found, payload = directory.read_snapshot(number)
-        except (IncompatibleJournalError, FileNotFoundError):
+        except IncompatibleJournalError:
             raise
-        except (JournalError, OSError) as error:
+        except JournalError as error:
             errors.append(str(error))
             continue
         segments = [each for each in directory.segments() if each >= number]

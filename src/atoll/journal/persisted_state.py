@@ -13,6 +13,7 @@ from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.topology import IslandShape
 from atoll.errors import JournalError, SettingsError
 from atoll.journal.files import journal_key, read_whole, snapshots_in
+from atoll.missing import exists
 from atoll.state.versions import decode_versioned, encode_versioned
 
 NAME = "suspended"
@@ -85,7 +86,7 @@ def persisted_in(directory: Path) -> tuple[PersistedState, int] | None:
     """
     path = directory / NAME
     try:
-        if not path.exists():
+        if not exists(path):
             return None
         found, payload = read_whole(path, journal_key())
         return decode_persisted(payload), found.term
@@ -98,8 +99,14 @@ def persisted_in(directory: Path) -> tuple[PersistedState, int] | None:
 
 
 def has_killed_cluster(directory: Path) -> bool:
-    """Return whether the directory has the journal of a cluster that was killed while it ran."""
-    return not (directory / NAME).exists() and bool(snapshots_in(directory))
+    """Return whether the directory has the journal of a cluster that was killed while it ran.
+
+    Raises JournalError if that is unknown.
+    """
+    try:
+        return not exists(directory / NAME) and bool(snapshots_in(directory))
+    except OSError as error:
+        raise JournalError(f"the journal in {directory} cannot be read: {error}") from None
 
 
 def check_persisted(directory: Path, settings: ClusterSettings) -> None:

@@ -286,7 +286,7 @@ def _write(record: ClusterRecord) -> None:
 
 
 def _read(directory: Path) -> ClusterRecord | None:
-    """Return the record of the cluster in this directory, or None if there is none.
+    """Return the record of the cluster in this directory, or None if the file is missing.
 
     Raises ClusterError if it cannot be read, or msgspec.MsgspecError if it is not a record of this version of Atoll. A
     loss of power may leave an empty file, which counts as none.

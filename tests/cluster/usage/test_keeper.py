@@ -90,6 +90,20 @@ def test_estimates_of_several_clusters_are_merged(tmp_path: Path):
     assert [path.name for path in Path(directory).iterdir()] == [FILE_NAME]
 
 
+def test_estimates_that_cannot_be_read_now_are_not_replaced(tmp_path: Path) -> None:
+    directory = str(tmp_path)
+    write_estimates(directory, [Estimate("a", 1, 5)])
+    file = tmp_path / FILE_NAME
+    kept = file.rename(tmp_path / "kept")
+    file.symlink_to(file)
+    assert read_estimates(directory) == ()
+    with pytest.raises(OSError, match="symbolic links"):
+        write_estimates(directory, [Estimate("b", 1, 5)])
+    kept.replace(file)
+    write_estimates(directory, [Estimate("b", 1, 5)])
+    assert [each.key for each in read_estimates(directory)] == ["a", "b"]
+
+
 @pytest.mark.parametrize("content", [b"", b"[[1]]", b"\xff", b'{"a": 1}'])
 def test_a_damaged_file_of_estimates_is_none(tmp_path: Path, content: bytes):
     (tmp_path / FILE_NAME).write_bytes(content)

@@ -55,7 +55,7 @@ def processes_of_session(leader: int) -> list[int]:
 
 
 def _session_of(pid: int) -> int:
-    """Return the leader of the process's session; -1 if the process has ended. Other users' processes have one, too."""
+    """Return the leader of the process's session, also for processes of other users; -1 if the process has ended."""
     try:
         return os.getsid(pid)
     except ProcessLookupError:

@@ -21,6 +21,7 @@ import msgspec
 from atoll.atomic_files import write_atomically
 from atoll.cluster.usage.usage_records import MOST_ESTIMATES, By, Estimate, Expected, Usage
 from atoll.decodable import decodable
+from atoll.missing import MISSING
 
 if TYPE_CHECKING:
     from atoll.cluster.usage.usage_store import Record, UsageStore
@@ -208,18 +209,25 @@ def _is_damage(error: Exception) -> bool:
 
 
 def read_estimates(directory: str) -> tuple[Estimate, ...]:
-    """Return the estimates of a directory, the newest last; () if its file is missing or damaged."""
+    """Return the estimates of a directory, the newest last; () if its file is missing, damaged or unreadable."""
+    try:
+        return _estimates(directory)
+    except OSError:
+        return ()
+
+
+def _estimates(directory: str) -> tuple[Estimate, ...]:
+    """Return the same as `read_estimates`. Raise OSError if the file is unreadable."""
     try:
         with open(Path(directory) / FILE_NAME, "rb") as file:
-            found = _decode(file.read(_MOST_BYTES))
-    except (OSError, msgspec.MsgspecError):
+            return _decode(file.read(_MOST_BYTES))[-MOST_ESTIMATES:]
+    except (*MISSING, msgspec.MsgspecError):
         return ()
-    return found[-MOST_ESTIMATES:]
 
 
 def write_estimates(directory: str, learnt: Sequence[Estimate]) -> None:
-    """Merge new estimates into the directory's file. Raise OSError."""
-    merged = {each.key: each for each in read_estimates(directory)}
+    """Merge new estimates into the directory's file. Raise OSError, also if the file exists and cannot be read."""
+    merged = {each.key: each for each in _estimates(directory)}
     for each in learnt:
         merged.pop(each.key, None)
         merged[each.key] = each
