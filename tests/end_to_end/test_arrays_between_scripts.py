@@ -4,6 +4,7 @@ controller.
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -174,6 +175,7 @@ def donate_one() -> tuple[float, list[bool]]:
 def drop_all() -> None:
     """Drop the arrays that were kept. Connect to the cluster if this is the first call."""
     _kept.clear()
+    gc.collect()
     jax.devices()
 
 
@@ -329,6 +331,18 @@ def refusals() -> list[str]:
     return found
 
 
+@pytest.fixture(scope="module")
+def trainer(shared: StandingCluster, start_python: StartPython) -> RemotePython:
+    """Return a script that tests share, each of which publishes other names."""
+    return python_of(start_python, shared, "trainer")
+
+
+@pytest.fixture(scope="module")
+def rollouts(shared: StandingCluster, start_python: StartPython) -> RemotePython:
+    """Return a script that tests share, and that has no arrays between them."""
+    return python_of(start_python, shared, "rollouts")
+
+
 def python_of(start_python: StartPython, cluster: StandingCluster, name: str) -> RemotePython:
     return start_python(ATOLL_ADDRESS=cluster.address, ATOLL_TOKEN=TOKENS[name])
 
@@ -357,21 +371,21 @@ def test_another_tenant_reads_a_version_on_another_island_with_other_shardings(
     assert check(shared) == []
 
 
-def test_small_arrays_are_read_with_any_shardings(shared: StandingCluster, start_python: StartPython) -> None:
-    trainer, rollouts = (python_of(start_python, shared, name) for name in ("trainer", "rollouts"))
+def test_small_arrays_are_read_with_any_shardings(
+    shared: StandingCluster, trainer: RemotePython, rollouts: RemotePython
+) -> None:
     number = trainer.call(publish_small, 100)
     held = [each["arrays"] for each in shared.report()["versions"] if each["name"] == "policy-small"]
     assert held == [2 + 2 + 1 + 2], "packs of 32 arrays, a large one, and the checksums on two sets of devices"
     for first, cut in ((2, (None, "y")), (0, ("y", None)), (2, ())):
         wanted = (number, True, [str(PartitionSpec(*cut))])
         assert rollouts.call(read_small, 100, first, cut) == wanted
-    trainer.close()
-    rollouts.close()
     assert check(shared) == []
 
 
-def test_small_arrays_are_unpacked_when_they_are_used(shared: StandingCluster, start_python: StartPython) -> None:
-    trainer, rollouts = (python_of(start_python, shared, name) for name in ("trainer", "rollouts"))
+def test_small_arrays_are_unpacked_when_they_are_used(
+    shared: StandingCluster, trainer: RemotePython, rollouts: RemotePython
+) -> None:
 
     def arrays() -> int:
         (count,) = [each["arrays"] for each in shared.report()["sessions"] if each["tenant"] == "rollouts"]
@@ -389,13 +403,10 @@ def test_small_arrays_are_unpacked_when_they_are_used(shared: StandingCluster, s
     assert arrays() - before >= 31 + 31 + 1, "one pack of each shape is unpacked"
     rollouts.call(drop_all)
     shared.until(lambda report: arrays() == before, SECONDS)
-    trainer.close()
-    rollouts.close()
     assert check(shared) == []
 
 
-def test_a_pinned_version_exists_until_it_is_released(shared: StandingCluster, start_python: StartPython) -> None:
-    trainer = python_of(start_python, shared, "trainer")
+def test_a_pinned_version_exists_until_it_is_released(shared: StandingCluster, trainer: RemotePython) -> None:
     values, refused = trainer.call(pin_first)
     assert values == "values [1.0]"
     assert refused.endswith("of policy-pinned was released")
@@ -405,14 +416,12 @@ def test_a_pinned_version_exists_until_it_is_released(shared: StandingCluster, s
         ),
         SECONDS,
     )
-    trainer.close()
     assert check(shared) == []
 
 
 def test_arrays_that_a_script_donates_after_it_has_published_them_are_copied_at_once(
-    shared: StandingCluster, start_python: StartPython
+    shared: StandingCluster, trainer: RemotePython
 ) -> None:
-    trainer = python_of(start_python, shared, "trainer")
     assert trainer.call(count_arrays) == [
         ("step", 8),
         ("step", 9),
@@ -422,16 +431,11 @@ def test_arrays_that_a_script_donates_after_it_has_published_them_are_copied_at_
         ("step", 11),
         ("newest", 10),
     ]
-    trainer.close()
     assert check(shared) == []
 
 
-def test_arrays_that_are_published_again_are_not_received_again(
-    shared: StandingCluster, start_python: StartPython
-) -> None:
-    trainer = python_of(start_python, shared, "trainer")
+def test_arrays_that_are_published_again_are_not_received_again(shared: StandingCluster, trainer: RemotePython) -> None:
     assert trainer.call(reuse_frozen) == [*["frozen, tied"] * 3, "frozen, head, tied"]
-    trainer.close()
     assert check(shared) == []
 
 
@@ -451,10 +455,7 @@ def test_arrays_that_were_lost_are_received_again(
     assert check(shared) == []
 
 
-def test_wrong_arguments_are_errors_and_the_session_continues(
-    shared: StandingCluster, start_python: StartPython
-) -> None:
-    trainer = python_of(start_python, shared, "trainer")
+def test_wrong_arguments_are_errors_and_the_session_continues(shared: StandingCluster, trainer: RemotePython) -> None:
     expected = [
         "keep must be from 1 to 2147483647, not 0",
         "a name can keep 1 to 64 versions, not 65",
@@ -467,14 +468,13 @@ def test_wrong_arguments_are_errors_and_the_session_continues(
     ]
     for text, part in zip(trainer.call(refusals), expected, strict=True):
         assert part in text
-    trainer.close()
     assert check(shared) == []
 
 
 def test_a_tenant_without_the_permission_reads_and_publishes_nothing(
-    shared: StandingCluster, start_python: StartPython
+    shared: StandingCluster, start_python: StartPython, trainer: RemotePython
 ) -> None:
-    eve, trainer = (python_of(start_python, shared, name) for name in ("eve", "trainer"))
+    eve = python_of(start_python, shared, "eve")
     trainer.call(publish, 7)
     with pytest.raises(RemoteError, match=r"PERMISSION_DENIED: tenant eve may not read trainer/policy"):
         eve.call(read)
@@ -482,7 +482,6 @@ def test_a_tenant_without_the_permission_reads_and_publishes_nothing(
         trainer.call(publish, 7, "secret")
     with pytest.raises(RemoteError, match=r"DEADLINE_EXCEEDED: eve/policy does not have a version yet"):
         eve.call(read, "policy", None, None, 0.1)
-    trainer.close()
     eve.close()
 
 

@@ -363,7 +363,7 @@ def test_many_ordered_callbacks_go_on_behind_one_that_waits(
     assert python.call(what_many_gave) == MANY
 
 
-@pytest.mark.parametrize("begin", [begin_to_sit, begin_many_ordered])
+@pytest.mark.parametrize("begin", [begin_to_sit, pytest.param(begin_many_ordered, marks=pytest.mark.thorough)])
 def test_a_worker_killed_under_a_callback_is_named_and_callbacks_work_again(
     standing: StandingCluster, start_python: StartPython, begin: Callable[[], None]
 ) -> None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.conftest import RunScript
+
+# `tests/ifrt/test_ifrt_session.py` tests how many stacks a client keeps.
+pytestmark = pytest.mark.thorough
 
 # Measured on two cores: 20 bytes per call on an idle machine, and up to 105 on a busy one. If jaxlib keeps the stacks
 # of its requests, a client grows by 500 bytes per call.

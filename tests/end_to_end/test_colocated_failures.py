@@ -27,7 +27,7 @@ BACK_SECONDS = 300.0
 _kept: dict[str, Any] = {}
 
 
-@pytest.fixture(scope="module", params=["1x1x2", "1x2x1"])
+@pytest.fixture(scope="module", params=[pytest.param("1x1x2", marks=pytest.mark.thorough), "1x2x1"])
 def python(request: pytest.FixtureRequest, start_python: StartPython) -> RemotePython:
     """Return a child with an island of one host, and of two."""
     return start_python(request.param)

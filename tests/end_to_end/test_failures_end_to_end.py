@@ -132,7 +132,7 @@ def is_back(standing: StandingCluster) -> None:
 
 
 def test_a_killed_worker_fails_what_was_there_and_no_other_client(standing, user, other):
-    other.begin(compute, 1, 3.0)
+    other.begin(compute, 1, 1.5)
     seconds, error = lose(standing, user, 1, signal.SIGKILL)
     assert seconds < TOLD_SECONDS + GRACE_SECONDS
     assert "DATA_LOSS: host 1 of island 0 is gone" in error
@@ -268,7 +268,7 @@ def loop_for_ever() -> None:
 
 
 def test_a_loop_without_end_takes_its_device_no_longer_than_its_client_lives_and_a_while(start_cluster, start_python):
-    cluster = start_cluster(islands="1x1x1", abandoned_seconds=2.0)
+    cluster = start_cluster(islands="1x1x1", abandoned_seconds=1.0)
     doomed = start_python(ATOLL_ADDRESS=cluster.address)
     user = start_python(ATOLL_ADDRESS=cluster.address)
     assert user.call(double) == 42.0

@@ -22,10 +22,10 @@ from jax.sharding import PartitionSpec as P
 from atoll.transfers.shared_slots import SLOT_BYTES
 from tests.end_to_end.remote_python import RemotePython
 
-FEW_DTYPES = ("bool", "int64", "bfloat16", "int4")
+FEW_DTYPES = ("int64", "int4")
 OTHER_DTYPES = (
-    *("int8", "uint16", "int32", "uint64", "float16", "float32", "float64", "complex64", "complex128"),
-    *("float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "uint2", "float4_e2m1fn"),
+    *("bool", "int8", "uint16", "int32", "uint64", "float16", "float32", "float64", "complex64", "complex128"),
+    *("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "uint2", "float4_e2m1fn"),
 )
 LARGE_BYTES = 1 << 20  # from this size, contents are sent from the memory of an array
 TREE_BYTES = 1 << 14  # up to this size, arrays of a tree are made together

@@ -13,7 +13,7 @@ from tests.end_to_end.remote_python import RemoteError, RemotePython, StartPytho
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
 
 # The project promises a minute: ATOLL_ORDER_SECONDS=60.
-SECONDS = float(os.environ.get("ATOLL_ORDER_SECONDS", "2"))
+SECONDS = float(os.environ.get("ATOLL_ORDER_SECONDS", "1"))
 # Unfinished work after this time has deadlocked.
 DEADLOCK_SECONDS = 7.0
 WITHOUT_ORDER = Path(__file__).with_name("without_order")

@@ -30,7 +30,8 @@ with atoll.connect(islands="4x1x1"):
     print(json.dumps([sparse, train(config, int(sys.argv[1]), is_dense=True), received]))
 """
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(DEADLINE + 10)]
+# `tests/end_to_end/programs/test_routing_of_programs.py` trains a layer of experts, and counts the bytes of rows.
+pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(DEADLINE + 10)]
 
 
 def test_losses_are_those_of_the_dense_computation_and_bytes_are_as_counted_by_hand() -> None:

@@ -26,7 +26,7 @@ from tests.quick_xla import quick
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "examples" / "pipeline.py"
-STEPS = 4
+STEPS = 3
 DEADLINE = 300.0
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * DEADLINE + 10)]

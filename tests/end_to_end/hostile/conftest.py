@@ -31,13 +31,14 @@ def address(cluster: StandingCluster, module_directory: Path) -> str:
 
 @pytest.fixture(scope="module")
 def neighbour(start_python: StartPython, cluster: StandingCluster) -> RemotePython:
-    """Return an honest client of the same cluster."""
-    return start_python(ATOLL_ADDRESS=cluster.address)
+    """Return an honest client of the same cluster, which works before the first test."""
+    python = start_python(ATOLL_ADDRESS=cluster.address)
+    assert python.call(honest_work) == [0, 2, 4, 6]
+    return python
 
 
 @pytest.fixture(autouse=True)
 def _all_others_are_served(cluster: StandingCluster, address: str, neighbour: RemotePython) -> Iterator[None]:
-    assert neighbour.call(honest_work) == [0, 2, 4, 6]
     before = [*cluster.processes().values(), *cluster.proxies()]
     yield
     assert all(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in before)

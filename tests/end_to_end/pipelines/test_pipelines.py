@@ -84,7 +84,7 @@ def test_twenty_losses_of_replicas_are_those_of_plain_jax(
 
 
 @pytest.mark.parametrize(
-    "kind", ["nnx", *(pytest.param(each, marks=pytest.mark.thorough) for each in ("linen", "equinox"))]
+    "kind", ["plain", *(pytest.param(each, marks=pytest.mark.thorough) for each in pipeline_models.LIBRARIES)]
 )
 def test_one_stage_and_one_microbatch_are_plain_jax_bit_for_bit(four_islands: RemotePython, kind: str) -> None:
     need(kind)

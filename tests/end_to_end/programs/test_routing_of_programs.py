@@ -6,6 +6,7 @@ Functions without `test_` in their names run in the child.
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 from typing import Any
@@ -56,16 +57,25 @@ def _sparse(rows: Any, chosen: Any, weights: Any, parameters: Any) -> Any:
     return (atoll.unroute(blocks, routing, weights) ** 2).sum()
 
 
+def _placed() -> list[Any]:
+    rows, chosen, weights, parameters = _given()
+    lies = NamedSharding(meshes()[0], P("x"))
+    there = [jax.device_put(p, NamedSharding(mesh, P())) for p, mesh in zip(parameters, meshes(), strict=True)]
+    return [*(jax.device_put(each, lies) for each in (rows, chosen, weights)), there]
+
+
+@functools.cache
+def _gradient_of_a_program() -> Any:
+    import atoll
+
+    return jax.value_and_grad(atoll.program(_sparse), argnums=(0, 2, 3))
+
+
 def gradients() -> Any:
     import atoll
 
-    rows, chosen, weights, parameters = _given()
-    lies = NamedSharding(meshes()[0], P("x"))
-    given = [jax.device_put(each, lies) for each in (rows, chosen, weights)]
-    given.append([jax.device_put(p, NamedSharding(mesh, P())) for p, mesh in zip(parameters, meshes(), strict=True)])
-    gradient = jax.value_and_grad(_sparse, argnums=(0, 2, 3))
-    of_program = jax.value_and_grad(atoll.program(_sparse), argnums=(0, 2, 3))
-    return [jax.tree.map(np.asarray, each(*given)) for each in (atoll.program(gradient), of_program)]
+    in_a_program = atoll.program(jax.value_and_grad(_sparse, argnums=(0, 2, 3)))
+    return [jax.tree.map(np.asarray, each(*_placed())) for each in (in_a_program, _gradient_of_a_program())]
 
 
 def test_derivatives_are_those_of_the_dense_computation(python: RemotePython) -> None:
@@ -78,14 +88,10 @@ def test_derivatives_are_those_of_the_dense_computation(python: RemotePython) ->
 def programs_of_a_gradient() -> list[str]:
     import atoll
 
-    rows, chosen, weights, parameters = _given()
-    home = meshes()[0].devices.flat[0]
-    given = jax.device_put((rows, chosen, weights), home)
-    there = [jax.device_put(p, NamedSharding(mesh, P())) for p, mesh in zip(parameters, meshes(), strict=True)]
-    gradient = jax.grad(atoll.program(_sparse), argnums=(0, 2, 3))
-    jax.block_until_ready(gradient(*given, there))  # with tracing and constants
+    given, gradient = _placed(), _gradient_of_a_program()
+    jax.block_until_ready(gradient(*given))  # with tracing and constants
     with atoll.trace() as spans:
-        jax.block_until_ready(gradient(*given, there))
+        jax.block_until_ready(gradient(*given))
     launches = {(span.program, span.launched) for span in spans}
     return sorted(name for name, _ in launches if not name.startswith(("device_put", "jit_")))
 
