@@ -11,6 +11,7 @@ from atoll.devices.null.model import MODELS
 from atoll.devices.null.null_backend import Collectives, NullBackend
 from atoll.devices.null.null_program import NullProgram
 from atoll.engines.null_hosts.null_host import AtOnce
+from atoll.errors import Code
 from atoll.host_services.profiles.xspace import Others
 from atoll.protocol.messages import Compile, CompileReport, CompileStage
 from atoll.transfers.inbox import Inbox
@@ -81,6 +82,22 @@ def test_a_program_that_does_not_have_the_hash_it_came_under_is_not_compiled(hos
         host.functions.compile(Compile(f"name {number}", ALICE, number, (((0, 0),),), content))
         assert host.compiled[-1].status.ok is is_right
     assert "does not have the hash it states" in host.compiled[-1].status.message
+
+
+@pytest.mark.parametrize("scratch", [1 << 62, -1])
+def test_a_function_that_needs_more_memory_than_can_be_is_not_compiled(host: Host, scratch: int) -> None:
+    host.inbox.put(ALICE, 0, NullProgram("step", 0.0, (), (), scratch_bytes=scratch).source())
+    host.functions.compile(Compile("a", ALICE, 0, (((0, 0),),)))
+    (report,) = host.compiled
+    assert (report.status.code, report.scratch_bytes) == (Code.RESOURCE_EXHAUSTED, 0)
+    assert f"out of memory: step needs {scratch} bytes" in report.status.message
+
+
+def test_a_function_whose_output_is_larger_than_can_be_is_not_compiled(host: Host) -> None:
+    outputs = (("float32", (1 << 60,)),)
+    host.inbox.put(ALICE, 0, NullProgram("step", 0.0, (), outputs).source())
+    host.functions.compile(Compile("a", ALICE, 0, (((0, 0),),)))
+    assert host.compiled[0].status.code == Code.RESOURCE_EXHAUSTED
 
 
 class Later:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -27,6 +28,7 @@ from atoll.host_services.calls.client_calls import Calls, status_of
 from atoll.host_services.calls.function_callbacks import Callbacks
 from atoll.host_services.profiles.xspace import Programs
 from atoll.host_services.python.python_sessions import PythonSessions
+from atoll.ir.types import DTYPE_BITS
 from atoll.protocol.messages import (
     CloseWorld,
     Compile,
@@ -52,6 +54,8 @@ IDLE_FUNCTIONS = 512
 MOST_OUTLINE_BYTES = 4 << 20
 # A compiled program that can follow its arguments into a world stays in memory for that. Larger ones do not follow.
 MOST_FOLLOWING_BYTES = 8 << 20
+# Memory of a function on each device.
+MOST_BYTES = 1 << 61
 # CPU time of this process that counts as progress of the compilations in it.
 _CPU_STEP_SECONDS = 10.0
 _read_source = msgspec.msgpack.Decoder(decodable(FunctionSource)).decode
@@ -502,6 +506,8 @@ class Functions:
         cached: bool = False,
         crashed: bool = False,
     ) -> None:
+        if function is not None and info is not None and (problem := _size_problem(function.loaded, info)) is not None:
+            function, info, status = None, None, problem
         with self._lock:
             closing = None if self._worlds is None else self._worlds.closing_of(message.world)
             is_apart = function is not None and function.is_apart
@@ -794,6 +800,20 @@ class Functions:
         if what == "cost":
             return msgspec.json.encode(loaded.cost_analysis())
         return loaded.text().encode()
+
+
+def _size_problem(loaded: LoadedFunction, info: FunctionInfo) -> Status | None:
+    """Return why no device can run the function, or None. A compiler process can report any numbers.
+
+    The controller would take larger numbers for a violation, and end this worker.
+    """
+    largest = max((math.prod(each.shape) * DTYPE_BITS.get(each.dtype, 0) // 8 for each in info.outputs), default=0)
+    if 0 <= loaded.scratch_bytes < MOST_BYTES and largest < MOST_BYTES:
+        return None
+    # XLA's sums are signed, so larger ones can be negative.
+    found = f"{loaded.scratch_bytes} bytes while it runs, and {largest} bytes for its largest output"
+    text = f"out of memory: {info.name[:200]} needs {found} on each device: at most {MOST_BYTES - 1} are possible"
+    return Status(int(Code.RESOURCE_EXHAUSTED), text)
 
 
 def _outlined(program: OutlinedProgram) -> FunctionInfo:
