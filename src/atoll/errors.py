@@ -304,6 +304,10 @@ def invalid(message: str) -> StatusError:
     return StatusError(Code.INVALID_ARGUMENT, message)
 
 
+def exhausted(message: str) -> StatusError:
+    return StatusError(Code.RESOURCE_EXHAUSTED, message)
+
+
 def not_found(message: str) -> StatusError:
     return StatusError(Code.NOT_FOUND, message)
 

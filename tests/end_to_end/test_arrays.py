@@ -5,6 +5,7 @@ Each function without `test_` in its name runs twice: here on stock JAX, and in 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -466,6 +467,40 @@ def many() -> Any:
 
 def test_many_arrays_can_be_waited_for_at_once(same_as_stock: Any) -> None:
     same_as_stock(many)
+
+
+# ---- sizes
+
+
+def too_large(exponent: int) -> list[str]:
+    """Return the status codes of the errors if arrays have 2**exponent bytes."""
+    count = 1 << exponent
+    mesh = Mesh(np.array(jax.devices()[:2]), "x")
+    cut, whole = (NamedSharding(mesh, P(each)) for each in ("x", None))
+    calls: list[Callable[[], Any]] = [
+        lambda: jnp.zeros(count, jnp.int8),
+        lambda: jnp.zeros(count, jnp.int8, device=cut),
+        lambda: jnp.zeros(count, jnp.int8, device=whole),
+        lambda: jnp.tile(jnp.zeros(4, jnp.int8), count // 4),
+        lambda: jax.device_put(np.broadcast_to(np.int8(1), count)),
+        lambda: jax.device_put(np.broadcast_to(np.int8(1), count), cut),
+        lambda: jax.jit(lambda x: jnp.broadcast_to(x, count))(jnp.int8(1)),
+        lambda: jax.jit(lambda x: jnp.broadcast_to(x, count), out_shardings=cut)(jnp.int8(1)),
+        lambda: jax.jit(lambda x: [jnp.broadcast_to(x, count // 16) + i for i in range(16)])(jnp.int8(1)),
+        lambda: jax.jit(lambda x: jnp.sort(jnp.broadcast_to(x, count) * x)[5])(jnp.int8(1)),
+    ]
+    found = []
+    for call in calls:
+        try:
+            found.append(str(jax.block_until_ready(call())))
+        except jax.errors.JaxRuntimeError as error:
+            found.append(str(error).partition(":")[0])
+    return [*found, str(jnp.ones(3).sum())]
+
+
+@pytest.mark.parametrize("exponent", [44, 50, 56, 60, 61, 62])
+def test_arrays_that_are_too_large_exhaust_the_memory(same_as_stock: Any, exponent: int) -> None:
+    same_as_stock(too_large, exponent)
 
 
 # ---- islands

@@ -94,12 +94,11 @@ class ProgramChecker:
         self.op_shardings.append(op_sharding)
 
     def _declared(self, spec: ArraySpec) -> None:
-        """Check an array type that the client declares. Raises INVALID_ARGUMENT."""
+        """Check an array type that the client declares. Raises INVALID_ARGUMENT, or RESOURCE_EXHAUSTED."""
         shape, sharding = spec.shape, spec.sharding
         if spec.dtype not in DTYPE_BITS or spec.dtype in _NO_ARRAYS:
             raise invalid(f"invalid dtype {spec.dtype[:40]!r}")
-        if len(shape) > codec.MAX_RANK or min(shape, default=0) < 0 or math.prod(shape) > codec.MAX_ELEMENTS:
-            raise invalid(f"invalid shape {list(shape[: codec.MAX_RANK])}")
+        codec.checked_shape(shape)
         if not sharding.devices or len(set(sharding.devices)) != len(sharding.devices):
             raise invalid("a sharding needs one or more distinct devices")
         self.cluster.hosts_of(sharding.devices)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 
-from atoll.errors import StatusError, invalid
+from atoll.errors import StatusError, exhausted, invalid
 from atoll.ir.program import (
     Call,
     DeviceToHost,
@@ -219,7 +219,7 @@ class DefinitionCheck:
 
 
 def check_definition(program: Program, devices: Collection[int]) -> None:
-    """Check a whole definition. Raises INVALID_ARGUMENT."""
+    """Check a whole definition. Raises INVALID_ARGUMENT, or RESOURCE_EXHAUSTED for arrays that are too large."""
     check = DefinitionCheck(program.name, program.feeds, devices)
     check.arguments(program.arguments)
     for node in program.nodes:
@@ -236,7 +236,7 @@ def _shape(shape: Shape, path: str) -> None:
             raise invalid(f"{path} is {list(shape)}: a dimension is negative")
         elements *= size or 1  # a dimension of 0 must not hide another one that is too large
     if elements > MAX_ELEMENTS:
-        raise invalid(f"{path} is {list(shape)}: an array has at most {MAX_ELEMENTS} elements")
+        raise exhausted(f"{path} is {list(shape)}: out of memory: an array has at most {MAX_ELEMENTS} elements")
 
 
 def _strides(strides: tuple[int, ...] | None, shape: Shape, path: str) -> None:

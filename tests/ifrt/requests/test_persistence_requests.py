@@ -178,7 +178,7 @@ MANUAL = xla_pb2.OpSharding(type=xla_pb2.OpSharding.MANUAL)
         (writes(array(b64_name=b64(b"\xff"))), Code.INVALID_ARGUMENT, "in UTF-8"),
         (writes(array(b64_hlo_sharding_string=b64(b"\xff"))), Code.INVALID_ARGUMENT, "cannot parse OpSharding"),
         (writes(array((4,), MANUAL)), Code.UNIMPLEMENTED, "does not specify where its shards are"),
-        (writes(array((1 << 47, 1 << 47))), Code.INVALID_ARGUMENT, "invalid shape"),
+        (writes(array((1 << 47, 1 << 47))), Code.RESOURCE_EXHAUSTED, "out of memory"),
         (writes(array((-4,))), Code.INVALID_ARGUMENT, "cannot be read"),
         (writes(array((0, 1 << 70))), Code.INVALID_ARGUMENT, "cannot be read"),
         (writes(array(devices={"device_ids": []})), Code.INVALID_ARGUMENT, "one or more distinct devices"),

@@ -29,7 +29,13 @@ def _copying(send: Callable[..., Any]) -> Callable[..., Any]:
 
 def _sendable(array: Any) -> Any:
     if isinstance(array, np.ndarray) and array.strides and min(array.strides) < 1:
-        return np.array(array, order="C")
+        try:
+            return np.array(array, order="C")
+        except MemoryError:
+            import jax
+
+            text = f"RESOURCE_EXHAUSTED: Out of memory allocating {array.nbytes} bytes."  # as other clients of jaxlib
+            raise jax.errors.JaxRuntimeError(text) from None
     return array
 
 

@@ -10,7 +10,7 @@ import msgspec
 from google.protobuf.message import DecodeError
 
 from atoll.decodable import decodable
-from atoll.errors import DETAILS, Details, Status, details_in, invalid
+from atoll.errors import DETAILS, Details, Status, details_in, exhausted, invalid
 from atoll.ir.types import Shape
 from atoll.protocol.ifrt import status_pb2, values_pb2
 from atoll.protocol.messages import MEMORY_REPORT, MemoryReport
@@ -98,9 +98,14 @@ def shape_from(proto: Any) -> Shape:
 
 
 def checked_shape(dims: Shape) -> Shape:
-    """Return `dims`. Raise INVALID_ARGUMENT if no array can have this shape."""
-    if len(dims) > MAX_RANK or any(size < 0 for size in dims) or math.prod(dims) > MAX_ELEMENTS:
+    """Return `dims`. Raise INVALID_ARGUMENT if no array can have this shape, or RESOURCE_EXHAUSTED if it is too large.
+
+    A platform's own client reports any array that does not fit as exhausted memory, so scripts expect that.
+    """
+    if len(dims) > MAX_RANK or any(size < 0 for size in dims):
         raise invalid(f"invalid shape {list(dims[:MAX_RANK])}")
+    if math.prod(dims) > MAX_ELEMENTS:
+        raise exhausted(f"out of memory: an array has at most {MAX_ELEMENTS} elements, not the shape {list(dims)}")
     return dims
 
 
