@@ -178,9 +178,11 @@ class _Sender:
     def publish(self, tree: str) -> float:
         import atoll
 
+        # With one name for all trees, a publish would free the version of another tree meanwhile.
+        name = tree.replace(" ", "-")
         began = time.perf_counter()
-        number = atoll.publish("bench", self._trees[tree], keep=1)
-        found = atoll.subscribe("bench", self._target, version=number)
+        number = atoll.publish(name, self._trees[tree], keep=1)
+        found = atoll.subscribe(name, self._target, version=number)
         seconds = time.perf_counter() - began
         self._check(tree, found.tree)
         return seconds
