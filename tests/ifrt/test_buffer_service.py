@@ -12,6 +12,7 @@ from atoll.errors import Code, not_found
 from atoll.ifrt.buffer_service import BufferService
 from atoll.ifrt.host_buffer_store import HostBuffers, StoredUpload
 from atoll.protocol.ifrt import transport_pb2
+from tests.file_limits import no_more_files
 
 SESSION = 5
 
@@ -67,3 +68,16 @@ def test_only_the_client_of_a_session_is_admitted(service: BufferService, method
     call.on_message(requests(session)[method].SerializeToString())
     is_own = session == SESSION
     assert (call.is_admitted, call.code) == (is_own, 0 if is_own else Code.NOT_FOUND)
+
+
+def test_a_file_that_cannot_be_opened_now_is_not_reported_as_missing(service: BufferService, tmp_path: Path) -> None:
+    def read() -> int | None:
+        call = Call()
+        service.methods()["HostBufferReadFromDisk"](call)  # type: ignore[arg-type]
+        call.on_message(requests(SESSION)["HostBufferReadFromDisk"].SerializeToString())
+        return call.code
+
+    with no_more_files():
+        assert read() == Code.UNAVAILABLE
+    assert read() == 0
+    assert read() == Code.NOT_FOUND  # it was read, and is removed

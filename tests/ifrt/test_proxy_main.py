@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from atoll.cluster.processes.child import Child
+from atoll.ifrt import proxy_main
 from atoll.ifrt.proxy_options import ProxyOptions, start_proxy
+from tests.file_limits import no_more_files
 
 END_SECONDS = 30.0  # half of a proxy's patience
 
@@ -54,3 +56,15 @@ def test_a_proxy_that_waits_for_its_controller_ends_with_its_client(
 def test_a_proxy_that_waits_for_its_controller_ends_when_it_is_told_to(proxy: Child) -> None:
     proxy.process.send_signal(signal.SIGTERM)
     proxy.process.wait(END_SECONDS)
+
+
+def test_the_client_learns_of_losses_also_from_a_proxy_with_too_many_open_files(tmp_path: Path) -> None:
+    losses = tmp_path / "losses"
+    losses.touch()
+    with no_more_files():
+        proxy_main._note(str(losses))
+        proxy_main._note(str(losses))
+    assert losses.stat().st_size == 2
+    losses.unlink()
+    proxy_main._note(str(losses))
+    assert not losses.exists(), "the client has ended"

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from atoll.cluster.moved_controllers import record_controller
 from atoll.errors import ClusterError
 from atoll.operate import cluster_registry
 from atoll.operate.cluster_registry import ClusterRecord, ClusterRegistry, embedded_clusters, register_embedded
@@ -157,6 +158,18 @@ def test_an_embedded_cluster_that_cannot_be_examined_is_reported(
     record.symlink_to(record)
     with pytest.raises(ClusterError, match="symbolic links"):
         embedded_clusters()
+
+
+def test_a_controller_address_that_cannot_be_read_is_not_taken_for_that_of_a_controller_that_has_not_moved(
+    registry: ClusterRegistry, sleeper: subprocess.Popen[bytes]
+) -> None:
+    _register(registry, "one", sleeper.pid)
+    (found,) = registry.all()
+    assert found.continues_at == ""
+    record_controller(found.directory, "tls://two:7000")
+    with no_more_files(), pytest.raises(ClusterError, match="Too many open files"):
+        _ = found.continues_at
+    assert found.continues_at == "tls://two:7000"
 
 
 def test_a_runtime_directory_that_others_can_enter_is_refused(registry: ClusterRegistry) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from atoll.errors import ClusterError, StatusError
 from atoll.operate import detached_scripts
 from atoll.operate.command.run_commands import _rows
 from tests.cluster_process import eventually
+from tests.file_limits import no_more_files
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +51,37 @@ def test_a_name_has_one_script_until_it_ends() -> None:
     assert followed("run-7") == (b"", 128 + signal.SIGTERM)
     start("run-7", "print('again')")
     assert followed("run-7") == (b"again\n", 0)
+
+
+def test_a_script_that_cannot_be_examined_stays(state: Path) -> None:
+    first = start("run-7", "print('hello', flush=True); input() if False else __import__('time').sleep(600)")
+    record = state / "scripts" / "run-7" / "script.json"
+    kept = record.rename(record.with_name("kept"))
+    record.symlink_to(record)
+    for act in (lambda: start("run-7", "pass"), lambda: followed("run-7"), detached_scripts.scripts):
+        with pytest.raises(ClusterError, match=r"cannot find out whether the script run-7 runs.*symbolic links"):
+            act()
+    kept.replace(record)
+    with no_more_files():
+        for look in (lambda: first.runs, lambda: first.state_text, detached_scripts.scripts):
+            with pytest.raises(ClusterError, match="Too many open files"):
+                look()
+    assert [each.name for each in detached_scripts.scripts()] == ["run-7"]
+    os.kill(first.keeper, signal.SIGTERM)
+    assert followed("run-7")[1] == 128 + signal.SIGTERM
+
+
+def test_the_output_of_a_script_is_followed_also_while_its_record_cannot_be_read() -> None:
+    start("run-7", "import time\nfor i in range(20): print(i, flush=True); time.sleep(0.1)")
+    parts: list[bytes] = []
+    with ThreadPoolExecutor(1) as pool:
+        following = pool.submit(detached_scripts.follow, "run-7", parts.append)
+        assert eventually(lambda: bool(parts))
+        with no_more_files():
+            time.sleep(0.5)
+            assert not following.done()
+        assert following.result(60).status == 0
+    assert b"".join(parts).split() == [str(i).encode() for i in range(20)]
 
 
 def test_a_script_whose_keeper_was_killed_does_not_count_as_running() -> None:

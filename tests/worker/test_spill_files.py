@@ -13,6 +13,7 @@ import pytest
 from atoll.errors import Code, StatusError
 from atoll.protocol import messages as m
 from atoll.worker import spill_files
+from tests.file_limits import no_more_files
 
 CONTENTS = np.random.default_rng(0).integers(0, 256, 3_000_001, np.uint8)
 
@@ -104,6 +105,16 @@ def test_bytes_that_a_file_does_not_have_are_refused(directory: str, offset: int
     with pytest.raises(StatusError, match=r"has 100 bytes, and bytes .* were spilled there") as refused:
         spill_files.read(msgspec.structs.replace(piece, offset=offset, nbytes=nbytes))
     assert refused.value.status.code == Code.DATA_LOSS
+
+
+def test_a_file_that_cannot_be_read_now_is_not_reported_as_lost(directory: str):
+    piece = spill_files.write(directory, 1, CONTENTS.data)
+    with no_more_files(), pytest.raises(StatusError, match=f"cannot read {piece.path}: Too many open files") as caught:
+        spill_files.read(piece)
+    assert caught.value.status.code == Code.UNAVAILABLE
+    assert caught.value.status.details.retriable
+    assert not caught.value.status.details.is_loss
+    assert np.array_equal(spill_files.read(piece), CONTENTS)
 
 
 def test_the_manifest_lists_the_pieces_with_their_checksums(directory: str):

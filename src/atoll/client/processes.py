@@ -38,6 +38,7 @@ from atoll.engines.engine_options import EngineOptions
 from atoll.engines.start_engine import EngineProcess, check_settings
 from atoll.errors import AtollError, ClusterError, UnreachableError, error_kind
 from atoll.ifrt.proxy_options import ProxyOptions, Ready, start_proxy
+from atoll.missing import MISSING
 from atoll.operate.cluster_registry import register_embedded, standing_clusters
 from atoll.operate.joining import reach
 
@@ -104,6 +105,7 @@ class ClientProcesses:
         sweep(self._directory.parent)
         self._losses = self._directory / "losses"
         self._losses.touch()
+        self._known_losses = 0
         self._children: list[Child] = []
         self._ending = threading.Lock()
         self._is_ending = False
@@ -174,9 +176,12 @@ class ClientProcesses:
     def losses(self) -> int:
         """Return how many times, as far as the proxy knows, the cluster has lost hosts with the arrays on them."""
         try:
-            return os.stat(self._losses).st_size
-        except OSError:  # the proxy has ended and has removed the file
+            self._known_losses = os.stat(self._losses).st_size
+        except MISSING:  # the proxy has ended and has removed the file
             return 0
+        except OSError:
+            pass
+        return self._known_losses
 
     def leave(self) -> None:
         """Leave the processes to end by themselves, because this process ends. Clean up if one has already ended."""

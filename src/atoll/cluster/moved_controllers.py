@@ -10,6 +10,7 @@ import contextlib
 from pathlib import Path
 
 from atoll.atomic_files import write_atomically
+from atoll.missing import read_if_exists
 
 _FILE = "controller-address"
 
@@ -21,8 +22,8 @@ def record_controller(directory: str, address: str) -> None:
 
 
 def recorded_controller(directory: str) -> str:
-    """Return the address of a controller that has moved, or "" if it has not."""
+    """Return the address of a controller that has moved, or "" if it has not. Raise OSError if that is unknown."""
     try:
-        return (Path(directory) / _FILE).read_text().strip()
-    except (OSError, ValueError):
+        return (read_if_exists(Path(directory) / _FILE) or b"").decode().strip()
+    except UnicodeDecodeError:
         return ""

@@ -18,6 +18,7 @@ import numpy as np
 from atoll.errors import Code, StatusError, invalid, status_of
 from atoll.grpc import Call
 from atoll.ifrt.host_buffer_store import HostBuffers, Stored, StoredUpload
+from atoll.missing import MISSING
 from atoll.protocol.ifrt import transport_pb2
 from atoll.protocol.translation import codec
 from atoll.protocol.translation.codec import contents_header, contents_of
@@ -148,9 +149,12 @@ class BufferService:
         path = self._directory / f"lt_{handle}"
         try:  # O_NONBLOCK, in case the file is a pipe
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError as error:
+        except MISSING as error:
             text = f"the shared directory has no file {path.name} for a host buffer: {error.strerror}"
             raise StatusError(Code.NOT_FOUND, text) from None
+        except OSError as error:
+            text = f"the proxy cannot open {path} for a host buffer: {error.strerror}"
+            raise StatusError(Code.UNAVAILABLE, text) from None
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_size != metadata.buffer_size:
             os.close(descriptor)

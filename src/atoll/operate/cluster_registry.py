@@ -79,7 +79,8 @@ class ClusterRecord(msgspec.Struct, frozen=True):
     @property
     def continues_at(self) -> str:
         """The address of its controller after a standby took over and the engine stayed here; otherwise ""."""
-        return recorded_controller(self.directory)
+        with _examining(self.directory):
+            return recorded_controller(self.directory)
 
     @property
     def reached_at(self) -> str:

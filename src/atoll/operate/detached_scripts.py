@@ -27,6 +27,7 @@ from atoll.cluster.environment_variables import STATE_DIRECTORY
 from atoll.cluster.processes.process_table import began, boot, this_machine
 from atoll.decodable import decodable
 from atoll.errors import ClusterError
+from atoll.missing import exists, read_if_exists
 
 MOST_ENDED = 20  # records of ended scripts that are kept
 _RECORD, _OUTPUT = "script.json", "output"
@@ -66,9 +67,16 @@ class ScriptRecord(msgspec.Struct, frozen=True):
 
     @property
     def runs(self) -> bool:
-        """Return whether the script runs on this machine, with or without its keeper."""
-        if self.status is not None or self.is_elsewhere or self.boot != boot():
+        """Return whether the script runs on this machine, with or without its keeper.
+
+        Raise ClusterError if that is unknown.
+        """
+        if self.status is not None or self.is_elsewhere:
             return False
+        with _examining(self.name):
+            return self.boot == boot() and self._has_process()
+
+    def _has_process(self) -> bool:
         return began(self.keeper) == self.began or began(self.script) == self.script_began
 
     @property
@@ -82,7 +90,7 @@ class ScriptRecord(msgspec.Struct, frozen=True):
 
 
 def start(name: str, command: Sequence[str], environment: Mapping[str, str]) -> ScriptRecord:
-    """Start a script without a terminal. Raise ClusterError if a script with this name runs."""
+    """Start a script without a terminal. Raise ClusterError if a script with this name runs, or may run."""
     check_array_name(name)
     if STATE_DIRECTORY.text() == OFF:
         raise ClusterError("the output of a detached script needs a directory: ATOLL_STATE_DIR is off")
@@ -128,11 +136,14 @@ def _start_keeper(directory: Path, record: ScriptRecord, environment: Mapping[st
             check=True,
         )
     deadline = time.monotonic() + _START_SECONDS
-    while (found := _read(directory)) is None or found == record:
+    while True:
+        with contextlib.suppress(ClusterError):  # the record cannot be read now
+            found = _read(directory)
+            if found is not None and found != record:
+                return found
         if time.monotonic() > deadline:
             raise ClusterError(f"{record.name} did not start within {_START_SECONDS:.0f} s: see {directory / _OUTPUT}")
         time.sleep(_POLL_SECONDS)
-    return found
 
 
 def keep(directory: Path, command: Sequence[str]) -> None:
@@ -160,8 +171,10 @@ def keep(directory: Path, command: Sequence[str]) -> None:
 
 
 def scripts() -> list[ScriptRecord]:
-    """Return the scripts of this user on this machine, oldest first."""
-    found = [_read(each) for each in _base().iterdir()] if _base().is_dir() else []
+    """Return the scripts of this user on this machine, oldest first. Raise ClusterError if one cannot be read."""
+    with _examining("of this user"):
+        directories = list(_base().iterdir()) if exists(_base()) else []
+    found = map(_read, directories)
     return sorted((each for each in found if each is not None), key=lambda each: each.started)
 
 
@@ -181,16 +194,25 @@ def follow(name: str, write: Callable[[bytes], object]) -> ScriptRecord:
         )
     with open(directory / _OUTPUT, "rb") as output:
         while True:
-            is_over = not record.runs  # before the last look at its output
+            is_over = _is_over(record)  # before the last look at its output
             while part := output.read(1 << 16):
                 write(part)
             if is_over:
                 return record
             time.sleep(_POLL_SECONDS)
-            found = _read(directory) or record
+            found = record
+            with contextlib.suppress(ClusterError):  # the record cannot be read now
+                found = _read(directory) or record
             if found.started != record.started:
                 raise ClusterError(f"{name} was started again: `atoll attach {name}` follows the new script")
             record = found
+
+
+def _is_over(record: ScriptRecord) -> bool:
+    """Return whether the script is known to have ended."""
+    with contextlib.suppress(ClusterError):
+        return not record.runs
+    return False
 
 
 def _base() -> Path:
@@ -202,9 +224,21 @@ def _directory(name: str) -> Path:
 
 
 def _read(directory: Path) -> ScriptRecord | None:
-    with contextlib.suppress(OSError, msgspec.MsgspecError):
-        return msgspec.json.decode((directory / _RECORD).read_bytes(), type=decodable(ScriptRecord))
+    """Return the record in a directory, or None if it is missing or invalid. Raise ClusterError if it is unreadable."""
+    with _examining(directory.name):
+        content = read_if_exists(directory / _RECORD)
+    with contextlib.suppress(msgspec.MsgspecError):
+        return None if content is None else msgspec.json.decode(content, type=decodable(ScriptRecord))
     return None
+
+
+@contextlib.contextmanager
+def _examining(name: str) -> Iterator[None]:
+    """Raise ClusterError for an OSError in this block, which does not show whether the script runs."""
+    try:
+        yield
+    except OSError as error:
+        raise ClusterError(f"cannot find out whether the script {name} runs, so nothing is changed: {error}") from None
 
 
 def _write(directory: Path, record: ScriptRecord) -> None:

@@ -24,6 +24,7 @@ import msgspec
 from atoll.atomic_files import sync_directory, write_atomically
 from atoll.cluster.directories import suspended_directory
 from atoll.errors import Code, Details, Kind, StatusError, failed
+from atoll.missing import MISSING
 from atoll.protocol import messages as m
 from atoll.quantities import human_bytes
 from atoll.transfers.piece_contents import read_file
@@ -181,7 +182,11 @@ def write_manifest(directory: str, host: int, session: bytes, pieces: Sequence[m
 
 
 def read(piece: m.SpilledPiece) -> Any:
-    """Return the contents of a piece. Raise StatusError (DATA_LOSS) if they are not those that were written."""
+    """Return the contents of a piece.
+
+    Raise StatusError: DATA_LOSS if they are not those that were written, and UNAVAILABLE if the operating system cannot
+    read the file, which may be intact.
+    """
     end = piece.offset + piece.nbytes
     try:
         descriptor = os.open(piece.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe there does not block
@@ -194,8 +199,11 @@ def read(piece: m.SpilledPiece) -> Any:
             read_file(descriptor, content.data, piece.offset)
         finally:
             os.close(descriptor)
-    except OSError as error:
+    except (*MISSING, IsADirectoryError) as error:
         raise _lost(_text("read", Path(piece.path), error)) from None
+    except OSError as error:
+        text = f"{_text('read', Path(piece.path), error)}. The file is kept: fix the reason, and read the array again"
+        raise failed(Code.UNAVAILABLE, text, Details(retriable=True)) from None
     if zlib.crc32(content.data) != piece.checksum:
         text = f"{piece.path} is not what was spilled there: the checksum of bytes {piece.offset} to {end} differs"
         raise _lost(text)
