@@ -63,6 +63,17 @@ def test_the_oldest_runs_are_removed(state: Path):
     assert (len(kept), kept[0].directory) == (KEPT_RUNS, latest.directory)
 
 
+def test_a_later_run_is_the_latest_also_if_the_clock_was_set_back(state: Path):
+    for day in range(KEPT_RUNS):
+        run_at(state / "logs" / "one" / f"2999020{day + 1}-235959-99999")
+    first, second = new_run("one"), new_run("one")
+    assert first is not None
+    assert second is not None
+    assert [run.directory for run in runs_of("one")[:2]] == [second.directory, first.directory]
+    assert first.directory.name == f"29990206-000000-{os.getpid()}"
+    assert len(runs_of("one")) == KEPT_RUNS
+
+
 def test_runs_of_standbys_displace_only_runs_of_standbys(state: Path):
     cluster = run_at(state / "logs" / "one" / "20200101-000000-1")
     for number in range(KEPT_RUNS):

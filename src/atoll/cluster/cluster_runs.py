@@ -5,14 +5,18 @@ Each run of a cluster has a directory in `directories.logs_directory`:
     NAME/20261126-200555-4711/    the run that began at this local time, with the process id of `atoll up`
         run.json                  `RunRecord`
         log, log.1                the messages of its processes, and earlier ones
+
+Invariant: the times in the names increase from run to run, also if the clock is set back or runs begin in one second.
 """
 
 from __future__ import annotations
 
+import calendar
 import contextlib
 import os
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -29,6 +33,7 @@ MOST_LOG_BYTES = 16 << 20  # of `log`; `log.1` has as many
 ROTATE_SECONDS = 2.0  # between two looks at the size of a log
 _RECORD, _LOG, _OLDER_LOG = "run.json", "log", "log.1"
 _COPY_BYTES = 1 << 20
+_STAMP = "%Y%m%d-%H%M%S"
 
 
 class RunRecord(msgspec.Struct, frozen=True):
@@ -141,16 +146,28 @@ def new_run(name: str, *, is_standby: bool = False) -> ClusterRun | None:
     base = logs_directory()
     if base is None:
         return None
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    directory = base / name / f"{stamp}-{os.getpid()}"
+    known = runs_of(name)
+    directory = base / name / f"{_stamp_after(known)}-{os.getpid()}"
     try:
         directory.mkdir(mode=0o700, parents=True)
     except OSError:
         return None
-    earlier = [run for run in runs_of(name) if run.directory != directory and run.is_standby == is_standby]
+    earlier = [run for run in known if run.is_standby == is_standby]
     for run in earlier[KEPT_RUNS - 1 :]:
         shutil.rmtree(run.directory, ignore_errors=True)
     return ClusterRun(directory)
+
+
+def _stamp_after(known: Sequence[ClusterRun]) -> str:
+    """Return the local time, or the second after the latest of the `known` runs if that is later."""
+    now = time.strftime(_STAMP)
+    latest = known[0].directory.name[: len(now)] if known else ""
+    if latest < now:
+        return now
+    try:
+        return time.strftime(_STAMP, time.gmtime(calendar.timegm(time.strptime(latest, _STAMP)) + 1))
+    except ValueError:  # a directory that is not a run's
+        return now
 
 
 def runs_of(name: str) -> list[ClusterRun]:
