@@ -17,12 +17,16 @@ from atoll.controller_process.shell import ControllerShell
 from atoll.errors import IncompatibleJournalError, JournalError
 from atoll.journal.files import Directory
 from atoll.journal.persisted_state import NAME, persisted_in
+from atoll.protocol import events as e
 from atoll.state.buffer_directory import SpilledArray
 from tests.controller.test_session_persistence import suspended
 
 
-def killed(directory: Path, piece: Path) -> None:
-    """Write the journal of a killed cluster with a session on disk, whose array is in the file `piece`."""
+def killed(directory: Path, piece: Path, *, has_ended: bool = False) -> None:
+    """Write the journal of a killed cluster with a session on disk, whose array is in the file `piece`.
+
+    If it `has_ended`, it has handled the request to end, and could not write its sessions.
+    """
     play = suspended()
     (session,) = play.controller.sessions.values()
     entry = session.directory.entries[5]
@@ -31,6 +35,8 @@ def killed(directory: Path, piece: Path) -> None:
     part = dataclasses.replace(part, piece=msgspec.structs.replace(part.piece, path=str(piece)))
     entry.spilled = SpilledArray((part,))
     piece.write_bytes(b"contents")
+    if has_ended:
+        play.event(e.StopAsked(play.now, True))
     journal = Directory(directory)
     journal.write_snapshot(1, 3, encode_snapshot(play.controller, ShellDump()))
     journal.close()
@@ -56,6 +62,16 @@ def test_files_of_sessions_that_are_not_persisted_are_removed(tmp_path: Path, pe
     if found is not None:
         assert (found[0].cluster.sessions, found[1]) == ((1,), 3)
     assert [path.name for path in (tmp_path / "journal").iterdir() if path.name not in ("lock", NAME)] == []
+
+
+def test_sessions_of_a_cluster_that_ended_and_could_not_write_them_are_persisted(tmp_path: Path) -> None:
+    piece = tmp_path / "1.piece"
+    killed(tmp_path / "journal", piece, has_ended=True)
+    end(tmp_path / "journal", persist=True)
+    found = persisted_in(tmp_path / "journal")
+    assert found is not None
+    assert found[0].cluster.sessions == (1,)
+    assert piece.exists()
 
 
 def test_a_journal_that_cannot_be_read_is_cleared_and_the_log_says_what_is_lost(

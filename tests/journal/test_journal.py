@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import shutil
 import stat
 import time
 from pathlib import Path
@@ -32,6 +33,10 @@ def timers(directory: Directory) -> list[int]:
     found = recover(directory)
     assert found is not None
     return [each.timer for turn in found.decoded_turns() for each in turn if isinstance(each, e.TimerEnded)]
+
+
+def timers_or_none(directory: Directory) -> list[int] | None:
+    return timers(directory) if directory.snapshots() else None
 
 
 @pytest.fixture(params=["mapped", "written"])
@@ -393,6 +398,46 @@ def test_a_directory_that_cannot_be_locked_is_not_said_to_be_in_use(tmp_path, mo
     monkeypatch.setattr(files.fcntl, "flock", fail)
     with pytest.raises(JournalError, match="cannot be locked: No locks available"):
         Directory(tmp_path / "journal")
+
+
+def test_a_directory_that_somebody_removed_ends_the_journal_and_not_the_cluster(directory, monkeypatch, caplog):
+    found = written(directory, 1)
+    found.snapshot()
+    shutil.rmtree(directory.path)
+    until = time.monotonic() + 20.0
+    while found.is_snapshotting and time.monotonic() < until:
+        found.tick()
+        time.sleep(0.01)
+    found.append(turn(2))
+    found.snapshot()
+    assert not found.load(standby="").complete
+    assert "cannot write the journal: [Errno 2]" in caplog.text
+    directory.path.mkdir(mode=0o700)
+    monkeypatch.setattr(journal.time, "monotonic", lambda at=time.monotonic: at() + 60.0)
+    assert found.wants_snapshot
+    found.snapshot()
+    found.append(turn(3))
+    finish_snapshot(found)
+    assert timers(directory) == [3]
+
+
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_a_journal_stays_if_the_sessions_of_a_cluster_that_ends_cannot_be_written(
+    directory, monkeypatch, caplog, is_complete
+):
+    def full(*arguments: object, **options: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    found = written(directory, 2)
+    monkeypatch.setattr(files, "write_atomically", full)
+    if not is_complete:
+        monkeypatch.setattr(os, "write", full)
+        monkeypatch.setattr(os, "posix_fallocate", full)
+        found.append([b"x" * segment.STEP_BYTES])
+    found.end(b"the state of sessions")
+    assert timers_or_none(directory) == ([0, 1] if is_complete else None)
+    assert "cannot persist suspended sessions" in caplog.text
+    assert ("persists them from it" in caplog.text) is is_complete
 
 
 def test_a_cluster_that_ends_leaves_no_journal(directory):

@@ -41,6 +41,7 @@ TAG_BYTES = 16  # added to each part that is sealed
 _SALT_BYTES = 16
 _NONCE_BYTES = 12
 _CHECK_BYTES = 8
+ALL = 1 << 62  # above the number of each snapshot
 
 
 class FileHeader(msgspec.Struct, frozen=True):
@@ -232,7 +233,7 @@ class Directory(ReadableDirectory):
 
     def clear(self) -> None:
         """Remove all snapshots and segments, because the cluster has ended."""
-        self.forget_before(1 << 62)
+        self.forget_before(ALL)
 
     # ---- contents
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from atoll.errors import IncompatibleJournalError, JournalError
-from atoll.journal.files import Directory, FileCipher, ReadableDirectory, read_header
+from atoll.journal.files import ALL, Directory, FileCipher, ReadableDirectory, read_header
 from atoll.journal.persisted_state import NAME
 from atoll.journal.records import decode_events, encode_turn, join_records, read_turns
 from atoll.journal.segment import Segment
@@ -161,7 +161,7 @@ class Journal:
             self._is_broken = False
             self._child = self._start_snapshot(number)
         except OSError as error:
-            if was_broken:
+            if was_broken or isinstance(error, FileNotFoundError):  # somebody has removed the directory
                 self._fail(error)
             else:
                 _log.warning("a snapshot cannot begin: %s: the journal grows until one succeeds", error)
@@ -188,14 +188,19 @@ class Journal:
             self._syncing.start()
 
     def end(self, persisted: bytes = b"") -> None:
-        """End the journal of a cluster that ends, except for the state of its `persisted` sessions."""
+        """End the journal of a cluster that ends, except for the state of its `persisted` sessions.
+
+        If the disk rejects that state, a complete journal stays: from it, the next cluster gets the sessions.
+        """
+        is_complete = not self._is_broken
         self._stop()
-        if persisted:
-            try:
+        try:
+            if persisted:
                 self._directory.write_persisted(NAME, self.term, persisted)
-            except OSError as error:
-                _log.error("cannot persist suspended sessions for the next cluster: %s", error)
-        self._directory.clear()
+            self._forget_before(ALL)
+        except OSError as error:
+            then = ". The next cluster with this journal persists them from it" if is_complete else ""
+            _log.error("cannot persist suspended sessions for the next cluster: %s%s", error, then)
         self._directory.close()
 
     def close(self) -> None:
@@ -232,20 +237,24 @@ class Journal:
             self.snapshots += 1
             self._has_snapshots = True
             self._written_at = time.monotonic()
-            try:
-                self._directory.forget_before(self._number)
-            except OSError as error:  # files that are not needed stay until the next snapshot
-                _log.warning("cannot remove old files of the journal: %s", error)
+            self._forget_before(self._number)
 
     def _fail(self, error: OSError) -> None:
         if not self._is_broken:
             _log.error("cannot write the journal: %s: a controller that ends now cannot be restarted", error)
             self._kill_child()
-            self._directory.clear()  # events would be missing between its files
             self._has_snapshots = False
             self._switch_to(None)  # frees the space of the segment
+        self._forget_before(ALL)  # events would be missing between its files; each attempt tries to remove them
         self._is_broken = True
         self._retry = time.monotonic() + _RETRY_SECONDS
+
+    def _forget_before(self, number: int) -> None:
+        """Remove the files before this snapshot. The cluster continues if the disk does not remove them."""
+        try:
+            self._directory.forget_before(number)
+        except OSError as error:  # such as too many open files, a read-only file system, or a missing directory
+            _log.warning("cannot remove old files of the journal: %s", error)
 
 
 def _sync(descriptor: int) -> None:
