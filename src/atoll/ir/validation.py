@@ -87,45 +87,30 @@ class DefinitionCheck:
             raise invalid(f"{path}: {error.status.message}") from None
         match node:
             case Call():
-                self._named_devices(node.devices, f"{path}.devices")
-                if not node.devices:
-                    raise invalid(f"{path}.devices is empty")
-                if node.function < 0:
-                    raise invalid(f"{path}.function is {node.function}: expected 0 or more")
-                if node.stream is not None and node.stream not in _STREAMS:
-                    raise invalid(f"{path}.stream is {node.stream}: expected {_STREAMS.start} to {_STREAMS.stop - 1}")
-                for field in ("donated", "preserved"):
-                    positions = getattr(node, field)
-                    if len(set(positions)) != len(positions):
-                        raise invalid(f"{path}.{field} names an input twice")
+                self._call(node, path)
             case HostToDevice():
-                if not node.outputs or node.inputs:
-                    raise invalid(f"{path} makes {len(node.outputs)} arrays of host buffers: expected 1 or more")
-                for i, buffer in enumerate(node.buffers):
-                    where = f"{path}.buffers[{i}]"
-                    count = len(node.outputs[buffer.output].sharding.devices)
-                    _shape(buffer.shape, f"{where}.shape")
-                    _strides(buffer.strides, buffer.shape, f"{where}.strides")
-                    for position in buffer.positions or ():
-                        if not 0 <= position < count:
-                            raise invalid(f"{where}.positions has {position}: the array has {count} shards")
+                _host_to_device(node, path)
             case DeviceToHost():
-                if not node.inputs:
-                    raise invalid(f"{path}.inputs is empty")
-                if node.strides is not None and len(node.inputs) > 1:
-                    raise invalid(f"{path}.strides is set for {len(node.inputs)} arrays: expected one array")
-                if node.strides is not None and len(node.strides) > MAX_RANK:
-                    raise invalid(f"{path}.strides has {len(node.strides)} entries: at most {MAX_RANK} are allowed")
-                if any(abs(stride) > _MAX_STRIDE for stride in node.strides or ()):
-                    raise invalid(f"{path}.strides has a stride of more than {_MAX_STRIDE} bytes")
-                if node.outputs:
-                    raise invalid(f"{path}.outputs has {len(node.outputs)} entries: expected none")
+                _device_to_host(node, path)
             case Rearrange():
-                self._rearrange(node, path)
+                _rearrange(node, path)
             case Route() | Unroute():
                 if not 1 <= node.groups <= MAX_ELEMENTS:
                     raise invalid(f"{path}.groups is {node.groups}: expected 1 to {MAX_ELEMENTS}")
         self.nodes += 1
+
+    def _call(self, node: Call, path: str) -> None:
+        self._named_devices(node.devices, f"{path}.devices")
+        if not node.devices:
+            raise invalid(f"{path}.devices is empty")
+        if node.function < 0:
+            raise invalid(f"{path}.function is {node.function}: expected 0 or more")
+        if node.stream is not None and node.stream not in _STREAMS:
+            raise invalid(f"{path}.stream is {node.stream}: expected {_STREAMS.start} to {_STREAMS.stop - 1}")
+        for field in ("donated", "preserved"):
+            positions = getattr(node, field)
+            if len(set(positions)) != len(positions):
+                raise invalid(f"{path}.{field} names an input twice")
 
     def count_arguments(self, specs: Sequence[ArraySpec]) -> None:
         """Count arguments that were checked before."""
@@ -209,14 +194,6 @@ class DefinitionCheck:
         if len(order) != devices or len(set(order)) != devices or not 0 <= min(order) <= max(order) < devices:
             raise invalid(f"{path}.order is not an order of {devices} devices")
 
-    def _rearrange(self, node: Rearrange, path: str) -> None:
-        """Check that the mappings have no more shards than the outputs."""
-        left = sum(len(spec.sharding.devices) for spec in node.outputs)
-        for i, mapping in enumerate(node.mappings):
-            left -= len(range(*mapping.target))
-            if left < 0 or not len(range(*mapping.target)) == len(range(*mapping.source)):
-                raise invalid(f"{path}.mappings[{i}] does not fill each shard of the outputs once")
-
 
 def check_definition(program: Program, devices: Collection[int]) -> None:
     """Check a whole definition. Raises INVALID_ARGUMENT, or RESOURCE_EXHAUSTED for arrays that are too large."""
@@ -225,6 +202,41 @@ def check_definition(program: Program, devices: Collection[int]) -> None:
     for node in program.nodes:
         check.node(node)
     check.results(program.results)
+
+
+def _host_to_device(node: HostToDevice, path: str) -> None:
+    if not node.outputs or node.inputs:
+        raise invalid(f"{path} makes {len(node.outputs)} arrays of host buffers: expected 1 or more")
+    for i, buffer in enumerate(node.buffers):
+        where = f"{path}.buffers[{i}]"
+        count = len(node.outputs[buffer.output].sharding.devices)
+        _shape(buffer.shape, f"{where}.shape")
+        _strides(buffer.strides, buffer.shape, f"{where}.strides")
+        for position in buffer.positions or ():
+            if not 0 <= position < count:
+                raise invalid(f"{where}.positions has {position}: the array has {count} shards")
+
+
+def _device_to_host(node: DeviceToHost, path: str) -> None:
+    if not node.inputs:
+        raise invalid(f"{path}.inputs is empty")
+    if node.strides is not None and len(node.inputs) > 1:
+        raise invalid(f"{path}.strides is set for {len(node.inputs)} arrays: expected one array")
+    if node.strides is not None and len(node.strides) > MAX_RANK:
+        raise invalid(f"{path}.strides has {len(node.strides)} entries: at most {MAX_RANK} are allowed")
+    if any(abs(stride) > _MAX_STRIDE for stride in node.strides or ()):
+        raise invalid(f"{path}.strides has a stride of more than {_MAX_STRIDE} bytes")
+    if node.outputs:
+        raise invalid(f"{path}.outputs has {len(node.outputs)} entries: expected none")
+
+
+def _rearrange(node: Rearrange, path: str) -> None:
+    """Check that the mappings have no more shards than the outputs."""
+    left = sum(len(spec.sharding.devices) for spec in node.outputs)
+    for i, mapping in enumerate(node.mappings):
+        left -= len(range(*mapping.target))
+        if left < 0 or not len(range(*mapping.target)) == len(range(*mapping.source)):
+            raise invalid(f"{path}.mappings[{i}] does not fill each shard of the outputs once")
 
 
 def _shape(shape: Shape, path: str) -> None:
