@@ -1,6 +1,8 @@
 """Atoll works with the oldest Python and JAX that it supports, in an environment with its core dependencies only.
 
-`make matrix` runs far more tests with each supported version, and with the optional packages.
+The suite probes JAX for each patch, and runs a program with a callback. `make thorough` runs all tests of the patches,
+and a script's first use of each part of JAX. `make matrix` runs far more tests with each supported version, and with
+the optional packages.
 """
 
 from __future__ import annotations
@@ -16,12 +18,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-# The patches of JAX, and a script's first use of each part of JAX on a cluster.
-TESTS = ("tests/client/jax_patches", "tests/end_to_end/test_first_uses.py")
+PATCHES = "tests/client/jax_patches"
+FIRST_USES = "tests/end_to_end/test_first_uses.py"
+SHORT = (f"{PATCHES}/test_probes.py", f"{FIRST_USES}::test_a_first_use_is_as_later_ones[a_callback-2.0]")
 
 
 @pytest.mark.slow
-def test_the_oldest_python_and_jax_run_the_tests_of_the_patches_and_first_uses(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tests", [SHORT, pytest.param((PATCHES, FIRST_USES), marks=pytest.mark.thorough)])
+def test_the_oldest_python_and_jax_run_the_tests_of_the_patches_and_first_uses(
+    tmp_path: Path, tests: tuple[str, ...]
+) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     [python] = re.findall(r">=([\d.]+)", project["requires-python"])
     [jax] = [match[1] for each in project["dependencies"] if (match := re.match(r"jax>=([\d.]+)", each))]
@@ -50,4 +56,4 @@ def test_the_oldest_python_and_jax_run_the_tests_of_the_patches_and_first_uses(t
     requirements = (f"jax=={jax}", f"jaxlib=={jax}", pytest_, timeout, hypothesis, psutil)
     run(*pip, "--no-compile", "--editable", ".", *requirements)
     assert run(own, "-c", "import jax; print(jax.__version__)").strip() == jax
-    assert " passed" in run(own, "-m", "pytest", "-x", *TESTS)
+    assert " passed" in run(own, "-m", "pytest", "-x", *tests)

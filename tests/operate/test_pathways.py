@@ -172,13 +172,14 @@ def test_the_elastic_manager_goes_on_when_a_lost_island_is_back(served: tuple[Us
     from pathwaysutils.elastic.manager import Manager
 
     manager, attempts = Manager(), []
+    step = jax.jit(lambda x: x + 1)
 
     @manager.elastic_retry(minimum_slice_count=2, poll_interval=0.2, timeout=60)
     def train():
         attempts.append(sorted(manager.active_slice_indices))
         x = jax.device_put(np.arange(4.0), devices[-1])
         while len(attempts) == 1:
-            x = jax.jit(lambda x: x + 1)(x)
+            x = step(x)
             x.block_until_ready()
             print("running", flush=True)
             time.sleep(0.1)
@@ -215,6 +216,7 @@ def test_the_elastic_manager_goes_on_with_the_islands_that_are_left_and_takes_on
         logging.disable()  # its monitor logs what it finds at each look, more than a pipe takes
 
         devices, manager = jax.devices(), Manager()
+        compute = jax.jit(lambda x: x + 1)
 
         @manager.elastic_retry(minimum_slice_count=1, poll_interval=0.1, timeout=60)
         def train():
@@ -222,7 +224,7 @@ def test_the_elastic_manager_goes_on_with_the_islands_that_are_left_and_takes_on
             print(active, flush=True)
             x = jax.device_put(np.arange(4.0), devices[active[-1]])
             for step in range(1000):
-                x = jax.jit(lambda x: x + 1)(x)
+                x = compute(x)
                 x.block_until_ready()
                 if manager.available_inactive_slices:
                     raise ScaleUpSignalError
@@ -230,7 +232,7 @@ def test_the_elastic_manager_goes_on_with_the_islands_that_are_left_and_takes_on
 
         train()
         """
-        process = user.start(sys.executable, "-c", textwrap.dedent(code), **environment)
+        process = user.start(sys.executable, "-c", textwrap.dedent(code), ATOLL_TEST_EXECUTED="", **environment)
         assert first_line(process) == "[0, 1]"
         (worker,) = (each for each in user.processes() if '"island":1' in " ".join(each.cmdline()))
         worker.kill()
