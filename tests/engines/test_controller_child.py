@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from atoll.cluster.processes.child import LocalProcess
 from atoll.cluster.processes.leases import FAILED_STATUS
 from atoll.cluster.settings import ClusterSettings
 from atoll.controller_process.controller_options import (
@@ -129,6 +132,43 @@ def test_restarts_for_bugs_that_are_charged_to_tenants_do_not_count(tmp_path, mo
 def test_a_controller_that_cannot_read_its_journal_is_not_started_again(tmp_path, monkeypatch):
     count, reason = starts_of(CANNOT + b"protocol 1\n", tmp_path, monkeypatch, status=CANNOT_RESTART)
     assert (count, reason) == (1, "the controller cannot run: protocol 1")
+
+
+def test_a_controller_is_started_again_when_files_are_lacking_no_more(tmp_path, monkeypatch):
+    monkeypatch.setattr(controller_child, "RETRY_SECONDS", 0.05)
+    attempts: list[int] = []
+
+    class Process(LocalProcess):
+        def __init__(self, *arguments: Any) -> None:
+            attempts.append(1)
+            if 1 < len(attempts) < 8:
+                raise OSError(errno.EMFILE, "Too many open files")
+            super().__init__(*arguments)
+
+    monkeypatch.setattr(controller_child, "LocalProcess", Process)
+    count, reason = starts_of(CHARGED + FAILED + b"a bug\n", tmp_path, monkeypatch)
+    assert count == STARTS
+    assert reason.startswith("the controller ended")
+    assert len(attempts) == STARTS + 6
+
+
+def test_a_cluster_can_end_while_its_controller_cannot_be_started(tmp_path, monkeypatch):
+    class Process:
+        def __init__(self, *_: Any) -> None:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(controller_child, "LocalProcess", Process)
+
+    async def run() -> None:
+        ended: list[str] = []
+        options = ControllerOptions("", ClusterSettings("1x1x1"), 1, journal=str(tmp_path), restarts=True)
+        child = ControllerChild(options, lambda: None, ended.append)
+        child._ended(-9)
+        assert not ended
+        await child.end()
+        assert ended == ["the cluster ended while its controller could not be restarted"]
+
+    asyncio.run(run())
 
 
 def test_the_log_names_the_standby_that_takes_over(tmp_path, monkeypatch, caplog):

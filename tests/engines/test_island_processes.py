@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
 
+from atoll.engines import island_processes
 from atoll.engines.engine_interface import HostEnd, HostStart
 from atoll.engines.island_processes import (
     MAX_RESTARTS,
@@ -55,6 +57,8 @@ class FakeEngine:
         self.running = 0  # incarnation of the last report
         self.obeys = True
         self.refuses = False
+        self.error = OSError("no more processes")
+        self.most = 0  # processes of an incarnation that start nevertheless
         self.has_machines = True
         self.waiting: Callable[[Sequence[str]], None] | None = None
 
@@ -82,8 +86,8 @@ class FakeEngine:
         self.log.append(f"island {island} does not wait any more")
 
     def start_host(self, start: HostStart, on_end: Callable[[HostEnd], None]) -> FakeProcess:
-        if self.refuses:
-            raise OSError("no more processes")
+        if self.refuses and (start.rank >= self.most):
+            raise self.error
         process = FakeProcess(self.log, start, on_end, self.obeys)
         self.log.append(f"start {process.pid}")
         self.processes.append(process)
@@ -309,6 +313,62 @@ def test_an_island_whose_workers_cannot_be_started_again_is_removed() -> None:
         engine.processes[0].exit(1)
         await settle()
         assert engine.logged()[-1] == "island 3 given up: its workers cannot be started: no more processes"
+
+    played(scene)
+
+
+@pytest.mark.parametrize("started", [0, 1])
+def test_an_island_waits_while_files_or_memory_for_its_workers_are_lacking(
+    started: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(island_processes, "RETRY_SECONDS", 0.05)
+
+    async def scene(engine: FakeEngine) -> None:
+        island = island_of(engine)
+        island.start()
+        engine.refuses, engine.error, engine.most = True, OSError(errno.EMFILE, "Too many open files"), started
+        engine.processes[0].exit(1)
+        await asyncio.sleep(0.5)
+        assert not any("given up" in line for line in engine.logged())
+        assert engine.running > MAX_RESTARTS + 1
+        engine.refuses = False
+        await asyncio.sleep(0.2)
+        assert island.state is ProcessesState.RUNNING
+        assert engine.logged()[-2:] == [f"start {1000 * engine.running + host}" for host in (6, 7)]
+
+    played(scene)
+
+
+def test_an_island_for_whose_workers_files_are_lacking_for_long_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(island_processes, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(island_processes, "RESTART_SPAN_SECONDS", 0.2)
+
+    async def scene(engine: FakeEngine) -> None:
+        island_of(engine, hosts=1).start()
+        engine.refuses, engine.error = True, OSError(errno.EMFILE, "Too many open files")
+        engine.processes[0].exit(1)
+        await asyncio.sleep(1.0)
+        assert "its workers cannot be started: [Errno 24] Too many open files" in engine.logged()[-1]
+
+    played(scene)
+
+
+def test_an_island_that_ends_while_files_for_its_workers_are_lacking_is_not_started_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(island_processes, "RETRY_SECONDS", 0.05)
+
+    async def scene(engine: FakeEngine) -> None:
+        island = island_of(engine, hosts=1)
+        island.start()
+        engine.refuses, engine.error = True, OSError(errno.EMFILE, "Too many open files")
+        engine.processes[0].exit(1)
+        await settle()
+        await island.end(1.0)
+        engine.refuses = False
+        await asyncio.sleep(0.2)
+        assert len(engine.processes) == 1
+        assert engine.released == [3]
 
     played(scene)
 

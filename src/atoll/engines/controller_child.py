@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from atoll.cluster.processes.child import LocalProcess, describe_exit
+from atoll.cluster.processes.child import LocalProcess, describe_exit, may_pass
 from atoll.cluster.processes.leases import FAILED_STATUS
 from atoll.cluster.processes.process_runtime import command
 from atoll.controller_process.controller_options import (
@@ -28,7 +28,7 @@ from atoll.controller_process.controller_options import (
     SUPERSEDED,
     ControllerOptions,
 )
-from atoll.engines.island_processes import RestartPolicy
+from atoll.engines.island_processes import RESTART_SPAN_SECONDS, RETRY_SECONDS, RestartPolicy
 from atoll.errors import LeaseError
 from atoll.leadership.lease_address import open_lease
 from atoll.leadership.lease_keeper import RELEASE_SECONDS, release_lease
@@ -69,6 +69,7 @@ class ControllerChild:
         self._followed_by = ""  # address of the standby that takes over if it ends
         self._is_ending = False
         self._was_asked = False  # whether it has ended because an operator asked for it
+        self._retry: asyncio.TimerHandle | None = None  # of a restart
         self._has_ended = asyncio.Event()
 
     @property
@@ -153,13 +154,24 @@ class ControllerChild:
         if status and self._options.restarts and not self._is_ending and may_restart:
             self._failures += 1
             _log.warning("%s; restarting it", text)
-            try:
-                self.start()
-            except OSError as error:
-                text = f"{text}, and cannot be restarted: {error}"
+            self._restart(text, asyncio.get_running_loop().time() + RESTART_SPAN_SECONDS)
+            return
+        self._has_finished(text, is_expected=not bug and (not status or self._is_ending))
+
+    def _restart(self, text: str, until: float) -> None:
+        """Start the controller again. While files or memory are lacking for it, try again, for a while."""
+        self._retry = None
+        try:
+            self.start()
+        except OSError as error:
+            loop = asyncio.get_running_loop()
+            if may_pass(error) and loop.time() < until:
+                self._retry = loop.call_later(RETRY_SECONDS, self._restart, text, until)
             else:
-                return
-        if bug or (status and not self._is_ending):
+                self._has_finished(f"{text}, and cannot be restarted: {error}", is_expected=False)
+
+    def _has_finished(self, text: str, *, is_expected: bool) -> None:
+        if not is_expected:
             _log.error("the cluster ends: %s", text)
         self._has_ended.set()
         self._on_end(text)
@@ -181,6 +193,9 @@ class ControllerChild:
         A controller with an external lease has more time, to release the lease.
         """
         self._is_ending = True
+        if self._retry is not None:  # no controller runs
+            self._retry.cancel()
+            self._has_finished("the cluster ended while its controller could not be restarted", is_expected=True)
         if self._process is None:
             return
         self._process.terminate()

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from atoll.cluster.processes.child import may_pass
 from atoll.cluster.state_machine import StateMachine
 from atoll.engines.engine_interface import Engine, HostEnd, HostProcess, HostStart, Reports
 
@@ -79,6 +80,7 @@ class IslandProcesses(StateMachine[ProcessesState]):
         self._processes: dict[int, HostProcess] = {}  # running processes, by host
         self._cause: tuple[int, HostEnd] | None = None  # of the end of this incarnation: a host and its end
         self._last_end: tuple[int, int, HostEnd] | None = None  # host, incarnation, end
+        self._lacks_since: float | None = None  # since when processes cannot be started for lack of files or memory
         self._nothing_runs = asyncio.Event()
 
     def start(self) -> None:
@@ -107,6 +109,7 @@ class IslandProcesses(StateMachine[ProcessesState]):
         self._reports.island_starts(self.number, self._incarnation, machines)
         for start in self._starts(self._incarnation):
             self._processes[start.host] = self._engine.start_host(start, partial(self._process_ended, start.host))
+        self._lacks_since = None
 
     def report(self) -> None:
         """Report the last end and the running incarnation to a controller that may not know them."""
@@ -195,7 +198,16 @@ class IslandProcesses(StateMachine[ProcessesState]):
         self._last_end = host, self._incarnation, end
         if self._cause is not None:
             self._reports.worker_ended(*self._last_end)
-        if self.restarts or (self._cause is not None and self._cause[1].hung):
+        if self._lacks_since is not None:
+            self._start_later()
+        elif self.restarts or (self._cause is not None and self._cause[1].hung):
+            self._start_again()
+
+    def _start_later(self) -> None:
+        asyncio.get_running_loop().call_later(RETRY_SECONDS, self._retry)
+
+    def _retry(self) -> None:
+        if self.restarts and self.state is ProcessesState.STOPPED:
             self._start_again()
 
     def _start_again(self) -> None:
@@ -205,15 +217,35 @@ class IslandProcesses(StateMachine[ProcessesState]):
         try:
             self.start()
         except OSError as error:
+            if self._may_retry(error):
+                self._policy.excuse()
+                if self._processes:
+                    self._stop()
+                else:
+                    self.enter(ProcessesState.STOPPED)
+                    self._start_later()
+                return
             self.enter(ProcessesState.ENDING if self._processes else ProcessesState.STOPPED)
             self._kill()
             self._remove(f"its workers cannot be started: {error}")
+
+    def _may_retry(self, error: OSError) -> bool:
+        """Return whether to start the processes again after a while, because the cause of the error may pass."""
+        if not (self.restarts and may_pass(error)):
+            return False
+        now = asyncio.get_running_loop().time()
+        if self._lacks_since is None:
+            self._lacks_since = now
+            text = "the workers of island %d cannot be started now, will retry for %.0f s: %s"
+            _log.warning(text, self.number, RESTART_SPAN_SECONDS, error)
+        return now - self._lacks_since < RESTART_SPAN_SECONDS
 
     def _remove(self, reason: str) -> None:
         _log.error("island %d is not restarted: %s", self.number, reason)
         self._reports.island_removed(self.number, reason)
 
 
+RETRY_SECONDS = 2.0  # between attempts to start processes for which files or memory are lacking
 MAX_RESTARTS = 8
 RESTART_SPAN_SECONDS = 60.0
 

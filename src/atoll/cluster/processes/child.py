@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import errno
 import os
 import select
 import signal
@@ -200,6 +201,14 @@ class LocalProcess:
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
+
+
+_LACKS = frozenset((errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM))
+
+
+def may_pass(error: OSError) -> bool:
+    """Return whether an error of starting a process may pass: it lacks files, memory or the right to more processes."""
+    return error.errno in _LACKS
 
 
 def describe_exit(status: int) -> str:

@@ -14,9 +14,13 @@ from atoll.cluster.processes.client_directories import HOST_DIRECTORIES, claim
 from atoll.cluster.processes.oom_kills import OomKills
 from atoll.cluster.processes.startup_heartbeat import StartingProcess
 from atoll.engines.engine_interface import HostStart
+from atoll.engines.island_processes import MAX_RESTARTS, RESTART_SPAN_SECONDS
 from atoll.engines.worker_command import WorkerPlace, worker_command, worker_environment
+from atoll.errors import ClusterError
 from atoll.protocol import messages as m
 from atoll.wire.address import Address
+
+_REPORT_SECONDS = RESTART_SPAN_SECONDS / MAX_RESTARTS  # until the report that a worker could not be started
 
 
 class LocalWorker:
@@ -37,6 +41,8 @@ class LocalWorker:
         self._directory: Path | None = None
         self._looks_at: frozenset[Address] = frozenset()  # addresses at which a starting worker looks for a controller
         self._kills = OomKills()  # since the worker's start
+        self._problem = ""  # why the worker could not be started
+        self._report: asyncio.TimerHandle | None = None  # of that problem
         self._none = asyncio.Event()
         self._none.set()
         self.incarnation = 0  # 0 without a worker
@@ -49,8 +55,6 @@ class LocalWorker:
 
     def start(self, start: m.StartWorker, place: WorkerPlace, controllers: Iterable[Address]) -> None:
         """Start a worker in a new directory. It looks for its controller at `controllers`."""
-        self._directory = make_directory(HOST_DIRECTORIES)
-        claim(self._directory, self._directory)
         self._looks_at = frozenset(controllers)
         host = HostStart(
             start.island,
@@ -66,11 +70,21 @@ class LocalWorker:
         self._none.clear()
         self._kills = OomKills()
         try:
+            self._directory = make_directory(HOST_DIRECTORIES)
+            claim(self._directory, self._directory)
             command = worker_command(host, replace(place, directory=str(self._directory)))
             environment = worker_environment(start.platform, self._devices.get(start.platform, ()), start.devices)
             self._process = StartingProcess(command, environment, self._ended, start.lease, on_ready=self._on_ready)
-        except OSError as error:
-            self._ended(1, f"it cannot be started: {error}")
+        except (ClusterError, OSError) as error:
+            # Report it later, so that the engine does not use up its restarts while files or memory are lacking.
+            self._problem = f"it cannot be started: {error}"
+            self._report = asyncio.get_running_loop().call_later(_REPORT_SECONDS, self._has_not_started)
+
+    def _has_not_started(self) -> None:
+        if self._report is not None:
+            self._report.cancel()
+            self._report = None
+            self._ended(1, self._problem)
 
     def controller_is_at(self, *addresses: Address) -> None:
         """End a starting worker if it knows none of these addresses: it could not find its controller."""
@@ -80,10 +94,12 @@ class LocalWorker:
     def terminate(self) -> None:
         if self._process is not None:
             self._process.terminate()
+        self._has_not_started()
 
     def kill(self) -> None:
         if self._process is not None:
             self._process.kill()
+        self._has_not_started()
 
     async def end(self, seconds: float) -> None:
         """Wait for the worker to end, since the controller may be ending it, and kill it after `seconds`."""
