@@ -294,6 +294,7 @@ def packages_picture() -> Picture:
         "grpc": "HTTP/2, gRPC",
         "wire": "framing, connections, TLS",
         "atomic_files": "files",
+        "decodable": "types that any thread may decode",
         "errors": "exceptions",
         "missing": "what does not exist",
         "quantities": "units",
