@@ -95,8 +95,18 @@ def rest(iterator: BatchIterator) -> list[list[int]]:
     return [batch.tolist() for batch in iterator]
 
 
-@pytest.mark.parametrize("pipeline", [of_map_dataset, of_iter_dataset, of_data_loader, of_generator])
-@pytest.mark.parametrize("taken", [0, 3, 8])
+@pytest.mark.parametrize(
+    ("pipeline", "taken"),
+    [
+        *((pipeline, taken) for pipeline in (of_map_dataset, of_generator) for taken in (0, 3, 8)),
+        *((pipeline, 3) for pipeline in (of_iter_dataset, of_data_loader)),
+        *(
+            pytest.param(pipeline, taken, marks=pytest.mark.thorough)
+            for pipeline in (of_iter_dataset, of_data_loader)
+            for taken in (0, 8)
+        ),
+    ],
+)
 def test_a_restored_iterator_goes_on_with_exactly_the_next_batch(pipeline: Callable[[Shard], Any], taken: int):
     batches = Batches(pipeline, sharded("x"), prefetch=3)
     iterator = iter(batches)

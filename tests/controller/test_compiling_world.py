@@ -14,7 +14,7 @@ from tests.controller.outcome import check_nothing_is_left, check_order, check_o
 from tests.thoroughness import examples
 
 
-@settings(max_examples=examples(50))
+@settings(max_examples=examples(50, part=5))
 @given(
     st.integers(0, 2**32),
     st.integers(1, 120),

@@ -74,7 +74,7 @@ def publication(play: Trainer, handles: tuple[int, ...], **options: Any) -> m.Pu
 COUNT = 2 * _MOST_BEGUN + _MOST_ADOPTED
 
 
-@pytest.mark.parametrize("on_disk", [False, True])
+@pytest.mark.parametrize("on_disk", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_a_version_of_many_arrays_begins_over_several_flushes(on_disk: bool) -> None:
     def work(count: int) -> int:
         play, handles = with_views(count)

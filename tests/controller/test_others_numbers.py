@@ -175,7 +175,7 @@ KINDS = [kind for kind in get_args(m.FromProxy) if names_numbers(kind)]
 def test_what_one_session_says_about_anothers_numbers_reaches_nothing_of_it(kind, token):
     play, rng = Owner(), random.Random(0)
     before = play.state()
-    for _ in range(examples(50, part=3)):
+    for _ in range(examples(50, part=6)):
         other = play.open(token=token).number
         play.flush()
         for _ in range(3):

@@ -23,7 +23,7 @@ from tests.controller.test_tenants import ALICE, BOB, ROOT
 from tests.protocol.test_messages import sample_message
 
 # Number of messages, in total for all peers.
-MESSAGES = int(os.environ.get("ATOLL_TEST_MESSAGES", "10000"))
+MESSAGES = int(os.environ.get("ATOLL_TEST_MESSAGES", "4000"))
 HOST = 1  # host of an unused island: peers that may act for the host may also lose it
 
 

@@ -30,12 +30,13 @@ SPHINX = "import sys; from sphinx.cmd.build import main; sys.exit(main(sys.argv[
 @pytest.mark.timeout(600)  # twelve seconds of CPU time, which take long on a busy machine
 def test_the_site_builds_offline_without_a_warning(tmp_path: Path) -> None:
     # Sphinx reads all pages and resolves all references, but writes two pages of HTML only. The first one has the
-    # theme's navigation for all pages. `make docs` writes the others in the same way, in ten more seconds.
+    # theme's navigation for all pages. `make docs` writes the others in the same way, in ten more seconds, and replaces
+    # quotes by typographic ones.
     page = "design/life-of-a-launch"
     for builder, pages in (("dummy", []), ("html", ["index", page])):
         built = run(
             [
-                *(sys.executable, "-c", SPHINX, "-q", "-b", builder),
+                *(sys.executable, "-c", SPHINX, "-q", "-b", builder, "-D", "smartquotes=0"),
                 *("-d", str(tmp_path / "doctrees"), str(DOCS), str(tmp_path / builder)),
                 *(str(DOCS / f"{each}.md") for each in pages),
             ],
