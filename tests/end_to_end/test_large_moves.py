@@ -132,7 +132,7 @@ def test_a_move_between_islands_of_one_machine_needs_little_memory(start_python:
         pytest.param("2x1x2", (2, None, "x"), (2, 2, "x"), 1, id="by rows instead of columns", marks=LONG),
         pytest.param("2x1x2", (2, "x"), (2, 1), 1, id="onto one device", marks=LONG),
         pytest.param("2x1x2", (1,), (2, 2, None, "x"), 1, id="from one device", marks=LONG),
-        pytest.param("2x1x2", (2, "x"), (2, 2), 2, id="replicated"),
+        pytest.param("2x1x2", (2, "x"), (2, 2), 2, id="replicated", marks=LONG),
         # Pieces that are sent whole through shared memory.
         pytest.param("2x1x8", (8, None, "x"), (8, 8, "x"), 1, id="by rows, in many pieces"),
     ],

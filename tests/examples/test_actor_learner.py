@@ -16,7 +16,7 @@ from tests.forked_process import run
 from tests.quick_xla import quick
 
 ROOT = Path(__file__).resolve().parents[2]
-STEPS, POLES, RATE = 6, 16, 5e-3
+STEPS, POLES, RATE = 12, 16, 5e-3
 DEADLINE = 300.0
 TRAINED = """
 import json, sys
@@ -27,7 +27,8 @@ with atoll.connect(islands="2x1x1"):
     print(json.dumps(train(*map(int, sys.argv[1:]))))
 """
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(DEADLINE + 10)]
+# `tests/end_to_end/programs/test_routing_of_programs.py` has an actor and a learner on two slices.
+pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(DEADLINE + 10)]
 
 
 def in_turn() -> list[float]:

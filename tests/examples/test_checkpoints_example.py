@@ -21,7 +21,7 @@ def losses(lines: list[str]) -> dict[int, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.thorough  # `test_restart` is similar and part of the suite
+@pytest.mark.thorough  # `tests/end_to_end/test_checkpoints.py` saves and restores in the same ways
 def test_a_run_that_is_killed_goes_on_with_the_same_losses(
     tmp_path: Path, short_directory: Path, program_cache: Path
 ) -> None:

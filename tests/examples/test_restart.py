@@ -25,7 +25,8 @@ DEADLINE = 300.0
 
 Start = Callable[[Path], "subprocess.Popen[str]"]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * DEADLINE)]
+# The parts have tests in the suite: `test_data_end_to_end`, `test_checkpoints`, `test_profiler`, `test_ownership`.
+pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(3 * DEADLINE)]
 
 
 @pytest.fixture(scope="module")

@@ -21,12 +21,15 @@ from tests.end_to_end.standing_cluster import StandingCluster
 
 
 @pytest.fixture(scope="module")
-def address(cluster: StandingCluster, module_directory: Path) -> str:
-    """Return the address of the module's proxy, which serves any client."""
+def address(cluster: StandingCluster, module_directory: Path) -> Iterator[str]:
+    """Return the address of the module's proxy, which serves any client, also after all tests."""
     shared = module_directory / "shared"
     shared.mkdir()
     cluster.start_proxy(module_directory / "proxy.sock", shared)
-    return f"unix:{module_directory}/proxy.sock"
+    address = f"unix:{module_directory}/proxy.sock"
+    yield address
+    with contextlib.closing(RawClient(address)) as client:
+        assert len(client.open().all_devices) == 4
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +46,6 @@ def _all_others_are_served(cluster: StandingCluster, address: str, neighbour: Re
     yield
     assert all(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in before)
     assert neighbour.call(honest_work) == [0, 2, 4, 6]
-    with contextlib.closing(RawClient(address)) as client:
-        assert len(client.open().all_devices) == 4
 
 
 @pytest.fixture

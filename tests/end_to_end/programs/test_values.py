@@ -53,7 +53,7 @@ def cases() -> Iterator[Any]:
     for number, function in enumerate(FUNCTIONS):
         chosen = ("numpy", "committed")[number % 2]
         for commit in ("numpy", "uncommitted", "committed"):
-            is_in_suite = commit == chosen or function in (figure_2, ordinary_operations)
+            is_in_suite = commit == chosen or function is figure_2
             marks = [] if is_in_suite else [pytest.mark.thorough]
             yield pytest.param(function, commit, id=f"{function.__name__}-{commit}", marks=marks)
 
