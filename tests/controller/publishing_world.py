@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from atoll.controller.sessions.vaults import spec_of
 from atoll.errors import Code
-from atoll.ir.program import Mapping, Rearrange, single
+from atoll.ir.program import Mapping, Program, Rearrange, consumes, single
 from atoll.named_arrays.version_states import VersionState
 from atoll.protocol import messages as m
 from atoll.protocol.number_ranges import SHARED_HANDLES
@@ -27,6 +27,8 @@ class PublishingClient(MigratingClient):
         super().__init__(world, number)
         self.asked: set[int] = set()  # numbers of requests
         self.opened: dict[int, m.VersionOpened] = {}  # by reader
+        self.late: set[int] = set()  # results of launches that may be deferred
+        self.read_late: set[int] = set()  # arrays that such launches read
 
     def handle(self, message: Any) -> None:
         match message:
@@ -38,6 +40,21 @@ class PublishingClient(MigratingClient):
                     self.opened[message.reader] = message
             case _:
                 super().handle(message)
+
+    def launch(
+        self,
+        body: Program,
+        arguments: tuple[int, ...],
+        feeds: tuple[int, ...] = (),
+        contents: bytes | None = None,
+    ) -> list[int]:
+        results = super().launch(body, arguments, feeds, contents)
+        consumed = {value for node in body.nodes for value in consumes(node)}
+        donated = {handle for value, handle in enumerate(arguments) if value in consumed}
+        if self.late.intersection(arguments) or donated & self.read_late:
+            self.late.update(results)
+            self.read_late.update(arguments)
+        return results
 
     def publish(self) -> None:
         chosen = self.rng.sample(sorted(self.arrays), min(len(self.arrays), self.rng.randint(1, 3)))
@@ -75,6 +92,7 @@ class PublishingClient(MigratingClient):
         for result, spec in zip(results, targets, strict=True):
             self.taint[result], self.maybe[result] = set(), {"lost"}
             self.unreleased.add(result)
+            self.late.add(result)
             self.arrays[result] = spec
 
     def close_version(self) -> None:
@@ -147,12 +165,14 @@ class PublishingWorld(MigratingWorld):
     def deferred_launches(self) -> set[tuple[int, int]]:
         """Return the results of launches that may be deferred.
 
-        These launches need arrays of versions, read such arrays, or belong to sessions that have ended.
+        These launches need arrays of versions, read such arrays, or belong to sessions that have ended. Or they consume
+        an array that an earlier launch reads which may be deferred, or need a result of such a launch.
         """
         found = set()
         for session, result in (each for host in self.hosts.values() for each in host.launches):
             client = self.clients.get(session)
-            if client is None or result in SHARED_HANDLES or "lost" in client.maybe[result]:
+            assert client is None or isinstance(client, PublishingClient)
+            if client is None or result in SHARED_HANDLES or result in client.late:
                 found.add((session, result))
         return found
 
