@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -320,6 +321,26 @@ def test_a_certificate_is_renewed_before_its_end_also_after_failures(monkeypatch
     assert len(asked) == 3
     assert asked[0] < ends, "it is asked for in time"
     assert own.certificate.ends > ends + 3600
+
+
+def test_a_process_whose_token_was_changed_asks_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(enrollment, "_RETRY_SECONDS", 0.02)
+    expired = CertificateAuthority(AUTHORITY._key, AUTHORITY._certificate, -1.0)
+    own = Identity(expired.certificate_for(Role.CLIENT, "first"))
+    asked: list[float] = []
+    done = threading.Event()
+
+    def renew():  # type: ignore[no-untyped-def]
+        asked.append(time.monotonic())
+        if len(asked) == 7:
+            done.set()
+        raise AccessError("its token is not the cluster's")
+
+    renewal = Renewal(own, renew)
+    assert done.wait(20)
+    renewal.close()
+    pauses = [after - before for before, after in pairwise(asked)]
+    assert all(pause >= 0.02 * 2**i * 0.75 for i, pause in enumerate(pauses[:6]))
 
 
 # ---- roles

@@ -26,6 +26,7 @@ import msgspec
 
 from atoll.decodable import decodable
 from atoll.errors import AccessError, AtollError, ConnectError, FrameError
+from atoll.retries import Retry
 from atoll.security.join_token import JoinToken
 from atoll.security.roles import JOINING, Role
 from atoll.security.tokens import TOO_MANY, Guesses, Tokens, digest
@@ -42,6 +43,7 @@ ENROLL_SECONDS = 10.0
 _MOST_BYTES = 64 * 1024  # per message
 _RENEWED_AFTER = 2 / 3  # of a certificate's validity
 _RETRY_SECONDS = 5.0
+_MOST_RETRY_SECONDS = 600.0  # while a controller refuses an expired certificate's process, as after a change of tokens
 _CHECK_SECONDS = 60.0  # between looks at the wall clock
 _CONTROLLER_NAME = "the controller"
 _SHOWN = 16  # digits of a fingerprint
@@ -314,6 +316,9 @@ class Renewal:
     """A thread that renews an identity well before its certificate expires, until it is closed.
 
     `renewed()` returns a new certificate. If it raises AtollError or OSError, the thread calls it again later.
+
+    After the certificate has expired, each AccessError doubles the pause. Each attempt may send a wrong token, and the
+    controller limits these per address: many processes with a former token would exclude the others of their machine.
     """
 
     def __init__(self, identity: Identity, renewed: Callable[[], Certificate]) -> None:
@@ -324,7 +329,7 @@ class Renewal:
         self._thread.start()
 
     def _run(self) -> None:
-        due = self._due()
+        due, refusals = self._due(), Retry(_RETRY_SECONDS, _MOST_RETRY_SECONDS)
         # Certificates expire by the wall clock, which can be set and which advances while the machine is suspended.
         while not self._closing.wait(min(_CHECK_SECONDS, max(0.0, due - time.time()))):
             if time.time() < due:
@@ -332,10 +337,13 @@ class Renewal:
             try:
                 self._identity.renew(self._renewed())
             except (AtollError, OSError) as error:
-                due = time.time() + max(_RETRY_SECONDS, (self._identity.certificate.ends - time.time()) / 10)
+                left = self._identity.certificate.ends - time.time()
+                is_refused = left <= 0 and isinstance(error, AccessError)
+                due = time.time() + max(refusals.next_pause() if is_refused else _RETRY_SECONDS, left / 10)
                 _log.warning("cannot renew the certificate of this %s, will retry: %s", self._identity.role, error)
             else:
                 due = self._due()
+                refusals.reset()
 
     def _due(self) -> float:
         """Return when to renew next, with jitter so that the processes of a cluster do not all renew at once."""
