@@ -71,3 +71,14 @@ def test_the_processes_of_a_session_are_its_leader_and_its_children() -> None:
         child = int(leader.stdout.readline())
         assert sorted(processes_of_session(leader.pid)) == sorted((leader.pid, child))
         os.killpg(leader.pid, signal.SIGKILL)
+
+
+def test_processes_in_other_time_namespaces_see_the_same_start_times() -> None:
+    """Otherwise, each would remove the directories of the others, as those of processes that have ended."""
+    code = f"from atoll.cluster.processes.process_table import began; print(began({os.getpid()}))"
+    command = ["unshare", "--time", "--boottime", "100000", "--fork", sys.executable, "-c", code]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        pytest.skip("needs root and time namespaces")
+    assert int(found.stdout) == began(os.getpid())

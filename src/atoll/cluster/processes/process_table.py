@@ -6,6 +6,7 @@ open files. Then it is unknown whether a process runs.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,7 +35,17 @@ def began(pid: int) -> int | None:
     The pid and the start time together identify a process, since the kernel reuses pids.
     """
     fields = _stat(pid)
-    return int(fields[19]) if fields else None
+    return int(fields[19]) - _boot_offset() if fields else None
+
+
+@functools.cache
+def _boot_offset() -> int:
+    """Return the clock ticks that the kernel adds to start times for processes in this time namespace."""
+    lines = (read_if_exists("/proc/self/timens_offsets") or b"").splitlines()
+    for name, seconds, nanoseconds in map(bytes.split, lines):
+        if name == b"boottime":
+            return (int(seconds) * 10**9 + int(nanoseconds)) * os.sysconf("SC_CLK_TCK") // 10**9
+    return 0
 
 
 def ancestors(pid: int) -> Iterator[int]:
