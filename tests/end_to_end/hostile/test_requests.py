@@ -74,9 +74,7 @@ HOSTILE: dict[str, Any] = {
     "the largest handle": lambda: makes((1 << 64) - 1),
     "a handle twice": lambda: makes(1, buffer=50),
     "a negative dimension": lambda: makes(9, shape=(-4,)),
-    "huge dimensions": lambda: makes(9, shape=(1 << 40, 1 << 40)),
     "a dimension that is too large for its buffer": lambda: makes(9, shape=(1 << 30,), buffer=50),
-    "a dimension of 2^63 - 1": lambda: makes(9, shape=((1 << 63) - 1,)),
     "very many dimensions": lambda: makes(9, shape=(1,) * 1000),
     "strides out of range": lambda: makes(9, strides=(1 << 40,), buffer=50),
     "negative strides out of range": lambda: makes(9, strides=(-(1 << 62),), buffer=50),
@@ -150,13 +148,19 @@ HOSTILE: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+TOO_LARGE: dict[str, Any] = {
+    "huge dimensions": lambda: makes(9, shape=(1 << 40, 1 << 40)),
+    "a dimension of 2^63 - 1": lambda: makes(9, shape=((1 << 63) - 1,)),
+}
+
+
+@pytest.mark.parametrize("name", [*HOSTILE, *TOO_LARGE])
 def test_a_hostile_request_gets_a_status_and_the_session_goes_on(client: RawClient, name: str) -> None:
     for buffer in (50, 100, 101):
         assert client.store(buffer, bytes(16)) == (0, "")
-    request, results = HOSTILE[name]()
+    request, results = (HOSTILE | TOO_LARGE)[name]()
     code = outcome(client, request, results)
-    assert code in REFUSED, code
+    assert code in (REFUSED if name in HOSTILE else {Code.RESOURCE_EXHAUSTED}), code
     assert client.ask(lambda into: setattr(into.is_array_deleted, "array", 1)).is_array_deleted.deleted is False
     assert client.status(lambda into: into.check_value_ready.values.append(3)) == (0, "")
 

@@ -169,7 +169,6 @@ BAD = (
     "dtype",
     "token",
     "shape",
-    "huge",
     "wrong argument",
     "no devices",
     "layout",
@@ -183,6 +182,12 @@ BAD = (
 def test_an_invalid_program_is_an_invalid_argument(python: RemotePython, change: str) -> None:
     with pytest.raises(RemoteError, match=r"INVALID_ARGUMENT"):
         python.call(submitted, change)
+    assert python.call(nested)[4].shape == (4,)
+
+
+def test_a_program_with_too_large_arrays_exhausts_the_memory(python: RemotePython) -> None:
+    with pytest.raises(RemoteError, match=r"RESOURCE_EXHAUSTED: .*out of memory"):
+        python.call(submitted, "huge")
     assert python.call(nested)[4].shape == (4,)
 
 
