@@ -74,7 +74,7 @@ def make_client() -> Any:
     os.environ["IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_DIRECTORY"] = str(_processes.transfer_directory)
     os.environ["IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_THRESHOLD_BYTES"] = str(_LARGE_TRANSFER_BYTES)
     # jaxlib's client reads these variables when it first connects.
-    from jax.extend.backend import ifrt_proxy
+    from jax._src.lib import ifrt_proxy
 
     install_patches()
     clear_with_client(host_callbacks.TABLE)

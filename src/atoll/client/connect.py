@@ -106,7 +106,7 @@ def connect(
     """
     global _open
     import jax
-    from jax.extend.backend import clear_backends
+    from jax._src.api import clear_backends
 
     read_topology(islands)
     environment = Settings.from_environment()

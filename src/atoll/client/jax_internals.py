@@ -1,6 +1,8 @@
 """The private parts of JAX that programs use, under the names of JAX 0.10 to 0.12.
 
-They concern the current trace, the contents of jit calls, and the fast paths of arguments and results.
+They concern the current trace, the contents of jit calls, and the fast paths of arguments and results. `jax.extend` has
+some of them, but it imports Pallas, which adds settings to the key of jit's caches: all functions that were traced
+before would be traced again.
 """
 
 from __future__ import annotations
@@ -19,6 +21,9 @@ from jax._src import literals as _literals
 from jax._src import mesh as _mesh
 from jax._src import pjit as _pjit
 from jax._src import shard_map as _shard_map
+from jax._src.core import Literal as Literal
+from jax._src.core import Primitive as Primitive
+from jax._src.core import Var as Var
 from jax._src.interpreters import ad, batching, mlir, pxla
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lib import xla_client

@@ -22,7 +22,7 @@ def initialize() -> None:
     that they are in place before any backend starts.
     """
     import jax
-    from jax._src.xla_bridge import register_backend_factory  # `jax.extend` would import Pallas in every script
+    from jax._src.xla_bridge import register_backend_factory
 
     register_backend_factory(PLATFORM, _make_client, priority=_PRIORITY, fail_quietly=True)
     platforms = str(jax.config.jax_platforms).split(",")
@@ -55,7 +55,7 @@ def _patch_google_proxy_client() -> None:
     Such a client gets the same patches of JAX as Atoll's own client, so that callbacks work. Clients of other servers
     are not changed. A second call does nothing.
     """
-    from jax.extend.backend import ifrt_proxy
+    from jax._src.lib import ifrt_proxy
 
     from atoll.client.plugin_programs import is_atoll
 

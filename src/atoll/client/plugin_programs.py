@@ -32,9 +32,9 @@ def client_of(array: Any) -> Any:
 
 def submit(client: Any, payload: bytes) -> Any:
     """Send `payload` and return the server's executable. Raise jax.errors.JaxRuntimeError if the server refuses."""
-    from jax.extend.ifrt_programs import ifrt_programs
+    from jax._src.lib import _jax
 
-    plugin: Any = ifrt_programs
+    plugin: Any = _jax.ifrt_programs
     program = plugin.make_plugin_program(payload)
     return client.compile_ifrt_program(program, plugin.make_plugin_compile_options())
 

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import jax
-from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from atoll.client.jax_internals import leave_out_of_tracebacks
+from atoll.client.jax_internals import Primitive, leave_out_of_tracebacks
 
 leave_out_of_tracebacks(__file__)
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, Literal, Var
 
-from atoll.client.jax_internals import leave_out_of_tracebacks
+from atoll.client.jax_internals import Literal, Var, leave_out_of_tracebacks
 from atoll.pipelines import equations as eq
+
+if TYPE_CHECKING:
+    from jax.extend.core import ClosedJaxpr
 
 leave_out_of_tracebacks(__file__)
 

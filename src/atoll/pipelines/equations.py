@@ -8,10 +8,9 @@ from typing import Any
 from jax._src import source_info_util
 from jax._src.pjit import jit_p
 from jax._src.sharding_impls import UNSPECIFIED
-from jax.extend.core import Literal
 from jax.sharding import Mesh, NamedSharding
 
-from atoll.client.jax_internals import leave_out_of_tracebacks
+from atoll.client.jax_internals import Literal, leave_out_of_tracebacks
 
 leave_out_of_tracebacks(__file__)
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.extend.core import Var
 
+from atoll.client.jax_internals import Var
 from atoll.errors import PipelineError
 from atoll.pipelines import equations as eq
 from atoll.pipelines.computation import Atom, Computation, Equation, nbytes

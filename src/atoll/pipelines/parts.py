@@ -13,10 +13,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Var
 from jax.sharding import NamedSharding
 
-from atoll.client.jax_internals import leave_out_of_tracebacks
+from atoll.client.jax_internals import Var, leave_out_of_tracebacks
 from atoll.pipelines import equations as eq
 from atoll.pipelines.computation import Computation, is_inexact, structure, trace
 from atoll.pipelines.pipeline_cut import ModelPart

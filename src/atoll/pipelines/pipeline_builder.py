@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
-from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from atoll.errors import PipelineError
@@ -22,6 +21,9 @@ from atoll.pipelines.schedule import Schedule
 from atoll.pipelines.stage_arrays import Batch, Parameters, batch_sharding, parameter_sharding
 from atoll.pipelines.step import StagePlan, Step, StepPlan
 from atoll.programs.traced_program import Program
+
+if TYPE_CHECKING:
+    from jax.extend.core import ClosedJaxpr
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from jax.extend.core import Var
 
+from atoll.client.jax_internals import Var
 from atoll.errors import PipelineError
 from atoll.pipelines import equations as eq
 from atoll.pipelines.boundary import boundary_p

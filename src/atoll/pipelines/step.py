@@ -16,10 +16,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Var
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from atoll.client.jax_internals import leave_out_of_tracebacks
+from atoll.client.jax_internals import Var, leave_out_of_tracebacks
 from atoll.pipelines.entries import Kind
 from atoll.pipelines.optimizer import Round, Update
 from atoll.pipelines.order import Action, Move

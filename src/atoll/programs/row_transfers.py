@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
-from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from atoll.client import jax_internals as internals
@@ -28,8 +27,8 @@ from atoll.programs.values import Value
 
 internals.leave_out_of_tracebacks(__file__)
 
-route_p = Primitive("route_rows")
-unroute_p = Primitive("unroute_rows")
+route_p = internals.Primitive("route_rows")
+unroute_p = internals.Primitive("unroute_rows")
 route_p.multiple_results = unroute_p.multiple_results = True
 
 
