@@ -16,7 +16,7 @@ from jax._src.lib import xla_client
 from atoll.devices.compilers.compiler_messages import CompiledProgram, CompileProgram, Rejected
 from atoll.devices.compilers.compiler_process import CompilerLimits
 from atoll.devices.compilers.compiler_server import Asked, CompilerCrashedError, CompilerProcess, CompilerServer
-from atoll.errors import Code
+from atoll.errors import Code, StatusError
 from tests.devices.compilers import hostile
 from tests.file_limits import no_more_files
 
@@ -103,6 +103,29 @@ def test_a_process_compiles_one_program_after_the_other(server: CompilerServer) 
     with no_more_files():
         assert process.cpu_ticks == 0, "unknown, so that a repeated number is not taken for a lack of progress"
     process.close()
+
+
+def test_a_process_that_cannot_be_forked_is_no_crash_and_the_others_continue(server: CompilerServer) -> None:
+    process = server.take()
+    assert compiles(process)
+    (running,) = servers()
+    limits = running.rlimit(psutil.RLIMIT_NOFILE)
+    used = {int(name) for name in os.listdir(f"/proc/{running.pid}/fd")}
+    most = min(set(range(len(used) + 1)) - used)
+    running.rlimit(psutil.RLIMIT_NOFILE, (most, limits[1]))  # the kernel then drops the descriptors of a request
+    try:
+        spare = server.take()  # forked before
+        missing = server.take()
+        with pytest.raises(StatusError, match="no compiler process can be started on this host: the fork server") as e:
+            missing.compile(request(hostile.large(1, 10)), None, "")
+        assert e.value.status.code == Code.UNAVAILABLE
+        assert compiles(process)
+        assert compiles(spare)
+    finally:
+        running.rlimit(psutil.RLIMIT_NOFILE, limits)
+    for each in (process, spare):
+        each.close()
+    assert next_compiles(server) or next_compiles(server)
 
 
 @pytest.mark.parametrize(

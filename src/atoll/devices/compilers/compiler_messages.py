@@ -180,11 +180,12 @@ class Forked(msgspec.Struct, frozen=True, array_like=True, tag="f"):
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True, tag="e"):
-    """The compiler process has ended."""
+    """The compiler process has ended, or could not be started because of `problem`."""
 
     number: int
     status: int  # exit status, or the negative number of a signal
     most_bytes: int  # peak memory
+    problem: str = ""
 
 
 FromServer = Forked | Ended

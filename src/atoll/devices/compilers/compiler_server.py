@@ -143,7 +143,8 @@ class CompilerProcess:
     def compile(self, request: CompileProgram, asked: Asked | None, name: str) -> Finished:
         """Compile a program in the process, and return the outcome.
 
-        Blocks. Raises CompilerCrashedError if the process ends, or if this method kills it because it takes too long.
+        Blocks. Raises CompilerCrashedError if the process ends, or if this method kills it because it takes too long,
+        and StatusError (UNAVAILABLE) if it could not be started.
         Errors use `name` for the program until the process has read it.
         """
         try:
@@ -181,9 +182,11 @@ class CompilerProcess:
             self.kill()  # the process may have closed its link without ending
             raise self._end_error(begun) from None
 
-    def _end_error(self, begun: Begun) -> CompilerCrashedError:
+    def _end_error(self, begun: Begun) -> CompilerCrashedError | StatusError:
         self._has_ended.wait(_END_SECONDS)
         end = self._end
+        if end is not None and end.problem:
+            return StatusError(Code.UNAVAILABLE, f"no compiler process can be started on this host: {end.problem}")
         if end is None:
             return _crash(begun, Code.INTERNAL, "the compiler process was lost")
         if end.status == -signal.SIGXCPU:
@@ -270,7 +273,8 @@ class CompilerServer:
                 self._close_spare()
                 process = self._fork()
             self._spare = None
-            self._spare = self._fork()
+            with contextlib.suppress(OSError):  # the next caller tries again
+                self._spare = self._fork()
         return process
 
     def close(self) -> None:

@@ -28,6 +28,7 @@ from atoll.devices.compilers.compiler_process import Compiler, limit_process, se
 
 _SET_DEATH_SIGNAL, _SET_DUMPABLE, _NO_NEW_PRIVILEGES = 1, 4, 38
 _PACKET_BYTES = 4096
+_DESCRIPTORS = 2  # of a request: the link and the pipe
 # Computations on CPU devices have priority over compilations.
 _NICENESS = 5
 _decode = msgspec.msgpack.Decoder(decodable(ToServer)).decode
@@ -63,7 +64,7 @@ class ForkServer:
 
     def _serve(self) -> bool:
         """Handle one packet. Return False if the worker has closed its end."""
-        packet, descriptors, _, _ = socket.recv_fds(self._control, _PACKET_BYTES, 2)
+        packet, descriptors, _, _ = socket.recv_fds(self._control, _PACKET_BYTES, _DESCRIPTORS)
         if not packet:
             return False
         message = _decode(packet)
@@ -76,12 +77,20 @@ class ForkServer:
         return True
 
     def _fork(self, message: Fork, descriptors: list[int]) -> None:
-        link, errors = descriptors
-        pid = os.fork()
-        if pid == 0:
-            self._become_compiler(link, errors)
-        os.close(link)
-        os.close(errors)
+        pid, problem = 0, "the fork server has too many open files"  # the kernel has dropped descriptors
+        if len(descriptors) == _DESCRIPTORS:
+            try:
+                pid = os.fork()
+            except OSError as error:
+                problem = f"it cannot be forked: {error.strerror}"
+            else:
+                if pid == 0:
+                    self._become_compiler(*descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        if not pid:
+            self._control.send(_encode(Ended(message.number, 1, 0, problem)))
+            return
         self._pids[message.number], self._numbers[pid] = pid, message.number
         self._control.send(_encode(Forked(message.number, pid)))
 
