@@ -220,6 +220,24 @@ def test_a_host_that_fails_in_a_delegated_run_fails_the_launch(play, lost, asked
     assert all(gang.node.session != play.session for gang in play.controller.launcher.in_flight.values())
 
 
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_a_revoked_run_fails_with_an_island_on_which_it_has_begun_and_not_ended(play, has_ended):
+    first, second = launched(play)
+    awaited(play, 21)
+    play.proxy(another(play), m.Launch(5, (), (1,), ()))
+    for host, run in enumerate((first, second)):
+        play.report(host, m.RunsRevoked(play.session, ((run.sequence, 1),)))
+    if has_ended:
+        play.report(1, progress(second, 0, is_over=True))
+    play.lose(1, "killed")
+    messages = play.outbox()
+    assert m.DropRun(play.session, first.sequence) in messages
+    messages += play.report(0, progress(first, 0, 1, is_over=True))
+    (status,) = [message.status for message in messages if isinstance(message, m.Awaited)]
+    assert status.code == Code.DATA_LOSS
+    assert all(gang.node.session != play.session for gang in play.controller.launcher.in_flight.values())
+
+
 @pytest.mark.parametrize("begun", [0, 1])
 def test_a_run_behind_another_outlives_the_loss_of_an_island_unless_another_island_has_begun_it(play, begun):
     first, second = launched(play)

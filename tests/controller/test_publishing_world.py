@@ -37,6 +37,7 @@ def test_versions_are_published_and_read_as_wholes_and_leave_nothing(
 @settings(max_examples=examples(24, part=5))
 @given(st.integers(0, 2**32), st.integers(60, 160), st.sampled_from(["3x1x1", "4x1x1", "4x1x2"]))
 @example(211, 105, "4x1x2")  # a copy ends after its version, which has readers, was lost
+@example(1263, 111, "3x1x1")  # an island fails that has ended its part of a revoked run
 @example(115, 106, "4x1x2")  # a launch consumes an array that a deferred launch reads
 def test_versions_that_are_lost_while_they_are_copied_leave_nothing(seed, steps, topology):
     world = PublishingWorld(random.Random(seed), topology, 0.0)

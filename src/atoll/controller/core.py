@@ -196,7 +196,7 @@ class Controller:
         self.scheduler = self.launcher.scheduler
         self.memory = self.launcher.memory.ledger
         self._tracing = Tracing(self.trace, self.sessions, self._outbox, self._ping_hosts)
-        self._failures = Failures(self.launcher, self.resources, self.sessions, self.connections)
+        self._failures = Failures(self.launcher, self.resources, self.sessions, self.connections, self._state.decisions)
         self._worlds = Worlds(self.resources, self._outbox, lambda: self.launcher.in_flight.values())
         self._compilation = Compilation(
             self.resources,

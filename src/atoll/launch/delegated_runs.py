@@ -352,6 +352,20 @@ class DelegatedRuns:
                 self._leave_island(run, gang)
                 gang.enter(GangState.REVOKED)
 
+    def partly_run(self, island: int) -> list[Launch]:
+        """Return the launches of revoked runs that have ended some of their segments on the island.
+
+        The rest is not in line yet, because hosts of other islands have not ended their parts.
+        """
+        found = []
+        for run in self._runs.values():
+            gang = run.gangs.get(island)
+            if gang is None or run.limits is None or gang.state is not GangState.REVOKED:
+                continue
+            if 0 < run.limits[island] < len(run.program.parts[island].gangs):
+                found.append(run.launch)
+        return found
+
     def hosts_failed(self, hosts: set[int]) -> None:
         """Stop waiting for the answers of failed hosts."""
         for session, revocation in list(self._revocations.items()):

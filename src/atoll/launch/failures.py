@@ -28,6 +28,7 @@ from atoll.launch.launch_checks import gang_problem
 from atoll.launch.launcher import Launcher
 from atoll.protocol.number_ranges import SPILL_FEEDS
 from atoll.state.buffer_directory import Entry
+from atoll.state.decisions import Decisions
 from atoll.state.durations import Durations
 from atoll.state.gang_specs import GangSpec
 from atoll.state.gang_states import GangState
@@ -51,7 +52,9 @@ class Failures:
         resources: ResourceManager,
         sessions: dict[int, Session],
         connections: Connections,
+        decisions: Decisions,
     ) -> None:
+        self._decisions = decisions
         self._launcher = launcher
         self._connections = connections
         self._scheduler = launcher.scheduler
@@ -142,10 +145,15 @@ class Failures:
             self._launcher.fail(launch, status.reworded(text).within(launch.program.name))
 
     def _launches_of(self, island: int) -> list[Launch]:
-        """Return the launches that wait for the island or were sent there, in the order of their arrival."""
+        """Return the launches that wait for the island, were sent there, or began there and will continue there.
+
+        They are in the order of their arrival.
+        """
         nodes = {each.number: each for each in self._scheduler.nodes(island)}
         found = {gang.node.number: gang.run.launch for gang in self._launcher.in_flight.values() if gang.is_on(island)}
         found.update((number, each.gangs[0].run.launch) for number, each in nodes.items())
+        if self._decisions.counts_ended_parts:
+            found.update((each.nodes[0].number, each) for each in self._launcher.delegated_runs.partly_run(island))
         launches = {id(launch): launch for _, launch in sorted(found.items(), key=lambda each: _age(each[1]))}
         return [launch for launch in launches.values() if launch.error is None]
 

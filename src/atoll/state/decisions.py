@@ -36,6 +36,9 @@ class Decisions:
             get. Before, it lost the function, and the launches failed on the hosts, which did not know it.
         frees_once: A host gets one message to forget a result of a failed launch that the client awaits and has
             released. Before, it got two.
+        counts_ended_parts: A launch whose delegated run was revoked fails with an island on which it has begun and not
+            ended, also while hosts of other islands still run their parts. Before, it continued without the values that
+            were lost, and waited forever.
     """
 
     counts_lists: bool
@@ -51,6 +54,7 @@ class Decisions:
     counts_values: bool
     notes_failures: bool
     frees_once: bool
+    counts_ended_parts: bool
 
     @classmethod
     def of(cls, number: int) -> Decisions:
@@ -69,4 +73,5 @@ class Decisions:
             counts_values=number >= 5,
             notes_failures=number >= 6,
             frees_once=number >= 6,
+            counts_ended_parts=number >= 7,
         )
