@@ -199,7 +199,7 @@ ELASTIC = """
         return gradient, loss
 
     def batch(step):
-        time.sleep(0.01)
+        time.sleep(0.05)
         return np.random.default_rng(step).normal(size=(4, 8)).astype(np.float32)
 
     training = atoll.elastic.data_parallel(gradients, lambda weights, gradient: weights - 0.1 * gradient)
