@@ -94,3 +94,13 @@ def test_a_line_that_repeats_is_logged_once_and_then_with_its_count():
     assert shown == ["no disk", f"no disk (and 2 times more in the last {REPEAT_SECONDS + 1:.0f} s)"]
     assert all(repetitions.filter(record(f"other {number}", 3.0)) for number in range(3 * MOST_LINES))
     assert len(repetitions._lines) == MOST_LINES
+
+
+def test_a_line_that_returns_after_the_clock_was_set_back_is_logged():
+    repetitions = Repetitions()
+    assert repetitions.filter(record(created=100_000.0))
+    assert not repetitions.filter(record(created=100_001.0))
+    earlier = record(created=60_000.0)
+    assert repetitions.filter(earlier)
+    assert earlier.getMessage() == "session opened (and 1 times more in the last 0 s)"
+    assert not repetitions.filter(record(created=60_001.0))

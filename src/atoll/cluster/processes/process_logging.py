@@ -100,7 +100,7 @@ class Repetitions(logging.Filter):
         text = record.getMessage()
         key = record.name, text
         known = self._lines.get(key)
-        if known is not None and record.created - known[0] < REPEAT_SECONDS:
+        if known is not None and 0 <= record.created - known[0] < REPEAT_SECONDS:  # the clock may have been set back
             known[1] += 1
             return False
         self._lines.pop(key, None)
@@ -108,7 +108,7 @@ class Repetitions(logging.Filter):
         if len(self._lines) > MOST_LINES:
             del self._lines[next(iter(self._lines))]
         if known is not None and known[1]:
-            seconds = record.created - known[0]
+            seconds = max(0.0, record.created - known[0])
             record.msg, record.args = f"%s (and {known[1]:.0f} times more in the last {seconds:.0f} s)", (text,)
         return True
 
