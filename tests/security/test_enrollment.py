@@ -323,6 +323,28 @@ def test_a_certificate_is_renewed_before_its_end_also_after_failures(monkeypatch
     assert own.certificate.ends > ends + 3600
 
 
+def test_a_certificate_is_renewed_in_time_although_the_clock_was_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Clock:
+        monotonic = staticmethod(time.monotonic)
+        behind = 0.0
+
+        @classmethod
+        def time(cls) -> float:
+            return time.time() - cls.behind
+
+    def renew():  # type: ignore[no-untyped-def]
+        renewed.set()
+        return AUTHORITY.certificate_for(Role.HOST, "second")
+
+    monkeypatch.setattr(enrollment, "time", Clock)
+    short = CertificateAuthority(AUTHORITY._key, AUTHORITY._certificate, 3.0)
+    renewed = threading.Event()
+    renewal = Renewal(Identity(short.certificate_for(Role.HOST, "first")), renew)
+    Clock.behind = 10 * 3600.0
+    assert renewed.wait(20)
+    renewal.close()
+
+
 def test_a_process_whose_token_was_changed_asks_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(enrollment, "_RETRY_SECONDS", 0.02)
     expired = CertificateAuthority(AUTHORITY._key, AUTHORITY._certificate, -1.0)

@@ -312,6 +312,21 @@ def _exactly(sock: socket.socket, count: int, deadline: float) -> bytes:
 # ---- Renewal
 
 
+class _Due:
+    """A time that has come when either clock has advanced by `seconds`.
+
+    Certificates expire by the wall clock, which advances while the machine is suspended. But it may be set back, while
+    the clocks of the peers, which check the certificate, are right.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._wall, self._monotonic = time.time() + seconds, time.monotonic() + seconds
+
+    @property
+    def left(self) -> float:
+        return max(0.0, min(self._wall - time.time(), self._monotonic - time.monotonic()))
+
+
 class Renewal:
     """A thread that renews an identity well before its certificate expires, until it is closed.
 
@@ -325,30 +340,28 @@ class Renewal:
         self._identity = identity
         self._renewed = renewed
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="atoll-renewal", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(self._due(),), name="atoll-renewal", daemon=True)
         self._thread.start()
 
-    def _run(self) -> None:
-        due, refusals = self._due(), Retry(_RETRY_SECONDS, _MOST_RETRY_SECONDS)
-        # Certificates expire by the wall clock, which can be set and which advances while the machine is suspended.
-        while not self._closing.wait(min(_CHECK_SECONDS, max(0.0, due - time.time()))):
-            if time.time() < due:
+    def _run(self, due: _Due) -> None:
+        refusals = Retry(_RETRY_SECONDS, _MOST_RETRY_SECONDS)
+        while not self._closing.wait(min(_CHECK_SECONDS, due.left)):
+            if due.left:
                 continue
             try:
                 self._identity.renew(self._renewed())
             except (AtollError, OSError) as error:
                 left = self._identity.certificate.ends - time.time()
                 is_refused = left <= 0 and isinstance(error, AccessError)
-                due = time.time() + max(refusals.next_pause() if is_refused else _RETRY_SECONDS, left / 10)
+                due = _Due(max(refusals.next_pause() if is_refused else _RETRY_SECONDS, left / 10))
                 _log.warning("cannot renew the certificate of this %s, will retry: %s", self._identity.role, error)
             else:
                 due = self._due()
                 refusals.reset()
 
-    def _due(self) -> float:
+    def _due(self) -> _Due:
         """Return when to renew next, with jitter so that the processes of a cluster do not all renew at once."""
-        now = time.time()
-        return now + (self._identity.certificate.ends - now) * _RENEWED_AFTER * random.uniform(0.9, 1.0)
+        return _Due((self._identity.certificate.ends - time.time()) * _RENEWED_AFTER * random.uniform(0.9, 1.0))
 
     def close(self) -> None:
         self._closing.set()
