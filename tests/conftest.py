@@ -271,8 +271,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run slow files first, then those that start clusters, then the others. Each group is sorted by the number of
-    tests.
+    """Run slow files first, then those that start clusters, those with tests of properties, and the others. Each group
+    is sorted by the number of tests.
 
     Otherwise, only few processes would be busy at the end of the run.
 
@@ -285,8 +285,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=list(left_out))
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     clusters = {item.path for item in items if item.get_closest_marker("cluster")}
+    properties = {item.path for item in items if item.get_closest_marker("hypothesis")}  # a few tests of seconds each
     count = Counter(item.path for item in items)
-    items.sort(key=lambda item: (item.path not in slow, item.path not in clusters, -count[item.path], item.path))
+
+    def order(item: pytest.Item) -> tuple[bool, bool, bool, int, Path]:
+        path = item.path
+        return path not in slow, path not in clusters, path not in properties, -count[path], path
+
+    items.sort(key=order)
 
 
 def pytest_collection_finish() -> None:
