@@ -56,6 +56,7 @@ def test_the_quickstart_runs_from_its_first_command_to_its_last(tmp_path: Path, 
 
 
 @pytest.mark.slow
+@pytest.mark.thorough  # `test_command` has a proxy run a command, and serve scripts of Google's client
 def test_pathways_mode_in_ci_needs_only_the_commands_of_the_guide(tmp_path: Path, short_directory: Path) -> None:
     page = "guides/pathwaysutils.md"
     printed = run(blocks(page, "sh")[-1], tmp_path, short_directory)
