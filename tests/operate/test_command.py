@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.metadata
 import json
 import signal
@@ -141,6 +142,20 @@ def test_status_shows_a_person_the_sessions_and_their_memory(owner: tuple[User, 
 def test_another_cluster_of_the_same_name_is_refused_with_the_address(owner: tuple[User, str]) -> None:
     user, address = owner
     assert f"default is up already, at {address}" in user.atoll("up", "--islands", "1x1x1").error
+
+
+def test_a_journal_that_is_in_use_is_named_once(user: User) -> None:
+    journal = user.runtime / "journal"
+    journal.mkdir(mode=0o700)
+    with open(journal / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        ended = user.atoll("up", *WITHOUT_XLA, "--islands", "1x1x1", "--journal", str(journal))
+    said = ended.error.splitlines()
+    assert len(said) == 1, said
+    assert f"the cluster did not start: the controller cannot run: the journal in {journal} is in use" in said[0]
+    assert said[0].endswith("or end the other cluster with `atoll down`")
+    (journal / "lock").unlink()
+    journal.rmdir()
 
 
 def test_a_stranger_finds_no_cluster_by_name_but_by_address(owner: tuple[User, str], user: User) -> None:

@@ -211,7 +211,8 @@ def main() -> None:
         sys.exit(SUPERSEDED)
     except AtollError as error:
         report(options.ready_fd, CANNOT + " ".join(str(error).split()).encode() + b"\n")
-        print(f"atoll: {error}", file=sys.stderr)
+        if options.ready_fd < 0:  # otherwise the process that started this one prints the reason
+            print(f"atoll: {error}", file=sys.stderr)
         sys.exit(CANNOT_RESTART if isinstance(error, IncompatibleJournalError) else 1)
 
 

@@ -64,6 +64,8 @@ class ControllerChild:
         self._failures = 0  # failed starts since a controller has run
         self._bug = ""  # the bug that the controller reports before it exits
         self._problem = ""  # what prevents the start of a controller, as it reports before it exits
+        self._gave_reason = False  # whether the last controller has reported what prevents its start
+        self._has_run = False
         self._is_charged = False  # whether a tenant is charged for the bug
         self._policy = RestartPolicy("the controller")  # for restarts after bugs
         self._followed_by = ""  # address of the standby that takes over if it ends
@@ -76,6 +78,11 @@ class ControllerChild:
     def was_asked(self) -> bool:
         """Whether the controller has ended because an operator asked for it."""
         return self._was_asked
+
+    @property
+    def gave_reason(self) -> bool:
+        """Whether the controller has reported why it cannot run, rather than writing messages."""
+        return self._gave_reason
 
     def start(self) -> None:
         """Start the controller. Raise OSError if the process cannot be started."""
@@ -114,7 +121,7 @@ class ControllerChild:
             elif line == CHARGED:
                 self._is_charged = True
         if RUNS in said:
-            self._failures = 0
+            self._failures, self._has_run = 0, True
             self._options = replace(self._options, restarts=bool(self._options.journal))
             self._on_runs()
         if READY in said or FOLLOWS in said:
@@ -132,6 +139,7 @@ class ControllerChild:
         self._stop_reading()
         text = f"the controller ended: {describe_exit(status)}"
         problem, self._problem = self._problem, ""
+        self._gave_reason = bool(problem)
         if problem:
             text = f"the controller cannot run: {problem}"
         (bug, self._bug), (is_charged, self._is_charged) = (self._bug, ""), (self._is_charged, False)
@@ -171,7 +179,7 @@ class ControllerChild:
                 self._has_finished(f"{text}, and cannot be restarted: {error}", is_expected=False)
 
     def _has_finished(self, text: str, *, is_expected: bool) -> None:
-        if not is_expected:
+        if not is_expected and self._has_run:  # otherwise the cluster did not start, and `on_end` reports that
             _log.error("the cluster ends: %s", text)
         self._has_ended.set()
         self._on_end(text)

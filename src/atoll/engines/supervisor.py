@@ -289,7 +289,8 @@ class Supervisor:
     def _fail(self, text: str) -> None:
         """Fail the start of the cluster. Do nothing when it is up."""
         if not self._up.done():
-            self._up.set_exception(ClusterError(f"the cluster did not start: {text}; its messages are above"))
+            where = "" if self._controller.gave_reason else "; its messages are above"
+            self._up.set_exception(ClusterError(f"the cluster did not start: {text}{where}"))
 
     def controller_ended(self, text: str) -> None:
         """Set `stop`, with this reason, since the controller has ended and is not restarted."""
