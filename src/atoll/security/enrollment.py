@@ -313,7 +313,7 @@ def _exactly(sock: socket.socket, count: int, deadline: float) -> bytes:
 
 
 class _Due:
-    """A time that has come when either clock has advanced by `seconds`.
+    """A deadline, which is reached when either clock has advanced by `seconds`.
 
     Certificates expire by the wall clock, which advances while the machine is suspended. But it may be set back, while
     the clocks of the peers, which check the certificate, are right.
