@@ -36,3 +36,18 @@ def test_processes_that_a_script_starts_do_not_have_its_run(monkeypatch: pytest.
     parent = os.getpid()
     monkeypatch.setattr(os, "getpid", lambda: parent + 1)
     assert Settings.from_environment().run == UNNAMED, "a fork is another process"
+
+
+@pytest.mark.parametrize(
+    ("first", "notebook", "expected"),
+    [
+        ("/home/ana/train.py", "/home/ana/other.ipynb", "train.py"),
+        ("/lib/ipykernel_launcher.py", "/home/ana/my study.ipynb", "my study.ipynb"),
+        ("/lib/ipykernel_launcher.py", "", "notebook"),
+        ("-c", "", "python"),
+    ],
+)
+def test_a_session_has_the_name_of_its_script_or_notebook(monkeypatch, first, notebook, expected):
+    monkeypatch.setattr(processes.sys, "argv", [first])
+    monkeypatch.setenv("JPY_SESSION_NAME", notebook)
+    assert processes.script_name() == expected

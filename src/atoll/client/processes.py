@@ -44,6 +44,7 @@ from atoll.operate.joining import reach
 
 _taken: tuple[int, NamedRun] = (0, UNNAMED)  # this process, and its run
 
+_KERNEL, _NOTEBOOK = "ipykernel_launcher.py", "JPY_SESSION_NAME"  # Jupyter sets it to the path of the notebook
 _ROOM_BYTES = 1 << 30  # space for large arrays on their way to the proxy
 
 
@@ -280,6 +281,9 @@ def _note_standing_clusters(islands: str) -> None:
 
 
 def script_name() -> str:
-    """Return the file name of this process's script, or "python", for status displays."""
+    """Return the file name of this process's script or notebook, or "python", for status displays."""
     first = sys.argv[0] if sys.argv and sys.argv[0] else "python"
-    return "python" if first in ("-c", "-m") else Path(first).name
+    name = "python" if first in ("-c", "-m") else Path(first).name
+    if name == _KERNEL:
+        return Path(os.environ.get(_NOTEBOOK) or "notebook").name
+    return name
