@@ -99,6 +99,29 @@ def test_the_next_restart_of_the_island_compiles_the_function_again():
     assert run.results == (11,)
 
 
+@pytest.mark.parametrize("status", [OK, Status(Code.UNAVAILABLE, "no compiler process")], ids=["compiled", "failed"])
+def test_launches_wait_for_the_compilation_after_the_next_restart(status: Status):
+    play = Recompilation()
+    restarted(play)
+    compile_again(play, BROKEN)
+    restarted(play)
+    assert runs(play.say(m.Launch(2, (), (11,), ()))) == []
+    assert error_of(play, 11) is None
+    play.controller = check_dump(play.controller)
+    found = [run.results for run in runs(compile_again(play, status, 951))]
+    assert found == ([(11,)] if status.ok else [])
+    assert error_of(play, 11) == (None if status.ok else status.within("g"))
+
+
+def test_an_earlier_version_did_not_wait_for_the_compilation_after_the_next_restart():
+    play = Recompilation(decisions=6)
+    restarted(play)
+    compile_again(play, BROKEN)
+    restarted(play)
+    play.say(m.Launch(2, (), (11,), ()))
+    assert error_of(play, 11) == BROKEN.within("g")
+
+
 def test_a_function_that_is_registered_again_serves_the_programs_that_call_it():
     play = Recompilation()
     restarted(play)

@@ -582,6 +582,13 @@ class Compilation:
         if names:
             self._scheduler.island_leaves(island)
             self._resources.islands[island].needs_recompile[session.number] = names
+            self._forget_failures(session, names)
+
+    def _forget_failures(self, session: Session, names: Iterable[str]) -> None:
+        """Have launches wait for functions that could not be compiled again, since they are compiled once more."""
+        if self._decisions.waits_for_repeats and session.failed_functions:
+            for name in names:
+                session.failed_functions.pop(name, None)
 
     def _are_compiled_again(self, islands: tuple[int, ...], restarted: int) -> bool:
         """Return whether functions on these islands run on the restarted one, and all of the islands work."""
@@ -641,6 +648,7 @@ class Compilation:
                         needed = self._resources.islands[island].needs_recompile
                         needed.setdefault(session.number, set()).add(name)
             if asked:
+                self._forget_failures(session, [session.functions[function] for function, _ in asked])
                 self._outbox.to_session(session.number, m.SendSources(tuple(asked)))
         return awaited
 

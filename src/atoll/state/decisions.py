@@ -39,6 +39,8 @@ class Decisions:
         counts_ended_parts: A launch whose delegated run was revoked fails with an island on which it has begun and not
             ended, also while hosts of other islands still run their parts. Before, it continued without the values that
             were lost, and waited forever.
+        waits_for_repeats: Launches of a function that could not be compiled again wait while it is compiled once more.
+            Before, they failed with the former reason.
     """
 
     counts_lists: bool
@@ -55,6 +57,7 @@ class Decisions:
     notes_failures: bool
     frees_once: bool
     counts_ended_parts: bool
+    waits_for_repeats: bool
 
     @classmethod
     def of(cls, number: int) -> Decisions:
@@ -74,4 +77,5 @@ class Decisions:
             notes_failures=number >= 6,
             frees_once=number >= 6,
             counts_ended_parts=number >= 7,
+            waits_for_repeats=number >= 7,
         )
