@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from atoll.client import processes
-from atoll.client.processes import Settings, place_with_room
+from atoll.client.processes import ClientProcesses, Settings, place_with_room
 from atoll.cluster.named_runs import UNNAMED, NamedRun
+from atoll.cluster.settings import ClusterSettings
+from atoll.errors import ClusterError
+from atoll.ifrt.proxy_options import ProxyOptions
 
 SHM, TMP = Path("/dev/shm"), Path("/tmp")
 
@@ -51,3 +56,27 @@ def test_a_session_has_the_name_of_its_script_or_notebook(monkeypatch, first, no
     monkeypatch.setattr(processes.sys, "argv", [first])
     monkeypatch.setenv("JPY_SESSION_NAME", notebook)
     assert processes.script_name() == expected
+
+
+def test_the_proxy_waits_for_as_long_as_its_cluster_may_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy that gives up removes the client's directory, in which the controller is about to listen."""
+    started: list[ProxyOptions] = []
+
+    class Engine:
+        address, start_seconds = "unix:/nowhere", 330.0
+        process = SimpleNamespace(pid=os.getpid(), poll=lambda: None)
+
+        def __init__(self, *_: Any, **__: Any) -> None: ...
+        def end(self) -> None: ...
+        def wait_until_up(self) -> None:
+            raise ClusterError("the cluster does not start")
+
+    def start_proxy(options: ProxyOptions, _: Any) -> Engine:
+        started.append(options)
+        return Engine()
+
+    monkeypatch.setattr(processes, "EngineProcess", Engine)
+    monkeypatch.setattr(processes, "start_proxy", start_proxy)
+    with pytest.raises(ClusterError, match="does not start"):
+        ClientProcesses(Settings("", "", ClusterSettings()))
+    assert started[0].patience > Engine.start_seconds

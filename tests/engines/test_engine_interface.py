@@ -65,6 +65,14 @@ def test_each_start_of_an_island_meets_at_an_address_of_its_own(tmp_path: Path) 
     assert "island-0-2.sock" in second[-1]
 
 
+@pytest.mark.parametrize("platform", ["cpu", "null"])
+def test_hosts_wait_for_the_controller_for_as_long_as_the_cluster_may_start(platform: str, tmp_path: Path) -> None:
+    settings = ClusterSettings("1x1x1", platform=platform, wait_seconds=330.0)
+    start = HostStart(0, 0, 0, 1, 1, 1, platform)
+    given = msgspec.json.decode(LocalEngine(EngineOptions(settings, str(tmp_path))).command(start)[-1])
+    assert given["connect_seconds"] == 330.0
+
+
 @pytest.mark.parametrize(("client_directories", "has_one_client"), [((), False), (("/run/of-a-client",), True)])
 def test_only_the_workers_of_an_embedded_cluster_know_that_they_have_one_client(
     client_directories: tuple[str, ...], has_one_client: bool, tmp_path: Path

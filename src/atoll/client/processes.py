@@ -45,6 +45,7 @@ from atoll.operate.joining import reach
 _taken: tuple[int, NamedRun] = (0, UNNAMED)  # this process, and its run
 
 _KERNEL, _NOTEBOOK = "ipykernel_launcher.py", "JPY_SESSION_NAME"  # Jupyter sets it to the path of the notebook
+_PATIENCE_SECONDS = 5.0  # to reach a controller that is up
 _ROOM_BYTES = 1 << 30  # space for large arrays on their way to the proxy
 
 
@@ -122,8 +123,8 @@ class ClientProcesses:
                 self.controller = engine.address
             else:
                 self.controller = str(reached.address)
-            # Start the proxy while the cluster starts.
-            proxy = self._start_proxy(60.0 if engine is not None else 5.0)
+            # Start the proxy while the cluster starts. If the cluster fails, this process ends the proxy.
+            proxy = self._start_proxy(_PATIENCE_SECONDS + (engine.start_seconds if engine is not None else 0.0))
             if engine is not None:
                 engine.wait_until_up()
             ready = proxy.read(Ready)

@@ -94,6 +94,7 @@ class LocalEngine:
             directory=self._options.directory,
             hidden=(self._options.journal, self._options.settings.suspend_directory),
             sandbox=None if self._options.has_one_client else mechanisms_here(),
+            connect_seconds=self._options.settings.start_seconds,
         )
 
     def _data_address(self) -> str:

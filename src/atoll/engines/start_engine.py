@@ -37,7 +37,9 @@ def check_settings(settings: ClusterSettings) -> None:
 
 
 class EngineProcess(Child):
-    """The engine process of a cluster, as a child of this process. `address` is the address of the controller.
+    """The engine process of a cluster, as a child of this process.
+
+    `address` is the address of the controller. `start_seconds` is the time for which the cluster may start.
 
     `who` names the cluster in errors. Its processes print to the descriptor `output`. `environment` is added to that
     of this process. The constructor raises SettingsError before it starts a process.
@@ -57,14 +59,14 @@ class EngineProcess(Child):
         super().__init__("atoll.engines.engine_main", options, who, output, environment)
         self.address = options.controller_address
         self._directory = options.directory
-        self._seconds = options.settings.start_seconds + START_GRACE_SECONDS
+        self.start_seconds = options.settings.start_seconds + START_GRACE_SECONDS
 
     def wait_until_up(self, *, until_end: bool = False) -> None:
         """Return when the cluster is up. Raise ClusterError with the reason if it does not start.
 
         With `until_end`, this process calls `wait_for_end` later.
         """
-        started = self.read(Started, self._seconds, is_last=not until_end)
+        started = self.read(Started, self.start_seconds, is_last=not until_end)
         if started.error:
             raise ClusterError(started.error)
 

@@ -16,7 +16,7 @@ from atoll.devices.accelerators import visible
 from atoll.devices.device_kinds import XLA, Membership, kind_of
 from atoll.devices.xla.time_limits import flags_without_limits
 from atoll.engines.engine_interface import HostStart
-from atoll.worker.worker_options import IslandOptions, WorkerOptions
+from atoll.worker.worker_options import CONNECT_SECONDS, IslandOptions, WorkerOptions
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class WorkerPlace:
     directory: str = ""  # for the worker's files
     hidden: tuple[str, ...] = ()  # files of the cluster that users' Python must not see, besides those of `_state`
     sandbox: Mechanisms | None = None  # for users' Python on this machine
+    connect_seconds: float = CONNECT_SECONDS  # for the controller, which may start at the same time
 
 
 def check_kinds(settings: ClusterSettings) -> None:
@@ -75,6 +76,7 @@ def worker_command(start: HostStart, place: WorkerPlace) -> list[str]:
             place.sandbox,
             place.hostname,
             start.among_islands,
+            place.connect_seconds,
         ),
     )
 
@@ -91,6 +93,7 @@ def island_options(start: HostStart, place: WorkerPlace) -> IslandOptions:
         os.getpid(),
         place.advertise,
         start.incarnation,
+        place.connect_seconds,
     )
 
 

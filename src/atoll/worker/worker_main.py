@@ -58,7 +58,6 @@ from atoll.worker.worker_options import WorkerOptions
 
 _log = logging.getLogger(__name__)
 
-CONNECT_SECONDS = 60.0
 RETRY_SECONDS = 0.02
 _LOOPBACK = "127.0.0.1"
 
@@ -269,7 +268,7 @@ def _connect(options: WorkerOptions, identity: Identity | None) -> BlockingConne
     """Connect to the controller. It starts at the same time as its workers, so retry until it listens."""
     address = parse_address(options.controller)
     dial = partial(BlockingConnection.dial, address, m.ToWorker, name="the controller", identity=identity)
-    return Retry(RETRY_SECONDS, patience=CONNECT_SECONDS).call(dial, ConnectError, unless=AccessError)
+    return Retry(RETRY_SECONDS, patience=options.connect_seconds).call(dial, ConnectError, unless=AccessError)
 
 
 def _orphaned(directory: str) -> None:
@@ -291,7 +290,7 @@ def main() -> None:
             backend = open_devices(options, heartbeat)
         address = parse_address(options.controller)
         with heartbeat.waiting("connected to the controller"):
-            identity = identity_for(address, Role.HOST, f"the worker of host {options.host}", CONNECT_SECONDS)
+            identity = identity_for(address, Role.HOST, f"the worker of host {options.host}", options.connect_seconds)
             connection = _connect(options, identity)
             bugs = BugTrap(f"the worker of host {options.host}", lambda text: connection.send(m.WorkerFails(text)))
             bugs.watch_threads()

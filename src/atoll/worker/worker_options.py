@@ -7,6 +7,8 @@ import msgspec
 from atoll.cluster.sandbox.mechanisms import Mechanisms
 from atoll.devices.device_kinds import Membership
 
+CONNECT_SECONDS = 60.0  # by default, for the controller
+
 
 class WorkerOptions(msgspec.Struct, frozen=True):
     """The options of the worker of one host.
@@ -35,6 +37,7 @@ class WorkerOptions(msgspec.Struct, frozen=True):
     sandbox: Mechanisms | None = None  # of this machine; None if unknown
     hostname: str = ""  # address at which collectives of other islands' hosts reach this one; "" for the data port's
     among_islands: bool = False  # whether the cluster had several islands when this worker was started
+    connect_seconds: float = CONNECT_SECONDS  # for the controller, which may start at the same time
 
 
 class IslandOptions(msgspec.Struct, frozen=True):
@@ -49,3 +52,4 @@ class IslandOptions(msgspec.Struct, frozen=True):
     parent: int
     advertise: str = ""
     incarnation: int = 0
+    connect_seconds: float = CONNECT_SECONDS  # for the controller, which may start at the same time

@@ -34,7 +34,7 @@ from atoll.wire.tls.identity import Identity
 from atoll.worker.host_group import decoded
 from atoll.worker.process_relay import ProcessRelay
 from atoll.worker.read_threads import ReadThreads
-from atoll.worker.worker_main import CONNECT_SECONDS, RETRY_SECONDS, advertised, introduction
+from atoll.worker.worker_main import RETRY_SECONDS, advertised, introduction
 from atoll.worker.worker_options import IslandOptions
 
 _log = logging.getLogger(__name__)
@@ -64,11 +64,13 @@ class IslandsRelay:
         self._on_lost = on_lost
         self._connection: DialedConnection | None = None
 
-    async def open(self, controller: Address, identity: Identity | None) -> None:
+    async def open(self, controller: Address, identity: Identity | None, seconds: float) -> None:
         """Connect to the controller unless that has been done. Raise ConnectError if it does not listen in time."""
         if self._connection is not None:
             return
-        self._connection = await _dial(controller, m.ToProcessRelay, self._handle, lambda _: self._on_lost(), identity)
+        self._connection = await _dial(
+            controller, m.ToProcessRelay, self._handle, lambda _: self._on_lost(), identity, seconds
+        )
         token, pid = token_for(controller, Role.HOST), os.getpid()
         self._report(m.Hello(m.PROTOCOL, "relay", token, pid, __version__, resumes=True, process=self.process))
 
@@ -108,10 +110,11 @@ async def _dial(
     handle: Callable[[Any], None],
     on_lost: Callable[[str], None],
     identity: Identity | None,
+    seconds: float,
 ) -> DialedConnection:
-    """Connect to the controller. Retry for CONNECT_SECONDS, since it may still be starting."""
+    """Connect to the controller. Retry for `seconds`, since it may still be starting."""
     reach = partial(dial, controller, messages, handle, on_lost, name="the controller", identity=identity)
-    return await Retry(RETRY_SECONDS, patience=CONNECT_SECONDS).call_async(reach, ConnectError, unless=AccessError)
+    return await Retry(RETRY_SECONDS, patience=seconds).call_async(reach, ConnectError, unless=AccessError)
 
 
 @dataclass(frozen=True)
@@ -160,10 +163,10 @@ class NullIsland:
     async def start(self) -> None:
         options = self._options
         self._identity = await asyncio.to_thread(
-            identity_for, parse_address(options.controller), Role.HOST, hosts_of(options), CONNECT_SECONDS
+            identity_for, parse_address(options.controller), Role.HOST, hosts_of(options), options.connect_seconds
         )
         if self._process.relay is not None:
-            await self._process.relay.open(parse_address(options.controller), self._identity)
+            await self._process.relay.open(parse_address(options.controller), self._identity, options.connect_seconds)
         for rank in range(options.hosts):
             await self._start_host(rank)
 
@@ -195,7 +198,12 @@ class NullIsland:
                 self._stop.set()
 
         connection = await _dial(
-            parse_address(options.controller), m.ToWorker, handle, lambda _: self._stop.set(), self._identity
+            parse_address(options.controller),
+            m.ToWorker,
+            handle,
+            lambda _: self._stop.set(),
+            self._identity,
+            options.connect_seconds,
         )
         self._connections.append(connection)
         address = parse_address(options.data_address.format(host=number))
