@@ -10,7 +10,7 @@ from tests.end_to_end.script_process import StartScript
 
 # One call is in progress when the proxy is killed, and another one follows.
 SCRIPT = """
-import jax, jax.numpy as jnp, numpy as np
+import jax, jax.extend, jax.numpy as jnp, numpy as np
 import os, psutil
 
 @jax.jit

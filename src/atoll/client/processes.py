@@ -19,7 +19,7 @@ from shlex import quote
 
 from atoll.cluster.cluster_file import settings_from_environment
 from atoll.cluster.directories import default_cache_directory, make_directory
-from atoll.cluster.environment_variables import ADDRESS, DETACH, JOIN, PYTHON_ENVIRONMENT, RUN, TOKEN
+from atoll.cluster.environment_variables import ADDRESS, DETACH, JOIN, NOTEBOOK, PYTHON_ENVIRONMENT, RUN, TOKEN
 from atoll.cluster.misspelled_variables import misspelled_variables
 from atoll.cluster.named_runs import UNNAMED, NamedRun
 from atoll.cluster.processes.child import Child, describe_exit
@@ -44,7 +44,7 @@ from atoll.operate.joining import reach
 
 _taken: tuple[int, NamedRun] = (0, UNNAMED)  # this process, and its run
 
-_KERNEL, _NOTEBOOK = "ipykernel_launcher.py", "JPY_SESSION_NAME"  # Jupyter sets it to the path of the notebook
+_KERNEL = "ipykernel_launcher.py"  # of a notebook
 _PATIENCE_SECONDS = 5.0  # to reach a controller that is up
 _ROOM_BYTES = 1 << 30  # space for large arrays on their way to the proxy
 
@@ -224,7 +224,7 @@ class ClientProcesses:
         if status == -signal.SIGKILL:
             text = (
                 f"atoll: the proxy of this process has ended ({describe_exit(status)}), with its session and arrays. "
-                "To continue from a checkpoint in this process, call jax.extend.backend.clear_backends(): JAX then "
+                "To continue from a checkpoint in this process, call clear_backends() of jax.extend.backend: JAX then "
                 "connects again. Or start the script again\n"
             )
             sys.stderr.write(text)
@@ -286,5 +286,5 @@ def script_name() -> str:
     first = sys.argv[0] if sys.argv and sys.argv[0] else "python"
     name = "python" if first in ("-c", "-m") else Path(first).name
     if name == _KERNEL:
-        return Path(os.environ.get(_NOTEBOOK) or "notebook").name
+        return Path(NOTEBOOK.text() or "notebook").name
     return name

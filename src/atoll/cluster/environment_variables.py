@@ -295,6 +295,7 @@ PYTHON_PATH = OTHERS.add("PYTHONPATH", TEXT, "Modules for Python of users on the
 LIBRARY_PATH = OTHERS.add(
     "LD_LIBRARY_PATH", TEXT, "Libraries, which the sandbox of users' Python on the hosts may read."
 )
+NOTEBOOK = OTHERS.add("JPY_SESSION_NAME", TEXT, "The notebook of this kernel, which names its session.")
 JOB_INDEX = OTHERS.add(
     "JOB_INDEX", count(), "Island of a host that Kubernetes started. The manifests of `atoll kubernetes` set it."
 )

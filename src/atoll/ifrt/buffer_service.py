@@ -6,6 +6,7 @@ Memory is allocated as bytes arrive, so a client that announces more than it sen
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import stat
 from collections import deque
@@ -153,6 +154,8 @@ class BufferService:
             text = f"the shared directory has no file {path.name} for a host buffer: {error.strerror}"
             raise StatusError(Code.NOT_FOUND, text) from None
         except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise StatusError(Code.NOT_FOUND, f"{path.name} in the shared directory is a symbolic link") from None
             text = f"the proxy cannot open {path} for a host buffer: {error.strerror}"
             raise StatusError(Code.UNAVAILABLE, text) from None
         found = os.fstat(descriptor)

@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import select
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from atoll.cluster.processes.lifeline import open_pid, watch_in_loop
 from atoll.cluster.processes.process_table import began
 from atoll.decodable import decodable
 from atoll.missing import read_if_exists
+from atoll.retries import Retry
 
 _log = logging.getLogger(__name__)
 
@@ -107,19 +108,13 @@ class AdoptedProcess:
 
     def wait(self, seconds: float | None = None) -> bool:
         """Block until the process has ended, or for `seconds`. Return whether it is known to have ended."""
-        deadline = None if seconds is None else time.monotonic() + seconds
-        descriptor = -1
-        while descriptor < 0:
-            try:
-                opened = open_pid(self._process.pid) if self._process.runs else None
-            except OSError:  # this process has too many open files
-                if deadline is not None and time.monotonic() > deadline:
-                    return False
-                time.sleep(_LOOK_SECONDS)
-                continue
-            if opened is None:
-                return True
-            descriptor = opened
+        retry = Retry(_LOOK_SECONDS, patience=math.inf if seconds is None else seconds)
+        try:
+            descriptor = retry.call(lambda: open_pid(self._process.pid) if self._process.runs else None, OSError)
+        except OSError:  # this process has too many open files
+            return False
+        if descriptor is None:
+            return True
         try:
             poller = select.poll()
             poller.register(descriptor, select.POLLIN)

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from atoll.cluster.processes.leases import Leases
+from atoll.retries import Retry
 
 _RENEWER = 0  # the only peer of a `Lease`
 _LOOKS = 8  # checks per lease
@@ -100,13 +101,11 @@ def watch_in_loop(pid: int, on_end: Callable[[], None]) -> None:
 def watch_in_thread(pid: int, on_end: Callable[[], None]) -> None:
     """Call `on_end` on a separate thread when process `pid` has ended."""
 
+    def opened() -> int | None:
+        return None if _has_ended(pid) else open_pid(pid)
+
     def wait() -> None:
-        descriptor = None
-        while descriptor is None and not _has_ended(pid):
-            try:
-                descriptor = open_pid(pid)
-            except OSError:  # this process has too many open files
-                time.sleep(_POLL_SECONDS)
+        descriptor = Retry(_POLL_SECONDS).call(opened, OSError)  # if this process has too many open files
         if descriptor is not None:
             poller = select.poll()
             poller.register(descriptor, select.POLLIN)

@@ -35,6 +35,7 @@ from atoll.engines.engine_options import EngineOptions
 from atoll.engines.start_engine import EngineProcess
 from atoll.errors import AtollError
 from atoll.journal.persisted_state import check_persisted
+from atoll.retries import Retry
 from atoll.security.roles import JOINING, Role
 from atoll.security.start_security import advertised, kept_environment
 from atoll.wire.address import check_may_listen, parse_address
@@ -259,15 +260,12 @@ class EngineActor:
 
 def _running_engine(path: Path) -> PidFile | None:
     """Return the note at `path` if its engine runs, otherwise None. Raise OSError if that stays unknown."""
-    deadline = time.monotonic() + _NOTE_SECONDS
-    while True:
-        try:
-            note = PidFile.read(path)
-            return note if note is not None and note.held.runs else None
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(LOOK_SECONDS)
+
+    def read() -> PidFile | None:
+        note = PidFile.read(path)
+        return note if note is not None and note.held.runs else None
+
+    return Retry(LOOK_SECONDS, patience=_NOTE_SECONDS).call(read, OSError)
 
 
 @dataclass(frozen=True)
