@@ -21,7 +21,7 @@ from tests.end_to_end.remote_python import RemoteError, RemotePython, StartPytho
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
 
 SECONDS = 1.5
-LAUNCHES = 60  # of each of two clients that share the devices
+LAUNCHES = 100  # of each of two clients that share the devices
 LOOPS = 500  # of a launch: ten milliseconds, compared with which all overhead is small
 HANG_SECONDS = 300.0
 MB = 1 << 20
