@@ -80,9 +80,9 @@ class ControllerChild:
         return self._was_asked
 
     @property
-    def gave_reason(self) -> bool:
-        """Whether the controller has reported why it cannot run, rather than writing messages."""
-        return self._gave_reason
+    def where_to_look(self) -> str:
+        """What an error about its end says last: where its messages are, unless it has reported why it cannot run."""
+        return "" if self._gave_reason else "; its messages are above"
 
     def start(self) -> None:
         """Start the controller. Raise OSError if the process cannot be started."""

@@ -30,6 +30,7 @@ from atoll.engines.supervisor import Supervisor
 from atoll.errors import AtollError, ClusterError
 from atoll.journal.persisted_state import has_killed_cluster
 from atoll.missing import exists
+from atoll.retries import Reasons
 from atoll.security.start_security import start_security
 from atoll.wire.address import parse_address
 
@@ -40,17 +41,16 @@ _RETRY_SECONDS = 1.0  # until a file that cannot be examined is examined again
 async def serve(options: EngineOptions, stop: StopEvent) -> None:
     """Run the cluster until `stop` is set. Report to `ready_fd` that it is up, or why it is not, and why it ended."""
     reason = ""
-    is_orphaned = has_failed = False
+    is_orphaned = False
+    unknown = Reasons(_log)
 
     def parent_ended() -> None:
-        nonlocal reason, is_orphaned, has_failed
+        nonlocal reason, is_orphaned
         try:
             if options.left and exists(options.left):
                 return
         except OSError as error:
-            if not has_failed:
-                has_failed = True
-                _log.warning("cannot find out whether the cluster outlives the process that started it: %s", error)
+            unknown.say(f"cannot find out whether the cluster outlives the process that started it: {error}")
             asyncio.get_running_loop().call_later(_RETRY_SECONDS, parent_ended)
             return
         reason, is_orphaned = "the process that started it has ended", True

@@ -116,7 +116,7 @@ class SuccessorSupervisor:
 
     def _ended(self, text: str) -> None:
         if not self._up.done():
-            where = "" if self._controller.gave_reason else "; its messages are above"
+            where = self._controller.where_to_look
             self._up.set_exception(ClusterError(f"{self._what} did not start: {text}{where}"))
         if self._spare.supervisor is not None:  # it gives peers the reason
             self._spare.supervisor.controller_ended(text)

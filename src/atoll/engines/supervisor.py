@@ -289,7 +289,7 @@ class Supervisor:
     def _fail(self, text: str) -> None:
         """Fail the start of the cluster. Do nothing when it is up."""
         if not self._up.done():
-            where = "" if self._controller.gave_reason else "; its messages are above"
+            where = self._controller.where_to_look
             self._up.set_exception(ClusterError(f"the cluster did not start: {text}{where}"))
 
     def controller_ended(self, text: str) -> None:

@@ -23,7 +23,7 @@ from atoll.cluster.processes.lifeline import open_pid, watch_in_loop
 from atoll.cluster.processes.process_table import began
 from atoll.decodable import decodable
 from atoll.missing import read_if_exists
-from atoll.retries import Retry
+from atoll.retries import Reasons, Retry
 
 _log = logging.getLogger(__name__)
 
@@ -77,17 +77,14 @@ def watch_holder(pid: int, path: Path, seconds: float, on_end: Callable[[], None
     this one, do not call `on_end`.
     """
     loop = asyncio.get_running_loop()
-    has_failed = False
+    unknown = Reasons(_log)
 
     def look(until: float) -> None:
-        nonlocal has_failed
         try:
             note = PidFile.read(path)
             is_held = note is not None and note.held.pid == os.getpid() and note.holder.runs
         except OSError as error:
-            if not has_failed:
-                has_failed = True
-                _log.warning("cannot find out which process holds this one, will retry: %s", error)
+            unknown.say(f"cannot find out which process holds this one, will retry: {error}")
             loop.call_later(_LOOK_SECONDS, look, until)
             return
         if is_held and note is not None:

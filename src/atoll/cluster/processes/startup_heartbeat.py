@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from atoll.cluster.processes.child import LocalProcess
 from atoll.cluster.processes.leases import Leases
 from atoll.cluster.processes.process_table import cpu_ticks, switches
+from atoll.retries import Reasons
 
 _log = logging.getLogger(__name__)
 
@@ -99,16 +100,14 @@ class ProcessActivity:
     def __init__(self, pid: int, *, with_switches: bool = False) -> None:
         self._pid = pid
         self._with_switches = with_switches
-        self._has_failed = False
+        self._unknown = Reasons(_log)
 
     def read(self) -> int | None:
         """Return the number, or None if it cannot be read."""
         try:
             return cpu_ticks(self._pid) + (switches(self._pid) if self._with_switches else 0)
         except OSError as error:
-            if not self._has_failed:
-                self._has_failed = True
-                _log.warning("cannot detect whether process %d hangs: %s", self._pid, error)
+            self._unknown.say(f"cannot detect whether process {self._pid} hangs: {error}")
             return None
 
 
