@@ -81,7 +81,7 @@ class ControllerChild:
 
     @property
     def where_to_look(self) -> str:
-        """What an error about its end says last: where its messages are, unless it has reported why it cannot run."""
+        """The end of an error about it: where its messages are, or "" if it has reported why it cannot run."""
         return "" if self._gave_reason else "; its messages are above"
 
     def start(self) -> None:
