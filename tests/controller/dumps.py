@@ -29,6 +29,8 @@ _NOT_LOADED: dict[str, set[str]] = {
     "Trace": {"_ends", "_count"},
     "Send": {"feeds"},
 }
+# Types of values that are compared as they are.
+_VALUES = (str, bytes, Enum, type, types.NoneType, types.ModuleType, msgspec.Raw, msgspec.Struct)
 # Immutable values. Equal objects may share them or have a copy each.
 _SHARED = {("GangSpec", "devices"), *(("PartMemory", name) for name in ("most", "head", "tail", "left"))}
 
@@ -72,11 +74,25 @@ def ordered(value: Any, depth: int = 0) -> Any:
     return [ordered(each, depth + 1) for each in value] if isinstance(value, list) else value
 
 
+class Path:
+    """Where two objects were met. Its text is made only if they differ, since a check meets many objects."""
+
+    __slots__ = ("_before", "_form", "_part")
+
+    def __init__(self, before: Path | str, form: str, part: object = None) -> None:
+        self._before = before
+        self._form = form
+        self._part = part
+
+    def __str__(self) -> str:
+        return f"{self._before}{self._form.format(self._part)}"
+
+
 def check_same(one: Any, other: Any) -> None:
     """Check that two objects refer to the same structure with equal values."""
     known: dict[int, Any] = {}
     alive: list[Any] = []
-    left = deque([(one, other, type(one).__name__)])
+    left = deque([(one, other, Path(type(one).__name__, ""))])
     while left:
         a, b, path = left.popleft()
         if isinstance(a, types.MethodType | types.FunctionType | functools.partial):
@@ -87,11 +103,8 @@ def check_same(one: Any, other: Any) -> None:
             continue
         a, b = plain(a), plain(b)
         assert type(a) is type(b), f"{path}: {type(a).__name__} and {type(b).__name__}"
-        if isinstance(a, str | bytes | Enum | type | types.NoneType | msgspec.Raw | types.ModuleType):
+        if isinstance(a, _VALUES):
             assert a == b if not isinstance(a, msgspec.Raw) else bytes(a) == bytes(b), f"{path}: {a!r} and {b!r}"
-            continue
-        if isinstance(a, msgspec.Struct):
-            assert a == b, f"{path}: {a!r} and {b!r}"
             continue
         if id(a) in known:
             if not is_value(a):
@@ -101,16 +114,16 @@ def check_same(one: Any, other: Any) -> None:
         alive.append((a, b))
         if isinstance(a, dict):
             assert len(a) == len(b), f"{path}: {list(a)} and {list(b)}"
-            for key, (x, y) in enumerate(zip(a.items(), b.items(), strict=True)):
-                left.append((x[0], y[0], f"{path} key {key}"))
-                left.append((x[1], y[1], f"{path}[{x[0] if isinstance(x[0], int | str | tuple) else key}]"))
+            for number, ((key, x), (other_key, y)) in enumerate(zip(a.items(), b.items(), strict=True)):
+                left.append((key, other_key, Path(path, " key {}", number)))
+                left.append((x, y, Path(path, "[{}]", key if isinstance(key, int | str | tuple) else number)))
         elif isinstance(a, set | frozenset):
             assert a == b, f"{path}: {a} and {b}"
         elif isinstance(a, list | tuple | deque):
             assert len(a) == len(b), f"{path}: {len(a)} and {len(b)} items"
-            left.extend((x, y, f"{path}[{i}]") for i, (x, y) in enumerate(zip(a, b, strict=True)))
+            left.extend((x, y, Path(path, "[{}]", i)) for i, (x, y) in enumerate(zip(a, b, strict=True)))
         else:
-            left.extend((x, y, f"{path}.{name}") for name, x, y in attributes(a, b, path))
+            left.extend((x, y, Path(path, ".{}", name)) for name, x, y in attributes(a, b, path))
 
 
 def is_value(each: Any) -> bool:
@@ -126,34 +139,40 @@ def plain(value: Any) -> Any:
     return list(value) if type(value) in (list, tuple) else value
 
 
-def compare_callable(a: Any, b: Any, path: str, left: deque[Any]) -> None:
+def compare_callable(a: Any, b: Any, path: Path, left: deque[Any]) -> None:
     assert type(a) is type(b), f"{path}: {a} and {b}"
     if isinstance(a, functools.partial):
-        left.append((a.func, b.func, f"{path}()"))
-        left.append((a.args, b.args, f"{path}() arguments"))
+        left.append((a.func, b.func, Path(path, "()")))
+        left.append((a.args, b.args, Path(path, "() arguments")))
     elif isinstance(a, types.MethodType):
         assert a.__func__ is b.__func__, f"{path}: {a} and {b}"
-        left.append((a.__self__, b.__self__, f"{path} of"))
+        left.append((a.__self__, b.__self__, Path(path, " of")))
     else:
         assert a.__qualname__ == b.__qualname__, f"{path}: {a} and {b}"
 
 
-def attributes(a: Any, b: Any, path: str) -> list[tuple[str, Any, Any]]:
-    skipped = rebuilt_attributes(type(a)) | _NOT_LOADED.get(type(a).__name__, set())
-    names: dict[str, None] = dict.fromkeys(getattr(type(a), "__struct_fields__", ()))
-    for kind in type(a).__mro__:
-        slots = kind.__dict__.get("__slots__", ())
-        names.update(dict.fromkeys((slots,) if isinstance(slots, str) else slots))
-    names.update(dict.fromkeys(getattr(a, "__dict__", ())))
+@functools.cache
+def attributes_of(kind: type[Any]) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the names of the attributes that a class declares, and of those that are not compared."""
+    names = set(getattr(kind, "__struct_fields__", ()))
+    for each in kind.__mro__:
+        slots = each.__dict__.get("__slots__", ())
+        names.update((slots,) if isinstance(slots, str) else slots)
+    skipped = rebuilt_attributes(kind) | _NOT_LOADED.get(kind.__name__, set()) | {"__weakref__", "__dict__"}
+    return frozenset(names), skipped
+
+
+def attributes(a: Any, b: Any, path: Path) -> list[tuple[str, Any, Any]]:
+    kind = type(a)
+    declared, skipped = attributes_of(kind)
     missing = object()
     found = []
-    for name in names:
-        is_patched = callable(getattr(type(a), name, None))  # a method that a test has replaced
-        if name in skipped or is_patched or name in ("__weakref__", "__dict__"):
+    for name in declared.union(getattr(a, "__dict__", ())) - skipped:
+        if callable(getattr(kind, name, None)):  # a method that a test has replaced
             continue
         x, y = getattr(a, name, missing), getattr(b, name, missing)
         assert (x is missing) == (y is missing), f"{path}.{name} is missing in one"
-        if (type(a).__name__, name) in _SHARED:
+        if (kind.__name__, name) in _SHARED:
             assert x == y, f"{path}.{name}: {x} and {y}"
         elif x is not missing:
             found.append((name, x, y))

@@ -17,7 +17,7 @@ import typing
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
@@ -28,7 +28,7 @@ from atoll.state.versions import Version, check_version
 
 T = TypeVar("T")
 K = TypeVar("K")
-_Convert = Callable[[Any], Any] | None  # None if the stored form is the value itself
+_Convert = Callable[[Any, Any], Any] | None  # None if the stored form is the value itself
 
 
 @dataclass(frozen=True)
@@ -139,9 +139,24 @@ class _Schema:
     rebuild: Callable[[Any], None] | None
 
     @functools.cached_property
-    def annotations(self) -> tuple[tuple[str, Any], ...]:
+    def _annotations(self) -> tuple[tuple[str, Any], ...]:
         hints = typing.get_type_hints(self.struct, include_extras=True)
         return tuple((name, hints[name]) for name in self.struct.__struct_fields__)
+
+    @functools.cached_property
+    def dumped(self) -> tuple[tuple[Callable[[Any], Any], _Convert], ...]:
+        """For each field, how its attribute is read and converted."""
+        return tuple(
+            (self.read.get(name) or _reader(name), _DUMPS.converter(annotation))
+            for name, annotation in self._annotations
+        )
+
+    @functools.cached_property
+    def loaded(self) -> tuple[tuple[str, _Convert, Callable[[Any, str, Any], None]], ...]:
+        """For each field, its name, how it is converted, and how an attribute that exists is set."""
+        return tuple(
+            (name, _LOADS.converter(annotation), _update_of(annotation)) for name, annotation in self._annotations
+        )
 
 
 @dataclass(frozen=True)
@@ -237,65 +252,69 @@ def _key_of(annotation: Any) -> str:
     return str(getattr(annotation, "__qualname__", annotation) if isinstance(annotation, type) else annotation)
 
 
-# ---- the walk over annotations
+# ---- the functions that convert values
 
 
-class _Walk:
-    """Makes the functions that convert values, from the annotations of the values. Subclasses have the leaves."""
+class _Converters:
+    """Makes the functions that convert values, from the annotations of the values. Subclasses have the leaves.
 
-    _unconverted: ClassVar[set[Any]]  # annotations for which both forms are equal, so that others are read once only
+    Each function takes the `_Dumper` or `_Loader` and the value. It is made once, and serves all dumps.
+    """
 
-    def __init_subclass__(cls) -> None:
-        cls._unconverted = set()
+    def __init__(self) -> None:
+        self._converters: dict[Any, _Convert] = {}
 
-    def _converter(self, annotation: Any) -> _Convert:
+    def converter(self, annotation: Any) -> _Convert:
         """Return the function that converts a value with this annotation, or None if both forms are equal."""
-        if annotation in self._unconverted:
-            return None
-        convert = self._new_converter(annotation)
-        if convert is None:
-            self._unconverted.add(annotation)
-        return convert
+        if annotation not in self._converters:
+            self._converters[annotation] = self._new_converter(annotation)
+        return self._converters[annotation]
 
     def _new_converter(self, annotation: Any) -> _Convert:
         members = _members(annotation)
         present = [each for each in members if each is not type(None)]
         if len(present) > 1 or len(present) < len(members):
-            converts = [(each, self._converter(each)) for each in present]
+            converts = [(each, self.converter(each)) for each in present]
             special = [(each, convert) for each, convert in converts if convert is not None]
             if len(special) == len(present) == 1:
                 return _unless_none(special[0][1])
-            return self._union(special) if special else None
+            return self._union([(self._kind_of(each), convert) for each, convert in special]) if special else None
         if annotation is Callback:
-            return self._callback
+            return self._callback()
         origin, arguments = get_origin(annotation), get_args(annotation)
         if origin is Annotated:
             return self._annotated(arguments[0], arguments[1])
         if origin is dict:
-            return _dict_converter(self._converter(arguments[0]), self._converter(arguments[1]))
+            return _dict_converter(self.converter(arguments[0]), self.converter(arguments[1]))
         if origin is tuple and not (len(arguments) == 2 and arguments[1] is Ellipsis):
-            return _tuple_converter([self._converter(each) for each in arguments])
+            return _tuple_converter([self.converter(each) for each in arguments])
         if origin in (tuple, list, set, frozenset):
-            return self._items(origin, self._converter(arguments[0]))
+            return self._items(origin, self.converter(arguments[0]))
         return None
 
     def _annotated(self, annotation: Any, mark: Any) -> _Convert:
         if annotation is ObjectRef:
-            return self._object_ref
+            return self._object_ref()
         if isinstance(mark, RefTo | _RefToKind):
             return self._reference(_BY_TAG[mark.tag])
         if isinstance(mark, _SharedOf):
             return self._share(mark.annotation)
-        return self._marked(self._converter(annotation), mark)
+        return self._marked(self.converter(annotation), mark)
 
-    def _union(self, special: list[tuple[Any, Callable[[Any], Any]]]) -> _Convert:
-        """Return the function for a union with these members, in addition to members that stay as they are."""
+    def _kind_of(self, annotation: Any) -> Any:
+        """Return the type of the values of an annotation that is a member of a union."""
         raise NotImplementedError
 
-    def _callback(self, value: Any) -> Any:
+    def _union(self, kinds: list[tuple[Any, Callable[[Any, Any], Any]]]) -> _Convert:
+        """Return the function for values of these types, in addition to values that stay as they are."""
         raise NotImplementedError
 
-    def _object_ref(self, value: Any) -> Any:
+    def _callback(self) -> _Convert:
+        """Return the function for callbacks."""
+        raise NotImplementedError
+
+    def _object_ref(self) -> _Convert:
+        """Return the function for references to objects of any declared class."""
         raise NotImplementedError
 
     def _reference(self, schema: _Schema) -> _Convert:
@@ -315,8 +334,8 @@ class _Walk:
         raise NotImplementedError
 
 
-def _unless_none(convert: Callable[[Any], Any]) -> _Convert:
-    return lambda value: None if value is None else convert(value)
+def _unless_none(convert: Callable[[Any, Any], Any]) -> _Convert:
+    return lambda state, value: None if value is None else convert(state, value)
 
 
 def _dict_converter(key_of: _Convert, value_of: _Convert) -> _Convert:
@@ -324,127 +343,147 @@ def _dict_converter(key_of: _Convert, value_of: _Convert) -> _Convert:
         return None
     if key_of is None:
         assert value_of is not None
-        return lambda found: {key: value_of(each) for key, each in found.items()}
+        return lambda state, found: {key: value_of(state, each) for key, each in found.items()}
     if value_of is None:
-        return lambda found: {key_of(key): each for key, each in found.items()}
-    return lambda found: {key_of(key): value_of(each) for key, each in found.items()}
+        return lambda state, found: {key_of(state, key): each for key, each in found.items()}
+    return lambda state, found: {key_of(state, key): value_of(state, each) for key, each in found.items()}
 
 
 def _tuple_converter(converts: list[_Convert]) -> _Convert:
     """Return the function for tuples of a fixed length."""
     if not any(converts):
         return None
-    return lambda value: tuple(
-        [each if convert is None else convert(each) for each, convert in zip(value, converts, strict=True)]
+    return lambda state, value: tuple(
+        [each if convert is None else convert(state, each) for each, convert in zip(value, converts, strict=True)]
     )
 
 
 # ---- dump
 
 
-class _Dumper(_Walk):
+class _Dumper:
     """Numbers the objects that it meets, and makes their structs in the order of their numbers."""
 
     def __init__(self) -> None:
-        self._numbers: dict[int, int] = {}  # of objects, by identity
+        self.numbers: dict[int, int] = {}  # of objects, by identity
+        self.known: dict[str, dict[int, int]] = {}  # numbers of shared values, by annotation and identity
         self._met: dict[str, list[Any]] = {}  # objects by tag
         self._left: deque[tuple[_Schema, Any]] = deque()
         self._shared: dict[str, list[Any]] = {}
-        self._known: dict[str, dict[int, int]] = {}  # numbers of shared values, by annotation and identity
-        self._fields: dict[str, list[tuple[Callable[[Any], Any], _Convert]]] = {}
         self._alive: list[Any] = []  # so that identities stay unique
 
     def dump(self, roots: Mapping[str, Any]) -> Objects:
-        numbers = {name: self._number(_schema_of(type(root)), root) for name, root in roots.items()}
+        numbers = {name: self.number(_schema_of(type(root)), root) for name, root in roots.items()}
         structs: dict[str, list[Dump]] = {}
         while self._left:
             schema, each = self._left.popleft()
-            fields = self._fields.get(schema.tag)
-            if fields is None:
-                fields = self._fields[schema.tag] = self._fields_of(schema)
-            values = [read(each) if convert is None else convert(read(each)) for read, convert in fields]
+            values = [read(each) if convert is None else convert(self, read(each)) for read, convert in schema.dumped]
             structs.setdefault(schema.tag, []).append(schema.struct(*values))
         versions = {tag: (_BY_TAG[tag].version, _BY_TAG[tag].oldest) for tag in structs}
         return Objects(__version__, versions, numbers, structs, self._shared)
 
-    def _fields_of(self, schema: _Schema) -> list[tuple[Callable[[Any], Any], _Convert]]:
-        return [
-            (schema.read.get(name) or _reader(name), self._converter(annotation))
-            for name, annotation in schema.annotations
-        ]
-
-    def _number(self, schema: _Schema, each: Any) -> int:
-        number = self._numbers.get(id(each))
+    def number(self, schema: _Schema, each: Any) -> int:
+        number = self.numbers.get(id(each))
         if number is None:
             met = self._met.setdefault(schema.tag, [])
-            number = self._numbers[id(each)] = len(met)
+            number = self.numbers[id(each)] = len(met)
             met.append(each)
             self._left.append((schema, each))
         return number
 
-    def _union(self, special: list[tuple[Any, Callable[[Any], Any]]]) -> _Convert:
-        kinds = [(_kind_of(annotation), convert) for annotation, convert in special]
+    def share(self, key: str, value: Any, convert: _Convert) -> int:
+        """Store a value that is not known yet, and return its number."""
+        shared = self._shared.setdefault(key, [])
+        number = self.known.setdefault(key, {})[id(value)] = len(shared)
+        self._alive.append(value)
+        shared.append(value if convert is None else convert(self, value))
+        return number
 
-        def convert_union(value: Any) -> Any:
+
+class _DumpConverters(_Converters):
+    def _kind_of(self, annotation: Any) -> Any:
+        origin, arguments = get_origin(annotation), get_args(annotation)
+        if origin is Annotated:
+            mark = arguments[1]
+            if arguments[0] is ObjectRef:
+                return object
+            if isinstance(mark, RefTo | _RefToKind):
+                return _BY_TAG[mark.tag].kind
+            if isinstance(mark, As) and isinstance(mark.make, type):
+                return mark.make
+            return self._kind_of(mark.annotation if isinstance(mark, _SharedOf) else arguments[0])
+        if annotation is Callback:
+            return (types.MethodType, types.FunctionType, functools.partial)
+        return origin or annotation
+
+    def _union(self, kinds: list[tuple[Any, Callable[[Any, Any], Any]]]) -> _Convert:
+        def convert_union(state: Any, value: Any) -> Any:
             for kind, convert in kinds:
                 if isinstance(value, kind):
-                    return convert(value)
+                    return convert(state, value)
             return value
 
         return convert_union
 
-    def _reference(self, schema: _Schema) -> _Convert:
-        numbers, number_of = self._numbers, self._number
+    def _callback(self) -> _Convert:
+        return self._convert_callback
 
-        def number(each: Any) -> int:
-            found = numbers.get(id(each))
-            return number_of(schema, each) if found is None else found
-
-        return number
-
-    def _share(self, annotation: Any) -> _Convert:
-        key, convert = _key_of(annotation), self._converter(annotation)
-        shared, known = self._shared.setdefault(key, []), self._known.setdefault(key, {})
-
-        def share(value: Any) -> int:
-            found = known.get(id(value))
-            if found is None:
-                found = known[id(value)] = len(shared)
-                self._alive.append(value)
-                shared.append(value if convert is None else convert(value))
-            return found
-
-        return share
-
-    def _marked(self, convert: _Convert, mark: As) -> _Convert:
-        read_value = list if mark.make is deque else mark.read
-        if convert is None or read_value is None:
-            return convert or read_value
-        return lambda value: convert(read_value(value))
-
-    def _object_ref(self, value: Any) -> ObjectRef:
-        schema = _schema_of(type(value))
-        return ObjectRef(schema.tag, self._number(schema, value))
-
-    def _items(self, origin: Any, convert: _Convert) -> _Convert:
-        if origin in (set, frozenset):  # in an order, so that equal states have equal dumps
-            return sorted if convert is None else lambda value: sorted(map(convert, value))
-        return None if convert is None else lambda value: list(map(convert, value))
-
-    def _callback(self, value: Any) -> Callback:
+    def _convert_callback(self, dumper: _Dumper, value: Any) -> Callback:
         bound: tuple[Any, ...] = ()
         if isinstance(value, functools.partial):
             bound, value = value.args, value.func
         method = _BY_FUNCTION.get(getattr(value, "__func__", value))
         if method is None:
             raise TypeError(f"{value.__qualname__} is not declared as a callback")
-        owner = -1 if method.owner is None else self._number(_schema_of(type(value.__self__)), value.__self__)
-        converts = [self._converter(each) for each in method.arguments[: len(bound)]]
+        owner = -1 if method.owner is None else dumper.number(_schema_of(type(value.__self__)), value.__self__)
+        converts = [self.converter(each) for each in method.arguments[: len(bound)]]
         return Callback(
             method.name,
             owner,
-            tuple(each if convert is None else convert(each) for each, convert in zip(bound, converts, strict=True)),
+            tuple(
+                each if convert is None else convert(dumper, each)
+                for each, convert in zip(bound, converts, strict=True)
+            ),
         )
+
+    def _object_ref(self) -> _Convert:
+        def refer(dumper: _Dumper, value: Any) -> ObjectRef:
+            schema = _schema_of(type(value))
+            return ObjectRef(schema.tag, dumper.number(schema, value))
+
+        return refer
+
+    def _reference(self, schema: _Schema) -> _Convert:
+        def number(dumper: _Dumper, each: Any) -> int:
+            found = dumper.numbers.get(id(each))
+            return dumper.number(schema, each) if found is None else found
+
+        return number
+
+    def _share(self, annotation: Any) -> _Convert:
+        key, convert = _key_of(annotation), self.converter(annotation)
+
+        def share(dumper: _Dumper, value: Any) -> int:
+            known = dumper.known.get(key)
+            found = known.get(id(value)) if known is not None else None
+            return dumper.share(key, value, convert) if found is None else found
+
+        return share
+
+    def _marked(self, convert: _Convert, mark: As) -> _Convert:
+        read_value = list if mark.make is deque else mark.read
+        if read_value is None:
+            return convert
+        if convert is None:
+            return lambda dumper, value: read_value(value)
+        return lambda dumper, value: convert(dumper, read_value(value))
+
+    def _items(self, origin: Any, convert: _Convert) -> _Convert:
+        if origin in (set, frozenset):  # in an order, so that equal states have equal dumps
+            if convert is None:
+                return lambda dumper, value: sorted(value)
+            return lambda dumper, value: sorted([convert(dumper, each) for each in value])
+        return None if convert is None else lambda dumper, value: [convert(dumper, each) for each in value]
 
 
 def _reader(name: str) -> Callable[[Any], Any]:
@@ -461,23 +500,6 @@ def _schema_of(kind: type[Any]) -> _Schema:
     return schema
 
 
-def _kind_of(annotation: Any) -> Any:
-    """Return the type of the values of an annotation that is a member of a union."""
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        mark = arguments[1]
-        if arguments[0] is ObjectRef:
-            return object
-        if isinstance(mark, RefTo | _RefToKind):
-            return _BY_TAG[mark.tag].kind
-        if isinstance(mark, As) and isinstance(mark.make, type):
-            return mark.make
-        return _kind_of(mark.annotation) if isinstance(mark, _SharedOf) else _kind_of(arguments[0])
-    if annotation is Callback:
-        return (types.MethodType, types.FunctionType, functools.partial)
-    return origin or annotation
-
-
 def dump(roots: Mapping[str, Any]) -> Objects:
     """Return a dump of these objects, and of all objects to which they refer. Encode it before the objects change."""
     return _Dumper().dump(roots)
@@ -490,12 +512,12 @@ def encode(objects: Objects) -> bytes:
 # ---- load
 
 
-class _Loader(_Walk):
+class _Loader:
     """Makes all objects first, and then sets their attributes."""
 
     def __init__(self, stored: _StoredObjects) -> None:
+        self.tables: dict[str, list[Any]] = {}  # objects
         self._stored = stored
-        self._tables: dict[str, list[Any]] = {}  # objects
         self._values: dict[str, list[Any]] = {}
 
     def load(self, roots: Mapping[str, Any]) -> None:
@@ -505,7 +527,7 @@ class _Loader(_Walk):
             self._check(tag)
             structs[tag] = msgspec.msgpack.decode(raw, type=decodable(list[_BY_TAG[tag].struct]))  # type: ignore[misc]
             kind: Any = _BY_TAG[tag].kind
-            self._tables[tag] = [kind.__new__(kind) for _ in structs[tag]]
+            self.tables[tag] = [kind.__new__(kind) for _ in structs[tag]]
         existing = {}
         for name, number in stored.roots.items():
             if name not in roots:
@@ -513,14 +535,14 @@ class _Loader(_Walk):
                     f"atoll {stored.atoll} stored {name!r}, which atoll {__version__} does not have"
                 )
             tag = _schema_of(type(roots[name])).tag
-            self._tables[tag][number] = roots[name]
+            self.tables[tag][number] = roots[name]
             existing[tag, number] = True
         for tag, dumped in structs.items():
             self._fill(_BY_TAG[tag], dumped, existing)
         for tag in structs:
             rebuild = _BY_TAG[tag].rebuild
             if rebuild is not None:
-                for each in self._tables[tag]:
+                for each in self.tables[tag]:
                     rebuild(each)
 
     def _check(self, tag: str) -> None:
@@ -534,86 +556,93 @@ class _Loader(_Walk):
         check_version(writer, tag, (version, oldest), (schema.version, schema.oldest))
 
     def _fill(self, schema: _Schema, dumped: list[Dump], existing: Mapping[tuple[str, int], bool]) -> None:
-        fields = [
-            (name, self._converter(annotation), _update_of(annotation)) for name, annotation in schema.annotations
-        ]
         rebuilt = list(schema.rebuilt.items())
         put = object.__setattr__
-        for number, (each, struct) in enumerate(zip(self._tables[schema.tag], dumped, strict=True)):
+        for number, (each, struct) in enumerate(zip(self.tables[schema.tag], dumped, strict=True)):
             if (schema.tag, number) in existing:
-                for name, convert, update in fields:
+                for name, convert, update in schema.loaded:
                     value = getattr(struct, name)
-                    update(each, name, value if convert is None else convert(value))
+                    update(each, name, value if convert is None else convert(self, value))
                 continue
-            for name, convert, _ in fields:
+            for name, convert, _ in schema.loaded:
                 value = getattr(struct, name)
-                put(each, name, value if convert is None else convert(value))
+                put(each, name, value if convert is None else convert(self, value))
             for name, make in rebuilt:
                 put(each, name, make())
 
-    def _union(self, special: list[tuple[Any, Callable[[Any], Any]]]) -> _Convert:
-        kinds = [(_stored_kind_of(annotation), convert) for annotation, convert in special]
-
-        def convert_union(value: Any) -> Any:
-            for kind, convert in kinds:
-                if type(value) is kind:
-                    return convert(value)
-            return value
-
-        return convert_union
-
-    def _object_ref(self, stored: ObjectRef) -> Any:
-        return self._tables[stored.tag][stored.number]
-
-    def _reference(self, schema: _Schema) -> _Convert:
-        return self._tables.setdefault(schema.tag, []).__getitem__
-
-    def _share(self, annotation: Any) -> _Convert:
-        return self._shared_values(annotation).__getitem__
-
-    def _marked(self, convert: _Convert, mark: As) -> _Convert:
-        if mark.unpacks:
-            return lambda value: mark.make(*(value if convert is None else convert(value)))
-        return mark.make if convert is None else lambda value: mark.make(convert(value))
-
-    def _items(self, origin: Any, convert: _Convert) -> _Convert:
-        return None if convert is None else lambda value: origin(map(convert, value))
-
-    def _shared_values(self, annotation: Any) -> list[Any]:
-        key = _key_of(annotation)
+    def shared_values(self, key: str, annotation: Any, convert: _Convert) -> list[Any]:
         values = self._values.get(key)
         if values is None:
             raw = self._stored.values.get(key)
             found = [] if raw is None else msgspec.msgpack.decode(raw, type=decodable(list[annotation]))
-            convert = self._converter(annotation)
-            values = self._values[key] = found if convert is None else list(map(convert, found))
+            values = self._values[key] = found if convert is None else [convert(self, each) for each in found]
         return values
 
-    def _callback(self, stored: Callback) -> Any:
-        method = _BY_NAME.get(stored.name)
+    def method(self, name: str) -> _Method:
+        method = _BY_NAME.get(name)
         if method is None:
-            writer = self._stored.atoll
             raise IncompatibleJournalError(
-                f"atoll {writer} stored the callback {stored.name!r}, which atoll {__version__} does not have"
+                f"atoll {self._stored.atoll} stored the callback {name!r}, which atoll {__version__} does not have"
             )
+        return method
+
+
+class _LoadConverters(_Converters):
+    def _kind_of(self, annotation: Any) -> Any:
+        origin, arguments = get_origin(annotation), get_args(annotation)
+        return self._kind_of(arguments[0]) if origin is Annotated else origin or annotation
+
+    def _union(self, kinds: list[tuple[Any, Callable[[Any, Any], Any]]]) -> _Convert:
+        def convert_union(state: Any, value: Any) -> Any:
+            for kind, convert in kinds:
+                if type(value) is kind:
+                    return convert(state, value)
+            return value
+
+        return convert_union
+
+    def _callback(self) -> _Convert:
+        return self._load_callback
+
+    def _load_callback(self, loader: _Loader, stored: Callback) -> Any:
+        method = loader.method(stored.name)
         bound = method.function
         if method.owner is not None:
-            owner = self._tables[_schema_of(method.owner).tag][stored.owner]
+            owner = loader.tables[_schema_of(method.owner).tag][stored.owner]
             bound = types.MethodType(method.function, owner)
         if not stored.arguments:
             return bound
         arguments = []
         for value, annotation in zip(stored.arguments, method.arguments, strict=False):
-            convert = self._converter(annotation)
+            convert = self.converter(annotation)
             typed = msgspec.convert(value, decodable(annotation))
-            arguments.append(typed if convert is None else convert(typed))
+            arguments.append(typed if convert is None else convert(loader, typed))
         return functools.partial(bound, *arguments)
 
+    def _object_ref(self) -> _Convert:
+        return lambda loader, stored: loader.tables[stored.tag][stored.number]
 
-def _stored_kind_of(annotation: Any) -> Any:
-    """Return the type of the stored values of an annotation that is a member of a union."""
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    return _stored_kind_of(arguments[0]) if origin is Annotated else origin or annotation
+    def _reference(self, schema: _Schema) -> _Convert:
+        tag = schema.tag
+        return lambda loader, number: loader.tables[tag][number]
+
+    def _share(self, annotation: Any) -> _Convert:
+        key, convert = _key_of(annotation), self.converter(annotation)
+        return lambda loader, number: loader.shared_values(key, annotation, convert)[number]
+
+    def _marked(self, convert: _Convert, mark: As) -> _Convert:
+        make = mark.make
+        if mark.unpacks:
+            return lambda loader, value: make(*(value if convert is None else convert(loader, value)))
+        if convert is None:
+            return lambda loader, value: make(value)
+        return lambda loader, value: make(convert(loader, value))
+
+    def _items(self, origin: Any, convert: _Convert) -> _Convert:
+        return None if convert is None else lambda loader, value: origin([convert(loader, each) for each in value])
+
+
+_DUMPS, _LOADS = _DumpConverters(), _LoadConverters()
 
 
 def _update_of(annotation: Any) -> Callable[[Any, str, Any], None]:
