@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from atoll.controller.islands.island_hosts import LAUNCH_NS
-from atoll.errors import Code, Status
+from atoll.errors import OK, Code, Status
 from atoll.ir.program import Call, Program, Transfer
 from atoll.protocol import messages as m
 from atoll.state.host_window import BUSY_NS
@@ -238,6 +238,83 @@ def test_a_revoked_run_fails_with_an_island_on_which_it_has_begun_and_not_ended(
     assert all(gang.node.session != play.session for gang in play.controller.launcher.in_flight.values())
 
 
+def run_all(play: Play, messages: list[Any], last: m.Awaited) -> None:
+    """Let hosts end what these messages start, and what follows from that, until the session gets the `last` one."""
+    while not any(isinstance(message, m.Awaited) for message in messages):
+        sequences = [each.sequence for each in runs(messages)]
+        sequences += [number for each in messages if isinstance(each, m.Dispatch) for number, _ in each.units]
+        messages = [
+            message
+            for sequence in sequences
+            for message in play.done(sequence, host=play.controller.launcher.in_flight[sequence].hosts[0])
+        ]
+        assert sequences, "nothing is left to do"
+    assert last in messages
+
+
+@pytest.fixture
+def revoked(play: Play) -> tuple[m.Run, m.Run]:
+    """Return the parts of a revoked run. Island 0 runs one segment of it, and island 1 none."""
+    first, second = launched(play)
+    awaited(play, 22)
+    play.proxy(another(play), m.Launch(5, (), (1,), ()))
+    for host, (run, begun) in enumerate(((first, 1), (second, 0))):
+        play.report(host, m.RunsRevoked(play.session, ((run.sequence, begun),)))
+    play.report(1, progress(second, is_over=True))
+    return first, second
+
+
+def test_a_revoked_run_fails_with_an_island_that_is_removed_before_it_has_begun_there(play, revoked):
+    first, _ = revoked
+    play.engine(m.IslandRemoved(1, "it failed too often"))
+    messages = play.outbox()
+    assert m.DropRun(play.session, first.sequence) in messages
+    messages += play.report(0, progress(first, 0, is_over=True))
+    (status,) = [message.status for message in messages if isinstance(message, m.Awaited)]
+    assert status.message == "island 1 is removed: it failed too often"
+    assert play.controller.scheduler.nodes(1) == []
+    assert all(gang.node.session != play.session for gang in play.controller.launcher.in_flight.values())
+
+
+def test_a_revoked_run_outlives_an_island_that_fails_before_it_has_begun_there(play, revoked):
+    first, _ = revoked
+    play.lose(1, "killed")
+    messages = play.outbox() + play.say(m.FailureAcknowledged((1,))) + play.join_again(1)
+    messages += play.report(0, progress(first, 0, is_over=True))
+    run_all(play, messages, m.Awaited(22, Status()))
+
+
+def test_a_run_fails_with_an_island_that_is_removed_before_the_other_hosts_have_answered(play):
+    launched(play)
+    behind, _ = launched(play, 30)
+    awaited(play, 32)
+    play.lose(1, "killed")
+    play.engine(m.IslandRemoved(1, "it failed too often"))
+    messages = play.outbox() + play.report(0, m.RunsRevoked(play.session, ((behind.sequence, 0),)))
+    messages += play.report(0, progress(behind, is_over=True))
+    (status,) = [message.status for message in messages if isinstance(message, m.Awaited)]
+    assert status.message == "island 1 is removed: it failed too often"
+    assert play.controller.scheduler.nodes(1) == []
+
+
+def test_a_run_behind_another_outlives_the_loss_of_all_of_its_islands(play):
+    nodes: list[Any] = []
+    for value in range(0, NODES, 2):
+        nodes += [Call(1, (), (on(0),), (0,)), Transfer((value,), (on(1),), False, reshard=True)]
+    play.say(m.RegisterProgram(6, Program("made", (), tuple(nodes), tuple(range(1, NODES, 2)))))
+    launched(play)
+    assert len(runs(play.say(m.Launch(6, (), (30, 31, 32), ())))) == 2
+    awaited(play, 32)
+    for host in (1, 0):
+        play.lose(host, "killed")
+        play.say(m.FailureAcknowledged((host,)))
+    play.join_again(1, 0)
+    play.say(m.Recompile(1, 950))
+    play.report(0, m.FeedsArrived(play.session, (950,)))
+    function = play.controller.sessions[play.session].functions[1]
+    run_all(play, play.report(0, m.Compiled(function, OK, b"", 0.1, False)), m.Awaited(32, Status()))
+
+
 @pytest.mark.parametrize("begun", [0, 1])
 def test_a_run_behind_another_outlives_the_loss_of_an_island_unless_another_island_has_begun_it(play, begun):
     first, second = launched(play)
@@ -265,16 +342,7 @@ def test_a_run_behind_another_outlives_the_loss_of_an_island_unless_another_isla
     again = {each.host_feeds for each in runs(messages)}
     assert again.isdisjoint({behind_second.host_feeds, second.host_feeds}), "earlier reports are ignored"
     awaited(play, 30)
-    while not any(isinstance(message, m.Awaited) for message in messages):
-        sequences = [each.sequence for each in runs(messages)]
-        sequences += [number for each in messages if isinstance(each, m.Dispatch) for number, _ in each.units]
-        messages = [
-            message
-            for sequence in sequences
-            for message in play.done(sequence, host=play.controller.launcher.in_flight[sequence].hosts[0])
-        ]
-        assert sequences
-    assert m.Awaited(30, Status()) in messages
+    run_all(play, messages, m.Awaited(30, Status()))
 
 
 def test_a_failure_reaches_all_hosts_of_the_run(play):

@@ -28,6 +28,7 @@ from atoll.errors import Status, invalid
 from atoll.launch.delegated_programs import delegated_program
 from atoll.protocol import messages as m
 from atoll.state.buffer_directory import Entry
+from atoll.state.decisions import Decisions
 from atoll.state.delegated_parts import DelegatedProgram, IslandPart, NotDelegated
 from atoll.state.dispatch_units import Unit
 from atoll.state.gang_states import GangState
@@ -133,8 +134,10 @@ class DelegatedRuns:
         to_host: Callable[[int, Any], None],
         quarantine: Quarantine,
         exclusive_after: float | None,
+        decisions: Decisions,
     ) -> None:
         self._launcher = launcher
+        self._decisions = decisions
         self._builder, self._buffers, self._charges = launcher.builder, launcher.buffers, launcher.charges
         self._resources = resources
         self._sessions = sessions
@@ -330,8 +333,10 @@ class DelegatedRuns:
     def has_begun(self, launch: Launch, island: int) -> bool:
         """Return whether the island's host may have started a gang of the launch."""
         run = self._runs[launch.nodes[0].number]
+        gang = run.gangs[island]
         granted = run.limits is not None and run.limits[island] > 0
-        return granted or run.has_ended(island) or run.gangs[island].run.device_ns > 0
+        has_ended = run.has_ended(island) and gang.state is not GangState.REVOKED
+        return granted or has_ended or gang.run.device_ns > 0
 
     def revoke_unstarted(self, island: int, launches: Sequence[Launch], status: Status) -> None:
         """Revoke runs that had not started on an island that failed.
@@ -352,17 +357,19 @@ class DelegatedRuns:
                 self._leave_island(run, gang)
                 gang.enter(GangState.REVOKED)
 
-    def partly_run(self, island: int) -> list[Launch]:
-        """Return the launches of revoked runs that have ended some of their segments on the island.
+    def to_continue_on(self, island: int) -> list[Launch]:
+        """Return the launches of revoked runs whose rest needs the island, and is not in line yet.
 
-        The rest is not in line yet, because hosts of other islands have not ended their parts.
+        Hosts of other islands have not ended their parts, or have not answered how far they are.
         """
         found = []
         for run in self._runs.values():
             gang = run.gangs.get(island)
-            if gang is None or run.limits is None or gang.state is not GangState.REVOKED:
+            if gang is None or gang.state is not GangState.REVOKED:
                 continue
-            if 0 < run.limits[island] < len(run.program.parts[island].gangs):
+            ended = 0 if run.limits is None else run.limits[island]
+            has_begun = ended > 0 or self._decisions.counts_unbegun_parts
+            if has_begun and ended < len(run.program.parts[island].gangs):
                 found.append(run.launch)
         return found
 
@@ -396,6 +403,8 @@ class DelegatedRuns:
                 self._renew_feeds(run, revocation.lost[run.first])
             for gang in run.gangs_in(GangState.HELD):
                 self.start(gang)
+            if self._decisions.counts_unbegun_parts:  # all of its islands may be lost
+                self._continue_if_revoked(run)
 
     def _limits_of(self, runs: Sequence[DelegatedRun], revocation: Revocation) -> dict[int, dict[int, int]]:
         """Return how many segments the host of each island runs by itself, for each run by its number."""
@@ -473,7 +482,11 @@ class DelegatedRuns:
         self._memory.run_through(gang, part.gangs[: run.limits[gang.island]])
         self._grow(gang.island, run.launch.session)
         gang.enter(GangState.REVOKED)
-        if len(run.gangs_in(GangState.REVOKED)) == run.ending:
+        self._continue_if_revoked(run)
+
+    def _continue_if_revoked(self, run: DelegatedRun) -> None:
+        """Enqueue the rest of a limited run if its parts on all islands have ended or were lost."""
+        if run.ending and run.limits is not None and len(run.gangs_in(GangState.REVOKED)) == run.ending:
             self._launch_rest(run, run.limits)
             self._end_revoked(run)
 

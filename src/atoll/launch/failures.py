@@ -153,7 +153,7 @@ class Failures:
         found = {gang.node.number: gang.run.launch for gang in self._launcher.in_flight.values() if gang.is_on(island)}
         found.update((number, each.gangs[0].run.launch) for number, each in nodes.items())
         if self._decisions.counts_ended_parts:
-            found.update((each.nodes[0].number, each) for each in self._launcher.delegated_runs.partly_run(island))
+            found.update((each.nodes[0].number, each) for each in self._launcher.delegated_runs.to_continue_on(island))
         launches = {id(launch): launch for _, launch in sorted(found.items(), key=lambda each: _age(each[1]))}
         return [launch for launch in launches.values() if launch.error is None]
 
@@ -223,10 +223,13 @@ class Failures:
         return sorted(self._scheduler.all_nodes(), key=lambda node: node.number)
 
     def fail_waiting(self, island: int, status: Status) -> None:
-        """Fail the launches in line that need an island that was removed."""
+        """Fail the launches in line, and the revoked runs to be put in line, that need an island that was removed."""
         for node in self._scheduler.nodes(island):
             if node.gangs:
                 self._launcher.fail(node.gangs[0].run.launch, status)
+        if self._decisions.counts_unbegun_parts:
+            for launch in self._launcher.delegated_runs.to_continue_on(island):
+                self._launcher.fail(launch, status)
         self._scheduler.remove_island(island)
 
     def tick(self, now: float) -> None:

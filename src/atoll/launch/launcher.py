@@ -144,7 +144,7 @@ class Launcher:
         )
         self.deferred_results = DeferredResults(self._dependencies, self.buffers, outbox)
         self.delegated_runs = DelegatedRuns(
-            self, resources, sessions, outbox.to_host, quarantine, delegate_after_seconds
+            self, resources, sessions, outbox.to_host, quarantine, delegate_after_seconds, decisions
         )
 
     def parts(self) -> dict[str, Any]:

@@ -41,6 +41,9 @@ class Decisions:
             were lost, and waited forever.
         waits_for_repeats: Launches of a function that could not be compiled again wait while it is compiled once more.
             Before, they failed with the former reason.
+        counts_unbegun_parts: A launch whose delegated run was revoked, and not begun on an island, fails with that
+            island if it is removed, and is otherwise continued there, as a launch in line. Before, its results there
+            were lost, and it waited forever for an island that was removed, or if all of its islands had failed.
     """
 
     counts_lists: bool
@@ -58,6 +61,7 @@ class Decisions:
     frees_once: bool
     counts_ended_parts: bool
     waits_for_repeats: bool
+    counts_unbegun_parts: bool
 
     @classmethod
     def of(cls, number: int) -> Decisions:
@@ -78,4 +82,5 @@ class Decisions:
             frees_once=number >= 6,
             counts_ended_parts=number >= 7,
             waits_for_repeats=number >= 7,
+            counts_unbegun_parts=number >= 8,
         )
