@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import subprocess
+import time
 from pathlib import Path
 from typing import Any, get_args
 
@@ -26,7 +27,7 @@ from atoll.journal.journal import recover
 from atoll.journal.persisted_state import has_killed_cluster
 from atoll.operate.log_replay import replay
 from atoll.protocol import messages as m
-from atoll.protocol.actions import AnyAction
+from atoll.protocol.actions import AnyAction, SetTimer
 from atoll.protocol.events import STEPS_PER_FLUSH
 from atoll.wire.address import Address
 from atoll.wire.connection import Connection
@@ -196,6 +197,27 @@ def test_the_shell_can_do_all_that_a_controller_decides():
         return set(ControllerShell(options, ProcessState(new_controller(options)), asyncio.Event())._does)
 
     assert asyncio.run(does()) == set(get_args(AnyAction))
+
+
+def test_a_controller_that_was_stopped_reads_before_it_looks_at_deadlines(monkeypatch: pytest.MonkeyPatch):
+    async def scene() -> list[str]:
+        handled: list[str] = []
+        options, loop = ControllerOptions("unix:/x", SETTINGS, 0), asyncio.get_running_loop()
+        shell = ControllerShell(options, ProcessState(new_controller(options)), asyncio.Event())
+        monkeypatch.setattr(shell, "_handle", lambda event: handled.append(type(event).__name__))
+
+        def arrives(steps: int) -> None:
+            loop.call_soon(arrives, steps - 1) if steps else handled.append("message")
+
+        shell._tick()
+        shell._set_timer(SetTimer((), 1, 0.5))
+        time.sleep(shell._times.ping + 2.0)  # as if it was stopped
+        loop.call_soon(arrives, 20)  # a connection is accepted, then read in parts
+        while len(handled) < 5:
+            await asyncio.sleep(0.05)
+        return handled
+
+    assert asyncio.run(scene()) == ["Tick", "message", "TimerEnded", "Tick", "Tick"]
 
 
 @pytest.mark.parametrize("kind", get_args(AnyAction))

@@ -48,6 +48,7 @@ from atoll.security.start_security import load_certificate_authority
 from atoll.security.tokens import digest
 from atoll.state.stepped_work import TurnFailedError
 from atoll.telemetry.load import LoadMeter
+from atoll.wire import late_timers
 from atoll.wire.connection import Connection
 from atoll.wire.framing import FrameLimits, encode
 from atoll.wire.resumption.accepted_link import CONTROLLERS
@@ -98,6 +99,7 @@ class ControllerShell:
         lease: LeaseKeeper | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
+        self._call_later = partial(late_timers.call_later, self._loop)  # for deadlines of peers
         self._times = times
         self._clock = state.clock.now
         self.controller = state.controller
@@ -336,7 +338,7 @@ class ControllerShell:
         return encode_persisted(PersistedState(cluster, encode_shell(dump), last.content, last.secrets))
 
     def _tick(self) -> None:
-        self._loop.call_later(self._times.ping, self._tick)  # first, so that workers are pinged again after an error
+        self._call_later(self._times.ping, self._tick)  # first, so that workers are pinged again after an error
         self._handle(e.Tick(self._clock(), self._measure_load()))
         self._to_acknowledge = self.resumable.all()
         if self.journal is not None:
@@ -544,7 +546,7 @@ class ControllerShell:
 
     def _set_timer(self, action: a.SetTimer) -> None:
         self._timers[action.timer] = self._clock() + action.seconds
-        self._loop.call_later(action.seconds, self._timer_ended, action.timer)
+        self._call_later(action.seconds, partial(self._timer_ended, action.timer))
 
     def _set_patience(self, action: a.SetPatience) -> None:
         connection = self._connections.get(action.connection)
@@ -599,9 +601,9 @@ class ControllerShell:
         self.resumable.begin(term)
         self._handle(e.Restarted(now, term))
         for timer, due in self._timers.items():
-            self._loop.call_later(max(0.0, due - now), self._timer_ended, timer)
+            self._call_later(max(0.0, due - now), partial(self._timer_ended, timer))
         reason = "the controller was restarted"
-        self._loop.call_later(self._times.reconnect, self._lose_others, reason)
+        self._call_later(self._times.reconnect, partial(self._lose_others, reason))
         self._await_peers(reason)
         self._tick()
 

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 
 from atoll._version import __version__
@@ -27,6 +28,7 @@ from atoll.protocol.messages.standby_messages import STANDBY, Heartbeat, LogBatc
 from atoll.security.roles import may_say
 from atoll.wire.connection import Connection
 from atoll.wire.framing import encode
+from atoll.wire.late_timers import call_later
 from atoll.wire.resumption.link_messages import Acknowledge, AnyLinkMessage, Close
 from atoll.wire.resumption.resumable_connections import ResumableConnections
 
@@ -214,7 +216,7 @@ class StandbyReplication:
         if self._stands_by and not self._is_followed and silent < LEASE_SECONDS:  # otherwise it is still behind
             self._rely_on(standby)
         self._send_heartbeat(standby)
-        self._loop.call_later(HEARTBEAT_SECONDS, self._heartbeat, standby)
+        call_later(self._loop, HEARTBEAT_SECONDS, partial(self._heartbeat, standby))
 
     def _send_heartbeat(self, standby: Connection) -> None:
         self._heartbeats.append(self._loop.time())

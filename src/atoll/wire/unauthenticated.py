@@ -10,6 +10,7 @@ import logging
 from dataclasses import dataclass
 from typing import Protocol
 
+from atoll.wire.late_timers import ReadingTimer, call_later
 from atoll.wire.pending_connections import PendingConnections, Refusals
 
 _log = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ class UnauthenticatedConnections:
         self._refusals = Refusals()
         self._expired = 0
         self._addresses: dict[Accepted, str] = {}
-        self._sweep: asyncio.TimerHandle | None = None
+        self._sweep: ReadingTimer | None = None
 
     def add(self, connection: Accepted, address: str) -> None:
         """Add an accepted connection. Close another one if a bound is exceeded."""
@@ -62,7 +63,7 @@ class UnauthenticatedConnections:
         if evicted is not None:
             self._close(evicted, "too many connections are not authenticated yet")
         if self._sweep is None:
-            self._sweep = loop.call_later(self._seconds, self._close_expired)
+            self._sweep = call_later(loop, self._seconds, self._close_expired)
 
     def remove(self, connection: Accepted) -> None:
         """Remove a connection that is authenticated or has ended, if it is in the table."""
@@ -85,7 +86,7 @@ class UnauthenticatedConnections:
             self._expired += 1
             self._close(connection, f"it did not authenticate within {self._seconds:.0f} s")
         deadline = self._pending.next_deadline()
-        self._sweep = None if deadline is None else loop.call_at(deadline, self._close_expired)
+        self._sweep = None if deadline is None else ReadingTimer(loop, deadline, self._close_expired)
 
     def statistics(self) -> UnauthenticatedStatistics:
         return UnauthenticatedStatistics(len(self._pending), self._pending.evicted, self._expired, self._refusals.total)

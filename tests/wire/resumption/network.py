@@ -255,6 +255,13 @@ class Dialer:
         return self
 
 
+def pass_unnoticed(seconds: float) -> None:
+    """Let time pass as if this process was stopped meanwhile."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, _Loop)
+    loop._now += seconds
+
+
 async def until(holds: Callable[[], bool]) -> None:
     """Wait until something holds. Fail after a time that would suffice on any machine."""
     has_own_time = isinstance(asyncio.get_running_loop(), _Loop)

@@ -17,7 +17,7 @@ from atoll.wire.resumption.link_messages import ResumeToken
 from atoll.wire.resumption.link_record import LinkRecord
 from atoll.wire.resumption.resumable_connections import AcceptedConnection
 from tests.thoroughness import examples
-from tests.wire.resumption.network import Dialer, Listener, Network, Note, play, until
+from tests.wire.resumption.network import Dialer, Listener, Network, Note, pass_unnoticed, play, until
 
 LARGE = b"x" * (PIECE_BYTES + 1)
 
@@ -123,6 +123,30 @@ def test_a_peer_that_does_not_come_back_in_time_is_lost():
         assert listener.events[0] == "away"
         assert "did not reconnect within 0 s" in listener.events[1]
         assert "reconnecting failed for 0 s: nobody listens there" in dialer.lost[0]
+
+    play(main)
+
+
+def test_a_peer_that_came_back_while_the_process_was_stopped_is_not_lost():
+    async def main() -> None:
+        listener = Listener(seconds=5.0)
+        network = Network([])
+        dialer = await Dialer.open(network, listener)
+        await until(lambda: dialer.connection.can_resume)
+        carry, loop = network.carry, asyncio.get_running_loop()
+
+        def carry_late(end: Any, data: bytes, turns: int = 20) -> None:
+            loop.call_soon(carry_late, end, data, turns - 1) if turns else carry(end, data)
+
+        network.carry = carry_late  # type: ignore[method-assign]
+        network.cut(network.ends[0])
+        while network.transports < 2:
+            await asyncio.sleep(0)
+        assert listener.events == ["away"]
+        pass_unnoticed(8.0)
+        await until(lambda: len(listener.events) == 2)
+        assert listener.events == ["away", "back"]
+        assert not dialer.lost
 
     play(main)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from atoll.errors import ConnectError, FrameError
 from atoll.wire.address import Address
 from atoll.wire.connection import Connection
 from atoll.wire.endpoints import connect
+from atoll.wire.late_timers import ReadingTimer, call_later
 from atoll.wire.resumption.dialing_link import Dial, DialingLink
 from atoll.wire.resumption.link import LIMITS, LinkEvent, LinkLimits
 from atoll.wire.resumption.resumable_connection import ResumableConnection
@@ -39,7 +41,7 @@ class DialedConnection(ResumableConnection[DialingLink]):
         self._connect = connect
         self._on_away, self._on_back, self._on_silence = on_away, on_back, on_silence
         self._dialing: asyncio.Task[None] | None = None
-        self._answer: asyncio.TimerHandle | None = None  # when the acceptor must have confirmed a new transport
+        self._answer: ReadingTimer | None = None  # when the acceptor must have confirmed a new transport
         self._ticks: asyncio.TimerHandle | None = None
 
     @property
@@ -102,7 +104,7 @@ class DialedConnection(ResumableConnection[DialingLink]):
         self._adopt(transport, self._first)
         self._do_effects()
         reason = f"{self.name} at {dial.address} does not answer"
-        self._answer = self._loop.call_later(NEXT_SECONDS, self._no_answer, transport, reason)
+        self._answer = call_later(self._loop, NEXT_SECONDS, partial(self._no_answer, transport, reason))
 
     def _failed(self, error: str) -> None:
         self.link.dial_failed(error)

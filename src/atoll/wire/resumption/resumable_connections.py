@@ -13,7 +13,6 @@ Invariants:
 
 from __future__ import annotations
 
-import asyncio
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -21,6 +20,7 @@ from typing import Any
 
 from atoll.errors import FrameError
 from atoll.wire.connection import Connection
+from atoll.wire.late_timers import ReadingTimer
 from atoll.wire.resumption.accepted_link import AcceptedLink, Acceptor
 from atoll.wire.resumption.link import LIMITS, LinkEvent, LinkLimits
 from atoll.wire.resumption.link_messages import AlternateAddresses, Resume, ResumeRefused
@@ -43,7 +43,7 @@ class AcceptedConnection(ResumableConnection[AcceptedLink]):
         self.number = link.number
         self.peer_role = link.role
         self.pid = 0  # process ID of a peer on this machine
-        self._grace: asyncio.TimerHandle | None = None
+        self._grace: ReadingTimer | None = None
 
     def record(self) -> LinkRecord:
         """Return a copy of the state that survives this process."""
@@ -84,8 +84,10 @@ class AcceptedConnection(ResumableConnection[AcceptedLink]):
         """Set the timer to the deadline of the link."""
         if self._grace is not None:
             self._grace.cancel()
+            self._grace = None
         deadline = self.link.deadline
-        self._grace = None if deadline is None else self._loop.call_at(deadline, self._expire, deadline)
+        if deadline is not None:
+            self._grace = ReadingTimer(self._loop, deadline, partial(self._expire, deadline))
 
     def _expire(self, deadline: float) -> None:
         self.link.expire(deadline)
