@@ -18,13 +18,14 @@ from atoll.errors import ConnectError, FrameError, StatusError
 from atoll.protocol.number_ranges import CALL_FEEDS
 from atoll.transfers import channel as data
 from atoll.transfers import streams
-from atoll.transfers.channel import DataChannel, Open
+from atoll.transfers.channel import DataChannel, Open, Passed
 from atoll.transfers.file_engine import FilePiece
 from atoll.transfers.host_memory import aligned
 from atoll.transfers.piece_contents import Filled
 from atoll.transfers.shared_memory_engine import SHARED_THRESHOLD, BlockReturned, SharedMemoryPiece
 from atoll.transfers.socket_engine import SocketEngine, SocketPiece
 from atoll.wire.address import Address
+from tests.file_limits import no_more_files
 from tests.transfers.ends import SECONDS, Receiver, content, descriptors, frame, received, sealed
 
 
@@ -201,6 +202,32 @@ def test_descriptors_of_a_peer_that_misbehaves_are_closed(raw, piece, size):
     receiver = received(raw, sent[1:])
     assert receiver.error is None or isinstance(receiver.error, (ConnectError, StatusError))
     channel.close()
+    assert descriptors() == before - 1
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize("piece", [FilePiece(1, 2, 10), Passed(3)])
+def test_a_descriptor_that_this_process_cannot_take_is_named_as_the_reason(raw, piece):
+    mine, _ = raw
+    descriptor, sent = sealed(10), frame(piece)
+    socket.send_fds(mine, [sent[:1]], [descriptor])
+    mine.sendall(sent[1:])
+    os.close(descriptor)
+    with no_more_files():
+        error = received(raw).error
+    assert isinstance(error, FrameError)
+    assert "the descriptor of a data frame was lost, because this process has too many open files" in str(error)
+
+
+def test_a_frame_with_several_descriptors_is_invalid_and_they_are_closed(raw):
+    mine, channel = raw
+    descriptor, sent = sealed(10), frame(FilePiece(1, 2, 10))
+    before = descriptors()
+    socket.send_fds(mine, [sent[:1]], [descriptor] * 3)
+    error = received(raw, sent[1:]).error
+    channel.close()
+    assert isinstance(error, FrameError)
+    assert "it has several descriptors" in str(error)
     assert descriptors() == before - 1
     os.close(descriptor)
 

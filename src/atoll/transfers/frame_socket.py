@@ -34,6 +34,15 @@ _BYTES_ACKED = 120  # offset of this field in `struct tcp_info`
 _encode = msgspec.msgpack.Encoder().encode
 
 
+def _lost(received: Sequence[int]) -> FrameError:
+    """Return the error for descriptors that the kernel has dropped. Close those that it has `received`."""
+    for descriptor in received:
+        os.close(descriptor)
+    if received:
+        return FrameError("not a data frame: it has several descriptors")
+    return FrameError("the descriptor of a data frame was lost, because this process has too many open files")
+
+
 def _encoded(frame: msgspec.Struct) -> bytes:
     body = _encode(frame)
     return frame_header(len(body)) + body
@@ -149,12 +158,14 @@ class FrameSocket:
     def read_frame(self, decoder: msgspec.msgpack.Decoder[Any], limit: int = MAX_HEADER) -> tuple[Any, int | None]:
         """Return the next frame, of at most `limit` bytes, and its descriptor, which the caller has to close.
 
-        Raise EOFError if the connection ended, FrameError if the bytes are not a frame, and BlockingIOError if nothing
-        arrived within the time of `wake_after`.
+        Raise EOFError if the connection ended, FrameError if the bytes are not a frame or its descriptor was lost, and
+        BlockingIOError if nothing arrived within the time of `wake_after`.
         """
         descriptor = None
         if self.is_unix:
-            header, descriptors, _, _ = socket.recv_fds(self._socket, HEADER_BYTES, 1)
+            header, descriptors, flags, _ = socket.recv_fds(self._socket, HEADER_BYTES, 1)
+            if flags & socket.MSG_CTRUNC:
+                raise _lost(descriptors)
             descriptor = descriptors[0] if descriptors else None
         else:
             beginning = bytearray(HEADER_BYTES)
