@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from atoll.errors import AccessError, ConnectError, HandshakeCutError
+from atoll.errors import AccessError, ConnectError, HandshakeCutError, UnreachableError
 from atoll.wire.address import Address, parse_address
 from atoll.wire.sockets import bind, bind_unix, check_is_free, dial, lacks_trust, none_answered
+from tests.file_limits import no_more_files
 
 
 def test_a_unix_socket_is_its_users_alone_and_replaces_a_stale_one(short_directory: Path):
@@ -50,6 +51,18 @@ def test_dialing_where_no_process_listens_names_the_address(short_directory: Pat
     with pytest.raises(ConnectError, match=f"cannot reach the controller at unix:{short_directory}/none"):
         dial(Address(path=f"{short_directory}/none"), what="the controller")
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_process_that_cannot_open_a_socket_says_nothing_about_its_peer(short_directory: Path):
+    address = Address(path=f"{short_directory}/none")
+    with (
+        no_more_files(),
+        pytest.raises(ConnectError, match=r"cannot open a connection .*Too many open files") as dialed,
+    ):
+        dial(address, what="the controller")
+    assert not isinstance(dialed.value, UnreachableError)
+    with pytest.raises(UnreachableError):
+        dial(address, what="the controller")
 
 
 def test_of_several_addresses_the_first_that_answers_is_dialed() -> None:

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from atoll.errors import AtollError, ConnectError, UnreachableError
+from atoll.errors import AtollError, ConnectError
 from atoll.wire.address import Address
 from atoll.wire.connection import Connection
 from atoll.wire.resumption.link_messages import AnyLinkMessage
-from atoll.wire.sockets import attempts, bind, cannot_listen, none_answered, reason_of
+from atoll.wire.sockets import attempts, bind, cannot_dial, cannot_listen, none_answered
 from atoll.wire.tls.identity import HANDSHAKE_SECONDS, Identity
 from atoll.wire.tls.layer import TlsLayer
 from atoll.wire.tls.tls_errors import no_identity
@@ -88,7 +88,7 @@ async def _connect(
     except AtollError:
         raise
     except OSError as error:
-        raise UnreachableError(f"cannot reach {target}: {reason_of(error)}") from None
+        raise cannot_dial(target, error) from None
     return connection
 
 

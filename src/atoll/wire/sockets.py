@@ -28,6 +28,19 @@ _CREDENTIALS = struct.Struct("3i")
 # Leases detect silent peers. Without this timeout, the kernel would close the connection after 15 attempts, which take
 # 15 seconds with the options above.
 _USER_TIMEOUT_SECONDS = 600
+# Errors of a process that dials, which say nothing about the peer: it lacks files, memory, ports or a permission.
+_OWN_ERRORS = frozenset(
+    (
+        errno.EACCES,
+        errno.EADDRNOTAVAIL,
+        errno.EAGAIN,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOBUFS,
+        errno.ENOMEM,
+        errno.EPERM,
+    )
+)
 # Advice for a process that cannot listen at a TCP address, by the error of the system.
 _ADVICE = {
     errno.EADDRINUSE: ": another process listens there; choose another port, or end that process",
@@ -100,7 +113,7 @@ def _dial(address: Address, what: str, timeout: float) -> socket.socket:
         else:
             sock = socket.create_connection((address.host, address.port), timeout)
     except OSError as error:
-        raise UnreachableError(f"cannot reach {what} at {address}: {error.strerror or error}") from None
+        raise cannot_dial(f"{what} at {address}", error) from None
     sock.settimeout(None)
     send_without_delay(sock)  # before the TLS handshake, which would wait for acknowledgements otherwise
     return sock
@@ -152,6 +165,13 @@ def reason_of(error: OSError) -> str:
     if error.errno is not None and error.errno > 0:
         return os.strerror(error.errno)  # asyncio's own text repeats the address
     return error.strerror or str(error)  # errors of name resolution have no errno
+
+
+def cannot_dial(what: str, error: OSError) -> ConnectError:
+    """Return the exception for a failed attempt to dial. It is an UnreachableError if the peer may be the reason."""
+    if error.errno in _OWN_ERRORS:
+        return ConnectError(f"this process cannot open a connection to {what}: {reason_of(error)}")
+    return UnreachableError(f"cannot reach {what}: {reason_of(error)}")
 
 
 def cannot_listen(address: Address, error: OSError) -> AddressError:
