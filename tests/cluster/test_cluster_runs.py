@@ -17,6 +17,7 @@ from atoll.cluster.cluster_runs import (
     rotate,
     runs_of,
 )
+from atoll.errors import ClusterError
 
 
 @pytest.fixture
@@ -82,6 +83,27 @@ def test_runs_of_standbys_displace_only_runs_of_standbys(state: Path):
     kept = runs_of("one")
     assert len(kept) == KEPT_RUNS + 1
     assert kept[-1].directory == cluster.directory
+
+
+def test_a_run_whose_record_cannot_be_read_is_not_removed(state: Path):
+    runs = [run_at(state / "logs" / "one" / f"2020010{number + 1}-000000-1") for number in range(KEPT_RUNS)]
+    unreadable = runs[0].record_file
+    unreadable.unlink()
+    unreadable.symlink_to(unreadable)
+    assert new_run("one") is not None
+    assert runs_of("one")[-1].directory == runs[0].directory
+    with pytest.raises(ClusterError, match=r"cannot read .*run\.json"):
+        _ = runs[0].record
+    runs[0].end("it ended")
+
+
+def test_runs_that_cannot_be_listed_are_not_reported_as_none(state: Path):
+    directory = state / "logs" / "one"
+    directory.parent.mkdir()
+    directory.symlink_to(directory)
+    with pytest.raises(ClusterError, match="cannot list the runs"):
+        runs_of("one")
+    assert new_run("one") is None
 
 
 def test_the_first_end_that_is_recorded_stays(tmp_path: Path):

@@ -8,6 +8,7 @@ import pytest
 
 from atoll.cluster.state_machine import IllegalTransition
 from atoll.controller_process.standby_status import StandbyProgress, StandbyState, StandbyStatus, standby_status
+from atoll.errors import ClusterError
 
 ONE = "tls://one:7000"
 
@@ -32,6 +33,17 @@ def test_a_standby_that_takes_over_is_one_no_more(tmp_path: Path) -> None:
     assert standby_status(str(tmp_path)) is None
     with pytest.raises(IllegalTransition):
         progress.lost("it ended")
+
+
+def test_a_state_that_cannot_be_read_says_nothing_about_a_standby(tmp_path: Path) -> None:
+    file = tmp_path / "standby.json"
+    file.symlink_to(file)
+    with pytest.raises(ClusterError, match=r"cannot find out whether .* is that of a standby: .*symbolic links"):
+        standby_status(str(tmp_path))
+    file.unlink()
+    file.write_text("{}")
+    with pytest.raises(ClusterError, match=r"is that of a standby: .*controller"):
+        standby_status(str(tmp_path))
 
 
 def test_a_copy_that_was_not_complete_is_recorded_at_the_loss(tmp_path: Path) -> None:

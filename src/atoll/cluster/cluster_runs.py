@@ -26,6 +26,8 @@ from atoll._version import __version__
 from atoll.atomic_files import write_atomically
 from atoll.cluster.directories import logs_directory
 from atoll.decodable import decodable
+from atoll.errors import ClusterError
+from atoll.missing import MISSING, read_if_exists
 from atoll.quantities import human_seconds
 
 KEPT_RUNS = 5  # of clusters per name, and as many of standbys, with the present one
@@ -85,9 +87,13 @@ class ClusterRun:
 
     @property
     def record(self) -> RunRecord | None:
-        """Its record; None if it cannot be read."""
-        with contextlib.suppress(OSError, msgspec.MsgspecError):
-            return msgspec.json.decode(self.record_file.read_bytes(), type=decodable(RunRecord))
+        """Its record; None if it is missing or of another version. Raises ClusterError if it cannot be read."""
+        try:
+            content = read_if_exists(self.record_file)
+        except OSError as error:
+            raise ClusterError(f"cannot read {self.record_file}: {error.strerror}") from None
+        with contextlib.suppress(msgspec.MsgspecError):
+            return msgspec.json.decode(content, type=decodable(RunRecord)) if content else None
         return None
 
     @property
@@ -102,11 +108,11 @@ class ClusterRun:
 
     def end(self, reason: str, *, expected: bool = False, ended: float = 0.0) -> None:
         """Record the end, now or at `ended`, unless it is recorded already."""
-        record = self.record
-        if record is None or record.ended:
-            return
-        ended = ended or time.time()
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ClusterError):
+            record = self.record
+            if record is None or record.ended:
+                return
+            ended = ended or time.time()
             self.begin(msgspec.structs.replace(record, reason=reason, expected=expected, ended=ended))
 
     def end_unknown(self, who: str) -> None:
@@ -146,13 +152,17 @@ def new_run(name: str, *, is_standby: bool = False) -> ClusterRun | None:
     base = logs_directory()
     if base is None:
         return None
-    known = runs_of(name)
-    directory = base / name / f"{_stamp_after(known)}-{os.getpid()}"
     try:
+        known = runs_of(name)
+        directory = base / name / f"{_stamp_after(known)}-{os.getpid()}"
         directory.mkdir(mode=0o700, parents=True)
-    except OSError:
+    except (OSError, ClusterError):
         return None
-    earlier = [run for run in known if run.is_standby == is_standby]
+    earlier = []
+    for run in known:
+        with contextlib.suppress(ClusterError):  # such a run stays
+            if run.is_standby == is_standby:
+                earlier.append(run)
     for run in earlier[KEPT_RUNS - 1 :]:
         shutil.rmtree(run.directory, ignore_errors=True)
     return ClusterRun(directory)
@@ -171,24 +181,25 @@ def _stamp_after(known: Sequence[ClusterRun]) -> str:
 
 
 def runs_of(name: str) -> list[ClusterRun]:
-    """Return the runs of the cluster with this name, latest first."""
+    """Return the runs of the cluster with this name, latest first. Raises ClusterError if they cannot be listed."""
     base = logs_directory()
-    if base is None:
-        return []
-    try:
-        found = sorted((base / name).iterdir(), reverse=True)
-    except OSError:
-        return []
+    found = sorted(_listed(base / name), reverse=True) if base is not None else []
     return [ClusterRun(directory) for directory in found if directory.is_dir()]
 
 
 def names_of_runs() -> list[str]:
-    """Return the names of all clusters with runs."""
+    """Return the names of all clusters with runs. Raises ClusterError if they cannot be listed."""
     base = logs_directory()
+    return sorted(each.name for each in _listed(base)) if base is not None else []
+
+
+def _listed(directory: Path) -> list[Path]:
     try:
-        return sorted(each.name for each in base.iterdir()) if base is not None else []
-    except OSError:
+        return list(directory.iterdir())
+    except MISSING:
         return []
+    except OSError as error:
+        raise ClusterError(f"cannot list the runs in {directory}: {error.strerror}") from None
 
 
 def rotate(log: Path, most: int = MOST_LOG_BYTES) -> None:

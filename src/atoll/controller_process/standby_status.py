@@ -18,6 +18,8 @@ import msgspec
 from atoll.atomic_files import write_atomically
 from atoll.cluster.state_machine import StateMachine
 from atoll.decodable import decodable
+from atoll.errors import ClusterError
+from atoll.missing import read_if_exists
 
 _log = logging.getLogger(__name__)
 
@@ -117,8 +119,13 @@ class StandbyProgress(StateMachine[StandbyState]):
 
 
 def standby_status(directory: str) -> StandbyStatus | None:
-    """Return the state of the standby with this directory; None if the directory is that of a cluster."""
+    """Return the state of the standby with this directory; None if the directory is that of a cluster.
+
+    Raises ClusterError if that is unknown, because the file cannot be read.
+    """
+    path = Path(directory) / _FILE
     try:
-        return msgspec.json.decode((Path(directory) / _FILE).read_bytes(), type=decodable(StandbyStatus))
-    except (OSError, msgspec.MsgspecError):
-        return None
+        content = read_if_exists(path)
+        return msgspec.json.decode(content, type=decodable(StandbyStatus)) if content else None
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ClusterError(f"cannot find out whether {directory} is that of a standby: {path.name}: {error}") from None

@@ -134,8 +134,14 @@ def _find(address: str, name: str, join: str, embedded: bool) -> Target:
 
 
 def _last_end(name: str) -> str:
-    """Describe the last end of the cluster with this name, by default that of the cluster that ended last."""
-    ends = [(run.record, run) for each in ([name] if name else names_of_runs()) for run in runs_of(each)[:1]]
+    """Describe the last end of the cluster with this name, by default that of the cluster that ended last.
+
+    Return "" if it is unknown.
+    """
+    try:
+        ends = [(run.record, run) for each in ([name] if name else names_of_runs()) for run in runs_of(each)[:1]]
+    except ClusterError:
+        return ""
     known = [(record.ended, run) for record, run in ends if record is not None and record.ended]
     return max(known, key=lambda each: each[0])[1].end_text() if known else ""
 
@@ -234,6 +240,11 @@ def _hint_for(record: ClusterRecord | None) -> str:
         return (
             f"a standby took over, and cluster {record.name} continues at {record.continues_at}: use "
             f"`--address {record.continues_at}`"
+        )
+    if record.ray:
+        return (
+            f"the controller of cluster {record.name} on Ray is starting or restarting, or the cluster has ended: try "
+            f"again, or remove what is left of it with `atoll down --name {record.name}`"
         )
     return (
         f"the engine of cluster {record.name} runs, so its controller is starting or restarting: try again, and see "
