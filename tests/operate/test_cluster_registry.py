@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from atoll.cluster.held_directories import HeldDirectory
 from atoll.cluster.moved_controllers import record_controller
 from atoll.errors import ClusterError
 from atoll.operate import cluster_registry
@@ -92,6 +93,19 @@ def test_a_directory_without_a_record_is_removed(registry: ClusterRegistry) -> N
     (registry.root / "half").mkdir()
     assert registry.all() == []
     assert not (registry.root / "half").exists()
+
+
+def test_the_directory_of_a_running_engine_stays_without_a_record(registry: ClusterRegistry) -> None:
+    directory = registry.root / "one"
+    directory.mkdir()
+    engine = HeldDirectory(directory)
+    assert registry.all() == []
+    assert directory.exists()
+    with no_more_files(), pytest.raises(ClusterError, match="Too many open files"):
+        registry.all()
+    engine.release()
+    assert registry.all() == []
+    assert not directory.exists()
 
 
 def test_a_running_cluster_whose_record_cannot_be_read_is_reported_and_stays(
@@ -190,9 +204,7 @@ def test_the_cluster_of_another_machine_that_shares_the_directory_is_neither_sho
     shutil.rmtree(directory)
 
 
-def test_a_cluster_on_ray_is_up_while_it_is_being_started_and_while_something_listens(
-    registry: ClusterRegistry,
-) -> None:
+def test_a_cluster_on_ray_is_up_also_if_its_controller_restarts(registry: ClusterRegistry) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         registry.directory("far").mkdir()
@@ -201,5 +213,8 @@ def test_a_cluster_on_ray_is_up_while_it_is_being_started_and_while_something_li
         assert record.pids() == []  # the command that started it is not one of its processes
         started_by_one_that_ended = msgspec.structs.replace(record, began=record.began - 1)
         assert started_by_one_that_ended.is_alive
-    assert record.is_alive
-    assert not started_by_one_that_ended.is_alive
+        assert not started_by_one_that_ended.refuses
+    assert started_by_one_that_ended.refuses
+    assert started_by_one_that_ended.is_alive
+    assert [each.name for each in registry.all()] == ["far"]
+    assert Path(record.directory).exists()

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from atoll._version import __version__
 from atoll.cluster.cluster_runs import ROTATE_SECONDS, ClusterRun, rotate
+from atoll.cluster.held_directories import KEEP_SECONDS, HeldDirectory
 from atoll.cluster.processes.adopted_process import watch_holder
 from atoll.cluster.processes.lifeline import watch_in_loop
 from atoll.cluster.processes.process_logging import start_logging
@@ -35,7 +36,7 @@ from atoll.security.start_security import start_security
 from atoll.wire.address import parse_address
 
 _log = logging.getLogger(__name__)
-_RETRY_SECONDS = 1.0  # until a file that cannot be examined is examined again
+_RETRY_SECONDS = 1.0  # until a file that is missing or cannot be examined is examined again
 
 
 async def serve(options: EngineOptions, stop: StopEvent) -> None:
@@ -61,7 +62,10 @@ async def serve(options: EngineOptions, stop: StopEvent) -> None:
     elif options.parent:
         watch_in_loop(options.parent, parent_ended)
     run = ClusterRun(Path(options.run_directory)) if options.run_directory else None
-    rotating = asyncio.get_running_loop().create_task(_rotate(run.log)) if run is not None else None
+    loop = asyncio.get_running_loop()
+    held = _hold(Path(options.directory))
+    tasks = [loop.create_task(_rotate(run.log))] if run is not None else []
+    tasks += [loop.create_task(_keep_record(held))] if held is not None else []
     if not options.has_one_client:
         given = settings_text(options.settings)
         _log.info("atoll %s starts %s with %s", __version__, "a standby" if options.standby else "a cluster", given)
@@ -98,13 +102,15 @@ async def serve(options: EngineOptions, stop: StopEvent) -> None:
             await supervisor.end()
         if not options.has_one_client:
             _log.info("this engine leaves the cluster: %s" if leaves else "the cluster has ended: %s", reason)
-        if rotating is not None:
-            rotating.cancel()
+        for task in tasks:
+            task.cancel()
         expected = bool(stop.reason) or (supervisor is not None and supervisor.was_asked)
         if run is not None:
             run.end(reason, expected=expected)
         for directory in (options.directory, *options.client_directories):
             shutil.rmtree(directory, ignore_errors=True)
+        if held is not None:
+            held.release()
         write_ready(options.ready_fd, EngineEnd(reason, expected))
 
 
@@ -112,6 +118,27 @@ async def _rotate(log: Path) -> None:
     while True:
         await asyncio.sleep(ROTATE_SECONDS)
         rotate(log)
+
+
+def _hold(directory: Path) -> HeldDirectory | None:
+    """Lock the cluster's directory. Return None if that is not possible, for example on its file system."""
+    try:
+        return HeldDirectory(directory)
+    except OSError as error:
+        _log.warning("cannot lock %s: %s", directory, error.strerror)
+        return None
+
+
+async def _keep_record(held: HeldDirectory) -> None:
+    problems = Reasons(_log)
+    while True:
+        await asyncio.sleep(KEEP_SECONDS if held.has_record else _RETRY_SECONDS)
+        try:
+            if held.keep_record():
+                _log.warning("another program has removed the cluster's record, which is written again")
+            problems.solved()
+        except OSError as error:
+            problems.say(f"cannot keep the cluster's record: {error}")
 
 
 def _check_sandbox() -> None:

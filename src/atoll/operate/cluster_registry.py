@@ -3,7 +3,12 @@
 A standing cluster (`atoll up`) has a directory with its name in the user's runtime directory. The directory holds its
 record and its sockets, and its engine removes the directory at the end. So a directory whose engine has exited belongs
 to a cluster that was killed, and the next `atoll` command removes it. If it is unknown whether the engine runs, because
-its record or the table of processes cannot be read, the command reports the error and removes nothing.
+its record or the table of processes cannot be read, the command reports the error and removes nothing. A directory that
+an engine holds (`cluster.held_directories`) stays, also if its record is missing.
+
+Only Ray knows whether a cluster on Ray has ended, so its record stays until `atoll down`, or until `atoll up` starts
+another cluster with its name there. An address that refuses connections proves nothing: its controller may be
+restarting.
 
 An embedded cluster (of a script, or of `atoll proxy`) has its record in its own directory, which is removed when it
 ends.
@@ -29,6 +34,7 @@ import msgspec
 from atoll.atomic_files import write_atomically
 from atoll.cluster.cluster_runs import ClusterRun
 from atoll.cluster.directories import registry_directory, sockets_bases
+from atoll.cluster.held_directories import RECORD_FILE, is_held
 from atoll.cluster.moved_controllers import recorded_controller
 from atoll.cluster.processes.process_table import began, processes_of_session, this_machine
 from atoll.decodable import decodable
@@ -38,7 +44,6 @@ from atoll.wire.address import parse_address
 
 DEFAULT_NAME = "default"
 
-_FILE = "cluster.json"
 _ASK_SECONDS = 1.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}")
 
@@ -73,8 +78,13 @@ class ClusterRecord(msgspec.Struct, frozen=True):
 
     @property
     def is_alive(self) -> bool:
-        """Whether the engine runs. A cluster on Ray counts as alive unless its address refuses connections."""
-        return self._engine_runs() or (bool(self.ray) and not _refuses(self.address))
+        """Whether the engine runs. A cluster on Ray counts as alive while it has a record."""
+        return bool(self.ray) or self._engine_runs()
+
+    @property
+    def refuses(self) -> bool:
+        """Whether the machine of its address responds, and nothing listens there now."""
+        return _refuses(self.address)
 
     @property
     def continues_at(self) -> str:
@@ -184,8 +194,8 @@ class ClusterRegistry:
                 record = _read(directory)
             except msgspec.MsgspecError as error:
                 raise ClusterError(
-                    f"{directory / _FILE} is not the record of a cluster of this version of Atoll: {error}. End the "
-                    "cluster with the version that started it, or remove the directory if the cluster has ended"
+                    f"{directory / RECORD_FILE} is not the record of a cluster of this version of Atoll: {error}. End "
+                    "the cluster with the version that started it, or remove the directory if the cluster has ended"
                 ) from None
             if record is not None and not record.is_here:
                 continue
@@ -193,7 +203,7 @@ class ClusterRegistry:
                 found.append(record)
             elif record is not None:
                 record.kill()
-            else:
+            elif not _is_held(directory):
                 shutil.rmtree(directory, ignore_errors=True)
         return found
 
@@ -236,7 +246,7 @@ class ClusterRegistry:
 def standing_clusters() -> list[ClusterRecord]:
     """Return this user's running standing clusters. Unlike `ClusterRegistry`, creates and removes nothing."""
     found = []
-    for file in sorted(registry_directory().glob(f"*/{_FILE}")):
+    for file in sorted(registry_directory().glob(f"*/{RECORD_FILE}")):
         with contextlib.suppress(*MISSING, msgspec.MsgspecError):
             if file.stat().st_uid == os.getuid():
                 found.append(_read(file.parent))
@@ -259,7 +269,7 @@ def register_embedded(directory: Path, address: str, islands: str, platform: str
 def embedded_clusters() -> list[ClusterRecord]:
     """Return this user's running embedded clusters. Raises ClusterError if it is unknown whether one runs."""
     found = []
-    for file in sorted(file for base in sockets_bases() for file in base.glob(f"atoll-*/{_FILE}")):
+    for file in sorted(file for base in sockets_bases() for file in base.glob(f"atoll-*/{RECORD_FILE}")):
         with contextlib.suppress(*MISSING, msgspec.MsgspecError):
             if file.parent.stat().st_uid != os.getuid():  # a record decides to which address the token is sent
                 continue
@@ -283,7 +293,7 @@ def _refuses(address: str) -> bool:
 
 def _write(record: ClusterRecord) -> None:
     """Write the record so that a reader finds a complete file or none."""
-    write_atomically(Path(record.directory) / _FILE, msgspec.json.encode(record))
+    write_atomically(Path(record.directory) / RECORD_FILE, msgspec.json.encode(record))
 
 
 def _read(directory: Path) -> ClusterRecord | None:
@@ -293,8 +303,15 @@ def _read(directory: Path) -> ClusterRecord | None:
     loss of power may leave an empty file, which counts as none.
     """
     with _examining(directory):
-        content = read_if_exists(directory / _FILE)
+        content = read_if_exists(directory / RECORD_FILE)
     return msgspec.json.decode(content, type=decodable(ClusterRecord)) if content else None
+
+
+def _is_held(directory: Path) -> bool:
+    """Return whether a running engine holds this directory. Raises ClusterError if that is unknown."""
+    with _examining(directory), contextlib.suppress(*MISSING):
+        return is_held(directory)
+    return False
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ import msgspec
 
 from atoll.cluster.cluster_runs import ClusterRun, RunRecord, open_log
 from atoll.cluster.directories import default_cache_directory, sockets_bases, usage_file
+from atoll.cluster.held_directories import KEEP_SECONDS, is_held
 from atoll.cluster.processes.client_directories import sweep
 from atoll.cluster.processes.process_logging import logging_environment, parse_line
 from atoll.cluster.settings import GRACE_SECONDS, ClusterSettings
@@ -22,7 +23,7 @@ from atoll.engines.engine_options import EngineEnd, EngineOptions
 from atoll.engines.ray.actors import EngineStart
 from atoll.engines.ray.ray_cluster import RayCluster, end_cluster
 from atoll.engines.start_engine import EngineProcess, check_settings
-from atoll.errors import AccessError, AddressError, AtollError, ClusterError, ConnectError
+from atoll.errors import AccessError, AddressError, AtollError, ClusterError, UnreachableError
 from atoll.journal.persisted_state import check_persisted
 from atoll.missing import exists
 from atoll.operate.cluster_queries import Target, explained
@@ -103,6 +104,11 @@ class StandingCluster:
             try:
                 self._directory.mkdir(mode=0o700)
             except FileExistsError:
+                if is_held(self._directory):
+                    raise ClusterError(
+                        f"a cluster named {name} runs, and another program has removed its record from "
+                        f"{self._directory}: its engine writes the record again within {KEEP_SECONDS:.0f} s"
+                    ) from None
                 # `live` has just removed leftovers of this machine, so another machine shares the directory.
                 raise ClusterError(
                     f"{self._directory} belongs to a cluster of another machine: give this one another --name"
@@ -215,13 +221,14 @@ class StandingOnRay:
         name, settings = options.name, options.settings
         registry = ClusterRegistry()
         self.directory = registry.directory(name)
-        _check_is_free(registry, name)
+        where = settings.ray_address or "auto"
+        _check_is_free(registry, name, on_ray=where)
         files = [str(each.absolute()) if each is not None else "" for each in (options.journal, options.authority)]
         start = EngineStart(settings, options.listen, options.advertise, options.insecure, name, *files)
         self._cluster = RayCluster(name, start, stays=options.stays)
         try:
             with registry.locked():
-                _check_is_free(registry, name)
+                _check_is_free(registry, name, on_ray=where)
                 self.directory.mkdir(mode=0o700, exist_ok=True)
                 for role, join in self._cluster.joins.items():
                     join.save((host_join_file if role is Role.HOST else join_file)(self.directory))
@@ -231,7 +238,7 @@ class StandingOnRay:
                     settings.islands,
                     settings.platform,
                     os.getpid(),
-                    ray=settings.ray_address or "auto",
+                    ray=where,
                 )
         except BaseException:
             self.end()
@@ -279,8 +286,15 @@ def start_cluster(options: StandingOptions) -> StandingCluster | StandingOnRay:
     return StandingOnRay(options)
 
 
-def _check_is_free(registry: ClusterRegistry, name: str) -> None:
+def _check_is_free(registry: ClusterRegistry, name: str, on_ray: str = "") -> None:
+    """Raise ClusterError if this user has a cluster with the name on this machine.
+
+    A cluster on the Ray cluster `on_ray` does not count: Ray refuses a second engine with its name, if there still is
+    the first.
+    """
     for each in registry.live():
+        if each.name == name and each.ray and each.ray == on_ray:
+            continue
         if each.name == name and each.continues_at:
             raise ClusterError(
                 f"the engine of cluster {name} runs on this machine, and the cluster continues at {each.continues_at}: "
@@ -373,7 +387,9 @@ def _stop(target: Target, token: str, all_sessions: bool) -> Ended:
         try:
             end_cluster(record.ray, record.name)
         except ClusterError:
-            if not agreed:  # if it agreed, the engine removes its actors itself
+            # If the controller agreed, the engine removes its actors itself. If neither Ray nor the controller is
+            # there, only the record is left.
+            if not agreed and not record.refuses:
                 raise
         shutil.rmtree(directory, ignore_errors=True)
         return Ended(-1, said=said)
@@ -399,8 +415,9 @@ def _until(holds: Callable[[], bool], seconds: float) -> bool:
 
 
 def _listens(address: Address) -> bool:
+    """Return whether a process listens at the address. Raises ConnectError if that is unknown."""
     try:
         dial(address, timeout=1.0).close()
-    except ConnectError:
+    except UnreachableError:
         return False
     return True
