@@ -57,6 +57,22 @@ def test_the_clock_continues_that_of_another_machine(uptime: float) -> None:
     assert clock.now() == 1003.0, "it never goes back"
 
 
+def test_the_time_for_which_a_controller_is_stopped_does_not_count() -> None:
+    uptime = 50.0
+    clock = ContinuedClock(1000.0, lambda: uptime)
+    for _ in range(700):
+        uptime += 1.5  # a busy machine
+        clock.now()
+    assert clock.now() == 1000.0 + 700 * 1.5
+    before, uptime = clock.now(), uptime + 700.0
+    assert clock.now() == before + 1.0
+    uptime += 2.0
+    assert clock.now() == before + 3.0
+    uptime += 700.0
+    clock.advance_to(before + 500.0)  # by an event of another process
+    assert clock.now() == before + 703.0, "it continues"
+
+
 def test_a_connection_that_can_be_resumed_has_a_link_and_others_only_a_role() -> None:
     state = state_of()
     state.replay([e.Started(0.5), *opened(PROXY, "proxy"), *opened(OPERATOR, "operator"), e.Flush(1.0)])

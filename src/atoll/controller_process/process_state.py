@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from atoll.cluster.processes.bugs import described
+from atoll.cluster.processes.leases import PING_SECONDS
 from atoll.controller.controller_dumps import dump_controller, load_controller
 from atoll.controller.core import Controller
 from atoll.errors import AtollError, JournalError
@@ -84,25 +85,38 @@ def decode_snapshot(payload: bytes) -> tuple[Controller, ShellDump]:
 
 # ---- replaying
 
+# Seconds between two readings of a controller's clock from which on the controller was stopped in between.
+_MOST_PAUSE = 3 * PING_SECONDS
+
 
 class ContinuedClock:
     """A monotonic clock that continues the clock of an earlier process, even of one on another machine.
 
     `seconds` is the last known time of the earlier process, if there is one.
+
+    The time between two processes does not count, and neither does the time for which this process is stopped, for
+    example in a frozen container: nobody observed then whether peers kept their deadlines or made progress. A running
+    controller reads the clock once a second, so a longer time between two readings counts as one second.
     """
 
     def __init__(self, seconds: float | None = None, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         # Negative if this machine has been up longer than that of the earlier process. Not relative to the loop's
         # clock, since that of uvloop counts milliseconds.
-        self._offset = 0.0 if seconds is None else seconds - monotonic()
+        self._read = monotonic()  # when the clock was read last
+        self._offset = 0.0 if seconds is None else seconds - self._read
 
     def now(self) -> float:
-        return self._monotonic() + self._offset
+        read = self._monotonic()
+        pause, self._read = read - self._read, read
+        if pause > _MOST_PAUSE:
+            self._offset -= pause - PING_SECONDS
+        return read + self._offset
 
     def advance_to(self, seconds: float) -> None:
         """Continue from this time if the clock is behind it."""
-        self._offset = max(self._offset, seconds - self._monotonic())
+        self._read = self._monotonic()
+        self._offset = max(self._offset, seconds - self._read)
 
 
 class ProcessState:

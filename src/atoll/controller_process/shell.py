@@ -147,10 +147,10 @@ class ControllerShell:
         self._flush_scheduled = False
         self._to_acknowledge: list[AcceptedConnection] = []
         self._encoded: tuple[Any, bytes] = (None, b"")  # the last message sent, and its frame
-        self._load = LoadMeter(self._connections, self._clock)
+        self._load = LoadMeter(self._connections, time.monotonic)
         self._has_done_turn = False
         self._suspects = state.suspects
-        self._turn = 0.0  # time of the first event in this turn
+        self._turn = 0.0  # monotonic time of the first event in this turn
         self._to_persist: list[a.PersistSessions] = []
         self._does: dict[type[Any], Callable[[Any], None]] = {
             a.Send: self._send,
@@ -359,7 +359,7 @@ class ControllerShell:
             return
         if not self._flush_scheduled:
             self._flush_scheduled = True
-            self._turn = event.seconds
+            self._turn = time.monotonic()
             self._loop.call_soon(self._flush)
         try:
             self.controller.handle(event)
@@ -450,8 +450,7 @@ class ControllerShell:
 
     def _do_turn(self) -> None:
         does, load, now = self._does, self._load, self._clock()
-        if now - self._turn > load.longest:
-            load.longest = now - self._turn
+        load.longest = max(load.longest, time.monotonic() - self._turn)
         budget, has_worked = self._budget, self._has_work
         began = time.thread_time() if has_worked else 0.0
         try:
@@ -473,7 +472,7 @@ class ControllerShell:
                 _log.critical("the controller failed at a message and drops it: %s\n%s", *bug)
                 self._handle(e.Skipped(self._clock(), bug.reason, connections, sessions, skips=False))
         if has_work and not self._flush_scheduled:
-            self._flush_scheduled, self._turn = True, self._clock()
+            self._flush_scheduled, self._turn = True, time.monotonic()
             self._loop.call_soon(self._flush)
         if self._to_acknowledge:
             for connection in self._to_acknowledge:
