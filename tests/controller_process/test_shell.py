@@ -211,7 +211,7 @@ def test_a_controller_that_was_stopped_reads_before_it_looks_at_deadlines(monkey
 
         shell._tick()
         shell._set_timer(SetTimer((), 1, 0.5))
-        time.sleep(shell._times.ping + 2.0)  # as if it was stopped
+        time.sleep(shell._times.ping + 1.2)  # as if it was stopped
         loop.call_soon(arrives, 20)  # a connection is accepted, then read in parts
         while len(handled) < 5:
             await asyncio.sleep(0.05)

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from atoll.engines.island_processes import MAX_RESTARTS, RESTART_SPAN_SECONDS
+from atoll.engines.restart_rules import MAX_RESTARTS, RESTART_SPAN_SECONDS
 from tests.end_to_end.lost_controller import check, nothing_left
 from tests.end_to_end.remote_python import RemotePython, StartPython
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster

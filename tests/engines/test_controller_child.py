@@ -24,7 +24,7 @@ from atoll.controller_process.controller_options import (
 )
 from atoll.engines import controller_child
 from atoll.engines.controller_child import ControllerChild
-from atoll.engines.island_processes import MAX_RESTARTS
+from atoll.engines.restart_rules import MAX_RESTARTS
 from atoll.leadership.lease_address import open_lease
 from atoll.leadership.lease_record import LeaseRecord
 from tests.leadership.lease_servers import FakeEtcd

@@ -9,15 +9,10 @@ from typing import Any
 
 import pytest
 
-from atoll.engines import island_processes
+from atoll.engines import island_processes, restart_rules
 from atoll.engines.engine_interface import HostEnd, HostStart
-from atoll.engines.island_processes import (
-    MAX_RESTARTS,
-    RESTART_SPAN_SECONDS,
-    IslandProcesses,
-    ProcessesState,
-    RestartPolicy,
-)
+from atoll.engines.island_processes import IslandProcesses, ProcessesState
+from atoll.engines.restart_rules import MAX_RESTARTS
 from atoll.wire.address import Address
 
 
@@ -341,7 +336,7 @@ def test_an_island_waits_while_files_or_memory_for_its_workers_are_lacking(
 
 def test_an_island_for_whose_workers_files_are_lacking_for_long_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(island_processes, "RETRY_SECONDS", 0.05)
-    monkeypatch.setattr(island_processes, "RESTART_SPAN_SECONDS", 0.2)
+    monkeypatch.setattr(restart_rules, "RESTART_SPAN_SECONDS", 0.2)
 
     async def scene(engine: FakeEngine) -> None:
         island_of(engine, hosts=1).start()
@@ -371,13 +366,3 @@ def test_an_island_that_ends_while_files_for_its_workers_are_lacking_is_not_star
         assert engine.released == [3]
 
     played(scene)
-
-
-@pytest.mark.parametrize(("later", "allowed"), [(RESTART_SPAN_SECONDS - 0.1, False), (RESTART_SPAN_SECONDS, True)])
-def test_restarts_are_counted_in_a_sliding_span(later: float, allowed: bool) -> None:
-    policy = RestartPolicy()
-    for _ in range(3 * MAX_RESTARTS):
-        assert policy.allow(100.0)
-        policy.excuse()
-    assert all(policy.allow(100.0) for _ in range(MAX_RESTARTS))
-    assert policy.allow(100.0 + later) is allowed

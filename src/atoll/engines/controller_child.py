@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from atoll.cluster.processes.child import LocalProcess, describe_exit, may_pass
+from atoll.cluster.processes.child import LocalProcess, describe_exit
 from atoll.cluster.processes.leases import FAILED_STATUS
 from atoll.cluster.processes.process_runtime import command
 from atoll.controller_process.controller_options import (
@@ -28,7 +28,7 @@ from atoll.controller_process.controller_options import (
     SUPERSEDED,
     ControllerOptions,
 )
-from atoll.engines.island_processes import RESTART_SPAN_SECONDS, RETRY_SECONDS, RestartPolicy
+from atoll.engines.restart_rules import RESTART_SPAN_SECONDS, RETRY_SECONDS, RestartPolicy, StartRetries
 from atoll.errors import LeaseError
 from atoll.leadership.lease_address import open_lease
 from atoll.leadership.lease_keeper import RELEASE_SECONDS, release_lease
@@ -68,6 +68,7 @@ class ControllerChild:
         self._has_run = False
         self._is_charged = False  # whether a tenant is charged for the bug
         self._policy = RestartPolicy("the controller")  # for restarts after bugs
+        self._retries = StartRetries()
         self._followed_by = ""  # address of the standby that takes over if it ends
         self._is_ending = False
         self._was_asked = False  # whether it has ended because an operator asked for it
@@ -162,21 +163,26 @@ class ControllerChild:
         if status and self._options.restarts and not self._is_ending and may_restart:
             self._failures += 1
             _log.warning("%s; restarting it", text)
-            self._restart(text, asyncio.get_running_loop().time() + RESTART_SPAN_SECONDS)
+            self._restart(text)
             return
         self._has_finished(text, is_expected=not bug and (not status or self._is_ending))
 
-    def _restart(self, text: str, until: float) -> None:
+    def _restart(self, text: str) -> None:
         """Start the controller again. While files or memory are lacking for it, try again, for a while."""
         self._retry = None
         try:
             self.start()
         except OSError as error:
-            loop = asyncio.get_running_loop()
-            if may_pass(error) and loop.time() < until:
-                self._retry = loop.call_later(RETRY_SECONDS, self._restart, text, until)
-            else:
+            loop, was_lacking = asyncio.get_running_loop(), self._retries.is_lacking
+            if not self._retries.allow(error, loop.time()):
                 self._has_finished(f"{text}, and cannot be restarted: {error}", is_expected=False)
+                return
+            if not was_lacking:
+                retry = "the controller cannot be started now, will retry for %.0f s: %s"
+                _log.warning(retry, RESTART_SPAN_SECONDS, error)
+            self._retry = loop.call_later(RETRY_SECONDS, self._restart, text)
+        else:
+            self._retries.started()
 
     def _has_finished(self, text: str, *, is_expected: bool) -> None:
         if not is_expected and self._has_run:  # otherwise the cluster did not start, and `on_end` reports that

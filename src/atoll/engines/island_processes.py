@@ -9,13 +9,12 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from atoll.cluster.processes.child import may_pass
 from atoll.cluster.state_machine import StateMachine
 from atoll.engines.engine_interface import Engine, HostEnd, HostProcess, HostStart, Reports
+from atoll.engines.restart_rules import RESTART_SPAN_SECONDS, RETRY_SECONDS, RestartPolicy, StartRetries
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +79,7 @@ class IslandProcesses(StateMachine[ProcessesState]):
         self._processes: dict[int, HostProcess] = {}  # running processes, by host
         self._cause: tuple[int, HostEnd] | None = None  # of the end of this incarnation: a host and its end
         self._last_end: tuple[int, int, HostEnd] | None = None  # host, incarnation, end
-        self._lacks_since: float | None = None  # since when processes cannot be started for lack of files or memory
+        self._retries = StartRetries()
         self._nothing_runs = asyncio.Event()
 
     def start(self) -> None:
@@ -109,7 +108,7 @@ class IslandProcesses(StateMachine[ProcessesState]):
         self._reports.island_starts(self.number, self._incarnation, machines)
         for start in self._starts(self._incarnation):
             self._processes[start.host] = self._engine.start_host(start, partial(self._process_ended, start.host))
-        self._lacks_since = None
+        self._retries.started()
 
     def report(self) -> None:
         """Report the last end and the running incarnation to a controller that may not know them."""
@@ -198,7 +197,7 @@ class IslandProcesses(StateMachine[ProcessesState]):
         self._last_end = host, self._incarnation, end
         if self._cause is not None:
             self._reports.worker_ended(*self._last_end)
-        if self._lacks_since is not None:
+        if self._retries.is_lacking:
             self._start_later()
         elif self.restarts or (self._cause is not None and self._cause[1].hung):
             self._start_again()
@@ -231,48 +230,13 @@ class IslandProcesses(StateMachine[ProcessesState]):
 
     def _may_retry(self, error: OSError) -> bool:
         """Return whether to start the processes again after a while, because the cause of the error may pass."""
-        if not (self.restarts and may_pass(error)):
-            return False
-        now = asyncio.get_running_loop().time()
-        if self._lacks_since is None:
-            self._lacks_since = now
+        was_lacking = self._retries.is_lacking
+        may = self.restarts and self._retries.allow(error, asyncio.get_running_loop().time())
+        if may and not was_lacking:
             text = "the workers of island %d cannot be started now, will retry for %.0f s: %s"
             _log.warning(text, self.number, RESTART_SPAN_SECONDS, error)
-        return now - self._lacks_since < RESTART_SPAN_SECONDS
+        return may
 
     def _remove(self, reason: str) -> None:
         _log.error("island %d is not restarted: %s", self.number, reason)
         self._reports.island_removed(self.number, reason)
-
-
-RETRY_SECONDS = 2.0  # between attempts to start processes for which files or memory are lacking
-MAX_RESTARTS = 8
-RESTART_SPAN_SECONDS = 60.0
-
-
-class RestartPolicy:
-    """Allows `MAX_RESTARTS` restarts in any `RESTART_SPAN_SECONDS`. Pure: the caller passes the time.
-
-    More restarts than that do not help: they mean a permanent fault.
-    """
-
-    def __init__(self, subject: str = "its workers") -> None:
-        self._subject = subject
-        self._restarts: deque[float] = deque(maxlen=MAX_RESTARTS)
-
-    def allow(self, now: float) -> bool:
-        """Return whether a restart is allowed at `now`, in seconds of any clock. If so, count it."""
-        if len(self._restarts) == MAX_RESTARTS and now - self._restarts[0] < RESTART_SPAN_SECONDS:
-            return False
-        self._restarts.append(now)
-        return True
-
-    def excuse(self) -> None:
-        """Do not count the newest restart: a program caused it, not the island."""
-        if self._restarts:
-            self._restarts.pop()
-
-    @property
-    def reason(self) -> str:
-        """Return why a restart is not allowed."""
-        return f"{self._subject} ended {MAX_RESTARTS + 1} times within {RESTART_SPAN_SECONDS:.0f} s"

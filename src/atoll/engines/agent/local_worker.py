@@ -14,7 +14,7 @@ from atoll.cluster.processes.client_directories import HOST_DIRECTORIES, claim
 from atoll.cluster.processes.oom_kills import OomKills
 from atoll.cluster.processes.startup_heartbeat import StartingProcess
 from atoll.engines.engine_interface import HostStart
-from atoll.engines.island_processes import MAX_RESTARTS, RESTART_SPAN_SECONDS
+from atoll.engines.restart_rules import MAX_RESTARTS, RESTART_SPAN_SECONDS
 from atoll.engines.worker_command import WorkerPlace, worker_command, worker_environment
 from atoll.errors import ClusterError
 from atoll.protocol import messages as m
