@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 from pathlib import Path
 
 import msgspec
@@ -141,3 +142,20 @@ def test_the_journal_stays_if_the_sessions_cannot_be_written(tmp_path: Path, mon
         end(tmp_path / "journal", persist=True)
     assert {path.name for path in (tmp_path / "journal").iterdir()} == before
     assert (tmp_path / "1.piece").exists()
+
+
+def test_a_cluster_that_cannot_be_ended_now_is_not_said_to_be_unreadable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    killed(tmp_path / "journal", tmp_path / "1.piece")
+    for cannot, named in ((ControllerShell, "stop"), (Directory, "clear")):
+        with monkeypatch.context() as patched:
+            patched.setattr(cannot, named, fail)
+            with pytest.raises(JournalError, match=r"cannot be (ended|removed) now: .*Read-only.*Its files are kept"):
+                end(tmp_path / "journal", persist=True)
+        assert (tmp_path / "journal" / "00000001.snapshot").exists()
+    end(tmp_path / "journal", persist=True)
+    assert persisted_in(tmp_path / "journal") is not None

@@ -295,6 +295,7 @@ def test_a_disk_that_takes_no_more_ends_the_journal_and_not_the_cluster(director
     assert found.wants_snapshot
     found.snapshot()
     found.append(turn(3))
+    assert not found.load(standby="").complete, "nobody can continue before the snapshot is complete"
     finish_snapshot(found)
     assert timers(directory) == [3]
     assert found.load(standby="").complete
@@ -403,7 +404,8 @@ def test_a_directory_that_cannot_be_locked_is_not_said_to_be_in_use(tmp_path, mo
 def test_a_directory_that_somebody_removed_ends_the_journal_and_not_the_cluster(directory, monkeypatch, caplog):
     found = written(directory, 1)
     found.snapshot()
-    shutil.rmtree(directory.path)
+    while directory.path.exists():  # the process that writes the snapshot may add a file meanwhile
+        shutil.rmtree(directory.path, ignore_errors=True)
     until = time.monotonic() + 20.0
     while found.is_snapshotting and time.monotonic() < until:
         found.tick()
@@ -438,6 +440,22 @@ def test_a_journal_stays_if_the_sessions_of_a_cluster_that_ends_cannot_be_writte
     assert timers_or_none(directory) == ([0, 1] if is_complete else None)
     assert "cannot persist suspended sessions" in caplog.text
     assert ("persists them from it" in caplog.text) is is_complete
+
+
+def test_sessions_are_persisted_if_the_journal_is_complete_or_the_disk_has_space(directory, monkeypatch, caplog):
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    found = written(directory, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        patched.setattr(os, "posix_fallocate", full)
+        assert found.can_persist(lambda: b"a state")
+        found.append([b"x" * segment.STEP_BYTES])
+        assert not found.can_persist(lambda: b"a state")
+    assert "cannot persist suspended sessions for the next cluster, so they end: [Errno 28]" in caplog.text
+    assert found.can_persist(lambda: b"a state")
+    assert [path.name for path in directory.path.iterdir()] == ["lock"]
 
 
 def test_a_cluster_that_ends_leaves_no_journal(directory):

@@ -185,7 +185,8 @@ class _ControllerProcess:
             await asyncio.to_thread(shell.keeper.close)
             return
         files = SpilledFiles(shell.controller)
-        persisted = shell.stop(shell.journal is not None and self._may_persist)
+        may_persist = self._may_persist and shell.journal is not None and shell.journal.can_persist(shell.snapshot)
+        persisted = shell.stop(may_persist)
         await asyncio.sleep(0)
         if self._is_orphaned:
             files.remove_except(persisted)  # hosts that end with the engine may not do it

@@ -7,8 +7,9 @@ their proxies wait. So the next cluster replays the journal, and ends the killed
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from atoll.controller_process.journal_recovery import load_snapshot
 from atoll.controller_process.process_state import ProcessState
@@ -33,20 +34,30 @@ def end_killed_cluster(path: str, make_shell: Callable[[ProcessState], Controlle
     """
     directory = Directory(path)
     try:
-        _end(directory, make_shell, persist)
-    except OSError as error:
-        raise JournalError(
-            f"{path} contains the journal of a cluster that was killed, and it cannot be read now: {error}. Its files "
-            "are kept: fix the reason, and start the cluster again"
-        ) from None
+        with _explained(directory, "it cannot be read now"):
+            is_killed, has_persisted = bool(directory.snapshots()), exists(directory.path / NAME)
+        if is_killed:
+            _end(directory, make_shell, persist, has_persisted)
     finally:
         directory.close()
 
 
-def _end(directory: Directory, make_shell: Callable[[ProcessState], ControllerShell], persist: bool) -> None:
-    if not directory.snapshots():
-        return
-    if exists(directory.path / NAME):
+@contextlib.contextmanager
+def _explained(directory: Directory, what: str) -> Iterator[None]:
+    """Raise JournalError for an OSError in this block. `what` is the effect."""
+    try:
+        yield
+    except OSError as error:
+        raise JournalError(
+            f"{directory.path} contains the journal of a cluster that was killed, and {what}: {error}. Its files are "
+            "kept: fix the reason, and start the cluster again"
+        ) from None
+
+
+def _end(
+    directory: Directory, make_shell: Callable[[ProcessState], ControllerShell], persist: bool, has_persisted: bool
+) -> None:
+    if has_persisted:
         # Nothing has happened between this file and the journal: the first snapshot contains what the file has, and
         # the last events of a journal only write the file.
         _log.warning(
@@ -56,24 +67,27 @@ def _end(directory: Directory, make_shell: Callable[[ProcessState], ControllerSh
             directory.path / NAME,
         )
     else:
-        _persist(directory, make_shell, persist)
-    directory.clear()
+        with _explained(directory, "it cannot be read now"):
+            found = _read(directory)
+        if found is not None:
+            with _explained(directory, "that cluster cannot be ended now"):
+                _persist(directory, *found, make_shell, persist)
+    with _explained(directory, "its files cannot be removed now"):
+        directory.clear()
 
 
-def _persist(directory: Directory, make_shell: Callable[[ProcessState], ControllerShell], persist: bool) -> None:
+def _read(directory: Directory) -> tuple[ProcessState, int] | None:
+    """Return the last state of the cluster, and the term of its controller; None if the journal is damaged.
+
+    Raises IncompatibleJournalError, and OSError if the operating system cannot read a file.
+    """
     try:
         found = recover(directory)
         if found is None:
-            return
+            return None
         state = ProcessState(*load_snapshot(found.payload, str(directory.path)), found.term)
         for turn in found.decoded_turns():
             state.replay(turn)
-        shell = make_shell(state)
-        try:
-            files = SpilledFiles(state.controller)
-            persisted = shell.stop(persist)
-        finally:
-            shell.keeper.close()
     except IncompatibleJournalError as error:
         raise IncompatibleJournalError(
             f"{directory.path} contains the journal of a cluster that was killed, which may have sessions that were "
@@ -86,10 +100,26 @@ def _persist(directory: Directory, make_shell: Callable[[ProcessState], Controll
             directory.path,
             error,
         )
-        return
+        return None
+    return state, found.term
+
+
+def _persist(
+    directory: Directory,
+    state: ProcessState,
+    term: int,
+    make_shell: Callable[[ProcessState], ControllerShell],
+    persist: bool,
+) -> None:
+    shell = make_shell(state)
+    try:
+        files = SpilledFiles(state.controller)
+        persisted = shell.stop(persist)
+    finally:
+        shell.keeper.close()
     if persisted:
         try:
-            directory.write_persisted(NAME, found.term, persisted)
+            directory.write_persisted(NAME, term, persisted)
         except OSError as error:  # the journal stays, so that another start can do it
             raise JournalError(f"cannot persist suspended sessions in {directory.path}: {error}") from None
     cluster = decode_persisted(persisted).cluster if persisted else None

@@ -245,6 +245,18 @@ class Directory(ReadableDirectory):
         """Write a file with this name beside the journal, atomically. Raises OSError."""
         write_whole(self.path / name, 0, term, payload, self._key)
 
+    def check_space(self, nbytes: int) -> None:
+        """Raise OSError if the disk has no space for a file of `nbytes`."""
+        path = self.path / "space"
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.posix_fallocate(descriptor, 0, max(1, nbytes))
+            finally:
+                os.close(descriptor)
+        finally:
+            path.unlink(missing_ok=True)
+
     def open_segment(self, number: int, term: int) -> tuple[Segment, FileCipher]:
         """Create a segment to append to, and the cipher that encrypts its turns. Raises OSError."""
         cipher = FileCipher(self._key, new_salt())

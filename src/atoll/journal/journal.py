@@ -82,8 +82,8 @@ class Journal:
 
     @property
     def is_broken(self) -> bool:
-        """Whether events are missing from the journal, so that no process can continue from it."""
-        return self._is_broken
+        """Whether no process can continue from the journal, because events or a first complete snapshot are missing."""
+        return self._is_broken or not self._has_snapshots
 
     @property
     def is_snapshotting(self) -> bool:
@@ -97,7 +97,7 @@ class Journal:
     def load(self, standby: str) -> JournalLoad:
         """Return the state of the journal for reports, with the address of the standby that follows, or ""."""
         age = time.monotonic() - self._written_at
-        return JournalLoad(not self._is_broken, self.snapshots, age, self._bytes, standby, pause=self._pause)
+        return JournalLoad(not self.is_broken, self.snapshots, age, self._bytes, standby, pause=self._pause)
 
     def payload(self, number: int) -> Iterator[tuple[bytes, bool]]:
         """Yield the parts of a snapshot, and whether each is the last.
@@ -187,12 +187,26 @@ class Journal:
             self._syncing = threading.Thread(target=_sync, args=(own,), name="journal", daemon=True)
             self._syncing.start()
 
+    def can_persist(self, state: Callable[[], bytes]) -> bool:
+        """Return whether the next cluster would get persisted sessions. If not, log why.
+
+        A complete journal has them. If it is broken, the disk needs space for them: less than for the whole `state()`.
+        """
+        if not self.is_broken:
+            return True
+        try:
+            self._directory.check_space(len(state()))
+        except OSError as error:
+            _log.error("cannot persist suspended sessions for the next cluster, so they end: %s", error)
+            return False
+        return True
+
     def end(self, persisted: bytes = b"") -> None:
         """End the journal of a cluster that ends, except for the state of its `persisted` sessions.
 
         If the disk rejects that state, a complete journal stays: from it, the next cluster gets the sessions.
         """
-        is_complete = not self._is_broken
+        is_complete = not self.is_broken
         self._stop()
         try:
             if persisted:
