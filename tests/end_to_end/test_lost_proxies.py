@@ -59,3 +59,43 @@ def test_a_script_whose_proxy_is_killed_goes_on_from_its_checkpoint_once_it_has_
     said = [line for line in script.errors().splitlines() if line.startswith("atoll: ")]
     assert len(said) == losses, script.errors()
     assert all("has ended (killed by SIGKILL)" in line and "clear_backends()" in line for line in said)
+
+
+# The number of an array in its client is the number of another array in the next client.
+HELD_SCRIPT = """
+import jax, jax.extend, jax.numpy as jnp, numpy as np
+import os, psutil
+
+rows = jax.sharding.NamedSharding(jax.make_mesh((2,), ("x",)), jax.sharding.PartitionSpec("x"))
+held = [jnp.arange(4.0) * i for i in range(8)] + [jax.device_put(np.ones(4), rows)]
+part = held[-1].addressable_shards[0].data
+was_read = jnp.ones(3)
+np.asarray(was_read)
+if os.environ["KILL"] == "yes":
+    (proxy,) = (each for each in psutil.Process().children() if "atoll.ifrt.proxy_main" in each.cmdline())
+    proxy.kill()
+    proxy.wait()
+jax.extend.backend.clear_backends()
+others = jax.block_until_ready([jnp.full(4, 100.0 + i) for i in range(200)])
+
+def result(use, array):
+    try:
+        return use(array).tolist()
+    except RuntimeError as error:  # a function for devices of the former client cannot be compiled
+        return "refused" if "deleted" in str(error) or "terminated" in str(error) else str(error)
+
+uses = (np.asarray, jax.jit(lambda x: x * 2), lambda x: x + 1, jax.block_until_ready)
+print({str(result(use, array)) for array in (*held, part, was_read) for use in uses})
+print(all(array.is_deleted() for array in (*held, part, was_read)), any(array.is_deleted() for array in others))
+"""
+
+
+@pytest.mark.parametrize("kill", ["no", "yes"])
+def test_a_later_client_never_uses_its_arrays_in_place_of_those_of_a_former_client(
+    start_script: StartScript, kill: str
+) -> None:
+    script = start_script(HELD_SCRIPT, islands="1x1x2", ATOLL_TEST_EXECUTED="1", KILL=kill)
+    assert script.line() == "{'refused'}", script.errors()
+    assert script.line() == "True False"
+    assert script.process.wait(300) == 0
+    script.assert_gone()

@@ -163,26 +163,30 @@ def _users_cache() -> str:
     return str(directory or "")
 
 
-def delete_arrays() -> None:
-    """Delete the arrays of this process's client, before it disconnects.
+def delete_arrays(client: Any) -> None:
+    """Delete the arrays of a client that JAX does not use any more.
 
-    Otherwise each of them tells the ended connection when the script drops it, and jaxlib's client logs the failure.
+    Each client numbers its arrays from 1, and JAX sends the number of an array to whichever client it uses. The next
+    client would use an array of its own in place of one that the script still holds.
+
+    The deletion also keeps jaxlib's client from logging a failure for each array that the script drops later.
     """
-    if _client is not None:
-        for array in _client.live_arrays():
-            with contextlib.suppress(RuntimeError):  # the connection is lost
-                array.delete()
+    for array in client.live_arrays():
+        with contextlib.suppress(RuntimeError):  # the connection is lost
+            array.delete()
 
 
 def disconnect() -> None:
-    """End this client's processes, if there are any."""
+    """End this client's processes, if there are any. Delete its arrays."""
     global _processes, _client
     for cache in list(_caches):
         cache.clear_cache()
-    processes, _processes, _client = _processes, None, None
+    client, processes, _processes, _client = _client, _processes, None, None
     if processes is not None:
         atexit.unregister(_leave)
         with filtered_stderr():
+            if client is not None:
+                delete_arrays(client)
             forget_slices()
             processes.close()
             time.sleep(_LAST_MESSAGES_SECONDS)

@@ -130,7 +130,6 @@ def connect(
         global _open
         _open = None
         clear_backends()
-        backend.delete_arrays()
         backend.choose(None)
         backend.disconnect()
         jax.config.update("jax_platforms", before)
