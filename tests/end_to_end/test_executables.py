@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.lib import xla_client
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -59,7 +61,8 @@ def test_the_cost_is_that_of_stock_jax(same_as_stock: Any) -> None:
 
 def memory() -> dict[str, int]:
     analysis = compiled_step().memory_analysis()
-    return {name: int(getattr(analysis, name)) for name in sorted(dir(analysis)) if name.endswith("_in_bytes")}
+    names = [name for name in sorted(dir(analysis)) if name[0] != "_" and isinstance(getattr(analysis, name), int)]
+    return {name: getattr(analysis, name) for name in names}
 
 
 def test_the_memory_needs_are_those_of_stock_jax(same_as_stock: Any) -> None:
@@ -115,6 +118,48 @@ def exported() -> Any:
 
 def test_functions_are_exported_and_called_again(same_as_stock: Any) -> None:
     same_as_stock(exported)
+
+
+def cached_with_callbacks() -> Any:
+    """Call functions that differ only in the Python function that they call back, with JAX's persistent cache."""
+    from jax.experimental.compilation_cache import compilation_cache
+
+    events: list[str] = []
+    jax.monitoring.register_event_listener(lambda event, **_: events.append(event.rpartition("/")[2]))
+    settings = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: getattr(jax.config, name) for name in settings}
+    x, found = jnp.ones(3), []
+    with tempfile.TemporaryDirectory() as directory, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for name, value in zip(settings, (directory, 0), strict=True):
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+        for function in (np.sin, np.cos):
+            jax.clear_caches()
+            events.clear()
+            result = jax.jit(lambda x, f=function: jax.pure_callback(f, x, x) * 2)(x)  # type: ignore[misc]
+            found.append((np.array(result), [each for each in events if each in ("cache_hits", "cache_misses")]))
+        for name, value in before.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+    return found, [str(each.message) for each in caught]
+
+
+def test_programs_with_callbacks_are_cached_as_in_stock_jax(same_as_stock: Any) -> None:
+    same_as_stock(cached_with_callbacks)
+
+
+def loaded_without_its_callbacks() -> tuple[str, str]:
+    x = jnp.ones(3)
+    compiled = jax.jit(lambda x: jax.pure_callback(np.sin, x, x)).lower(x).compile().runtime_executable()
+    devices = compiled.local_devices()
+    lists = xla_client.DeviceList(tuple(devices))
+    return error_of(lambda: devices[0].client.deserialize_executable(compiled.serialize(), lists))
+
+
+def test_an_executable_with_callbacks_cannot_be_loaded_without_them(atoll_python: RemotePython) -> None:
+    kind, text = atoll_python.call(loaded_without_its_callbacks)
+    assert (kind, "compile the function in this process" in text) == ("BackendError", True), text
 
 
 # ---- errors

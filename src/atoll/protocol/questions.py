@@ -40,11 +40,16 @@ class SourceQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ta
 
 
 class CompiledSource(msgspec.Struct, frozen=True):
-    """A program (a portable StableHLO artifact), its serialized CompileOptions, and devices as [replica][partition]."""
+    """A program (a portable StableHLO artifact), its serialized CompileOptions, and devices as [replica][partition].
+
+    `callbacks` is the number of callables that the program calls in the client's process. They are not part of the
+    source: the client passes its own when it compiles the program again.
+    """
 
     program: bytes
     options: bytes
     assignment: tuple[tuple[int, ...], ...]
+    callbacks: int = 0
 
 
 class ProfileQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="profile"):

@@ -162,3 +162,19 @@ def test_modules_that_bound_the_original_get_the_replacement(library: Any) -> No
     )
     del sys.modules[copy.__name__]
     assert copy.triple(1) == -3
+
+
+def test_pythons_errors_about_the_arguments_of_a_replacement_name_the_original(library: Any) -> None:
+    exec("class Owner:\n  def size(self, unit): return 3", library.__dict__)
+
+    def required(size: Callable[..., Any]) -> Callable[..., Any]:
+        def replaced(self: Any, unit: Any) -> Any:
+            return size(self, unit)
+
+        return replaced
+
+    install(
+        [Patch("sizes", "sizes", (Replacement("library_of_the_test:Owner", "size", required, ("self",)),))], VERSION
+    )
+    with pytest.raises(TypeError, match=r"^Owner\.size\(\) missing 1 required positional argument: 'unit'"):
+        library.Owner().size()

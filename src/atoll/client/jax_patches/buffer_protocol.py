@@ -63,15 +63,19 @@ def _contents(export: Callable[[Any, int], memoryview]) -> Callable[[Any, int], 
             return export(self, flags)
         # These are the refusals of stock JAX. NumPy then calls `__array__`.
         if self.is_deleted():
-            raise BufferError("Array has been deleted.")
+            raise BufferError("INVALID_ARGUMENT: Array has been deleted.")
         if client.platform != "cpu":
-            raise BufferError("Python buffer protocol is only defined for CPU buffers.")
+            raise BufferError("INVALID_ARGUMENT: Python buffer protocol is only defined for CPU buffers.")
         if len(devices) != 1:
-            raise BufferError("Python buffer protocol is only defined for buffers with a single shard.")
+            raise BufferError(
+                "INVALID_ARGUMENT: Python buffer protocol is only defined for buffers with a single shard."
+            )
         # Types of other libraries have characters of their own, which may be those of NumPy's types.
         if self.dtype.isbuiltin != 1 or self.dtype.char not in _FORMATS:
             name = primitive_type(self.dtype.name)
-            raise BufferError(f"Buffers of type {name} are not supported by the Python buffer protocol.")
+            raise BufferError(
+                f"INVALID_ARGUMENT: Buffers of type {name} are not supported by the Python buffer protocol."
+            )
         if (value := self._npy_value) is not None:  # the array was read before
             return memoryview(value)
         with _Exporting(self, sys._getframe(1)):

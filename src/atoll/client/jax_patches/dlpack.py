@@ -43,7 +43,8 @@ def _exporting(export: Callable[..., Any]) -> Callable[..., Any]:
             )
         # The consumer may write to its copy, so the copy must not share memory with JAX's cached value.
         contents = np.array(host_copies(self)[0])
-        with jax.ensure_compile_time_eval():  # also while JAX traces
+        # Must work while JAX traces. The script asks for no transfer to a device.
+        with jax.ensure_compile_time_eval(), jax.transfer_guard_host_to_device("allow"):
             local = jax.device_put(contents, jax.local_devices(backend="cpu")[_CPU])
         return export(local, stream=None, max_version=max_version, dl_device=dl_device, copy=None)
 

@@ -31,7 +31,10 @@ def _worker_pointer(pointer: Callable[..., Any]) -> Callable[..., Any]:
         client = client_of(self)
         if client is None or not is_atoll(client) or len(self.sharding.device_set) > 1 or client.platform != "cpu":
             return int(pointer(self))
-        self._check_if_deleted()
+        if self.is_deleted():
+            raise jax.errors.JaxRuntimeError(
+                "INVALID_ARGUMENT: UnsafeBufferPointer called on deleted or donated buffer"
+            )
         # Must work while JAX traces, and is not a transfer of the user's.
         with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"):
             return int(np.asarray(_address_call()(self)).view(np.uint64)[0])

@@ -93,6 +93,8 @@ class Replacement:
         holders = [owner, *(sys.modules[each] for each in self.copies if each in sys.modules)]
         new: Any = redirect(original, self.wrap) if self.copies else self.wrap(original)
         new.__name__, new.__doc__, new.__wrapped__ = self.name, original.__doc__, original
+        if isinstance(original, FunctionType):  # Python's errors about arguments contain it
+            new.__qualname__ = original.__qualname__
         for holder in holders:
             setattr(holder, self.name, property(new) if isinstance(found, property) else new)
 

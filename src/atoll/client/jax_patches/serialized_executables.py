@@ -2,8 +2,8 @@
 
 The serialized form consists of the program, options and devices from which the executable was compiled. The proxy keeps
 them. Loading compiles again, on the current cluster; the workers' own cache may have the result. The form is as
-portable between clusters and versions of XLA as StableHLO. A program with callbacks into this process cannot be loaded
-in another process; JAX does not serialize such programs.
+portable between clusters and versions of XLA as StableHLO. It does not contain the callables of a program with
+callbacks: JAX's cache passes those of the function that it compiles.
 """
 
 from __future__ import annotations
@@ -60,6 +60,11 @@ def _compile(client: Any, source: CompiledSource, devices: Any, compile_options:
     from jax._src.lib import _jax, xla_client
     from jax._src.lib.mlir import ir
 
+    if len(host_callbacks) < source.callbacks:
+        raise BackendError(
+            f"this executable calls {source.callbacks} functions of the process that compiled it, which its serialized "
+            "form does not contain: compile the function in this process"
+        )
     if compile_options is None:
         devices = _devices_of(source, devices)
         compile_options = xla_client.CompileOptions.ParseFromString(source.options)

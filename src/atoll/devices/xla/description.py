@@ -68,6 +68,9 @@ def describe(loaded: Any, device: Any, shape: tuple[int, int] | None = None) -> 
 
 _MEMORY_STATS = (
     "peak_memory_in_bytes",
+    "peak_unpadded_heap_bytes",
+    "indefinite_allocations",
+    "total_allocation_bytes",
     *(
         f"{memory}{name}_size_in_bytes"
         for memory in ("", "host_")

@@ -162,11 +162,13 @@ def _source(session: IfrtSession, fingerprint: bytes) -> ImmediateReply:
     for each in session.executables.values():
         if isinstance(each, Executable) and each.fingerprint == fingerprint:
             each.loss.raise_if_error()
-            if each.callbacks:
-                raise unimplemented(f"{each.name} calls back into this process, so another process cannot run it")
             encoded = session.cluster.source(each.function)
             source = msgspec.msgpack.decode(encoded, type=decodable(m.FunctionSource))
-            content = CompiledSource(source.program, source.options, each.assignment)
+            if source.keys:
+                raise unimplemented(
+                    f"{each.name} calls this process while XLA compiles it: no other process can load it"
+                )
+            content = CompiledSource(source.program, source.options, each.assignment, len(source.callbacks))
             return ImmediateReply(f"source of {each.name}", each.devices, msgspec.msgpack.encode(content))
     raise not_found("no executable of this session has that fingerprint")
 
