@@ -145,7 +145,11 @@ def too_much_for_a_program() -> None:
     jax.block_until_ready(jax.jit(lambda x: jnp.broadcast_to(x, (1 << 22, 1 << 22)) + x)(jnp.ones(1 << 22)))
 
 
-@pytest.mark.parametrize("function", [too_much_on_a_device, too_much_for_a_program])
+def too_much_for_the_compiler() -> None:
+    jax.block_until_ready(jnp.arange(1 << 44, dtype=jnp.int8))
+
+
+@pytest.mark.parametrize("function", [too_much_on_a_device, too_much_for_a_program, too_much_for_the_compiler])
 def test_what_does_not_fit_a_device_fails_and_the_session_goes_on(atoll_python: RemotePython, function: Any) -> None:
     with pytest.raises(RemoteError, match=r"RESOURCE_EXHAUSTED.*[Oo]ut of memory"):
         atoll_python.call(function)

@@ -7,6 +7,7 @@ this module in compiler processes.
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,14 +20,19 @@ from jax._src.lib import _jax, gpu_solver, lapack
 from jax._src.lib import xla_client as xc
 from jax._src.lib.mlir import ir
 
+from atoll.cluster.processes.machine_memory import machine_memory
 from atoll.devices.compilers.compiler_messages import RenamedTarget, Signature
 from atoll.devices.xla import client_callbacks
 from atoll.devices.xla.xla_compile_calls import AskedClient, CompileCalls
+from atoll.errors import Code, StatusError
 from atoll.protocol.messages import HostChannels
 
 # Parts of the names of custom calls that use LAPACK, on CPUs and on GPUs.
 _LAPACK, _HYBRID = b"lapack_", b"hybrid_"
 _lapack_begins = threading.Lock()
+# For many operations on larger arrays, XLA's compiler for CPUs divides by zero, which also ends processes of stock JAX.
+_MOST_ELEMENTS = 1 << 35
+_CONSTANT = frozenset(("stablehlo.constant", "stablehlo.broadcast_in_dim", "func.return"))
 # The total size of the programs that one MLIR context reads.
 MOST_CONTEXT_BYTES = 1 << 20
 _MOST_IDLE_CONTEXTS = 4
@@ -74,6 +80,8 @@ def prepare(source: Source, grid: Any, asked: AskedClient | None, refuse_peers: 
     options.compile_portable_executable = False
     _initialize_lapack(source.program)
     module = _jax.mlir.deserialize_portable_artifact(source.program, ir.Context.current)
+    if grid.flat[0].platform == "cpu":
+        check_sizes(module, grid.size)
     calls = CompileCalls(asked, grid.shape[1], source.targets)
     signatures = client_callbacks.find(
         source.program, module, source.callbacks, calls.replace, source.channels, refuse_peers, source.targets
@@ -82,6 +90,33 @@ def prepare(source: Source, grid: Any, asked: AskedClient | None, refuse_peers: 
     if "sym_name" not in module.operation.attributes:  # JAX requires a name
         module.operation.attributes["sym_name"] = ir.StringAttr.get("program")
     return Prepared(module, options, calls, signatures)
+
+
+def check_sizes(module: Any, devices: int) -> None:
+    """Raise RESOURCE_EXHAUSTED if arrays of a program for CPUs are too large for XLA's compiler and this machine.
+
+    Such an array cannot be allocated, but a compiler that divides by zero would end the process before that. Constants
+    compile, and fail when they are allocated.
+    """
+    functions = [each for each in module.body.operations if each.operation.name == "func.func"]
+    main = next((each for each in functions if each.attributes["sym_name"].value == "main"), None)
+    for each in (*main.type.results, *main.type.inputs) if main is not None else ():  # XLA reports that it is missing
+        if not isinstance(each, ir.RankedTensorType) or not each.has_static_shape:
+            continue
+        elements = math.prod(each.shape) // devices
+        if elements > _MOST_ELEMENTS and elements > machine_memory() and not _is_constant(main):
+            nbytes = elements * max(1, _bits(each.element_type) // 8)
+            raise StatusError(Code.RESOURCE_EXHAUSTED, f"Out of memory allocating {nbytes} bytes.")
+
+
+def _is_constant(main: Any) -> bool:
+    return all(each.operation.name in _CONSTANT for each in main.regions[0].blocks[0].operations)
+
+
+def _bits(element: Any) -> int:
+    if isinstance(element, ir.ComplexType):
+        return 2 * _bits(element.element_type)
+    return int(getattr(element, "width", 8))
 
 
 class Contexts:
