@@ -27,8 +27,8 @@ def play(world: World, rng: random.Random, steps: int, loss: float) -> None:
             islands = sorted(set(world.controller.resources.islands) - world.down)
             if islands:
                 world.lose(rng.choice(islands))
-        elif world.down and rng.random() < 0.2:
-            world.restore(min(world.down))
+        elif world.down - world.removed and rng.random() < 0.2:
+            world.restore(min(world.down - world.removed))
         else:
             world.work()
     world.settle()
@@ -58,7 +58,7 @@ def check_outcomes(world: World, client: Client) -> None:
     assert (session.directory.entries, session.directory.nbytes) == ({}, 0)
     assert session.in_flight == 0
     assert session.feeds.awaited == {}
-    for host in world.hosts.values():
+    for host in world.working_hosts():
         assert host.stores[client.number] == {}, "all memory is released"
 
 

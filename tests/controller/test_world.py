@@ -53,8 +53,28 @@ class LongPrograms(World):
     st.sampled_from([0.0, 0.1]),
 )
 def test_delegated_runs_are_revoked_at_any_segment_and_nothing_runs_twice(seed, rounds, topology, doom, memory, loss):
-    """One client has the cluster to itself until another one connects. Then hosts fail, or sessions end."""
     world = LongPrograms(random.Random(seed), topology, doom, device_memory=memory)
+    delegate_and_revoke(world, rounds, loss)
+
+
+@settings(max_examples=examples(40, part=5))
+@example(1, 10, "2x1x1", 0.0, 0)
+@example(20, 11, "4x1x2", 0.05, 0)
+@given(
+    st.integers(0, 2**32),
+    st.integers(1, 12),
+    st.sampled_from(["2x1x1", "3x1x1", "4x1x2"]),
+    st.sampled_from([0.0, 0.05]),
+    st.sampled_from([0, 400]),
+)
+def test_delegated_runs_end_if_their_islands_are_removed(seed, rounds, topology, doom, memory):
+    world = LongPrograms(random.Random(seed), topology, doom, device_memory=memory)
+    world.removal = 0.5
+    delegate_and_revoke(world, rounds, 0.2)
+
+
+def delegate_and_revoke(world: World, rounds: int, loss: float) -> None:
+    """Let one client have the cluster to itself until another one connects. Then hosts fail, or sessions end."""
     rng, one, other = world.rng, world.open(), world.open()
     for _ in range(rounds):
         if not one.arrays:
@@ -69,7 +89,7 @@ def test_delegated_runs_are_revoked_at_any_segment_and_nothing_runs_twice(seed, 
             other.call()
         world.deliver()
         if rng.random() < loss:
-            world.lose(rng.choice(sorted(world.controller.resources.islands)))
+            world.lose(rng.choice(sorted(set(world.controller.resources.islands) - world.removed)))
         for _ in range(rng.randint(0, 4)):
             world.work()
         if rng.random() < 0.5:

@@ -93,8 +93,10 @@ class Client:
         return ArraySpec("float32", (6,), Sharding(devices, tiling))
 
     def island_spec(self) -> ArraySpec:
-        island = self.rng.randrange(self.world.controller.resources.topology.islands)
+        number = self.rng.randrange(self.world.controller.resources.topology.islands)
         locations = self.world.controller.sessions[self.number].devices.locations
+        islands = sorted({location.island for location in locations.values()})  # without those that were removed before
+        island = islands[number % len(islands)]
         devices = [d for d, location in locations.items() if location.island == island]
         chosen = tuple(self.rng.sample(devices, self.rng.randint(1, len(devices))))
         return ArraySpec("float32", (6,), Sharding(chosen, Tiled((len(chosen),), tuple(range(len(chosen))))))
@@ -278,6 +280,7 @@ class World:
     kind_of_client: type[Client] = Client
     kind_of_cluster: type[Cluster] = Cluster
     longest = 6  # maximum number of calls in a program
+    removal = 0.0  # probability that an island that fails is removed, unless it is the last one
 
     def __init__(self, rng: random.Random, topology: str, doom: float, **settings: Any) -> None:
         self.rng = rng
@@ -290,6 +293,7 @@ class World:
         self._hopeless = self.controller.launcher.memory.waits.hopeless
         self.controller.launcher.memory.waits.hopeless = self.hopeless  # type: ignore[method-assign]
         self.down: set[int] = set()  # islands
+        self.removed: set[int] = set()  # those of them that do not restart
         self.replies: list[m.OperationReply] = []  # to operators
         self.has_lost = False
         self.hosts = {number: self.host_of(number) for number in self.controller.resources.hosts}
@@ -400,6 +404,14 @@ class World:
         self.end(island)
         self.cluster.lose(self.rng.choice(self.controller.resources.hosts_of(island)), "killed")
         self.deliver()
+        if (
+            self.removal
+            and self.rng.random() < self.removal
+            and len(self.removed) + 1 < len(self.controller.resources.islands)
+        ):
+            self.removed.add(island)
+            self.cluster.engine(m.IslandRemoved(island, "it failed too often"))
+            self.deliver()
 
     def end(self, island: int) -> None:
         """Remove all state of the island's hosts, and all messages from and to them."""
@@ -420,6 +432,11 @@ class World:
         for host in self.controller.resources.hosts_of(island):
             self.cluster.join(host, f"unix:/data-{host}-again", 2000 + host)
         self.deliver()
+
+    def working_hosts(self) -> list[ModelHost]:
+        """Return the hosts whose islands were not removed."""
+        islands = self.controller.resources.topology
+        return [host for number, host in self.hosts.items() if islands.island_of(number) not in self.removed]
 
     def ended(self, host: ModelHost) -> list[int]:
         """Return the indices of runs that can end on this host now. The other runs wait for other hosts to begin."""
@@ -468,10 +485,10 @@ class World:
     def settle(self) -> None:
         """Finish all uploads, restore all islands, and do all work."""
         for _ in range(1000):
-            for island in sorted(self.down):
+            for island in sorted(self.down - self.removed):
                 self.restore(island)
             for client in self.clients.values():
-                while client.uploads:
+                while any(host not in client.lost for host, _ in client.uploads):
                     client.upload()
             self.deliver()
             while self.work():
@@ -479,7 +496,7 @@ class World:
             # Gangs that wait for memory in vain, or failed on several hosts, get their errors when no other work is
             # left.
             statistics = [self.controller.scheduler.statistics(i) for i in self.controller.resources.islands]
-            if not self.down and not any(each.waiting or each.in_flight for each in statistics):
+            if self.down == self.removed and not any(each.waiting or each.in_flight for each in statistics):
                 return
             self.now += 1
             self.cluster.tick(self.now)
