@@ -90,6 +90,26 @@ def test_arrays_are_split_and_concatenated_along_an_axis_of_the_mesh(served: Any
     ) == ["[[0.0, 1.0, 2.0, 3.0], [8.0, 9.0, 10.0, 11.0]]", "True"]
 
 
+def test_a_later_client_never_uses_its_arrays_in_place_of_those_of_a_former_client(served: Any) -> None:
+    assert printed(
+        served,
+        """
+    import jax.extend
+
+    held = [jax.numpy.arange(4.0) * i for i in range(8)]
+    jax.extend.backend.clear_backends()
+    others = jax.block_until_ready([jax.numpy.full(4, 100.0 + i) for i in range(200)])
+    texts = set()
+    for each in (array, *held):
+        try:
+            texts.add(str((each + 1).tolist()))
+        except RuntimeError as error:
+            texts.add("deleted" if "deleted" in str(error) or "terminated" in str(error) else str(error))
+    print(texts, (others[0] + 1).tolist())
+    """,
+    ) == ["{'deleted'} [101.0, 101.0, 101.0, 101.0]"]
+
+
 def test_elastic_finds_the_islands_that_work(served: Any) -> None:
     assert printed(
         served,

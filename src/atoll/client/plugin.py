@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import weakref
 from typing import Any
 
 PLATFORM = "atoll"
@@ -63,10 +64,18 @@ def _patch_google_proxy_client() -> None:
     if hasattr(connect, "__wrapped__"):
         return
 
+    former: list[weakref.ref[Any]] = []
+
     @functools.wraps(connect)
     def get_client(address: str, *arguments: Any, **named: Any) -> Any:
+        from atoll.client.backend import delete_arrays
+
         client = connect(address, *arguments, **named)
         if is_atoll(client):
+            while former:  # JAX has dropped this client, and the script may still hold its arrays
+                if (dropped := former.pop()()) is not None:
+                    delete_arrays(dropped)
+            former.append(weakref.ref(client))
             _prepare(address, client)
         return client
 

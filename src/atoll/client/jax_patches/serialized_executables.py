@@ -83,9 +83,11 @@ def _devices_of(source: CompiledSource, devices: Any) -> Any:
 
     by_number = {device.id: device for device in devices}
     numbers = [device for row in source.assignment for device in row]
-    missing = sorted(set(numbers) - set(by_number))
-    if missing:
-        raise BackendError(f"this executable was compiled for devices {numbers}, but devices {missing} do not exist")
+    if not set(numbers) <= set(by_number):
+        raise BackendError(
+            f"this executable was compiled for devices {numbers}, and cannot be loaded for devices {sorted(by_number)}"
+            ": compile the function for the latter"
+        )
     return xla_client.DeviceList(tuple(by_number[number] for number in numbers))
 
 
