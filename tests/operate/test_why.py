@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.errors import ClusterError
+from atoll.errors import OK, ClusterError
+from atoll.ir.program import Call
 from atoll.operate.why import explanation
 from atoll.protocol import messages as m
 from atoll.telemetry.report import report
 from atoll.telemetry.snapshot import Snapshot
-from tests.controller.play import Play
+from tests.controller.play import Play, on, single
 from tests.controller.test_joint_gangs import playing
 from tests.controller.test_tenants import shared
 
@@ -88,6 +89,45 @@ def test_of_another_tenants_gang_a_user_learns_where_it_is_and_who_owes_its_end_
     assert line.startswith("  another tenant: a gang has run on host 0 of island 0 for ")
     assert line.endswith("the worker of host 0 owes its end")
     assert not any("alice" in line for line in lines)
+
+
+def calls_of_a_callback_and_another(devices: int, platform: str = "") -> tuple[Play, int, int]:
+    """Return a play with a gang that calls Python of its client, and a gang of another session on the same devices."""
+    play = Play(f"1x1x{devices}", **({"platform": platform} if platform else {}))
+    sessions = []
+    for calls_client in (True, False):
+        play.session = play.open(label="callback.py" if calls_client else "loop.py").number
+        play.say(m.RegisterFunction(1, f"content {calls_client}", 900, (tuple(range(devices)),)))
+        (compile_,) = play.report(0, m.FeedsArrived(play.session, (900,)))
+        play.report(0, m.Compiled(compile_.function, OK, b"", 0.1, False, calls_client=calls_client))
+        places = tuple(range(devices))
+        play.say(m.RegisterProgram(1, single("f", (), Call(1, (), (on(*places),), places))))
+        play.say(m.Launch(1, (), (8,), ()))
+        sessions.append(play.session)
+    return play, sessions[0], sessions[1]
+
+
+def test_a_gang_runs_beside_the_callback_of_another_session_on_its_device():
+    play, callback, loop = calls_of_a_callback_and_another(1)
+    lines = explanation(snapshot(play, 70), loop)
+    assert not any("waits there" in line for line in lines)
+    assert not any(f"session {callback}" in line for line in lines)
+    assert any(line.endswith("the worker of host 0 owes its end") for line in lines), "it runs"
+    assert any("calls Python" in line for line in explanation(snapshot(play, 70), callback))
+
+
+def test_a_gang_on_an_accelerator_waits_for_the_callback_of_another_session():
+    play, callback, loop = calls_of_a_callback_and_another(1, "cuda")
+    lines = explanation(snapshot(play, 70), loop)
+    (place,) = [place for place, line in enumerate(lines) if "waits there for a gang ahead of it" in line]
+    assert lines[place + 1].startswith(f"  session {callback}: ")
+
+
+def test_a_gang_on_several_devices_of_a_host_waits_for_a_callback_on_several():
+    play, callback, loop = calls_of_a_callback_and_another(2)
+    lines = explanation(snapshot(play, 70), loop)
+    (place,) = [place for place, line in enumerate(lines) if "waits there for a gang ahead of it" in line]
+    assert lines[place + 1].startswith(f"  session {callback}: ")
 
 
 def test_a_gang_in_line_behind_a_joint_gang_names_it_on_each_of_its_islands():

@@ -94,7 +94,13 @@ class Watchdog:
 
     def owed(self, now: float) -> list[tuple[Subject, float]]:
         """Return everything that somebody owes now, with the seconds for which the checks have found it."""
-        return [(subject, self._durations.of(now, key)) for key, subject in self._subjects()]
+        found = [(subject, self._durations.of(now, key)) for key, subject in self._subjects()]
+        # Gangs that the checks do not look at, because a gang before them calls Python. They run beside it.
+        looked_at = {gang.sequence for gang in self._launcher.foremost()}
+        for gang, ahead in self._launcher.places():
+            if ahead is None and gang.sequence not in looked_at:
+                found.append((_subject_of(gang), now - gang.started_at))
+        return found
 
     def ahead(self, now: float, waits: Mapping[int, Sequence[Wait[GangRun]]]) -> Iterator[Ahead]:
         """Yield the gangs that sessions wait for although other sessions' processes owe their ends.
@@ -102,16 +108,16 @@ class Watchdog:
         `waits` are the waits for each island. There may be many such gangs, so each text is made when it is taken.
         """
         behind: dict[tuple[int, int], list[Gang[GangRun]]] = {}  # by session and sequence of the gang ahead
+        foremost: dict[int, list[Gang[GangRun]]] = {}
         gangs = self._launcher.in_flight
-        for gang, ahead in self._launcher.behind():
-            if gang.node.session != ahead.node.session:
+        for gang, ahead in self._launcher.places():
+            if ahead is None:
+                for island in gang.run.islands_left:
+                    foremost.setdefault(island, []).append(gang)
+            elif gang.node.session != ahead.node.session:
                 behind.setdefault((gang.node.session, ahead.sequence), []).append(gang)
         for (session, sequence), some in behind.items():
             yield self._ahead(session, some[0].run.islands_left[0], gangs[sequence], now, some)
-        foremost: dict[int, list[Gang[GangRun]]] = {}
-        for gang in self._launcher.foremost():
-            for island in gang.run.islands_left:
-                foremost.setdefault(island, []).append(gang)
         for island, some_waits in waits.items():
             for wait in some_waits:
                 for gang in foremost.get(island, ()):
@@ -152,8 +158,7 @@ class Watchdog:
     def _gangs(self) -> Iterator[tuple[Hashable, Subject]]:
         """Yield the gangs with nothing before them on their hosts, since all others wait for these."""
         for gang in self._launcher.foremost():
-            text = _gang_text(gang)
-            yield ("gang", gang.sequence), Subject(gang.node.session, gang.island, text)
+            yield ("gang", gang.sequence), _subject_of(gang)
 
     def _waits(self) -> Iterator[tuple[Hashable, Subject]]:
         for island, waits in self._launcher.scheduler.waits().items():
@@ -169,6 +174,10 @@ class Watchdog:
 
 def _hosts(hosts: list[int]) -> str:
     return f"host{'s' * (len(hosts) > 1)} {', '.join(map(str, hosts))}"
+
+
+def _subject_of(gang: Gang[GangRun]) -> Subject:
+    return Subject(gang.node.session, gang.island, _gang_text(gang))
 
 
 def _gang_text(gang: Gang[GangRun], is_public: bool = False) -> Callable[[float], str]:

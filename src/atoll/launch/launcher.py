@@ -683,15 +683,33 @@ class Launcher:
                 yield gang
             busy |= left
 
-    def behind(self) -> Iterator[tuple[Gang[GangRun], Gang[GangRun]]]:
-        """Yield the gangs in flight that are behind others, each with the foremost gang that it waits for."""
+    def places(self) -> Iterator[tuple[Gang[GangRun], Gang[GangRun] | None]]:
+        """Yield the gangs in flight, each with the foremost gang that it waits for on its hosts, or None.
+
+        Unlike for `foremost`, a gang that calls Python counts only for the gangs that wait while its Python runs.
+        """
         first: dict[int, Gang[GangRun]] = {}  # by host, the gang that all others on it wait for
+        first_of_several: dict[int, Gang[GangRun]] = {}  # the same for gangs on several devices of the host
         for gang in self.in_flight.values():
-            ahead = next((first[host] for host in sorted(gang.run.hosts_left) if host in first), None)
-            if ahead is not None:
-                yield gang, ahead
-            for host in gang.run.hosts_left:
-                first.setdefault(host, ahead or gang)
+            of_several = [host for host in gang.run.hosts_left if len(gang.run.spec.devices.get(host, ())) > 1]
+            found = [first[host] for host in sorted(gang.run.hosts_left) if host in first]
+            found += [first_of_several[host] for host in sorted(of_several) if host in first_of_several]
+            ahead = found[0] if found else None
+            yield gang, ahead
+            if not self._runs_beside_others(gang):
+                for host in gang.run.hosts_left:
+                    first.setdefault(host, ahead or gang)
+            elif gang.run.spec.host_call is HostCallKind.CLIENT:
+                for host in of_several:
+                    first_of_several.setdefault(host, ahead or gang)
+
+    def _runs_beside_others(self, gang: Gang[GangRun]) -> bool:
+        """Return whether gangs on one device run while this gang waits for Python: see docs/design/callbacks.md."""
+        call = gang.run.spec.host_call
+        if call is HostCallKind.CLIENT:  # on accelerators, it occupies its devices meanwhile
+            shapes = self._resources.topology.shapes
+            return all(shapes[island].platform == "cpu" for island in gang.run.islands_left)
+        return call is not None
 
     def island_restarted(self, island: int) -> None:
         """Resume an island whose hosts have restarted, with nothing on them and with new clocks."""
