@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from atoll.errors import OK, Code
+from atoll.ir.program import HostBuffer, HostToDevice, single
 from atoll.protocol import messages as m
 from atoll.protocol.actions import Log, Send
-from tests.controller.play import Play, runs
+from tests.controller.play import Play, on, runs
 from tests.controller.publishing_play import Trainer
+from tests.controller.test_tenants import shared
 
 
 def pass_time(play: Play, until: float, since: float = 0.0) -> list[str]:
@@ -55,6 +57,24 @@ def test_python_that_a_gang_calls_is_named_before_its_worker():
         "otherwise the worker of host 0 owes its end"
     )
     play.done(run.sequence)
+
+
+def test_a_delayed_upload_whose_bytes_do_not_come_is_owed_by_its_client():
+    play = shared(upload_rate=1)
+    bob = play.open(token="bob")
+    play.open(token="alice")
+    upload = HostToDevice((HostBuffer(0, (100,), None, None),), (on(0),))
+    play.proxy(bob.number, m.RegisterProgram(7, single("put", (), upload, feeds=1)))
+    for feed in range(3):
+        play.proxy(bob.number, m.Launch(7, (), (50 + feed,), (feed,)))
+    play.worker(0, m.FeedsArrived(bob.number, (0,)))
+    (run,) = runs(play.outbox())
+    play.done(run.sequence)
+    (text,) = pass_time(play, 120)
+    assert "has waited for bytes on island 0" in text
+    assert text.endswith(": its client owes the bytes")
+    play.worker(0, m.FeedsArrived(bob.number, (1, 2)))
+    assert len(runs(play.outbox())) == 2
 
 
 def test_a_launch_whose_bytes_do_not_come_is_owed_by_its_client():

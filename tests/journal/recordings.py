@@ -25,7 +25,7 @@ from atoll.cluster.settings import ClusterSettings
 from atoll.controller.controller_dumps import load_controller
 from atoll.controller.core import Controller
 from atoll.errors import OK
-from atoll.ir.program import Call, Mapping, Rearrange, single
+from atoll.ir.program import Call, HostBuffer, HostToDevice, Mapping, Rearrange, single
 from atoll.journal.event_log import replayed
 from atoll.journal.records import decode_events, read_turns
 from atoll.protocol import actions as a
@@ -37,6 +37,7 @@ from tests.controller.play import BROKEN, Play, on
 from tests.controller.publishing_play import Trainer
 from tests.controller.publishing_world import PublishingWorld
 from tests.controller.spanning_world import SpanningWorld
+from tests.controller.test_tenants import shared
 from tests.controller.world import World
 from tests.journal.stored import facts
 from tests.journal.worlds import Recorded
@@ -279,6 +280,27 @@ def _long_lists() -> Recorded:
     return recorded
 
 
+def _delayed_uploads() -> Recorded:
+    """A tenant launches more uploads than its limit allows, and one of them lacks its bytes."""
+    play = shared(upload_rate=1)
+    recorded = _play(play)
+    bob = play.open(token="bob")
+    play.open(token="alice")
+    play.proxy(
+        bob.number,
+        m.RegisterProgram(7, single("put", (), HostToDevice((HostBuffer(0, (100,), None, None),), (on(0),)), feeds=1)),
+    )
+    for feed in range(2):
+        play.proxy(bob.number, m.Launch(7, (), (50 + feed,), (feed,)))
+    play.worker(0, m.FeedsArrived(bob.number, (0,)))
+    for now in range(0, 400, 10):
+        play.tick(float(now))
+        play.outbox()
+    play.worker(0, m.FeedsArrived(bob.number, (1,)))
+    play.outbox()
+    return recorded
+
+
 def _versions() -> Recorded:
     """Replace versions, publish one of many arrays, and lose the island that has them."""
     trainer = Trainer("2x1x2")
@@ -316,6 +338,7 @@ RECORDED: dict[str, Callable[[], Recorded]] = {
     "losses": _arrays_on_several_islands_are_lost,
     "lists": _long_lists,
     "versions": _versions,
+    "delayed": _delayed_uploads,
 }
 
 

@@ -76,7 +76,7 @@ def test_a_ready_launch_can_wait_again():
     scheduler = scheduler_with(ready, launch(2, session=2))
     scheduler.lacks(ready, Reason.PLAN)
     assert started(scheduler) == [2]
-    scheduler.arrived(ready)
+    scheduler.arrived(ready, Reason.PLAN)
     assert started(scheduler) == [1]
 
 
@@ -84,7 +84,7 @@ def test_a_launch_that_waits_blocks_only_its_own_session():
     waiting = launch(1, missing=1)
     scheduler = scheduler_with(waiting, launch(2), launch(3, session=2))
     assert started(scheduler) == [3]
-    scheduler.arrived(waiting)
+    scheduler.arrived(waiting, Reason.BYTES)
     assert started(scheduler) == [1, 2]
 
 
@@ -97,18 +97,18 @@ def test_a_launch_starts_when_its_last_missing_input_has_arrived():
     waiting = launch(1, missing=3)
     scheduler = scheduler_with(waiting)
     for _ in range(2):
-        scheduler.arrived(waiting)
+        scheduler.arrived(waiting, Reason.BYTES)
         assert started(scheduler) == []
-    scheduler.arrived(waiting)
+    scheduler.arrived(waiting, Reason.BYTES)
     assert started(scheduler) == [1]
 
 
 def test_arrivals_for_a_launch_behind_another_are_remembered():
     first, second = launch(1, missing=1), launch(2, missing=1)
     scheduler = scheduler_with(first, second)
-    scheduler.arrived(second)
+    scheduler.arrived(second, Reason.BYTES)
     assert started(scheduler) == []
-    scheduler.arrived(first)
+    scheduler.arrived(first, Reason.BYTES)
     assert started(scheduler) == [1, 2]
 
 
@@ -138,7 +138,7 @@ def test_a_committed_launch_goes_before_an_older_one_that_becomes_ready_later():
     both = launch(2, session=2, islands=(0, 1))
     scheduler = scheduler_with(late, both, islands=2)
     assert started(scheduler, 0) == [2]
-    scheduler.arrived(late)
+    scheduler.arrived(late, Reason.BYTES)
     assert started(scheduler, 1) == [2, 1]
 
 
@@ -289,7 +289,7 @@ def test_the_missing_input_of_a_dropped_launch_may_still_arrive():
     waiting = launch(1, missing=1)
     scheduler = scheduler_with(waiting, launch(2))
     scheduler.drop(waiting)
-    scheduler.arrived(waiting)
+    scheduler.arrived(waiting, Reason.BYTES)
     assert started(scheduler) == [2]
     assert started(scheduler) == []
 

@@ -91,7 +91,7 @@ def test_islands_agree_and_each_gang_starts_once(seed, steps, window, islands, h
             waited.extend([node] * missing)
             scheduler.enqueue(node)
         elif event == "arrive" and waited:
-            scheduler.arrived(waited.pop(rng.randrange(len(waited))))
+            scheduler.arrived(waited.pop(rng.randrange(len(waited))), Reason.BYTES)
         elif event == "finish":
             finish(island)
         elif event == "drop" and nodes:
@@ -127,7 +127,7 @@ def test_islands_agree_and_each_gang_starts_once(seed, steps, window, islands, h
     for node in lacking:
         scheduler.retry(node)
     for node in waited:
-        scheduler.arrived(node)
+        scheduler.arrived(node, Reason.BYTES)
     while scheduler.touched or any(flying):
         touched, scheduler.touched = scheduler.touched, set()
         for island in range(islands):

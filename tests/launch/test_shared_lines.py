@@ -13,6 +13,7 @@ from atoll.cluster.tenant_settings import TenantSettings
 from atoll.launch.island_lines import SharedLines
 from atoll.launch.policies import find_policy
 from atoll.launch.policies.fair import FairShares
+from atoll.state.gang_states import Reason
 from atoll.state.queued_nodes import Gang, QueuedNode
 from atoll.state.tenants import Tenant
 from tests.launch.pausable_scheduler import Scheduler
@@ -73,7 +74,7 @@ def test_a_gang_on_one_island_has_a_line_of_its_own_behind_those_in_line_before(
     assert shares(scheduler) == [(0, 1, 3), (2,)]
     scheduler.validate()
     assert started(scheduler, 2) == []
-    scheduler.arrived(first)
+    scheduler.arrived(first, Reason.BYTES)
     assert started(scheduler, 0) == [2, 3]
     assert started(scheduler, 2) == [4]
     scheduler.validate()

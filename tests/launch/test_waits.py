@@ -46,6 +46,31 @@ def test_a_node_without_its_bytes_waits_for_bytes():
     assert waits(scheduler) == [(1, 1, Reason.BYTES)]
 
 
+def test_a_node_waits_for_an_input_that_has_not_arrived():
+    scheduler: Scheduler[str] = Scheduler(1, 4)
+    waiting = node(1, 1, missing=2)
+    scheduler.enqueue(waiting)
+    scheduler.lacks(waiting, Reason.PLAN)
+    scheduler.lacks(waiting, Reason.RATE)
+    found = []
+    for kind in (Reason.RATE, Reason.BYTES, Reason.PLAN, Reason.BYTES):
+        scheduler.arrived(waiting, kind)
+        found += [reason for _, _, reason in waits(scheduler)]
+    assert found == [Reason.PLAN, Reason.PLAN, Reason.BYTES, Reason.ORDER]
+    assert scheduler.next(0) is waiting.gangs[0]
+
+
+def test_a_node_that_lacks_an_input_again_waits_for_it_until_it_has_arrived():
+    scheduler: Scheduler[str] = Scheduler(1, 4)
+    waiting = node(1, 1, missing=1)
+    scheduler.enqueue(waiting)
+    for lacking in (Reason.PLAN, Reason.BYTES):
+        scheduler.lacks(waiting, lacking)
+    for kind in (Reason.BYTES, Reason.BYTES):
+        scheduler.arrived(waiting, kind)
+    assert waits(scheduler) == [(1, 1, Reason.PLAN)]
+
+
 def test_a_node_of_a_paused_island_waits_for_the_island():
     scheduler: Scheduler[str] = Scheduler(2, 4)
     scheduler.pause(0)

@@ -55,7 +55,7 @@ def test_the_story_of_a_gang_names_each_state_with_its_time_and_reason():
     scheduler.now = 1.0
     scheduler.enqueue(second)
     scheduler.now = 3.0
-    scheduler.arrived(second)
+    scheduler.arrived(second, Reason.BYTES)
     (gang,) = second.gangs
     assert [step.state for step in story(gang)][-1] is GangState.READY
     scheduler.now = 4.0

@@ -48,7 +48,7 @@ class LargePlans:
         missing.discard(host)
         if not missing:
             for node in self._held.pop(plan, ()):
-                self._scheduler.arrived(node)
+                self._scheduler.arrived(node, Reason.PLAN)
         return True
 
     def dropped(self, plan: int) -> set[int]:

@@ -116,6 +116,7 @@ class Launcher:
             GANG_WINDOW,
             policy,
             hosts=[each.hosts for each in resources.topology.shapes],
+            keeps_kinds=decisions.keeps_kinds,
         )
         self.memory = Reservations(sessions, self.scheduler, resources, reclaim)
         self.scheduler.use_memory(self.memory.reserve)
@@ -419,14 +420,14 @@ class Launcher:
         node = session.feeds.awaited.pop((host, feed), None)
         if node is None:
             return False
-        self.scheduler.arrived(node)
+        self.scheduler.arrived(node, Reason.BYTES)
         return True
 
     def release_delayed(self) -> None:
         """Make the launches ready that were delayed by the limits of their tenants, and that are due."""
         if self._rates.delayed:
             for node in self._rates.due(self._outbox.seconds):
-                self.scheduler.arrived(node)
+                self.scheduler.arrived(node, Reason.RATE)
 
     def start_ready(self) -> None:
         """Start the gangs that islands can take now."""

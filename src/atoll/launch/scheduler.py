@@ -73,6 +73,7 @@ class Scheduler(Generic[Payload]):
       policy: makes the scheduling policy of an island.
       busy_ns: the expected duration of the gangs in flight from which on a host is full.
       hosts: the number of hosts of each island, by default 1.
+      keeps_kinds: `Decisions.keeps_kinds`.
     """
 
     def __init__(
@@ -82,8 +83,10 @@ class Scheduler(Generic[Payload]):
         policy: Callable[[], Policy] = FairShares,
         busy_ns: int = BUSY_NS,
         hosts: Sequence[int] = (),
+        keeps_kinds: bool = True,
     ) -> None:
         self.window = window
+        self._keeps_kinds = keeps_kinds
         self._reserve: Callable[[QueuedNode[Payload]], Reason | None] = _enough
         self._may_delegate: Callable[[QueuedNode[Payload]], bool] | None = None
         self._busy_ns = busy_ns
@@ -174,15 +177,18 @@ class Scheduler(Generic[Payload]):
         node.reason = Reason.OWN if own else Reason.PYTHON
         self._deferred[node.number] = node
 
-    def arrived(self, node: QueuedNode[Payload]) -> None:
-        """Note that one of the things that the node lacked has arrived."""
-        node.missing -= 1
+    def arrived(self, node: QueuedNode[Payload], kind: Reason) -> None:
+        """Note that one of the inputs of this kind that the node lacked has arrived."""
+        node.note_arrived(kind)
         self._offer(node)
 
     def lacks(self, node: QueuedNode[Payload], reason: Reason) -> None:
         """Note that the node lacks one more thing. This has no effect after the node was committed."""
-        node.missing += 1
-        node.lacks = reason
+        if self._keeps_kinds:
+            node.note_missing(reason)
+        else:
+            node.missing += 1
+            node.lacks = reason
         if node.gangs and node.gangs[0].state is GangState.READY:
             self._wait(node, reason)
 

@@ -107,7 +107,7 @@ class SequentialDispatch(Generic[Payload]):
             following = line.popleft()
             if following.is_pending:
                 self._begin(following)
-                self._scheduler.arrived(following)
+                self._scheduler.arrived(following, Reason.OWN)
                 return
         self._next.pop(session, None)
 

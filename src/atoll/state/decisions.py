@@ -44,6 +44,8 @@ class Decisions:
         counts_unbegun_parts: A launch whose delegated run was revoked, and not begun on an island, fails with that
             island if it is removed, and is otherwise continued there, as a launch in line. Before, its results there
             were lost, and it waited forever for an island that was removed, or if all of its islands had failed.
+        keeps_kinds: A node that lacks several kinds of inputs waits for one that is still missing. Before, it waited
+            for the kind that was noted last, also after that had arrived, and the watchdog did not report the others.
     """
 
     counts_lists: bool
@@ -62,6 +64,7 @@ class Decisions:
     counts_ended_parts: bool
     waits_for_repeats: bool
     counts_unbegun_parts: bool
+    keeps_kinds: bool
 
     @classmethod
     def of(cls, number: int) -> Decisions:
@@ -83,4 +86,5 @@ class Decisions:
             counts_ended_parts=number >= 7,
             waits_for_repeats=number >= 7,
             counts_unbegun_parts=number >= 8,
+            keeps_kinds=number >= 8,
         )

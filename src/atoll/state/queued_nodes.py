@@ -43,7 +43,8 @@ class QueuedNode(Generic[Payload]):
     age: int = -1
     since: float = 0.0  # when it began to wait for `reason`, by the controller's clock
     reason: Reason = Reason.ORDER
-    lacks: Reason = Reason.BYTES  # kind of the missing inputs
+    lacks: Reason = Reason.BYTES  # kind of the missing inputs; of several kinds, the last one that was noted
+    missing_by_kind: dict[Reason, int] | None = None  # the missing inputs, in order, if they are of several kinds
     waited: list[tuple[Reason, float]] | None = None  # earlier reasons to wait, with seconds
     committed_at: float = -1.0  # by the controller's clock
 
@@ -89,6 +90,29 @@ class QueuedNode(Generic[Payload]):
         Without this call, the gangs, their launch and this node stay alive until the garbage collector runs.
         """
         self.gangs = ()
+
+    def note_missing(self, kind: Reason) -> None:
+        """Note that one more input is missing."""
+        if self.missing_by_kind is not None or (self.missing > 0 and kind is not self.lacks):
+            counts = self.missing_by_kind or {self.lacks: self.missing}
+            counts[kind] = counts.pop(kind, 0) + 1
+            self.missing_by_kind = counts
+        self.missing += 1
+        self.lacks = kind
+
+    def note_arrived(self, kind: Reason) -> None:
+        """Note that a missing input has arrived. `lacks` is then a kind that is still missing, if any is."""
+        self.missing -= 1
+        counts = self.missing_by_kind
+        if counts is None:
+            return
+        left = counts.pop(kind) - 1
+        if left:
+            counts[kind] = left
+            return
+        self.lacks = next(reversed(counts))
+        if len(counts) == 1:
+            self.missing_by_kind = None
 
     def wait_for(self, reason: Reason, now: float) -> None:
         """Change the reason for which the node waits."""

@@ -577,7 +577,7 @@ class DependencyDump(Dump):
     on_resolved: list[Ref[Dependency[Any]]] = []
 
 
-@dump_of(QueuedNode, "node")
+@dump_of(QueuedNode, "node", version=2)
 class QueuedNodeDump(Dump):
     number: int
     session: int
@@ -593,6 +593,7 @@ class QueuedNodeDump(Dump):
     lacks: Reason = Reason.BYTES
     waited: list[tuple[Reason, float]] | None = None
     committed_at: float = -1.0
+    missing_by_kind: dict[Reason, int] | None = None
 
 
 @dump_of(Gang, "gang", version=2)
