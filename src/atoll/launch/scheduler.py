@@ -4,9 +4,9 @@ Each dispatch unit of a launch, usually one node, becomes a queued node, with on
 queued nodes of a session wait in lines, one line per island. A queued node is *ready* if it is at the head of all of
 its lines and lacks nothing. When an island is not full, its policy (`launch.policy`) chooses a ready node, and the
 scheduler *commits* it if there is memory for it. The gangs of the node then get their positions in the orders of all of
-its islands, including islands that are full. So all islands start their gangs in one total order, the order of
-commitment. If a gang awaits data from a gang on another island, that gang is earlier in this order, so no two gangs
-wait for each other.
+its islands, including islands that are full. So the controller sends the gangs of all islands in one total order, the
+order of commitment. A host may run another session's unit before one that is blocked: see `worker.plan_executor`. If a
+gang awaits data from a gang on another island, that gang is earlier in this order, so no two gangs wait for each other.
 
 Work in flight is bounded per host. An island starts gangs until those in flight keep a host busy for `BUSY_NS`, and at
 most `window` of them. A gang that has a full host blocks the gangs behind it. Nodes are committed as late as possible,
@@ -15,10 +15,11 @@ so that a new session gets device time within milliseconds, even between the nod
 Islands that only joint gangs use share their lines (`launch.island_lines`), so a joint gang costs little more for
 hundreds of islands than for one.
 
-Pure. Methods such as `enqueue`, `arrived`, `finished` and `drop` are the events. `next` returns the gangs to start, in
-order, and `touched` has the islands that may have some. Whether an island works, and whether a session has its
-functions there, is not stored here: the scheduler asks the island's record. `island_leaves` says that an island stops
-working or lacks functions, before anything else happens, and `offer_again` that it works again or has them.
+Pure. Methods such as `enqueue`, `arrived`, `finished` and `drop` are the events. `next` also changes the state: it
+commits nodes, and starts the gangs that it returns, in order. `touched` has the islands that may have some. Whether an
+island works, and whether a session has its functions there, is not stored here: the scheduler asks the island's record.
+`island_leaves` says that an island stops working or lacks functions, before anything else happens, and `offer_again`
+that it works again or has them.
 """
 
 from __future__ import annotations
@@ -193,7 +194,7 @@ class Scheduler(Generic[Payload]):
             self._wait(node, reason)
 
     def next(self, island: int) -> Gang[Payload] | None:
-        """Return the next gang to start. If none is committed, commit the nodes that the policy chooses.
+        """Start the next gang, and return it. If none is committed, first commit the nodes that the policy chooses.
 
         Return None if the island is full, does not work, or waits for an exclusive gang, or if no node is ready.
         """

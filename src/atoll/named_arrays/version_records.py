@@ -77,7 +77,9 @@ class VersionIndex:
 
 @dataclass(eq=False)
 class Version(StateMachine[VersionState]):
-    """A version of a name. `error` is the reason if it is LOST or FAILED.
+    """A version of a name, in the controller. `error` is the reason if it is LOST or FAILED.
+
+    `atoll.pins.Version` is what `subscribe` returns for it in a script.
 
     Attributes:
       held: handles in the vault of the arrays that it has taken over. Readers get these.

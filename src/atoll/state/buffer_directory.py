@@ -84,7 +84,7 @@ class Entry(StateMachine[BufferState]):
 
     @property
     def ready(self) -> bool:
-        """Return whether the buffer exists or stands for an error: its launch has ended."""
+        """Return whether the buffer exists or stands for an error, as its state says: its launch has ended."""
         return self.state >= BufferState.READY
 
     @property

@@ -4,8 +4,9 @@ BEGINNING ──> ACTIVE <── DELEGATED
     │           │            │
     └───> FAILING, ENDED <───┘          FAILING ──> ENDED
 
-`Launcher._launch_program` chooses the first state: BEGINNING for a large launch, DELEGATED for one that its hosts run
-without the controller, and otherwise ACTIVE. `TRANSITIONS` names the methods that cause each later transition.
+`Launcher._launch_program` chooses the first state of a client's launch: BEGINNING for a large launch, DELEGATED for one
+that its hosts run without the controller, and otherwise ACTIVE. The launches of `Launcher.launch_to_restore` and
+`Launcher.launch_part` begin ACTIVE. `TRANSITIONS` names the methods that cause each later transition.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ _S = LaunchState
 TRANSITIONS: dict[LaunchState, frozenset[LaunchState]] = {
     # `Launcher.begin_lines`; `Launcher.fail`; ENDED if the session was closed, which drops the nodes that were made
     _S.BEGINNING: frozenset({_S.ACTIVE, _S.FAILING, _S.ENDED}),
-    # `Launcher.fail`; `Launcher.count_ended_gang` for the last gang
+    # `Launcher.fail`; `Launcher.count_ended_gang` for the last gang; `Launcher._line_up` if there are no gangs
     _S.ACTIVE: frozenset({_S.FAILING, _S.ENDED}),
-    # `DelegatedRuns._launch_rest`, after a revocation; `Launcher.fail`; `Launcher.count_ended_gang` for the last
-    # gang
+    # `DelegatedRuns._launch_rest`, after a revocation or if the run must not be committed; `Launcher.fail`;
+    # `Launcher.count_ended_gang` for the last gang
     _S.DELEGATED: frozenset({_S.ACTIVE, _S.FAILING, _S.ENDED}),
     # `Launcher.count_ended_gang` for the last gang
     _S.FAILING: frozenset({_S.ENDED}),

@@ -187,11 +187,12 @@ class OnIslands:
 class Gang(OnIslands, StateMachine[GangState], Generic[Payload]):
     """The part of a node on one island, which the hosts of the island start together.
 
-    A *joint* gang is all of a node, on many islands, whose hosts start it together.
+    A *joint* gang is all of a node, on many islands, whose hosts start it together. The
+    `GangSpec` of a program has what is the same in all of its launches.
     """
 
     transitions = TRANSITIONS
-    sequence: int  # identifies it; given when it is made, so it is not its position in the order
+    sequence: int  # identifies it, not its position in the order of its islands: it is given when the gang is made
     island: int
     node: QueuedNode[Payload]
     run: Payload

@@ -87,7 +87,10 @@ class Feeds(Generic[Waiter]):
 
 @dataclass(slots=True, eq=False)
 class Launch(StateMachine[LaunchState]):
-    """One run of a program. `error` is the reason if it is FAILING, or has ended with an error."""
+    """One run of a program. `error` is the reason if it is FAILING, or has ended with an error.
+
+    The controller makes it from the message `Launch` of `protocol.messages`.
+    """
 
     transitions = LAUNCH_TRANSITIONS
     session: int
