@@ -214,6 +214,28 @@ MOST_BYTES = (1 << 31) + (1 << 20)
 Incoming = TypeVar("Incoming")
 
 
+class TimeLimit:
+    """The seconds `left` for which one end of a connection may wait for the other.
+
+    It counts in steps of at most `STEP_SECONDS`. So time for which this process is stopped, for example in a frozen
+    container, hardly counts: the other end did not run then either, or what it sent was not read.
+    """
+
+    STEP_SECONDS = 1.0
+
+    def __init__(self, seconds: float) -> None:
+        self.left = seconds
+
+    @property
+    def step(self) -> float:
+        """Return for how long to wait before the next call of `count`."""
+        return max(1e-3, min(self.left, self.STEP_SECONDS))
+
+    def count(self, seconds: float) -> None:
+        """Count a wait that was to take at most one step."""
+        self.left -= min(seconds, self.step)
+
+
 class Link(Generic[Incoming]):
     """One end of a connection. One thread at a time may send, and one may receive."""
 
@@ -228,37 +250,38 @@ class Link(Generic[Incoming]):
         self._socket.sendall(_LENGTH.pack(len(body)))
         self._socket.sendall(body)
 
-    def receive(self, deadline: float | None = None) -> Incoming:
+    def receive(self, limit: TimeLimit | None = None) -> Incoming:
         """Return the next message.
 
-        Raises EOFError if the peer has ended, TimeoutError at `deadline` (a time of `time.monotonic()`), and FrameError
-        for invalid bytes.
+        Raises EOFError if the peer has ended, TimeoutError if no time is left, and FrameError for invalid bytes.
         """
-        length: int = _LENGTH.unpack(self._read(_LENGTH.size, deadline))[0]
+        length: int = _LENGTH.unpack(self._read(_LENGTH.size, limit))[0]
         if length > MOST_BYTES:
             raise FrameError(f"a message of {length} bytes is over the limit of {MOST_BYTES}")
         try:
-            return self._decoder.decode(self._read(length, deadline))
+            return self._decoder.decode(self._read(length, limit))
         except NO_MESSAGE as error:
             raise FrameError(f"not a message: {error}") from None
 
-    def _read(self, count: int, deadline: float | None) -> bytearray:
+    def _read(self, count: int, limit: TimeLimit | None) -> bytearray:
         content = bytearray(count)
         view = memoryview(content)
         while view:
-            remaining = None if deadline is None else max(1e-3, deadline - time.monotonic())
-            self._socket.settimeout(remaining)
+            self._socket.settimeout(None if limit is None else limit.step)
+            began, got = time.monotonic(), -1
             try:
                 got = self._socket.recv_into(view)
             except ConnectionError:
                 got = 0
             except TimeoutError:
-                if deadline is not None and time.monotonic() >= deadline:
-                    raise
-                continue
+                pass
             if not got:
                 raise EOFError
-            view = view[got:]
+            view = view[max(got, 0) :]
+            if limit is not None:
+                limit.count(time.monotonic() - began)
+                if view and limit.left <= 0:
+                    raise TimeoutError
         return content
 
     def close(self) -> None:

@@ -12,7 +12,6 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -37,6 +36,7 @@ from atoll.devices.compilers.compiler_messages import (
     FromServer,
     Kill,
     Link,
+    TimeLimit,
 )
 from atoll.devices.compilers.compiler_process import CompilerLimits, memory_text, seconds_text
 from atoll.errors import Code, FrameError, Status, StatusError
@@ -155,13 +155,11 @@ class CompilerProcess:
 
     def _compile(self, request: CompileProgram, asked: Asked | None, name: str) -> Finished:
         begun = Begun(name, "")
-        remaining = float(self._limits.wall_seconds)
+        limit = TimeLimit(self._limits.wall_seconds)
         try:
             self._link.send(request)
             while True:
-                started = time.monotonic()
-                message = self._link.receive(started + remaining)
-                remaining -= time.monotonic() - started
+                message = self._link.receive(limit)
                 match message:
                     case Finished():
                         return message
