@@ -6,7 +6,7 @@ import ast
 import functools
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 
@@ -32,6 +32,11 @@ FOREIGN = {
         "store.get_or_create",
     ): "JAX keeps the objects of colocated Python here",
     ("operate/command/terminal.py", "sys.unraisablehook"): "Python's hook for exceptions that it drops",
+}
+
+# Methods that give an object a collaborator after its construction, as `late_setters` finds them.
+SETTERS = {
+    ("session/cluster_session.py", "set_callback_handler"): "a session has its relay once a client may call it",
 }
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -94,6 +99,44 @@ def _is_late(name: str, value: ast.expr, local: frozenset[str], own: frozenset[s
     return name.startswith("on_") or name in _callbacks() or _is_callable(value, local, own)
 
 
+@functools.cache
+def _protocols() -> frozenset[str]:
+    """Return the names of the interfaces in `src`."""
+    return frozenset(
+        node.name
+        for path in modules().values()
+        for node in nodes_of(path)
+        if isinstance(node, ast.ClassDef) and any(ast.unparse(base).startswith("Protocol") for base in node.bases)
+    )
+
+
+def late_setters(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """Yield the methods that only exist to give an object a function or an implementation of an interface.
+
+    By their names these are `use_...`, `set_...` and `bind_...`. `set_handlers`, for objects that change hands at run
+    time, replaces all handlers.
+    """
+    for node in nodes:
+        for method in node.body if isinstance(node, ast.ClassDef) else ():
+            if not isinstance(method, _Function) or not re.match("(use|set|bind)_(?!handlers$)", method.name):
+                continue
+            collaborators = {
+                each.arg
+                for each in (*method.args.args, *method.args.kwonlyargs)
+                if each.annotation is not None
+                and any(
+                    name.startswith("Callable[") or name in _protocols()
+                    for name in ast.unparse(each.annotation).split(" | ")
+                )
+            }
+            stored = (pair for each in ast.walk(method) for pair in _targets(each))
+            if any(
+                isinstance(target, ast.Attribute) and isinstance(value, ast.Name) and value.id in collaborators
+                for target, value in stored
+            ):
+                yield method.name
+
+
 def _targets(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None]]:
     """Yield the pairs of target and value of an assignment."""
     if isinstance(node, ast.AnnAssign):
@@ -143,6 +186,36 @@ def test_no_attribute_is_bound_late() -> None:
     )
     assert sorted(found.keys() - FOREIGN.keys()) == [], "pass these to the constructor"
     assert sorted(FOREIGN.keys() - found.keys()) == [], "these are gone: delete their entries"
+
+
+def test_no_method_only_sets_a_collaborator() -> None:
+    found = {
+        (str(path.relative_to(SOURCE)), name) for path in modules().values() for name in late_setters(nodes_of(path))
+    }
+    assert sorted(found - SETTERS.keys()) == [], "pass these to the constructor"
+    assert sorted(SETTERS.keys() - found) == [], "these are gone: delete their entries"
+
+
+def test_methods_that_set_a_collaborator_are_found() -> None:
+    source = """
+class Scheduler:
+    def use_memory(self, reserve: Callable[[int], bool]) -> None:
+        self._reserve = reserve
+
+    def bind_policy(self, policy: ControlConnection | None = None, count: int = 0) -> None:
+        self._count, self._policy = count, policy
+
+    def set_handlers(self, on_end: Callable[[], None]) -> None:
+        self._on_end = on_end
+
+    def set_limit(self, limit: int) -> None:
+        self._limit = limit
+
+    def use_once(self, call: Callable[[], int]) -> None:
+        self._value = call()
+"""
+    assert "ControlConnection" in _protocols()
+    assert list(late_setters(ast.walk(ast.parse(source)))) == ["use_memory", "bind_policy"]
 
 
 def test_late_bindings_are_found() -> None:

@@ -246,8 +246,8 @@ def test_a_new_session_starts_after_gangs_in_flight_and_before_waiting_ones():
 
 def test_a_node_without_memory_blocks_only_its_session():
     nodes = [launch(1, session=1), launch(2, session=1), launch(3, session=2)]
-    scheduler, lacking = Scheduler[str](1, 8), {nodes[0]}
-    scheduler.use_memory(lambda node: Reason.MEMORY if node in lacking else None)
+    lacking = {nodes[0]}
+    scheduler = Scheduler[str](1, 8, reserve=lambda node: Reason.MEMORY if node in lacking else None)
     for node in nodes:
         scheduler.enqueue(node)
     assert started(scheduler) == [3]

@@ -23,7 +23,6 @@ def test_islands_agree_and_each_gang_starts_once(seed, steps, window, islands, h
     - The bounds on each host hold.
     """
     rng = random.Random(seed)
-    scheduler = Scheduler[str](islands, window, busy_ns=4 * MS, hosts=[hosts] * islands)
     order: list[list[QueuedNode[str]]] = [[] for _ in range(islands)]
     flying: list[list[Gang[str]]] = [[] for _ in range(islands)]
     waited: list[QueuedNode[str]] = []
@@ -40,7 +39,7 @@ def test_islands_agree_and_each_gang_starts_once(seed, steps, window, islands, h
         return None
 
     ending = False
-    scheduler.use_memory(reserve)
+    scheduler = Scheduler[str](islands, window, busy_ns=4 * MS, hosts=[hosts] * islands, reserve=reserve)
 
     def start(island: int) -> None:
         while (gang := scheduler.next(island)) is not None:

@@ -48,6 +48,7 @@ from atoll.launch.launcher import Launcher
 from atoll.launch.long_gangs import LongGangs
 from atoll.launch.memory_waits import MemoryWait
 from atoll.launch.policies import find_policy
+from atoll.launch.policy import Policy
 from atoll.launch.registry import ProgramRegistry
 from atoll.launch.worlds import Worlds
 from atoll.migration.array_spiller import ArraySpiller
@@ -75,10 +76,19 @@ _NOTHING: list[AnyAction] = []
 
 
 class Controller:
-    """All decisions of a cluster. `version` is that of Atoll, and is used only in texts."""
+    """All decisions of a cluster.
+
+    `version` is that of Atoll, and is used only in texts. `policy` makes the scheduling policy of an island, by default
+    that of the settings.
+    """
 
     def __init__(
-        self, settings: ClusterSettings, token: str = "", version: str = __version__, host_token: str = ""
+        self,
+        settings: ClusterSettings,
+        token: str = "",
+        version: str = __version__,
+        host_token: str = "",
+        policy: Callable[[], Policy] | None = None,
     ) -> None:
         state = self._state = ClusterState.of(settings)
         self.settings = settings
@@ -100,7 +110,7 @@ class Controller:
         self.load = LoadRecord()
         links = self.connections
         self._checks = Checks(self, self._outbox, links.hosts, links.sessions, links.away)
-        self._make_programs()
+        self._make_programs(policy or find_policy(settings.policy))
         self._make_sessions()
         self._operators = Operators(
             state,
@@ -171,7 +181,7 @@ class Controller:
             e.Skipped: self._faults.skipped,
         }
 
-    def _make_programs(self) -> None:
+    def _make_programs(self, policy: Callable[[], Policy]) -> None:
         """Make the parts that handle programs, from their registration to their end."""
         settings = self.settings
         self.trace = Trace()
@@ -189,7 +199,7 @@ class Controller:
             self._state.rates,
             self._state.remains,
             settings.sequential,
-            find_policy(settings.policy),
+            policy,
             settings.delegate_after_seconds,
             self._state.decisions,
         )

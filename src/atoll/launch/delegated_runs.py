@@ -147,7 +147,6 @@ class DelegatedRuns:
         self._exclusive_after = exclusive_after
         self._runs: dict[int, DelegatedRun] = {}  # by number
         self._revocations: dict[int, Revocation] = {}  # by session
-        self._scheduler.use_delegation(self._may_be_committed)
 
     # ---- start
 
@@ -200,10 +199,10 @@ class DelegatedRuns:
             self._launcher.large_plans.hold(launch.program.number, node)
         self._launcher.enqueue(node)
 
-    def _may_be_committed(self, node: QueuedNode[GangRun]) -> bool:
+    def may_be_committed(self, node: QueuedNode[GangRun]) -> bool:
         """Return whether a run may be committed: no other session wants an island, and there is enough memory.
 
-        If not, enqueue the nodes of its launch instead.
+        Its gangs then need the memory that the run before it does not already have.
         """
         run = self._runs[node.number]
         session = node.session
@@ -213,7 +212,7 @@ class DelegatedRuns:
                 gang.run.spec = part.successor
             elif before is not None:
                 gang.run.spec = replace(part.whole, scratch=part.memory.behind(before.memory))
-        may = (
+        return (
             not self._quarantine.suspects
             and session not in self._revocations
             and all(each.limits is None for each in self._runs.values() if each.launch.session == session)
@@ -221,13 +220,15 @@ class DelegatedRuns:
             and self._memory.ledger.lacking(*(gang.run.spec.scratch for gang in run.gangs.values())) is None
             and all(self._has_memory(run.launch, part) for part in run.program.parts.values())
         )
-        if not may:
-            run.make_entries()
-            self._launch_rest(run, dict.fromkeys(run.gangs, 0))
-            self._scheduler.drop(node)
-            for gang in node.gangs:
-                self._end_gang(gang)
-        return may
+
+    def replace(self, node: QueuedNode[GangRun]) -> None:
+        """Enqueue the nodes of a launch in place of the node that stands for it, which is not committed."""
+        run = self._runs[node.number]
+        run.make_entries()
+        self._launch_rest(run, dict.fromkeys(run.gangs, 0))
+        self._scheduler.drop(node)
+        for gang in node.gangs:
+            self._end_gang(gang)
 
     def _before(self, run: DelegatedRun, island: int) -> IslandPart | None:
         """Return the island's part of the session's last committed run that has not ended there."""

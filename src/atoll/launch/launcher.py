@@ -117,9 +117,10 @@ class Launcher:
             policy,
             hosts=[each.hosts for each in resources.topology.shapes],
             keeps_kinds=decisions.keeps_kinds,
+            reserve=self._reserve,
+            replaces_delegated=self._replaces_delegated,
         )
         self.memory = Reservations(sessions, self.scheduler, resources, reclaim)
-        self.scheduler.use_memory(self.memory.reserve)
         self.in_flight: dict[int, Gang[GangRun]] = {}  # by sequence, in the order in which they were started
         self._left_out: set[int] = set()  # numbers of nodes with `GangRun.left_out`: see `note_left_out`
         # While gangs are started on hosts whose processes have relays: the gangs of a node mostly send the same.
@@ -428,6 +429,16 @@ class Launcher:
         if self._rates.delayed:
             for node in self._rates.due(self._outbox.seconds):
                 self.scheduler.arrived(node, Reason.RATE)
+
+    def _reserve(self, node: QueuedNode[GangRun]) -> Reason | None:
+        return self.memory.reserve(node)
+
+    def _replaces_delegated(self, node: QueuedNode[GangRun]) -> bool:
+        """Put a launch in line node by node if it may not be delegated. Return whether this was done."""
+        if self.delegated_runs.may_be_committed(node):
+            return False
+        self.delegated_runs.replace(node)
+        return True
 
     def start_ready(self) -> None:
         """Start the gangs that islands can take now."""

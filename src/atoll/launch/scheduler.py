@@ -28,7 +28,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Generic
+from typing import Generic
 
 from atoll.cluster.lifecycle import WORKING, Island
 from atoll.launch.island_lines import IslandLines, SharedLines
@@ -75,6 +75,10 @@ class Scheduler(Generic[Payload]):
       busy_ns: the expected duration of the gangs in flight from which on a host is full.
       hosts: the number of hosts of each island, by default 1.
       keeps_kinds: `Decisions.keeps_kinds`.
+      reserve: takes the memory of a node before it is committed, or returns what it lacks. A node that lacks memory is
+        not committed until `retry`. By default, memory is not counted.
+      replaces_delegated: is called before a delegated node is committed. If other nodes have to run in its place, it
+        drops the node, enqueues these, and returns True.
     """
 
     def __init__(
@@ -85,11 +89,13 @@ class Scheduler(Generic[Payload]):
         busy_ns: int = BUSY_NS,
         hosts: Sequence[int] = (),
         keeps_kinds: bool = True,
+        reserve: Callable[[QueuedNode[Payload]], Reason | None] | None = None,
+        replaces_delegated: Callable[[QueuedNode[Payload]], bool] | None = None,
     ) -> None:
         self.window = window
         self._keeps_kinds = keeps_kinds
-        self._reserve: Callable[[QueuedNode[Payload]], Reason | None] = _enough
-        self._may_delegate: Callable[[QueuedNode[Payload]], bool] | None = None
+        self._reserve = reserve
+        self._replaces_delegated = replaces_delegated
         self._busy_ns = busy_ns
         self._policy = policy
         self._islands: list[IslandLines[Payload]] = []
@@ -105,23 +111,6 @@ class Scheduler(Generic[Payload]):
         self.contended: set[int] = set()  # sessions with delegated runs on islands for which another has a ready node
 
     # ---- events
-
-    def use_policy(self, policy: Callable[[], Policy]) -> None:
-        """Have each island use its own policy from now on. Call this before nodes are enqueued."""
-        self._policy = policy
-        for island in self._islands:
-            island.policy = policy()
-
-    def use_memory(self, reserve: Callable[[QueuedNode[Payload]], Reason | None]) -> None:
-        """Ask for memory before a node is committed. A node that lacks memory is not committed until `retry`."""
-        self._reserve = reserve
-
-    def use_delegation(self, may: Callable[[QueuedNode[Payload]], bool]) -> None:
-        """Set the predicate to call before a delegated node is committed.
-
-        If the predicate returns False, it has enqueued other nodes in place of that one.
-        """
-        self._may_delegate = may
 
     def add_island(self, record: Island, hosts: int = 1) -> None:
         """Add the island with the next number."""
@@ -447,12 +436,12 @@ class Scheduler(Generic[Payload]):
         if reason is not Reason.ORDER:
             self._wait(node, reason)
             return
-        if node.is_delegated and self._may_delegate is not None and not self._may_delegate(node):
+        if node.is_delegated and self._replaces_delegated is not None and self._replaces_delegated(node):
             return
         for gang in node.gangs:
             if gang.duration_source is not None:
                 gang.estimate = gang.duration_source.expected
-        lacking = self._reserve(node)
+        lacking = None if self._reserve is None else self._reserve(node)
         if lacking is not None:
             self._wait(node, lacking)
             return
@@ -652,10 +641,6 @@ class Scheduler(Generic[Payload]):
         waiting = sum(len(line) for line in state.lines.values()) + len(state.committed)
         started = self._lines.started(island)
         return SchedulerStatistics(waiting, state.in_flight, state.busy_ns, started, state.window)
-
-
-def _enough(node: QueuedNode[Any]) -> None:
-    """Reserve nothing: the default if memory is not counted."""
 
 
 def _gang_on(node: QueuedNode[Payload], island: int) -> Gang[Payload]:

@@ -50,10 +50,8 @@ class VirtualCluster:
         settings = ClusterSettings(islands, NULL_PLATFORM, dispatch=dispatch, relay_group=0)
         topology = Topology.parse(islands)
         self.clock = VirtualClock()
-        self.process = ControllerProcess(settings, self.clock, costs)
+        self.process = ControllerProcess(settings, self.clock, costs, policy)
         self.controller = self.process.controller
-        if policy is not None:
-            self.controller.scheduler.use_policy(policy)
         model = costs.limit(model)
         self._inboxes: dict[int, Inbox] = {}
         self._hosts: dict[int, HostProcess] = {}

@@ -9,6 +9,7 @@ from typing import Any
 from atoll.cluster.processes.leases import PING_SECONDS
 from atoll.cluster.settings import ClusterSettings
 from atoll.controller.core import Controller
+from atoll.launch.policy import Policy
 from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
@@ -26,8 +27,10 @@ class ControllerProcess:
     Events that arrive while it is busy form the next batch.
     """
 
-    def __init__(self, settings: ClusterSettings, clock: VirtualClock, costs: Costs) -> None:
-        self.controller = Controller(settings)
+    def __init__(
+        self, settings: ClusterSettings, clock: VirtualClock, costs: Costs, policy: Callable[[], Policy] | None = None
+    ) -> None:
+        self.controller = Controller(settings, policy=policy)
         self.busy_seconds = 0.0  # so far
         self._clock = clock
         self._costs = costs
