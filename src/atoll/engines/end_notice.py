@@ -6,10 +6,12 @@ They would otherwise try to reconnect for the grace time, and then report only t
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 from atoll.errors import Code, Status
 from atoll.protocol import messages as m
+from atoll.security.enrollment import AskAuthority, AuthorityIs, FromJoiner, NotEnrolled
 from atoll.security.roles import Role
 from atoll.security.start_security import load_certificate_authority
 from atoll.wire.address import Address
@@ -20,6 +22,8 @@ from atoll.wire.tls.identity import Identity
 from atoll.wire.unauthenticated import UnauthenticatedConnections
 
 NOTICE_SECONDS = 5.0  # more than the pauses of peers between two attempts
+# The answer to processes that join, which may have no right token: it does not contain the reason.
+JOIN_AFTER_END = "the cluster has ended: `atoll status` on its machine gives the reason"
 
 
 async def serve_end_notice(address: Address, directory: str, reason: str, seconds: float = NOTICE_SECONDS) -> None:
@@ -31,9 +35,22 @@ async def serve_end_notice(address: Address, directory: str, reason: str, second
     text = f"the cluster has ended: {reason}"
     unauthenticated = UnauthenticatedConnections()
     identity = None
+    authority_pem = b""
     if address.tls:
         authority = load_certificate_authority(directory)
         identity = Identity(authority.certificate_for(Role.CONTROLLER, "the controller"))
+        authority_pem = authority.pem
+
+    def on_made(connection: Connection) -> None:
+        if identity is None or connection.peer_role:
+            return
+
+        def answer(message: FromJoiner) -> None:
+            is_first = isinstance(message, AskAuthority)  # the joiner verifies this process before it sends its token
+            connection.send(AuthorityIs(authority_pem, time.time()) if is_first else NotEnrolled(JOIN_AFTER_END))
+            connection.close()
+
+        connection.expect(FromJoiner, answer, lambda reason: None)
 
     def accept() -> Connection:
         def on_message(message: Any) -> None:
@@ -51,6 +68,7 @@ async def serve_end_notice(address: Address, directory: str, reason: str, second
             lambda reason: None,
             name="a peer of a cluster that has ended",
             on_link=on_link,
+            on_made=on_made,
             unauthenticated=unauthenticated,
         )
         return connection
