@@ -16,7 +16,7 @@ from atoll.controller_process.killed_clusters import end_killed_cluster
 from atoll.controller_process.process_state import ShellDump, encode_snapshot
 from atoll.controller_process.shell import ControllerShell
 from atoll.errors import IncompatibleJournalError, JournalError
-from atoll.journal.files import Directory
+from atoll.journal.files import DAMAGED, Directory
 from atoll.journal.persisted_state import NAME, persisted_in
 from atoll.protocol import events as e
 from atoll.state.buffer_directory import SpilledArray
@@ -75,16 +75,25 @@ def test_sessions_of_a_cluster_that_ended_and_could_not_write_them_are_persisted
     assert piece.exists()
 
 
-def test_a_journal_that_cannot_be_read_is_cleared_and_the_log_says_what_is_lost(
+def test_a_journal_that_cannot_be_read_is_set_aside_and_the_log_says_what_is_lost(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    killed(tmp_path / "journal", tmp_path / "1.piece")
-    snapshot = tmp_path / "journal" / "00000001.snapshot"
-    snapshot.write_bytes(snapshot.read_bytes()[:-10])
-    end(tmp_path / "journal", persist=True)
-    assert persisted_in(tmp_path / "journal") is None
-    assert not snapshot.exists()
-    assert "cannot be read" in caplog.text
+    journal, aside = tmp_path / "journal", tmp_path / "journal" / DAMAGED
+    for cut in (10, 20):  # the files of the second journal replace those of the first one
+        killed(journal, tmp_path / "1.piece")
+        snapshot = journal / "00000001.snapshot"
+        damaged = snapshot.read_bytes()[:-cut]
+        snapshot.write_bytes(damaged)
+        (journal / f"{cut:08}.events").write_bytes(b"events")
+        caplog.clear()
+        end(journal, persist=True)
+        assert persisted_in(journal) is None
+        assert (tmp_path / "1.piece").exists()
+        assert sorted(path.name for path in journal.iterdir()) == [DAMAGED, "lock"]
+        assert sorted(path.name for path in aside.iterdir()) == ["00000001.snapshot", f"{cut:08}.events"]
+        assert (aside / snapshot.name).read_bytes() == damaged
+        assert f"cannot be read: {snapshot} is damaged" in caplog.text
+        assert f"The journal is now in {aside}" in caplog.text
 
 
 def test_a_journal_that_the_operating_system_cannot_read_stays(tmp_path: Path) -> None:

@@ -28,9 +28,10 @@ def end_killed_cluster(path: str, make_shell: Callable[[ProcessState], Controlle
     """End the cluster whose journal is in the directory, if there is one. With `persist`, persist its sessions.
 
     `make_shell` makes a shell that serves the cluster's last state. Afterwards the directory has no journal, and the
-    file of persisted sessions if there are any. Raises JournalError if the directory is unusable or full. Without
-    changing a file, raises JournalError if the operating system cannot read the journal, which may be intact, and
-    IncompatibleJournalError if the journal has another protocol or key.
+    file of persisted sessions if there are any. The files of a damaged journal are then in its directory DAMAGED.
+    Raises JournalError if the directory is unusable or full. Without changing a file, raises JournalError if the
+    operating system cannot read the journal, which may be intact, and IncompatibleJournalError if the journal has
+    another protocol or key.
     """
     directory = Directory(path)
     try:
@@ -69,17 +70,19 @@ def _end(
     else:
         with _explained(directory, "it cannot be read now"):
             found = _read(directory)
-        if found is not None:
-            with _explained(directory, "that cluster cannot be ended now"):
-                _persist(directory, *found, make_shell, persist)
+        if found is None:
+            return
+        with _explained(directory, "that cluster cannot be ended now"):
+            _persist(directory, *found, make_shell, persist)
     with _explained(directory, "its files cannot be removed now"):
         directory.clear()
 
 
 def _read(directory: Directory) -> tuple[ProcessState, int] | None:
-    """Return the last state of the cluster, and the term of its controller; None if the journal is damaged.
+    """Return the last state of the cluster, and the term of its controller.
 
-    Raises IncompatibleJournalError, and OSError if the operating system cannot read a file.
+    If the journal is damaged, set its files aside and return None. Raises IncompatibleJournalError, and OSError if the
+    operating system cannot read or move a file.
     """
     try:
         found = recover(directory)
@@ -94,11 +97,14 @@ def _read(directory: Directory) -> tuple[ProcessState, int] | None:
             f"suspended on disk. {error}. Remove {directory.path} only to discard them"
         ) from None
     except JournalError as error:
-        _log.warning(
-            "%s contains the journal of a cluster that was killed, and it cannot be read: %s. Sessions that were "
-            "suspended on disk are lost, and their files stay",
+        aside = directory.set_aside()
+        _log.error(
+            "%s contained the journal of a cluster that was killed, and it cannot be read: %s. Its sessions and "
+            "published versions on disk are not in this cluster; their files stay. The journal is now in %s: to "
+            "continue from a backup, end this cluster, restore the backup, and start the cluster again",
             directory.path,
             error,
+            aside,
         )
         return None
     return state, found.term

@@ -42,6 +42,7 @@ _SALT_BYTES = 16
 _NONCE_BYTES = 12
 _CHECK_BYTES = 8
 ALL = 1 << 62  # above the number of each snapshot
+DAMAGED = "damaged"  # the directory, in that of the journal, of files that cannot be read
 
 
 class FileHeader(msgspec.Struct, frozen=True):
@@ -154,6 +155,11 @@ def _numbers(directory: Path, suffix: str) -> list[int]:
     return sorted(int(path.stem) for path in paths if path.suffix == suffix and path.stem.isdigit())
 
 
+def _is_numbered(path: Path) -> bool:
+    """Return whether the file is a snapshot or a segment."""
+    return path.suffix in (_SNAPSHOT, _SEGMENT) and path.stem.isdigit()
+
+
 class ReadableDirectory:
     """The files of a journal, which a controller may be writing. Raises AccessError if the user has no key."""
 
@@ -227,13 +233,28 @@ class Directory(ReadableDirectory):
     def forget_before(self, number: int) -> None:
         """Remove the files before this snapshot, and all partial ones."""
         for path in self.path.iterdir():
-            old = path.suffix in (_SNAPSHOT, _SEGMENT) and path.stem.isdigit() and int(path.stem) < number
+            old = _is_numbered(path) and int(path.stem) < number
             if old or path.suffix == PARTIAL:
                 path.unlink(missing_ok=True)
 
     def clear(self) -> None:
         """Remove all snapshots and segments, because the cluster has ended."""
         self.forget_before(ALL)
+
+    def set_aside(self) -> Path:
+        """Move all snapshots and segments to the directory DAMAGED, and return its path. Raises OSError.
+
+        The directory has the files of one journal: those of an earlier one are removed.
+        """
+        aside = self.path / DAMAGED
+        aside.mkdir(mode=0o700, exist_ok=True)
+        for path in aside.iterdir():
+            if _is_numbered(path):
+                path.unlink()
+        for path in self.path.iterdir():
+            if _is_numbered(path):
+                path.rename(aside / path.name)
+        return aside
 
     # ---- contents
 
