@@ -204,7 +204,9 @@ def test_the_cluster_of_another_machine_that_shares_the_directory_is_neither_sho
     shutil.rmtree(directory)
 
 
-def test_a_cluster_on_ray_is_up_also_if_its_controller_restarts(registry: ClusterRegistry) -> None:
+def test_a_cluster_on_ray_is_up_until_ray_says_that_it_has_ended(
+    registry: ClusterRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         registry.directory("far").mkdir()
@@ -216,5 +218,20 @@ def test_a_cluster_on_ray_is_up_also_if_its_controller_restarts(registry: Cluste
         assert not started_by_one_that_ended.refuses
     assert started_by_one_that_ended.refuses
     assert started_by_one_that_ended.is_alive
-    assert [each.name for each in registry.all()] == ["far"]
-    assert Path(record.directory).exists()
+    asked: list[str] = []
+    answers = iter((ClusterError("there is no Ray cluster"), False, True))
+
+    def ask(ray_address: str, name: str) -> bool:
+        asked.append(f"{ray_address} {name}")
+        answer = next(answers)
+        if isinstance(answer, ClusterError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr("atoll.engines.ray.ray_cluster.has_ended", ask)
+    (Path(record.directory) / "cluster.json").write_bytes(msgspec.json.encode(started_by_one_that_ended))
+    assert [each.name for each in registry.all()] == ["far"], "Ray does not answer"
+    assert [each.name for each in registry.all()] == ["far"], "its controller restarts"
+    assert registry.all() == []
+    assert asked == ["auto far"] * 3
+    assert not Path(record.directory).exists()

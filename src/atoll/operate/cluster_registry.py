@@ -6,9 +6,9 @@ to a cluster that was killed, and the next `atoll` command removes it. If it is 
 its record or the table of processes cannot be read, the command reports the error and removes nothing. A directory that
 an engine holds (`cluster.held_directories`) stays, also if its record is missing.
 
-Only Ray knows whether a cluster on Ray has ended, so its record stays until `atoll down`, or until `atoll up` starts
-another cluster with its name there. An address that refuses connections proves nothing: its controller may be
-restarting.
+Only Ray knows whether a cluster on Ray has ended. An address that refuses connections proves nothing, since the
+controller may be restarting, but then a command asks Ray. If Ray does not answer, the record stays until `atoll down`,
+or until `atoll up` starts another cluster with its name there.
 
 An embedded cluster (of a script, or of `atoll proxy`) has its record in its own directory, which is removed when it
 ends.
@@ -80,6 +80,11 @@ class ClusterRecord(msgspec.Struct, frozen=True):
     def is_alive(self) -> bool:
         """Whether the engine runs. A cluster on Ray counts as alive while it has a record."""
         return bool(self.ray) or self._engine_runs()
+
+    @property
+    def starter_runs(self) -> bool:
+        """Whether the engine runs, or the command that started the cluster if it is on Ray."""
+        return self._engine_runs()
 
     @property
     def refuses(self) -> bool:
@@ -199,7 +204,7 @@ class ClusterRegistry:
                 ) from None
             if record is not None and not record.is_here:
                 continue
-            if record is not None and record.is_alive:
+            if record is not None and record.is_alive and not _has_ended_on_ray(record):
                 found.append(record)
             elif record is not None:
                 record.kill()
@@ -277,6 +282,17 @@ def embedded_clusters() -> list[ClusterRecord]:
             if record is not None and record.is_here and record.owner and record.is_alive:
                 found.append(record)
     return found
+
+
+def _has_ended_on_ray(record: ClusterRecord) -> bool:
+    """Return whether this is a cluster on Ray that does not listen now, and of which Ray has no engine."""
+    if not record.ray or record.starter_runs or not record.refuses:
+        return False
+    from atoll.engines.ray.ray_cluster import has_ended  # clients import this module, and need no engine
+
+    with contextlib.suppress(ClusterError):
+        return has_ended(record.ray, record.name)
+    return False
 
 
 def _refuses(address: str) -> bool:

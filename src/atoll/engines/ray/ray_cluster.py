@@ -130,6 +130,21 @@ def end_cluster(ray_address: str, name: str) -> bool:
     return True
 
 
+def has_ended(ray_address: str, name: str) -> bool:
+    """Return whether Ray has no engine of a cluster with this name.
+
+    Raise ClusterError if that is unknown, because there is no connection to Ray.
+    """
+    ray = connect(ray_address)
+    try:
+        ray.get_actor(_actor_name(name))
+    except ValueError:
+        return True
+    finally:
+        ray.shutdown()
+    return False
+
+
 def _end(ray: Any, actor: Any) -> None:
     with contextlib.suppress(ray.exceptions.RayError):
         ray.get(actor.end.remote(), timeout=_END_SECONDS)
