@@ -141,7 +141,10 @@ def test_status_shows_a_person_the_sessions_and_their_memory(owner: tuple[User, 
 
 def test_another_cluster_of_the_same_name_is_refused_with_the_address(owner: tuple[User, str]) -> None:
     user, address = owner
-    assert f"default is up already, at {address}" in user.atoll("up", "--islands", "1x1x1").error
+    refused = user.atoll("up", "--islands", "1x1x1").error
+    assert (
+        f"default is up already, at {address}: use it with ATOLL_ADDRESS=default, end it with `atoll down`" in refused
+    )
 
 
 def test_a_journal_that_is_in_use_is_named_once(user: User) -> None:

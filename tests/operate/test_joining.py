@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from atoll.errors import AddressError
 from atoll.operate.cluster_registry import ClusterRecord
-from atoll.operate.joining import is_at, join_token_with
+from atoll.operate.joining import is_at, join_token_with, reach
 from atoll.security.join_token import JoinToken
 from atoll.security.start_security import join_file
 from atoll.wire.address import parse_address
@@ -41,3 +44,17 @@ def test_a_cluster_is_at_the_addresses_that_it_listens_at_and_that_it_advertises
     several = replace(parse_address("head:7000"), others=(parse_address("tail:7000"),))
     record = ClusterRecord("lab", "0.0.0.0:7000", "1x1x1", "cpu", str(tmp_path), 1, 1, advertised=str(several))
     assert is_at(record, parse_address("tail:7000"))
+
+
+def test_the_name_of_a_cluster_is_an_address_of_it(tmp_path: Path) -> None:
+    ADVERTISED.save(join_file(tmp_path))
+    records = [
+        ClusterRecord("default", "unix:/run/controller.sock", "1x1x1", "cpu", "/run", 1, 1),
+        ClusterRecord("lab", "tls://127.0.0.1:7000", "1x1x1", "cpu", str(tmp_path), 1, 1),
+    ]
+    assert str(reach("default", records=records).address) == "unix:/run/controller.sock"
+    found = reach("lab", records=records)
+    assert str(found.address) == "tls://127.0.0.1:7000"
+    assert found.join == replace(ADVERTISED, address=found.address)
+    with pytest.raises(AddressError, match=r"'far': .* the name of one of your clusters .* \(default, lab\)"):
+        reach("far", records=records)

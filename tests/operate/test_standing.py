@@ -70,3 +70,8 @@ def test_a_command_that_cannot_open_a_socket_does_not_say_that_a_cluster_has_end
     assert not standing._listens(address)
     with no_more_files(), pytest.raises(ConnectError, match="Too many open files"):
         standing._listens(address)
+
+
+def test_the_error_for_a_name_that_is_taken_ends_the_cluster_with_that_name(on_ray: ClusterRecord) -> None:
+    with pytest.raises(ClusterError, match=r"use it with ATOLL_ADDRESS=far, end it with `atoll down --name far`, or"):
+        standing._check_is_free(ClusterRegistry(), "far")

@@ -77,8 +77,9 @@ def connect(
         cluster.close()
 
     Args:
-      address: Address of a running cluster, as printed by `atoll up` (`unix:/path` or `HOST:PORT`). If None, the value
-        of ATOLL_ADDRESS; without that, an embedded cluster, which ends when it is closed or this process ends.
+      address: Address of a running cluster, as printed by `atoll up` (`unix:/path` or `HOST:PORT`), or the name of
+        your cluster on this machine (`atoll up --name`). If None, the value of ATOLL_ADDRESS; without that, an embedded
+        cluster, which ends when it is closed or this process ends.
       islands: ISLANDSxHOSTSxDEVICES of an embedded cluster. The environment has its other settings.
       token: Token of a cluster without a join token. If None, the value of ATOLL_TOKEN.
       join: Join token of a cluster on TCP, or a file with it (written by `atoll up --join-file FILE`). It includes the

@@ -72,8 +72,8 @@ CPU_DEVICES = SCRIPTS.add(
 ADDRESS = SCRIPTS.add(
     "ATOLL_ADDRESS",
     TEXT,
-    "Address of the cluster to use: unix:/path or HOST:PORT. If there are several, separated by commas, they are tried "
-    "in turn.",
+    "Address of the cluster to use: unix:/path or HOST:PORT, or the name of your cluster on this machine, as of "
+    "`atoll up --name`. If there are several addresses, separated by commas, they are tried in turn.",
     default="an embedded cluster",
 )
 JOIN = SCRIPTS.add(

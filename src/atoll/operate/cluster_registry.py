@@ -162,7 +162,7 @@ class ClusterRegistry:
 
     def directory(self, name: str) -> Path:
         """Return the directory of the cluster with this name. Raises ClusterError for an invalid name."""
-        if not _NAME.fullmatch(name):
+        if not is_cluster_name(name):
             raise ClusterError(f"invalid cluster name {name!r}: expected up to 32 letters, digits and any of _.-")
         return self.root / name
 
@@ -246,6 +246,11 @@ class ClusterRegistry:
         )
         _write(record)
         return record
+
+
+def is_cluster_name(text: str) -> bool:
+    """Return whether `text` may be the name of a cluster. Addresses never are, since they have a colon or a slash."""
+    return _NAME.fullmatch(text) is not None
 
 
 def standing_clusters() -> list[ClusterRecord]:

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from atoll.errors import AccessError
-from atoll.operate.cluster_registry import ClusterRecord, ClusterRegistry, embedded_clusters
+from atoll.errors import AccessError, AddressError
+from atoll.operate.cluster_registry import (
+    ClusterRecord,
+    ClusterRegistry,
+    embedded_clusters,
+    is_cluster_name,
+    standing_clusters,
+)
 from atoll.security.access import is_insecure
 from atoll.security.join_token import JoinToken, join_of_environment, read_join
 from atoll.security.start_security import host_join_file, join_file
@@ -24,12 +30,14 @@ class Reach:
 def reach(
     address: str = "", join: str = "", records: list[ClusterRecord] | None = None, for_hosts: bool = False
 ) -> Reach:
-    """Return how to reach the cluster of a join token, or the one at an address.
+    """Return how to reach the cluster of a join token, or the one at an address, or the one with a name as `address`.
 
     `join` defaults to ATOLL_JOIN. With both, `address` may be another address of the same cluster. The clusters in
-    `records`, by default all of this user on this machine, need no join token. Raises AddressError, and AccessError if
-    another cluster on TCP has no join token and ATOLL_INSECURE does not allow that.
+    `records`, by default all of this user on this machine, need no join token, and have names. Raises AddressError,
+    and AccessError if another cluster on TCP has no join token and ATOLL_INSECURE does not allow that.
     """
+    if is_cluster_name(address):
+        return reach_of(_named(address, records), for_hosts=for_hosts)
     said = read_join(join) if join else join_of_environment()
     if not address:
         if said is None:
@@ -80,6 +88,19 @@ def is_at(record: ClusterRecord, address: Address) -> bool:
         return listens.port == address.port
     known = (listens, *parse_address(record.reached_at).each)
     return replace(address, tls=False) in (replace(each, tls=False) for each in known)
+
+
+def _named(name: str, records: list[ClusterRecord] | None) -> ClusterRecord:
+    """Return this user's running cluster with a name. Raises AddressError."""
+    known = [*standing_clusters(), *embedded_clusters()] if records is None else records
+    found = next((each for each in known if each.name == name), None)
+    if found is None:
+        names = ", ".join(each.name for each in known) or "none is up"
+        raise AddressError(
+            f"invalid address {name!r}: expected unix:/path or HOST:PORT, or the name of one of your clusters on this "
+            f"machine ({names}); start one with `atoll up --name {name}`"
+        )
+    return found
 
 
 def _own(address: Address, records: list[ClusterRecord] | None) -> ClusterRecord | None:

@@ -27,7 +27,7 @@ from atoll.errors import AccessError, AddressError, AtollError, ClusterError, Un
 from atoll.journal.persisted_state import check_persisted
 from atoll.missing import exists
 from atoll.operate.cluster_queries import Target, explained
-from atoll.operate.cluster_registry import ClusterRegistry
+from atoll.operate.cluster_registry import DEFAULT_NAME, ClusterRegistry
 from atoll.operate.operator_requests import request_stop
 from atoll.protocol.messages import StopReply
 from atoll.security.join_token import JoinToken
@@ -301,9 +301,10 @@ def _check_is_free(registry: ClusterRegistry, name: str, on_ray: str = "") -> No
                 "give the new one another --name"
             )
         if each.name == name:
+            chosen = "" if name == DEFAULT_NAME else f" --name {name}"
             raise ClusterError(
-                f"a cluster named {name} is up already, at {each.reached_at}: use it, end it with `atoll down`, or "
-                "give the new one another --name"
+                f"a cluster named {name} is up already, at {each.reached_at}: use it with ATOLL_ADDRESS={name}, end it "
+                f"with `atoll down{chosen}`, or give the new one another --name"
             )
 
 

@@ -149,9 +149,9 @@ def up(
 ) -> None:
     """Start a standing cluster, and print its address.
 
-    Only the address goes to standard output: `export ATOLL_ADDRESS=$(atoll up --islands 1x1x8)`. The cluster runs until
-    `atoll down`. If this command ends while the cluster starts, the cluster ends as well. `atoll logs` shows its
-    messages.
+    Only the address goes to standard output. Your scripts on this machine use the cluster with ATOLL_ADDRESS=default,
+    or with the name of --name. The cluster runs until `atoll down`. If this command ends while the cluster starts, the
+    cluster ends as well. `atoll logs` shows its messages.
 
     For clients on other machines: `atoll up --listen 0.0.0.0:7000 --join-file join`, and there `ATOLL_JOIN=join`.
     """

@@ -219,7 +219,11 @@ def _values(group: Any, given: dict[str, Any]) -> dict[str, Any]:
 
 ClusterAddress = Annotated[
     str,
-    typer.Option("--address", help="Address of the cluster: unix:/path or HOST:PORT. Defaults to ATOLL_ADDRESS."),
+    typer.Option(
+        "--address",
+        help="Address of the cluster: unix:/path or HOST:PORT, or the name of your cluster on this machine. "
+        "Defaults to ATOLL_ADDRESS.",
+    ),
 ]
 ClusterJoin = Annotated[
     str,

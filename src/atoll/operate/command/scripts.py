@@ -36,11 +36,17 @@ def run(
     command: Annotated[list[str], typer.Argument(help="The command and its arguments.", metavar="COMMAND")],
     islands: EmbeddedIslands = None,
     cluster: ClusterOptions,
-    address: Annotated[str, typer.Option(help="Address of a running cluster to use instead.")] = "",
+    address: Annotated[
+        str,
+        typer.Option(help="Address of a running cluster to use instead, or the name of your cluster on this machine."),
+    ] = "",
     join: ClusterJoin = "",
     name: Annotated[
         str,
-        typer.Option(help="Name of the run. A script with the name of a former one continues where that one ended."),
+        typer.Option(
+            help="Name of the run, not of a cluster (--address). A script with the name of a former one continues "
+            "where that one ended."
+        ),
     ] = "",
     detach: Annotated[
         bool,
