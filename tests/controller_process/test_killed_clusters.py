@@ -11,10 +11,12 @@ import msgspec
 import pytest
 
 from atoll.cluster.settings import ClusterSettings
+from atoll.cluster.tenant_settings import DEFAULT_TENANT
 from atoll.controller_process.controller_options import ControllerOptions
+from atoll.controller_process.journal_recovery import JournalRecovery
 from atoll.controller_process.killed_clusters import end_killed_cluster
 from atoll.controller_process.process_state import ShellDump, encode_snapshot
-from atoll.controller_process.shell import ControllerShell
+from atoll.controller_process.shell import ControllerShell, new_controller
 from atoll.errors import IncompatibleJournalError, JournalError
 from atoll.journal.files import DAMAGED, Directory
 from atoll.journal.persisted_state import NAME, persisted_in
@@ -23,13 +25,16 @@ from atoll.state.buffer_directory import SpilledArray
 from tests.controller.test_session_persistence import suspended
 
 
-def killed(directory: Path, piece: Path, *, has_ended: bool = False) -> None:
+def killed(directory: Path, piece: Path, *, has_ended: bool = False, tenant: str = "") -> None:
     """Write the journal of a killed cluster with a session on disk, whose array is in the file `piece`.
 
-    If it `has_ended`, it has handled the request to end, and could not write its sessions.
+    If it `has_ended`, it has handled the request to end, and could not write its sessions. The session belongs to
+    `tenant`, or to the default one.
     """
     play = suspended()
     (session,) = play.controller.sessions.values()
+    if tenant:
+        session.tenant.settings = msgspec.structs.replace(DEFAULT_TENANT, name=tenant)
     entry = session.directory.entries[5]
     assert entry.spilled is not None
     (part,) = entry.spilled.parts
@@ -168,3 +173,28 @@ def test_a_cluster_that_cannot_be_ended_now_is_not_said_to_be_unreadable(
         assert (tmp_path / "journal" / "00000001.snapshot").exists()
     end(tmp_path / "journal", persist=True)
     assert persisted_in(tmp_path / "journal") is not None
+
+
+@pytest.mark.parametrize(
+    ("tenant", "line"),
+    [
+        ("", "the suspended session 1 of the previous cluster can be used in this one"),
+        ("gone", "removed the suspended session 1 of the previous cluster: their tenants are not in this one"),
+    ],
+)
+def test_the_log_says_what_the_next_cluster_has_and_what_it_lacks(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, tenant: str, line: str
+) -> None:
+    async def main() -> None:
+        options = ControllerOptions("unix:/none", ClusterSettings("2x1x2"), 0)
+        recovery = JournalRecovery(str(tmp_path / "journal"), restarts=False)
+        shell = ControllerShell(options, recovery.state(lambda: new_controller(options)), asyncio.Event())
+        recovery.begin(shell)
+        shell.stop(persist=False)
+        shell.keeper.close()
+
+    killed(tmp_path / "journal", tmp_path / "1.piece", tenant=tenant)
+    end(tmp_path / "journal", persist=True)
+    caplog.clear()
+    asyncio.run(main())
+    assert [each.message for each in caplog.records if "previous cluster" in each.message] == [line]

@@ -55,6 +55,15 @@ def test_only_a_cluster_that_was_killed_while_it_ran_leaves_a_journal_to_continu
     assert not has_killed_cluster(directory)
 
 
+def test_the_parts_that_the_next_cluster_has_restored_and_removed_are_named():
+    versions = (("research", "policy", 4), ("guests", "policy", 7), ("research", "value", 1))
+    cluster = PersistedCluster(SETTINGS.topology.shapes, (3, 7), versions)
+    restored, removed = cluster.parts({3}, {"research", "default"})
+    assert (restored.sessions, restored.versions) == ((3,), (versions[0], versions[2]))
+    assert (removed.sessions, removed.versions) == ((7,), (versions[1],))
+    assert str(cluster.parts({3, 7}, {"research", "guests"})[1]) == ""
+
+
 def test_a_directory_that_has_none_or_is_not_there_is_fine(tmp_path):
     check_persisted(tmp_path / "none", SETTINGS)
     check_persisted(tmp_path, SETTINGS)

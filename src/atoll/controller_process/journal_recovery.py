@@ -102,5 +102,9 @@ class JournalRecovery:
         shell.start(self._persisted.sessions, self._persisted.secrets)
         shell.flush_now()
         persisted.unlink(missing_ok=True)  # this cluster's journal contains them now
-        if str(self._persisted.cluster):
-            _log.warning("%s of the previous cluster can be used in this one", self._persisted.cluster)
+        controller = shell.controller
+        restored, removed = self._persisted.cluster.parts(controller.sessions, controller.tenants.by_name)
+        if str(restored):
+            _log.warning("%s of the previous cluster can be used in this one", restored)
+        if str(removed):
+            _log.error("removed %s of the previous cluster: their tenants are not in this one", removed)

@@ -5,6 +5,7 @@ It is in the journal's directory, beside the snapshots and segments of a running
 
 from __future__ import annotations
 
+from collections.abc import Container
 from pathlib import Path
 
 import msgspec
@@ -41,6 +42,17 @@ class PersistedCluster(msgspec.Struct, frozen=True):
                     f"cluster it would {f'have {has}' if has else 'not exist'}. Start the same islands to restore "
                     f"{'them' if len(self.sessions) > 1 else 'it'}, or remove {where} to continue without"
                 )
+
+    def parts(self, sessions: Container[int], tenants: Container[str]) -> tuple[PersistedCluster, PersistedCluster]:
+        """Return the part that the next cluster has restored, and the part that it has removed.
+
+        The next cluster has restored `sessions` and the published arrays of its `tenants`.
+        """
+        numbers = tuple(each for each in self.sessions if each in sessions)
+        versions = tuple(each for each in self.versions if each[0] in tenants)
+        others = tuple(each for each in self.sessions if each not in numbers)
+        rest = tuple(each for each in self.versions if each not in versions)
+        return PersistedCluster(self.shapes, numbers, versions), PersistedCluster(self.shapes, others, rest)
 
     def __str__(self) -> str:
         """Return text such as "the suspended sessions 3, 7 and 2 versions of published arrays"."""
