@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from enum import StrEnum
+from functools import partial
 from typing import Annotated, Any, get_type_hints
 
 import msgspec
@@ -68,15 +69,10 @@ class SuspendLower(StrEnum):
     DISK = "disk"
 
 
-def _relay_group(text: str) -> int:
+def _several_or_none(text: str, noun: str) -> int:
+    """Return a number of hosts or islands, which may be 0 but not 1."""
     if not (text.isascii() and text.isdigit()) or int(text) == 1:
-        raise ValueError("expected a number of hosts, 2 or more, or 0")
-    return int(text)
-
-
-def _joint_islands(text: str) -> int:
-    if not (text.isascii() and text.isdigit()) or int(text) == 1:
-        raise ValueError("expected a number of islands, 2 or more, or 0")
+        raise ValueError(f"expected a number of {noun}, 2 or more, or 0")
     return int(text)
 
 
@@ -235,7 +231,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
         int,
         Setting(
             "ATOLL_RELAY_GROUP",
-            Form(_relay_group, "NUMBER", (int,)),
+            Form(partial(_several_or_none, noun="hosts"), "NUMBER", (int,)),
             "Size of a relay group. On islands of at least this many hosts, one host of each group relays the "
             "controller's messages to the others; 0 disables relays.",
             "relay-group",
@@ -247,7 +243,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
         int,
         Setting(
             "ATOLL_JOINT_ISLANDS",
-            Form(_joint_islands, "NUMBER", (int,)),
+            Form(partial(_several_or_none, noun="islands"), "NUMBER", (int,)),
             "Number of islands from which a call of one function has a joint gang, which starts on all of its islands "
             "at once; 0 disables joint gangs.",
             "joint-islands",
