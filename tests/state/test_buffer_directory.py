@@ -174,7 +174,7 @@ def test_buffers_that_were_made_are_ready_and_the_others_are_left_to_settle():
     d.fail((3,), LOST)
     d.settle(4, None)
     d.release_all([5])
-    assert d.are_made([0, 1, 2, 3, 4, 5, 6]) == [1, 2, 3]
+    assert d.make_ready([0, 1, 2, 3, 4, 5, 6]) == [1, 2, 3]
     states = {handle: entry.state for handle, entry in d.entries.items()}
     assert {handle for handle, state in states.items() if state is BufferState.READY} == {0, 4, 6}
     assert d.settle(2, None) == [(7, OK)]
@@ -198,7 +198,7 @@ def test_work_per_buffer_does_not_contain_a_call():
         handles = range(count)
         work = {
             "check": lambda d=d, handles=handles: d.first_problem(handles),
-            "made": lambda d=d, handles=handles: d.are_made(handles),
+            "made": lambda d=d, handles=handles: d.make_ready(handles),
             "use": lambda d=d, handles=handles: d.unneeded(handles),
             "release": lambda d=d, handles=handles: d.release_all(handles),
         }

@@ -93,7 +93,7 @@ class BufferReleases:
         """Do the same for all results of a launch."""
         if session.publishing and handles:
             self.settled[session.number] = None
-        for handle in handles if error is not None else session.directory.are_made(handles):
+        for handle in handles if error is not None else session.directory.make_ready(handles):
             self.settle(session, handle, error)
 
     def free_errors(self, session: Session, errors: Iterable[tuple[int, Entry]], lost: Collection[int] = ()) -> None:

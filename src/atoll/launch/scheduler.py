@@ -138,11 +138,11 @@ class Scheduler(Generic[Payload]):
         for gang in node.gangs:
             if not gang.islands and self._islands[gang.island].places:
                 self.island_leaves(gang.island)
-            for state in self._joined(gang) if gang.islands else (self._islands[gang.island],):
-                lines = state.lines
-                line = lines.get(node.session)
+            for lines in self._joined(gang) if gang.islands else (self._islands[gang.island],):
+                by_session = lines.lines
+                line = by_session.get(node.session)
                 if line is None:
-                    line = lines[node.session] = deque()
+                    line = by_session[node.session] = deque()
                 place = len(line)
                 while place and line[place - 1].age > node.age:
                     place -= 1
@@ -156,7 +156,7 @@ class Scheduler(Generic[Payload]):
 
     def _joined(self, gang: Gang[Payload]) -> Sequence[IslandLines[Payload]]:
         """Return the lines that a joint gang is about to join."""
-        return [state for state, _ in self._lines.join(gang, self.touched)]
+        return [lines for lines, _ in self._lines.join(gang, self.touched)]
 
     def defer(self, node: QueuedNode[Payload], own: bool = False) -> None:
         """Defer the node: until it is enqueued, it is in no line and holds up nothing of its session.
@@ -187,32 +187,32 @@ class Scheduler(Generic[Payload]):
 
         Return None if the island is full, does not work, or waits for an exclusive gang, or if no node is ready.
         """
-        state = self._islands[island]
-        if state.record.state not in WORKING:  # `works` is a call, and this is on the path of every launch
+        lines = self._islands[island]
+        if lines.record.state not in WORKING:  # `works` is a call, and this is on the path of every launch
             return None
-        while not state.draining:
-            if not state.committed:
-                if state.full_hosts == state.hosts:
+        while not lines.draining:
+            if not lines.committed:
+                if lines.full_hosts == lines.hosts:
                     return None
-                node = state.policy.take()
+                node = lines.policy.take()
                 if node is None:
                     return None
                 self._commit(node)
                 continue
-            gang = state.committed[0]
+            gang = lines.committed[0]
             if gang.state is GangState.DROPPED:
-                self._charge_dropped(state, state.committed.popleft())
+                self._charge_dropped(lines, lines.committed.popleft())
                 continue
             if gang.islands:
-                is_blocked = gang.blocked_on >= 0 and self._islands[gang.blocked_on] is not state
+                is_blocked = gang.blocked_on >= 0 and self._islands[gang.blocked_on] is not lines
                 return gang if not is_blocked and self._start_joint(gang) else None
-            groups = state.loads_of(gang.hosts)
-            if state.are_full(groups, gang.weight):
+            groups = lines.loads_of(gang.hosts)
+            if lines.are_full(groups, gang.weight):
                 return None
-            if gang.exclusive and state.in_flight:
-                state.draining = True
+            if gang.exclusive and lines.in_flight:
+                lines.draining = True
                 return None
-            state.start(gang, groups, self.now)
+            lines.start(gang, groups, self.now)
             return gang
         return None
 
@@ -224,38 +224,38 @@ class Scheduler(Generic[Payload]):
         span = self._lines.span(gang)
         if gang.blocked_on >= 0:
             blocked = self._islands[gang.blocked_on]
-            if any([self._loads_to_start(gang, state, at) is None for state, at in span if state is blocked]):
+            if any([self._loads_to_start(gang, lines, at) is None for lines, at in span if lines is blocked]):
                 return False
         found = []
-        for state, at in span:
-            loads = self._loads_to_start(gang, state, at)
+        for lines, at in span:
+            loads = self._loads_to_start(gang, lines, at)
             if loads is None:
-                gang.blocked_on = state.record.number
+                gang.blocked_on = lines.record.number
                 return False
             found.append(loads)
         gang.blocked_on = -1
-        for (state, _), loads in zip(span, found, strict=True):
-            state.start(gang, loads, self.now)
-            self.touched.add(state.record.number)
+        for (lines, _), loads in zip(span, found, strict=True):
+            lines.start(gang, loads, self.now)
+            self.touched.add(lines.record.number)
         return True
 
     def _loads_to_start(
-        self, gang: Gang[Payload], state: IslandLines[Payload], at: int
+        self, gang: Gang[Payload], lines: IslandLines[Payload], at: int
     ) -> Sequence[CountGroup[int, HostWindow]] | None:
         """Return the loads of a joint gang's hosts on an island, or None if the island cannot start it now.
 
         The island is the one at this place among those of the gang.
         """
-        committed = state.committed
+        committed = lines.committed
         while committed[0].state is GangState.DROPPED:
-            self._charge_dropped(state, committed.popleft())
-        if committed[0] is not gang or state.draining or state.record.state not in WORKING:
+            self._charge_dropped(lines, committed.popleft())
+        if committed[0] is not gang or lines.draining or lines.record.state not in WORKING:
             return None
-        loads = state.loads_of(gang.places[at])
-        if state.are_full(loads, gang.weight):
+        loads = lines.loads_of(gang.places[at])
+        if lines.are_full(loads, gang.weight):
             return None
-        if gang.exclusive and state.in_flight:
-            state.draining = True
+        if gang.exclusive and lines.in_flight:
+            lines.draining = True
             return None
         return loads
 
@@ -268,44 +268,44 @@ class Scheduler(Generic[Payload]):
         places = ((self._islands[gang.island], gang.hosts),)
         if gang.islands:
             nanoseconds //= len(gang.islands)
-            places = [(state, gang.places[at]) for state, at in self._lines.span(gang)]
-        for state, hosts in places:
+            places = [(lines, gang.places[at]) for lines, at in self._lines.span(gang)]
+        for lines, hosts in places:
             if gang.charges is not None:
-                gang.charged = gang.charges.get(state.record.number, 0)
-            state.policy.charge(gang, nanoseconds + state.launch_ns * len(hosts))
-            state.in_flight -= gang.weight
-            state.busy_ns -= gang.estimate
-            for group in state.loads_of(hosts):
+                gang.charged = gang.charges.get(lines.record.number, 0)
+            lines.policy.charge(gang, nanoseconds + lines.launch_ns * len(hosts))
+            lines.in_flight -= gang.weight
+            lines.busy_ns -= gang.estimate
+            for group in lines.loads_of(hosts):
                 load = group.count
                 load.end(gang.weight, gang.estimate)
-                if load.full and load.has_room_again(state.window, self._busy_ns):
+                if load.full and load.has_room_again(lines.window, self._busy_ns):
                     load.full = False
-                    state.full_hosts -= len(group.keys)
-                    self.touched.add(state.record.number)
+                    lines.full_hosts -= len(group.keys)
+                    self.touched.add(lines.record.number)
             if not gang.weight:
-                state.count_unbounded(-1)
-            if state.draining and state.in_flight == 0:
-                state.draining = False
-                self.touched.add(state.record.number)
+                lines.count_unbounded(-1)
+            if lines.draining and lines.in_flight == 0:
+                lines.draining = False
+                self.touched.add(lines.record.number)
 
-    def _charge_dropped(self, state: IslandLines[Payload], gang: Gang[Payload]) -> None:
+    def _charge_dropped(self, lines: IslandLines[Payload], gang: Gang[Payload]) -> None:
         """Return to its session what a committed gang was charged on an island, because it was dropped."""
         if gang.charges is not None:
-            gang.charged = gang.charges.get(state.record.number, 0)
-        state.policy.charge(gang, 0)
+            gang.charged = gang.charges.get(lines.record.number, 0)
+        lines.policy.charge(gang, 0)
 
     def compiled(self, island: int, session: int, tenant: Tenant, nanoseconds: int) -> None:
         """Charge a compilation to the session. It ran on the island's CPUs, which are also its devices.
 
         If islands share their lines, each of them is charged an equal part, as for joint gangs.
         """
-        state = self._islands[island]
-        state.policy.compiled(session, tenant, nanoseconds // len(state.islands))
+        lines = self._islands[island]
+        lines.policy.compiled(session, tenant, nanoseconds // len(lines.islands))
 
     def tenant_changed(self, tenant: Tenant) -> None:
         """Apply changed settings of a tenant to its nodes that wait."""
-        for state in self._lines.all():
-            state.policy.tenant_changed(tenant)
+        for lines in self._lines.all():
+            lines.policy.tenant_changed(tenant)
 
     def retry(self, node: QueuedNode[Payload]) -> None:
         """Offer a node again that lacked memory when it was to be committed."""
@@ -326,9 +326,9 @@ class Scheduler(Generic[Payload]):
     def drop_session(self, session: int) -> list[Dropped[Payload]]:
         """Drop all gangs that have not started of a session that has ended. Return them by node."""
         found = [self._drop(node) for node in self.nodes_of((session,))]
-        for state in self._lines.all():
-            state.lines.pop(session, None)
-            state.policy.forget(session)
+        for lines in self._lines.all():
+            lines.lines.pop(session, None)
+            lines.policy.forget(session)
         return found
 
     def _drop(self, node: QueuedNode[Payload]) -> Dropped[Payload]:
@@ -340,7 +340,7 @@ class Scheduler(Generic[Payload]):
                 self._barred.get(island, {}).pop(node, None)
             gang.enter(GangState.DROPPED)
             if gang.islands and were_committed:  # the gangs behind it may have waited for another island
-                self.touched.update([state.record.number for state, _ in self._lines.span(gang)])
+                self.touched.update([lines.record.number for lines, _ in self._lines.span(gang)])
             if were_committed and node.is_delegated:
                 self.delegated_run_ended(gang)
         return Dropped(node, gangs, were_committed)
@@ -353,9 +353,9 @@ class Scheduler(Generic[Payload]):
 
     def remove_island(self, island: int) -> None:
         """Clear an island that will not work again. All nodes that need it were dropped."""
-        state = self._islands[island]
-        state.committed.clear()
-        state.policy = self._policy()
+        lines = self._islands[island]
+        lines.committed.clear()
+        lines.policy = self._policy()
         self._barred.pop(island, None)
 
     def delegated_run_ended(self, gang: Gang[Payload]) -> None:
@@ -368,10 +368,10 @@ class Scheduler(Generic[Payload]):
 
     def exclusive_for(self, island: int, session: int) -> float:
         """Return the seconds since another session used the island; -1 if another has queued nodes there."""
-        state = self._islands[island]
-        if state.newest not in (0, session) or state.others_wait(session):
+        lines = self._islands[island]
+        if lines.newest not in (0, session) or lines.others_wait(session):
             return -1
-        return self.now - state.exclusive_since
+        return self.now - lines.exclusive_since
 
     # ---- lines
 
@@ -392,15 +392,15 @@ class Scheduler(Generic[Payload]):
         for gang in node.gangs:
             if gang.state is not GangState.READY:
                 gang.enter(GangState.READY)
-            for state in self._lines_of(gang) if gang.islands else (self._islands[gang.island],):
-                state.policy.add(node)
-                if state.delegated:
-                    self.contended.update(session for session in state.delegated if session != node.session)
-                self.touched.add(state.record.number)
+            for lines in self._lines_of(gang) if gang.islands else (self._islands[gang.island],):
+                lines.policy.add(node)
+                if lines.delegated:
+                    self.contended.update(session for session in lines.delegated if session != node.session)
+                self.touched.add(lines.record.number)
 
     def _lines_of(self, gang: Gang[Payload]) -> Sequence[IslandLines[Payload]]:
         """Return the lines that a joint gang has joined."""
-        return [state for state, _ in self._lines.span(gang)]
+        return [lines for lines, _ in self._lines.span(gang)]
 
     def _wait(self, node: QueuedNode[Payload], reason: Reason) -> None:
         """Have a node in line wait."""
@@ -416,13 +416,13 @@ class Scheduler(Generic[Payload]):
         """
         session = node.session
         for gang in node.gangs:
-            for state in self._lines_of(gang) if gang.islands else (self._islands[gang.island],):
-                record = state.record
+            for lines in self._lines_of(gang) if gang.islands else (self._islands[gang.island],):
+                record = lines.record
                 is_away = record.state not in WORKING
                 if is_away or session in record.needs_recompile:
                     self._barred.setdefault(record.number, {})[node] = None
                     return Reason.ISLAND if is_away else Reason.FUNCTIONS
-                if state.delegated and session in state.delegated and not node.is_delegated:
+                if lines.delegated and session in lines.delegated and not node.is_delegated:
                     self._barred.setdefault(record.number, {})[node] = None
                     return Reason.OWN
         return Reason.ORDER
@@ -451,31 +451,31 @@ class Scheduler(Generic[Payload]):
             if gang.islands:
                 self._commit_joint(gang)
                 continue
-            state = self._islands[gang.island]
-            state.committed.append(gang)
-            state.policy.commit(gang)
+            lines = self._islands[gang.island]
+            lines.committed.append(gang)
+            lines.policy.commit(gang)
             self.touched.add(gang.island)
             if node.is_delegated:
-                state.delegated[node.session] = state.delegated.get(node.session, 0) + 1
+                lines.delegated[node.session] = lines.delegated.get(node.session, 0) + 1
         self._leave_lines(node)
 
     def _commit_joint(self, gang: Gang[Payload]) -> None:
-        for state, _ in self._lines.span(gang):
-            state.committed.append(gang)
-            state.policy.discard(gang.node)
-            state.policy.commit(gang)
+        for lines, _ in self._lines.span(gang):
+            lines.committed.append(gang)
+            lines.policy.discard(gang.node)
+            lines.policy.commit(gang)
             if gang.charged:
                 gang.charges = gang.charges or {}
-                gang.charges.update(dict.fromkeys(state.islands, gang.charged))
+                gang.charges.update(dict.fromkeys(lines.islands, gang.charged))
                 gang.charged = 0
-            self.touched.add(state.record.number)
+            self.touched.add(lines.record.number)
 
     def _leave_lines(self, node: QueuedNode[Payload]) -> None:
         """Remove a node from its lines. The nodes behind it move up."""
         for gang in node.gangs:
-            for state in self._lines_of(gang) if gang.islands else (self._islands[gang.island],):
-                lines = state.lines
-                line = lines.get(node.session)
+            for lines in self._lines_of(gang) if gang.islands else (self._islands[gang.island],):
+                by_session = lines.lines
+                line = by_session.get(node.session)
                 if line is None:
                     continue
                 if line[0] is not node:
@@ -483,7 +483,7 @@ class Scheduler(Generic[Payload]):
                     continue
                 line.popleft()
                 if not line:
-                    del lines[node.session]
+                    del by_session[node.session]
                     continue
                 following = line[0]
                 following.behind -= 1
@@ -502,7 +502,7 @@ class Scheduler(Generic[Payload]):
     def nodes_of(self, sessions: Container[int]) -> list[QueuedNode[Payload]]:
         """Return the nodes of these sessions that wait, in the order of `all_nodes`."""
         deferred = [node for node in self._deferred.values() if node.session in sessions]
-        return self._found(deferred, lambda state: self._in_lines_of(state, sessions))
+        return self._found(deferred, lambda lines: self._in_lines_of(lines, sessions))
 
     def _found(
         self,
@@ -513,34 +513,34 @@ class Scheduler(Generic[Payload]):
         for node in deferred:
             by_island.setdefault(min(node.islands), []).append(node)
         found: dict[QueuedNode[Payload], None] = {}
-        for state in self._lines.all():
-            found.update(dict.fromkeys(in_lines(state)))
-            for island in state.islands if by_island else ():
+        for lines in self._lines.all():
+            found.update(dict.fromkeys(in_lines(lines)))
+            for island in lines.islands if by_island else ():
                 found.update(dict.fromkeys(by_island.get(island, ())))
         return list(found)
 
     def committed_nodes(self) -> list[QueuedNode[Payload]]:
         """Return the nodes with gangs that are committed and have not started, each once."""
         found: dict[QueuedNode[Payload], None] = {}
-        for state in self._lines.all():
-            found.update(dict.fromkeys(self._committed_in(state)))
+        for lines in self._lines.all():
+            found.update(dict.fromkeys(self._committed_in(lines)))
         return list(found)
 
-    def _in_lines(self, state: IslandLines[Payload]) -> Iterator[QueuedNode[Payload]]:
+    def _in_lines(self, lines: IslandLines[Payload]) -> Iterator[QueuedNode[Payload]]:
         """Yield the nodes that are committed, and then those in line."""
-        yield from self._committed_in(state)
-        for line in state.lines.values():
+        yield from self._committed_in(lines)
+        for line in lines.lines.values():
             yield from line
 
-    def _in_lines_of(self, state: IslandLines[Payload], sessions: Container[int]) -> Iterator[QueuedNode[Payload]]:
+    def _in_lines_of(self, lines: IslandLines[Payload], sessions: Container[int]) -> Iterator[QueuedNode[Payload]]:
         """Yield what `_in_lines` yields of these sessions."""
-        yield from (node for node in self._committed_in(state) if node.session in sessions)
-        for session, line in state.lines.items():
+        yield from (node for node in self._committed_in(lines) if node.session in sessions)
+        for session, line in lines.lines.items():
             if session in sessions:
                 yield from line
 
-    def _committed_in(self, state: IslandLines[Payload]) -> Iterator[QueuedNode[Payload]]:
-        return (gang.node for gang in state.committed if gang.state is GangState.COMMITTED)
+    def _committed_in(self, lines: IslandLines[Payload]) -> Iterator[QueuedNode[Payload]]:
+        return (gang.node for gang in lines.committed if gang.state is GangState.COMMITTED)
 
     def others_wait(self, island: int, session: int) -> bool:
         """Return whether sessions other than this one have nodes in line on the island."""
@@ -550,10 +550,10 @@ class Scheduler(Generic[Payload]):
         """Return whether sessions other than this one have nodes in line on one of the islands."""
         last = None
         for island in islands:
-            state = self._islands[island]
-            if state is not last and state.others_wait(session):
+            lines = self._islands[island]
+            if lines is not last and lines.others_wait(session):
                 return True
-            last = state
+            last = lines
         return False
 
     def waits(self) -> dict[int, list[Wait[Payload]]]:
@@ -569,12 +569,12 @@ class Scheduler(Generic[Payload]):
                 before, gang = own.get(session, (0, None))
                 own[session] = before + count, gang or _gang_on(first, island)
 
-        for state in self._lines.all():
-            for gang in state.committed:
+        for lines in self._lines.all():
+            for gang in lines.committed:
                 if gang.state is GangState.COMMITTED:
-                    add(state.islands, gang.node.session, 1, gang.node)
-            for session, line in state.lines.items():
-                add(state.islands, session, len(line), line[0])
+                    add(lines.islands, gang.node.session, 1, gang.node)
+            for session, line in lines.lines.items():
+                add(lines.islands, session, len(line), line[0])
         deferred: dict[tuple[Sequence[int], int], list[QueuedNode[Payload]]] = {}
         for node in self._deferred.values():
             deferred.setdefault((node.islands, node.session), []).append(node)
@@ -637,10 +637,10 @@ class Scheduler(Generic[Payload]):
                         yield f"host {host} counts {counts} segments in flight and expected ns, but has {has}"
 
     def statistics(self, island: int) -> SchedulerStatistics:
-        state = self._islands[island]
-        waiting = sum(len(line) for line in state.lines.values()) + len(state.committed)
+        lines = self._islands[island]
+        waiting = sum(len(line) for line in lines.lines.values()) + len(lines.committed)
         started = self._lines.started(island)
-        return SchedulerStatistics(waiting, state.in_flight, state.busy_ns, started, state.window)
+        return SchedulerStatistics(waiting, lines.in_flight, lines.busy_ns, started, lines.window)
 
 
 def _gang_on(node: QueuedNode[Payload], island: int) -> Gang[Payload]:

@@ -89,7 +89,7 @@ class Entry(StateMachine[BufferState]):
 
     @property
     def consumed(self) -> bool:
-        """Return whether the buffer was donated or deleted, so that new launches cannot use it."""
+        """Return whether the buffer was CONSUMED or DELETED, so that new launches cannot use it."""
         return self.handle is not HandleState.USABLE
 
     @property
@@ -206,8 +206,8 @@ class Directory:
             self._forget(handle, entry)
         return self._settle_waits(waits, entry.error)
 
-    def are_made(self, handles: Iterable[int]) -> list[int]:
-        """Handle the end of a launch that has made buffers. Return those to pass to `settle`, since more is to be done.
+    def make_ready(self, handles: Iterable[int]) -> list[int]:
+        """Make the buffers ready whose launch has ended. Return those to pass to `settle`, since more is to be done.
 
         Without a call per buffer, since launches have many.
         """
