@@ -119,7 +119,7 @@ def _simulate(islands: str, stages: int, table: Schedule, times: Times, sizes: S
     groups = [client.devices[stage * each : (stage + 1) * each] for stage in range(stages)]
     training = cluster.run(make_training(client, groups, table, times, sizes))
     seconds = cluster.run(step_seconds(cluster, client, training, steps))
-    return seconds, max(cluster.controller.memory.peak.values())
+    return seconds, max(cluster.controller.ledger.peak.values())
 
 
 def prepare_transformer(settings: Settings) -> Round:

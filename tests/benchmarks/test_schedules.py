@@ -25,7 +25,7 @@ def train(name: str, stages: int, microbatches: int, kept_bytes: int = 4) -> tup
     sizes = Sizes(UNIT, 1 << 20, kept_bytes)
     training = cluster.run(make_training(client, groups, table, Times(), sizes))
     seconds = cluster.run(step_seconds(cluster, client, training, 2))
-    peak = cluster.controller.memory.peak
+    peak = cluster.controller.ledger.peak
     return seconds, [peak[device] for device in sorted(peak)]
 
 

@@ -83,9 +83,9 @@ def check_order(world: World, deferred: Collection[tuple[int, int]] = ()) -> Non
 
 
 def check_nothing_is_left(world: World) -> None:
-    assert not any(world.controller.memory.used.values()), "all reservations are released"
+    assert not any(world.controller.ledger.used.values()), "all reservations are released"
     if world.memory:
-        assert max(world.controller.memory.peak.values()) <= world.memory
+        assert max(world.controller.ledger.peak.values()) <= world.memory
     for host in world.hosts.values():
         assert all(count == 1 for count in host.freed.values()), "nothing is freed twice"
     for island in world.controller.resources.islands:

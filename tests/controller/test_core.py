@@ -309,8 +309,8 @@ def test_values_between_nodes_take_memory_until_their_last_use():
         sequences += [sequence for message in more if isinstance(message, m.Dispatch) for sequence, _ in message.units]
         more = play.done(sequences.pop(0)) if sequences else []
     assert play.say(m.Await(5, (11,))) == [m.Awaited(5, OK)]
-    assert play.controller.memory.used == {(0, 0): 16, (0, 1): 0}, "only the argument and the result exist"
-    assert play.controller.memory.peak[0, 0] <= 100
+    assert play.controller.ledger.used == {(0, 0): 16, (0, 1): 0}, "only the argument and the result exist"
+    assert play.controller.ledger.peak[0, 0] <= 100
 
 
 def test_dispatched_in_sequence_a_node_waits_for_the_one_before_to_be_enqueued():
@@ -414,7 +414,7 @@ def test_new_arrays_take_no_handle_that_exists_whatever_else_is_wrong(message):
     play.array(10)
     closing, *_ = play.say(message)
     assert re.search(r"not in use|each handle once", closing.status.message)
-    assert not any(play.controller.memory.used.values())
+    assert not any(play.controller.ledger.used.values())
 
 
 def test_a_donated_array_cannot_be_used_again():

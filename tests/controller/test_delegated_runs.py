@@ -395,7 +395,7 @@ def test_the_memory_of_granted_runs_goes_with_their_session(play):
     for run in (first, second):
         play.report(0, progress(run, is_over=True))
     play.done(*busy, host=1)
-    assert not any(play.controller.memory.used.values())
+    assert not any(play.controller.ledger.used.values())
 
 
 def test_hosts_of_a_closed_session_await_nothing_that_will_not_be_sent(play):
@@ -409,17 +409,17 @@ def test_hosts_of_a_closed_session_await_nothing_that_will_not_be_sent(play):
     play.report(1, m.Failed(second.sequence, BROKEN))
     play.report(1, progress(second, is_over=True))
     assert play.controller.launcher.in_flight == {}
-    assert not any(play.controller.memory.used.values())
+    assert not any(play.controller.ledger.used.values())
 
 
 def test_memory_is_reserved_for_the_most_that_is_ever_needed_and_only_results_keep_theirs(play):
-    used = play.controller.memory.used
+    used = play.controller.ledger.used
     first, second = launched(play)
-    assert play.controller.memory.used != used
+    assert play.controller.ledger.used != used
     play.report(0, progress(first, *range(NODES), is_over=True))
     play.report(1, progress(second, *range(NODES // 2), is_over=True))
     play.say(m.Release((*range(20, 20 + NODES // 2), ARRAY)))
-    assert not any(play.controller.memory.used.values())
+    assert not any(play.controller.ledger.used.values())
 
 
 @pytest.mark.parametrize(("place", "nbytes", "counts"), [(0, 23, 22), (NODES, 16, 22), (-1, 16, 22), (0, 16, 21)])

@@ -64,7 +64,7 @@ def test_the_launches_of_a_script_that_has_ended_continue_and_its_session_closes
     assert play.state is SessionState.DETACHED
     play.done(second)
     assert play.state is None
-    assert not any(play.controller.memory.used.values())
+    assert not any(play.controller.ledger.used.values())
 
 
 def test_a_session_without_work_left_closes_at_once() -> None:
@@ -243,7 +243,7 @@ def test_a_session_without_work_whose_arrays_are_being_copied_closes_with_its_sc
     assert play.state is None, "the session has no work left"
     pieces = tuple(m.SpilledPiece(shard[0], 8) for shard in spill.shards)
     play.report(0, m.SpillReply(play.session, spill.request, Status(), pieces))
-    assert not any(play.controller.memory.used.values())
+    assert not any(play.controller.ledger.used.values())
 
 
 def test_a_tenant_has_a_limited_number_of_detached_sessions() -> None:

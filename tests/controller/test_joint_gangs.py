@@ -53,7 +53,7 @@ def state_of(play: Play, handle: int) -> BufferState:
 
 
 def used(play: Play) -> list[int]:
-    return [play.controller.launcher.memory.ledger.used_on((host, 0)) for host in ALL]
+    return [play.controller.launcher.reservations.ledger.used_on((host, 0)) for host in ALL]
 
 
 def test_a_call_on_all_islands_is_one_gang_and_ends_with_the_last_of_them():

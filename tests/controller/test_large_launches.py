@@ -117,7 +117,7 @@ def test_a_session_that_ends_meanwhile_leaves_nothing(flushes: int):
         play.flush()
     assert play.controller.programs.plans == {}
     assert not play.controller.scheduler.nodes(0)
-    assert play.controller.memory.statistics((0, 0))["bytes_in_use"] == 0
+    assert play.controller.ledger.statistics((0, 0))["bytes_in_use"] == 0
     assert not play.controller.has_work
 
 

@@ -136,7 +136,7 @@ def test_a_session_that_ends_while_a_version_begins_leaves_nothing(stage: str) -
     play.flush()
     assert not play.controller.published.begun
     assert list(play.controller.published.names.versions()) == []
-    assert play.controller.memory.total == 0
+    assert play.controller.ledger.total == 0
     assert contradictions(play.controller) == []
 
 

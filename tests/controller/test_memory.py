@@ -205,7 +205,7 @@ def test_a_launch_that_failed_while_it_waited_for_memory_does_not_wait_any_more(
     play.array(10)
     play.say(m.Launch(1, (10,), (11,), ()))
     assert play.say(m.Launch(1, (10,), (12,), ())) == []
-    memory = play.controller.launcher.memory
+    memory = play.controller.launcher.reservations
     assert memory.waits.is_waiting(play.session)
     (waiting,) = memory.waits.waiting.values()
     play.controller.launcher.fail(waiting.gang.run.launch, BROKEN)
@@ -243,7 +243,7 @@ def test_an_output_in_the_place_of_a_donated_input_needs_no_room():
     play.array(10)
     assert len(runs(play.say(m.Launch(1, (10,), (11,), ())))) == 1
     assert len(runs(play.say(m.Launch(1, (11,), (12,), ())))) == 1
-    assert play.controller.memory.used[0, 0] == 8
+    assert play.controller.ledger.used[0, 0] == 8
 
 
 def test_an_array_that_is_donated_twice_gives_its_memory_to_one_output():
@@ -253,10 +253,10 @@ def test_an_array_that_is_donated_twice_gives_its_memory_to_one_output():
     play.say(m.RegisterProgram(5, single("f", (on(0), on(0)), twice)))
     play.array(10)
     (run,) = runs(play.say(m.Launch(5, (10, 10), (11, 12), ())))
-    assert play.controller.memory.used[0, 0] == 16
+    assert play.controller.ledger.used[0, 0] == 16
     play.report(0, m.Failed(run.sequence, Status(Code.INVALID_ARGUMENT, "argument 0 is donated")))
     play.say(m.Release((11, 12)))
-    assert play.controller.memory.used[0, 0] == 0
+    assert play.controller.ledger.used[0, 0] == 0
 
 
 def test_views_of_an_array_share_its_memory_until_the_last_is_freed():
@@ -267,9 +267,9 @@ def test_views_of_an_array_share_its_memory_until_the_last_is_freed():
     (run,) = play.say(m.Launch(3, (10,), (11,), ()))
     play.done(run.sequence)
     play.say(m.Release((10,)))
-    assert play.controller.memory.used[0, 0] == 8
+    assert play.controller.ledger.used[0, 0] == 8
     play.say(m.Release((11,)))
-    assert play.controller.memory.used[0, 0] == 0
+    assert play.controller.ledger.used[0, 0] == 0
 
 
 def test_a_question_about_memory_goes_to_the_worker_with_what_is_reserved():
@@ -279,7 +279,7 @@ def test_a_question_about_memory_goes_to_the_worker_with_what_is_reserved():
     play.report(0, m.FeedsArrived(play.session, (77,)))
     (query,) = play.say(m.Query(5, "memory", 0, -1, b"whatever"))
     ordinal, known = msgspec.msgpack.decode(query.payload, type=tuple[int, dict[str, int]])
-    used = play.controller.memory.used[0, 0]
+    used = play.controller.ledger.used[0, 0]
     assert ordinal == 0
     assert used > 0
     assert known == {"bytes_in_use": used, "peak_bytes_in_use": used, "bytes_limit": 20}

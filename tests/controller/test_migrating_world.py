@@ -79,7 +79,7 @@ def test_clients_whose_slices_migrate_notice_nothing(seed, steps, topology, doom
         for host in world.hosts.values():
             assert host.stores[client.number] == {}, "all memory is released"
             assert not host.spilled.get(client.number), "no array is still spilled"
-    assert not any(world.controller.memory.used.values())
+    assert not any(world.controller.ledger.used.values())
 
     for client in list(world.clients.values()):
         world.close(client)

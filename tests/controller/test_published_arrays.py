@@ -86,7 +86,7 @@ def test_a_session_that_ends_inside_a_publication_leaves_nothing_of_it() -> None
     reader = play.open(token="reader").number
     text = play.opened(reader, number=1).status.message
     assert "version 1 of trainer/policy failed: session 2 ended before all arrays" in text
-    assert not any(play.controller.memory.used.values())
+    assert not any(play.controller.ledger.used.values())
 
 
 def test_a_version_fails_with_the_error_of_its_array() -> None:
@@ -405,7 +405,7 @@ def test_the_removal_of_a_tenant_frees_its_versions() -> None:
     play.operator(m.RemoveTenant("trainer"))
     play.flush()
     assert play.controller.vaults.by_tenant == {}
-    assert not any(play.controller.memory.used.values())
+    assert not any(play.controller.ledger.used.values())
     assert "may not read" not in play.opened(reader).status.message
 
 

@@ -197,7 +197,7 @@ def test_the_parts_of_a_node_on_several_islands_count_together_for_the_memory_on
         play.report(host, m.FeedsArrived(play.session, (1,)))
     assert runs(play.say(m.Launch(5, (), (11,), (1,)))) == [], "8 bytes, and 8 on each island"
     assert len(runs(play.say(m.Release((10,))))) == 2
-    assert play.controller.memory.total == 16
+    assert play.controller.ledger.total == 16
 
 
 def test_what_is_released_on_another_device_counts_for_the_memory_on_all():
@@ -376,7 +376,7 @@ def used(play: Play) -> list[int]:
     tenant = play.controller.sessions[play.session].tenant.memory
     assert tenant is not None
     found = [tenant.used.get((0, ordinal), 0) for ordinal in range(2)]
-    assert found == list(play.controller.memory.used.values()), "only this tenant uses memory"
+    assert found == list(play.controller.ledger.used.values()), "only this tenant uses memory"
     return found
 
 

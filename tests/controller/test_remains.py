@@ -51,17 +51,17 @@ def test_the_memory_of_many_arrays_is_free_after_the_end_of_their_session():
     session = play.controller.sessions[play.session]
     for handle in range(100, 100 + 2 * SMALL_ITEMS):
         play.array(handle)
-    used = play.controller.memory.total
+    used = play.controller.ledger.total
     assert used > SMALL_ITEMS
     end(play)
-    assert play.controller.memory.total == used, "it is released later"
+    assert play.controller.ledger.total == used, "it is released later"
     assert contradictions(play.controller) == []
     restored = load_controller(dumped(play.controller))
     assert len(restored.launcher.remains.left(Entry)) == len(session.directory.entries)
     play.flush()
     while play.controller.has_work:
         play.flush()
-    assert play.controller.memory.total == 0
+    assert play.controller.ledger.total == 0
     assert contradictions(play.controller) == []
 
 
@@ -76,13 +76,13 @@ def test_many_arrays_of_a_lost_island_are_errors_at_once_and_their_memory_is_rel
     (run,) = runs(play.say(m.Launch(3, (), (50,), (1,))))
     play.done(run.sequence, host=1)
     play.with_call()
-    used = play.controller.memory.total
+    used = play.controller.ledger.total
     play.lose(0, "it burnt")
     entries = play.controller.sessions[play.session].directory.entries
     assert {entries[each].state for each in handles} == {BufferState.FAILED}
     assert {entries[each].error.code for each in handles} == {Code.DATA_LOSS}
     assert entries[50].state is BufferState.READY
-    assert play.controller.memory.total == used, "it is released later"
+    assert play.controller.ledger.total == used, "it is released later"
     assert contradictions(play.controller) == []
     assert len(load_controller(dumped(play.controller)).launcher.remains.left(Entry)) == len(handles)
     play.proxy(play.session, m.Launch(1, (100,), (51,), ()))
@@ -91,9 +91,9 @@ def test_many_arrays_of_a_lost_island_are_errors_at_once_and_their_memory_is_rel
     before, turns = used, 0
     while play.controller.has_work:
         play.event(e.Flush(play.now))
-        assert before - play.controller.memory.total <= 4 * e.STEPS_PER_FLUSH * SIZE
-        before, turns = play.controller.memory.total, turns + 1
-    assert play.controller.memory.total == SIZE
+        assert before - play.controller.ledger.total <= 4 * e.STEPS_PER_FLUSH * SIZE
+        before, turns = play.controller.ledger.total, turns + 1
+    assert play.controller.ledger.total == SIZE
     assert contradictions(play.controller) == []
 
 
@@ -145,7 +145,7 @@ def test_launches_in_line_of_a_closed_session_end_over_several_flushes_and_none_
         assert len(play.controller.launcher.in_flight) <= in_flight
     while live := list(play.controller.launcher.in_flight):
         play.done(*live)
-    assert play.controller.memory.total == 0
+    assert play.controller.ledger.total == 0
     assert play.controller.tenants.default.running == 0
     assert contradictions(play.controller) == []
 

@@ -45,7 +45,7 @@ class SuspendPlay(Play):
 
     @property
     def memory(self) -> int:
-        return sum(self.controller.memory.used.values())
+        return sum(self.controller.ledger.used.values())
 
 
 def answer_in(messages: list[Any]) -> m.OperationReply:

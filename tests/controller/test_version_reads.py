@@ -463,14 +463,14 @@ def _donate(play: Reading, reader: Reader, result: int) -> int:
     call = Call(90, (0,), (on(device),), (device,), donated=(0,))
     play.say(m.RegisterProgram(90, single("step", (on(device),), call)))
     play.say(m.Launch(90, (7,), (result,), ()))
-    return play.controller.memory.used[reader.island, 0]
+    return play.controller.ledger.used[reader.island, 0]
 
 
 def test_a_copy_that_is_to_feed_others_is_counted_beside_the_output_that_replaces_it() -> None:
     play = Reading()
     first, *_ = play.read(1, 2, 3)
     play.sources()
-    play.controller.memory.declare((3, 0), 7)
+    play.controller.ledger.declare((3, 0), 7)
     assert play.end(1) == {}, "the third reader waits for memory"
     assert _donate(play, first, 8) == 16, "the host copies the array, which must still be sent"
 
@@ -491,12 +491,12 @@ def test_a_launch_that_donates_a_copy_continues_when_the_copy_does_not_feed_othe
     play = Reading()
     first, _, third = play.read(1, 2, 3)
     play.sources()
-    play.controller.memory.declare((3, 0), 7)
+    play.controller.ledger.declare((3, 0), 7)
     play.end(1)  # the third reader waits for memory, and will receive the first reader's copy
     play.operator(m.SetTenant("reader", limits=limits))
     if not limits:
-        play.controller.memory.declare((1, 0), 12)
+        play.controller.ledger.declare((1, 0), 12)
     _donate(play, first, 8)
-    assert play.controller.launcher.memory.waits.is_waiting(first.session)
+    assert play.controller.launcher.reservations.waits.is_waiting(first.session)
     play.close(third.session)
     assert [each.results for each in runs(play.outbox())] == [(8,)]

@@ -61,7 +61,7 @@ def test_the_arrays_of_a_removed_version_are_freed_over_several_flushes():
     play = with_version()
     play.controller.published.remove("trainer", "policy")
     assert freed(play, play.vault) == [_MOST_FREED, _MOST_FREED, 50]
-    assert play.controller.memory.total == 0
+    assert play.controller.ledger.total == 0
     sent = [action.message for action in play.actions if isinstance(getattr(action, "message", None), m.Free)]
     assert sum(len(each.handles) for each in sent if each.session == play.vault.number) == COUNT
 
@@ -71,7 +71,7 @@ def test_the_arrays_of_a_lost_version_are_freed_over_several_flushes():
     play.lose(0, "its connection broke")
     assert max(freed(play, play.vault)) == _MOST_FREED
     assert play.vault.directory.entries == {}
-    assert play.controller.memory.total == 0
+    assert play.controller.ledger.total == 0
 
 
 def test_the_arrays_of_a_version_that_fails_are_freed_over_several_flushes():
@@ -95,7 +95,7 @@ def test_a_vault_may_be_closed_while_its_arrays_are_freed():
     play.operator(m.RemoveTenant("trainer"))
     play.flush()
     assert play.controller.vaults.by_tenant == {}
-    assert play.controller.memory.total == 0
+    assert play.controller.ledger.total == 0
     assert contradictions(play.controller) == []
 
 

@@ -290,8 +290,8 @@ class World:
         self.controller = self.cluster.controller
         self.memory: int = settings.get("device_memory", 0)  # of each device; 0 means no limit
         self.exhausted: set[str] = set()  # out-of-memory errors that the model confirms
-        self._hopeless = self.controller.launcher.memory.waits.hopeless
-        self.controller.launcher.memory.waits.hopeless = self.hopeless  # type: ignore[method-assign]
+        self._hopeless = self.controller.launcher.reservations.waits.hopeless
+        self.controller.launcher.reservations.waits.hopeless = self.hopeless  # type: ignore[method-assign]
         self.down: set[int] = set()  # islands
         self.removed: set[int] = set()  # those of them that do not restart
         self.replies: list[m.OperationReply] = []  # to operators

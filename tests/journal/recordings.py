@@ -109,7 +109,7 @@ def decided(controller: Controller, turn: bytes) -> list[Any]:
     events = list(decode_events(turn))
     actions = [action for _, some in replayed(controller.handle, events) for action in some]
     found = [described(action) for action in actions if type(action) not in (a.Log, a.StoreEstimates)]
-    return [*found, ["memory", controller.memory.total]]
+    return [*found, ["memory", controller.ledger.total]]
 
 
 # ---- what is recorded
@@ -117,7 +117,7 @@ def decided(controller: Controller, turn: bytes) -> list[Any]:
 
 def _world(kind: type[World], seed: int, steps: int, loss: float, topology: str, **settings: Any) -> Recorded:
     world = kind(random.Random(seed), topology, 0.1, **settings)
-    del world.controller.launcher.memory.waits.hopeless
+    del world.controller.launcher.reservations.waits.hopeless
     recorded = Recorded(world.controller)
     world.controller = world.cluster.controller = recorded  # type: ignore[assignment]
     play(world, world.rng, steps, loss)

@@ -133,7 +133,7 @@ def test_a_proxy_that_is_away_or_ends_is_not_waited_for(play):
 
 
 def spoil_ledger(controller: Any) -> None:
-    controller.memory.take((((0, 0), 5),))
+    controller.ledger.take((((0, 0), 5),))
 
 
 def spoil_entry(controller: Any) -> None:

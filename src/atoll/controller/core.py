@@ -204,7 +204,7 @@ class Controller:
             self._state.decisions,
         )
         self.scheduler = self.launcher.scheduler
-        self.memory = self.launcher.memory.ledger
+        self.ledger = self.launcher.reservations.ledger
         self._tracing = Tracing(self.trace, self.sessions, self._outbox, self._ping_hosts)
         self._failures = Failures(self.launcher, self.resources, self.sessions, self.connections, self._state.decisions)
         self._worlds = Worlds(self.resources, self._outbox, lambda: self.launcher.in_flight.values())
@@ -240,7 +240,7 @@ class Controller:
     def _make_sessions(self) -> None:
         """Make the parts that open, migrate and suspend sessions, and handle the hosts that they run on."""
         state, settings = self._state, self.settings
-        self._queries = Queries(state, _location, self.memory)
+        self._queries = Queries(state, _location, self.ledger)
         own = self._internal = InternalPrograms(self.programs, self.launcher, self._outbox)
         spiller = self._spiller = ArraySpiller(self.sessions, self.resources, self.launcher, own, self._outbox)
         self.migrations = Migrations(
@@ -259,13 +259,13 @@ class Controller:
         )
         pressure = self._pressure = MemoryPressure(
             self.sessions,
-            self.launcher.memory,
+            self.launcher.reservations,
             spiller,
             self.suspensions,
             settings.spill,
             settings.suspend_lower,
         )
-        self._slice_requests = SliceRequests(state, self.memory.free, pressure.evict_for)
+        self._slice_requests = SliceRequests(state, self.ledger.free, pressure.evict_for)
         self._relays = Relays(state, self.launcher, settings.relay_group, self._hosts_answered)
         self._recovery = Recovery(
             state,
@@ -304,7 +304,7 @@ class Controller:
             state,
             self.launcher,
             self.programs,
-            self.memory,
+            self.ledger,
             self._tracing,
             self._overruns,
             self._compilation,
@@ -557,8 +557,8 @@ class Controller:
         self.migrations.proceed()
         launcher.release_delayed()
         launcher.start_ready()
-        if launcher.memory.waits.waiting:
-            launcher.memory.waits.seek_relief()
+        if launcher.reservations.waits.waiting:
+            launcher.reservations.waits.seek_relief()
             launcher.start_ready()  # published arrays may have been freed at once
         self._compilation.release_late()
         launcher.publish_frees()
@@ -642,12 +642,12 @@ class Controller:
 
     def _reclaim(self, waiting: MemoryWait, missing: int, is_last: bool) -> bool:
         node, device, relief = waiting.node, waiting.device, self.published.relief
-        waited = self.launcher.memory.waits.now - node.since
+        waited = self.launcher.reservations.waits.now - node.since
         if waiting.quota is not None:
             return relief.free_quota(node.tenant, waiting.quota.place(device), missing, waited, is_last)
         is_searching = relief.free(node.tenant, device, missing, waited, is_last)
         is_possible = is_searching and (is_last or self.vaults.is_freeing)
-        if waiting.nbytes <= self.memory.free(device) or is_possible:
+        if waiting.nbytes <= self.ledger.free(device) or is_possible:
             return True
         return self._pressure.reclaim(node, device, waiting.nbytes, is_last)
 

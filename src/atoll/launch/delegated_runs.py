@@ -143,7 +143,7 @@ class DelegatedRuns:
         self._sessions = sessions
         self._to_host = to_host
         self._quarantine = quarantine
-        self._scheduler, self._memory, self._in_flight = launcher.scheduler, launcher.memory, launcher.in_flight
+        self._scheduler, self._memory, self._in_flight = launcher.scheduler, launcher.reservations, launcher.in_flight
         self._exclusive_after = exclusive_after
         self._runs: dict[int, DelegatedRun] = {}  # by number
         self._revocations: dict[int, Revocation] = {}  # by session

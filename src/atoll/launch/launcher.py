@@ -120,7 +120,7 @@ class Launcher:
             reserve=self._reserve,
             replaces_delegated=self._replaces_delegated,
         )
-        self.memory = Reservations(sessions, self.scheduler, resources, reclaim)
+        self.reservations = Reservations(sessions, self.scheduler, resources, reclaim)
         self.in_flight: dict[int, Gang[GangRun]] = {}  # by sequence, in the order in which they were started
         self._left_out: set[int] = set()  # numbers of nodes with `GangRun.left_out`: see `note_left_out`
         # While gangs are started on hosts whose processes have relays: the gangs of a node mostly send the same.
@@ -138,7 +138,7 @@ class Launcher:
         self._sequential = SequentialDispatch(self.scheduler) if sequential else None
         self._dependencies = DependencyTracker(self.scheduler, self.enqueue)
         self.large_plans = LargePlans(resources, self.scheduler)
-        self.buffers = BufferReleases(self.memory, outbox, on_spilled_freed, decisions)
+        self.buffers = BufferReleases(self.reservations, outbox, on_spilled_freed, decisions)
         self.builder = LaunchBuilder(self.scheduler, quarantine, self.large_plans, not sequential)
         self.large_launches = LargeLaunches(self)
         self.control_flow = ControlFlowRuns(
@@ -152,9 +152,9 @@ class Launcher:
     def parts(self) -> dict[str, Any]:
         """Return the parts that have state, by the names that dumps use."""
         found = {
-            "reservations": self.memory,
-            "memory": self.memory.ledger,
-            "memory waits": self.memory.waits,
+            "reservations": self.reservations,
+            "memory": self.reservations.ledger,
+            "memory waits": self.reservations.waits,
             "gang charges": self.charges,
             "device clocks": self.charges.clocks,
             "dependencies": self._dependencies,
@@ -345,7 +345,7 @@ class Launcher:
 
     def clear(self, launch: Launch, values: Sequence[int], nodes: Sequence[QueuedNode[GangRun]]) -> None:
         """Free the memory of inner values, and the records of nodes, after the end of a large launch."""
-        entries, release = launch.entries, self.memory.release
+        entries, release = launch.entries, self.reservations.release
         for value in values:
             if entries[value].blocks:  # few have memory, and a pipeline's step has thousands of values
                 release(entries[value])
@@ -365,7 +365,7 @@ class Launcher:
         unsent = [self._withdraw(launch) for launch in launches]
         for launch in launches:
             for entry in launch.entries[launch.program.arguments :]:
-                self.memory.release(entry)
+                self.reservations.release(entry)
         for launch, age, gangs in zip(launches, places, unsent, strict=True):
             session = self._sessions[launch.session]
             for handle, entry in launch.named_entries():
@@ -388,7 +388,7 @@ class Launcher:
         """
         gangs = [gang for node in launch.nodes for gang in node.gangs]
         for node in launch.nodes:
-            self.memory.dropped(self.scheduler.drop(node))
+            self.reservations.dropped(self.scheduler.drop(node))
             if self._sequential is not None:
                 self._sequential.withdraw(node)
         for gang in gangs:
@@ -397,7 +397,7 @@ class Launcher:
                 del self.in_flight[gang.sequence]
                 self.charges.withdrawn(gang)
                 self.scheduler.finished(gang)
-                self.memory.ended(gang)
+                self.reservations.ended(gang)
         for node in launch.nodes:
             node.end()
         launch.nodes, launch.pending = [], 0
@@ -431,7 +431,7 @@ class Launcher:
                 self.scheduler.arrived(node, Reason.RATE)
 
     def _reserve(self, node: QueuedNode[GangRun]) -> Reason | None:
-        return self.memory.reserve(node)
+        return self.reservations.reserve(node)
 
     def _replaces_delegated(self, node: QueuedNode[GangRun]) -> bool:
         """Put a launch in line node by node if it may not be delegated. Return whether this was done."""
@@ -461,7 +461,7 @@ class Launcher:
             self.scheduler.finished(gang)
             self.fail(launch, problem or Status(Code.CANCELLED))
             return
-        if self.memory.ledger.is_tight:
+        if self.reservations.ledger.is_tight:
             self.publish_frees()
         node, spec, now = gang.node, run.spec, self._outbox.seconds
         run.waited = node.waited_until(now)
@@ -481,7 +481,7 @@ class Launcher:
     def publish_frees(self) -> None:
         """Send the pending frees to the hosts, before later messages."""
         self._outbox.flush_frees()
-        self.memory.ledger.frees_published()
+        self.reservations.ledger.frees_published()
 
     def _dispatch(self, launch: Launch, gang: Gang[GangRun], segments: int) -> None:
         """Send a gang to its hosts.
@@ -612,7 +612,7 @@ class Launcher:
         """If a collective is over on all hosts, let those hosts start others that failed in it or left it out."""
         if node.number not in self._left_out:  # nearly always: a look at all gangs is too much for each that ends
             return
-        over = [gang for gang in node.gangs if gang.state >= GangState.DONE or not gang.run.hosts_left]
+        over = [gang for gang in node.gangs if gang.is_over or not gang.run.hosts_left]
         if len(over) < len(node.gangs) and not node.gangs[0].run.spec.is_apart:  # its islands communicate
             return
         for gang in over:
@@ -658,8 +658,8 @@ class Launcher:
             self._sequential.ended(gang)
         self.charges.ended(gang)
         self.scheduler.finished(gang, run.device_ns)
-        self.memory.ended(gang)
-        if dependency is not None and all(other.state >= GangState.DONE for other in node.gangs):
+        self.reservations.ended(gang)
+        if dependency is not None and all(other.is_over for other in node.gangs):
             self._dependencies.resolve(dependency)
         self.count_ended_gang(launch)
 
@@ -750,7 +750,7 @@ class Launcher:
             assert launch.state is not LaunchState.ENDED, f"{launch.program.name} has ended, and has gangs"
             assert (launch.state is LaunchState.FAILING) == (launch.error is not None)
             if launch.error is None and launch.session in self._sessions:
-                left = sum(gang.state < GangState.DONE for node in launch.nodes for gang in node.gangs)
+                left = sum(not gang.is_over for node in launch.nodes for gang in node.gangs)
                 assert launch.pending == left, f"{launch.program.name} counts {launch.pending} gangs and has {left}"
 
     # ---- ends of launches
@@ -773,10 +773,10 @@ class Launcher:
         launch.enter(LaunchState.ENDED)
         if error is not None or session is None:
             for entry in launch.entries[program.arguments :]:
-                self.memory.release(entry)
+                self.reservations.release(entry)
         elif program.inner_values and not was_delegated and len(program.nodes) <= LARGE_NODES:
             for value in program.inner_values:
-                self.memory.release(launch.entries[value])
+                self.reservations.release(launch.entries[value])
         if launch.dependency is not None:
             for node in launch.nodes:
                 if node.dependency is not None:
@@ -810,7 +810,7 @@ class Launcher:
         failed = BufferState.FAILED
         lost = [(handle, entry) for handle, entry in launch.named_results() if entry.state is failed and entry.blocks]
         for _, entry in lost:
-            self.memory.release(entry)
+            self.reservations.release(entry)
         if lost:
             self.buffers.free_errors(session, lost, self._lost_hosts(launch))
 
@@ -835,7 +835,7 @@ class Launcher:
         unstarted = []
         for node in launch.nodes:
             dropped = self.scheduler.drop(node)
-            self.memory.dropped(dropped)
+            self.reservations.dropped(dropped)
             unstarted += dropped.gangs
         for node in launch.nodes:
             self._collective_ended(node)
@@ -868,7 +868,7 @@ class Launcher:
             self._sequential.forget(session.number)
         nodes = self.scheduler.drop_session(session.number)
         for dropped in nodes:
-            self.memory.dropped(dropped)
+            self.reservations.dropped(dropped)
         later = [dropped for dropped in nodes if not dropped.node.is_delegated]
         for dropped in nodes:
             if dropped.node.is_delegated:
@@ -877,7 +877,7 @@ class Launcher:
         for gang in self.delegated_runs.session_closed(session.number):
             self._fail_incoming(gang, _ended(session.number))  # its hosts stop, each at a different place
         # After the nodes, since dropped nodes return the memory that they have inherited from these entries.
-        self.remains.release_in_steps(session, session.directory.entries, self.memory.release, ENTRIES_PER_STEP)
+        self.remains.release_in_steps(session, session.directory.entries, self.reservations.release, ENTRIES_PER_STEP)
 
     def _end_dropped(self, dropped: Dropped[GangRun]) -> None:
         """End the gangs of a closed session's node that were dropped."""

@@ -264,7 +264,7 @@ class ArraySpiller:
             is_there = session.directory.entries.get(handle) is entry and entry.is_idle
             if spill.failure is None and spilled is not None and is_there:
                 self._out.free(entry.hosts, session.number, (handle,))
-                self._launches.memory.release(entry)
+                self._launches.reservations.release(entry)
                 entry.spill(spilled)
                 session.has_spilled = True
             elif spilled is not None:
@@ -425,7 +425,7 @@ class ArraySpiller:
             if entry is None or entry.spilled is not None:
                 continue
             self._out.free(entry.hosts, session.number, (handle,))
-            self._launches.memory.release(entry)
+            self._launches.reservations.release(entry)
             if all(self.losses[host] == losses.get(host, 0) for host in spilled.memory_hosts):
                 entry.spill(spilled)
             else:

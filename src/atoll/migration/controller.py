@@ -43,7 +43,7 @@ class Out(Protocol):
 class Launches(Protocol):
     """Launches programs on behalf of sessions."""
 
-    memory: Reservations
+    reservations: Reservations
 
     def launch(self, session: Session, message: m.Launch) -> None: ...
 

@@ -213,7 +213,7 @@ class Migrations:
 
     def is_still(self, session: Session) -> bool:
         """Whether the session has no unfinished work. Raises FAILED_PRECONDITION if it waits for memory."""
-        if self._launcher.memory.waits.is_waiting(session.number):
+        if self._launcher.reservations.waits.is_waiting(session.number):
             # Its client may be about to release memory, which it cannot do while it is held back.
             raise StatusError(Code.FAILED_PRECONDITION, "it waits for memory")
         return not (

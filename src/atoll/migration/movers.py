@@ -77,7 +77,7 @@ class DeviceCopies:
                 definition = ir.single("move", (spec,), ir.Transfer((0,), (target,)))
                 self._programs[spec] = self._internal.make(session, definition, places)
         copies = [self._programs[spec] for _, _, spec in entries]
-        check_memory(session, copies, self._launches.memory.ledger)
+        check_memory(session, copies, self._launches.reservations.ledger)
         for handle, _, spec in entries:
             copy = self._copies[handle] = self._next_handle()
             self._internal.launch(session, self._programs[spec], handle, copy)

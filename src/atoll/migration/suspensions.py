@@ -290,8 +290,10 @@ class Suspensions:
         islands = () if resumption is None else resumption.islands
         try:
             places = self._plan(session, islands)
-            lacking = suspension.need.lacking(session, places, self._resources, self._slices, self._launches.memory)
-            if not lacking and suspension.by_system and self._launches.memory.waits.is_wanted(session.tenant):
+            lacking = suspension.need.lacking(
+                session, places, self._resources, self._slices, self._launches.reservations
+            )
+            if not lacking and suspension.by_system and self._launches.reservations.waits.is_wanted(session.tenant):
                 lacking = "sessions of a higher priority"
             if not lacking:
                 self._begin_resume(suspension, islands)

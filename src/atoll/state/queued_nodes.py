@@ -224,6 +224,11 @@ class Gang(OnIslands, StateMachine[GangState], Generic[Payload]):
         return self.state <= GangState.COMMITTED
 
     @property
+    def is_over(self) -> bool:
+        """Return whether the gang has ended or failed, or was dropped."""
+        return self.state >= GangState.DONE
+
+    @property
     def keeps_order(self) -> bool:
         """Return whether later launches of the session wait for this gang of a delegated run."""
         return GangState.COMMITTED <= self.state < GangState.RUNNING

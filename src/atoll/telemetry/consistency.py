@@ -43,7 +43,7 @@ def _memory(controller: ReportSource) -> Iterator[str]:
     entries += controller.launcher.remains.left(Entry)
     held = [block for entry in entries for block in entry.blocks]
     held += [block for gang in gangs for block in gang.run.blocks]
-    yield from _differences("the ledger", controller.launcher.memory.ledger.used, held)
+    yield from _differences("the ledger", controller.launcher.reservations.ledger.used, held)
     for tenant in controller.tenants.by_name.values():
         if tenant.memory is not None:
             own = [block for block in held if block.owner is tenant.memory]

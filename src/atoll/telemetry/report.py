@@ -194,7 +194,7 @@ def report(controller: ReportSource, viewer: Tenant | None = None, now: float = 
 
 
 def _islands(controller: ReportSource) -> tuple[IslandSnapshot, ...]:
-    resources, ledger = controller.resources, controller.launcher.memory.ledger
+    resources, ledger = controller.resources, controller.launcher.reservations.ledger
     used, peak = ledger.used, ledger.peak
     hosts: dict[int, list[HostSnapshot]] = {}
     for host in sorted(resources.hosts.values(), key=lambda host: host.number):
@@ -311,7 +311,7 @@ def _tenant(tenant: Tenant, controller: ReportSource, device_ns: int, now: float
     versions = [version for version in controller.named_arrays.versions() if version.tenant == tenant.name]
     settings = msgspec.structs.asdict(tenant.settings)
     del settings["token_hash"]
-    memory = controller.launcher.memory.ledger if tenant.memory is None else tenant.memory
+    memory = controller.launcher.reservations.ledger if tenant.memory is None else tenant.memory
     number_of = controller.resources.topology.number_of
     return TenantSnapshot(
         **settings,
@@ -497,7 +497,7 @@ _TEXTS = {
 def _why(controller: ReportSource, island: int, wait: Wait[GangRun]) -> tuple[Reason, str]:
     if wait.reason is Reason.ISLAND:
         return wait.reason, f"island {island}, which is {controller.resources.islands[island].state}"
-    lacking = controller.launcher.memory.waits.lacking(wait.first.node)
+    lacking = controller.launcher.reservations.waits.lacking(wait.first.node)
     if lacking is None:
         return wait.reason, _TEXTS[wait.reason]
     (host, ordinal), nbytes, quota = lacking

@@ -80,12 +80,12 @@ class RecordedCluster(Cluster):
         Finished gangs are first. The flag is true for new gangs.
         """
         found = []
-        for sequence, gang in sorted(self._gangs.items(), key=lambda each: (each[1].state < GangState.DONE, each[0])):
+        for sequence, gang in sorted(self._gangs.items(), key=lambda each: (not each[1].is_over, each[0])):
             before, now = self._told.get(sequence, []), _states(gang)
             if now != before:
                 found.append((gang, sequence not in self._told, now[len(before) :] or now[-1:]))
                 self._told[sequence] = now
-            if gang.state >= GangState.DONE:
+            if gang.is_over:
                 del self._gangs[sequence]
         return found
 
@@ -98,6 +98,6 @@ def _states(gang: Gang[GangRun]) -> list[str]:
         state = f"{step.state.name} ({step.reason})" if waits else step.state.name
         if [state] != states[-1:]:
             states.append(state)
-    if gang.state >= GangState.DONE and states[-1] != gang.state.name:
+    if gang.is_over and states[-1] != gang.state.name:
         states.append(gang.state.name)
     return states

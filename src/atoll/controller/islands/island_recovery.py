@@ -16,8 +16,9 @@ from atoll.controller.sessions.queries import Queries
 from atoll.controller.state import ClusterState
 from atoll.errors import OK, Code, Details, Status, failure
 from atoll.launch.compilation import Compilation
-from atoll.launch.failures import Failures, Survivors
+from atoll.launch.failures import Failures
 from atoll.launch.launcher import ENTRIES_PER_STEP, Launcher
+from atoll.launch.survivors import Survivors
 from atoll.launch.worlds import Worlds
 from atoll.protocol import messages as m
 from atoll.state.buffer_directory import Entry
@@ -433,9 +434,9 @@ class Recovery:
                 others.append((handle, entry))
         for handle, entry in others:
             if self._decisions.keeps_parts and not entry.ready:
-                self._launcher.memory.release_on(hosts, entry)
+                self._launcher.reservations.release_on(hosts, entry)
             else:
-                self._launcher.memory.release(entry)
+                self._launcher.reservations.release(entry)
             error = status.within(entry.producer)
             if not entry.ready:
                 self._launcher.buffers.settle(session, handle, error)
@@ -447,9 +448,11 @@ class Recovery:
             session.directory.lose_all(lost, status.within(producer))
             if is_moving:
                 for entry in lost:
-                    self._launcher.memory.release(entry)
+                    self._launcher.reservations.release(entry)
             else:
-                self._launcher.remains.release_in_steps(session, lost, self._launcher.memory.release, ENTRIES_PER_STEP)
+                self._launcher.remains.release_in_steps(
+                    session, lost, self._launcher.reservations.release, ENTRIES_PER_STEP
+                )
         if parts_left:
             self._launcher.buffers.free_errors(session, parts_left, hosts)
             self._outbox.flush_frees()  # before an array is restored under the same handle

@@ -223,7 +223,7 @@ class ArrayCopies:
 
     def _look_for_memory(self) -> None:
         """Try again now to make copies that lacked memory which is free. Each second, other versions are looked at."""
-        free = self._launcher.memory.ledger.free
+        free = self._launcher.reservations.ledger.free
         for key in list(islice(self._awaited, _MOST_LOOKED)):
             awaited = self._awaited.pop(key)
             if key in self._retries:
@@ -387,7 +387,7 @@ class ArrayCopies:
 
     def _lacking(self, plan: _Plan, locations: Sequence[DeviceLocation]) -> MemoryLackedError | None:
         """Return an error if the copies do not fit on the devices of an island."""
-        ledger = self._launcher.memory.ledger
+        ledger = self._launcher.reservations.ledger
         for position, nbytes in plan.nbytes.items():
             device = locations[position].host, locations[position].ordinal
             if nbytes > ledger.free(device):
@@ -401,7 +401,7 @@ class ArrayCopies:
         definition = ir.Program("copy published arrays", specs, (node,), tuple(range(count, 2 * count)))
         program = self._internal.make(vault, definition, vault.devices.locations)
         try:
-            check_memory(vault, [program], self._launcher.memory.ledger)
+            check_memory(vault, [program], self._launcher.reservations.ledger)
             results = {self._vaults.new_handle(): each.position for each in sources}
             self._internal.take_credit(vault)
             self._launcher.launch(vault, m.Launch(program, tuple(each.handle for each in sources), tuple(results), ()))
@@ -436,7 +436,7 @@ class ArrayCopies:
 
     def _free_bytes(self, island: int) -> int:
         """Return the free memory of the device of the island that has the least."""
-        free = self._launcher.memory.ledger.free
+        free = self._launcher.reservations.ledger.free
         return min(free((each.host, each.ordinal)) for each in self._resources.devices(island).locations)
 
     # ---- the end of copies

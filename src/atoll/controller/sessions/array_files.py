@@ -406,7 +406,7 @@ class ArrayFiles:
 
     def _free_bytes(self, island: int) -> int:
         """Return the free memory of the device of the island that has the least."""
-        free, devices = self._launcher.memory.ledger.free, self._resources.devices(island).locations
+        free, devices = self._launcher.reservations.ledger.free, self._resources.devices(island).locations
         return min((free((each.host, each.ordinal)) for each in devices), default=0)
 
     def _islands(self, vault: Session, places: Mapping[int, int], stored: Iterable[StoredArray]) -> set[int]:

@@ -194,7 +194,7 @@ class PublishedArrays:
         for handle in publication.message.handles[first : first + most]:
             entry = entries.get(handle)
             if entry is not None:
-                self._launcher.memory.publish(entry)
+                self._launcher.reservations.publish(entry)
         publication.marked = min(first + most, len(publication.message.handles))
 
     def _have_begun(self, publication: Publication) -> None:

@@ -178,7 +178,7 @@ class Vaults:
             entry = owner.directory.entries[each]
             handle = self.new_shared_handle()
             shared = Entry(entry.hosts, entry.nbytes, BufferState.READY, producer=version.title, spec=spec)
-            self._launcher.memory.lend(entry, shared)
+            self._launcher.reservations.lend(entry, shared)
             session.directory.add(handle, shared)
             shares[entry.hosts].append((each, handle))
             lent.append(handle)
@@ -200,7 +200,7 @@ class Vaults:
         """Record that a copy of an array is complete."""
         entry = self.of(version).directory.entries[handle]
         entry.producer = version.title
-        self._launcher.memory.publish(entry)
+        self._launcher.reservations.publish(entry)
         version.copies[position] = (*version.copies.get(position, ()), handle)
         version.count(spec_of(entry), 1)
 
@@ -231,7 +231,7 @@ class Vaults:
         entries = self.of(version).directory.entries
         version.held[:] = held
         for handle in held:
-            self._launcher.memory.publish(entries[handle])
+            self._launcher.reservations.publish(entries[handle])
             version.count(spec_of(entries[handle]), 1)
 
     def freed(self, version: Version, device: HostDevice | None) -> int:
@@ -306,7 +306,7 @@ class Vaults:
         """Charge the tenants that still read these arrays for memory that the tenant of the vault has released."""
         guests = [(entry, self._open[each[0]].tenant) for each in lent if (entry := self._lent(each)) is not None]
         if guests:
-            self._launcher.memory.hand_over(guests, vault.tenant)
+            self._launcher.reservations.hand_over(guests, vault.tenant)
 
 
 def spec_of(entry: Entry) -> ArraySpec:
