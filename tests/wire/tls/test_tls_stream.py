@@ -235,10 +235,12 @@ def test_an_expired_certificate_is_refused_with_a_word_about_clocks() -> None:
         error, _ = made.secure()
     assert isinstance(error, AccessError)
     assert of_server in str(error)
+    assert "try again in a minute" in str(error)
     with pair(client, identity(Role.HOST)) as made:
         error, _ = made.secure()
     assert isinstance(error, AccessError)
     assert of_client in str(error)
+    assert "is renewed within a minute" in str(error)
 
 
 @pytest.mark.parametrize("years", [1, 20])

@@ -27,8 +27,8 @@ _NOT_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")
 
 # Texts by the names of alerts, with which a peer refuses this process's certificate.
 _ALERTS = {
-    "EXPIRED": "this process's certificate has expired ({clock}). If its log shows that the renewal failed, fix that; "
-    "otherwise set the clock that is wrong",
+    "EXPIRED": "this process's certificate has expired ({clock}). If a clock has just been set, it is renewed within a "
+    "minute. If its log shows that the renewal failed, fix that; otherwise set the clock that is wrong",
     "UNKNOWN_CA": f"it does not know the CA of this process's certificate; {_NEW_JOIN}",
     "DECRYPT_ERROR": f"it does not know the CA of this process's certificate; {_NEW_JOIN}",
     "CERTIFICATE_REQUIRED": "it requires a certificate, and this process has none; " + _NEW_JOIN,
@@ -95,8 +95,9 @@ def _verification_text(error: ssl.SSLCertVerificationError) -> str:
     code = error.verify_code
     if code == _HAS_EXPIRED:
         return (
-            f"its certificate has expired according to this machine's clock ({_clock()}). Certificates are renewed "
-            "early, so set the clock if it is ahead; otherwise restart the process there"
+            f"its certificate has expired according to this machine's clock ({_clock()}). If a clock has "
+            "just been set, try again in a minute, when the process there has renewed it. If the error stays, set the "
+            "clock that is wrong; if both clocks are right, restart the process there"
         )
     if code == _NOT_YET_VALID:
         return f"its certificate is not yet valid ({_clock()}). This machine's clock is behind: set the clock"
