@@ -120,6 +120,7 @@ def test_a_crash_a_hang_and_an_exit_cost_one_test_each(tmp_path: Path) -> None:
     assert "SIGABRT: F0101 x.cc:1] Check failed: a == b" in results.tests["sample::test_checks"].message
 
 
+@pytest.mark.thorough
 def test_a_hang_that_holds_the_interpreter_lock_ends_too(tmp_path: Path) -> None:
     file = make_file(
         tmp_path,
@@ -147,6 +148,7 @@ def test_a_hang_with_blocked_plugin_is_ended_from_outside(tmp_path: Path, monkey
     assert outcomes(run_file(file, BARE, timeout=1)) == {"test_hangs": "timeout", "test_after": "passed"}
 
 
+@pytest.mark.thorough
 def test_a_process_that_hangs_or_dies_at_exit_keeps_its_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,6 +180,7 @@ def test_what_the_tests_started_ends_with_them(tmp_path: Path) -> None:
     assert not status.exists() or status.read_text().split()[2] == "Z"
 
 
+@pytest.mark.thorough
 def test_a_file_that_cannot_be_imported_says_why(tmp_path: Path) -> None:
     results = run_file(make_file(tmp_path, "raise RuntimeError('no backend')\n"), BARE, timeout=5)
     assert results.tests == {}
@@ -252,6 +255,7 @@ def test_a_sample_begins_with_its_first_test(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.thorough
 def test_only_and_keyword_restrict_a_run(tmp_path: Path) -> None:
     file = make_file(tmp_path, "def test_a(): pass\ndef test_b(): pass\ndef test_ab(): pass\n")
     assert outcomes(run_file(file, BARE, timeout=5, only=["sample::test_b", "sample::test_gone"])) == {

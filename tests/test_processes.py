@@ -81,6 +81,7 @@ def test_the_tests_of_a_file_share_a_process_whose_fixtures_end_with_it(tmp_path
     assert sorted((tmp_path / "ended").read_text().split()) == sorted({each[0] for each in ran})
 
 
+@pytest.mark.thorough
 def test_files_with_the_same_name_share_a_process(tmp_path: Path) -> None:
     together = FILE.replace("range(3)", "[0, pytest.param(1, marks=pytest.mark.together('these')), 2]")
     printed = run(tmp_path, a=together, b=FILE, c=FILE, d=together)
@@ -98,6 +99,7 @@ def test_a_test_that_ends_its_process_fails_and_the_others_run(tmp_path: Path) -
     assert "the process that ran this test ended with status 7" in printed
 
 
+@pytest.mark.thorough
 def test_a_failure_is_shown_and_ends_the_run_if_it_should(tmp_path: Path) -> None:
     printed = run(tmp_path, "-x", a=FAILS, b=SLEEPS)
     assert "assert (6 * 9) == 42" in printed, printed
@@ -106,6 +108,7 @@ def test_a_failure_is_shown_and_ends_the_run_if_it_should(tmp_path: Path) -> Non
     assert len((tmp_path / "ended").read_text().split()) == 2
 
 
+@pytest.mark.thorough
 def test_what_fails_at_the_end_of_a_process_is_an_error(tmp_path: Path) -> None:
     ends = (
         "import pytest\n@pytest.fixture(scope='session')\ndef end():\n    yield\n    raise ValueError('at the end')\n"

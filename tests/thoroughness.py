@@ -18,7 +18,7 @@ TIMES = int(os.environ.get("ATOLL_TEST_THOROUGHNESS", "1"))
 DEFAULT = 100
 
 
-def examples(count: int = DEFAULT, part: int = 2) -> int:
+def examples(count: int = DEFAULT, part: int = 4) -> int:
     """Return how many of `count` examples to try: in the suite one of `part`, and otherwise all, `TIMES` times."""
     return count * TIMES if TIMES > 1 else count // part
 

@@ -91,6 +91,7 @@ def test_a_controller_that_died_fails_the_round():
             measured.measure()
 
 
+@pytest.mark.thorough
 @needs_ray
 @pytest.mark.slow
 def test_actors_count_over_two_hosts_in_all_modes_and_a_killed_client_leaves_nothing(ray_directory: Path):
@@ -113,6 +114,7 @@ def test_a_client_of_ray_that_ends_leaves_nothing(ray_directory: Path):
     assert not gone(lambda: [*alive(processes), *map(str, ray_directory.iterdir())])
 
 
+@pytest.mark.thorough
 @needs_tensorflow
 def test_tensorflow_counts_on_its_logical_devices_in_all_modes():
     with peer("tests.benchmarks.peer_modes:tensorflow", "TensorFlow, op by op") as measured:

@@ -58,6 +58,7 @@ def test_the_decoders_buckets_are_all_for_the_keys_behind():
     assert not buckets[0].any()
 
 
+@pytest.mark.thorough
 def test_a_target_does_not_reach_the_logits_of_its_own_or_of_earlier_places(weights: t5.Weights):
     inputs, targets = some_tokens(2, 8, seed=1), some_tokens(2, 6, seed=2)
     changed = targets.copy()

@@ -188,6 +188,7 @@ def test_jax_keeps_its_own_cache_after_a_cluster_of_a_block(run_script: RunScrip
     assert result.stderr == ""
 
 
+@pytest.mark.thorough
 def test_a_program_runs_on_one_cluster_after_another(run_script: RunScript) -> None:
     result = run_script(
         """

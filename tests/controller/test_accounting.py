@@ -8,6 +8,7 @@ import random
 from collections import Counter
 from typing import Any
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -167,6 +168,7 @@ def test_computations_over_islands_are_charged_what_islands_count(seed, steps, t
     world.check_charges()
 
 
+@pytest.mark.thorough
 def test_both_tenants_are_charged_in_a_long_play():
     world = AccountedWorld(random.Random(1), "2x1x2", 0.0)
     for _ in range(6):

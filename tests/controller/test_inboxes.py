@@ -170,6 +170,7 @@ def enqueued(play: Slow) -> int:
     return sum(handle >= 1000 for handle in play.controller.sessions[play.session].directory.entries)
 
 
+@pytest.mark.thorough
 def test_launches_of_many_nodes_in_one_turn_wait_for_the_next_ones():
     play, messages = launches(100, 100)
     for message in messages:

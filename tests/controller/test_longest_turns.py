@@ -174,6 +174,7 @@ def instructions_to_lower(count: int, **settings: Any) -> int:
     return most
 
 
+@pytest.mark.thorough
 def test_a_program_with_one_node_and_many_outputs_is_lowered_in_steps() -> None:
     in_steps, at_once = instructions_to_lower(SMALL_VALUES), instructions_to_lower(SMALL_VALUES, decisions=4)
     assert in_steps < at_once / 2

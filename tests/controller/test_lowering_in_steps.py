@@ -216,6 +216,7 @@ def test_more_nodes_than_a_message_may_have_are_refused():
     assert text == "RegisterProgram.definition.nodes is '257 entries': expected at most 256 in one message"
 
 
+@pytest.mark.thorough
 def test_more_nodes_than_a_program_may_have_are_refused_with_the_part_that_has_them():
     node = Call(1, (0,), (), (0,))
     part = m.ProgramPart(5, Program("f", (on(0),), (node,) * 256, ()))

@@ -83,6 +83,7 @@ def test_a_collection_looks_at_no_more_the_more_there_is(collector: Collector) -
     assert most < 10 * YOUNG
 
 
+@pytest.mark.thorough
 def test_what_becomes_garbage_late_is_found_when_all_is_looked_at(collector: Collector) -> None:
     collector.start()
     late = Cycle()

@@ -79,6 +79,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, bool],
     return {path: path in passed and path not in not_passed for path in tests}, ran.stdout[-8000:]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("guide", EXTENSIONS)
 def test_the_extension_of_a_guide_works(guide: str, outcomes: tuple[dict[str, bool], str]) -> None:
     passes, said = outcomes

@@ -26,6 +26,7 @@ PAGES = [page for page in PAGES if "_build" not in page.parts]
 SPHINX = "import sys; from sphinx.cmd.build import main; sys.exit(main(sys.argv[1:]))"
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # twelve seconds of CPU time, which take long on a busy machine
 def test_the_site_builds_offline_without_a_warning(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ def train(trainings: Sequence[Any]) -> tuple[list[float], Any]:
     return losses, state
 
 
+@pytest.mark.thorough
 def test_a_pipeline_goes_on_over_fewer_and_more_islands_with_the_same_bits() -> None:
     islands = [Mesh(np.array([device], object), ("data",)) for device in jax.devices()[:3]]
     make = pipeline(models.loss_of_rows, BATCH, stages=2, microbatches=2, optimizer=optax.adam(1e-2))

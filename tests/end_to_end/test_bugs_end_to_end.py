@@ -181,6 +181,7 @@ def restarts(report: dict[str, Any]) -> int:
     return sum(event["kind"] == "controller restarted" for event in report["events"])
 
 
+@pytest.mark.thorough
 def test_without_a_journal_the_cluster_ends_with_the_bug_as_its_reason(start_cluster, start_python, module_directory):
     cluster = start_cluster(failing_controller(module_directory / "no file"), islands="1x1x1", has_bugs=True)
     user, neighbor = (start_python(ATOLL_ADDRESS=cluster.address) for _ in range(2))

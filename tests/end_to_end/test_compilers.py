@@ -138,6 +138,7 @@ def test_what_would_block_its_device_is_refused(ana: RemotePython) -> None:
     assert ana.call(add_half, 1.5) == 3.5
 
 
+@pytest.mark.thorough
 def test_others_compile_beside_the_long_compilations_of_a_tenant_which_end_with_its_session(
     cluster: StandingCluster, user: Callable[[str], RemotePython], ben: RemotePython
 ) -> None:

@@ -184,6 +184,7 @@ def gradient_alone() -> list[float]:
     return [float(each) for each in (2 * inputs.T @ (inputs @ np.ones((4, 4), np.float32)))[:, 0]]
 
 
+@pytest.mark.thorough
 def test_tenants_compile_computations_over_islands_in_processes_of_their_own(start_cluster, start_python):
     """A compiler process has as many devices as an island."""
     tenants = (TenantSettings("ana", token_hash("ana's token")), TenantSettings("ben", token_hash("ben's token")))

@@ -82,6 +82,7 @@ def test_collectives_of_islands_behind_one_that_failed_do_not_meet_it(
         assert sums == [4.0 * value for value in range(LATER)]
 
 
+@pytest.mark.thorough
 def test_a_first_collective_ends_that_waits_for_the_addresses_of_devices_that_failed(
     library: str, start_python: StartPython
 ) -> None:

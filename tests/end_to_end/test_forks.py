@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.end_to_end.script_process import StartScript
 
 BEGIN = """
@@ -26,6 +28,7 @@ def still_there(child):
 STILL_THERE = "[0.0, 4.0, 8.0, 12.0] [0.0, 0.5, 1.0, 1.5] [1.0, 2.0, 3.0, 4.0] 28.0"
 
 
+@pytest.mark.thorough
 def test_a_childs_end_leaves_the_parents_functions_and_arrays(start_script: StartScript) -> None:
     script = start_script(
         BEGIN
@@ -83,6 +86,7 @@ still_there(child)
     assert script.line() == STILL_THERE
 
 
+@pytest.mark.thorough
 def test_a_loader_with_forked_workers_runs_beside_the_training(start_script: StartScript) -> None:
     script = start_script(
         BEGIN

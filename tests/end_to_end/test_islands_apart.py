@@ -335,6 +335,7 @@ def test_one_function_needs_a_world_on_some_meshes(users: Users) -> None:
     assert_same(users.user.call(on_several_meshes), on_several_meshes())
 
 
+@pytest.mark.thorough
 def test_functions_apart_that_are_compiled_beside_a_world_get_the_results_of_stock_jax(users: Users) -> None:
     """They are loaded in the world, because their arguments are probably there."""
     users.user.call(compute_with, "float64")
@@ -358,6 +359,7 @@ def same_program(rounds: int, crosses: bool) -> list[float]:
     return found
 
 
+@pytest.mark.thorough
 def test_clients_compile_the_same_programs_while_one_of_them_needs_a_world(
     users: Users, start_python: StartPython
 ) -> None:

@@ -128,7 +128,7 @@ def test_a_move_between_islands_of_one_machine_needs_little_memory(start_python:
 @pytest.mark.parametrize(
     ("islands", "source", "target", "copies"),
     [
-        pytest.param("2x1x2", (2, "x"), (2, 2, None, "x"), 1, id="by columns instead of rows"),
+        pytest.param("2x1x2", (2, "x"), (2, 2, None, "x"), 1, id="by columns instead of rows", marks=LONG),
         pytest.param("2x1x2", (2, None, "x"), (2, 2, "x"), 1, id="by rows instead of columns", marks=LONG),
         pytest.param("2x1x2", (2, "x"), (2, 1), 1, id="onto one device", marks=LONG),
         pytest.param("2x1x2", (1,), (2, 2, None, "x"), 1, id="from one device", marks=LONG),

@@ -133,6 +133,7 @@ def test_memory_of_null_devices_is_counted_and_runs_out(user: User) -> None:
     with_client(user, work)
 
 
+@pytest.mark.thorough
 def test_what_is_no_null_program_is_refused(user: User) -> None:
     ended = user.script(
         "import jax\n"

@@ -156,6 +156,7 @@ def test_a_script_may_have_one_cluster_after_another_and_give_large_arrays_to_ea
 # ---- a standing cluster
 
 
+@pytest.mark.thorough
 def test_without_its_proxy_a_script_can_have_another_and_goes_on_with_what_it_has_at_home(
     start_script: StartScript, cluster: Any, tmp_path: Path
 ) -> None:

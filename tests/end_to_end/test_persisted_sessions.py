@@ -100,6 +100,7 @@ def test_a_training_goes_on_in_the_next_cluster_and_the_one_after_that(
     assert disturbed == start_python(ATOLL_ADDRESS=clusters.now.address).call(train, again, len(disturbed[0]))
 
 
+@pytest.mark.thorough
 def test_a_session_goes_on_in_the_next_cluster_unless_all_are_ended(
     clusters: Clusters, start_python: StartPython, tmp_path: Path
 ) -> None:

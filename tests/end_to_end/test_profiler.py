@@ -143,6 +143,7 @@ def test_a_lost_host_costs_its_own_profile_alone(shared: StandingCluster, alice:
     assert {name for name in files_of(tmp_path) if name.startswith("host_")} == {"host_0.xplane.pb"}
 
 
+@pytest.mark.thorough
 def test_on_one_host_its_profile_is_in_the_scripts_own_file(start_python: StartPython, tmp_path: Path) -> None:
     start_python(ATOLL_ISLANDS="1x1x2").call(traced, str(tmp_path), "step_on_one_host")
     ((name, content),) = files_of(tmp_path).items()

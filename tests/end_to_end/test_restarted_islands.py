@@ -165,6 +165,7 @@ def test_of_launches_over_two_islands_the_error_says_why_they_are_lost(cluster, 
     is_back(cluster)
 
 
+@pytest.mark.thorough
 def test_with_sequential_dispatch_launches_behind_a_loop_run_after_the_restart(start_cluster, start_python):
     sequential = start_cluster(islands="1x1x1", dispatch=Dispatch.SEQUENTIAL)
     python = start_python(ATOLL_ADDRESS=sequential.address)

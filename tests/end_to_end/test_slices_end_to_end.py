@@ -55,6 +55,7 @@ def figure_two() -> list[list[float]]:
     return [np.asarray(y).tolist(), np.asarray(z).tolist()]
 
 
+@pytest.mark.thorough
 def test_the_program_of_figure_two(python: RemotePython) -> None:
     assert python.call(figure_two) == [[3.0, 5.0], [2.0, 4.0]]
 

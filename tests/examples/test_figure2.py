@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import RunScript
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "figure2.py"
@@ -14,6 +16,7 @@ def test_figure_2_prints_what_the_paper_says(run_script: RunScript):
     assert run_script(SCRIPT, islands="1x1x8").check().stdout.strip() == PRINTED
 
 
+@pytest.mark.thorough
 def test_it_does_so_without_the_tracer_too(run_script: RunScript, tmp_path: Path):
     plain = tmp_path / "plain.py"
     text = SCRIPT.read_text()

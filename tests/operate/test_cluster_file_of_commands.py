@@ -59,6 +59,7 @@ def file(tmp_path: Path) -> str:
     return str(tmp_path / "cluster.toml")
 
 
+@pytest.mark.thorough
 def test_programs_run_on_islands_that_differ_and_arrays_move_between_them(user: User, file: str) -> None:
     address = user.atoll("up", "--cluster", file).check().stdout.strip()
     assert user.script(SCRIPT, JAX_PLATFORMS="atoll", ATOLL_ADDRESS=address).check().stdout == PRINTED

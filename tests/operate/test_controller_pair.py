@@ -175,6 +175,7 @@ def test_each_of_two_machines_serves_the_cluster_when_the_other_one_leaves_or_is
     assert eventually(lambda: user.leftovers() == []), user.leftovers()
 
 
+@pytest.mark.thorough
 @longer
 @pytest.mark.slow
 def test_a_machine_that_loses_only_its_controller_follows_the_other_one(user, etcd, tmp_path):
@@ -213,6 +214,7 @@ def start_script(user: User, cues: Path) -> subprocess.Popen[str]:
     return user.start(sys.executable, "-u", "-c", code, JAX_PLATFORMS="atoll", CUES=str(cues))
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_cluster_that_both_machines_leave_continues_from_the_journal_of_the_last_one(user, etcd, tmp_path):
     pair = Pair(user, etcd, tmp_path)

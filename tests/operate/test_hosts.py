@@ -211,6 +211,7 @@ ELASTIC = """
 """
 
 
+@pytest.mark.thorough
 def test_an_elastic_training_leaves_the_island_of_a_machine_that_leaves_and_comes_back_with_it(
     user: User, address: str
 ) -> None:

@@ -59,6 +59,7 @@ def printed(served: tuple[User, dict[str, str]], code: str, **more: str) -> list
     return user.script(START + code, **environment, **more).check().stdout.splitlines()
 
 
+@pytest.mark.thorough
 def test_its_own_resharding_gives_arrays_other_shardings(served: Any) -> None:
     assert printed(
         served,

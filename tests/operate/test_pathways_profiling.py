@@ -79,6 +79,7 @@ def hosts_in(directory: Path) -> list[str]:
     return sorted(path.name for path in run.iterdir())
 
 
+@pytest.mark.thorough
 def test_start_trace_and_stop_trace_write_to_a_bucket(served: Served) -> None:
     served.run(
         """

@@ -66,6 +66,7 @@ def test_replicas_share_the_optimizers_state(trained: Any) -> None:
     assert min(moments) > 0.3 * max(moments)
 
 
+@pytest.mark.thorough
 def test_a_batch_on_a_device_is_as_good_as_one_of_numpy(trained: Any) -> None:
     pipe, state, _ = trained
     _, loss = pipe.step(state, BATCH)

@@ -135,6 +135,7 @@ def test_a_table_of_the_users_own_runs() -> None:
     check_same(models.loss_of_rows, models.first_params(4)["layers"], [models.first_rows(8)] * 2, 2, v_shaped)
 
 
+@pytest.mark.thorough
 def test_values_that_skip_stages_and_penalties_on_weights_have_their_gradients() -> None:
     def loss(params: Any, batch: Any) -> Any:
         x = first = jnp.tanh(batch @ params[0])
@@ -147,6 +148,7 @@ def test_values_that_skip_stages_and_penalties_on_weights_have_their_gradients()
     check_same(loss, params, [rng.standard_normal((8, 8), np.float32)] * 2, 4, "1f1b")
 
 
+@pytest.mark.thorough
 def test_parameters_that_nothing_uses_and_integers_are_as_in_plain_jax() -> None:
     def loss(params: Any, batch: Any) -> Any:
         return jnp.mean(jnp.tanh(stage_boundary(batch @ params["first"]) @ params["second"]) * params["count"])
@@ -159,6 +161,7 @@ def test_parameters_that_nothing_uses_and_integers_are_as_in_plain_jax() -> None
     np.testing.assert_allclose(after["unused"], params["unused"] * (1 - 1e-1 * 1e-4), rtol=1e-6)  # weights decay
 
 
+@pytest.mark.thorough
 def test_leaves_that_are_no_arrays_stay_as_they_are() -> None:
     """A model of Equinox has its activation functions as leaves."""
     equinox = pytest.importorskip("equinox")
@@ -213,6 +216,7 @@ def test_stages_of_several_devices_shard_as_the_model_and_its_parameters_say() -
     assert not any(each.is_deleted() for each in sharded)  # the user's own arrays are not donated
 
 
+@pytest.mark.thorough
 def test_stages_of_two_axes_shard_rows_over_one_and_layers_over_the_other() -> None:
     """Use data and tensor parallelism inside each stage: its first layer is sharded by columns, and its
     second by rows.

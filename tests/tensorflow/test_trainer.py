@@ -67,6 +67,7 @@ def test_fit_evaluate_and_predict_are_those_of_keras_with_callbacks_and_validati
     assert int(ours.optimizer.iterations) == int(theirs.optimizer.iterations)
 
 
+@pytest.mark.thorough
 def test_a_dataset_of_tf_data_is_fitted_and_a_model_that_is_compiled_anew_is_traced_anew(mesh: Mesh):
     made = model()
     trainer = atf.Trainer(made, mesh=mesh)
@@ -79,6 +80,7 @@ def test_a_dataset_of_tf_data_is_fitted_and_a_model_that_is_compiled_anew_is_tra
     assert int(made.optimizer.iterations) == 3
 
 
+@pytest.mark.thorough
 def test_an_exception_in_a_callback_leaves_the_model_with_what_was_trained(mesh: Mesh):
     made = model()
     before = made.get_weights()[0]

@@ -69,7 +69,9 @@ def expected() -> tuple[list[float], list[np.ndarray]]:
     return [float(compiled(*batch)) for batch in batches()], values(owners)
 
 
-@pytest.mark.parametrize("cut", ["data", pytest.param("model", marks=pytest.mark.thorough), "both"])
+@pytest.mark.parametrize(
+    "cut", [*(pytest.param(each, marks=pytest.mark.thorough) for each in ("data", "model")), "both"]
+)
 def test_a_step_of_training_gives_the_losses_weights_and_slots_of_tensorflow(mesh: Mesh, square: Mesh, cut: str):
     rule = None if cut == "data" else {"first/kernel": P(None, "model"), "last/kernel": P("model", None)}
     step, owners = training()

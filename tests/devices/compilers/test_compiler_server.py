@@ -203,6 +203,7 @@ def test_a_server_that_was_killed_is_started_again(limited: Callable[[CompilerLi
     assert own not in servers()
 
 
+@pytest.mark.thorough
 def test_a_process_has_not_ended_before_its_server(limited: Callable[[CompilerLimits], CompilerServer]) -> None:
     before = servers()
     server = limited(LIMITS)

@@ -220,6 +220,7 @@ ATTACKS: tuple[Callable[[random.Random, Peer], list[bytes]], ...] = (
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(3600)
 def test_hostile_frames_cost_an_honest_client_nothing(server: tuple[str, psutil.Process]) -> None:
     path, process = server
