@@ -10,7 +10,7 @@ import pytest
 
 from atoll.errors import Code, Status, StatusError
 from atoll.host_services.calls.call_messages import ArrayType, Call, Returned, decode, encode
-from atoll.host_services.calls.client_calls import ClientError, Reply, status_of, wrapped
+from atoll.host_services.calls.client_calls import ClientError, Reply, status_of_device_error, wrapped
 from atoll.host_services.calls.function_callbacks import Callbacks
 
 
@@ -100,16 +100,16 @@ def test_a_clients_traceback_is_shown_without_that_of_the_worker():
     text = f'Traceback (most recent call last):\n  File "mine.py", line 2, in mine\n{XLA}ValueError: mine'
     error = RuntimeError(f"{XLA}ClientError: {wrapped(ClientError(text))}")
     message = f"CpuCallback error calling callback: {text}"
-    assert status_of(error) == Status(int(Code.INTERNAL), message)
+    assert status_of_device_error(error) == Status(int(Code.INTERNAL), message)
 
 
 def test_a_status_of_a_stub_is_the_status_of_its_run():
     error = RuntimeError(f"{XLA}ClientError: {wrapped(StatusError(Code.CANCELLED, 'nobody is there'))}")
-    assert status_of(error) == Status(int(Code.CANCELLED), "nobody is there")
+    assert status_of_device_error(error) == Status(int(Code.CANCELLED), "nobody is there")
 
 
 def test_other_errors_are_what_they_are():
-    assert status_of(ValueError("no")) == Status(int(Code.INVALID_ARGUMENT), "no")
+    assert status_of_device_error(ValueError("no")) == Status(int(Code.INVALID_ARGUMENT), "no")
 
 
 def test_the_client_keeps_the_callables_while_the_function_or_a_stub_exists():

@@ -138,7 +138,7 @@ class Ending:
         self._compilation = compilation
 
     @property
-    def apart(self) -> Any:
+    def in_compiler(self) -> Any:
         compilation, self._compilation = self._compilation, None
         return compilation
 

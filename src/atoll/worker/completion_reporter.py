@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from atoll.cluster.processes.bugs import start_in
 from atoll.errors import Status
-from atoll.host_services.calls.client_calls import status_of
+from atoll.host_services.calls.client_calls import status_of_device_error
 from atoll.protocol import messages as m
 from atoll.worker.completions import Completion, ReadCompletion, RunCompletion, Watcher, are_complete, wait_for
 from atoll.worker.dispatch_unit import DispatchUnit, Read
@@ -146,7 +146,7 @@ class CompletionReporter:
         if unit.reads and not unit.completions:
             # Reads may refer to the unit. A cycle would keep its arrays until the garbage collector runs.
             reads, unit.reads = unit.reads, []
-            if len(reads) == 1 and self._is_read_nowait(unit, reads[0]):
+            if len(reads) == 1 and self._try_read(unit, reads[0]):
                 return
             left, threads = _Reads(len(reads)), self._readers.of(unit.plan_run.run.session)
             for each in reads:
@@ -180,14 +180,14 @@ class CompletionReporter:
         else:
             self._report_end(unit, unit.started)
 
-    def _is_read_nowait(self, unit: DispatchUnit, each: Read) -> bool:
+    def _try_read(self, unit: DispatchUnit, each: Read) -> bool:
         """Do the only read with which a unit ends, and report the end. Return False if the read would block."""
         started = self._now()
         try:
             if not each.read_nowait():
                 return False
         except Exception as error:
-            self._report_failed_read(unit, status_of(error))
+            self._report_failed_read(unit, status_of_device_error(error))
         else:
             self._complete(unit, started)
         return True
@@ -203,7 +203,7 @@ class CompletionReporter:
         try:
             each.read()
         except Exception as error:
-            failure = status_of(error)
+            failure = status_of_device_error(error)
         if not left.ended(started, failure):
             return
         if left.failure is not None:

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from atoll.devices.device import DeviceArray, RunToken
 from atoll.errors import Status
-from atoll.host_services.calls.client_calls import status_of
+from atoll.host_services.calls.client_calls import status_of_device_error
 from atoll.protocol import messages as m
 
 # If at least this many short units are in flight, the watcher polls instead of waiting for each. Waiting would cost XLA
@@ -243,5 +243,5 @@ def wait_for(completions: Sequence[Completion]) -> Status | None:
         try:
             completion.block_until_ready()
         except Exception as error:
-            failure = status_of(error)
+            failure = status_of_device_error(error)
     return failure

@@ -22,7 +22,7 @@ import numpy as np
 from atoll.devices.device import LoadedFunction
 from atoll.errors import Code, Status, StatusError, invalid
 from atoll.host_services.calls.call_threads import Threads
-from atoll.host_services.calls.client_calls import status_of
+from atoll.host_services.calls.client_calls import status_of_device_error
 from atoll.ir import plan as p
 from atoll.ir.plan import LocalArray
 from atoll.worker.dispatch_unit import DispatchUnit
@@ -145,7 +145,7 @@ class ClientRunThreads:
             try:
                 ended: Sequence[Any] | Status = function.loaded.run(arguments, stream)
             except Exception as error:
-                ended = status_of(error)
+                ended = status_of_device_error(error)
             finally:
                 for release in releases:
                     release()

@@ -24,7 +24,7 @@ from atoll.devices.compilers.compiler_server import CompilerCrashedError
 from atoll.devices.device import Assignment, DeviceBackend, LoadedFunction, ProgramLoader
 from atoll.errors import OK, Code, Status, StatusError, invalid, not_found, unimplemented
 from atoll.host_services.calls.call_threads import SessionThreads
-from atoll.host_services.calls.client_calls import Calls, status_of
+from atoll.host_services.calls.client_calls import Calls, status_of_device_error
 from atoll.host_services.calls.function_callbacks import Callbacks
 from atoll.host_services.profiles.xspace import Programs
 from atoll.host_services.python.python_sessions import PythonSessions
@@ -105,7 +105,7 @@ class _Pending:
     stage: CompileStage = CompileStage.QUEUED
     thread: int = 0  # that works on it
     others: list[Compile] = field(default_factory=list)
-    apart: Compilation | None = None  # by `compilers`, which know the stage
+    in_compiler: Compilation | None = None  # by `compilers`, which know the stage
     may_ask: bool = False  # this process compiles it, and may wait for the client meanwhile
 
 
@@ -187,14 +187,14 @@ class Functions:
             found = [
                 (name, CompileStage.UNKNOWN, False, None)
                 if each is None
-                else (name, each.stage, each.may_ask, each.apart)
+                else (name, each.stage, each.may_ask, each.in_compiler)
                 for name, each in ((name, self._compiling.get(name)) for name in functions)
             ]
         return tuple(
             CompileReport(name, stage, self._progress_here(stage, may_ask))
-            if apart is None or self._compilers is None
-            else self._compilers.report(name, apart)
-            for name, stage, may_ask, apart in found
+            if in_compiler is None or self._compilers is None
+            else self._compilers.report(name, in_compiler)
+            for name, stage, may_ask, in_compiler in found
         )
 
     def _progress_here(self, stage: CompileStage, may_ask: bool) -> int:
@@ -214,17 +214,17 @@ class Functions:
                 pending.stage, pending.thread, pending.may_ask = stage, 0, may_ask
 
     @contextlib.contextmanager
-    def _working(self, name: str, apart: Compilation | None = None) -> Iterator[None]:
+    def _working(self, name: str, in_compiler: Compilation | None = None) -> Iterator[None]:
         """Note that this thread works on the function. Unless it passes the function on or ends it, it loses it."""
         thread = threading.get_ident()
         with self._lock:
             pending = self._compiling.get(name)
-            if pending is not None and pending.apart is apart:
+            if pending is not None and pending.in_compiler is in_compiler:
                 pending.stage, pending.thread = CompileStage.COMPILING, thread
-        yield
+        yield  # an exception ends the worker
         with self._lock:
             if pending is not None and pending is self._compiling.get(name) and pending.thread == thread:
-                pending.stage, pending.thread, pending.apart = CompileStage.UNKNOWN, 0, None
+                pending.stage, pending.thread, pending.in_compiler = CompileStage.UNKNOWN, 0, None
 
     def _start_when_joined(self, message: Compile) -> None:
         """Start the compilation when this host has joined the function's world, if it needs one.
@@ -272,7 +272,7 @@ class Functions:
                 self._libraries.when_loaded(message, source.targets, compile_)
                 return
         except Exception as error:
-            self._end(message, None, status_of(error))
+            self._end(message, None, status_of_device_error(error))
             return
         self._compile_source(message, source)
 
@@ -292,12 +292,12 @@ class Functions:
             self._choose_compiler(message, source)
 
     def _choose_compiler(self, message: Compile, source: FunctionSource) -> None:
-        is_apart = bool(message.tenant) or source.fragment is not None
-        if is_apart and self._compilers is not None and self._backend.loader is not None:
+        needs_process = bool(message.tenant) or source.fragment is not None
+        if needs_process and self._compilers is not None and self._backend.loader is not None:
             try:
-                self._compile_apart(message, source, self._compilers, self._backend.loader)
+                self._submit_to_compiler(message, source, self._compilers, self._backend.loader)
             except Exception as error:
-                self._end(message, None, status_of(error))
+                self._end(message, None, status_of_device_error(error))
         elif source.fragment is not None:
             text = f"devices of platform {self._backend.platform} run no IFRT IR programs (MPMD)"
             self._end(message, None, unimplemented(text).status)
@@ -324,7 +324,7 @@ class Functions:
                 function = Function(loaded, self._keys, callbacks)
                 self._end(message, function, OK, loaded.info(), seconds, cached)
             except Exception as error:
-                self._end(message, None, status_of(error))
+                self._end(message, None, status_of_device_error(error))
 
     def _compile_here(
         self,
@@ -339,7 +339,7 @@ class Functions:
             compile_ = partial(compile_, targets=targets)
         return compile_(program, options, self._assignment(message), callbacks, message.tenant, message.world)
 
-    def _compile_apart(
+    def _submit_to_compiler(
         self, message: Compile, source: FunctionSource, compilers: Compilers, loader: ProgramLoader
     ) -> None:
         """Load the program from the cache, or queue it for a compiler process. Raise RESOURCE_EXHAUSTED."""
@@ -358,9 +358,9 @@ class Functions:
 
         def work(compilation: Compilation) -> None:
             with self._working(message.function, compilation):
-                compile_apart(compilation)
+                compile_in_process(compilation)
 
-        def compile_apart(compilation: Compilation) -> None:
+        def compile_in_process(compilation: Compilation) -> None:
             function, info, status, crashed = None, None, OK, False
             try:
                 ask = callbacks.ask if callbacks is not None and source.keys else None
@@ -378,7 +378,7 @@ class Functions:
             except CompilerCrashedError as error:
                 status, crashed = error.status, True
             except Exception as error:
-                status = status_of(error)
+                status = status_of_device_error(error)
             if self._compiles(message.function, compilation):
                 self._end(message, function, status, info, compilation.seconds, crashed=crashed)
 
@@ -388,13 +388,15 @@ class Functions:
                 return
             pending = self._compiling[message.function]
             pending.thread = 0
-            pending.apart = compilers.submit(message.tenant, message.share, message.session, bool(source.keys), work)
+            pending.in_compiler = compilers.submit(
+                message.tenant, message.share, message.session, bool(source.keys), work
+            )
 
     def _compiles(self, name: str, compilation: Compilation) -> bool:
         """Return whether a compilation was not canceled."""
         with self._lock:
             pending = self._compiling.get(name)
-            return pending is not None and pending.apart is compilation
+            return pending is not None and pending.in_compiler is compilation
 
     def _request(
         self,
@@ -455,7 +457,7 @@ class Functions:
             if pending is None:  # the compilation was canceled
                 return
             self._function_worlds.await_world(waiting)
-            pending.apart, pending.stage, pending.thread, pending.may_ask = None, CompileStage.WAITING, 0, False
+            pending.in_compiler, pending.stage, pending.thread, pending.may_ask = None, CompileStage.WAITING, 0, False
             if message.function in self._dropped:
                 self._forget_compiling(message.function)
                 return
@@ -481,7 +483,7 @@ class Functions:
                 joined.raise_if_error()
                 waiting.load(waiting.message)
             except Exception as error:
-                self._end(waiting.message, None, status_of(error))
+                self._end(waiting.message, None, status_of_device_error(error))
 
     def _loaded(
         self, message: Compile, request: CompileProgram, program: CompiledProgram, callbacks: Callbacks | None
@@ -547,7 +549,7 @@ class Functions:
     def _after_closing(self, message: Compile, closing: CloseWorld, is_apart: bool) -> Recipe | None:
         """Return how to compile a function whose world was closed, or None. The caller holds the lock."""
         pending = self._compiling.setdefault(message.function, _Pending())
-        pending.apart, pending.stage, pending.thread = None, CompileStage.WAITING, 0
+        pending.in_compiler, pending.stage, pending.thread = None, CompileStage.WAITING, 0
         return self._function_worlds.after_closing(message, closing, is_apart, pending.others)
 
     def _recompile(self, recipe: Recipe) -> None:
@@ -671,11 +673,11 @@ class Functions:
     def _stop(self, name: str) -> bool:
         """Stop a compilation in a compiler process. Return whether there was one. The caller holds the lock."""
         pending = self._compiling.get(name)
-        if pending is None or (pending.apart is None and not self._function_worlds.awaits_world(name)):
+        if pending is None or (pending.in_compiler is None and not self._function_worlds.awaits_world(name)):
             return False
         self._forget_compiling(name)
-        if pending.apart is not None:
-            pending.apart.cancel()
+        if pending.in_compiler is not None:
+            pending.in_compiler.cancel()
         return True
 
     def _make_idle(self, name: str) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 from atoll.cluster.processes.bugs import start_in
 from atoll.devices.device import DeviceArray, RunToken
 from atoll.errors import OK, Status
-from atoll.host_services.calls.client_calls import status_of
+from atoll.host_services.calls.client_calls import status_of_device_error
 from atoll.worker.completions import DeletionGuard
 from atoll.worker.store import Buffer
 
@@ -159,7 +159,7 @@ class JointRuns:
                     try:
                         shard.block_until_ready()  # does not wait
                     except Exception as error:
-                        return status_of(error)
+                        return status_of_device_error(error)
         return None
 
 

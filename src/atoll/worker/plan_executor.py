@@ -22,7 +22,7 @@ from itertools import chain, islice
 from typing import Any
 
 from atoll.errors import Code, Status, StatusError, not_found
-from atoll.host_services.calls.client_calls import status_of
+from atoll.host_services.calls.client_calls import status_of_device_error
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
 from atoll.transfers.inbox import Inbox
@@ -265,7 +265,7 @@ class PlanExecutor:
                     if may_wait and self._steps.awaits(step, unit, self._wake):
                         unit.started = 0
                         return False
-                    if isinstance(step, _RECEIVES) and not self._is_here(segment, unit):
+                    if isinstance(step, _RECEIVES) and not self._await_bytes(segment, unit):
                         unit.started = 0  # the wait does not count as time of the unit
                         return self._move_to_background(unit, store)
                     self._steps.run(step, unit)
@@ -283,7 +283,7 @@ class PlanExecutor:
                 unit.segment += 1
                 unit.position = unit.arrived = 0
         except Exception as error:
-            self._fail(unit, store, status_of(error).within(plan.name))
+            self._fail(unit, store, status_of_device_error(error).within(plan.name))
             return True
         finally:
             self._occupancy.executing = None
@@ -339,8 +339,8 @@ class PlanExecutor:
         if unit.stop == len(unit.plan_run.plan.segments):
             self._plan_runs.pop(unit.plan_run.run.sequence, None)
 
-    def _is_here(self, segment: p.Segment, unit: DispatchUnit) -> bool:
-        """Return whether what the next step awaits has arrived. If not, also await what steps behind it await."""
+    def _await_bytes(self, segment: p.Segment, unit: DispatchUnit) -> bool:
+        """Await what the next step awaits, and steps behind it. Return whether it has arrived."""
         if unit.position < unit.arrived:
             return True
         run = unit.plan_run.run
@@ -365,7 +365,7 @@ class PlanExecutor:
                 made = self._steps.keep(buffer, future, array, shards)
                 unit.completions.append(ArrayCompletion(made, self._steps.deletions))
         except Exception as error:
-            status = status_of(error)
+            status = status_of_device_error(error)
             if not unit.callbacks:  # a client knows the name of its program
                 status = status.within(name)
             store = self._stores.get(run.session)

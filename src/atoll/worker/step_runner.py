@@ -453,12 +453,12 @@ class StepRunner:
                 whole = tuple((0, size) for size in step.shape)
                 if step.strides is None and step.boxes == (whole,) and arrays[0].flags.c_contiguous:
                     contents = host_data.bytes_of(arrays[0])
-                    if not self._is_sent_to_script(run.session, feed, [BufferContents(as_views([contents]))]):
+                    if not self._try_send_to_script(run.session, feed, [BufferContents(as_views([contents]))]):
                         channel.send_in_parts(run.session, feed, contents)
                     return
                 if step.strides is None and 0 not in step.shape:
                     parts = list(row_major_parts(step.shape, step.boxes, arrays))
-                    if self._is_sent_to_script(run.session, feed, parts):
+                    if self._try_send_to_script(run.session, feed, parts):
                         return
                     for part in parts:
                         channel.send_contents(run.session, feed, part, more=part is not parts[-1])
@@ -476,7 +476,7 @@ class StepRunner:
 
         def read_nowait() -> bool:
             is_short = is_small_and_ready(array) and _sends_little(step, buffer)
-            return is_short and self._is_sent_nowait(run.session, feed, read)
+            return is_short and self._try_send(run.session, feed, read)
 
         return Read(partial(wait_for_shards, [shards[i] for i in step.shards]), read, read_nowait)
 
@@ -505,7 +505,7 @@ class StepRunner:
                 if any(each.dtype.kind == "T" for each in contents):
                     raise invalid("strings cannot be read together with other arrays")
                 whole = b"".join([each.tobytes() for each in contents])
-                if not self._is_sent_to_script(run.session, feed, [BufferContents(as_views([whole]))]):
+                if not self._try_send_to_script(run.session, feed, [BufferContents(as_views([whole]))]):
                     (channel or self._receiver(run.session, feed)).send_in_parts(run.session, feed, whole)
             except Exception:
                 for buffer in buffers:
@@ -517,11 +517,11 @@ class StepRunner:
         def read_nowait() -> bool:
             if sum([array.nbytes for array in arrays]) > SMALL_BYTES or not all([each.is_ready() for each in arrays]):
                 return False
-            return self._is_sent_nowait(run.session, feed, read)
+            return self._try_send(run.session, feed, read)
 
         return Read(partial(wait_for_shards, shards), read, read_nowait)
 
-    def _is_sent_nowait(self, session: int, feed: int, read: Callable[[DataChannel], None]) -> bool:
+    def _try_send(self, session: int, feed: int, read: Callable[[DataChannel], None]) -> bool:
         """Read and send a small array unless that would wait. Return whether it was sent.
 
         The thread may be the one that receives the controller's messages, and other threads may wait inside this
@@ -536,7 +536,7 @@ class StepRunner:
                 read(channel)
             return is_reserved
 
-    def _is_sent_to_script(self, session: int, feed: int, parts: Sequence[Contents]) -> bool:
+    def _try_send_to_script(self, session: int, feed: int, parts: Sequence[Contents]) -> bool:
         """Send contents for the client's process on its own channel, if possible. Return whether they were sent."""
         return feed in SCRIPT_FEEDS and self._data_port.send_to_script(session, feed, parts)
 

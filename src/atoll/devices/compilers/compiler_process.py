@@ -31,7 +31,7 @@ from atoll.devices.compilers.compiler_messages import (
     ToCompiler,
 )
 from atoll.errors import OK, Code, FrameError, Status
-from atoll.host_services.calls.client_calls import ClientError, status_of
+from atoll.host_services.calls.client_calls import ClientError, status_of_device_error
 from atoll.quantities import human_bytes
 
 DEFAULT_SECONDS = 1800
@@ -164,7 +164,7 @@ def serve(sock: socket.socket, options: CompilerOptions, make: Callable[[int], C
         except MemoryError:
             outcome = Rejected(Status(Code.RESOURCE_EXHAUSTED, memory_text(options.memory_bytes)))
         except Exception as error:
-            outcome = Rejected(_with_limit(status_of(error), options.memory_bytes))
+            outcome = Rejected(_with_limit(status_of_device_error(error), options.memory_bytes))
         retires = resident_bytes() > options.memory_bytes * _RETIRES
         link.send(Finished(outcome, retires))
         if retires:

@@ -244,8 +244,8 @@ def _cancelled(session: int, why: str = "its client has exited, or the connectio
 def wrapped(error: ClientError | StatusError) -> Exception:
     """Return the exception to raise into XLA.
 
-    XLA converts an exception to text, and adds the traceback of this process. The marks allow `status_of` to extract
-    the client's text.
+    XLA converts an exception to text, and adds the traceback of this process. The marks allow
+    `status_of_device_error` to extract the client's text.
     """
     sign = _STATUS if isinstance(error, StatusError) else ""
     return ClientError(f"{_BEGIN}{sign}{error}{_END}")
@@ -258,7 +258,7 @@ def kept(error: ClientError | StatusError) -> Status:
     return Status(Code.INTERNAL, f"CpuCallback error calling callback: {error}")
 
 
-def status_of(error: BaseException) -> Status:
+def status_of_device_error(error: BaseException) -> Status:
     """Return the status for an exception from a device. For a callback, it contains only the client's traceback."""
     text = str(error)
     found = _WRAPPED.search(text)
