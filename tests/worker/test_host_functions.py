@@ -11,7 +11,7 @@ from atoll.devices.null.model import MODELS
 from atoll.devices.null.null_backend import Collectives, NullBackend
 from atoll.devices.null.null_program import NullProgram
 from atoll.engines.null_hosts.null_host import AtOnce
-from atoll.errors import Code
+from atoll.errors import Code, StatusError
 from atoll.host_services.profiles.xspace import Others
 from atoll.protocol.messages import Compile, CompileReport, CompileStage
 from atoll.transfers.inbox import Inbox
@@ -165,6 +165,14 @@ def test_the_cpu_time_of_a_worker_is_the_progress_of_what_it_compiles_itself_unl
     seconds += 5.0
     assert functions.stages_of(asked)[0] != before[0]
     assert functions.stages_of(asked)[1:] == before[1:]
+
+
+def test_a_question_that_a_worker_does_not_know_is_refused(host: Host) -> None:
+    host.compile(ALICE, "step", "a")
+    assert host.functions.answer("cost", "a").startswith(b"{")
+    with pytest.raises(StatusError, match="cannot answer the question 'price'") as raised:
+        host.functions.answer("price", "a")
+    assert raised.value.status.code == Code.UNIMPLEMENTED
 
 
 def test_a_host_that_loses_an_outcome_compiles_again_when_asked(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -797,11 +797,14 @@ class Functions:
         self.programs.dropped(name)
 
     def answer(self, what: str, name: str) -> bytes:
-        """Return the cost analysis (JSON) or the text of a function."""
+        """Return the cost analysis (JSON) or the text of a function. Raise UNIMPLEMENTED for other questions."""
         loaded = self.get(name).loaded
-        if what == "cost":
-            return msgspec.json.encode(loaded.cost_analysis())
-        return loaded.text().encode()
+        match what:
+            case "cost":
+                return msgspec.json.encode(loaded.cost_analysis())
+            case "text":
+                return loaded.text().encode()
+        raise unimplemented(f"this worker cannot answer the question {what!r} about a function")
 
 
 def _size_problem(loaded: LoadedFunction, info: FunctionInfo) -> Status | None:

@@ -412,7 +412,7 @@ class DropFeed(Message, frozen=True, tag=28):
 
 
 class WorkerQuery(Message, frozen=True, tag=29):
-    """Query a worker. `what` is one of "layout", "cost", "text", "memory"."""
+    """Query a worker. `what` is one of "layout", "cost", "text", "memory", "profile"."""
 
     session: int
     query: int
