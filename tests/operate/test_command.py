@@ -192,6 +192,17 @@ def test_commands_leave_a_running_cluster_alone_whose_record_they_cannot_read(us
     user.atoll("down").check()
 
 
+def test_a_cluster_stays_if_nobody_reads_what_the_command_prints(user: User) -> None:
+    up = user.start_atoll("up", *WITHOUT_XLA, "--islands", "1x1x1")
+    assert up.stdout is not None
+    assert up.stderr is not None
+    up.stderr.close()  # as `atoll up 2>&1 | head -1`
+    assert up.stdout.readline().startswith("unix:")
+    up.stdout.close()
+    assert up.wait(60) != 0
+    assert "ready" in user.atoll("status").check().stdout
+
+
 def test_down_ends_by_force_what_does_not_go(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
     address = user.atoll("up", *WITHOUT_XLA, "--islands", "1x1x1").check().stdout.strip()
     user.process("atoll.engines.engine_main").suspend()

@@ -216,6 +216,8 @@ def up(
         if messages:
             print(messages, file=sys.stderr)
         raise
+    if not foreground:
+        standing.leave()  # first, because a failure to print must not end the cluster
     print(standing.record.reached_at, flush=True)
     _say_how_scripts_join(standing, options, join_file)
     if foreground:
@@ -224,7 +226,6 @@ def up(
     else:
         say(f"  look:  atoll status{chosen}")
         say(f"  end:   atoll down{chosen}")
-        standing.leave()
 
 
 def _say_how_hosts_join(standing: StandingCluster | StandingOnRay, join_file: Path | None) -> None:
