@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from atoll.cluster.slice_requests import SliceRequest
 from atoll.errors import Code, Kind, Status, StatusError, not_found
+from atoll.ir.program import Program
 from atoll.ir.types import ArraySpec
 from atoll.protocol import messages as m
 from atoll.protocol.questions import DevicesAway
@@ -72,13 +73,12 @@ class ClusterSession:
         self._channels = open_channels(self.downloads.take, self._lose, self.downloads.any)
         self._functions = _SessionFunctions()
         self._hosts = {device.id: device.host for device in welcome.devices}  # by virtual device
-        self._split = split = RegisteredPrograms(self.send, self.number, self.mint, self._hosts.keys())
-        self.register_program, self.release_program, self.credits = split.register, split.release, split.credits
-        self.programs = ProgramCache(split.register, split.release)
+        self._registered = RegisteredPrograms(self.send, self.number, self.mint, self._hosts.keys())
+        self.programs = ProgramCache(self._registered.register, self._registered.release)
         self._away = _HostAvailability(self.send)
         self._waits: dict[int, Callable[[Status], None]] = {}
         self._replies: dict[int, ReplyFuture] = {}
-        self._quiesced = 0  # calls of `_quiesce` without a `_resume`
+        self._quiesce_depth = 0  # calls of `_quiesce` without a `_resume`
         self._resumed: list[ReplyFuture] = []
         self._unsent: set[int] = set()  # feeds of launches whose bytes the client has not sent yet
         self._numbers, self._handles = count(2), count(first_handle)
@@ -157,6 +157,18 @@ class ClusterSession:
 
     # ---- programs and launches
 
+    def register_program(self, program: Program) -> int:
+        """Register a program; return its number. Raise INVALID_ARGUMENT if it is invalid or cannot be split."""
+        return self._registered.register(program)
+
+    def release_program(self, program: int) -> None:
+        """Release a registered program, which no later launch uses."""
+        self._registered.release(program)
+
+    def credits(self, program: int) -> int:
+        """Return the credits that a launch of the program takes."""
+        return self._registered.credits(program)
+
     def launch(
         self,
         program: int,
@@ -173,10 +185,10 @@ class ClusterSession:
         is then not uploaded: see `Welcome.most_carried`. `wait` is a number of `expect`, for a program without control
         flow.
         """
-        if program in self._split:
+        if program in self._registered:
             assert not wait
-            return self._split.launch(program, arguments, results, traceback_id, self.launch)
-        credits = self._split.credits(program)
+            return self._registered.launch(program, arguments, results, traceback_id, self.launch)
+        credits = self._registered.credits(program)
         self.window.take(credits)
         self._outgoing.launch(program, arguments, results, feeds, traceback_id, credits, contents, wait)
 
@@ -212,7 +224,7 @@ class ClusterSession:
         With `runs_apart`, its parts on different islands do not communicate.
         Return the function's number and its `FunctionInfo`. Raise StatusError.
         """
-        while self._quiesced and self.lost is None:
+        while self._quiesce_depth and self.lost is None:
             self._resumed.append(self.make_future())
             await self._resumed[-1]
         function, feed = self.number(), self.number()
@@ -294,16 +306,16 @@ class ClusterSession:
     @property
     def is_quiesced(self) -> bool:
         """Whether virtual devices may be moving, so that the client's requests must not be sent."""
-        return self._quiesced > 0
+        return self._quiesce_depth > 0
 
     def _quiesce(self) -> None:
-        self._quiesced += 1
-        if self._quiesced == 1:
+        self._quiesce_depth += 1
+        if self._quiesce_depth == 1:
             self._on_quiesced()
 
     def _resume(self) -> None:
-        self._quiesced -= 1
-        if not self._quiesced:
+        self._quiesce_depth -= 1
+        if not self._quiesce_depth:
             self._wake_resumed()
             self._on_quiesced()
 
