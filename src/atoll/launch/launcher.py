@@ -194,11 +194,9 @@ class Launcher:
         problem = self._offenses.launch_problem(session.tenant, self._outbox.seconds)
         if session.directory.nbytes > MOST_BYTES:
             problem = problem or size_problem(session.directory.nbytes)
-        if problem is not None:
-            pass
-        elif has_control_flow:
+        if problem is None and has_control_flow:
             problem = self.control_flow.launch(session, message)
-        else:
+        elif problem is None:
             problem = launch_problem(session, program, message, self._quarantine, self._resources)
         if problem is not None:
             session.note_error(problem)
@@ -210,6 +208,7 @@ class Launcher:
             self._outbox.return_credits(session.number, message.credits)
             return
         session.launched()
+        # A program with control flow is not a `RegisteredProgram`, and was launched above.
         if isinstance(program, RegisteredProgram) and not self._launch_program(session, program, message, then):
             return
         self.start_ready()
