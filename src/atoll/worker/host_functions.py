@@ -112,6 +112,18 @@ class _Pending:
 class Functions:
     """Compiled functions by name.
 
+    These attributes say what happens to a function. It is in several of them at once only as stated:
+
+    | attribute | the function |
+    |---|---|
+    | `_compiling` | has requests, and is compiled, or waits for libraries, a world, a thread or a compiler process |
+    | `_dropped` | is also in `_compiling`: no session uses it, so it becomes idle once it is compiled |
+    | `_functions`, `_info` | is loaded |
+    | `_idle` | is also in `_functions`: no session uses it, and the oldest ones are forgotten |
+    | `_followers` | is also in `_functions`: it was loaded in the world of its arguments, and the next call uses that |
+
+    `_function_worlds` has what the functions in worlds need to be compiled again in another one.
+
     Args:
         report: Receives the outcomes of compilations, on the threads of `pool`, which compile.
         calls: Carries the functions' calls into their clients' processes.
@@ -151,7 +163,7 @@ class Functions:
         self.programs = Programs()
         self.may_wait = False  # whether some run in worlds, or together with other hosts
         self._function_worlds = FunctionWorlds()
-        self.with_callbacks = 0  # number of functions that call their clients
+        self.calling_clients = 0  # number of functions that call their clients
         self._followers: dict[str, Function] = {}  # loaded, and used from the next call on: see `follow`
         self._idle: OrderedDict[str, None] = OrderedDict()
         self._dropped: set[str] = set()  # dropped while they were being compiled
@@ -529,7 +541,7 @@ class Functions:
                     self.programs.compiled(message.function, info.name, each.session)
                 self._functions[message.function] = function
                 self.may_wait = self.may_wait or function.loaded.is_joint
-                self.with_callbacks += bool(function.callbacks)
+                self.calling_clients += bool(function.callbacks)
                 self._info[message.function] = encoded, info.name
             if message.function in self._dropped:
                 self._dropped.discard(message.function)
@@ -686,7 +698,7 @@ class Functions:
         callbacks = self._functions[name].callbacks
         if callbacks is not None:
             self._forget(name)
-            self.with_callbacks -= bool(callbacks)
+            self.calling_clients -= bool(callbacks)
             return
         self._idle[name] = None
         self._idle.move_to_end(name)
@@ -706,7 +718,7 @@ class Functions:
             for name in lost:
                 if self._functions[name].home is not None:  # its next run returns there
                     continue
-                self.with_callbacks -= bool(self._functions[name].callbacks)
+                self.calling_clients -= bool(self._functions[name].callbacks)
                 is_idle = name in self._idle
                 self._idle.pop(name, None)
                 recipe = self._function_worlds.leave(name, 0 if is_idle else message.successor)

@@ -169,7 +169,7 @@ class StepRunner:
 
     def callbacks_of(self, segments: Sequence[p.Segment]) -> tuple[Callbacks, ...]:
         """Return the calls of the segments' functions into their client's process."""
-        if not self._functions.with_callbacks:
+        if not self._functions.calling_clients:
             return ()
         names = {step.function for segment in segments for step in segment.steps if type(step) is p.Execute}
         found = [self._functions.callbacks_of(name) for name in names]
