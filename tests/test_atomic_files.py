@@ -93,7 +93,7 @@ def test_a_durable_file_is_on_the_disk_before_its_name_and_its_name_before_the_r
 
 
 # Renames of files that are complete already.
-_MOVES = {"atoll.cluster.usage.keeper"}
+_MOVES = {"atoll.cluster.usage.keeper", "atoll.journal.files"}
 
 
 def test_files_are_replaced_by_this_function_only() -> None:

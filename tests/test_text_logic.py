@@ -21,7 +21,7 @@ READERS = {
     ("client/jax_patches/other_clients.py", "_through_the_host"): "jaxlib has no code for the refusal",
     ("engines/ray/ray_cluster.py", "_make_actor"): "Ray raises ValueError",
     ("errors.py", "status_of"): "XLA's text begins with its code",
-    ("host_services/calls/client_calls.py", "status_of"): "XLA converts what a callback raises to text",
+    ("host_services/calls/client_calls.py", "status_of_device_error"): "XLA converts what a callback raises to text",
     ("host_services/python/program/stored_arrays.py", "result"): "TensorStore's text begins with its code",
     ("tensorflow/compile_errors.py", "translated"): "TensorFlow has no code for these errors",
 }

@@ -221,7 +221,7 @@ class DelegatedRuns:
             and all(self._has_memory(run.launch, part) for part in run.program.parts.values())
         )
 
-    def replace(self, node: QueuedNode[GangRun]) -> None:
+    def enqueue_rest_of(self, node: QueuedNode[GangRun]) -> None:
         """Enqueue the nodes of a launch in place of the node that stands for it, which is not committed."""
         run = self._runs[node.number]
         run.make_entries()

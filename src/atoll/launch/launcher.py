@@ -436,7 +436,7 @@ class Launcher:
         """Put a launch in line node by node if it may not be delegated. Return whether this was done."""
         if self.delegated_runs.may_be_committed(node):
             return False
-        self.delegated_runs.replace(node)
+        self.delegated_runs.enqueue_rest_of(node)
         return True
 
     def start_ready(self) -> None:
