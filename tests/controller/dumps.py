@@ -75,7 +75,10 @@ def ordered(value: Any, depth: int = 0) -> Any:
 
 
 class Path:
-    """Where two objects were met. Its text is made only if they differ, since a check meets many objects."""
+    """The attributes and items that lead to two objects.
+
+    Its text is made only if the objects differ, since a check compares many objects.
+    """
 
     __slots__ = ("_before", "_form", "_part")
 

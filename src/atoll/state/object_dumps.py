@@ -307,6 +307,18 @@ class _Converters:
 
     def _union(self, kinds: list[tuple[Any, Callable[[Any, Any], Any]]]) -> _Convert:
         """Return the function for values of these types, in addition to values that stay as they are."""
+        is_of = self._is_of
+
+        def convert_union(state: Any, value: Any) -> Any:
+            for kind, convert in kinds:
+                if is_of(value, kind):
+                    return convert(state, value)
+            return value
+
+        return convert_union
+
+    def _is_of(self, value: Any, kind: Any) -> bool:
+        """Return whether a value is of this type, which `_kind_of` returned."""
         raise NotImplementedError
 
     def _callback(self) -> _Convert:
@@ -416,14 +428,8 @@ class _DumpConverters(_Converters):
             return (types.MethodType, types.FunctionType, functools.partial)
         return origin or annotation
 
-    def _union(self, kinds: list[tuple[Any, Callable[[Any, Any], Any]]]) -> _Convert:
-        def convert_union(state: Any, value: Any) -> Any:
-            for kind, convert in kinds:
-                if isinstance(value, kind):
-                    return convert(state, value)
-            return value
-
-        return convert_union
+    def _is_of(self, value: Any, kind: Any) -> bool:
+        return isinstance(value, kind)
 
     def _callback(self) -> _Convert:
         return self._convert_callback
@@ -592,14 +598,8 @@ class _LoadConverters(_Converters):
         origin, arguments = get_origin(annotation), get_args(annotation)
         return self._kind_of(arguments[0]) if origin is Annotated else origin or annotation
 
-    def _union(self, kinds: list[tuple[Any, Callable[[Any, Any], Any]]]) -> _Convert:
-        def convert_union(state: Any, value: Any) -> Any:
-            for kind, convert in kinds:
-                if type(value) is kind:
-                    return convert(state, value)
-            return value
-
-        return convert_union
+    def _is_of(self, value: Any, kind: Any) -> bool:
+        return type(value) is kind  # a reference is an int, and so are some enums
 
     def _callback(self) -> _Convert:
         return self._load_callback
