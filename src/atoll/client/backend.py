@@ -167,7 +167,7 @@ def delete_arrays(client: Any) -> None:
     """Delete the arrays of a client that JAX does not use any more.
 
     Each client numbers its arrays from 1, and JAX sends the number of an array to whichever client it uses. The next
-    client would confuse an array that the script still has with one of its own.
+    client would use another array in place of one that the script still has.
 
     The deletion also keeps jaxlib's client from logging a failure for each array that the script drops later.
     """
