@@ -38,7 +38,7 @@ import typer
 from benchmarks.harness.backends import ROOT
 from benchmarks.harness.machine import Machine, describe, load_average
 from benchmarks.harness.pages import write_between
-from benchmarks.harness.provenance import age, describe_commit
+from benchmarks.harness.provenance import describe_commit
 from benchmarks.harness.statistics import quartiles
 
 RESULT = ROOT / "benchmarks" / "results" / "exchange.json"
@@ -108,8 +108,7 @@ def table(result: Exchanges) -> str:
     lines = [
         f"`python -m benchmarks exchange`, {result.started[:10]}, {describe_commit(machine.commit)}, {result.rounds} "
         f"rounds, a load of {result.load} from other processes; {machine.cpu}, {machine.cores} cores, Python "
-        f"{machine.python}, jax {machine.packages['jax']}. Medians, quartiles in brackets. "
-        f"{age(machine.commit)}".strip(),
+        f"{machine.python}, jax {machine.packages['jax']}. Medians, quartiles in brackets.",
         "",
         "| tree | way | ms | MiB/s | time over Atoll's |",
         "|---|---|---:|---:|---:|",

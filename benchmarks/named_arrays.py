@@ -25,7 +25,7 @@ import typer
 from benchmarks.harness.backends import ROOT
 from benchmarks.harness.machine import Machine, describe, load_average
 from benchmarks.harness.pages import write_between
-from benchmarks.harness.provenance import age, describe_commit
+from benchmarks.harness.provenance import describe_commit
 from benchmarks.harness.statistics import quartiles
 
 RESULT = ROOT / "benchmarks" / "results" / "named-arrays.json"
@@ -120,7 +120,7 @@ def table(result: Rates) -> str:
         f"`python -m benchmarks named-arrays`, {result.started[:10]}, {describe_commit(machine.commit)}: "
         f"{result.mib:,} MiB in {_ARRAYS} arrays, and {result.small:,} arrays of 1 kB; {result.rounds} rounds, a load "
         f"of {result.load} from other processes; {machine.cpu}, {machine.cores} cores, Python {machine.python}, jax "
-        f"{machine.packages['jax']}. Medians, quartiles in brackets. {age(machine.commit)}".strip(),
+        f"{machine.packages['jax']}. Medians, quartiles in brackets.",
         "",
         f"| | {' | '.join(path.path for path in result.paths)} | target |",
         f"|---|{'---:|' * len(result.paths)}---|",

@@ -12,7 +12,7 @@ import msgspec
 
 from benchmarks.harness.backends import ROOT
 from benchmarks.harness.pages import write_between
-from benchmarks.harness.provenance import age, describe_commit
+from benchmarks.harness.provenance import describe_commit
 
 RESULT = ROOT / "benchmarks" / "results" / "publishing-faults.json"
 PAGE = ROOT / "docs" / "design" / "named-arrays.md"
@@ -65,7 +65,7 @@ def table(results: list[FaultResult]) -> str:
     columns = [_column(runs) for runs in chosen.values() if runs]
     names = [_COLUMNS[spill] for spill, runs in chosen.items() if runs]
     lines = [
-        f"{len(results)} runs, {described}. {age(next(reversed(commits)))}".strip(),
+        f"{len(results)} runs, {described}.",
         "",
         f"| versions | {' | '.join(names)} |",
         f"|---|{'---:|' * len(names)}",

@@ -16,7 +16,7 @@ import typer
 from benchmarks.harness.backends import ROOT
 from benchmarks.harness.machine import Machine, describe
 from benchmarks.harness.pages import write_between
-from benchmarks.harness.provenance import age, describe_commit
+from benchmarks.harness.provenance import describe_commit
 
 RESULT = ROOT / "benchmarks" / "results" / "subscribers.json"
 PAGE = ROOT / "docs" / "design" / "named-arrays.md"
@@ -104,7 +104,7 @@ def table(result: Subscriptions) -> str:
     lines = [
         f"`python -m benchmarks subscribers`, {result.started[:10]}, {describe_commit(result.machine.commit)}: "
         f"{result.nbytes / _GIB:g} GiB in {result.arrays} arrays, in virtual time with the model `{result.model}` and "
-        f"measured costs. {age(result.machine.commit)}".strip(),
+        f"measured costs.",
         "",
         "| subscribers | sent by the publisher, versions | most sent by a subscriber, versions "
         "| until the last one has it, s | if the publisher sent to all of them, s |",

@@ -1,4 +1,4 @@
-"""Determine the commit of a result, and whether the code has changed since."""
+"""Determine the commit of a result."""
 
 from __future__ import annotations
 
@@ -25,22 +25,6 @@ def describe_commit(commit: str | None) -> str:
         return "of an unknown commit"
     changes = " with changes that were not committed" if commit.endswith(DIRTY) else ""
     return f"commit {commit.removesuffix(DIRTY)[:9]}{changes}"
-
-
-def age(commit: str | None, root: Path = ROOT) -> str:
-    """A sentence where a result of this commit may be older than the code here; empty where it is not."""
-    if commit is None:
-        return "Whether it is older than the code is unknown."
-    count = _git(root, "rev-list", "--count", f"{commit.removesuffix(DIRTY)}..HEAD", "--", *CODE)
-    if count is None:
-        return "Whether it is older than the code is unknown: git is not here, or does not have that commit."
-    if int(count):
-        return f"It is older than the code that it measures: {_commits(int(count))} changed that since."
-    return ""
-
-
-def _commits(count: int) -> str:
-    return "one commit has" if count == 1 else f"{count} commits have"
 
 
 def _git(root: Path, *arguments: str) -> str | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.harness.pages import write_between
-from benchmarks.harness.provenance import age, describe_commit
+from benchmarks.harness.provenance import describe_commit
 from benchmarks.harness.record import MetricRecord, RunRecord, ratio_to
 from benchmarks.harness.statistics import Ratio, number
 from benchmarks.micro.report import quiet
@@ -48,7 +48,8 @@ def render(run: RunRecord, left_out: Set[str] = frozenset()) -> str:
     lines = [
         f"{run.started[:10]}, {describe_commit(machine.commit)}, {run.rounds} rounds, {quiet(run)}; {machine.cpu}, "
         f"{machine.cores} cores, Python {machine.python}, jax {machine.packages['jax']}. Medians, quartiles in "
-        f"brackets. {age(machine.commit)}".strip(),
+        "brackets. A ratio is that of the two medians. Its quartiles are those of the ratios of the rounds, so it may "
+        "be outside of them.",
         "",
         "| | | unit | Atoll | peer | ratio | target |",
         "|---|---|---|---:|---:|---:|---|",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.harness.provenance import age, describe_commit
+from benchmarks.harness.provenance import describe_commit
 from benchmarks.harness.record import RunRecord
 from benchmarks.micro.report import quiet
 from benchmarks.paper.costs import FILE, costs_of, read_costs, rows
@@ -19,7 +19,8 @@ _HEAD = """# Benchmarks: the paper's measurements, and ours
 
 `python -m benchmarks report` writes this page from `benchmarks/results/`. Each number is the median of the rounds of
 one run, in which all contestants took turns on the same devices; the quartiles are in brackets. `python -m benchmarks
-FIGURE` repeats a measurement. Each result names its commit, and whether the code has changed since.
+FIGURE` repeats a measurement. Each result names its commit. Results are not measured again at each change, so most of
+them are older than the code: `git log --oneline COMMIT.. -- src/atoll benchmarks` lists what has changed since.
 
 Real devices are JAX's CPU devices. *Null* devices take a given time and compute nothing, with the real controller,
 scheduler, messages and worker code ([how it works](../design/index.md)). They show the cost of the control plane at
@@ -70,7 +71,6 @@ def _origin(run: RunRecord) -> str:
     parts = [
         f"`{' '.join(run.command)}`, {run.started[:10]}, {describe_commit(machine.commit)}, {run.rounds} rounds, "
         f"{quiet(run)}; {machine.cpu}, {machine.cores} cores, Python {machine.python}, jax {machine.packages['jax']}.",
-        age(machine.commit),
         "The machine was busy: these numbers do not count." if run.busy else "",
     ]
     return " ".join(part for part in parts if part)

@@ -155,7 +155,6 @@ def test_the_page_has_what_was_measured_and_nothing_else(tmp_path: Path):
     assert write_page(FIGURES, tmp_path, page) == ["fig5"]
     text = page.read_text()
     assert "of an unknown commit" in text
-    assert "Whether it is older than the code is unknown" in text
     assert "## fig5: Dispatch overhead" in text
     assert "| a ratio | 0.990 | ≥ 0.98 | yes |" in text
     assert text.count("### ") == 1
