@@ -17,7 +17,8 @@ from atoll.protocol.messages import Compile, CompileReport, CompileStage
 from atoll.transfers.inbox import Inbox
 from atoll.worker import host_functions
 from atoll.worker.compilers import Compilers
-from atoll.worker.host_functions import Functions, _Pending
+from atoll.worker.function_records import Pending
+from atoll.worker.host_functions import Functions
 from atoll.worker.store import TypeKeys
 from tests.devices.null.test_sim_events import HandClock
 
@@ -38,6 +39,7 @@ class Host:
         self.inbox.put(session, len(self.compiled), NullProgram(program, 0.0, (), ()).source())
         self.functions.compile(Compile(name, session, len(self.compiled), (((0, 0),),)))
         assert self.compiled[-1].status.ok
+        self.functions.records.validate()
 
 
 @pytest.fixture
@@ -147,16 +149,16 @@ def test_a_compilation_may_end_while_its_host_reports_about_it() -> None:
     compilers = Compilers(cast(Any, None))
     compilation = compilers.submit("ana", 1.0, ALICE, False, lambda each: None)
     functions = Host(compilers=compilers).functions
-    functions._compiling["a"] = cast(Any, Ending(compilation))
+    functions.records.compile("a", cast(Any, Ending(compilation)))
     assert functions.stages_of(["a"]) == (CompileReport("a", CompileStage.COMPILING),)
 
 
 def test_the_cpu_time_of_a_worker_is_the_progress_of_what_it_compiles_itself_unless_that_waits_for_its_client() -> None:
     seconds = 1234.0
     functions = Host(cpu_seconds=lambda: seconds).functions
-    functions._compiling["a"] = _Pending(CompileStage.COMPILING)
-    functions._compiling["b"] = _Pending(CompileStage.COMPILING, may_ask=True)
-    functions._compiling["c"] = _Pending(CompileStage.QUEUED)
+    functions.records.compile("a", Pending(CompileStage.COMPILING))
+    functions.records.compile("b", Pending(CompileStage.COMPILING, may_ask=True))
+    functions.records.compile("c", Pending(CompileStage.QUEUED))
     asked = ["a", "b", "c"]
     before = functions.stages_of(asked)
     assert [each.progress for each in before[1:]] == [-1, -1]

@@ -26,7 +26,7 @@ from atoll.host_services.calls.client_calls import status_of_device_error
 from atoll.ir import plan as p
 from atoll.ir.plan import LocalArray
 from atoll.worker.dispatch_unit import DispatchUnit
-from atoll.worker.host_functions import Function
+from atoll.worker.function_records import Function
 from atoll.worker.store import COMPUTED, NO_ARRAY, Buffer
 
 

@@ -7,12 +7,12 @@ import hashlib
 import math
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor as Pool
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -22,7 +22,7 @@ from atoll.decodable import decodable
 from atoll.devices.compilers.compiler_messages import CompiledProgram, CompileProgram, OutlinedProgram, RenamedTarget
 from atoll.devices.compilers.compiler_server import CompilerCrashedError
 from atoll.devices.device import Assignment, DeviceBackend, LoadedFunction, ProgramLoader
-from atoll.errors import OK, Code, Status, StatusError, invalid, not_found, unimplemented
+from atoll.errors import OK, Code, Status, StatusError, invalid, unimplemented
 from atoll.host_services.calls.call_threads import SessionThreads
 from atoll.host_services.calls.client_calls import Calls, status_of_device_error
 from atoll.host_services.calls.function_callbacks import Callbacks
@@ -42,6 +42,8 @@ from atoll.protocol.messages import (
 )
 from atoll.transfers.inbox import Inbox
 from atoll.worker.compilers import Compilation, Compilers
+from atoll.worker.function_followers import Followers
+from atoll.worker.function_records import Function, FunctionRecord, FunctionRecords, FunctionState, Pending
 from atoll.worker.function_worlds import FunctionWorlds, Recipe, Waiting, place
 from atoll.worker.host_libraries import HostLibraries
 from atoll.worker.host_worlds import HostWorlds
@@ -61,68 +63,34 @@ _CPU_STEP_SECONDS = 10.0
 _read_source = msgspec.msgpack.Decoder(decodable(FunctionSource)).decode
 
 
-class Function:
-    """A loaded function, with the keys of the types of its inputs and outputs.
+@dataclass(frozen=True)
+class _Result:
+    """The end of a compilation: a function, an outline, a loaded library, or an error."""
 
-    A function with `callbacks` belongs to its client's session, and is not kept for others. If `is_apart` is set, the
-    function is on several islands whose devices do not communicate. If it has followed its arguments into a world,
-    `home` is the same function in the client of the host's island.
-    """
+    status: Status = OK
+    function: Function | None = None
+    info: FunctionInfo | None = None
+    seconds: float = 0.0
+    cached: bool = False
+    crashed: bool = False
 
-    def __init__(
-        self,
-        loaded: LoadedFunction,
-        keys: TypeKeys,
-        callbacks: Callbacks | None = None,
-        is_apart: bool = False,
-        home: Function | None = None,
-    ) -> None:
-        self.loaded = loaded
-        self.home = home
-        self.callbacks = callbacks
-        self.is_apart = is_apart
-        self.ordinals = loaded.ordinals
-        count = len(self.ordinals)
+    def failed(self, status: Status) -> _Result:
+        """Return the result for a function that cannot be used for this reason."""
+        return replace(self, status=status, function=None, info=None)
 
-        def key(dtype: str, shape: tuple[int, ...], layout: tuple[int, ...] | None) -> int:
-            return keys.of(dtype, (shape,) * count, self.ordinals, layout)
-
-        self.input_keys = [
-            key(*each, layout) for each, layout in zip(loaded.parameters, loaded.parameter_layouts, strict=True)
-        ]
-        self.token_positions = frozenset(
-            position for position, (dtype, _) in enumerate(loaded.parameters) if dtype == "token"
-        )
-        self.output_keys = [
-            key(*each, layout) for each, layout in zip(loaded.outputs, loaded.output_layouts, strict=True)
-        ]
-
-
-@dataclass
-class _Pending:
-    """A function that is not compiled yet. `others` are further requests for it."""
-
-    stage: CompileStage = CompileStage.QUEUED
-    thread: int = 0  # that works on it
-    others: list[Compile] = field(default_factory=list)
-    in_compiler: Compilation | None = None  # by `compilers`, which know the stage
-    may_ask: bool = False  # this process compiles it, and may wait for the client meanwhile
+    def checked(self) -> _Result:
+        """Return the result, which has failed if no device can run the function."""
+        if self.function is None or self.info is None:
+            return self
+        problem = _size_problem(self.function.loaded, self.info)
+        return self if problem is None else self.failed(problem)
 
 
 class Functions:
     """Compiled functions by name.
 
-    These attributes say what happens to a function. It is in several of them at once only as stated:
-
-    | attribute | the function |
-    |---|---|
-    | `_compiling` | has requests, and is compiled, or waits for libraries, a world, a thread or a compiler process |
-    | `_dropped` | is also in `_compiling`: no session uses it, so it becomes idle once it is compiled |
-    | `_functions`, `_info` | is loaded |
-    | `_idle` | is also in `_functions`: no session uses it, and the oldest ones are forgotten |
-    | `_followers` | is also in `_functions`: it was loaded in the world of its arguments, and the next call uses that |
-
-    `_function_worlds` has what the functions in worlds need to be compiled again in another one.
+    `function_records` has the states of a function. The attribute `_function_worlds` has what is needed to compile
+    functions again in another world.
 
     Args:
         report: Receives the outcomes of compilations, on the threads of `pool`, which compile.
@@ -144,6 +112,7 @@ class Functions:
         worlds: HostWorlds | None = None,
         cpu_seconds: Callable[[], float] = time.process_time,
     ) -> None:
+        self.records = FunctionRecords()
         self._cpu_seconds = cpu_seconds
         self._libraries = HostLibraries(backend.libraries)
         self.python = python or PythonSessions(None)
@@ -156,51 +125,43 @@ class Functions:
         self._calls = calls
         self._pool = pool or ThreadPoolExecutor(COMPILE_THREADS, "atoll-compile")
         self._asking = SessionThreads("atoll-compile-asking")
-        self._lock = threading.Lock()
-        self._functions: dict[str, Function] = {}
-        self._info: dict[str, tuple[bytes, str]] = {}  # encoded, and the name that the client chose
-        self._compiling: dict[str, _Pending] = {}
         self.programs = Programs()
         self.may_wait = False  # whether some run in worlds, or together with other hosts
         self._function_worlds = FunctionWorlds()
+        self.followers = Followers(self.records, self._function_worlds, worlds, backend.loader, keys, self._pool)
         self.calling_clients = 0  # number of functions that call their clients
-        self._followers: dict[str, Function] = {}  # loaded, and used from the next call on: see `follow`
-        self._idle: OrderedDict[str, None] = OrderedDict()
-        self._dropped: set[str] = set()  # dropped while they were being compiled
 
     def compile(self, message: Compile) -> None:
         """Compile a function whose source has arrived, unless it is already compiled. Report in either case."""
-        with self._lock:
-            self._idle.pop(message.function, None)
-            self._dropped.discard(message.function)
-            if message.function in self._functions:
+        with self.records.lock:
+            record = self.records.find(message.function)
+            if record is not None:
+                self.records.use(record)
+            if record is not None and record.function is not None:
                 self.programs.compiled(message.function, "", message.session)
-                info, name = self._info[message.function]
                 self._inbox.drop(message.session, message.feed)
-                function = self._functions[message.function]
-                scratch = function.loaded.scratch_bytes
-                calls, is_apart = bool(function.callbacks), function.is_apart
-                self._report(Compiled(message.function, OK, info, 0.0, True, scratch, calls, name, is_apart=is_apart))
+                result = _Result(function=record.function, cached=True)
+                self._report(_compiled(message.function, result, record.info, record.title))
                 return
-            pending = self._compiling.get(message.function)
+            pending = None if record is None else record.pending
             if pending is not None and pending.stage is not CompileStage.UNKNOWN:
                 pending.others.append(message)
                 if self._function_worlds.awaits_world(message.function):  # the answer came only to waiting sessions
                     self._report(NeedsWorld(message.function))
                 return
             others = [] if pending is None else pending.others
-            self._compiling[message.function] = _Pending(others=others)
+            self.records.compile(message.function, Pending(others=others))
         self._start_when_joined(message)
 
     def stages_of(self, functions: Sequence[str]) -> tuple[CompileReport, ...]:
         """Report what this host does about the compilations of these functions."""
-        with self._lock:
+        with self.records.lock:
             # Other threads change these entries.
             found = [
                 (name, CompileStage.UNKNOWN, False, None)
                 if each is None
                 else (name, each.stage, each.may_ask, each.in_compiler)
-                for name, each in ((name, self._compiling.get(name)) for name in functions)
+                for name, each in ((name, self.records.pending(name)) for name in functions)
             ]
         return tuple(
             CompileReport(name, stage, self._progress_here(stage, may_ask))
@@ -218,25 +179,48 @@ class Functions:
         is_busy = stage is CompileStage.COMPILING and not may_ask
         return int(self._cpu_seconds() / _CPU_STEP_SECONDS) if is_busy else -1
 
-    def _enter(self, name: str, stage: CompileStage, may_ask: bool = False) -> None:
+    def _wait(self, name: str, stage: CompileStage = CompileStage.WAITING, may_ask: bool = False) -> None:
         """Note that the function waits, so that no thread works on it."""
-        with self._lock:
-            pending = self._compiling.get(name)
+        with self.records.lock:
+            pending = self.records.pending(name)
             if pending is not None:
-                pending.stage, pending.thread, pending.may_ask = stage, 0, may_ask
+                pending.wait(stage, may_ask)
+
+    # ---- work on threads
+
+    def _start_in_pool(self, message: Compile, work: Callable[..., None], *arguments: Any) -> None:
+        start_in(self._pool, self._start, message, work, *arguments)
+
+    def _start(self, message: Compile, work: Callable[..., None], *arguments: Any) -> None:
+        """Do some work for a compilation, on this thread."""
+        with self._working(message):
+            work(message, *arguments)
 
     @contextlib.contextmanager
-    def _working(self, name: str, in_compiler: Compilation | None = None) -> Iterator[None]:
-        """Note that this thread works on the function. Unless it passes the function on or ends it, it loses it."""
-        thread = threading.get_ident()
-        with self._lock:
-            pending = self._compiling.get(name)
+    def _working(self, message: Compile, in_compiler: Compilation | None = None) -> Iterator[None]:
+        """Note that this thread works on the function, and report an error as the end of the compilation.
+
+        If the thread returns without passing the function on or ending it, the compilation is lost, and its stage is
+        UNKNOWN. With `in_compiler`, the work is that of a compiler process, which may have been canceled.
+        """
+        name, thread = message.function, threading.get_ident()
+        with self.records.lock:
+            pending = self.records.pending(name)
             if pending is not None and pending.in_compiler is in_compiler:
                 pending.stage, pending.thread = CompileStage.COMPILING, thread
-        yield  # an exception ends the worker
-        with self._lock:
-            if pending is not None and pending is self._compiling.get(name) and pending.thread == thread:
-                pending.stage, pending.thread, pending.in_compiler = CompileStage.UNKNOWN, 0, None
+        try:
+            yield
+        except Exception as error:
+            seconds = 0.0 if in_compiler is None else in_compiler.seconds
+            if isinstance(error, CompilerCrashedError):
+                result = _Result(error.status, seconds=seconds, crashed=True)
+            else:
+                result = _Result(status_of_device_error(error), seconds=seconds)
+            if in_compiler is None or self._compiles(name, in_compiler):
+                self._end(message, result)
+        with self.records.lock:
+            if pending is not None and pending is self.records.pending(name) and pending.thread == thread:
+                pending.wait(CompileStage.UNKNOWN)
 
     def _start_when_joined(self, message: Compile) -> None:
         """Start the compilation when this host has joined the function's world, if it needs one.
@@ -245,98 +229,74 @@ class Functions:
         """
         if message.world and not message.islands and self._worlds is not None:
             self.may_wait = True
-            self._enter(message.function, CompileStage.WAITING)
-            self._worlds.when_joined(message.world, lambda status: start_in(self._pool, self._start, message, status))
+            self._wait(message.function)
+            self._worlds.when_joined(message.world, lambda status: self._start_in_pool(message, self._begin, status))
         else:
-            start_in(self._pool, self._start, message)
+            self._start_in_pool(message, self._begin)
 
-    def _start(self, message: Compile, joined: Status = OK) -> None:
-        """Load a Python function, or compile a program: in a compiler process, or here.
+    def _begin(self, message: Compile, joined: Status = OK) -> None:
+        """Load a Python function or a library, or compile a program.
 
         A program that asks its client while it is compiled has another thread. `joined` is the outcome of joining the
         function's world.
         """
-        with self._working(message.function):
-            self._begin(message, joined)
-
-    def _begin(self, message: Compile, joined: Status) -> None:
-        try:
-            source = self._source(message)
-            joined.raise_if_error()
-            if source.is_python:
-                if message.islands:
-                    self._await_world(Waiting(message, source, partial(self._load_python, source)))
-                else:
-                    self._load_python(source, message)
-                return
-            if message.ranks[1] and not message.world and not message.islands and self._worlds is not None:
-                raise invalid("RegisterFunction.runs_apart is for functions of Python")
-            if message.world and not message.islands:
-                with self._lock:
-                    self._function_worlds.enter(Recipe(message, source))
-            if source.is_library:
-                self._libraries.load(message, source.program)
-                self._end(message, None, OK)
-                return
-            if source.targets:
-                self._enter(message.function, CompileStage.WAITING)
-                compile_ = partial(start_in, self._pool, self._compile_loaded, message, source)
-                self._libraries.when_loaded(message, source.targets, compile_)
-                return
-        except Exception as error:
-            self._end(message, None, status_of_device_error(error))
+        source = self._source(message)
+        joined.raise_if_error()
+        if source.is_python:
+            if message.islands:
+                self._await_world(Waiting(message, source, partial(self._load_python, source)))
+            else:
+                self._load_python(source, message)
             return
-        self._compile_source(message, source)
+        if message.ranks[1] and not message.world and not message.islands and self._worlds is not None:
+            raise invalid("RegisterFunction.runs_apart is for functions of Python")
+        if message.world and not message.islands:
+            with self.records.lock:
+                self._function_worlds.enter(Recipe(message, source))
+        if source.is_library:
+            self._libraries.load(message, source.program)
+            self._end(message, _Result())
+        elif source.targets:
+            self._wait(message.function)
+            compile_ = partial(self._start_in_pool, message, self._compile_loaded, source)
+            self._libraries.when_loaded(message, source.targets, compile_)
+        else:
+            self._compile_source(message, source)
 
     def _load_python(self, source: FunctionSource, message: Compile) -> None:
-        self._enter(message.function, CompileStage.WAITING)
+        self._wait(message.function)
         self.python.load(message, source.program, lambda status: self._loaded_python(message.function, status))
 
     def _compile_loaded(self, message: Compile, source: FunctionSource, libraries: Status) -> None:
-        """Compile a program with custom calls of libraries, unless one of them could not be loaded."""
-        if libraries.ok:
-            self._compile_source(message, source)
-        else:
-            self._end(message, None, libraries)
+        """Compile a program with custom calls of libraries. Raise StatusError if one of them could not be loaded."""
+        libraries.raise_if_error()
+        self._compile_source(message, source)
 
     def _compile_source(self, message: Compile, source: FunctionSource) -> None:
-        with self._working(message.function):
-            self._choose_compiler(message, source)
-
-    def _choose_compiler(self, message: Compile, source: FunctionSource) -> None:
+        """Compile a program: in a compiler process, on another thread if it asks its client, or on this thread."""
         needs_process = bool(message.tenant) or source.fragment is not None
         if needs_process and self._compilers is not None and self._backend.loader is not None:
-            try:
-                self._submit_to_compiler(message, source, self._compilers, self._backend.loader)
-            except Exception as error:
-                self._end(message, None, status_of_device_error(error))
+            self._submit_to_compiler(message, source, self._compilers, self._backend.loader)
         elif source.fragment is not None:
-            text = f"devices of platform {self._backend.platform} run no IFRT IR programs (MPMD)"
-            self._end(message, None, unimplemented(text).status)
+            raise unimplemented(f"devices of platform {self._backend.platform} run no IFRT IR programs (MPMD)")
         elif source.keys:
-            self._enter(message.function, CompileStage.QUEUED, may_ask=True)
-            self._asking.submit(source.session, lambda: self._compile(message, source))
+            self._wait(message.function, CompileStage.QUEUED, may_ask=True)
+            self._asking.submit(source.session, partial(self._start, message, self._compile, source))
         else:
             self._compile(message, source)
 
     def _compile(self, message: Compile, source: FunctionSource) -> None:
-        with self._working(message.function):
-            try:
-                callbacks = self._callbacks(source, message)
-                targets = self._libraries.register(message, source.targets)
-                if message.islands and self._backend.loader is not None:
-                    request = self._request(message, source, callbacks, targets)
-                    program, cached, seconds = self._backend.loader.compile_over_islands(
-                        request, callbacks, message.tenant
-                    )
-                    self._place(message, source, program, callbacks, seconds, cached)
-                    return
-                compiled = self._compile_here(message, source.program, source.options, callbacks, targets)
-                loaded, cached, seconds = compiled
-                function = Function(loaded, self._keys, callbacks)
-                self._end(message, function, OK, loaded.info(), seconds, cached)
-            except Exception as error:
-                self._end(message, None, status_of_device_error(error))
+        """Compile a program in this process."""
+        callbacks = self._callbacks(source, message)
+        targets = self._libraries.register(message, source.targets)
+        if message.islands and self._backend.loader is not None:
+            request = self._request(message, source, callbacks, targets)
+            program, cached, seconds = self._backend.loader.compile_over_islands(request, callbacks, message.tenant)
+            self._place(message, source, program, callbacks, seconds, cached)
+            return
+        loaded, cached, seconds = self._compile_here(message, source.program, source.options, callbacks, targets)
+        function = Function(loaded, self._keys, callbacks)
+        self._end(message, _Result(OK, function, loaded.info(), seconds, cached))
 
     def _compile_here(
         self,
@@ -364,21 +324,15 @@ class Functions:
             return
         if kept is not None and not message.islands:
             loaded = loader.load(kept, message.assignment, callbacks, message.world)
-            function = Function(loaded, self._keys, callbacks)
-            self._end(message, function, OK, function.loaded.info(), cached=True)
+            self._end(message, _Result(OK, Function(loaded, self._keys, callbacks), loaded.info(), cached=True))
             return
 
         def work(compilation: Compilation) -> None:
-            with self._working(message.function, compilation):
-                compile_in_process(compilation)
-
-        def compile_in_process(compilation: Compilation) -> None:
-            function, info, status, crashed = None, None, OK, False
-            try:
+            with self._working(message, compilation):
                 ask = callbacks.ask if callbacks is not None and source.keys else None
                 program = compilation.compile(request, ask, f"program {message.content[:12]}")
                 if isinstance(program, OutlinedProgram):
-                    info = _outlined(program)
+                    result = _Result(info=_outlined(program))
                 elif message.islands and program.description is not None:
                     loader.keep(request, message.tenant, program)
                     if self._compiles(message.function, compilation):
@@ -386,28 +340,26 @@ class Functions:
                     return
                 else:
                     function = Function(self._loaded(message, request, program, callbacks), self._keys, callbacks)
-                    info = function.loaded.info()
-            except CompilerCrashedError as error:
-                status, crashed = error.status, True
-            except Exception as error:
-                status = status_of_device_error(error)
-            if self._compiles(message.function, compilation):
-                self._end(message, function, status, info, compilation.seconds, crashed=crashed)
+                    result = _Result(OK, function, function.loaded.info())
+                if self._compiles(message.function, compilation):
+                    self._end(message, replace(result, seconds=compilation.seconds))
 
-        with self._lock:
-            if message.function in self._dropped:
-                self._forget_compiling(message.function)
+        with self.records.lock:
+            record = self.records.find(message.function)
+            if record is None or record.pending is None:
                 return
-            pending = self._compiling[message.function]
-            pending.thread = 0
-            pending.in_compiler = compilers.submit(
+            if record.state is FunctionState.UNWANTED:
+                self._cancel(record)
+                return
+            record.pending.thread = 0
+            record.pending.in_compiler = compilers.submit(
                 message.tenant, message.share, message.session, bool(source.keys), work
             )
 
     def _compiles(self, name: str, compilation: Compilation) -> bool:
         """Return whether a compilation was not canceled."""
-        with self._lock:
-            pending = self._compiling.get(name)
+        with self.records.lock:
+            pending = self.records.pending(name)
             return pending is not None and pending.in_compiler is compilation
 
     def _request(
@@ -451,27 +403,24 @@ class Functions:
             return
         message = msgspec.structs.replace(message, world=placement.world)
         may_follow = not message.world and len(program.executable) <= MOST_FOLLOWING_BYTES
-        with self._lock:
+        with self.records.lock:
             self._function_worlds.enter(Recipe(message, source, program if may_follow else None))
             self.may_wait = self.may_wait or bool(message.world)
         loaded = loader.load(program, message.assignment, callbacks, message.world, message.ranks)
         function = Function(loaded, self._keys, callbacks, placement.is_apart)
-        with self._lock:
-            if message.function not in self._compiling:
-                return  # the compilation was canceled
-        self._end(message, function, OK, loaded.info(), seconds, cached)
+        self._end(message, _Result(OK, function, loaded.info(), seconds, cached))
 
     def _await_world(self, waiting: Waiting) -> None:
         """Load a function when this host has joined its world. If it has none, ask the controller for it."""
         message = waiting.message
-        with self._lock:
-            pending = self._compiling.get(message.function)
-            if pending is None:  # the compilation was canceled
+        with self.records.lock:
+            record = self.records.find(message.function)
+            if record is None or record.pending is None:  # the compilation was canceled
                 return
             self._function_worlds.await_world(waiting)
-            pending.in_compiler, pending.stage, pending.thread, pending.may_ask = None, CompileStage.WAITING, 0, False
-            if message.function in self._dropped:
-                self._forget_compiling(message.function)
+            record.pending.wait()
+            if record.state is FunctionState.UNWANTED:
+                self._cancel(record)
                 return
         if message.world:
             self.load_in_world(LoadInWorld(message.function, message.world))
@@ -482,20 +431,18 @@ class Functions:
         """Load a function in the world that the controller has chosen, when this host has joined it."""
         if self._worlds is None:
             return
-        with self._lock:
+        with self.records.lock:
             waiting = self._function_worlds.named(message.function, message.world)
             if waiting is None:
                 return
             self.may_wait = True
-        self._worlds.when_joined(message.world, lambda status: start_in(self._pool, self._load_joined, waiting, status))
+        self._worlds.when_joined(
+            message.world, lambda status: self._start_in_pool(waiting.message, self._load_joined, waiting, status)
+        )
 
-    def _load_joined(self, waiting: Waiting, joined: Status) -> None:
-        with self._working(waiting.message.function):
-            try:
-                joined.raise_if_error()
-                waiting.load(waiting.message)
-            except Exception as error:
-                self._end(waiting.message, None, status_of_device_error(error))
+    def _load_joined(self, message: Compile, waiting: Waiting, joined: Status) -> None:
+        joined.raise_if_error()
+        waiting.load(message)
 
     def _loaded(
         self, message: Compile, request: CompileProgram, program: CompiledProgram, callbacks: Callbacks | None
@@ -510,58 +457,53 @@ class Functions:
         loader.keep(request, message.tenant, program)
         return loaded
 
-    def _end(
-        self,
-        message: Compile,
-        function: Function | None,
-        status: Status,
-        info: FunctionInfo | None = None,
-        seconds: float = 0.0,
-        cached: bool = False,
-        crashed: bool = False,
-    ) -> None:
-        if function is not None and info is not None and (problem := _size_problem(function.loaded, info)) is not None:
-            function, info, status = None, None, problem
-        with self._lock:
-            closing = None if self._worlds is None else self._worlds.closing_of(message.world)
-            is_apart = function is not None and function.is_apart
-            if closing is not None:
-                function, info, status = None, None, closing.status
-            again = None if closing is None else self._after_closing(message, closing, is_apart)
-            if again is not None:
-                start_in(self._pool, self._recompile, again)
+    def _end(self, message: Compile, result: _Result) -> None:
+        """Keep a compiled function, and report the result. Compile it again if its world was closed meanwhile."""
+        result = result.checked()
+        name = message.function
+        with self.records.lock:
+            record = self.records.find(name)
+            if record is None or record.pending is None:  # the compilation was canceled
                 return
-            encoded = b"" if info is None else msgspec.msgpack.encode(info)
-            pending = self._compiling.pop(message.function, None)
-            others = [] if pending is None else pending.others
-            worlds = self._function_worlds
-            waiting = worlds.forget(message.function) if function is None else worlds.arrived(message.function)
-            if function is not None and info is not None:
+            closing = None if self._worlds is None else self._worlds.closing_of(message.world)
+            again = None if closing is None else self._after_closing(message, closing, record.pending, result)
+            others = record.pending.others
+            if closing is not None:
+                result = result.failed(closing.status)
+            encoded = b"" if result.info is None else msgspec.msgpack.encode(result.info)
+            title = "" if result.info is None else result.info.name
+            if again is not None:
+                waiting: Iterable[Callable[[], None]] = ()
+            elif result.function is None:
+                self.records.forget(record)
+                waiting = self._function_worlds.forget(name)
+            else:
                 for each in (message, *others):
-                    self.programs.compiled(message.function, info.name, each.session)
-                self._functions[message.function] = function
-                self.may_wait = self.may_wait or function.loaded.is_joint
-                self.calling_clients += bool(function.callbacks)
-                self._info[message.function] = encoded, info.name
-            if message.function in self._dropped:
-                self._dropped.discard(message.function)
-                self._make_idle(message.function)
+                    self.programs.compiled(name, title, each.session)
+                waiting = self._function_worlds.arrived(name)
+                self._load(record, result.function, encoded, title)
+        if again is not None:
+            self._recompile(again)
+            return
         for wake in waiting:
             wake()
         for other in others:
             self._inbox.drop(other.session, other.feed)
-        scratch = 0 if function is None else function.loaded.scratch_bytes
-        calls_client = function is not None and bool(function.callbacks)
-        name = "" if info is None else info.name
-        is_apart = function is not None and function.is_apart
-        self._report(
-            Compiled(message.function, status, encoded, seconds, cached, scratch, calls_client, name, crashed, is_apart)
-        )
+        self._report(_compiled(name, result, encoded, title))
 
-    def _after_closing(self, message: Compile, closing: CloseWorld, is_apart: bool) -> Recipe | None:
+    def _load(self, record: FunctionRecord, function: Function, info: bytes, title: str) -> None:
+        """Keep a function. The caller holds the lock."""
+        is_unwanted = record.state is FunctionState.UNWANTED
+        self.records.load(record, function, info, title)
+        self.may_wait = self.may_wait or function.loaded.is_joint
+        self.calling_clients += bool(function.callbacks)
+        if is_unwanted:
+            self._release(record, function)
+
+    def _after_closing(self, message: Compile, closing: CloseWorld, pending: Pending, result: _Result) -> Recipe | None:
         """Return how to compile a function whose world was closed, or None. The caller holds the lock."""
-        pending = self._compiling.setdefault(message.function, _Pending())
-        pending.in_compiler, pending.stage, pending.thread = None, CompileStage.WAITING, 0
+        pending.wait()
+        is_apart = result.function is not None and result.function.is_apart
         return self._function_worlds.after_closing(message, closing, is_apart, pending.others)
 
     def _recompile(self, recipe: Recipe) -> None:
@@ -572,15 +514,15 @@ class Functions:
         elif message.world and self._worlds is not None:
             self._worlds.when_joined(message.world, partial(self._move, message, source))
         else:
-            self._compile_source(message, source)
+            self._start_in_pool(message, self._compile_source, source)
 
-    def _forget_compiling(self, name: str) -> None:
+    def _cancel(self, record: FunctionRecord) -> None:
         """Forget a compilation for which no session waits any longer. The caller holds the lock."""
-        self._dropped.discard(name)
-        pending = self._compiling.pop(name, None)
-        for other in [] if pending is None else pending.others:
+        others = [] if record.pending is None else record.pending.others
+        self.records.forget(record)
+        for other in others:
             self._inbox.drop(other.session, other.feed)
-        for wake in self._function_worlds.forget(name):  # these runs fail, because the function is not here
+        for wake in self._function_worlds.forget(record.name):  # these runs fail, because the function is not here
             wake()
 
     def open(self, session: int, tenant: str, python: PythonRules = USER_RULES) -> None:
@@ -597,14 +539,15 @@ class Functions:
         if self._compilers is not None:
             self._compilers.close(session)
 
-    def _loaded_python(self, function: str, status: Status) -> None:
-        with self._lock:
-            self._compiling.pop(function, None)
-            dropped = function in self._dropped
-            self._dropped.discard(function)
-        if dropped:
-            self.python.drop(function)
-        self._report(Compiled(function, status, b"", 0.0, False))
+    def _loaded_python(self, name: str, status: Status) -> None:
+        with self.records.lock:
+            record = self.records.find(name)
+            is_unwanted = record is not None and record.state is FunctionState.UNWANTED
+            if record is not None:
+                self.records.forget(record)
+        if is_unwanted:
+            self.python.drop(name)
+        self._report(_compiled(name, _Result(status)))
 
     def _source(self, message: Compile) -> FunctionSource:
         """Return the source that the first session sent. If that has ended, use that of another waiting session."""
@@ -612,8 +555,9 @@ class Functions:
             try:
                 return self._source_of(message)
             except StatusError:
-                with self._lock:
-                    others = self._compiling[message.function].others
+                with self.records.lock:
+                    pending = self.records.pending(message.function)
+                    others = [] if pending is None else pending.others
                     if not others:
                         raise
                     message = others.pop(0)
@@ -645,20 +589,18 @@ class Functions:
         return Callbacks(self._calls, session, numbers, devices > 1, source.keys, source.channels)
 
     def get(self, name: str) -> Function:
-        function = self._functions.get(name)
-        if function is None:
-            raise not_found(f"compiled function {name} is not on this host")
-        return function
+        """Return a loaded function. Raise NOT_FOUND. Safe on any thread."""
+        return self.records.get(name)
 
     def session_of(self, name: str) -> int:
         """Return the session whose client the function calls or whose Python it is, or 0 for other functions."""
-        function = self._functions.get(name)
+        function = self.records.loaded(name)
         callbacks = None if function is None else function.callbacks
         return (self.python.session_of(name) or 0) if callbacks is None else callbacks.session
 
     def callbacks_of(self, name: str) -> Callbacks | None:
         """Return the calls of a function into its client's process, or None if it makes none or is not here."""
-        function = self._functions.get(name)
+        function = self.records.loaded(name)
         return (function.callbacks or None) if function is not None else None
 
     def drop(self, name: str) -> None:
@@ -667,43 +609,40 @@ class Functions:
         A function that calls its client is dropped at once, so call this only when its session's runs have been
         enqueued. If a compiler process is compiling the function, the process is killed and nothing is reported.
         """
-        with self._lock:
-            if self._stop(name):
-                return
-            if name in self._compiling:
-                self._dropped.add(name)
-            elif self.python.session_of(name) is not None:
-                self.python.drop(name)
-            elif name in self._functions:
-                self._make_idle(name)
+        with self.records.lock:
+            record = self.records.find(name)
+            if record is None:
+                if self.python.session_of(name) is not None:
+                    self.python.drop(name)
+            elif record.function is not None:
+                self._release(record, record.function)
+            elif not self._stop(record):
+                self.records.drop(record)
 
     def stop_compiling(self, name: str) -> None:
         """Kill the compiler process that compiles a function, and report nothing. Keep a function that is compiled."""
-        with self._lock:
-            self._stop(name)
+        with self.records.lock:
+            record = self.records.find(name)
+            if record is not None:
+                self._stop(record)
 
-    def _stop(self, name: str) -> bool:
+    def _stop(self, record: FunctionRecord) -> bool:
         """Stop a compilation in a compiler process. Return whether there was one. The caller holds the lock."""
-        pending = self._compiling.get(name)
-        if pending is None or (pending.in_compiler is None and not self._function_worlds.awaits_world(name)):
+        pending = record.pending
+        if pending is None or (pending.in_compiler is None and not self._function_worlds.awaits_world(record.name)):
             return False
-        self._forget_compiling(name)
+        self._cancel(record)
         if pending.in_compiler is not None:
             pending.in_compiler.cancel()
         return True
 
-    def _make_idle(self, name: str) -> None:
-        if name not in self._functions:  # it could not be compiled
+    def _release(self, record: FunctionRecord, function: Function) -> None:
+        """Keep a function that no session uses, among the last `IDLE_FUNCTIONS`. The caller holds the lock."""
+        if function.callbacks is not None:
+            self._forget(record)
             return
-        callbacks = self._functions[name].callbacks
-        if callbacks is not None:
-            self._forget(name)
-            self.calling_clients -= bool(callbacks)
-            return
-        self._idle[name] = None
-        self._idle.move_to_end(name)
-        while len(self._idle) > IDLE_FUNCTIONS:
-            oldest, _ = self._idle.popitem(last=False)
+        self.records.drop(record)
+        while (oldest := self.records.surplus(IDLE_FUNCTIONS)) is not None:
             self._forget(oldest)
 
     def close_world(self, message: CloseWorld) -> None:
@@ -713,18 +652,17 @@ class Functions:
             return
         moving: list[Recipe] = []
         worlds.note_closing(message)
-        with self._lock:
-            lost = [name for name, each in self._functions.items() if each.loaded.world == message.world]
-            for name in lost:
-                if self._functions[name].home is not None:  # its next run returns there
+        with self.records.lock:
+            for record, function in self.records.of_world(message.world):
+                if function.home is not None:  # its next run returns there
                     continue
-                self.calling_clients -= bool(self._functions[name].callbacks)
-                is_idle = name in self._idle
-                self._idle.pop(name, None)
-                recipe = self._function_worlds.leave(name, 0 if is_idle else message.successor)
-                self._unload(name)
-                if recipe is not None:
-                    self._compiling[name] = _Pending(CompileStage.WAITING)
+                successor = 0 if record.state is FunctionState.IDLE else message.successor
+                recipe = self._function_worlds.leave(record.name, successor)
+                self._unload(record)
+                if recipe is None:
+                    self.records.forget(record)
+                else:
+                    self.records.compile(record.name, Pending(CompileStage.WAITING))
                     moving.append(recipe)
         worlds.close(message)
         self.python.close_world(message)
@@ -734,58 +672,11 @@ class Functions:
     def _move(self, message: Compile, source: FunctionSource, joined: Status) -> None:
         """Compile a function in another world, on the pool's threads. A function with `islands` may not need it."""
         if joined.ok or message.islands:
-            with self._lock:
+            with self.records.lock:
                 self._function_worlds.enter(Recipe(message, source))
-            start_in(self._pool, self._compile_source, message, source)
+            self._start_in_pool(message, self._compile_source, source)
         else:
-            self._end(message, None, joined)
-
-    def follow(self, name: str, world: int) -> bool:
-        """Have a function that is apart run in the world of its arguments, and return whether it does now.
-
-        Its runs then need not wait until the arguments are computed. The first call begins to load the function there,
-        and a later call uses it. Only the executor's thread may call this, since its runs use the function.
-        """
-        with self._lock:
-            follower = self._followers.pop(name, None)
-            if follower is not None and follower.loaded.world == world and follower.home is self._functions.get(name):
-                self._functions[name] = follower
-                return True
-            recipe = self._function_worlds.follow(name, world)
-        if recipe is not None:
-            start_in(self._pool, self._load_follower, recipe)
-        return False
-
-    def _load_follower(self, recipe: Recipe) -> None:
-        """Load a function in the world of its arguments, unless that is not possible."""
-        message, program, loader = recipe.message, recipe.program, self._backend.loader
-        home = self._functions.get(message.function)
-        if home is None or program is None or program.description is None or loader is None or self._worlds is None:
-            return
-        placement = place(message, program.description, False, self._worlds.has_joined(message.world))
-        if placement.world != message.world:  # hosts of an island communicate, or the world was closed
-            return
-        try:
-            loaded = loader.load(program, message.assignment, None, message.world, message.ranks)
-            follower = Function(loaded, self._keys, is_apart=True, home=home)
-        except StatusError:  # the world was closed meanwhile
-            return
-        with self._lock:
-            if self._functions.get(message.function) is home:
-                self._followers[message.function] = follower
-
-    def in_open_world(self, name: str) -> Function:
-        """Return a function, which returns home if the world into which it has followed its arguments is closed.
-
-        Only the executor's thread may call this, since its runs use the function. Raise NOT_FOUND.
-        """
-        function = self.get(name)
-        if function.home is None or (self._worlds is not None and self._worlds.has_joined(function.loaded.world)):
-            return function
-        with self._lock:
-            if self._functions.get(name) is function:
-                self._functions[name] = function.home
-        return function.home
+            self._end(message, _Result(joined))
 
     def closing_of(self, world: int) -> Status:
         """Return why a world was closed; OK if it is open."""
@@ -794,19 +685,19 @@ class Functions:
 
     def awaits(self, name: str, wake: Callable[[], None]) -> bool:
         """Return whether the function moves to another world. If so, call `wake` on any thread afterwards."""
-        with self._lock:
+        with self.records.lock:
             return self._function_worlds.awaits_move(name, wake)
 
-    def _forget(self, name: str) -> None:
-        """Forget a compiled function that no session uses. The caller holds the lock."""
-        self._unload(name)
-        self._function_worlds.forget(name)
+    def _forget(self, record: FunctionRecord) -> None:
+        """Forget a loaded function that no session uses. The caller holds the lock."""
+        self._unload(record)
+        self.records.forget(record)
+        self._function_worlds.forget(record.name)
 
-    def _unload(self, name: str) -> None:
-        """Drop a compiled function, which may be compiled again. The caller holds the lock."""
-        del self._functions[name], self._info[name]
-        self._followers.pop(name, None)
-        self.programs.dropped(name)
+    def _unload(self, record: FunctionRecord) -> None:
+        """Note that a loaded function leaves the host, or is compiled again. The caller holds the lock."""
+        self.calling_clients -= record.function is not None and bool(record.function.callbacks)
+        self.programs.dropped(record.name)
 
     def answer(self, what: str, name: str) -> bytes:
         """Return the cost analysis (JSON) or the text of a function. Raise UNIMPLEMENTED for other questions."""
@@ -817,6 +708,23 @@ class Functions:
             case "text":
                 return loaded.text().encode()
         raise unimplemented(f"this worker cannot answer the question {what!r} about a function")
+
+
+def _compiled(name: str, result: _Result, info: bytes = b"", title: str = "") -> Compiled:
+    """Return the report about a compilation. `info` is encoded, and `title` is the name that the client chose."""
+    function = result.function
+    return Compiled(
+        name,
+        result.status,
+        info,
+        result.seconds,
+        result.cached,
+        0 if function is None else function.loaded.scratch_bytes,
+        function is not None and bool(function.callbacks),
+        title,
+        result.crashed,
+        function is not None and function.is_apart,
+    )
 
 
 def _size_problem(loaded: LoadedFunction, info: FunctionInfo) -> Status | None:

@@ -32,9 +32,10 @@ from atoll.transfers.piece_contents import BufferContents, Filled, as_views
 from atoll.transfers.transfer_engine import Contents, nothing_to_release
 from atoll.worker.completions import ArrayCompletion, DeletionGuard, RunCompletion
 from atoll.worker.dispatch_unit import DispatchUnit, Read
+from atoll.worker.function_records import Function
 from atoll.worker.future_arrays import ClientRunThreads, FutureArray, Outcome, has_thread, raise_failure, stream_of
 from atoll.worker.grouped_sends import SMALL_BYTES
-from atoll.worker.host_functions import Function, Functions
+from atoll.worker.host_functions import Functions
 from atoll.worker.host_network import HostNetwork, is_small_and_ready, wait_for_shards
 from atoll.worker.joint_runs import JointRun, JointRuns
 from atoll.worker.store import COMPUTED, NO_ARRAY, Buffer, Readers, TypeKeys, share
@@ -61,6 +62,7 @@ class StepRunner:
         on_outcome: Callable[[Outcome], None],
     ) -> None:
         self._backend, self._functions = backend, functions
+        self._records, self._followers = functions.records, functions.followers
         self._data_port, self._network = data_port, network
         self._inbox = data_port.inbox
         self._keys = keys
@@ -128,7 +130,7 @@ class StepRunner:
         if isinstance(step, p.Execute):
             if self._functions.awaits(step.function, wake):
                 return True
-            function = self._functions.in_open_world(step.function)
+            function = self._followers.in_open_world(step.function)
             inputs, world = step.inputs, function.loaded.world
             if function.loaded.is_joint and self.joint_runs.awaits(
                 world, function.ordinals, [values[value] for value in inputs], wake
@@ -148,7 +150,7 @@ class StepRunner:
             if each.spec is not None and not each.array.is_deleted() and not worlds.is_at_home(each.array, world)
         ]
         if type(step) is p.Execute and away and not world and function.is_apart:
-            is_there = self._functions.follow(step.function, worlds.world_of(away[0].array))
+            is_there = self._followers.follow(step.function, worlds.world_of(away[0].array))
             if is_there:
                 return self.awaits(step, unit, wake)
         unready = [each.array for each in away if not each.array.is_ready()]
@@ -184,7 +186,7 @@ class StepRunner:
         step = segment.steps[-1]
         if type(step) is p.Execute:
             with suppress(StatusError):
-                return self._functions.get(step.function).ordinals[0]
+                return self._records.get(step.function).ordinals[0]
             return 0
         if isinstance(step, p.Move | p.PutAll):
             return step.arrays[0].devices[0]
@@ -198,13 +200,13 @@ class StepRunner:
         for step in steps:
             if type(step) is p.Execute:
                 with suppress(StatusError):  # the function may have been dropped meanwhile
-                    found.update(self._functions.get(step.function).ordinals)
+                    found.update(self._records.get(step.function).ordinals)
         return tuple(found)
 
     # ---- compute
 
     def _execute(self, step: p.Execute, unit: DispatchUnit, values: dict[int, Buffer]) -> None:
-        function = self._functions.get(step.function)
+        function = self._records.get(step.function)
         buffers = [values[value] for value in step.inputs]
         if [buffer.key for buffer in buffers] != function.input_keys:
             self._check_arguments(function, buffers)
