@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from atoll.client.plugin_programs import staging, status_errors, submit
+from atoll.client.plugin_programs import staging, staging_call, status_errors, submit
 from atoll.cluster.array_names import check_array_name
 from atoll.decodable import decodable
 from atoll.errors import Code, StatusError
 from atoll.pins import Version, check_name, cluster_client, open_version, pin, version_number
 from atoll.protocol.messages import MOST_PATH, MOST_PUBLISHED
-from atoll.protocol.submission import Staging, encode
 from atoll.protocol.version_requests import NumberedVersion, PublishArrays, write_request
 
 # Larger numbers are not sent. The controller has lower limits.
@@ -110,7 +108,7 @@ def publish(
     if len({each.path for each in arrays}) < len(arrays):
         raise StatusError(Code.INVALID_ARGUMENT, f"two arrays of the tree to publish as {name} have the same path")
     request = PublishArrays(name, keep, tuple(each.path for each in arrays), structure, replicas, spill is not None)
-    stages = {each: _stage(client, each) for each in dict.fromkeys(array.devices for array in arrays)}
+    stages = {each: staging_call(client, each) for each in dict.fromkeys(array.devices for array in arrays)}
     with staging:
         try:
             for each, some in itertools.groupby(arrays, key=lambda array: array.devices):
@@ -242,9 +240,3 @@ def _check_arrays(
     if any(map(internals.Array.is_deleted, arrays)):
         path = next(path for path, each in zip(paths, arrays, strict=True) if each.is_deleted())
         raise TypeError(f"{path} has been deleted or donated")
-
-
-@lru_cache(maxsize=256)
-def _stage(client: Any, devices: tuple[int, ...]) -> Callable[[Iterable[Any]], Any]:
-    execute: Callable[[Iterable[Any]], Any] = submit(client, encode(Staging(devices))).execute_sharded
-    return execute

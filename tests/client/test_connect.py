@@ -51,6 +51,27 @@ def test_a_cluster_stays_connected_over_many_cells_until_it_is_closed(run_script
     assert result.stderr == ""
 
 
+def test_a_script_that_keeps_compiled_programs_and_trees_ends_in_silence(run_script: RunScript) -> None:
+    result = run_script(
+        """
+        import numpy as np
+        import jax, jax.numpy as jnp
+        import atoll
+
+        with atoll.connect(islands="1x1x2"):
+            compiled = jax.jit(lambda x: x + 1).lower(jnp.ones(3)).compile()
+            x = jax.device_put(jnp.ones(4), jax.devices()[1])
+            atoll.publish("tree", {"x": x}, checksums=True)
+            tree = atoll.subscribe("tree", x.sharding, verify=True)
+            print(jax.device_get([x, x])[0].sum())
+        print(jnp.ones(5).sum())
+        """,
+        env={"JAX_PLATFORMS": "cpu"},
+    ).check()
+    assert result.stdout == "4.0\n5.0\n"
+    assert result.stderr == ""
+
+
 def test_a_cluster_that_cannot_be_reached_is_an_error_of_atolls_and_leaves_jax_as_it_was(run_script: RunScript) -> None:
     result = run_script(
         """

@@ -14,7 +14,6 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from typing import Any
 
 import jax
@@ -23,6 +22,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from atoll.client.array_packing import mesh_of
+from atoll.client.client_caches import client_cache
 from atoll.ir.types import DTYPE_BITS
 
 _MOST_PER_AXIS = 8
@@ -94,7 +94,7 @@ def _sums(block: Any, starts: Any, shape: Sequence[int], grid: _Grid) -> Any:
     return hashed.reshape(tuple(parts)).sum(axis=inner, dtype=jnp.uint32).ravel()
 
 
-@lru_cache(maxsize=256)
+@client_cache(256)
 def _summing_arrays(shapes: tuple[tuple[int, ...], ...], place: Any) -> Any:
     """Return a function that computes the checksums of whole arrays."""
 
@@ -106,7 +106,7 @@ def _summing_arrays(shapes: tuple[tuple[int, ...], ...], place: Any) -> Any:
     return jax.jit(atoll_checksums, out_shardings=place)
 
 
-@lru_cache(maxsize=256)
+@client_cache(256)
 def _summing_blocks(shapes: tuple[tuple[int, ...], ...], grids: tuple[_Grid, ...]) -> Any:
     """Return a function that computes the checksums of blocks. Its arguments are the blocks, and their positions."""
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from atoll.client.array_packing import mesh_of
+from atoll.client.client_caches import client_cache
 
 
 def converted(arrays: Sequence[Any], dtype: Any) -> list[Any]:
@@ -29,7 +29,7 @@ def converted(arrays: Sequence[Any], dtype: Any) -> list[Any]:
     return result
 
 
-@lru_cache(maxsize=256)
+@client_cache(256)
 def _converting(dtype: Any, shardings: tuple[Any, ...]) -> Any:
     def atoll_convert(*xs: Any) -> list[Any]:
         return [x.astype(dtype) for x in xs]

@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import jax
@@ -22,6 +21,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from atoll.client import jax_internals as internals
+from atoll.client.client_caches import client_cache
 from atoll.client.plugin_programs import submit
 from atoll.ir.types import DTYPE_BITS
 from atoll.protocol.submission import Deferring, encode
@@ -142,7 +142,7 @@ def pack(leaves: Sequence[Any], paths: Sequence[str], count: int) -> tuple[Any, 
     return packed, Pack(tuple(paths), count, kind.shape, kind.cuts, mesh, axes)
 
 
-@lru_cache(maxsize=256)
+@client_cache(256)
 def _packing(kind: _Kind, count: int) -> Callable[[list[Any]], Any]:
     """Return a function of `count` arrays. It is compiled, because jit looks at the type of each argument of a call."""
 
@@ -185,7 +185,7 @@ def copied(arrays: Sequence[Any]) -> list[Any]:
     return copies
 
 
-@lru_cache(maxsize=256)
+@client_cache(256)
 def _copying(shardings: tuple[Any, ...]) -> Any:
     def atoll_copy(*xs: Any) -> list[Any]:
         return [jnp.copy(x) for x in xs]
@@ -234,7 +234,7 @@ def unpack(pack: Pack, packed: Any, shardings: Sequence[Any]) -> list[Any]:
     return made
 
 
-@lru_cache(maxsize=256)
+@client_cache(256)
 def _unpacking(pack: Pack, sharding: Any, dtype: Any, packed_sharding: Any) -> Callable[[Any], list[Any]]:
     """Return a function that returns all arrays of a pack. It does not depend on their paths.
 

@@ -8,9 +8,9 @@ import ctypes
 import functools
 import os
 import time
-import weakref
-from typing import Any, Protocol
+from typing import Any
 
+from atoll.client.client_caches import abandon_client_caches, clear_client_caches, clear_with_client
 from atoll.client.client_slices import forget_slices
 from atoll.client.forks import ForkGuard
 from atoll.client.jax_patches import ffi_calls, host_callbacks, number_operands
@@ -26,13 +26,6 @@ _CONNECT_SECONDS = 30
 _LAST_MESSAGES_SECONDS = 0.2  # time for jaxlib's client to report that its connection has ended
 
 
-class Cache(Protocol):
-    """A cache whose contents are valid only while one client lives."""
-
-    def clear_cache(self) -> None: ...
-
-
-_caches: weakref.WeakSet[Cache] = weakref.WeakSet()
 _chosen: Settings | None = None
 _processes: ClientProcesses | None = None
 _client: Any = None
@@ -48,11 +41,6 @@ def choose(settings: Settings | None) -> None:
 def cluster() -> tuple[str, str, JoinToken | None] | None:
     """Return the controller's address, the token and the join token (if any), or None if JAX does not run on Atoll."""
     return None if _processes is None else (_processes.controller, _processes.token, _processes.join)
-
-
-def clear_with_client(cache: Cache) -> None:
-    """Clear the cache whenever a client starts or ends. Does not keep the cache alive."""
-    _caches.add(cache)
 
 
 def make_client() -> Any:
@@ -139,7 +127,7 @@ def _abandon() -> None:
     global _processes, _client
     atexit.unregister(_leave)
     _processes = _client = None
-    _caches.clear()  # clear_cache() would shut down sockets of the parent
+    abandon_client_caches()
 
 
 def _leave() -> None:
@@ -176,17 +164,26 @@ def delete_arrays(client: Any) -> None:
             array.delete()
 
 
+def _keep_executables(client: Any) -> None:
+    """Never destroy the executables that the script still has, because jaxlib logs an error if its client has ended.
+
+    Each keeps a few kilobytes of this process.
+    """
+    for executable in client.live_executables():
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(executable))
+
+
 def disconnect() -> None:
     """End this client's processes, if there are any. Delete its arrays."""
     global _processes, _client
-    for cache in list(_caches):
-        cache.clear_cache()
+    clear_client_caches()
     client, processes, _processes, _client = _client, _processes, None, None
     if processes is not None:
         atexit.unregister(_leave)
         with filtered_stderr():
             if client is not None:
                 delete_arrays(client)
+                _keep_executables(client)
             forget_slices()
             processes.close()
             time.sleep(_LAST_MESSAGES_SECONDS)

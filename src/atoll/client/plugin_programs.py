@@ -6,12 +6,14 @@ The reply is always a loaded executable.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from atoll.client.client_caches import client_cache
 from atoll.errors import Code, StatusError, status_in_text
 from atoll.protocol.questions import Question, write_question
+from atoll.protocol.submission import Staging, encode
 
 # Held while arguments are staged, since the request that takes them must follow without other threads' requests.
 staging = threading.Lock()
@@ -37,6 +39,13 @@ def submit(client: Any, payload: bytes) -> Any:
     plugin: Any = _jax.ifrt_programs
     program = plugin.make_plugin_program(payload)
     return client.compile_ifrt_program(program, plugin.make_plugin_compile_options())
+
+
+@client_cache(256)
+def staging_call(client: Any, devices: tuple[int, ...]) -> Callable[[Iterable[Any]], Any]:
+    """Return a function that stages arrays on these devices as arguments of the next request."""
+    execute: Callable[[Iterable[Any]], Any] = submit(client, encode(Staging(devices))).execute_sharded
+    return execute
 
 
 def ask(client: Any, question: Question) -> bytes:

@@ -18,6 +18,7 @@ from jax.core import ShapedArray
 from jax.interpreters import mlir
 
 from atoll.client import jax_internals as internals
+from atoll.client.client_caches import client_cache
 from atoll.client.plugin_programs import is_atoll
 from atoll.errors import ProgramError
 from atoll.programs.program_tracing import RECORDERS, ProgramTrace, ProgramTracer
@@ -180,7 +181,7 @@ RECORDERS[unroute_p] = _record_unroute
 # ---- evaluation outside a program
 
 
-@functools.lru_cache(maxsize=256)
+@client_cache(256)
 def _program(primitive: Any, paths: Paths) -> Program:
     def route(*arrays: Any) -> list[Any]:
         made: list[Any] = primitive.bind(*arrays, paths=paths)

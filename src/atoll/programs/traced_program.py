@@ -18,7 +18,8 @@ import jax
 import numpy as np
 
 from atoll.client import jax_internals as internals
-from atoll.client.backend import clear_with_client, losses
+from atoll.client.backend import losses
+from atoll.client.client_caches import clear_with_client
 from atoll.errors import ProgramError
 from atoll.programs.launch import ProgramLaunch
 from atoll.programs.program_building import Built, build, on_atoll

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from atoll.client import jax_internals as internals
+from atoll.client.client_caches import client_cache
 from atoll.errors import ProgramError
 from atoll.ir.types import DTYPE_BITS, ArraySpec, Replicated, Sharding, Tiled, Tiling
 
@@ -92,7 +92,7 @@ def constant_value(value: Any, line: str) -> Value:
     )
 
 
-@lru_cache(maxsize=16384)
+@client_cache(16384)
 def array_spec(aval: Any, sharding: Any) -> ArraySpec:
     """Return the array's type in a program. Raise ProgramError if programs do not support the type."""
     aval, sharding = internals.physical(aval, sharding)

@@ -16,11 +16,11 @@ other devices, of any size, are one program.
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from atoll.client.client_caches import client_cache
 from atoll.client.jax_patches.patch import Patch, Replacement
 from atoll.client.plugin_programs import is_atoll
 from atoll.errors import ProgramError
@@ -145,7 +145,7 @@ def _has_other_shards(x: Any, indices: Iterable[Any]) -> bool:
     return not here.issuperset(map(str, indices))
 
 
-@functools.lru_cache(maxsize=_MOST_KEPT)
+@client_cache(_MOST_KEPT)
 def _compiled(aval: Any, source: Any, target: Any) -> Callable[[Any], Any]:
     import jax
 
@@ -157,7 +157,7 @@ def _compiled(aval: Any, source: Any, target: Any) -> Callable[[Any], Any]:
     return compiled
 
 
-@functools.lru_cache(maxsize=_MOST_KEPT)
+@client_cache(_MOST_KEPT)
 def _program(target: Any) -> Callable[[Any], Any]:
     import jax
 
@@ -169,7 +169,7 @@ def _program(target: Any) -> Callable[[Any], Any]:
     return program
 
 
-@functools.lru_cache(maxsize=_MOST_KEPT)
+@client_cache(_MOST_KEPT)
 def _tree_program(targets: tuple[Any, ...]) -> Callable[..., Sequence[Any]]:
     import jax
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from atoll.client.client_caches import client_cache
 from atoll.client.jax_patches.patch import Patch, Replacement
 from atoll.client.jax_patches.small_writes import made_of
 from atoll.client.plugin_programs import is_atoll
@@ -123,7 +124,7 @@ def _made(x: Any, sharding: Any, committed: bool) -> Any:
     return made_of(aval, sharding, [value], devices, committed)
 
 
-@functools.lru_cache(maxsize=_MOST_TYPES)
+@client_cache(_MOST_TYPES)
 def _sharding_on(device: Any) -> Any:
     from jax.sharding import SingleDeviceSharding
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from atoll.client.client_caches import client_cache
 from atoll.client.jax_patches.patch import Replacement
 from atoll.ir.types import REPLICATED, Replicated, Tiled
 
@@ -72,7 +72,7 @@ def whole_array(
     return whole, tiling
 
 
-@functools.lru_cache(maxsize=_MOST_TILINGS)
+@client_cache(_MOST_TILINGS)
 def _tiling(sharding: Any, rank: int) -> Tiled | None:
     """Return the tiles of arrays that are divided, or None if devices have something else."""
     from atoll.client import jax_internals as internals

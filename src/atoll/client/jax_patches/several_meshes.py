@@ -7,11 +7,11 @@ or refuses them.
 
 from __future__ import annotations
 
-import functools
 import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from atoll.client.client_caches import client_cache
 from atoll.client.jax_patches.patch import Patch, Replacement
 from atoll.client.plugin_programs import is_atoll
 
@@ -45,7 +45,7 @@ def _running_as_program(run: Callable[..., Any]) -> Callable[..., Any]:
     return _pjit_call_impl_python
 
 
-@functools.lru_cache(maxsize=_MOST_KEPT)
+@client_cache(_MOST_KEPT)
 def _program(
     jaxpr: Any, name: str, in_shardings: tuple[Any, ...], out_shardings: tuple[Any, ...], donated: tuple[int, ...]
 ) -> Any:

@@ -5,12 +5,12 @@ jaxlib's client first sends the contents in a call of their own, and waits for i
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from atoll.client.client_caches import client_cache
 from atoll.client.jax_patches.host_callbacks import TABLE
 from atoll.client.jax_patches.host_writes import made_first_by, whole_array
 from atoll.client.jax_patches.patch import Patch
@@ -43,7 +43,7 @@ def made_of(aval: Any, sharding: Any, xs: Sequence[Any], devices: Sequence[Any],
     return None if results is None else results.consume_with_handlers([_handler(aval, sharding, committed)])[0]
 
 
-@functools.lru_cache(maxsize=_MOST_HANDLERS)
+@client_cache(_MOST_HANDLERS)
 def _handler(aval: Any, sharding: Any, committed: bool) -> Any:
     from atoll.client import jax_internals as internals
 

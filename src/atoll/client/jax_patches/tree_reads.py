@@ -5,18 +5,16 @@ jaxlib's client sends two requests per array, and waits for the second of one ar
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
 from atoll.client.jax_patches.patch import Patch, Replacement
-from atoll.client.plugin_programs import ask, is_atoll, staging, submit
+from atoll.client.plugin_programs import ask, is_atoll, staging, staging_call
 from atoll.errors import Kind, details_of
 from atoll.protocol.questions import MOST_ARRAYS, MOST_CONTENTS, ContentsQuestion
-from atoll.protocol.submission import Staging, encode
 
 MOST_BYTES = 1 << 16  # of an array that is read together with others
 # Guards of explicit transfers to the host that allow them without a message.
@@ -81,7 +79,7 @@ def _read(devices: tuple[Any, ...], arrays: Sequence[Any]) -> None:
 
     client = devices[0].client
     try:
-        stage = _stage(client, tuple(device.id for device in devices))
+        stage = staging_call(client, tuple(device.id for device in devices))
         with staging:
             try:
                 stage(list(arrays))
@@ -100,12 +98,6 @@ def _read(devices: tuple[Any, ...], arrays: Sequence[Any]) -> None:
         values = np.frombuffer(contents[start:stop], array.dtype, math.prod(array.shape))
         array._npy_value = values.reshape(array.shape)
         start = stop
-
-
-@functools.lru_cache(maxsize=_MOST_KEPT)
-def _stage(client: Any, devices: tuple[int, ...]) -> Callable[[Iterable[Any]], Any]:
-    execute: Callable[[Iterable[Any]], Any] = submit(client, encode(Staging(devices))).execute_sharded
-    return execute
 
 
 PATCH = Patch(
