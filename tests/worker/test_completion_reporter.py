@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from atoll.errors import Code, Status, StatusError, not_found
+from atoll.errors import Code, Status, StatusError
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
 from atoll.worker.completion_reporter import CompletionReporter, Occupancy
 from atoll.worker.completions import DeletionGuard, RunCompletion
 from atoll.worker.dispatch_unit import DispatchUnit, PlanRun, Read
+from atoll.worker.function_records import FunctionRecords
 from atoll.worker.read_threads import ReadThreads
 from atoll.worker.step_runner import StepRunner
 
@@ -142,11 +143,8 @@ def test_rows_that_are_read_beside_what_is_watched_are_reported_by_who_reads_the
 
 
 def test_a_unit_is_watched_although_its_function_has_been_dropped() -> None:
-    def get(name: str) -> Any:
-        raise not_found(f"compiled function {name} is not on this host")
-
     unused: Any = SimpleNamespace(release_memory=None, inbox=None, shards=None)
-    functions: Any = SimpleNamespace(get=get, python=None)
+    functions: Any = SimpleNamespace(records=FunctionRecords(), followers=None, python=None)
     steps = StepRunner(unused, functions, unused, unused, unused, unused, unused)
     assert steps.device_of(p.Segment(0, (p.Execute("f", (), 0, (), (), False),))) == 0
 

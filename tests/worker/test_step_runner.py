@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -18,9 +18,14 @@ from atoll.ir.types import Replicated, Tiled
 from atoll.protocol import messages as m
 from atoll.protocol.number_ranges import SCRIPT_FEEDS
 from atoll.transfers.host_memory import aligned
+from atoll.worker.step_runner import STEP_METHODS
 from tests.worker.worker_rig import SECONDS, Behaviours, Rig, add, copying, local, says, spec
 
 BEHAVIOURS = Behaviours("tests.worker.test_step_runner")
+
+
+def test_a_method_runs_each_type_of_step() -> None:
+    assert set(STEP_METHODS) == set(get_args(p.Step)) == set(p.STEP_KINDS)
 
 
 @BEHAVIOURS.add
@@ -75,7 +80,7 @@ def it_reads_much_only_where_it_may_wait(rig: Rig) -> None:
     def is_read(handle: int, strides: tuple[int, ...] | None) -> bool:
         buffer = rig.executor.plan_executor._stores[rig.session].get(handle)
         run = m.Run(rig.fresh(), rig.session, 0, (), (), (rig.fresh(),))
-        read = steps._get(p.Get(0, 1, 0, (2,), strides, (0,), (((0, 2),),)), run, {0: buffer})
+        read = steps._read_of(p.Get(0, 1, 0, (2,), strides, (0,), (((0, 2),),)), run, {0: buffer})
         return read.read_nowait()
 
     assert not is_read(strings, None)

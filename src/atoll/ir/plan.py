@@ -295,6 +295,16 @@ def consumes(step: Step) -> tuple[int, ...]:
     return ()
 
 
+def device_of(step: Step) -> int:
+    """Return a device on which the step makes an array; 0 if it makes none, or runs a function."""
+    match step:
+        case Put(array=array) | Receive(array=array) | ReceiveRows(array=array) | Select(array=array):
+            return array.devices[0]
+        case PutAll(arrays=arrays) | Move(arrays=arrays):
+            return arrays[0].devices[0]
+    return 0
+
+
 class Segment(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A host's part of one gang: what it does when the gang is dispatched.
 

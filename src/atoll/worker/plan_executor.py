@@ -262,7 +262,7 @@ class PlanExecutor:
                 segment = plan.segments[unit.segment]
                 while unit.position < len(segment.steps):
                     step = segment.steps[unit.position]
-                    if may_wait and self._steps.awaits(step, unit, self._wake):
+                    if may_wait and not self._steps.try_prepare(step, unit, self._wake):
                         unit.started = 0
                         return False
                     if isinstance(step, _RECEIVES) and not self._await_bytes(segment, unit):

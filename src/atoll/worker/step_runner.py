@@ -78,89 +78,68 @@ class StepRunner:
 
     def run(self, step: p.Step, unit: DispatchUnit) -> None:
         """Run one step, which reads and writes the run's values, and adds to the unit's completions and reads."""
-        values, run = unit.plan_run.values, unit.plan_run.run
+        values = unit.plan_run.values
         assert values is not None
-        if type(step) is p.Execute:
-            self._execute(step, unit, values)
-        elif type(step) is p.Python:
-            self._call_python(step, unit, values)
-        elif type(step) is p.Put:
-            buffer = values[step.output] = self._put(step, run)
-            unit.completions.append(ArrayCompletion(buffer.array, self.deletions))
-        elif type(step) is p.PutAll:
-            for output, buffer in zip(step.outputs, self._put_all(step, run), strict=True):
-                values[output] = buffer
-                unit.completions.append(ArrayCompletion(buffer.array, self.deletions))
-        elif type(step) is p.Get:
-            unit.reads.append(self._get(step, run, values))
-        elif type(step) is p.GetAll:
-            unit.reads.append(self._get_all(step, run, values))
-        elif type(step) is p.Report:
-            unit.reads.append(self._read_value(step, unit, values))
-        elif type(step) is p.Move:
-            for source, target, array in zip(step.inputs, step.outputs, step.arrays, strict=True):
-                values[target] = self._move(values[source], array, step.donate)
-                unit.completions.append(ArrayCompletion(values[target].array, self.deletions))
-        elif type(step) is p.Select:
-            values[step.output] = self._select(step, values)
-        elif type(step) is p.Send:
-            self._send(step, unit, values)
-        elif type(step) is p.Receive:
-            received = self._network.receive(step, run)
-            values[step.output] = self._made(received, step.array)
-            unit.completions.append(ArrayCompletion(received, self.deletions))
-        elif type(step) is p.SendRows:
-            self._send_rows(step, unit, values)
-        elif type(step) is p.ReceiveRows:
-            self._receive_rows(step, unit, values)
+        STEP_METHODS[type(step)](self, step, unit, values)
 
     @property
     def may_wait(self) -> bool:
         """Return whether steps may have to wait: whether this host has had functions in worlds, or joint ones."""
         return self._functions.may_wait
 
-    def awaits(self, step: p.Step, unit: DispatchUnit, wake: Callable[[], None]) -> bool:
-        """Return whether the step waits for its function, for a joint run, or for inputs that belong to another world.
+    def try_prepare(self, step: p.Step, unit: DispatchUnit, wake: Callable[[], None]) -> bool:
+        """Bring the inputs of a call over to its world if they belong to another one.
 
-        A function waits while it moves to another world, and inputs until they can be brought over. Then call `wake` on
-        any thread. If the step does not wait, bring over the inputs of its function.
+        Return whether the step need not wait: for its function while that moves to another world, for a joint run, or
+        for inputs that belong to another world, until they can be brought over. If it has to wait, call `wake` on any
+        thread afterwards.
         """
-        values, worlds = unit.plan_run.values, self._backend.worlds
+        values = unit.plan_run.values
         assert values is not None
-        if isinstance(step, p.Execute):
-            if self._functions.awaits(step.function, wake):
-                return True
-            function = self._followers.in_open_world(step.function)
-            inputs, world = step.inputs, function.loaded.world
-            if function.loaded.is_joint and self.joint_runs.awaits(
-                world, function.ordinals, [values[value] for value in inputs], wake
-            ):
-                return True
-        elif isinstance(step, p.Move | p.Select):
-            inputs, world = step.inputs, 0
-        else:
+        if type(step) is p.Execute:
+            return self._try_prepare_call(step, values, wake)
+        if type(step) is p.Move or type(step) is p.Select:
+            return self._are_ready(self._away(step.inputs, values, 0), wake)
+        return True
+
+    def _try_prepare_call(self, step: p.Execute, values: dict[int, Buffer], wake: Callable[[], None]) -> bool:
+        if self._functions.awaits(step.function, wake):
             return False
+        function = self._followers.in_open_world(step.function)
+        world, worlds = function.loaded.world, self._backend.worlds
+        if function.loaded.is_joint and self.joint_runs.awaits(
+            world, function.ordinals, [values[value] for value in step.inputs], wake
+        ):
+            return False
+        away = self._away(step.inputs, values, world)
+        if not away or worlds is None:
+            return True
+        if not world and function.is_apart and self._followers.follow(step.function, worlds.world_of(away[0].array)):
+            return self._try_prepare_call(step, values, wake)
+        if not self._are_ready(away, wake):
+            return False
+        for each in away:
+            each.array = worlds.bring(each.array, world)
+        return True
+
+    def _away(self, inputs: Sequence[int], values: dict[int, Buffer], world: int) -> list[Buffer]:
+        """Return the inputs that belong to another world. Other hosts have the inputs that this host lacks."""
+        worlds = self._backend.worlds
         if worlds is None:
-            return False
-        # Other hosts have the inputs of a selection that this host has not.
+            return []
         buffers = dict.fromkeys(values[value] for value in inputs if value in values)
-        away = [
+        return [
             each
             for each in buffers
             if each.spec is not None and not each.array.is_deleted() and not worlds.is_at_home(each.array, world)
         ]
-        if type(step) is p.Execute and away and not world and function.is_apart:
-            is_there = self._followers.follow(step.function, worlds.world_of(away[0].array))
-            if is_there:
-                return self.awaits(step, unit, wake)
-        unready = [each.array for each in away if not each.array.is_ready()]
+
+    def _are_ready(self, buffers: Sequence[Buffer], wake: Callable[[], None]) -> bool:
+        """Return whether all of the arrays are ready. Otherwise, call `wake` on any thread when they are."""
+        unready = [each.array for each in buffers if not each.array.is_ready()]
         if unready:
             start_in(self._waits, _wait_for, unready, wake)
-            return True
-        if type(step) is p.Execute:
-            for each in away:
-                each.array = worlds.bring(each.array, world)
-        return False
+        return not unready
 
     def drop_function(self, name: str) -> None:
         """Drop a function that no later run needs."""
@@ -184,13 +163,11 @@ class StepRunner:
         of the function failed. Any watcher can report the completion then.
         """
         step = segment.steps[-1]
-        if type(step) is p.Execute:
-            with suppress(StatusError):
-                return self._records.get(step.function).ordinals[0]
-            return 0
-        if isinstance(step, p.Move | p.PutAll):
-            return step.arrays[0].devices[0]
-        return step.array.devices[0] if isinstance(step, p.Put | p.Receive | p.ReceiveRows | p.Select) else 0
+        if type(step) is not p.Execute:
+            return p.device_of(step)
+        with suppress(StatusError):
+            return self._records.get(step.function).ordinals[0]
+        return 0
 
     def devices_of(self, unit: DispatchUnit) -> tuple[int, ...]:
         """Return the devices on which the unit's segment runs functions. Safe on any thread."""
@@ -336,20 +313,29 @@ class StepRunner:
 
     # ---- data in
 
-    def _put(self, step: p.Put, run: m.Run) -> Buffer:
+    def _put(self, step: p.Put, unit: DispatchUnit, values: dict[int, Buffer]) -> None:
+        made = self._put_array(step, unit.plan_run.run)
+        buffer = values[step.output] = self._made(made, step.array)
+        unit.completions.append(ArrayCompletion(buffer.array, self.deletions))
+
+    def _put_array(self, step: p.Put, run: m.Run) -> Any:
         if run.contents is not None:
             contents = [memoryview(run.contents)] * len(step.pieces)
-            return self._made(self._backend.put(step.array, self._host_shards(step, contents)), step.array)
+            return self._backend.put(step.array, self._host_shards(step, contents))
         taken = self._inbox.take_all(run.session, [run.feeds[piece.feed] for piece in step.pieces])
         try:
             contents = [taken[run.feeds[piece.feed]][0] for piece in step.pieces]
-            array = self._backend.put(step.array, self._host_shards(step, contents))
+            return self._backend.put(step.array, self._host_shards(step, contents))
         finally:
             for _, done in taken.values():
                 done()
-        return self._made(array, step.array)
 
-    def _put_all(self, step: p.PutAll, run: m.Run) -> list[Buffer]:
+    def _put_all(self, step: p.PutAll, unit: DispatchUnit, values: dict[int, Buffer]) -> None:
+        for output, buffer in zip(step.outputs, self._put_arrays(step, unit.plan_run.run), strict=True):
+            values[output] = buffer
+            unit.completions.append(ArrayCompletion(buffer.array, self.deletions))
+
+    def _put_arrays(self, step: p.PutAll, run: m.Run) -> list[Buffer]:
         content, done = run.contents, nothing_to_release
         if content is None:
             content, done = self._inbox.take(run.session, run.feeds[step.feed])
@@ -385,7 +371,12 @@ class StepRunner:
 
     # ---- from device to device
 
-    def _move(self, buffer: Buffer, array: p.LocalArray, donate: bool) -> Buffer:
+    def _move(self, step: p.Move, unit: DispatchUnit, values: dict[int, Buffer]) -> None:
+        for source, target, array in zip(step.inputs, step.outputs, step.arrays, strict=True):
+            values[target] = self._moved(values[source], array, step.donate)
+            unit.completions.append(ArrayCompletion(values[target].array, self.deletions))
+
+    def _moved(self, buffer: Buffer, array: p.LocalArray, donate: bool) -> Buffer:
         source = live_array(buffer)
         if self._keys.shards(buffer.key) != (array.dtype, array.shard_shapes):
             raise invalid(f"{self._keys.describe(buffer.key)} cannot be moved to {array.dtype}{list(array.shape)}")
@@ -396,7 +387,10 @@ class StepRunner:
             buffer.give_up()
         return self._buffer(moved, array, self._keys.layout(buffer.key))
 
-    def _select(self, step: p.Select, values: dict[int, Buffer]) -> Buffer:
+    def _select(self, step: p.Select, unit: DispatchUnit, values: dict[int, Buffer]) -> None:
+        values[step.output] = self._selected(step, values)
+
+    def _selected(self, step: p.Select, values: dict[int, Buffer]) -> Buffer:
         shards, sources = [], []
         for i, take in enumerate(step.takes):
             source = values[step.inputs[take.input]]
@@ -436,7 +430,10 @@ class StepRunner:
 
     # ---- data out
 
-    def _get(self, step: p.Get, run: m.Run, values: dict[int, Buffer]) -> Read:
+    def _get(self, step: p.Get, unit: DispatchUnit, values: dict[int, Buffer]) -> None:
+        unit.reads.append(self._read_of(step, unit.plan_run.run, values))
+
+    def _read_of(self, step: p.Get, run: m.Run, values: dict[int, Buffer]) -> Read:
         buffer = values[step.input]
         array = live_array(buffer)
         shards = self._backend.shards(array)
@@ -482,7 +479,10 @@ class StepRunner:
 
         return Read(partial(wait_for_shards, [shards[i] for i in step.shards]), read, read_nowait)
 
-    def _get_all(self, step: p.GetAll, run: m.Run, values: dict[int, Buffer]) -> Read:
+    def _get_all(self, step: p.GetAll, unit: DispatchUnit, values: dict[int, Buffer]) -> None:
+        unit.reads.append(self._read_of_all(step, unit.plan_run.run, values))
+
+    def _read_of_all(self, step: p.GetAll, run: m.Run, values: dict[int, Buffer]) -> Read:
         buffers = [values[value] for value in step.inputs]
         arrays = [live_array(buffer) for buffer in buffers]
         shards = [self._backend.shards(array)[i] for array, i in zip(arrays, step.shards, strict=True)]
@@ -548,7 +548,7 @@ class StepRunner:
             return self._data_port.to_client(session)
         return self._data_port.to_proxy(session)
 
-    def _read_value(self, step: p.Report, unit: DispatchUnit, values: dict[int, Buffer]) -> Read:
+    def _report_value(self, step: p.Report, unit: DispatchUnit, values: dict[int, Buffer]) -> None:
         buffer = values[step.input]
         array = live_array(buffer)
         shards = self._backend.shards(array)
@@ -566,7 +566,7 @@ class StepRunner:
             read()
             return True
 
-        return Read(shards[0].block_until_ready, read, read_nowait)
+        unit.reads.append(Read(shards[0].block_until_ready, read, read_nowait))
 
     def _send(self, step: p.Send, unit: DispatchUnit, values: dict[int, Buffer]) -> None:
         buffer = values[step.input]
@@ -593,6 +593,11 @@ class StepRunner:
             release()
             raise
 
+    def _receive(self, step: p.Receive, unit: DispatchUnit, values: dict[int, Buffer]) -> None:
+        received = self._network.receive(step, unit.plan_run.run)
+        values[step.output] = self._made(received, step.array)
+        unit.completions.append(ArrayCompletion(received, self.deletions))
+
     def _receive_rows(self, step: p.ReceiveRows, unit: DispatchUnit, values: dict[int, Buffer]) -> None:
         array, spans = self._network.receive_rows(step, unit)
         values[step.output] = self._made(array, step.array)
@@ -607,6 +612,24 @@ class StepRunner:
 
     def _made(self, array: Any, spec: p.LocalArray) -> Buffer:
         return self._buffer(array, spec, _unusual_layout(spec))
+
+
+# The method that runs a step, by its type.
+STEP_METHODS: dict[type[p.Step], Callable[[StepRunner, Any, DispatchUnit, dict[int, Buffer]], None]] = {
+    p.Execute: StepRunner._execute,
+    p.Python: StepRunner._call_python,
+    p.Put: StepRunner._put,
+    p.PutAll: StepRunner._put_all,
+    p.Get: StepRunner._get,
+    p.GetAll: StepRunner._get_all,
+    p.Report: StepRunner._report_value,
+    p.Move: StepRunner._move,
+    p.Select: StepRunner._select,
+    p.Send: StepRunner._send,
+    p.Receive: StepRunner._receive,
+    p.SendRows: StepRunner._send_rows,
+    p.ReceiveRows: StepRunner._receive_rows,
+}
 
 
 def _shard(dtype: str, shape: tuple[int, ...], device: int) -> str:
