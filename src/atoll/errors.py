@@ -7,6 +7,7 @@
     |   +-- AccessError                 the token is missing or wrong
     |   |   +-- HandshakeCutError       the other side closed the connection during the TLS handshake
     |   +-- UnreachableError            no process listens at an address
+    |   +-- NotServingError             the controller admits nobody now: the same request can succeed later
     |   +-- FrameError                  a peer sent bytes that are not a message of the protocol
     +-- ClusterError (RuntimeError)     a cluster did not start, has ended, or is not the expected one
     |   +-- SettingsError (ValueError)  invalid settings of a cluster: islands, platform, engine, memory, dispatch
@@ -232,6 +233,10 @@ class UnreachableError(ConnectError):
     """No process listens at an address, or its machine cannot be reached."""
 
 
+class NotServingError(ConnectError):
+    """The controller admits nobody now, for instance because it does not hold its lease. Try again later."""
+
+
 class FrameError(ConnectError):
     """A peer sent bytes that are not a message of the protocol, or too many bytes."""
 
@@ -318,6 +323,8 @@ def unimplemented(message: str) -> StatusError:
 
 def refusal(status: Status, prefix: str = "") -> ConnectError:
     """Return the exception for a connection that the controller refused with `status`."""
+    if status.code == Code.UNAVAILABLE and status.details.retriable:
+        return NotServingError(prefix + status.message)
     kinds: dict[int, type[ConnectError]] = {Code.UNAUTHENTICATED: AccessError, Code.FAILED_PRECONDITION: VersionError}
     return kinds.get(status.code, ConnectError)(prefix + status.message)
 
@@ -330,6 +337,7 @@ _REPORTED: tuple[type[AtollError], ...] = (
     AccessError,
     HandshakeCutError,
     UnreachableError,
+    NotServingError,
     FrameError,
     ClusterError,
     SettingsError,

@@ -34,6 +34,11 @@ class Retry:
         """Return whether the time for attempts has passed."""
         return time.monotonic() >= self._deadline
 
+    @property
+    def seconds_left(self) -> float:
+        """Return the time that is left for attempts."""
+        return max(0.0, self._deadline - time.monotonic())
+
     def next_pause(self) -> float:
         """Return the seconds to wait before the next attempt."""
         pause = self._pause * random.uniform(1 - _JITTER, 1 + _JITTER)

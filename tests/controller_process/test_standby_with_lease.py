@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,16 @@ from atoll.errors import LeaseError
 from atoll.leadership.election import Claim
 from atoll.leadership.lease_keeper import LeaseKeeper
 from atoll.leadership.lease_record import LEASE_SECONDS, RENEW_SECONDS, LeaseRecord, StoredRecord
+from atoll.operate.operator_requests import request_operation
 from atoll.protocol import messages as m
+from atoll.wire.address import Address
 from atoll.wire.endpoints import connect
+from atoll.wire.resumption.dialed_connection import DialedConnection, dial
 from tests.controller_process.test_standby import READY, Pair, Peer, asked
 from tests.leadership.lease_in_memory import Clock, LeaseInMemory
 from tests.waiting import until_async
 
-REFUSED, STATUS, AGENT_SAYS = 2, 82, 110
+REFUSED, WELCOME, STATUS, AGENT_SAYS = 2, 60, 82, 110
 
 
 class CutStore:
@@ -195,6 +199,75 @@ def test_a_controller_without_its_lease_answers_commands_and_everybody_else_when
         assert (await pair.proxy.next_of(READY))[1] == 7
         for each in (late, command):
             each.connection.close()
+        pair.shell.stop()
+
+    play(scene)
+
+
+async def new_proxy(pair: Pair, *others: Address) -> Peer:
+    """Dial the first controller as a proxy that knows `others`, and that waits until a controller admits it."""
+    peer, address = Peer(), replace(pair.first, others=others)
+    peer.connection = await dial(
+        address, Any, peer.inbox.put_nowait, peer.lost.append, name="the controller", patience=60
+    )
+    peer.connection.send(m.Hello(m.PROTOCOL, "proxy", "", 1, "test", "script.py", resumes=True, redials=True))
+    return peer
+
+
+def test_a_new_peer_waits_for_a_controller_without_its_lease_and_tells_why_meanwhile(play):
+    async def scene(pair: Pair, leases: Leases) -> None:
+        leases.of_first.is_cut = True
+        await leases.pass_by(2 * LEASE_SECONDS)
+        late = await new_proxy(pair)
+        assert isinstance(late.connection, DialedConnection)
+        connection = late.connection
+        await until_async(lambda: "does not hold the lease of a test" in connection.put_off)
+        leases.of_first.is_cut = False
+        await late.next_of(WELCOME)
+        assert connection.put_off == ""
+        connection.close()
+        pair.shell.stop()
+
+    play(scene)
+
+
+def test_a_new_peer_is_admitted_by_the_standby_that_has_acquired_the_lease(play):
+    async def scene(pair: Pair, leases: Leases) -> None:
+        await pair.is_followed_closely()
+        leases.of_first.is_cut = True
+        await leases.pass_by(LEASE_SECONDS - 2)
+        leases.clock.now += 3
+        late = await new_proxy(pair, pair.second)
+        pair.cut()
+        pair.proxy.connection.send(m.Await(8, ()))
+        shell = await pair.taken_over()
+        await late.next_of(WELCOME)
+        assert isinstance(late.connection, DialedConnection)
+        assert late.connection.address == pair.second
+        late.connection.close()
+        shell.stop()
+
+    play(scene)
+
+
+def test_a_command_changes_nothing_without_the_lease_and_is_repeated_until_it_is_held_again(play):
+    async def scene(pair: Pair, leases: Leases) -> None:
+        (session,) = pair.shell.controller.sessions
+        ends = m.EndSessionRequest(session)
+        leases.of_first.is_cut = True
+        await leases.pass_by(2 * LEASE_SECONDS)
+        command = await Peer.open(pair.first, "operator")
+        command.connection.send(ends)
+        status = (await command.next_of(REFUSED))[1]
+        assert "does not hold the lease of a test" in status[1]
+        ending = asyncio.create_task(asyncio.to_thread(request_operation, pair.first, "", ends))
+        await asyncio.sleep(0.3)
+        assert not ending.done()
+        assert session in pair.shell.controller.sessions
+        leases.of_first.is_cut = False
+        await ending
+        assert session not in pair.shell.controller.sessions
+        command.connection.close()
         pair.shell.stop()
 
     play(scene)

@@ -31,7 +31,7 @@ from atoll.controller_process.standby_replication import (
     SUSPICION_SECONDS,
     StandbyReplication,
     is_standby,
-    refuse_hello,
+    put_off,
 )
 from atoll.controller_process.step_budget import StepBudget
 from atoll.controller_process.takeover import first_term
@@ -60,6 +60,8 @@ _log = logging.getLogger(__name__)
 
 # For the last replies to be sent.
 _END_SECONDS = 0.05
+# Messages on connections that cannot be fenced. They are not sent without the lease.
+_CANNOT_WAIT = (m.TellAgent, m.OperationReply)
 
 
 @dataclass(frozen=True)
@@ -222,13 +224,23 @@ class ControllerShell:
         self._next += 1
         on_message, on_lost = self._callbacks(number)
 
+        def on_operator(message: Any) -> None:
+            """Handle a message of a command. What it would change could be lost with the lease."""
+            reason = self.replication.takeover_suspicion() if isinstance(message, m.Operation) else ""
+            if reason:
+                on_lost("this controller does not hold its lease")
+                put_off(connection, message, reason)
+                return
+            on_message(message)
+
         def on_first(message: Any) -> None:
-            connection.set_handlers(on_message, on_lost, on_link)
+            is_fenced_operator = self.lease is not None and _is_operator(message)
+            connection.set_handlers(on_operator if is_fenced_operator else on_message, on_lost, on_link)
             if self.lease is not None and not _is_operator(message):
                 reason = self.replication.takeover_suspicion()
                 if reason:
                     on_lost("this controller does not hold its lease")
-                    refuse_hello(connection, Status(Code.UNAVAILABLE, reason))
+                    put_off(connection, message, reason)
                     return
             if self._resumes and is_standby(message):
                 on_lost("it is a standby of this controller")
@@ -510,8 +522,13 @@ class ControllerShell:
         if connection is None:
             return
         message = action.message
-        if isinstance(message, m.TellAgent) and self.lease is not None and not self.lease.holds():
-            self._drop_agent(action.connection)
+        if (
+            isinstance(message, _CANNOT_WAIT)
+            and isinstance(connection, Connection)
+            and self.lease is not None
+            and not self.lease.holds()
+        ):
+            self._drop_unfenced(action.connection, connection)
             return
         if message is not self._encoded[0]:  # many hosts in sequence get the same message
             self._encoded = message, encode(message)
@@ -520,11 +537,9 @@ class ControllerShell:
         else:
             connection.send_encoded(self._encoded[1])
 
-    def _drop_agent(self, number: int) -> None:
-        """End the connection of an agent, which cannot be fenced. The agent also tries other controllers."""
-        connection = self._connections[number]
-        if isinstance(connection, Connection):
-            connection.abort()
+    def _drop_unfenced(self, number: int, connection: Connection) -> None:
+        """End the connection of an agent or a command, which cannot be fenced. It also tries other controllers."""
+        connection.abort()
         _, on_lost = self._callbacks(number)
         self._loop.call_soon(on_lost, "this controller does not hold its lease")
 

@@ -18,6 +18,7 @@ from atoll._version import __version__
 from atoll.controller_process.controller_options import FOLLOWS, RUNS, ControllerOptions, report
 from atoll.controller_process.process_state import ProcessState, decode_snapshot
 from atoll.controller_process.shell import ControllerShell
+from atoll.controller_process.standby_replication import put_off
 from atoll.controller_process.standby_status import StandbyProgress
 from atoll.controller_process.takeover import Takeover, first_term, next_term, transitions_of
 from atoll.errors import ConnectError
@@ -49,6 +50,7 @@ _RETRY_SECONDS = 0.25
 _LATE_SECONDS = 0.05
 # Between attempts to notify the earlier controller of the takeover.
 _MOST_RETRY_SECONDS = 5.0
+_STANDS_BY = "it is a standby that has not taken over"
 
 
 class Standby:
@@ -241,16 +243,16 @@ class Standby:
             return self._shell.accept()
 
         def refuse(message: Any) -> None:
-            connection.abort()
+            put_off(connection, message, _STANDS_BY)
 
         def on_made(connection: Connection) -> None:
             # A process that wants a certificate tries again, here or at another address.
             if self.identity is not None and not connection.peer_role:
-                connection.expect(FromJoiner, refuse, lambda reason: None)
+                connection.expect(FromJoiner, lambda message: connection.abort(), lambda reason: None)
 
         def on_link(message: AnyLinkMessage) -> None:
             if isinstance(message, Resume):
-                connection.send_link(ResumeRefused("this is a standby that has not taken over", False))
+                connection.send_link(ResumeRefused(_STANDS_BY, False))
                 connection.close()
                 self._on_resume_attempt(message)
 

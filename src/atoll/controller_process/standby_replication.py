@@ -19,7 +19,7 @@ from atoll.controller.core import Controller
 from atoll.controller_process.controller_options import ALONE, FOLLOWED
 from atoll.controller_process.lease_fence import LeaseFence
 from atoll.controller_process.takeover import LEASE_SECONDS, LeaderFence
-from atoll.errors import AtollError, Code, Status
+from atoll.errors import AtollError, Code, Details, Status, failure
 from atoll.journal.journal import Journal
 from atoll.journal.records import join_records
 from atoll.leadership.lease_keeper import HeldLease
@@ -29,7 +29,7 @@ from atoll.security.roles import may_say
 from atoll.wire.connection import Connection
 from atoll.wire.framing import encode
 from atoll.wire.late_timers import call_later
-from atoll.wire.resumption.link_messages import Acknowledge, AnyLinkMessage, Close
+from atoll.wire.resumption.link_messages import Acknowledge, AnyLinkMessage, Close, ResumeRefused
 from atoll.wire.resumption.resumable_connections import ResumableConnections
 
 _log = logging.getLogger(__name__)
@@ -349,6 +349,17 @@ def refuse_hello(connection: Connection, status: Status) -> None:
     connection.refuse(status.message)
     connection.send(m.Refused(status))
     connection.close()
+
+
+def put_off(connection: Connection, message: object, reason: str) -> None:
+    """Refuse a peer whose first message has arrived, because this process admits nobody now. The peer tries again."""
+    if isinstance(message, m.Hello) and message.redials:
+        connection.ignore()
+        connection.refuse(reason)
+        connection.send_link(ResumeRefused(reason, False))
+        connection.close()
+    else:
+        refuse_hello(connection, failure(Code.UNAVAILABLE, reason, Details(retriable=True)))
 
 
 def _parts(content: bytes) -> Iterator[tuple[bytes, bool]]:

@@ -441,6 +441,7 @@ async def dial_as(
         on_message,
         on_lost,
         name="the controller",
+        patience=retry.seconds_left,
         identity=identity.get() if own.tls else None,
         on_away=partial(on_cut_off, True),
         on_back=partial(on_cut_off, False),
@@ -449,5 +450,5 @@ async def dial_as(
     link = await retry.call_async(reach, ConnectError, unless=AccessError)
     engine = options.settings.engine
     token = token_for(own, Role.ENGINE)
-    link.send(Hello(PROTOCOL, role, token, os.getpid(), __version__, engine, resumes=True))
+    link.send(Hello(PROTOCOL, role, token, os.getpid(), __version__, engine, resumes=True, redials=True))
     return link

@@ -24,7 +24,6 @@ from atoll.operate.cluster_registry import DEFAULT_NAME, ClusterRecord, ClusterR
 from atoll.operate.joining import is_at, reach, reach_of
 from atoll.operate.log_tail import LogTail
 from atoll.operate.operator_requests import (
-    Operation,
     OperatorConnection,
     request_check,
     request_dump,
@@ -36,7 +35,7 @@ from atoll.operate.operator_requests import (
 )
 from atoll.operate.traces import chrome_trace
 from atoll.protocol import messages as m
-from atoll.protocol.messages import AddIslandRequest, CheckReply
+from atoll.protocol.messages import AddIslandRequest, CheckReply, Operation
 from atoll.protocol.spans import Span, TraceRecord
 from atoll.security.join_token import JoinToken
 from atoll.telemetry.log_rows import LogRow

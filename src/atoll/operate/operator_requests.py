@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections import deque
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
+from itertools import chain, cycle
 from typing import Any, TypeVar
 
 import msgspec
@@ -20,9 +22,10 @@ import msgspec
 from atoll._version import __version__
 from atoll.cluster.usage.usage_records import By
 from atoll.decodable import decodable
-from atoll.errors import AccessError, Code, ConnectError, invalid, refusal
+from atoll.errors import AccessError, Code, ConnectError, NotServingError, UnreachableError, invalid, refusal
 from atoll.protocol import messages as m
 from atoll.protocol.spans import TraceRecord
+from atoll.retries import Retry
 from atoll.security.access import KeptIdentities, token_beside
 from atoll.security.join_token import JoinToken
 from atoll.wire.address import Address
@@ -33,20 +36,8 @@ Reply = TypeVar("Reply")
 
 _IDENTITIES = KeptIdentities()
 REPLY_SECONDS = 10.0
+_RETRY_SECONDS, _MOST_RETRY_SECONDS = 0.1, 1.0
 OPERATION_SECONDS = 900.0  # longer than the controller tries to migrate
-
-Operation = (
-    m.RemapRequest
-    | m.SuspendRequest
-    | m.ResumeRequest
-    | m.AddIslandRequest
-    | m.DrainRequest
-    | m.UndrainRequest
-    | m.SetTenant
-    | m.RemoveTenant
-    | m.EndSessionRequest
-    | m.RemoveArraysRequest
-)
 
 
 def request_report(address: Address, token: str, join: JoinToken | None = None) -> bytes:
@@ -131,17 +122,33 @@ def request_stop(
 def request_operation(
     address: Address,
     token: str,
-    operation: Operation,
+    operation: m.Operation,
     join: JoinToken | None = None,
     seconds: float = OPERATION_SECONDS,
 ) -> str:
     """Perform an operation, and return a sentence that describes the result.
 
-    Raises StatusError if the operation fails.
+    While the controller performs no operations, because it does not hold its lease, try it and its other addresses
+    again for `REPLY_SECONDS`. Raises StatusError if the operation fails.
     """
-    reply = _ask(address, token, join, operation, m.OperationReply, seconds)
-    reply.status.raise_if_error()
-    return reply.text
+    retry = Retry(_RETRY_SECONDS, _MOST_RETRY_SECONDS, patience=REPLY_SECONDS)
+    nobody: NotServingError | None = None
+    for each in chain((address,), cycle(address.each)):
+        try:
+            reply = _ask(each, token, join, operation, m.OperationReply, seconds)
+        except NotServingError as error:
+            nobody = error
+        except UnreachableError:
+            if nobody is None:
+                raise
+        else:
+            reply.status.raise_if_error()
+            return reply.text
+        if retry.is_over:
+            break
+        time.sleep(retry.next_pause())
+    assert nobody is not None
+    raise nobody
 
 
 def _ask(

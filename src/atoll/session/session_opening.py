@@ -112,10 +112,14 @@ async def open_session(
 
     Raise AccessError, VersionError or ConnectError; messages say what the user can do.
     """
-    hello = m.Hello(m.PROTOCOL, "proxy", token, pid, __version__, label, platform=platform, resumes=True, run=run)
+    hello = m.Hello(
+        m.PROTOCOL, "proxy", token, pid, __version__, label, platform=platform, resumes=True, run=run, redials=True
+    )
+    retry = Retry(_RETRY_SECONDS, patience=patience)
     try:
-        return await Retry(_RETRY_SECONDS, patience=patience).call_async(
-            lambda: _Opening(controller, first_handle, identity, on_hosts_lost).run(hello), _StillStartingError
+        return await retry.call_async(
+            lambda: _Opening(controller, first_handle, identity, on_hosts_lost).run(hello, retry.seconds_left),
+            _StillStartingError,
         )
     except _StillStartingError as error:
         raise error.cause from None
@@ -140,7 +144,7 @@ class _Opening:
         self._opened: ClusterSession | None = None
         self._session: asyncio.Future[ClusterSession] = self._loop.create_future()
 
-    async def run(self, hello: m.Hello) -> ClusterSession:
+    async def run(self, hello: m.Hello, patience: float) -> ClusterSession:
         try:
             connection = self._connection = await dial(
                 self._controller,
@@ -148,6 +152,7 @@ class _Opening:
                 self._handle,
                 self._lost,
                 name="the Atoll controller",
+                patience=patience,
                 identity=self._identity,
             )
         except AccessError:
@@ -169,8 +174,10 @@ class _Opening:
             async with asyncio.timeout(seconds):
                 return await self._session
         except TimeoutError:
+            put_off = self._connection and self._connection.put_off
             raise ConnectError(
-                f"the controller at {self._controller} opened no session within {seconds:.0f} s: "
+                put_off
+                or f"the controller at {self._controller} opened no session within {seconds:.0f} s: "
                 "not all of its workers have started (atoll status shows which)"
             ) from None
 
@@ -242,7 +249,8 @@ class _Opening:
         return open_channels
 
     def _lost(self, reason: str) -> None:
-        self._answer(ConnectError(f"the Atoll controller is gone: {reason}"))
+        put_off = self._connection and self._connection.put_off
+        self._answer(ConnectError(reason if put_off else f"the Atoll controller is gone: {reason}"))
 
     def _answer(self, outcome: ClusterSession | ConnectError) -> None:
         if self._session.done():

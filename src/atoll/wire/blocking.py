@@ -35,7 +35,7 @@ class BlockingConnection:
     """One end of a control connection. Any thread can send, and one thread receives.
 
     A dialer passes the `address` of the peer, and `redial(address, timeout)`, which returns a new stream to one of the
-    peer's addresses.
+    peer's addresses. If the peer admits nobody now, the connection tries all addresses for `patience` seconds.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class BlockingConnection:
         redial: Callable[[Address, float], Stream] | None = None,
         identity: Identity | None = None,
         limits: LinkLimits = LIMITS,
+        patience: float = 0.0,
     ) -> None:
         self.name = name
         self._stream: Stream = SocketStream(stream) if isinstance(stream, socket.socket) else stream
@@ -57,7 +58,7 @@ class BlockingConnection:
         self._lock = threading.Lock()  # protects the link, its effects and writes
         self._link = DialingLink(name, address if redial is not None else None, identity, limits)
         self._decoder = FrameDecoder(message_type, on_link=self._receive_link)
-        self._link.open(self._decoder)
+        self._link.open(self._decoder, time.monotonic() + patience)
 
     @classmethod
     def dial(
@@ -67,17 +68,30 @@ class BlockingConnection:
         *,
         name: str,
         timeout: float = 10.0,
+        patience: float = 0.0,
         role: str = "controller",
         identity: Identity | None = None,
         limits: LinkLimits = LIMITS,
     ) -> BlockingConnection:
-        """Connect to a process of `role` within `timeout` seconds. Raise ConnectError if that fails."""
+        """Connect to a process of `role` within `timeout` seconds. Raise ConnectError if that fails.
+
+        If the process admits nobody now, `receive` tries all addresses for `patience` seconds.
+        """
 
         def redial(address: Address, timeout: float) -> Stream:
             return dial_stream(address, role, identity, what=name, timeout=timeout)
 
         stream = redial(address, timeout)
-        return cls(stream, message_type, name=name, address=address, redial=redial, identity=identity, limits=limits)
+        return cls(
+            stream,
+            message_type,
+            name=name,
+            address=address,
+            redial=redial,
+            identity=identity,
+            limits=limits,
+            patience=patience,
+        )
 
     @property
     def can_resume(self) -> bool:
@@ -160,6 +174,7 @@ class BlockingConnection:
                     if link.is_starting:
                         with self._lock:
                             link.first_message()
+                            _bound_silence(self._stream, 0)  # a link without a resume token may be silent
                     yield message
             except FrameError as error:
                 if link.state is not S.RESUMING:

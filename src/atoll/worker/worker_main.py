@@ -249,6 +249,7 @@ def introduction(
             incarnation=incarnation,
             resumes=True,
             process=process,
+            redials=True,
         ),
         m.WorkerReady(
             island,
@@ -267,8 +268,11 @@ def introduction(
 def _connect(options: WorkerOptions, identity: Identity | None) -> BlockingConnection:
     """Connect to the controller. It starts at the same time as its workers, so retry until it listens."""
     address = parse_address(options.controller)
-    dial = partial(BlockingConnection.dial, address, m.ToWorker, name="the controller", identity=identity)
-    return Retry(RETRY_SECONDS, patience=options.connect_seconds).call(dial, ConnectError, unless=AccessError)
+    patience = options.connect_seconds
+    dial = partial(
+        BlockingConnection.dial, address, m.ToWorker, name="the controller", patience=patience, identity=identity
+    )
+    return Retry(RETRY_SECONDS, patience=patience).call(dial, ConnectError, unless=AccessError)
 
 
 def _orphaned(directory: str) -> None:

@@ -14,7 +14,7 @@ from atoll.wire.connection import Connection
 from atoll.wire.resumption.accepted_link import AcceptedLink, Acceptor
 from atoll.wire.resumption.dialed_connection import DialedConnection, dial
 from atoll.wire.resumption.link import LIMITS, LinkLimits
-from atoll.wire.resumption.link_messages import AnyLinkMessage, Resume
+from atoll.wire.resumption.link_messages import AnyLinkMessage, Resume, ResumeRefused
 from atoll.wire.resumption.link_record import LinkRecord
 from atoll.wire.resumption.resumable_connections import AcceptedConnection, ResumableConnections
 
@@ -167,6 +167,7 @@ class Listener:
 
     def __init__(self, grants: bool = True, seconds: float = 5.0, term: int = 1, limits: LinkLimits = LIMITS) -> None:
         self.grants = grants
+        self.puts_off = 0  # the next first messages
         self.messages: list[Any] = []
         self.events: list[str] = []
         self.connection: AcceptedConnection | Connection
@@ -205,6 +206,12 @@ class Listener:
 
     def accept(self) -> Connection:
         def first(message: Any) -> None:
+            if self.puts_off:
+                self.puts_off -= 1
+                transport.ignore()
+                transport.send_link(ResumeRefused("not now", False))
+                transport.close()
+                return
             transport.set_handlers(self.messages.append, self.lost, on_link)
             self.connection = transport
             if self.grants:
@@ -235,6 +242,7 @@ class Dialer:
         listener: Listener,
         *others: str,
         limits: LinkLimits = LIMITS,
+        patience: float = 0.0,
         on_back: Callable[[], None] = lambda: None,
     ) -> Dialer:
         """Send a Hello. The dialer also knows other addresses."""
@@ -248,6 +256,7 @@ class Dialer:
             name="the controller",
             on_silence=self.silences.append,
             limits=limits,
+            patience=patience,
             on_back=on_back,
             connect=network.connect,
         )

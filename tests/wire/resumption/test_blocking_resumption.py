@@ -22,8 +22,10 @@ COUNT = 2000
 class Worker:
     """The end that threads use: one receives, two send."""
 
-    def __init__(self, address: Address, limits: LinkLimits = LIMITS) -> None:
-        self.connection = BlockingConnection.dial(address, Note, name="the controller", limits=limits)
+    def __init__(self, address: Address, limits: LinkLimits = LIMITS, patience: float = 60.0) -> None:
+        self.connection = BlockingConnection.dial(
+            address, Note, name="the controller", patience=patience, limits=limits
+        )
         self.connection.send(Hello())
         self.messages: list[Note] = []
         self.receives = threading.Thread(target=self._receive)
@@ -111,6 +113,37 @@ def test_a_worker_that_waits_for_its_controller_ends_when_the_grace_is_over(tmp_
         assert not worker.receives.is_alive()
         worker.connection.close()
         await until(lambda: "did not reconnect" in listener.events[-1])
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_is_put_off_is_admitted_later_and_everything_arrives(tmp_path):
+    async def main() -> None:
+        listener = Listener()
+        listener.puts_off = 3
+        server, worker = await begin(tmp_path, listener)
+        assert listener.puts_off == 0
+        worker.connection.send(Note(1), Note(2))
+        await until(lambda: listener.messages == [Note(1), Note(2)])
+        listener.connection.close()
+        await asyncio.to_thread(worker.receives.join)
+        worker.connection.close()
+        server.close()
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_nobody_admits_ends(tmp_path):
+    async def main() -> None:
+        listener = Listener()
+        listener.puts_off = 1000
+        server, address = await listen(Address(path=str(tmp_path / "socket")), listener.accept)
+        worker = await asyncio.to_thread(Worker, address, patience=0.3)
+        await asyncio.to_thread(worker.receives.join, PATIENCE_SECONDS)
+        assert not worker.receives.is_alive()
+        assert listener.puts_off < 1000 - 2
+        worker.connection.close()
+        server.close()
 
     asyncio.run(main())
 

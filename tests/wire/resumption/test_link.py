@@ -508,6 +508,77 @@ def test_a_dialer_begins_with_the_address_that_answered_last():
     assert again.address.path == "/elsewhere"
 
 
+def put_off(link: DialingLink) -> None:
+    link.receive(ResumeRefused("it does not hold its lease", False))
+    assert link.take_effects() == [LinkEvent.FAILED]
+
+
+def test_a_dialer_that_is_put_off_sends_everything_again_until_an_acceptor_admits_it():
+    link = DialingLink("the acceptor", Address(path="/a", others=(Address(path="/b"),)))
+    link.open(FrameDecoder(Note), opens_by=60.0)
+    link.send(b"hello")
+    put_off(link)
+    assert not link.send(b"more"), "it has no transport"
+    for path in ("/a", "/b", "/a"):
+        dial = link.next_dial(0.0)
+        assert dial is not None
+        assert dial.address.path == path
+        link.resume(FrameDecoder(Note))
+        assert [each.frame for each in link.take_effects()] == [b"hello", b"more"]  # type: ignore[union-attr]
+        put_off(link)
+    assert link.next_dial(0.0) is not None
+    link.resume(FrameDecoder(Note))
+    link.take_effects()
+    link.receive(ResumeToken(1, "", 1, 1.0))
+    assert (link.take_effects(), link.put_off, link.deadline) == ([LinkEvent.GRANTED], "", None)
+    assert link.address.path == "/b"
+    link.disconnect(10.0, "it was cut")
+    dial = link.next_dial(10.0)
+    assert dial is not None
+    assert dial.address.path == "/b", "the address that answered last"
+
+
+def test_a_dialer_that_is_put_off_ends_with_the_reasons_of_all_addresses_when_its_time_is_over():
+    link = DialingLink("the acceptor", Address(path="/a", others=(Address(path="/b"),)))
+    link.open(FrameDecoder(Note), opens_by=2.0)
+    put_off(link)
+    now = 0.0
+    while (dial := link.next_dial(now)) is not None:
+        now += dial.pause
+        if dial.address.path == "/b":
+            link.dial_failed("nobody listens there")
+        else:
+            link.resume(FrameDecoder(Note))
+            link.receive(ResumeRefused("it does not hold its lease", False))
+            link.take_effects()
+    assert 2.0 < now <= 2.6
+    assert link.take_effects() == [LinkEvent.LOST]
+    assert link.reason == "the acceptor at unix:/a admits nobody now: it does not hold its lease; nobody listens there"
+
+
+def test_a_dialer_that_is_put_off_without_time_tries_all_addresses_once():
+    link = DialingLink("the acceptor", Address(path="/a", others=(Address(path="/b"),)))
+    link.open(FrameDecoder(Note), opens_by=0.0)
+    put_off(link)
+    paths = []
+    while (dial := link.next_dial(1.0)) is not None:
+        paths.append(dial.address.path)
+        link.resume(FrameDecoder(Note))
+        link.disconnect(1.0, "it closed the connection")
+    assert paths == ["/a", "/b"]
+    assert link.has_ended
+
+
+def test_a_refusal_of_a_first_message_that_is_final_or_late_is_an_error():
+    link = DialingLink("the acceptor", Address(path="/a"))
+    link.open(FrameDecoder(Note), opens_by=60.0)
+    with pytest.raises(FrameError):
+        link.receive(ResumeRefused("it has ended", True))
+    link.receive(ResumeToken(1, "", 1, 1.0))
+    with pytest.raises(FrameError):
+        link.receive(ResumeRefused("wait", False))
+
+
 def test_a_final_refusal_ends_a_dialer_and_names_the_address():
     world = connected()
     resume_of(world)
@@ -619,7 +690,7 @@ def test_a_link_that_is_being_restored_has_no_limit():
 def test_only_the_end_is_final_and_each_state_is_reached():
     assert {state for state, others in TRANSITIONS.items() if not others} == {LinkState.ENDED}
     reached = set().union(*TRANSITIONS.values())
-    assert set(LinkState) - reached == {LinkState.OPENING, LinkState.RESTORED}, "a link begins in these"
+    assert set(LinkState) - reached == {LinkState.RESTORED}, "a link begins in it"
     for state, others in TRANSITIONS.items():
         assert state not in others
         assert state is LinkState.ENDED or LinkState.ENDED in others

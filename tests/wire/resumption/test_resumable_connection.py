@@ -111,6 +111,39 @@ def test_where_it_is_not_granted_nothing_is_kept_and_a_lost_socket_is_a_lost_con
     play(main)
 
 
+def test_a_dialer_that_is_put_off_is_admitted_at_any_of_its_addresses():
+    async def main() -> None:
+        network = Network([])
+        listener, other = Listener(), Listener()
+        listener.puts_off, other.puts_off = 1000, 2
+        network.others["/b"] = other
+        dialer = await Dialer.open(network, listener, "/b", patience=5.0)
+        dialer.connection.send(Note(1))
+        await until(lambda: dialer.connection.can_resume)
+        assert dialer.connection.address.path == "/b"
+        await until(lambda: other.messages == [Note(1)])
+        network.cut(network.ends[0])
+        dialer.connection.send(Note(2))
+        await until(lambda: other.messages == [Note(1), Note(2)])
+        assert dialer.lost == []
+        dialer.connection.close()
+
+    play(main)
+
+
+def test_a_dialer_that_nobody_admits_in_time_is_lost_with_the_reason():
+    async def main() -> None:
+        network, listener = Network([]), Listener()
+        listener.puts_off = 1000
+        dialer = await Dialer.open(network, listener, patience=3.0)
+        began = asyncio.get_running_loop().time()
+        await until(lambda: dialer.lost)
+        assert dialer.lost == ["the controller at unix:/there admits nobody now: not now"]
+        assert 3.0 <= asyncio.get_running_loop().time() - began < 4.0
+
+    play(main)
+
+
 def test_a_peer_that_does_not_come_back_in_time_is_lost():
     async def main() -> None:
         listener = Listener(seconds=0.05)

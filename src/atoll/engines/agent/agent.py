@@ -265,7 +265,7 @@ class HostAgent:
             self._end(ClusterError(f"the cluster refuses this host: {status.message}"))
         else:
             self._say(status.message)
-            self._is_refused = True
+            self._is_refused = not status.details.retriable
             self._lost.set()
 
     def _do(self, message: Any) -> None:

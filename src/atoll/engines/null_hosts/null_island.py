@@ -72,7 +72,9 @@ class IslandsRelay:
             controller, m.ToProcessRelay, self._handle, lambda _: self._on_lost(), identity, seconds
         )
         token, pid = token_for(controller, Role.HOST), os.getpid()
-        self._report(m.Hello(m.PROTOCOL, "relay", token, pid, __version__, resumes=True, process=self.process))
+        self._report(
+            m.Hello(m.PROTOCOL, "relay", token, pid, __version__, resumes=True, process=self.process, redials=True)
+        )
 
     def _handle(self, message: Any) -> None:
         try:
@@ -113,7 +115,9 @@ async def _dial(
     seconds: float,
 ) -> DialedConnection:
     """Connect to the controller. Retry for `seconds`, since it may still be starting."""
-    reach = partial(dial, controller, messages, handle, on_lost, name="the controller", identity=identity)
+    reach = partial(
+        dial, controller, messages, handle, on_lost, name="the controller", patience=seconds, identity=identity
+    )
     return await Retry(RETRY_SECONDS, patience=seconds).call_async(reach, ConnectError, unless=AccessError)
 
 

@@ -15,7 +15,7 @@ from atoll.operate.command.terminal import fail, terminal
 
 if TYPE_CHECKING:
     from atoll.cluster.topology import IslandShape
-    from atoll.operate.operator_requests import Operation
+    from atoll.protocol.messages import Operation
 
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", help="File to write. Defaults to standard output.", metavar="FILE")

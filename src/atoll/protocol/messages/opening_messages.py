@@ -35,6 +35,7 @@ class Hello(Message, frozen=True, tag=1):
     run: NamedRun = UNNAMED  # of a proxy's session
     process: str = ""  # of a relay, and of the workers of its process: a name that no other process has
     lease: str = ""  # the name of a standby's external lease
+    redials: bool = False  # whether the peer dials again after a ResumeRefused: see `wire.resumption.dialing_link`
 
 
 class Refused(Message, frozen=True, tag=2):

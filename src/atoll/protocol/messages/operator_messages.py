@@ -214,24 +214,21 @@ class StopReply(Message, frozen=True, tag=83):
     seconds: float = 0.0  # time for which the sessions' scripts wait for the next cluster
 
 
-FromOperator = (
+# Requests that change the cluster, and are answered with an OperationReply.
+Operation = (
     RemapRequest
     | SuspendRequest
     | ResumeRequest
     | AddIslandRequest
     | DrainRequest
     | UndrainRequest
-    | StatusRequest
-    | DumpRequest
-    | TraceRequest
-    | RecordRequest
-    | UsageRequest
-    | StopRequest
     | SetTenant
     | RemoveTenant
     | EndSessionRequest
     | RemoveArraysRequest
-    | CheckRequest
+)
+FromOperator = (
+    Operation | StatusRequest | DumpRequest | TraceRequest | RecordRequest | UsageRequest | StopRequest | CheckRequest
 )
 ToOperator = (
     Refused | StatusReply | DumpReply | TraceReply | RecordReply | UsageReply | OperationReply | CheckReply | StopReply

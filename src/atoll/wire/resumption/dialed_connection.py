@@ -49,11 +49,14 @@ class DialedConnection(ResumableConnection[DialingLink]):
         """Whether the acceptor has sent a resume token, which arrives before its first message."""
         return self.link.token is not None
 
-    async def open(self, address: Address, timeout: float) -> None:
-        """Connect the first transport. Raise ConnectError if that fails."""
+    async def open(self, address: Address, timeout: float, patience: float = 0.0) -> None:
+        """Connect the first transport. Raise ConnectError if that fails.
+
+        If the acceptor admits nobody now, later transports try again for `patience` seconds.
+        """
         transport = await self._connect(address, self._first, self._transport_lost, timeout)
         if not self.is_closed:
-            self.link.open(transport.decoder)
+            self.link.open(transport.decoder, self._loop.time() + patience)
             self._adopt(transport, self._first)
 
     def _first(self, message: Any) -> None:
@@ -64,7 +67,7 @@ class DialedConnection(ResumableConnection[DialingLink]):
 
     def _do(self, event: LinkEvent) -> None:
         super()._do(event)
-        if self._answer is not None and event in (LinkEvent.FAILED, LinkEvent.BACK):
+        if self._answer is not None and event in (LinkEvent.FAILED, LinkEvent.BACK, LinkEvent.GRANTED):
             self._answer.cancel()
         match event:
             case LinkEvent.GRANTED:
@@ -131,6 +134,11 @@ class DialedConnection(ResumableConnection[DialingLink]):
     # ---- addresses of the acceptor
 
     @property
+    def put_off(self) -> str:
+        """The reason why no acceptor has admitted this process yet, after one has put it off, or ""."""
+        return self.link.put_off
+
+    @property
     def address(self) -> Address:
         """The address of the last confirmed transport."""
         return self.link.address
@@ -163,6 +171,7 @@ async def dial(
     *,
     name: str,
     timeout: float = 10.0,
+    patience: float = 0.0,
     role: str = "controller",
     identity: Identity | None = None,
     on_away: Callable[[], None] = lambda: None,
@@ -171,7 +180,10 @@ async def dial(
     limits: LinkLimits = LIMITS,
     connect: Callable[..., Awaitable[Connection]] = connect,
 ) -> DialedConnection:
-    """Dial a connection as `wire.endpoints.connect` does. It survives its sockets if the acceptor allows that."""
+    """Dial a connection as `wire.endpoints.connect` does. It survives its sockets if the acceptor allows that.
+
+    If the acceptor admits nobody now, the connection tries all addresses for `patience` seconds, and is lost then.
+    """
 
     def connected(
         address: Address, on_message: Callable[[Any], None], on_lost: Callable[[str], None], timeout: float
@@ -182,5 +194,5 @@ async def dial(
 
     link = DialingLink(name, address, identity, limits)
     connection = DialedConnection(link, connected, on_message, on_lost, on_away, on_back, on_silence)
-    await connection.open(address, timeout)
+    await connection.open(address, timeout, patience)
     return connection

@@ -1,6 +1,10 @@
 """The dialer's end of a resumable connection, as a state machine; see `link`.
 
 If the acceptor sends no resume token before its first message, the link keeps no frames and ends with its transport.
+
+An acceptor that cannot admit anyone now, such as a controller that does not hold its lease, puts the link off: it
+answers the first message with a ResumeRefused that is not final. The link then tries all addresses, and sends
+everything again on each new transport, until one acceptor admits it or its time to open is over.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ from atoll.wire.tls.identity import Identity
 
 
 class Dial(NamedTuple):
-    """An attempt to resume: dial `address` after `pause` seconds."""
+    """An attempt to open or resume the link: dial `address` after `pause` seconds."""
 
     address: Address
     pause: float
@@ -47,6 +51,8 @@ class DialingLink(Link):
         self.address = address or Address()  # of the last confirmed transport
         self._addresses = PeerAddresses(self.address)
         self._identity = identity
+        self._opens_by = 0.0  # when the time to open is over
+        self.put_off = ""  # why no acceptor has admitted this process yet, after one has put it off
         self.refused_at: Address | None = None  # address of the acceptor that finally refused to resume
         self.token: ResumeToken | None = None
         self.term = 0  # the latest that the acceptor has stated
@@ -54,7 +60,7 @@ class DialingLink(Link):
         self._untried: list[Address] = []  # addresses of the current round of attempts
         self._rounds = 0
         self._dialed = self.address
-        self._error = ""  # why the last attempt failed
+        self._errors: list[str] = []  # why the attempts of this round failed
         self._silent = 0  # ticks without a read
         self._progress = self.progress  # at the last tick
 
@@ -62,8 +68,9 @@ class DialingLink(Link):
     def grace(self) -> float:
         return 0.0 if self.token is None else self.token.seconds
 
-    def open(self, decoder: FrameDecoder) -> None:
-        """Begin on the first transport."""
+    def open(self, decoder: FrameDecoder, opens_by: float = 0.0) -> None:
+        """Begin on the first transport. If the link is put off, it tries to open again until the time `opens_by`."""
+        self._opens_by = opens_by
         self._attach(decoder)
 
     # ---- frames
@@ -73,6 +80,7 @@ class DialingLink(Link):
         if self.state is S.RESUMING:
             raise FrameError("a message arrived before the connection was resumed")
         if self.state is S.OPENING:
+            self._admitted()
             self._move(S.PLAIN)
             self.buffer.clear()
 
@@ -86,6 +94,9 @@ class DialingLink(Link):
                 self._resumed(message)
             case ResumeRefused() if self.state is S.RESUMING:
                 self._refused(message)
+            case ResumeRefused(final=False) if self.state is S.OPENING:
+                self.deadline = self._opens_by
+                self._fail(f"{self.name} at {self._dialed} admits nobody now: {message.reason}")
             case _:
                 super().receive(message)
         if isinstance(message, Acknowledge) and self.received != self._acknowledged:
@@ -95,8 +106,15 @@ class DialingLink(Link):
         self._check_term(token.term)
         self.token, self.term = token, token.term
         if self.state is S.OPENING:
+            self._admitted()
             self._move(S.CONNECTED)
             self.effects.append(LinkEvent.GRANTED)
+
+    def _admitted(self) -> None:
+        if self._rounds:
+            self.address = self._dialed
+            self._addresses.answered(self._dialed)
+        self._untried, self._rounds, self.deadline, self.put_off = [], 0, None, ""
 
     def _check_term(self, term: int) -> None:
         if term < self.term:
@@ -109,27 +127,38 @@ class DialingLink(Link):
 
         The link tries all addresses in each round, and at least one round.
         """
-        if self.state is not S.AWAY or self.deadline is None or self.token is None:
+        if self.state is not S.AWAY or self.deadline is None:
             return None
         pause = 0.0
         if not self._untried:
             if self._rounds and now > self.deadline:
-                self.lose(f"{self.reason}; reconnecting failed for {self.token.seconds:.0f} s: {self._error}")
+                if self.put_off:
+                    self.lose("; ".join(dict.fromkeys(self._errors)))
+                else:
+                    self.lose(f"{self.reason}; reconnecting failed for {self.grace:.0f} s: {self._errors[-1]}")
                 return None
             if self._rounds:
                 pause = min(self.limits.first_pause * 2 ** min(self._rounds - 1, 30), self.limits.most_pause)
             self._rounds += 1
+            self._errors = []
             self._untried = list(self._addresses.in_turn)
         self._dialed = self._untried.pop(0)
         return Dial(self._dialed, pause)
 
     def dial_failed(self, error: str) -> None:
         """Note why no transport could be made."""
-        self._error = error
+        self._errors.append(error)
 
     def resume(self, decoder: FrameDecoder) -> None:
-        """Ask the acceptor to resume the link on a new transport, which the driver has dialed."""
-        assert self.token is not None
+        """Ask the acceptor to resume the link on a new transport, which the driver has dialed.
+
+        If the link was put off, send everything from the beginning instead.
+        """
+        if self.token is None:
+            self._move(S.OPENING)
+            self.effects += self._retransmissions()
+            self._attach(decoder)
+            return
         self._move(S.RESUMING)
         self._attempt += 1
         self.effects.append(Resume(self.token.number, self.token.secret, self.term, *self.received, self._attempt))
@@ -159,14 +188,16 @@ class DialingLink(Link):
             self._fail(error)
 
     def disconnect(self, now: float, reason: str) -> None:
-        if self.state is S.RESUMING:
+        if self.state is S.RESUMING or (self.state is S.OPENING and self.put_off):
             self._fail(reason)
         else:
             super().disconnect(now, reason)
 
     def _fail(self, error: str) -> None:
-        """Give up the transport that was to resume the link."""
-        self._error = error
+        """Give up the transport that was to open or resume the link."""
+        self._errors.append(error)
+        if self.token is None:
+            self.put_off = error
         self._decoder = None  # no message arrived on it
         self._move(S.AWAY)
         self.effects.append(LinkEvent.FAILED)

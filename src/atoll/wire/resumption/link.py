@@ -50,7 +50,7 @@ class LinkState(enum.Enum):
     CONNECTED = "connected"  # has a transport
     AWAY = "away"  # has no transport, and waits for the next one until its deadline
     ENDED = "ended"
-    OPENING = "opening"  # on its first transport, before the resume token or the first message
+    OPENING = "opening"  # on a transport that has brought neither a resume token nor a message
     PLAIN = "plain"  # its first message arrived before a resume token: it keeps nothing, and ends with its transport
     RESUMING = "resuming"  # on a new transport that the acceptor has not confirmed
     RESTORED = "restored"  # made from the record of an earlier process, whose later events are being replayed
@@ -62,9 +62,9 @@ S = LinkState
 
 TRANSITIONS: dict[LinkState, frozenset[LinkState]] = {
     S.CONNECTED: frozenset({S.AWAY, S.FENCED, S.ENDED}),
-    S.AWAY: frozenset({S.RESUMING, S.CONNECTED, S.ENDED}),
+    S.AWAY: frozenset({S.RESUMING, S.OPENING, S.CONNECTED, S.ENDED}),
     S.ENDED: frozenset(),
-    S.OPENING: frozenset({S.PLAIN, S.CONNECTED, S.ENDED}),
+    S.OPENING: frozenset({S.PLAIN, S.CONNECTED, S.AWAY, S.ENDED}),
     S.PLAIN: frozenset({S.ENDED}),
     S.RESUMING: frozenset({S.CONNECTED, S.AWAY, S.ENDED}),
     S.RESTORED: frozenset({S.CONNECTED, S.AWAY, S.ENDED}),
@@ -87,7 +87,7 @@ class LinkEvent(enum.Enum):
     AWAY = "away"
     FENCED = "fenced"
     BACK = "back"
-    FAILED = "failed"  # a new transport did not resume the link: dial the next one
+    FAILED = "failed"  # a new transport did not open or resume the link: dial the next one
     QUIET = "quiet"  # the transport is silent
     HEARD = "heard"  # the transport is not silent anymore
     LOST = "lost"  # because of `Link.reason`

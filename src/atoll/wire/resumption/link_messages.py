@@ -59,7 +59,10 @@ class Resumed(LinkMessage, frozen=True, tag=3):
 
 
 class ResumeRefused(LinkMessage, frozen=True, tag=4):
-    """Refuse to resume the connection. If `final`, no other process resumes it either."""
+    """Refuse to resume the connection. If `final`, no other process resumes it either.
+
+    As the answer to the first message of a new connection, it is not final: the sender admits nobody now.
+    """
 
     reason: str
     final: bool
