@@ -28,7 +28,7 @@ from atoll.controller_process.controller_options import (
     SUPERSEDED,
     ControllerOptions,
 )
-from atoll.engines.restart_rules import RESTART_SPAN_SECONDS, RETRY_SECONDS, RestartPolicy, StartRetries
+from atoll.engines.restart_rules import RETRY_SECONDS, RestartPolicy, StartRetries
 from atoll.errors import LeaseError
 from atoll.leadership.lease_address import open_lease
 from atoll.leadership.lease_keeper import RELEASE_SECONDS, release_lease
@@ -68,7 +68,7 @@ class ControllerChild:
         self._has_run = False
         self._is_charged = False  # whether a tenant is charged for the bug
         self._policy = RestartPolicy("the controller")  # for restarts after bugs
-        self._retries = StartRetries()
+        self._retries = StartRetries("the controller", _log.warning)
         self._followed_by = ""  # address of the standby that takes over if it ends
         self._is_ending = False
         self._was_asked = False  # whether it has ended because an operator asked for it
@@ -173,13 +173,10 @@ class ControllerChild:
         try:
             self.start()
         except OSError as error:
-            loop, was_lacking = asyncio.get_running_loop(), self._retries.is_lacking
+            loop = asyncio.get_running_loop()
             if not self._retries.allow(error, loop.time()):
                 self._has_finished(f"{text}, and cannot be restarted: {error}", is_expected=False)
                 return
-            if not was_lacking:
-                retry = "the controller cannot be started now, will retry for %.0f s: %s"
-                _log.warning(retry, RESTART_SPAN_SECONDS, error)
             self._retry = loop.call_later(RETRY_SECONDS, self._restart, text)
         else:
             self._retries.started()

@@ -14,7 +14,7 @@ from functools import partial
 
 from atoll.cluster.state_machine import StateMachine
 from atoll.engines.engine_interface import Engine, HostEnd, HostProcess, HostStart, Reports
-from atoll.engines.restart_rules import RESTART_SPAN_SECONDS, RETRY_SECONDS, RestartPolicy, StartRetries
+from atoll.engines.restart_rules import RETRY_SECONDS, RestartPolicy, StartRetries
 
 _log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class IslandProcesses(StateMachine[ProcessesState]):
         self._processes: dict[int, HostProcess] = {}  # running processes, by host
         self._cause: tuple[int, HostEnd] | None = None  # of the end of this incarnation: a host and its end
         self._last_end: tuple[int, int, HostEnd] | None = None  # host, incarnation, end
-        self._retries = StartRetries()
+        self._retries = StartRetries(f"the workers of island {number}", _log.warning)
         self._nothing_runs = asyncio.Event()
 
     def start(self) -> None:
@@ -216,7 +216,7 @@ class IslandProcesses(StateMachine[ProcessesState]):
         try:
             self.start()
         except OSError as error:
-            if self._may_retry(error):
+            if self.restarts and self._retries.allow(error, asyncio.get_running_loop().time()):
                 self._policy.excuse()
                 if self._processes:
                     self._stop()
@@ -227,15 +227,6 @@ class IslandProcesses(StateMachine[ProcessesState]):
             self.enter(ProcessesState.ENDING if self._processes else ProcessesState.STOPPED)
             self._kill()
             self._remove(f"its workers cannot be started: {error}")
-
-    def _may_retry(self, error: OSError) -> bool:
-        """Return whether to start the processes again after a while, because the cause of the error may pass."""
-        was_lacking = self._retries.is_lacking
-        may = self.restarts and self._retries.allow(error, asyncio.get_running_loop().time())
-        if may and not was_lacking:
-            text = "the workers of island %d cannot be started now, will retry for %.0f s: %s"
-            _log.warning(text, self.number, RESTART_SPAN_SECONDS, error)
-        return may
 
     def _remove(self, reason: str) -> None:
         _log.error("island %d is not restarted: %s", self.number, reason)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from atoll.cluster.processes.child import may_pass
 
@@ -40,9 +41,16 @@ class RestartPolicy:
 
 
 class StartRetries:
-    """Allows attempts to start processes, for `RESTART_SPAN_SECONDS`, while files or memory are lacking for them."""
+    """Allows attempts to start processes, for `RESTART_SPAN_SECONDS`, while files or memory are lacking for them.
 
-    def __init__(self) -> None:
+    Args:
+        subject: The processes, such as "the controller".
+        warn: Receives a format and its arguments when the first of some attempts has failed.
+    """
+
+    def __init__(self, subject: str, warn: Callable[..., None]) -> None:
+        self._subject = subject
+        self._warn = warn
         self._since: float | None = None  # when the first of the present failures was
 
     @property
@@ -56,6 +64,8 @@ class StartRetries:
             return False
         if self._since is None:
             self._since = now
+            text = "%s cannot be started now, will retry for %.0f s: %s"
+            self._warn(text, self._subject, RESTART_SPAN_SECONDS, error)
         return now - self._since < RESTART_SPAN_SECONDS
 
     def started(self) -> None:
