@@ -183,58 +183,30 @@ class Controller:
 
     def _make_programs(self, policy: Callable[[], Policy]) -> None:
         """Make the parts that handle programs, from their registration to their end."""
-        settings = self.settings
+        state = self._state
         self.trace = Trace()
-        self.launcher = Launcher(
-            self.resources,
-            self.sessions,
-            self._outbox,
-            self._drop_program,
-            self._restore_spilled,
-            self._drop_spilled,
-            self._reclaim,
-            self.trace,
-            self.quarantine,
-            self.offenses,
-            self._state.rates,
-            self._state.remains,
-            settings.sequential,
-            policy,
-            settings.delegate_after_seconds,
-            self._state.decisions,
-        )
+        self.launcher = Launcher(state, self, trace=self.trace, policy=policy)
         self.scheduler = self.launcher.scheduler
         self.ledger = self.launcher.reservations.ledger
         self._tracing = Tracing(self.trace, self.sessions, self._outbox, self._ping_hosts)
-        self._failures = Failures(self.launcher, self.resources, self.sessions, self.connections, self._state.decisions)
-        self._worlds = Worlds(self.resources, self._outbox, lambda: self.launcher.in_flight.values())
+        self._failures = Failures(state, self.launcher)
+        self._worlds = Worlds(state, self.launcher)
         self._compilation = Compilation(
-            self.resources,
-            self.sessions,
-            self._outbox,
-            self.quarantine,
-            self.offenses,
-            self._state.rates,
-            self._state.remains,
-            self.scheduler,
-            self.meter,
-            self._worlds,
-            _location,
-            self._failures.fail_calls,
-            self._state.decisions,
+            state,
+            scheduler=self.scheduler,
+            meter=self.meter,
+            worlds=self._worlds,
+            failures=self._failures,
+            location_of=_location,
         )
         self.functions = self._compilation.functions
         self._estimates = Estimates(self.functions.contents, self.resources.hosts)
         self.programs = ProgramRegistry(
-            self.sessions,
-            self._compilation,
-            self._outbox,
-            self.launcher.large_plans,
-            self.meter,
-            self._estimates,
-            self._state.remains,
-            settings.joint_islands,
-            self._state.decisions,
+            state,
+            compilation=self._compilation,
+            large_plans=self.launcher.large_plans,
+            meter=self.meter,
+            estimates=self._estimates,
         )
 
     def _make_sessions(self) -> None:
@@ -634,13 +606,18 @@ class Controller:
         self.agents.dismiss()
         self._outbox.add(End(self._outbox.cause))
 
-    def _drop_program(self, program: RegisteredProgram) -> None:
+    # ---- LaunchServices
+
+    def drop_program(self, program: RegisteredProgram) -> None:
         self.programs.drop(program)
 
-    def _restore_spilled(self, session: Session, handles: list[int]) -> None:
+    def restore_spilled(self, session: Session, handles: Sequence[int]) -> None:
         self._spiller.restore(session, handles)
 
-    def _reclaim(self, waiting: MemoryWait, missing: int, is_last: bool) -> bool:
+    def drop_spilled(self, session: Session, spilled: SpilledArray) -> None:
+        self._spiller.drop(session, spilled)
+
+    def reclaim(self, waiting: MemoryWait, missing: int, is_last: bool) -> bool:
         node, device, relief = waiting.node, waiting.device, self.published.relief
         waited = self.launcher.reservations.waits.now - node.since
         if waiting.quota is not None:
@@ -650,9 +627,6 @@ class Controller:
         if waiting.nbytes <= self.ledger.free(device) or is_possible:
             return True
         return self._pressure.reclaim(node, device, waiting.nbytes, is_last)
-
-    def _drop_spilled(self, session: Session, spilled: SpilledArray) -> None:
-        self._spiller.drop(session, spilled)
 
 
 def _location(session: Session, device: int) -> DeviceLocation:

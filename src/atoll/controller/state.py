@@ -12,37 +12,24 @@ from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.slice_placement import Slices
 from atoll.launch.connections import Connections
 from atoll.launch.outbox import Outbox
+from atoll.launch.shared_state import SharedState
 from atoll.protocol.actions import Log
 from atoll.state.decisions import Decisions
-from atoll.state.offenses import TenantOffenses
-from atoll.state.quarantine import Quarantine
 from atoll.state.rates import TenantRates
-from atoll.state.session import Session
-from atoll.state.stepped_work import Remains
 from atoll.state.tenants import Tenants
 from atoll.telemetry.history import WARNINGS, History
 from atoll.telemetry.snapshot import Event
 
 
-@dataclass(frozen=True, eq=False)
-class ClusterState:
-    """The shared state, which makes no decisions. Its parts change, but are never replaced."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ClusterState(SharedState):
+    """The records that the parts of launches share, and those of the rest of the controller."""
 
-    settings: ClusterSettings
-    decisions: Decisions
     tenants: Tenants
-    resources: ResourceManager
     lifecycle: Lifecycle
-    connections: Connections
-    outbox: Outbox
     history: History
     leases: Leases  # of hosts
-    rates: TenantRates
-    sessions: dict[int, Session] = field(default_factory=dict)  # open ones, by number
     slices: Slices = field(default_factory=Slices)
-    quarantine: Quarantine = field(default_factory=Quarantine)
-    offenses: TenantOffenses = field(default_factory=TenantOffenses)
-    remains: Remains = field(default_factory=Remains)  # of closed sessions
 
     @classmethod
     def of(cls, settings: ClusterSettings) -> ClusterState:
@@ -52,16 +39,16 @@ class ClusterState:
         resources = ResourceManager(settings.topology)
         tenants = Tenants(settings.tenants)
         return cls(
-            settings,
-            Decisions.of(settings.decisions),
-            tenants,
-            resources,
-            Lifecycle(resources.islands),
-            connections,
-            outbox,
-            History(outbox.time, partial(_log, outbox)),
-            Leases(settings.lease_seconds),
-            TenantRates(tenants),
+            settings=settings,
+            decisions=Decisions.of(settings.decisions),
+            tenants=tenants,
+            resources=resources,
+            lifecycle=Lifecycle(resources.islands),
+            connections=connections,
+            outbox=outbox,
+            history=History(outbox.time, partial(_log, outbox)),
+            leases=Leases(settings.lease_seconds),
+            rates=TenantRates(tenants),
         )
 
 

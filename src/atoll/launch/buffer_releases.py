@@ -6,33 +6,31 @@ Messages to a host arrive in order, so a `Free` that is sent then arrives after 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from atoll.errors import Status
-from atoll.launch.outbox import Outbox
 from atoll.launch.reservations import Reservations
+from atoll.launch.shared_state import LaunchServices, SharedState
 from atoll.protocol import messages as m
-from atoll.state.buffer_directory import Entry, SpilledArray
+from atoll.state.buffer_directory import Entry
 from atoll.state.buffer_states import HandleState
-from atoll.state.decisions import Decisions
 from atoll.state.queued_nodes import Gang
 from atoll.state.session import GangRun, Session
 
 
 class BufferReleases:
-    """Releases, deletes, and settles the buffers of sessions. See `Launcher` for the arguments."""
+    """Releases, deletes, and settles the buffers of sessions."""
 
     def __init__(
         self,
-        memory: Reservations,
-        outbox: Outbox,
-        on_spilled_freed: Callable[[Session, SpilledArray], None],
-        decisions: Decisions,
+        shared: SharedState,
+        reservations: Reservations,
+        services: LaunchServices,
     ) -> None:
-        self._memory = memory
-        self._outbox = outbox
-        self._on_spilled_freed = on_spilled_freed
-        self._decisions = decisions
+        self._memory = reservations
+        self._outbox = shared.outbox
+        self._services = services
+        self._decisions = shared.decisions
         # Sessions that publish arrays, and of whose arrays some are ready or have failed: see `PublishedArrays`.
         self.settled: dict[int, None] = {}
 
@@ -130,6 +128,6 @@ class BufferReleases:
     def _free(self, session: Session, handle: int, entry: Entry, delete: bool = False) -> None:
         self._memory.release(entry)
         if entry.spilled is not None:
-            self._on_spilled_freed(session, entry.spilled)
+            self._services.drop_spilled(session, entry.spilled)
             entry.spilled = None
         self._outbox.free(entry.hosts, session.number, (handle,), delete=delete)

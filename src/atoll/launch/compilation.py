@@ -13,13 +13,13 @@ import msgspec
 
 from atoll.cluster.lifecycle import Island, IslandFailed
 from atoll.cluster.locations import DeviceLocation
-from atoll.cluster.resources import ResourceManager
 from atoll.decodable import decodable
 from atoll.errors import OK, Code, Details, Status, StatusError, failure, invalid
 from atoll.launch.compile_watch import MOST_REQUESTS, CompileWatch, Lost, Stuck
+from atoll.launch.failures import Failures
 from atoll.launch.launch_checks import island_problem
-from atoll.launch.outbox import Outbox
 from atoll.launch.scheduler import Scheduler
+from atoll.launch.shared_state import SharedState
 from atoll.launch.worlds import Worlds
 from atoll.protocol import messages as m
 from atoll.state.compiled_functions import (
@@ -32,12 +32,7 @@ from atoll.state.compiled_functions import (
     islands_of,
     output_sizes,
 )
-from atoll.state.decisions import Decisions
-from atoll.state.offenses import TenantOffenses
-from atoll.state.quarantine import Quarantine
-from atoll.state.rates import TenantRates
 from atoll.state.session import GangRun, Session
-from atoll.state.stepped_work import Remains
 from atoll.state.tenants import Tenant
 from atoll.state.usage import Meter
 
@@ -71,31 +66,25 @@ class Compilation:
 
     def __init__(
         self,
-        resources: ResourceManager,
-        sessions: dict[int, Session],
-        outbox: Outbox,
-        quarantine: Quarantine,
-        offenses: TenantOffenses,
-        rates: TenantRates,
-        remains: Remains,
+        shared: SharedState,
+        *,
         scheduler: Scheduler[GangRun],
         meter: Meter,
         worlds: Worlds,
+        failures: Failures,
         location_of: Callable[[Session, int], DeviceLocation],
-        fail_calls: Callable[[int, str, Status], None],
-        decisions: Decisions,
     ) -> None:
         self.functions = FunctionRegistry()
-        self._fail_calls = fail_calls
-        self._decisions = decisions
+        self._failures = failures
+        self._decisions = shared.decisions
         self.watch = CompileWatch()
-        self._resources = resources
-        self._sessions = sessions
-        self._outbox = outbox
-        self._quarantine = quarantine
-        self._offenses = offenses
-        self._rates = rates
-        self._remains = remains
+        self._resources = shared.resources
+        self._sessions = shared.sessions
+        self._outbox = shared.outbox
+        self._quarantine = shared.quarantine
+        self._offenses = shared.offenses
+        self._rates = shared.rates
+        self._remains = shared.remains
         self._scheduler = scheduler
         self._meter = meter
         self._worlds = worlds
@@ -550,7 +539,7 @@ class Compilation:
         if name not in self.functions.reports:  # the session was persisted by an earlier cluster
             for subscriber in self._subscribers:
                 subscriber.function_failed(session.number, name, failure)
-        self._fail_calls(session.number, name, failure)
+        self._failures.fail_calls(session.number, name, failure)
         self._recompiled(session.number, name)
 
     # ---- islands that fail and restart

@@ -20,20 +20,17 @@ Pure. Invariant: a launch of such a node keeps its arrays and programs alive unt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from atoll.cluster.resources import ResourceManager
 from atoll.errors import Code, Status, StatusError, invalid, not_found, unimplemented
 from atoll.ir.program import credits_of
-from atoll.launch.buffer_releases import BufferReleases
 from atoll.launch.dependency_tracker import DependencyTracker
 from atoll.launch.launch_checks import check_cost, program_problem, quota_problem
+from atoll.launch.shared_state import SharedState
 from atoll.protocol import messages as m
 from atoll.protocol.number_ranges import LOOP_HANDLES
 from atoll.state.buffer_directory import Entry
 from atoll.state.programs import RegisteredProgram
-from atoll.state.quarantine import Quarantine
 from atoll.state.session import ControlFlowRun, GangRun, Launch, Session
 
 if TYPE_CHECKING:
@@ -45,21 +42,16 @@ class ControlFlowRuns:
 
     def __init__(
         self,
-        sessions: Mapping[int, Session],
-        resources: ResourceManager,
-        quarantine: Quarantine,
-        dependencies: DependencyTracker[GangRun],
-        buffers: BufferReleases,
+        shared: SharedState,
         launcher: Launcher,
-        next_age: Callable[[], int],
+        dependencies: DependencyTracker[GangRun],
     ) -> None:
-        self._sessions = sessions
-        self._resources = resources
-        self._quarantine = quarantine
+        self._sessions = shared.sessions
+        self._resources = shared.resources
+        self._quarantine = shared.quarantine
         self._dependencies = dependencies
-        self._buffers = buffers
         self._launcher = launcher
-        self._next_age = next_age
+        self._buffers, self._builder = launcher.buffers, launcher.builder
         self._next_handle = LOOP_HANDLES.start  # of an array that a loop carries
         self._awaited: dict[tuple[int, int], ControlFlowRun] = {}  # by host and gang of the report
         self._ended: dict[tuple[int, int], None] = {}  # keys of `_awaited` whose gang has ended
@@ -105,7 +97,7 @@ class ControlFlowRuns:
             message.arguments,
             message.results,
             dependency,
-            self._next_age(),
+            self._builder.reserve_numbers(),
             message.traceback_id,
             message.credits,
         )

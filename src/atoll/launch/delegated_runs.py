@@ -19,22 +19,20 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from atoll.cluster.resources import ResourceManager
 from atoll.errors import Status, invalid
 from atoll.launch.delegated_programs import delegated_program
+from atoll.launch.shared_state import SharedState
 from atoll.protocol import messages as m
 from atoll.state.buffer_directory import Entry
-from atoll.state.decisions import Decisions
 from atoll.state.delegated_parts import DelegatedProgram, IslandPart, NotDelegated
 from atoll.state.dispatch_units import Unit
 from atoll.state.gang_states import GangState
 from atoll.state.launch_states import LaunchState
 from atoll.state.programs import RegisteredProgram
-from atoll.state.quarantine import Quarantine
 from atoll.state.queued_nodes import Gang, QueuedNode
 from atoll.state.session import GangRun, Launch, Session
 
@@ -122,29 +120,24 @@ class Revocation:
 class DelegatedRuns:
     """Delegates launches, revokes them, and handles their ends.
 
-    A launch is delegated if no other session has started anything on its islands for `exclusive_after` seconds. If
-    `exclusive_after` is None, no launch is delegated.
+    A launch is delegated if no other session has started anything on its islands for the `delegate_after_seconds` of
+    the settings. If these are None, no launch is delegated.
     """
 
     def __init__(
         self,
+        shared: SharedState,
         launcher: Launcher,
-        resources: ResourceManager,
-        sessions: Mapping[int, Session],
-        to_host: Callable[[int, Any], None],
-        quarantine: Quarantine,
-        exclusive_after: float | None,
-        decisions: Decisions,
     ) -> None:
         self._launcher = launcher
-        self._decisions = decisions
+        self._decisions = shared.decisions
         self._builder, self._buffers, self._charges = launcher.builder, launcher.buffers, launcher.charges
-        self._resources = resources
-        self._sessions = sessions
-        self._to_host = to_host
-        self._quarantine = quarantine
+        self._resources = shared.resources
+        self._sessions = shared.sessions
+        self._outbox = shared.outbox
+        self._quarantine = shared.quarantine
         self._scheduler, self._memory, self._in_flight = launcher.scheduler, launcher.reservations, launcher.in_flight
-        self._exclusive_after = exclusive_after
+        self._exclusive_after = shared.settings.delegate_after_seconds
         self._runs: dict[int, DelegatedRun] = {}  # by number
         self._revocations: dict[int, Revocation] = {}  # by session
 
@@ -275,7 +268,7 @@ class DelegatedRuns:
         launch, (host,) = run.launch, gang.run.spec.hosts
         plan = launch.program.plans[host]
         launch.hosts_started[host] = gang.sequence
-        self._to_host(
+        self._outbox.to_host(
             host,
             m.Run(
                 gang.sequence,
@@ -313,7 +306,7 @@ class DelegatedRuns:
         asked = {host for run in runs for gang in run.gangs.values() for host in self._under_way(gang)}
         revocation = self._revocations[session] = Revocation(runs, asked)
         for host in sorted(asked):
-            self._to_host(host, m.RevokeRuns(session))
+            self._outbox.to_host(host, m.RevokeRuns(session))
         return revocation
 
     def _under_way(self, gang: Gang[GangRun]) -> set[int]:
@@ -425,7 +418,7 @@ class DelegatedRuns:
         """Fail the feeds of the run, which a failed island may have sent in part. It sends all of them again."""
         for gang in run.gangs.values():
             for host, feeds in gang.run.incoming():
-                self._to_host(host, m.FailFeeds(run.launch.session, feeds, status))
+                self._outbox.to_host(host, m.FailFeeds(run.launch.session, feeds, status))
         run.launch.host_feeds = self._builder.reserve_feeds(run.launch.program)
 
     def _limit(self, runs: list[DelegatedRun], session: int) -> None:
@@ -437,7 +430,7 @@ class DelegatedRuns:
                     limit = len(run.program.parts[island].gangs) if run.limits is None else run.limits[island]
                     by_host.setdefault(gang.hosts[0], []).append((gang.sequence, limit))
         for host, limited in by_host.items():
-            self._to_host(host, m.SetRunLimit(session, tuple(limited)))
+            self._outbox.to_host(host, m.SetRunLimit(session, tuple(limited)))
 
     def _launch_rest(self, run: DelegatedRun, limits: dict[int, int]) -> None:
         """Enqueue the nodes beyond these segments."""
@@ -550,7 +543,7 @@ class DelegatedRuns:
         for gang in run.gangs.values():
             for host in self._under_way(gang):
                 if not self._resources.has_failed(host):
-                    self._to_host(host, m.DropRun(launch.session, gang.sequence))
+                    self._outbox.to_host(host, m.DropRun(launch.session, gang.sequence))
         if launch.session not in self._revocations:
             self._limit([each for each in others if each.launch.error is None], launch.session)
         for gang in run.gangs_in(GangState.HELD):

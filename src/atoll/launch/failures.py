@@ -22,18 +22,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Mapping
 
-from atoll.cluster.resources import ResourceManager
 from atoll.errors import Status
-from atoll.launch.connections import Connections
 from atoll.launch.launch_checks import gang_problem
 from atoll.launch.launcher import Launcher
+from atoll.launch.shared_state import SharedState
 from atoll.launch.survivors import Survivors
-from atoll.state.decisions import Decisions
 from atoll.state.durations import Durations
 from atoll.state.gang_states import GangState
 from atoll.state.offenses import Running
 from atoll.state.queued_nodes import Gang, HostCallKind, QueuedNode
-from atoll.state.session import GangRun, Key, Launch, Session
+from atoll.state.session import GangRun, Key, Launch
 from atoll.state.tenants import Tenant
 
 # Seconds until the end of a worker, or the loss of its connection, has certainly been detected.
@@ -45,18 +43,15 @@ class Failures:
 
     def __init__(
         self,
+        shared: SharedState,
         launcher: Launcher,
-        resources: ResourceManager,
-        sessions: dict[int, Session],
-        connections: Connections,
-        decisions: Decisions,
     ) -> None:
-        self._decisions = decisions
+        self._decisions = shared.decisions
         self._launcher = launcher
-        self._connections = connections
+        self._connections = shared.connections
         self._scheduler = launcher.scheduler
-        self._resources = resources
-        self._sessions = sessions
+        self._resources = shared.resources
+        self._sessions = shared.sessions
         self._failed_for: Durations[int] = Durations()  # how long gangs have failed, by sequence
 
     def running(self, island: int) -> dict[str, Running]:

@@ -18,7 +18,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from atoll.cluster.resources import ResourceManager
 from atoll.errors import Code, Kind, Status
 from atoll.launch.buffer_releases import BufferReleases
 from atoll.launch.control_flow_runs import ControlFlowRuns
@@ -37,27 +36,21 @@ from atoll.launch.launch_checks import (
     program_problem,
     size_problem,
 )
-from atoll.launch.memory_waits import Reclaim
-from atoll.launch.outbox import Outbox
 from atoll.launch.policy import Policy
 from atoll.launch.reservations import Reservations
 from atoll.launch.scheduler import Scheduler
 from atoll.launch.sequential import SequentialDispatch
+from atoll.launch.shared_state import LaunchServices, SharedState
 from atoll.protocol import messages as m
-from atoll.state.buffer_directory import NO_ENTRY, Entry, SpilledArray
+from atoll.state.buffer_directory import NO_ENTRY, Entry
 from atoll.state.buffer_states import BufferState
-from atoll.state.decisions import Decisions
 from atoll.state.dispatch_units import Unit
 from atoll.state.gang_specs import GangSpec
 from atoll.state.gang_states import GangState, Reason
 from atoll.state.launch_states import LaunchState
-from atoll.state.offenses import TenantOffenses
 from atoll.state.programs import HostPlan, RegisteredProgram
-from atoll.state.quarantine import Quarantine
 from atoll.state.queued_nodes import Dropped, Gang, HostCallKind, QueuedNode
-from atoll.state.rates import TenantRates
 from atoll.state.session import ControlFlowRun, GangRun, Key, Launch, Session
-from atoll.state.stepped_work import Remains
 
 # Gangs in flight on a host, until the hosts of its island have reported their own limit.
 GANG_WINDOW = 24
@@ -82,72 +75,52 @@ class Launcher:
     """All launches that have not ended.
 
     Args:
-      on_program_idle: called with a released program when the last of its gangs has started or was dropped.
-      restore: makes the spilled arrays with these handles available to launches.
-      on_spilled_freed: called when a spilled array is not needed any more.
-      reclaim: frees memory of a device for a node that waits for it.
       trace: records the ends of gangs.
-      sequential: whether the nodes of a session are dispatched one after another.
       policy: makes the scheduling policy of an island.
-      delegate_after_seconds: `exclusive_after` of `DelegatedRuns`.
     """
 
     def __init__(
         self,
-        resources: ResourceManager,
-        sessions: dict[int, Session],
-        outbox: Outbox,
-        on_program_idle: Callable[[RegisteredProgram], None],
-        restore: Callable[[Session, list[int]], None],
-        on_spilled_freed: Callable[[Session, SpilledArray], None],
-        reclaim: Reclaim,
+        shared: SharedState,
+        services: LaunchServices,
+        *,
         trace: Recorder,
-        quarantine: Quarantine,
-        offenses: TenantOffenses,
-        rates: TenantRates,
-        remains: Remains,
-        sequential: bool,
         policy: Callable[[], Policy],
-        delegate_after_seconds: float | None,
-        decisions: Decisions,
     ) -> None:
+        resources, sessions, outbox = shared.resources, shared.sessions, shared.outbox
+        settings, quarantine = shared.settings, shared.quarantine
         self.scheduler = Scheduler[GangRun](
             resources.islands.values(),
             GANG_WINDOW,
             policy,
             hosts=[each.hosts for each in resources.topology.shapes],
-            keeps_kinds=decisions.keeps_kinds,
+            keeps_kinds=shared.decisions.keeps_kinds,
             reserve=self._reserve,
             replaces_delegated=self._replaces_delegated,
         )
-        self.reservations = Reservations(sessions, self.scheduler, resources, reclaim)
+        self.reservations = Reservations(sessions, self.scheduler, resources, services)
         self.in_flight: dict[int, Gang[GangRun]] = {}  # by sequence, in the order in which they were started
         self._left_out: set[int] = set()  # numbers of nodes with `GangRun.left_out`: see `note_left_out`
         # While gangs are started on hosts whose processes have relays: the gangs of a node mostly send the same.
         self._newest_run: _NewestRun | None = None
-        self.charges = GangCharges(trace, decisions.exact_charges)
-        self.remains = remains
+        self.charges = GangCharges(trace, shared.decisions.exact_charges)
+        self.remains = shared.remains
         self._resources = resources
         self._sessions = sessions
         self._outbox = outbox
-        self._on_program_idle = on_program_idle
-        self._restore = restore
+        self._services = services
         self._quarantine = quarantine
-        self._offenses = offenses
-        self._rates = rates
-        self._sequential = SequentialDispatch(self.scheduler) if sequential else None
+        self._offenses = shared.offenses
+        self._rates = shared.rates
+        self._sequential = SequentialDispatch(self.scheduler) if settings.sequential else None
         self._dependencies = DependencyTracker(self.scheduler, self.enqueue)
         self.large_plans = LargePlans(resources, self.scheduler)
-        self.buffers = BufferReleases(self.reservations, outbox, on_spilled_freed, decisions)
-        self.builder = LaunchBuilder(self.scheduler, quarantine, self.large_plans, not sequential)
+        self.buffers = BufferReleases(shared, self.reservations, services)
+        self.builder = LaunchBuilder(self.scheduler, quarantine, self.large_plans, not settings.sequential)
         self.large_launches = LargeLaunches(self)
-        self.control_flow = ControlFlowRuns(
-            sessions, resources, quarantine, self._dependencies, self.buffers, self, self.builder.reserve_numbers
-        )
+        self.control_flow = ControlFlowRuns(shared, self, self._dependencies)
         self.deferred_results = DeferredResults(self._dependencies, self.buffers, outbox)
-        self.delegated_runs = DelegatedRuns(
-            self, resources, sessions, outbox.to_host, quarantine, delegate_after_seconds, decisions
-        )
+        self.delegated_runs = DelegatedRuns(shared, self)
 
     def parts(self) -> dict[str, Any]:
         """Return the parts that have state, by the names that dumps use."""
@@ -283,7 +256,8 @@ class Launcher:
 
     def _restore_spilled(self, session: Session, message: m.Launch) -> None:
         entries = session.directory.entries
-        self._restore(session, [each for each in message.arguments if entries[each].spilled is not None])
+        spilled = [each for each in message.arguments if entries[each].spilled is not None]
+        self._services.restore_spilled(session, spilled)
 
     def _limit_rate(self, session: Session, launch: Launch) -> None:
         """Delay a launch if its tenant has launched too many within a second."""
@@ -677,7 +651,7 @@ class Launcher:
     def drop_if_idle(self, program: RegisteredProgram) -> None:
         """Drop a released program if no gang waits that needs it."""
         if program.released and not program.waiting:
-            self._on_program_idle(program)
+            self._services.drop_program(program)
 
     def enqueued(self, sequence: int) -> None:
         """Handle that a host has enqueued its part of a gang."""

@@ -24,6 +24,7 @@ import msgspec
 from atoll.cluster.locations import HostDevice, MemoryRequirement, total
 from atoll.errors import Code, Details, Kind, Status
 from atoll.launch.scheduler import Scheduler
+from atoll.launch.shared_state import LaunchServices
 from atoll.protocol import messages as m
 from atoll.quantities import human_bytes, parse_bytes
 from atoll.state.memory_ledger import Block, MemoryLedger
@@ -70,9 +71,6 @@ class MemoryWait:
         return self.quota is None and self.passed_ns >= CLAIM_NS
 
 
-# Reclaims memory for a node that waits: (its wait, missing bytes, is_last). Returns whether some will be free soon. If
-# not, and if `is_last` is true, the node fails.
-Reclaim = Callable[[MemoryWait, int, bool], bool]
 # Computes again what a node lacks. Returns None if it lacks nothing.
 Lack = Callable[[QueuedNode[GangRun]], MemoryWait | None]
 
@@ -85,11 +83,11 @@ class MemoryWaits:
         ledger: MemoryLedger,
         sessions: Mapping[int, Session],
         scheduler: Scheduler[GangRun],
-        reclaim: Reclaim,
+        services: LaunchServices,
         lack: Lack,
     ) -> None:
         self.waiting: dict[QueuedNode[GangRun], MemoryWait] = {}  # in the order in which the waits began
-        self._reclaim = reclaim
+        self._services = services
         self._lack = lack
         self._ledger = ledger
         self._sessions = sessions
@@ -222,7 +220,7 @@ class MemoryWaits:
         if most is not None and waiting.nbytes > most:
             return False
         missing = self._missing(waiting)
-        is_relieved = self._reclaim(waiting, missing, is_last)
+        is_relieved = self._services.reclaim(waiting, missing, is_last)
         if missing > 0:
             self._offer(waiting)
         return is_relieved

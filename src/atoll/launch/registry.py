@@ -18,13 +18,12 @@ from atoll.ir.program import Program, credits_of
 from atoll.ir.steps import Steps, finish
 from atoll.launch.compilation import Compilation
 from atoll.launch.large_plans import LargePlans
-from atoll.launch.outbox import Outbox
+from atoll.launch.shared_state import SharedState
 from atoll.protocol import messages as m
-from atoll.state.decisions import Decisions
 from atoll.state.estimates import Estimates, GangsByKey
 from atoll.state.programs import HostPlan, RegisteredProgram, calls_of, device_groups, register_in_steps
 from atoll.state.session import Session
-from atoll.state.stepped_work import Discards, Remains, Turns
+from atoll.state.stepped_work import Discards, Turns
 from atoll.state.usage import Meter
 
 _GROUPS_PER_STEP = 16
@@ -186,28 +185,25 @@ class ProgramRegistry:
 
     def __init__(
         self,
-        sessions: Mapping[int, Session],
+        shared: SharedState,
+        *,
         compilation: Compilation,
-        outbox: Outbox,
-        large: LargePlans,
+        large_plans: LargePlans,
         meter: Meter,
         estimates: Estimates,
-        remains: Remains,
-        joint_islands: int,
-        decisions: Decisions,
     ) -> None:
-        self._joint_islands = joint_islands
-        self._decisions = decisions
+        self._joint_islands = shared.settings.joint_islands
+        self._decisions = shared.decisions
         self.lowerings = Lowerings(self._lowered)
         self.discards = Discards()
-        self._sessions = sessions
+        self._sessions = shared.sessions
         self.plans: dict[int, dict[int, HostPlan]] = {}  # by number and host
         self._compilation = compilation
-        self._outbox = outbox
-        self._large = large
+        self._outbox = shared.outbox
+        self._large = large_plans
         self._meter = meter
         self._estimates = estimates
-        self._remains = remains
+        self._remains = shared.remains
         self._next_plan = 1
         self._uncompiled = UncompiledPrograms()
         compilation.subscribe(self)

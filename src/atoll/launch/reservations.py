@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 from atoll.cluster.locations import HostDevice, MemoryRequirement, total
 from atoll.cluster.resources import ResourceManager
-from atoll.launch.memory_waits import MemoryWait, MemoryWaits, Reclaim
+from atoll.launch.memory_waits import MemoryWait, MemoryWaits
 from atoll.launch.scheduler import Scheduler
+from atoll.launch.shared_state import LaunchServices
 from atoll.state.buffer_directory import Entry
 from atoll.state.dispatch_units import parts_of
 from atoll.state.gang_specs import GangSpec
@@ -51,10 +52,10 @@ class Reservations:
         sessions: Mapping[int, Session],
         scheduler: Scheduler[GangRun],
         resources: ResourceManager,
-        reclaim: Reclaim,
+        services: LaunchServices,
     ) -> None:
         self.ledger = MemoryLedger()
-        self.waits = MemoryWaits(self.ledger, sessions, scheduler, reclaim, self._lack)
+        self.waits = MemoryWaits(self.ledger, sessions, scheduler, services, self._lack)
         self._sessions = sessions
         self._scheduler = scheduler
         self._resources = resources

@@ -7,17 +7,17 @@ place when a function needs it again. Tenants share no worlds, because a failure
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
 from atoll.cluster.lifecycle import IslandDrained, IslandFailed, IslandReady, IslandRemoved, IslandRestarted
-from atoll.cluster.resources import ResourceManager
 from atoll.cluster.state_machine import StateMachine
 from atoll.errors import Code, Status, StatusError
-from atoll.launch.outbox import Outbox
+from atoll.launch.launcher import Launcher
+from atoll.launch.shared_state import SharedState
 from atoll.protocol import messages as m
-from atoll.state.queued_nodes import Gang, QueuedNode
+from atoll.state.queued_nodes import QueuedNode
 from atoll.state.session import GangRun
 
 # Limits for the worlds of a tenant: those with functions, and all.
@@ -71,14 +71,12 @@ def _possible_world_of(node: QueuedNode[GangRun]) -> WorldKey | None:
 
 
 class Worlds:
-    """The worlds of all tenants. `in_flight` returns the gangs in flight."""
+    """The worlds of all tenants."""
 
-    def __init__(
-        self, resources: ResourceManager, outbox: Outbox, in_flight: Callable[[], Iterable[Gang[GangRun]]]
-    ) -> None:
-        self._in_flight = in_flight
-        self._resources = resources
-        self._outbox = outbox
+    def __init__(self, shared: SharedState, launcher: Launcher) -> None:
+        self._launcher = launcher
+        self._resources = shared.resources
+        self._outbox = shared.outbox
         self._worlds: dict[WorldKey, World] = {}  # the least recently used first
         self._left: set[int] = set()  # numbers of nodes in flight: see `has_left`
         self._next = 1
@@ -128,7 +126,7 @@ class Worlds:
         if key is None or host not in self._worlds[key].hosts:
             return set()
         world, nodes = self._worlds[key], {}
-        for gang in self._in_flight():
+        for gang in self._launcher.in_flight.values():
             nodes[gang.node.number] = gang.node
             if world_of(gang.node) == key:
                 gang.run.failure = gang.run.failure or message.status.within(gang.run.launch.program.name)
@@ -146,7 +144,7 @@ class Worlds:
     def close_worlds_of(self, ended: IslandFailed | IslandRemoved | IslandDrained) -> None:
         """Close the worlds of an island whose workers end, and note that runs in flight have left these worlds."""
         closed = {key: each for key, each in self._worlds.items() if ended.island in each.islands}
-        nodes = {gang.node.number: gang.node for gang in self._in_flight()}
+        nodes = {gang.node.number: gang.node for gang in self._launcher.in_flight.values()}
         self._left &= nodes.keys()
         self._left.update(number for number, node in nodes.items() if world_of(node) in closed)
         for world in closed.values():
@@ -166,7 +164,7 @@ class Worlds:
         world = None if key is None else self._worlds.get(key)
         if key is None or world is None or self.has_left(node):
             return False
-        self._left &= {gang.node.number for gang in self._in_flight()}
+        self._left &= {gang.node.number for gang in self._launcher.in_flight.values()}
         self._left.update(each.number for each in (node, *others) if world_of(each) == key)
         new = self._new(world.tenant, world.islands)
         new.functions |= world.functions
@@ -200,7 +198,8 @@ class Worlds:
         idle = [each for each in self._worlds.values() if each.tenant == tenant and not each.functions]
         if len(idle) <= IDLE_WORLDS:
             return
-        used = {_possible_world_of(gang.node) for gang in self._in_flight()}  # by runs of released functions
+        # Runs of functions that were released also need their world.
+        used = {_possible_world_of(gang.node) for gang in self._launcher.in_flight.values()}
         idle = [each for each in idle if (each.tenant, each.islands) not in used]
         for each in idle[: max(0, len(idle) - IDLE_WORLDS)]:
             self._close(each, Status(Code.CANCELLED, "no function used this world"))
