@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.machines.bed import Machines
+from tests.machines.bed import SECONDS, Machines, run
 from tests.machines.clusters import MachineCluster, Process
 from tests.machines.plugin import long, machines, make_machines  # noqa: F401
 
@@ -74,6 +74,21 @@ def test_a_killed_worker_is_started_again_where_it_was(cluster: MachineCluster) 
     assert "killed by SIGKILL" in text or "is gone" in text
     assert "on m1" in text
     script.line(lambda line: line == "kept 140.0", lost)
+
+
+@long
+def test_hosts_listen_only_on_ports_that_the_system_chooses(four: Machines, cluster: MachineCluster) -> None:
+    """Guides tell users to allow these ports in a firewall. No other process of the machine listens on a port."""
+    low, high = 40960, 41023
+    for name in ("m1", "m2"):
+        range_of_ports = f"echo {low} {high} > /proc/sys/net/ipv4/ip_local_port_range"
+        assert four.popen(name, ["sh", "-c", range_of_ports]).wait(SECONDS) == 0
+    started(cluster)  # the hosts and the script have connected to one another
+    for name in ("m1", "m2"):
+        rows = run("ss", "--listening", "--tcp", "--numeric", "--no-header", pid=four.pid(name)).splitlines()
+        ports = [int(row.split()[3].rpartition(":")[2]) for row in rows]
+        assert ports
+        assert [port for port in ports if not low <= port <= high] == []
 
 
 @long
