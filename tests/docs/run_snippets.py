@@ -26,6 +26,7 @@ from tests.docs.snippets import Snippet, snippets_of
 def outputs_of(snippets: list[Snippet]) -> list[str] | str:
     names: dict[str, Any] = {"__name__": "__main__"}
     outputs = []
+    slices: set[atoll.Slice] = set()
     for snippet in snippets:
         printed = io.StringIO()
         try:
@@ -34,9 +35,9 @@ def outputs_of(snippets: list[Snippet]) -> list[str] | str:
         except Exception:
             return traceback.format_exc()
         outputs.append(printed.getvalue())
-    for value in names.values():  # the next page may need all devices
-        if isinstance(value, atoll.Slice):
-            value.release()
+        slices.update(value for value in names.values() if isinstance(value, atoll.Slice))
+    for each in slices:  # the next page may need all devices
+        each.release()
     return outputs
 
 

@@ -124,6 +124,14 @@ def test_the_design_has_the_number_of_credits_of_the_code() -> None:
     assert f"{LAUNCH_WINDOW // 32} credits together" in (DOCS / "design" / "scheduling.md").read_text()
 
 
+def test_each_function_and_module_of_the_api_is_in_the_list_for_readers_of_the_repository() -> None:
+    page = (DOCS / "reference" / "api.md").read_text()
+    listed = set(re.findall(r"`(atoll(?:\.\w+)+)", page[: page.index("\n## ")]))
+    described = set(re.findall(r"^\.\. auto(?:function|module):: (\S+)", page, re.MULTILINE))
+    assert described
+    assert {name for name in described if not any(f"{each}.".startswith(f"{name}.") for each in listed)} == set()
+
+
 def test_each_example_is_described() -> None:
     page = (ROOT / "examples" / "README.md").read_text()
     scripts = {path.name for path in (ROOT / "examples").glob("*.py")} - {"__init__.py"}

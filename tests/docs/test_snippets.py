@@ -16,16 +16,12 @@ from tests.docs.snippets import snippets_of
 from tests.forked_process import run
 
 ROOT = Path(__file__).resolve().parents[2]
-# Tests of these subjects run the pages' blocks.
-ELSEWHERE = {
-    "guides/pipelines.md": "tests/end_to_end/pipelines/steps.py",
-    "guides/experts.md": "tests/end_to_end/programs/test_routing_of_programs.py",
-}
 # Tests of these subjects run similar programs, because the blocks need more than an ordinary environment.
 NOT_RUN = {
     "needs the compiled library": "tests/end_to_end/test_ffi_libraries.py",
     "needs a checkout of Shardy": "tests/end_to_end/test_mpmd.py",
     "needs TensorFlow": "tests/tensorflow",
+    "needs matplotlib": "tests/pipelines/test_schedule.py",
     "a fragment of a model": "tests/end_to_end/pipelines",
     "needs several scripts": "tests/examples/test_grpo.py",
     "needs Tunix": "tests/examples/test_tunix_weight_sync.py",
@@ -39,12 +35,7 @@ def all_pages() -> list[Path]:
 
 def pages() -> list[Path]:
     """Return the pages with blocks to run here, starting with those that connect by themselves."""
-    found = [
-        page
-        for page in all_pages()
-        if any(each.is_run for each in snippets_of(page))
-        and not any(page == ROOT / "docs" / each for each in ELSEWHERE)
-    ]
+    found = [page for page in all_pages() if any(each.is_run for each in snippets_of(page))]
     return sorted(found, key=lambda page: ("atoll.connect(" not in page.read_text(), page.name))
 
 
@@ -86,6 +77,6 @@ def test_each_block_that_is_not_run_has_a_known_reason() -> None:
     assert reasons == set(NOT_RUN)
 
 
-@pytest.mark.parametrize("test", [*ELSEWHERE.values(), *NOT_RUN.values()])
+@pytest.mark.parametrize("test", NOT_RUN.values())
 def test_the_tests_that_stand_in_exist(test: str) -> None:
     assert (ROOT / test).exists()

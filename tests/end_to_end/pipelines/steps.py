@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -89,13 +87,3 @@ def entries_that_ran(stages: int, microbatches: int) -> tuple[list[str], list[st
         jax.block_until_ready(pipe.step(state, batch))
     ran = [str(entry) for bar in bars(pipe.schedule.rows, spans) for entry in bar.entries]
     return sorted(str(entry) for row in pipe.schedule.rows for entry in row), sorted(ran)
-
-
-def page() -> list[float]:
-    """Return the losses that the first program of docs/guides/pipelines.md prints."""
-    text = (Path(__file__).parents[3] / "docs" / "guides" / "pipelines.md").read_text()
-    (program, *_) = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    printed: list[Any] = []
-    exec(program, {"print": printed.append})
-    assert "part 1 on stage 1" in printed[-1]
-    return [each for each in printed if isinstance(each, float)]

@@ -125,8 +125,3 @@ def test_parameters_come_back_as_the_users_tree_from_where_they_are_used(four_is
     assert same
     assert changed > 0
     assert used == 2
-
-
-def test_the_program_of_the_page_runs_as_it_stands(four_islands: RemotePython) -> None:
-    losses = four_islands.call(steps.page, seconds=SECONDS)
-    assert losses[-1] < losses[0]

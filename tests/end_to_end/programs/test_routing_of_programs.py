@@ -7,8 +7,6 @@ Functions without `test_` in their names run in the child.
 from __future__ import annotations
 
 import functools
-import re
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -129,34 +127,6 @@ def test_rows_travel_and_capacity_does_not(python: RemotePython) -> None:
         ("send rows", 0, 2 * header + 1 * row),
         ("send rows", 1, 2 * header + 2 * row),
     ]
-
-
-# ---- the programs of docs/guides/experts.md
-
-
-def page(number: int) -> list[str]:
-    """Return the output of the program with this number."""
-    text = (Path(__file__).parents[3] / "docs" / "guides" / "experts.md").read_text()
-    program = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)[number]
-    printed: list[str] = []
-    names: dict[str, Any] = {"print": lambda *each: printed.append(" ".join(map(str, each)))}
-    exec(program, names)
-    for each in (*names.get("slices", ()), *names["places"].slices):
-        each.release()
-    return printed
-
-
-def test_the_layer_of_experts_learns(python: RemotePython) -> None:
-    losses = [float(line.split()[0]) for line in python.call(page, 0)]
-    assert len(losses) == 5
-    assert losses == sorted(losses, reverse=True)
-
-
-def test_the_actor_gets_weights_by_which_it_does_what_pays_most(python: RemotePython) -> None:
-    (line,) = python.call(page, 1)
-    shares = [float(each) for each in line.strip("[]").split()]
-    assert shares.index(max(shares)) == 2
-    assert max(shares) > 0.5
 
 
 # ---- failures
