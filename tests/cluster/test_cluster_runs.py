@@ -97,13 +97,14 @@ def test_a_run_whose_record_cannot_be_read_is_not_removed(state: Path):
     runs[0].end("it ended")
 
 
-def test_runs_that_cannot_be_listed_are_not_reported_as_none(state: Path):
+def test_runs_that_cannot_be_listed_are_not_reported_as_none(state: Path, caplog: pytest.LogCaptureFixture):
     directory = state / "logs" / "one"
     directory.parent.mkdir()
     directory.symlink_to(directory)
     with pytest.raises(ClusterError, match="cannot list the runs"):
         runs_of("one")
     assert new_run("one") is None
+    assert "the log of one ends with it, because it cannot be kept: cannot list the runs" in caplog.text
 
 
 def test_the_first_end_that_is_recorded_stays(tmp_path: Path):

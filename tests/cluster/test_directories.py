@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import errno
 import os
+import pwd
 import tempfile
 from pathlib import Path
 
 import pytest
 
-from atoll.cluster.directories import make_directory, registry_directory, sockets_bases
-from atoll.errors import ClusterError
+from atoll.cluster.directories import (
+    default_cache_directory,
+    key_file,
+    logs_directory,
+    make_directory,
+    registry_directory,
+    sockets_bases,
+)
+from atoll.cluster.tenant_settings import read_tenants
+from atoll.errors import AccessError, ClusterError, SettingsError
 from atoll.operate.cluster_registry import embedded_clusters, register_embedded
+from atoll.security.join_token import read_join
 
 
 @pytest.fixture(autouse=True)
@@ -81,3 +91,19 @@ def test_a_directory_whose_path_is_too_long_for_sockets_is_not_used(
     assert directory.parent == short_directory
     assert short_directory in sockets_bases()
     assert registry_directory() == short_directory / f"atoll-{os.getuid()}"
+
+
+def test_a_user_without_a_home_directory_gets_paths_that_do_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(uid: int) -> None:
+        raise KeyError(uid)
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    for name in ("HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "ATOLL_CACHE_DIR", "ATOLL_STATE_DIR", "ATOLL_KEY_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    assert default_cache_directory() == "/nonexistent/.cache/atoll/programs"
+    assert key_file() == "/nonexistent/.local/state/atoll/key"
+    assert logs_directory() == Path("/nonexistent/.local/state/atoll/logs")
+    with pytest.raises(SettingsError, match=r"~/tenants\.toml"):
+        read_tenants("~/tenants.toml")
+    with pytest.raises(AccessError, match="~/join"):
+        read_join("~/join")

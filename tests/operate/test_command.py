@@ -393,6 +393,14 @@ def test_a_file_that_cannot_be_written_is_named_in_one_line(owner: tuple[User, s
     assert "cannot write /nope/x: the directory /nope does not exist" in owner[0].atoll(command, "-o", "/nope/x").error
 
 
+def test_a_user_whose_state_cannot_be_written_starts_clusters_but_no_detached_scripts(user: User) -> None:
+    user.env |= {"ATOLL_STATE_DIR": "/proc/nope"}
+    started = user.atoll("up", "--islands", "1x1x1", *WITHOUT_XLA).check()
+    assert "the log of default ends with it, because it cannot be kept" in started.stderr
+    ended = user.atoll("run", "--detach", "--name", "one", "true")
+    assert (ended.returncode, ended.stderr) == (1, "atoll: /proc/nope: No such file or directory\n")
+
+
 @pytest.mark.parametrize("command", ["up", "run", "proxy"])
 def test_a_policy_that_does_not_exist_is_named_with_those_that_do(user: User, command: str) -> None:
     ended = user.atoll(command, "--policy", "random", *(["true"] if command == "run" else []))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import calendar
 import contextlib
+import logging
 import os
 import shutil
 import time
@@ -29,6 +30,8 @@ from atoll.decodable import decodable
 from atoll.errors import ClusterError
 from atoll.missing import MISSING, read_if_exists
 from atoll.quantities import human_seconds
+
+_log = logging.getLogger(__name__)
 
 KEPT_RUNS = 5  # of clusters per name, and as many of standbys, with the present one
 MOST_LOG_BYTES = 16 << 20  # of `log`; `log.1` has as many
@@ -147,7 +150,8 @@ def open_log(name: str, directory: Path, *, is_standby: bool = False) -> tuple[B
 def new_run(name: str, *, is_standby: bool = False) -> ClusterRun | None:
     """Return a new run of the cluster or standby with this name, and remove the oldest runs of the same kind.
 
-    Return None if this user keeps no state (see `directories.logs_directory`), or the directory cannot be written.
+    Return None if this user keeps no state (see `directories.logs_directory`), or, after a warning, if the directory
+    cannot be written.
     """
     base = logs_directory()
     if base is None:
@@ -156,7 +160,8 @@ def new_run(name: str, *, is_standby: bool = False) -> ClusterRun | None:
         known = runs_of(name)
         directory = base / name / f"{_stamp_after(known)}-{os.getpid()}"
         directory.mkdir(mode=0o700, parents=True)
-    except (OSError, ClusterError):
+    except (OSError, ClusterError) as error:
+        _log.warning("the log of %s ends with it, because it cannot be kept: %s", name, error)
         return None
     earlier = []
     for run in known:

@@ -18,10 +18,18 @@ from atoll.cluster.environment_variables import (
 from atoll.errors import ClusterError
 
 OFF = "off"
+_NO_HOME_DIRECTORY = Path("/nonexistent")  # the home directory of `nobody` on Debian
 _FULL_DISK_DIRECTORY = Path("/var/tmp")  # which `tempfile` uses while /tmp is full
 # Bytes of the path of a directory for sockets, whose paths Linux limits to 107 bytes. The rest is for a name such as
 # atoll-client-12345678/cluster/controller.sock.
 _MOST_SOCKETS_BASE = 60
+
+
+def home_directory() -> Path:
+    """Return the user's home directory. It may be missing, for example if a container has no entry for its user."""
+    with contextlib.suppress(RuntimeError):
+        return Path.home()
+    return _NO_HOME_DIRECTORY
 
 
 def default_cache_directory(wanted: str = "") -> str:
@@ -29,7 +37,7 @@ def default_cache_directory(wanted: str = "") -> str:
     chosen = CACHE_DIRECTORY.text()
     if chosen == OFF:
         return ""
-    base = Path(CACHE_HOME.text() or Path.home() / ".cache")
+    base = Path(CACHE_HOME.text() or home_directory() / ".cache")
     return chosen or wanted or str(base / "atoll" / "programs")
 
 
@@ -64,7 +72,7 @@ def key_file() -> str:
 def state_directory() -> Path:
     """Return $ATOLL_STATE_DIR, or a directory in the user's home directory if that is not set or "off"."""
     chosen = STATE_DIRECTORY.text()
-    base = Path(STATE_HOME.text() or Path.home() / ".local" / "state")
+    base = Path(STATE_HOME.text() or home_directory() / ".local" / "state")
     return Path(chosen if chosen and chosen != OFF else base / "atoll")
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 import re
 import tomllib
 from collections.abc import Iterable
@@ -195,7 +196,7 @@ _File: Any = msgspec.defstruct(
 
 def read_tenants(path: str | Path) -> tuple[TenantSettings, ...]:
     """Return the tenants of a file, including `default`. Raise a SettingsError that names the file and the key."""
-    path = Path(path).expanduser()
+    path = Path(os.path.expanduser(path))
     tenants = [_tenant(name, entry, path) for name, entry in _read(path).items()]
     hashes: dict[str, str] = {}
     for tenant in tenants:
@@ -209,7 +210,7 @@ def read_tenants(path: str | Path) -> tuple[TenantSettings, ...]:
 
 def read_tenant_tokens(path: str | Path) -> dict[str, str]:
     """Return the token of each tenant of a file except `default`, for join tokens. Raise SettingsError."""
-    path = Path(path).expanduser()
+    path = Path(os.path.expanduser(path))
     entries = {name: entry for name, entry in _read(path).items() if name != DEFAULT_NAME}
     return {name: read_token(entry.token, path.parent, f"{path}: tenant.{name}") for name, entry in entries.items()}
 
@@ -267,7 +268,7 @@ def _tenant(name: str, entry: Any, path: Path) -> TenantSettings:
 def read_token(text: str, base: Path, where: str) -> str:
     """Return the token `text`, or that of the file that it names. Raise a SettingsError that does not contain it."""
     if text.startswith(("/", "~", ".")):
-        file = base / Path(text).expanduser()
+        file = base / os.path.expanduser(text)
         try:
             text = file.read_text(encoding="utf-8").strip()
         except OSError as error:

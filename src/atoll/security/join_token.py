@@ -9,6 +9,7 @@ token, so keep it like a password: in a file that only its user can read, or in 
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +48,7 @@ def read_join(text: str) -> JoinToken:
     text = text.strip()
     if not text.startswith(_SCHEME):
         try:
-            content = Path(text).expanduser().read_text().strip()
+            content = Path(os.path.expanduser(text)).read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not text"
             where = "" if text.startswith(("/", "~")) else " in the working directory; give an absolute path"

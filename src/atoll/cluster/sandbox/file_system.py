@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from atoll.cluster.directories import home_directory
 from atoll.cluster.environment_variables import LIBRARY_PATH
 from atoll.cluster.sandbox import kernel
 from atoll.cluster.sandbox.grants import Sandbox, View
@@ -337,7 +338,7 @@ def interpreter_paths(private: Iterable[str]) -> list[str]:
     Leave out a directory that contains one of the `private` paths or the user's home directory, even if modules are
     imported from it.
     """
-    kept_out = [f"{os.path.realpath(each)}/" for each in (str(Path.home()), *private)]
+    kept_out = [f"{os.path.realpath(each)}/" for each in (str(home_directory()), *private)]
     named: tuple[str, ...] = (
         sys.executable,
         sys.prefix,

@@ -130,6 +130,10 @@ def main() -> None:
         sys.exit(app(prog_name="atoll", standalone_mode=False))
     except AtollError as error:
         fail(str(error))
+    except OSError as error:
+        if error.filename is None:
+            raise
+        fail(f"{error.filename}: {error.strerror}")
     except (KeyboardInterrupt, typer.Abort):
         fail("interrupted", 130)
     except Exception as error:
