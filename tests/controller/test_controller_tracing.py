@@ -11,9 +11,10 @@ import pytest
 from atoll.cluster.lifecycle import IslandState
 from atoll.cluster.tenant_settings import TenantRole, TenantSettings, token_hash
 from atoll.operate.operator_requests import merged
+from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from atoll.protocol.spans import ClientCall, Span, TraceRecord
-from atoll.telemetry.trace import MOST_ANSWERED
+from atoll.telemetry.trace import MOST_ANSWERED, Trace
 from atoll.telemetry.trace_requests import ANSWER_SECONDS, MOST_CALLS_BYTES, MOST_RECORDINGS, MOST_SECONDS, MOST_WATCHED
 from tests.controller.play import Play, runs
 from tests.telemetry.test_trace import record
@@ -176,6 +177,53 @@ def test_a_host_that_was_stopped_is_on_the_time_line_with_what_it_did_before_and
     spans = play.spans()
     for sequence, truly in ended:
         assert abs(spans[sequence].ended - truly * S) < 0.002 * S
+
+
+@pytest.mark.parametrize("restarts", [True, False])
+def test_what_a_host_does_while_no_controller_runs_is_on_the_time_line_at_its_true_place(restarts: bool):
+    """The controller's clock stands still for 30 seconds. The host's clock goes on, and is that of the trace."""
+    play = Traced("1x1x1")
+    play.with_call()
+    play.array(10)
+    for now in (10.0, 11.0):
+        play.at(now + 0.002).worker(0, m.Pong(now, int((now + 0.001) * S)))
+    (run,) = play.say(m.Launch(1, (10,), (101,), ()))
+    play.event(e.Restarted(12.0, 2, 30.0) if restarts else e.Tick(12.0, skipped=30.0))
+    play.at(12.5).report(0, m.Done(((run.sequence, int(11.01 * S), int(40.0 * S)),)))
+    (last,) = play.at(13.0).say(m.Launch(1, (10,), (102,), ()))
+    play.at(14.002).worker(0, m.Pong(14.0, int(44.001 * S)))
+    play.report(0, m.Done(((last.sequence, int(43.1 * S), int(43.9 * S)),)))
+    spans = play.spans()
+    for sequence, launched, started, ended in ((run.sequence, 11.002, 11.01, 40.0), (last.sequence, 43.0, 43.1, 43.9)):
+        span = spans[sequence]
+        assert span.launched == pytest.approx(launched * S)
+        assert abs(span.started - started * S) < 0.002 * S
+        assert abs(span.ended - ended * S) < 0.002 * S
+    (clock,) = play.trace().clocks
+    assert (clock.samples, abs(clock.offset) < 0.002 * S) == (3, True), "one clock"
+
+
+def test_what_waits_while_no_controller_runs_waits_for_all_of_that_time():
+    play = Traced()
+    play.with_call()
+    play.array(10)
+    play.at(5.0).say(m.Launch(2, (), (20,), (77,)))
+    play.event(e.Restarted(6.0, 2, 100.0))
+    (put,) = runs(play.at(8.0).report(0, m.FeedsArrived(play.session, (77,))))
+    play.at(9.0).done(put.sequence)
+    span = play.spans()[put.sequence]
+    assert (waits(span), span.launched, span.dispatched) == ([("bytes", 103.0)], 5 * S, 108 * S)
+
+
+def test_later_times_stay_later_however_often_the_clock_stood_still():
+    trace = Trace()
+    for number in range(1, 200):
+        trace.skip(float(number), 0.5)
+    times = [trace.time(number / 4) for number in range(1000)]
+    assert times == sorted(times)
+    assert trace.time(500.0) == 500.0 + 199 * 0.5
+    assert trace.time(198.0) == 198.0 + 198 * 0.5
+    assert len(trace._skips) <= 64
 
 
 # ---- recordings

@@ -11,7 +11,13 @@ import pytest
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.topology import Topology
 from atoll.controller_process.controller_options import ControllerOptions
-from atoll.controller_process.process_state import ContinuedClock, ProcessState, ShellDump
+from atoll.controller_process.process_state import (
+    MOST_SKIPPED_SECONDS,
+    ContinuedClock,
+    ProcessState,
+    ShellDump,
+    skipped_between,
+)
 from atoll.controller_process.shell import new_controller
 from atoll.errors import JournalError
 from atoll.protocol import actions as a
@@ -71,6 +77,43 @@ def test_the_time_for_which_a_controller_is_stopped_does_not_count() -> None:
     uptime += 700.0
     clock.advance_to(before + 500.0)  # by an event of another process
     assert clock.now() == before + 703.0, "it continues"
+    assert clock.skipped == 699.0, "of its own process"
+
+
+def reading(wall: float, uptime: float, boot: str = "a") -> e.ClockReading:
+    return e.ClockReading(wall, uptime, boot)
+
+
+@pytest.mark.parametrize(
+    ("later", "skipped"),
+    [
+        ((12.0, reading(0.0, 130.0)), 28.0),  # the wall clock was set back
+        ((12.0, reading(1025.0, 3.0, "b")), 23.0),  # another machine, or the same one after a restart
+        ((12.0, reading(1001.0, 3.0, "b")), 0.0),  # a machine whose clock is behind
+        ((12.0, reading(9e12, 3.0, "b")), MOST_SKIPPED_SECONDS),
+    ],
+)
+def test_the_time_between_two_processes_is_that_of_the_machines_clocks(
+    later: tuple[float, e.ClockReading], skipped: float
+) -> None:
+    assert skipped_between((10.0, reading(1000.0, 100.0)), later) == skipped
+
+
+def test_the_last_reading_of_the_earlier_process_is_known() -> None:
+    assert state_of().reading is None
+    state = state_of(ShellDump(5.0, reading=reading(1000.0, 100.0)))
+    assert state.reading == (5.0, reading(1000.0, 100.0))
+    state.replay([e.Tick(6.0, reading=reading(1001.0, 101.0)), e.Tick(7.0), e.Flush(7.0)])
+    assert state.reading == (6.0, reading(1001.0, 101.0))
+
+
+def test_a_reading_is_that_of_the_clock_at_the_same_time() -> None:
+    uptime = 50.0
+    clock = ContinuedClock(1000.0, lambda: uptime)
+    uptime = 52.0
+    now, found = clock.reading()
+    assert (now, found.uptime) == (1002.0, 52.0)
+    assert found.boot
 
 
 def test_a_connection_that_can_be_resumed_has_a_link_and_others_only_a_role() -> None:

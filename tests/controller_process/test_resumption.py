@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import time
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,40 @@ class Process:
 @pytest.fixture
 def address(tmp_path: Path) -> Address:
     return Address(path=str(tmp_path / "socket"))
+
+
+def test_a_shell_that_continues_tells_the_time_between_the_processes_and_for_which_it_was_stopped(address):
+    async def main() -> None:
+        first = Process(address, times=ShellTimes(ping=1000.0))
+        first.shell.start()
+        await first.listen()
+        snapshot = first.snapshot()
+        await asyncio.sleep(0.01)
+        events = first.kill()
+        began, stood = time.monotonic(), first.shell._clock()
+        await asyncio.sleep(0.2)
+        state = ProcessState(*decode_snapshot(snapshot), 1)
+        state.replay(events)
+        second = Process(address, state, ShellTimes(ping=1000.0))
+        second.shell.resume(2)
+        least, most = time.monotonic() - began, time.monotonic() - began + 0.1
+        (restarted,) = [each for each in second.events if isinstance(each, e.Restarted)]
+        assert least - 0.05 < restarted.skipped < most + 0.05
+        assert restarted.seconds <= stood, "the clock stood still"
+        state.clock._read -= 30.0  # as if the process had been stopped
+        await second.listen()
+        peer = await Peer.open(address, "proxy")
+        await until_async(lambda: any(isinstance(each, e.ConnectionOpened) for each in second.events))
+        kinds = [type(each) for each in second.events if isinstance(each, e.ConnectionOpened | e.Tick)]
+        assert kinds == [e.Tick, e.Tick, e.ConnectionOpened], "it tells before everything else"
+        (stopped,) = [each.skipped for each in second.events if isinstance(each, e.Tick) and each.skipped]
+        assert 28.9 < stopped < 40.0
+        peer.connection.close()
+        second.shell.stop()
+        second.server.close()
+        await asyncio.sleep(0.05)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def test_a_shell_goes_on_with_another_ones_connections_and_nobody_notices(address):

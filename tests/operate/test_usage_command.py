@@ -226,7 +226,6 @@ def test_with_a_journal_each_kill_loses_a_second_at_most_and_nothing_counts_twic
     user = up("--journal", str(short_directory / "journal"))
     script = working(user, "ana", 25, BUSY)
     assert first_line(script) == "begins"
-    absent = 0.0  # seconds without a controller. A trace cuts the spans of that time: its clock stands still.
     for _ in range(3):
         before = usage(user)["total"]["device_seconds"] * 1e9
         since = max(span.ended for span in traced(user))
@@ -237,11 +236,10 @@ def test_with_a_journal_each_kill_loses_a_second_at_most_and_nothing_counts_twic
         assert killed.busy - before > 0.97 * least
         token = "token-of-the-tenant-ops"
         assert eventually(lambda token=token: user.atoll("status", ATOLL_TOKEN=token).returncode == 0)
-        absent += time.time() - killed.seconds
         assert eventually(lambda killed=killed: usage(user)["total"]["device_seconds"] > killed.busy / 1e9)
     assert finish(script).returncode == 0
     busy, ran = usage(user)["total"]["device_seconds"], device_ns(traced(user)) / 1e9
-    assert ran - 3 * DEVICES * LOST_NS / 1e9 < busy < 1.03 * ran + DEVICES * absent
+    assert ran - 3 * DEVICES * LOST_NS / 1e9 < busy < 1.03 * ran
     assert user.atoll("down", ATOLL_TOKEN="token-of-the-tenant-ops").returncode == 0
 
 

@@ -401,6 +401,7 @@ class Controller:
 
     def _restarted(self, event: e.Restarted) -> None:
         """Record the restart. No decision changes: peers reconnect, or are lost one by one."""
+        self.trace.skip(event.seconds, event.skipped)
         self.history.record("controller restarted", f"it continues in term {event.term}")
 
     def _sessions_persisted(self, event: e.SessionsPersisted) -> None:
@@ -538,6 +539,7 @@ class Controller:
 
     def _tick(self, event: e.Tick) -> None:
         """Find what is silent, hangs or waits in vain. Called once per second."""
+        self.trace.skip(event.seconds, event.skipped)
         self._ping_hosts(event.seconds)
         self._outbox.return_waiting_credits()
         self.load.record(event.load)

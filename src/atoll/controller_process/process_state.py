@@ -17,6 +17,7 @@ import msgspec
 
 from atoll.cluster.processes.bugs import described
 from atoll.cluster.processes.leases import PING_SECONDS
+from atoll.cluster.processes.process_table import boot
 from atoll.controller.controller_dumps import dump_controller, load_controller
 from atoll.controller.core import Controller
 from atoll.errors import AtollError, JournalError
@@ -44,10 +45,11 @@ class ShellDump(msgspec.Struct):
     links: list[LinkRecord] = []
     others: dict[int, str] = {}  # roles of connections that end with the process
     timers: dict[int, float] = {}  # when they are due
+    reading: e.ClockReading | None = None  # of the machine's clocks at `seconds`
 
 
 # Increase the first number if you change `ShellDump` or `LinkRecord`: see CONTRIBUTING.md.
-_SHELL, _SHELL_VERSION = "shell", (1, 1)
+_SHELL, _SHELL_VERSION = "shell", (2, 1)
 
 
 def encode_shell(shell: ShellDump) -> bytes:
@@ -87,6 +89,8 @@ def decode_snapshot(payload: bytes) -> tuple[Controller, ShellDump]:
 
 # Seconds between two readings of a controller's clock from which on the controller was stopped in between.
 _MOST_PAUSE = 3 * PING_SECONDS
+# The most that a trace counts as the time between two processes. Wall clocks may be set to any time.
+MOST_SKIPPED_SECONDS = 7 * 86400.0
 
 
 class ContinuedClock:
@@ -97,6 +101,8 @@ class ContinuedClock:
     The time between two processes does not count, and neither does the time for which this process is stopped, for
     example in a frozen container: nobody observed then whether peers kept their deadlines or made progress. A running
     controller reads the clock once a second, so a longer time between two readings counts as one second.
+
+    `skipped` is the time, in seconds, for which this process was stopped since it was last set to 0.
     """
 
     def __init__(self, seconds: float | None = None, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -105,18 +111,38 @@ class ContinuedClock:
         # clock, since that of uvloop counts milliseconds.
         self._read = monotonic()  # when the clock was read last
         self._offset = 0.0 if seconds is None else seconds - self._read
+        self._boot = boot()
+        self.skipped = 0.0
 
     def now(self) -> float:
         read = self._monotonic()
         pause, self._read = read - self._read, read
         if pause > _MOST_PAUSE:
             self._offset -= pause - PING_SECONDS
+            self.skipped += pause - PING_SECONDS
         return read + self._offset
+
+    def reading(self) -> tuple[float, e.ClockReading]:
+        """Return the time of this clock, and those of the machine's clocks at the same time."""
+        now = self.now()
+        return now, e.ClockReading(time.time(), now - self._offset, self._boot)
 
     def advance_to(self, seconds: float) -> None:
         """Continue from this time if the clock is behind it."""
         self._read = self._monotonic()
         self._offset = max(self._offset, seconds - self._read)
+
+
+def skipped_between(before: tuple[float, e.ClockReading], after: tuple[float, e.ClockReading]) -> float:
+    """Return the seconds between two readings that the continued clock, whose time is first in each, did not count.
+
+    Readings of one start of one machine are compared by its monotonic clock. Others are compared by wall clocks, with
+    the error of these. The result is at least 0, so that later times stay later, and at most `MOST_SKIPPED_SECONDS`.
+    """
+    (seconds, earlier), (later_seconds, later) = before, after
+    is_same = bool(earlier.boot) and earlier.boot == later.boot
+    passed = later.uptime - earlier.uptime if is_same else later.wall - earlier.wall
+    return min(max(0.0, passed - (later_seconds - seconds)), MOST_SKIPPED_SECONDS)
 
 
 class ProcessState:
@@ -131,6 +157,7 @@ class ProcessState:
       others: The roles of the peers of other connections, which end with the earlier process.
       timers: When the controller's timers are due, in seconds of `clock`.
       next: The number of the next connection.
+      reading: The last known time of `clock`, with the readings of the machine's clocks then.
       suspects: The connections of sessions that sent messages in the last turn that failed; see `controller.faults`.
     """
 
@@ -138,6 +165,7 @@ class ProcessState:
         self.controller = controller
         self.clock = ContinuedClock(dump.seconds if dump is not None else None)
         dump = dump or ShellDump()
+        self.reading = None if dump.reading is None else (dump.seconds, dump.reading)
         self.acceptor = Acceptor(term, controller.settings.grace_seconds, dump.key)
         self.links = {link.number: AcceptedLink(self.acceptor, link) for link in dump.links}
         self.others = dict(dump.others)
@@ -195,6 +223,8 @@ class ProcessState:
                     self.links[number].count()
             case e.TimerEnded(timer=timer):
                 self.timers.pop(timer, None)
+            case e.Tick(reading=e.ClockReading() as reading):
+                self.reading = event.seconds, reading
             case e.Restarted(term=term):
                 self.begin(term)
 

@@ -26,7 +26,13 @@ from atoll.controller_process.collector import Collector
 from atoll.controller_process.controller_options import CHARGED, FAILED, READY, ControllerOptions, report
 from atoll.controller_process.entry import CLEANED, clean
 from atoll.controller_process.frame_limits import limits_of_client
-from atoll.controller_process.process_state import ProcessState, ShellDump, encode_shell, encode_snapshot
+from atoll.controller_process.process_state import (
+    ProcessState,
+    ShellDump,
+    encode_shell,
+    encode_snapshot,
+    skipped_between,
+)
 from atoll.controller_process.standby_replication import (
     SUSPICION_SECONDS,
     StandbyReplication,
@@ -103,7 +109,9 @@ class ControllerShell:
         self._loop = asyncio.get_running_loop()
         self._call_later = partial(late_timers.call_later, self._loop)  # for deadlines of peers
         self._times = times
+        self._own_clock = state.clock
         self._clock = state.clock.now
+        self._last_reading = state.reading  # of an earlier process
         self.controller = state.controller
         self.joiners = (
             Joiners(load_certificate_authority(options.directory), self.controller.tokens) if has_tls else None
@@ -225,7 +233,7 @@ class ControllerShell:
         on_message, on_lost = self._callbacks(number)
 
         def on_operator(message: Any) -> None:
-            """Handle a message of a command. What it would change could be lost with the lease."""
+            """Handle a message of a command. Refuse changes without the lease, because they could be lost."""
             reason = self.replication.takeover_suspicion() if isinstance(message, m.Operation) else ""
             if reason:
                 on_lost("this controller does not hold its lease")
@@ -351,7 +359,9 @@ class ControllerShell:
 
     def _tick(self) -> None:
         self._call_later(self._times.ping, self._tick)  # first, so that workers are pinged again after an error
-        self._handle(e.Tick(self._clock(), self._measure_load()))
+        load = self._measure_load()
+        now, reading = self._own_clock.reading()
+        self._handle(e.Tick(now, load, reading=reading))
         self._to_acknowledge = self.resumable.all()
         if self.journal is not None:
             self.journal.tick()
@@ -373,6 +383,9 @@ class ControllerShell:
             self._flush_scheduled = True
             self._turn = time.monotonic()
             self._loop.call_soon(self._flush)
+        if self._own_clock.skipped:  # before an event that has a time of a peer in it
+            skipped, self._own_clock.skipped = self._own_clock.skipped, 0.0
+            self._handle(e.Tick(event.seconds, skipped=skipped))
         try:
             self.controller.handle(event)
         except Exception as error:
@@ -602,7 +615,8 @@ class ControllerShell:
         resumable = {link.number for link in links}
         others = {number: each.peer_role for number, each in self._connections.items() if number not in resumable}
         others |= self._others
-        return ShellDump(self._clock(), self._next, self.resumable.key, links, others, dict(self._timers))
+        now, reading = self._own_clock.reading()
+        return ShellDump(now, self._next, self.resumable.key, links, others, dict(self._timers), reading)
 
     def _lose_others(self, reason: str) -> None:
         for number in self._others:
@@ -611,9 +625,13 @@ class ControllerShell:
 
     def resume(self, term: int) -> None:
         """Continue an earlier process in this term: peers have time to reconnect, and timers continue."""
-        now = self._clock()
+        now, reading = self._own_clock.reading()
+        skipped = self._own_clock.skipped  # since the last event of the earlier process
+        if self._last_reading is not None:
+            skipped = skipped_between(self._last_reading, (now, reading))
+        self._own_clock.skipped = 0.0
         self.resumable.begin(term)
-        self._handle(e.Restarted(now, term))
+        self._handle(e.Restarted(now, term, skipped))
         for timer, due in self._timers.items():
             self._call_later(max(0.0, due - now), partial(self._timer_ended, timer))
         reason = "the controller was restarted"

@@ -45,7 +45,7 @@ def chrome_trace(record: TraceRecord) -> bytes:
         *(event for session, some in calls.items() for call in some for event in writer.call(session, call)),
     ]
     other = {
-        "clock": "the controller's monotonic clock",
+        "clock": "the controller's monotonic clock, and the time for which it did not run",
         "origin_ns": writer.origin,
         "hosts": [_clock(each) for each in record.clocks],
         "sessions": [_clock(each) for each in record.calls],

@@ -99,10 +99,24 @@ class Load(msgspec.Struct, frozen=True):
     certificate_seconds: float = -1.0
 
 
+class ClockReading(msgspec.Struct, frozen=True):
+    """The clocks of a machine at one time, in seconds."""
+
+    wall: float
+    uptime: float  # the monotonic clock, which counts from the machine's start
+    boot: str  # names that start
+
+
 class Tick(Event, frozen=True, tag=7):
-    """A period of `PING_SECONDS` has passed. `load` is only for reports, and None if it is not measured."""
+    """A period of `PING_SECONDS` has passed. `load` is only for reports, and None if it is not measured.
+
+    The process was stopped for `skipped` seconds before this event, which its clock did not count. `reading` is that of
+    the machine's clocks, from which a later process knows the time between the two processes. Both are only for traces.
+    """
 
     load: Load | None = None
+    skipped: float = 0.0
+    reading: ClockReading | None = None
 
 
 class StopAsked(Event, frozen=True, tag=8):
@@ -120,10 +134,12 @@ class EstimatesRead(Event, frozen=True, tag=9):
 class Restarted(Event, frozen=True, tag=10):
     """A new process continues the work of a controller that has ended, in term `term`.
 
-    The clock also continues, without the time between the processes.
+    The clock also continues, without the time between the processes. That is `skipped` seconds, which is only for
+    traces.
     """
 
     term: int
+    skipped: float = 0.0
 
 
 class SessionsPersisted(Event, frozen=True, tag=13):

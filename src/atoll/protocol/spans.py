@@ -1,7 +1,7 @@
 """Records from which traces are made: what ran on each host, when, and for what it waited.
 
 Hosts and proxies have their own clocks. The controller measures their offsets (`telemetry.clocks`). Unless stated
-otherwise, times are in nanoseconds of the controller's monotonic clock.
+otherwise, times are in nanoseconds of the trace's clock (`telemetry.trace`), which is that of the controller.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from atoll.telemetry.consistency import Checks, _Check
 from atoll.telemetry.history import History
 from atoll.telemetry.load import LoadRecord
 from atoll.telemetry.snapshot import Event
-from atoll.telemetry.trace import MOST_SPANS_KEPT, Trace, _Clocks, _GangEnds, _RunEnds
+from atoll.telemetry.trace import MOST_SPANS_KEPT, Trace, _Clocks, _GangEnds, _RunEnds, _Skip
 from atoll.telemetry.trace_requests import Tracing, _Answer, _Recording
 
 
@@ -128,11 +128,12 @@ def count_spans(trace: Trace) -> None:
     trace._count = sum(each.count for each in trace._ends)
 
 
-@dump_of(Trace, "trace", read={"_ends": last_ends}, rebuild=count_spans)
+@dump_of(Trace, "trace", version=2, read={"_ends": last_ends}, rebuild=count_spans)
 class TraceDump(Dump):
     _ends: Deque[EndsForm] = []
     _recorded: int = 0
     _clocks: dict[int, Ref[_Clocks]] = {}
+    _skips: list[_Skip] = []
 
 
 @dump_of(_Recording, "recording")

@@ -3,15 +3,20 @@
 A gang keeps some devices of a host busy from its dispatch there, or from the end of the previous gang on one of these
 devices, to its own end, by the host's clock (`layout`). So spans of one device never overlap, while spans of different
 devices can.
+
+The trace has a clock: the controller's, and the time that this one does not count, because no controller ran or it was
+stopped. Hosts worked on meanwhile. No decision depends on it.
 """
 
 from __future__ import annotations
 
+import math
 import struct
 from bisect import bisect_right
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from itertools import islice
+from typing import NamedTuple
 
 import msgspec
 
@@ -33,7 +38,15 @@ _TEXTS = {reason: reason.value for reason in Reason}  # messages have plain text
 MOST_ANSWERED = 64
 _LOOK_BACK = 64
 _MOST_CLOCKS = 16  # per host, one after another
+_MOST_SKIPS = 64
 _PAIRS = struct.Struct("<2q")
+
+
+class _Skip(NamedTuple):
+    """From the time `since` of the controller's clock on, the trace's clock is `seconds` ahead."""
+
+    since: float
+    seconds: float
 
 
 class _GangEnds(msgspec.Struct, frozen=True, gc=False):
@@ -59,11 +72,17 @@ class _GangEnds(msgspec.Struct, frozen=True, gc=False):
         """The number of spans."""
         return len(self.hosts)
 
-    def spans(self, aligned: Callable[[int], Alignment]) -> Iterable[Span]:
-        """Yield the spans; `aligned(host)` converts the host's times to the controller's."""
+    def spans(self, aligned: Callable[[int], Alignment], ahead: Callable[[float], float]) -> Iterable[Span]:
+        """Yield the spans.
+
+        `aligned(host)` converts the host's times to the trace's. `ahead` returns what to add to the controller's.
+        """
         kind, segments, devices = self.spec.kind, self.spec.segments, self.spec.devices
-        launched = int(1e9 * self.launched)
-        waits = tuple([(_TEXTS[reason], int(1e9 * seconds)) for reason, seconds in self.waited])
+        launched = int(1e9 * (self.launched + ahead(self.launched)))
+        waits, at = [], self.launched
+        for reason, seconds in self.waited:
+            waits.append((_TEXTS[reason], int(1e9 * (seconds + ahead(at + seconds) - ahead(at)))))
+            at += seconds
         for host, started, ended in zip(self.hosts, self.times[::2], self.times[1::2], strict=True):
             align = aligned(host)
             enqueued = align(min(started, ended))
@@ -80,7 +99,7 @@ class _GangEnds(msgspec.Struct, frozen=True, gc=False):
                 devices[host],
                 enqueued,
                 launched,
-                waits,
+                tuple(waits),
                 self.nbytes,
                 self.node,
                 self.spec.title,
@@ -147,9 +166,9 @@ class _RunEnds(msgspec.Struct, frozen=True, gc=False):
     def count(self) -> int:
         return len(self.packed) // _PAIRS.size
 
-    def spans(self, aligned: Callable[[int], Alignment]) -> Iterable[Span]:
+    def spans(self, aligned: Callable[[int], Alignment], ahead: Callable[[float], float]) -> Iterable[Span]:
         for each in self._ends():
-            yield from each.spans(aligned)
+            yield from each.spans(aligned, ahead)
 
     def bare_spans(self, offset: Callable[[int], int]) -> Iterable[Span]:
         for each in self._ends():
@@ -174,7 +193,7 @@ class _Clocks:
 
 
 class _Alignments:
-    """Converts times of hosts to the controller's, for one answer."""
+    """Converts times of hosts to the trace's, for one answer."""
 
     def __init__(self, clocks: dict[int, _Clocks]) -> None:
         self.position = 0  # in the trace, of the entry to convert
@@ -202,7 +221,8 @@ class Trace:
     """Keeps the last spans.
 
     Recorded spans begin with the gang's dispatch, and can be recorded in any order: a host reports the ends of its
-    devices, and of its transfers, independently. Returned spans have times of the controller's clock.
+    devices, and of its transfers, independently. Returned spans have times of the trace's clock. Clocks of hosts are
+    measured by this clock too.
     """
 
     def __init__(self, most: int = MOST_SPANS) -> None:
@@ -211,6 +231,25 @@ class Trace:
         self._recorded = 0  # entries, including dropped ones
         self._most = most
         self._clocks: dict[int, _Clocks] = defaultdict(_Clocks)  # per host
+        self._skips: list[_Skip] = []  # in order
+
+    def skip(self, now: float, seconds: float) -> None:
+        """Add time that the controller's clock did not count before the time `now`."""
+        if seconds > 0:
+            self._skips.append(_Skip(now, seconds + (self._skips[-1].seconds if self._skips else 0.0)))
+            if len(self._skips) > _MOST_SKIPS:  # earlier times are then as far behind as those after the second one
+                self._skips[:2] = [_Skip(-math.inf, self._skips[1].seconds)]
+
+    def _ahead(self, seconds: float) -> float:
+        """Return how far the trace's clock is ahead at a time of the controller's clock."""
+        for skip in reversed(self._skips):
+            if seconds >= skip.since:
+                return skip.seconds
+        return 0.0
+
+    def time(self, seconds: float) -> float:
+        """Return the time of the trace's clock at a time of the controller's, both in seconds."""
+        return seconds + self._ahead(seconds)
 
     @property
     def position(self) -> int:
@@ -299,9 +338,9 @@ class Trace:
                     end = number
                     break
                 count += each.count
-                found.extend(each.spans(alignments.of))
+                found.extend(each.spans(alignments.of, self._ahead))
                 continue
-            for span in each.spans(earlier.of):
+            for span in each.spans(earlier.of, self._ahead):
                 found.append(span)
                 before.add((span.host, span.sequence))
         spans = [span for span in laid_out(found) if (span.host, span.sequence) not in before]

@@ -73,13 +73,13 @@ class Tracing:
 
     def host_answered(self, host: int, message: m.Pong | m.RelayedPong, now: float) -> None:
         """Record a host's answer to a ping. This process or the host's relay received it at `now`."""
-        clock = message.clock
-        if clock >= 0 and not self._trace.clock(host).measure(message.seconds, clock, now):
+        reading = (self._trace.time(message.seconds), message.clock, self._trace.time(now))
+        if message.clock >= 0 and not self._trace.clock(host).measure(*reading):
             self._trace.clock_began(host)
-            self._trace.clock(host).measure(message.seconds, clock, now)
+            self._trace.clock(host).measure(*reading)
 
     def proxy_answered(self, session: int, message: m.Pong | m.CallsRecorded, now: float) -> None:
-        reading = (message.seconds, message.clock, now)
+        reading = (self._trace.time(message.seconds), message.clock, self._trace.time(now))
         if message.clock >= 0 and not self._clocks.setdefault(session, Clock()).measure(*reading):
             self._clocks[session] = Clock()
             self._clocks[session].measure(*reading)
