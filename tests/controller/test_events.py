@@ -188,7 +188,7 @@ def test_a_log_is_bounded_by_its_bytes():
     play = Play()
     play.with_function()
     for query in range(6):
-        play.proxy(play.session, m.Query(query, "text", 0, 1, b""))
+        play.proxy(play.session, m.Query(query, m.QueryKind.TEXT, 0, 1, b""))
         play.worker(0, m.WorkerAnswer(play.session, query + 1, OK, bytes(10 << 20)))
         play.flush()
     statistics = play.controller.log.statistics()

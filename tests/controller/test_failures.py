@@ -104,8 +104,8 @@ def test_a_lost_host_fails_what_was_there_what_ran_there_and_what_stood_in_line(
     play.say(m.Launch(2, (), (11,), (77,)))
     for handle in (100, 100 + launches - 1, 11):
         assert play.say(m.Await(handle, (handle,))) == []
-    play.say(m.Query(5, "layout", 0, -1, b""))
-    play.say(m.Query(6, "layout", 1, -1, b""))
+    play.say(m.Query(5, m.QueryKind.LAYOUT, 0, -1, b""))
+    play.say(m.Query(6, m.QueryKind.LAYOUT, 1, -1, b""))
 
     play.lose(0, "killed")
     messages = play.outbox() + play.say(m.FailureAcknowledged((0,)))
@@ -125,7 +125,7 @@ def test_a_lost_host_fails_what_was_there_what_ran_there_and_what_stood_in_line(
     assert (statistics.waiting, statistics.in_flight) == (0, 0)
     # Launches that need the lost array fail at once.
     assert play.say(m.Launch(1, (10,), (12,), ())) == [m.CreditReturned(1)]
-    assert play.say(m.Query(7, "layout", 0, -1, b"")) == []
+    assert play.say(m.Query(7, m.QueryKind.LAYOUT, 0, -1, b"")) == []
     (answered,) = play.report(1, m.WorkerAnswer(play.session, 2, OK, b"{0}"))
     assert answered == m.QueryReply(6, OK, b"{0}")
     # A second reply has no effect.

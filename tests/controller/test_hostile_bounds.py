@@ -67,16 +67,16 @@ def test_queries_without_a_reply_are_bounded_and_end_with_their_session(monkeypa
     monkeypatch.setattr(queries, "MOST_QUERIES", 4)
     play = Play()
     for query in range(2):
-        (sent,) = play.say(m.Query(query, "cost", 0, -1, bytes(100)))
+        (sent,) = play.say(m.Query(query, m.QueryKind.COST, 0, -1, bytes(100)))
         assert isinstance(sent, m.WorkerQuery)
-    (refused,) = play.say(m.Query(2, "cost", 0, -1, bytes(100)))
+    (refused,) = play.say(m.Query(2, m.QueryKind.COST, 0, -1, bytes(100)))
     assert refused.status.code == Code.RESOURCE_EXHAUSTED
     for query in range(3, 5):
-        play.say(m.Query(query, "cost", 0, -1, b""))
-    (refused,) = play.say(m.Query(5, "cost", 0, -1, b""))
+        play.say(m.Query(query, m.QueryKind.COST, 0, -1, b""))
+    (refused,) = play.say(m.Query(5, m.QueryKind.COST, 0, -1, b""))
     assert refused.status.code == Code.RESOURCE_EXHAUSTED
     play.report(0, m.WorkerAnswer(play.session, sent.query, Status(), b""))
-    (sent,) = play.say(m.Query(2, "cost", 0, -1, bytes(100)))
+    (sent,) = play.say(m.Query(2, m.QueryKind.COST, 0, -1, bytes(100)))
     assert isinstance(sent, m.WorkerQuery)
     check_dump(play.controller)
     play.close(play.session)
@@ -177,7 +177,7 @@ def test_the_bytes_of_the_messages_that_wait_are_bounded(monkeypatch: pytest.Mon
     play = Play()
     play.controller.sessions[play.session].in_steps += 1  # as during the lowering of a large program
     for query in range(3):
-        play.proxy(play.session, m.Query(query, "cost", 0, -1, bytes(1 << 20)))
+        play.proxy(play.session, m.Query(query, m.QueryKind.COST, 0, -1, bytes(1 << 20)))
     assert closing(play.outbox()).code == Code.RESOURCE_EXHAUSTED
 
 

@@ -277,7 +277,7 @@ def test_a_question_about_memory_goes_to_the_worker_with_what_is_reserved():
     play.with_put()
     play.say(m.Launch(2, (), (20,), (77,)))
     play.report(0, m.FeedsArrived(play.session, (77,)))
-    (query,) = play.say(m.Query(5, "memory", 0, -1, b"whatever"))
+    (query,) = play.say(m.Query(5, m.QueryKind.MEMORY, 0, -1, b"whatever"))
     ordinal, known = msgspec.msgpack.decode(query.payload, type=tuple[int, dict[str, int]])
     used = play.controller.ledger.used[0, 0]
     assert ordinal == 0

@@ -278,7 +278,7 @@ class Hostile(Cluster):
             case 24:
                 return m.Query(
                     next(self.numbers),
-                    rng.choice(("layout", "cost", "memory", "profile")),
+                    rng.choice((m.QueryKind.LAYOUT, m.QueryKind.COST, m.QueryKind.MEMORY, m.QueryKind.PROFILE)),
                     rng.choice(sorted(self.locations)),
                     rng.choice((-1, some("function"))),
                     b"",

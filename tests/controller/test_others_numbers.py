@@ -76,7 +76,7 @@ class Owner(Chooser):
         say(m.RegisterFunction(3, "content 3", SOURCE, ((0,),)))
         say(m.AddSlice(5, SliceRequest(1)))
         say(m.Await(6, (RUNNING, WAITING)))
-        say(m.Query(7, "memory", 0, 1, b""))
+        say(m.Query(7, m.QueryKind.MEMORY, 0, 1, b""))
         say(m.OpenVersion(10, "own", newer_than=7, seconds=30.0))
         say(m.Publish(14, "own", 1, (WAITING,), ("w",)))
         self.lose(1, "it burnt")  # messages to it fail until the proxy knows of the loss

@@ -90,7 +90,7 @@ def test_a_compilation_and_a_query_are_owed_by_the_worker():
     play = Play("1x1x2")
     play.say(m.RegisterFunction(1, "content", 900, ((0,),)))
     compiles = play.report(0, m.FeedsArrived(play.session, (900,)))
-    play.say(m.Query(5, "memory", 0, -1, b""))
+    play.say(m.Query(5, m.QueryKind.MEMORY, 0, -1, b""))
     late = pass_time(play, 120)
     assert len(late) == 2
     assert "function 1 has been compiled for " in late[0]

@@ -62,6 +62,7 @@ SAMPLES: dict[Any, Any] = {
     RankSlot: RankSlot(1, 0),
     m.GangsEnded | None: m.GangsEnded(5, 1, 2, 7, (0, 1), ((3, 4),)),
     m.StoreContent: m.StoreContent(1, (2, 3), True),
+    m.QueryKind: m.QueryKind.COST,
     m.CompileReport: m.CompileReport("a0b1", m.CompileStage.COMPILING, 812),
     By: By.SESSION,
     IslandShape | None: IslandShape(2, 4, "cuda", (2, 4), "h100"),

@@ -262,10 +262,10 @@ def test_all_hosts_are_dialled_when_a_session_opens():
 def test_a_question_is_answered_by_the_worker_that_has_the_device():
     async def work() -> None:
         cluster = FakeCluster()
-        task = asyncio.ensure_future(cluster.session.inquire("cost", 3, 17, b"how much"))
+        task = asyncio.ensure_future(cluster.session.inquire(m.QueryKind.COST, 3, 17, b"how much"))
         await settle()
         (asked,) = cluster.take()
-        assert asked == m.Query(asked.query, "cost", 3, 17, b"how much")
+        assert asked == m.Query(asked.query, m.QueryKind.COST, 3, 17, b"how much")
         cluster.session.handle(m.QueryReply(asked.query, OK, b"much"))
         assert await task == b"much"
 
@@ -438,7 +438,7 @@ def test_all_that_waits_is_answered_when_the_session_is_lost(end, text):
             asyncio.ensure_future(each)
             for each in (
                 session.register_function(b"source", "hash", ((0,),)),
-                session.inquire("cost", 0),
+                session.inquire(m.QueryKind.COST, 0),
                 session.add_slice(SliceRequest(1)),
             )
         ]
@@ -451,7 +451,7 @@ def test_all_that_waits_is_answered_when_the_session_is_lost(end, text):
         with pytest.raises(StatusError, match=text):
             await tasks[0]
         with pytest.raises(StatusError, match=text):
-            await session.inquire("cost", 0)  # from now on, too
+            await session.inquire(m.QueryKind.COST, 0)  # from now on, too
         session.wait((1,), waited.append)
         assert [text in status.message for status in (*lost, *waited)] == [True] * 3
         assert cluster.closed

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from atoll.devices.null.model import MODELS
@@ -13,12 +15,21 @@ from atoll.devices.null.null_program import NullProgram
 from atoll.engines.null_hosts.null_host import AtOnce
 from atoll.errors import Code, StatusError
 from atoll.host_services.profiles.xspace import Others
-from atoll.protocol.messages import Compile, CompileReport, CompileStage
+from atoll.protocol.messages import (
+    Compile,
+    CompileReport,
+    CompileStage,
+    DeviceMemory,
+    Query,
+    QueryKind,
+    WorkerQuery,
+)
 from atoll.transfers.inbox import Inbox
 from atoll.worker import host_functions
 from atoll.worker.compilers import Compilers
 from atoll.worker.function_records import Pending
 from atoll.worker.host_functions import Functions
+from atoll.worker.query_answers import ANSWERS, QueryAnswers
 from atoll.worker.store import TypeKeys
 from tests.devices.null.test_sim_events import HandClock
 
@@ -28,7 +39,7 @@ ALICE, BOB = 1, 2
 class Host:
     def __init__(self, pool: Any = None, compilers: Compilers | None = None, **options: Any) -> None:
         self.inbox = Inbox(lambda session, feed: None)
-        backend = NullBackend(0, 1, MODELS["instant"], HandClock(), Collectives())
+        self.backend = backend = NullBackend(0, 1, MODELS["instant"], HandClock(), Collectives())
         self.compiled: list[Any] = []
         self.functions = Functions(
             backend, self.inbox, TypeKeys(), self.compiled.append, pool or AtOnce(), compilers=compilers, **options
@@ -169,12 +180,21 @@ def test_the_cpu_time_of_a_worker_is_the_progress_of_what_it_compiles_itself_unl
     assert functions.stages_of(asked)[1:] == before[1:]
 
 
-def test_a_question_that_a_worker_does_not_know_is_refused(host: Host) -> None:
+def test_a_worker_answers_each_kind_of_query_but_profiles_which_take_long(host: Host) -> None:
+    assert set(ANSWERS) | {QueryKind.PROFILE} == set(QueryKind)
     host.compile(ALICE, "step", "a")
-    assert host.functions.answer("cost", "a").startswith(b"{")
-    with pytest.raises(StatusError, match="cannot answer the question 'price'") as raised:
-        host.functions.answer("price", "a")
-    assert raised.value.status.code == Code.UNIMPLEMENTED
+    answers = QueryAnswers(host.backend, host.functions)
+    assert answers.answer(WorkerQuery(ALICE, 1, QueryKind.COST, "a", b"")).startswith(b"{")
+    memory = msgspec.msgpack.encode(DeviceMemory(0, {"bytes_limit": 7}))
+    assert json.loads(answers.answer(WorkerQuery(ALICE, 2, QueryKind.MEMORY, "", memory)))["bytes_limit"] == 7
+    with pytest.raises(StatusError, match="compiled function b is not on this host"):
+        answers.answer(WorkerQuery(ALICE, 3, QueryKind.COST, "b", b""))
+
+
+def test_a_query_of_an_unknown_kind_is_not_decoded() -> None:
+    query = msgspec.msgpack.encode(Query(1, cast(Any, "price"), 0, -1, b""))
+    with pytest.raises(msgspec.ValidationError, match="price"):
+        msgspec.msgpack.decode(query, type=Query)
 
 
 def test_a_host_that_loses_an_outcome_compiles_again_when_asked(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 from atoll.cluster.processes.machine_memory import machine_memory
 from atoll.devices.null.model import MODELS
 from atoll.devices.null.null_backend import Collectives, NullBackend
-from atoll.worker.message_handler import memory_stats
+from atoll.worker.query_answers import memory_stats
 from tests.devices.null.test_sim_events import HandClock
 
 

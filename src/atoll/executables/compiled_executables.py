@@ -16,7 +16,7 @@ from atoll.executables.session_arrays import ArrayRecord
 from atoll.ir.program import Call, Program, single
 from atoll.ir.types import ArraySpec, Even, Replicated, Sharding, Tiled
 from atoll.protocol.ifrt import executables_pb2, xla_pb2
-from atoll.protocol.messages import FunctionInfo, OutputInfo
+from atoll.protocol.messages import FunctionInfo, OutputInfo, QueryKind
 from atoll.protocol.translation import codec
 from atoll.protocol.translation.array_specs import layout_proto_from_text, order_of_layout
 from atoll.protocol.translation.shardings import has_partial_sums, partial_sums, sharding_to, tiles_from
@@ -96,10 +96,10 @@ class Executable(LoadedExecutable):
     # ---- queries of JAX
 
     async def cost(self, cluster: ClusterSession, reply: Any) -> None:
-        fill_costs(await cluster.inquire("cost", self.devices[0], self.function), reply)
+        fill_costs(await cluster.inquire(QueryKind.COST, self.devices[0], self.function), reply)
 
     async def text(self, cluster: ClusterSession) -> str:
-        return (await cluster.inquire("text", self.devices[0], self.function)).decode()
+        return (await cluster.inquire(QueryKind.TEXT, self.devices[0], self.function)).decode()
 
     def metadata_reply(self) -> Any:
         info = self.info

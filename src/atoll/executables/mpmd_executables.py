@@ -23,7 +23,7 @@ from atoll.executables.program_executables import ProgramExecutable
 from atoll.ir.outline import Fragment, Outline
 from atoll.ir.program import Call, consumes
 from atoll.protocol.ifrt import executables_pb2, xla_pb2
-from atoll.protocol.messages import FunctionInfo
+from atoll.protocol.messages import FunctionInfo, QueryKind
 from atoll.protocol.translation.array_specs import layout_proto_from_text
 from atoll.session.cluster_session import ClusterSession
 
@@ -90,7 +90,7 @@ class MpmdExecutable(ProgramExecutable):
         reply.attributes.SetInParent()
         for name, function in self._fragments.items():
             found = executables_pb2.ExecutableCostAnalysisReply()
-            fill_costs(await cluster.inquire("cost", function.devices[0], function.function), found)
+            fill_costs(await cluster.inquire(QueryKind.COST, function.devices[0], function.function), found)
             reply.attributes.attributes[name].CopyFrom(found.attributes)
 
     def _argument_layouts(self) -> list[str]:

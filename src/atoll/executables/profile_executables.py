@@ -128,7 +128,7 @@ class ProfileExecutable(ExecutableWithoutProgram):
         if self._running and cluster.lost is None:
             self._running = False
             for device in self._hosts.values():
-                cluster.send(m.Query(cluster.number(), "profile", device, -1, p.encode(p.Collect())))
+                cluster.send(m.Query(cluster.number(), m.QueryKind.PROFILE, device, -1, p.encode(p.Collect())))
 
     async def text(self, cluster: ClusterSession) -> str:
         return f"a profile of {len(self._hosts)} hosts, to {self._directory}"

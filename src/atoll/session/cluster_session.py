@@ -264,7 +264,7 @@ class ClusterSession:
 
     # ---- questions
 
-    async def inquire(self, what: str, device: int, function: int = -1, payload: bytes = b"") -> bytes:
+    async def inquire(self, what: m.QueryKind, device: int, function: int = -1, payload: bytes = b"") -> bytes:
         """Send a query to the worker that holds `device` and return the answer. Raise StatusError."""
         number = self.number()
         reply = await self.ask(number, m.Query(number, what, device, function, payload))

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 
 from atoll.errors import Code, Status, StatusError
+from atoll.protocol import messages as m
 from atoll.protocol import profiles as p
 from atoll.session.cluster_session import ClusterSession
 
@@ -32,7 +33,7 @@ async def ask_hosts(cluster: ClusterSession, hosts: Mapping[int, int], request: 
     async def ask(device: int) -> Status | None:
         async with room:
             try:
-                await cluster.inquire("profile", device, payload=payload)
+                await cluster.inquire(m.QueryKind.PROFILE, device, payload=payload)
             except StatusError as error:
                 return error.status
         return None

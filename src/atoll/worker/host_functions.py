@@ -699,16 +699,6 @@ class Functions:
         self.calling_clients -= record.function is not None and bool(record.function.callbacks)
         self.programs.dropped(record.name)
 
-    def answer(self, what: str, name: str) -> bytes:
-        """Return the cost analysis (JSON) or the text of a function. Raise UNIMPLEMENTED for other questions."""
-        loaded = self.get(name).loaded
-        match what:
-            case "cost":
-                return msgspec.json.encode(loaded.cost_analysis())
-            case "text":
-                return loaded.text().encode()
-        raise unimplemented(f"this worker cannot answer the question {what!r} about a function")
-
 
 def _compiled(name: str, result: _Result, info: bytes = b"", title: str = "") -> Compiled:
     """Return the report about a compilation. `info` is encoded, and `title` is the name that the client chose."""

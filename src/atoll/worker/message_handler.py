@@ -8,11 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import msgspec
-
 from atoll.cluster.processes.bugs import start_in
-from atoll.cluster.processes.machine_memory import machine_memory
-from atoll.decodable import decodable
 from atoll.devices.device import DeviceBackend
 from atoll.errors import Status, status_of
 from atoll.host_services.profiles.profile_recorder import Recorder
@@ -21,6 +17,7 @@ from atoll.protocol import messages as m
 from atoll.worker.executor_thread import Units
 from atoll.worker.host_functions import Functions
 from atoll.worker.host_worlds import HostWorlds
+from atoll.worker.query_answers import QueryAnswers
 from atoll.worker.spill_store import SpillStore
 
 _log = logging.getLogger(__name__)
@@ -71,6 +68,7 @@ class MessageHandler:
         self._renew = renew
         self._units = units
         self._report = report
+        self._query_answers = QueryAnswers(backend, functions)
         self._answers = ThreadPoolExecutor(2, "atoll-answer")
 
     def handle(self, message: Any) -> bool:
@@ -128,7 +126,7 @@ class MessageHandler:
                     self._functions.drop(function)
             case m.StopCompiling(function=function):
                 self._functions.stop_compiling(function)
-            case m.WorkerQuery(session=session, query=query, what="profile", payload=payload):
+            case m.WorkerQuery(session=session, query=query, what=m.QueryKind.PROFILE, payload=payload):
                 self._recorder.submit(
                     session, payload, lambda status: self._report(m.WorkerAnswer(session, query, status, b""))
                 )
@@ -148,27 +146,7 @@ class MessageHandler:
 
     def _answer(self, query: m.WorkerQuery) -> None:
         try:
-            if query.what == "layout":
-                dtype, shape, ordinal = msgspec.msgpack.decode(
-                    query.payload, type=decodable(tuple[str, tuple[int, ...], int])
-                )
-                payload = self._backend.default_layout(dtype, shape, ordinal).encode()
-            elif query.what == "memory":
-                ordinal, known = msgspec.msgpack.decode(query.payload, type=decodable(tuple[int, dict[str, int]]))
-                payload = msgspec.json.encode(memory_stats(self._backend, ordinal, known))
-            else:
-                payload = self._functions.answer(query.what, query.subject)
+            payload = self._query_answers.answer(query)
             self._report(m.WorkerAnswer(query.session, query.query, Status(), payload))
         except Exception as error:
             self._report(m.WorkerAnswer(query.session, query.query, status_of(error), b""))
-
-
-def memory_stats(backend: DeviceBackend, ordinal: int, known: dict[str, int]) -> dict[str, int]:
-    """Return what is known to the controller and what the platform reports, always with `bytes_limit`.
-
-    The limit is the controller's if it has one: `--device-memory`, or the memory that the platform has reported. On
-    platforms that report none, such as CPUs, the devices of this host share its memory equally.
-    """
-    reported = backend.memory_stats(ordinal)
-    limit = known.get("bytes_limit") or reported.get("bytes_limit")
-    return known | reported | {"bytes_limit": limit or machine_memory() // len(backend.describe())}

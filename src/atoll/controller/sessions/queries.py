@@ -61,9 +61,9 @@ class Queries:
             )
             return
         payload = message.payload
-        if message.what == "memory":  # the worker adds what only its platform knows
+        if message.what is m.QueryKind.MEMORY:  # the worker adds what only its platform knows
             known = self._memory.statistics((location.host, location.ordinal))
-            payload = msgspec.msgpack.encode((location.ordinal, known))
+            payload = msgspec.msgpack.encode(m.DeviceMemory(location.ordinal, known))
         query = self._next
         self._next += 1
         self._asked[query] = (location.host, session.number, message)

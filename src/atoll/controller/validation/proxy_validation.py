@@ -41,7 +41,7 @@ MAX_CREDITS = 1 << 20
 MAX_ARRAYS_NAME = 300  # characters of the name of published arrays, with its tenant
 _MAX_CONTENT = 128  # characters of a hash
 _MAX_QUERY_BYTES = 1 << 20
-_QUERIES = frozenset(("layout", "cost", "text", "memory", "profile"))
+_QUERIES = frozenset(m.QueryKind)
 
 
 def launch(session: Session, message: m.Launch, topology: Topology) -> None:

@@ -140,7 +140,9 @@ async def _answer_to(
         case MemoryQuestion(device=device):
             if device >= len(session.cluster.welcome.devices):
                 raise invalid(f"device {device} does not exist")
-            return ImmediateReply("memory statistics", (device,), await session.cluster.inquire("memory", device))
+            return ImmediateReply(
+                "memory statistics", (device,), await session.cluster.inquire(m.QueryKind.MEMORY, device)
+            )
         case SourceQuestion(fingerprint=fingerprint):
             return _source(session, fingerprint)
         case ProfileQuestion(request=request):

@@ -12,7 +12,7 @@ from atoll.executables.compile_requests import default_assignment
 from atoll.ifrt.ifrt_session import IfrtSession
 from atoll.ifrt.pending_request import Handler, PendingRequest
 from atoll.protocol.ifrt import session_pb2, values_pb2
-from atoll.protocol.messages import Welcome
+from atoll.protocol.messages import ArrayKind, QueryKind, Welcome
 from atoll.protocol.translation import codec
 from atoll.protocol.translation.codec import platform_id
 
@@ -183,9 +183,9 @@ async def _layout(session: IfrtSession, device: int, dtype: str, dims: tuple[int
     elsewhere = {each.island: each for each in devices if each.info.kind == own.info.kind and each.island != own.island}
     failure: StatusError | None = None
     for asked in (own, *elsewhere.values()):
-        payload = msgspec.msgpack.encode((dtype, dims, asked.info.ordinal))
+        payload = msgspec.msgpack.encode(ArrayKind(dtype, dims, asked.info.ordinal))
         try:
-            return await session.cluster.inquire("layout", asked.id, payload=payload)
+            return await session.cluster.inquire(QueryKind.LAYOUT, asked.id, payload=payload)
         except StatusError as error:
             failure = failure or error
     raise unimplemented(f"the default layout of {dtype}{list(dims)} is not known: {failure}")

@@ -10,7 +10,7 @@ from atoll.errors import Status
 from atoll.ir.program import Program
 from atoll.ir.types import ArraySpec
 from atoll.protocol.messages.opening_messages import Message, Refused, VirtualDevice
-from atoll.protocol.messages.worker_messages import Ping, Pong
+from atoll.protocol.messages.worker_messages import Ping, Pong, QueryKind
 
 # Nodes per message. The controller needs about a millisecond for them.
 MAX_PART_NODES = 256
@@ -171,7 +171,7 @@ class Query(Message, frozen=True, tag=48):
     """Query the worker that has `device`. `function` is the session's number of a function, or -1."""
 
     query: int
-    what: str
+    what: QueryKind
     device: int
     function: int
     payload: bytes

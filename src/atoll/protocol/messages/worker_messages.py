@@ -25,6 +25,31 @@ class CompileStage(enum.StrEnum):
     ASKING = "asking"  # waits for an answer of its client
 
 
+class QueryKind(enum.StrEnum):
+    """The kind of a query. The comments have its subject, the encoded `payload`, and the answer."""
+
+    LAYOUT = "layout"  # the default layout of an array; `ArrayKind`; text
+    COST = "cost"  # the cost analysis of a function; nothing; JSON
+    TEXT = "text"  # a compiled function; nothing; text
+    MEMORY = "memory"  # the memory of a device; nothing, but `DeviceMemory` in `WorkerQuery`; JSON
+    PROFILE = "profile"  # a profile of the host; a request of `protocol.profiles`; nothing
+
+
+class ArrayKind(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A type of arrays on the device of a host with this ordinal."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    ordinal: int
+
+
+class DeviceMemory(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The device of a host with this ordinal, and what the controller knows about its memory."""
+
+    ordinal: int
+    known: dict[str, int]
+
+
 class CompileReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A compilation on a host. While it is compiled, `progress` changes; -1: not known."""
 
@@ -412,11 +437,11 @@ class DropFeed(Message, frozen=True, tag=28):
 
 
 class WorkerQuery(Message, frozen=True, tag=29):
-    """Query a worker. `what` is one of "layout", "cost", "text", "memory", "profile"."""
+    """Query a worker. `subject` is the name of the function that the query is about, or empty."""
 
     session: int
     query: int
-    what: str
+    what: QueryKind
     subject: str
     payload: bytes
 
