@@ -168,24 +168,26 @@ FIGURE = Figure(
     key="pipelines",
     title="Schedules of pipelines",
     explanation=(
-        "A step in the schedules of `atoll.pipeline`, each stage on an island of its own, on null devices in virtual "
-        f"time (model tpu-v3). Forward takes {1000 * UNIT_SECONDS:.0f} ms, backward twice as long, and each half of it "
-        f"as long as forward; {ACTIVATION_BYTES >> 20} MiB go from stage to stage, and four micro-batches a stage "
-        "through each. Nodes and their order are those of `atoll.pipeline`. Ideal is what `Schedule.check` says of the "
-        "table, in which transfers and messages take no time. Interleaved has two parts a stage, so twice the work. "
-        "Then the same model in all schedules and as one SPMD computation. On null devices that is table 2's "
-        f"transformer on {CORES} cores of one island: a backward pass computes the forward one again, and SPMD cuts "
-        "the weights over all cores and gathers them, as there. On real devices it has 8 layers that sleep in a "
-        f"custom call, so that two cores do not decide: two layers and {1000 * STAGE_SECONDS:.0f} ms a stage and "
-        "micro-batch forward. SPMD is data-parallel there, on four devices of one island, and has next to nothing "
-        "to communicate: what a step takes without any bubble. The update counts as work. 1F1B has GPipe's bubble: "
-        "what it saves is memory, here by the controller's ledger; a micro-batch keeps its input alone."
+        "This figure has two parts. The first part runs a step in each schedule of `atoll.pipeline`, with each stage "
+        "on a separate island of null devices, in virtual time (model tpu-v3). Forward takes "
+        f"{1000 * UNIT_SECONDS:.0f} ms. Backward takes twice as long, and each half of it as long as forward. "
+        f"{ACTIVATION_BYTES >> 20} MiB are sent from stage to stage. Each step has four micro-batches per stage. "
+        "The nodes and their order are those of `atoll.pipeline`. Ideal is the result of `Schedule.check`, in which "
+        "transfers and messages take no time. Interleaved has two parts of the model per stage, so twice the work. "
+        "The second part runs the same model in all schedules and as one SPMD computation. On null devices it is "
+        f"table 2's transformer on {CORES} cores of one island. A backward pass computes the forward one again. SPMD "
+        "shards the weights over all cores and gathers them. On real devices the model has 8 layers, which sleep in a "
+        "custom call, so that the result does not depend on the two cores of the machine. A stage has two layers, "
+        f"which take {1000 * STAGE_SECONDS:.0f} ms forward for each micro-batch. SPMD is data-parallel there, on four "
+        "devices of one island. It communicates little, so it shows the time of a step without a bubble. The update "
+        "counts as work. 1F1B has the bubble of GPipe, and needs less memory for activations, as the controller's "
+        "ledger shows. A micro-batch keeps only its input."
     ),
     paper=(
-        "GPipe's order alone, in table 2. JaxPP (Xhebraj et al., arXiv 2412.14374, MLSys 2025), which has 1F1B and "
-        "interleaved 1F1B, reports up to 1.11 times (in the proceedings: 1.16 times) the hardware utilization of "
-        "the best SPMD configuration, on GPUs and with other models. SPMD loses there what its collectives take, a "
-        "pipeline its bubble: which is more is the model's and the network's doing."
+        "Only GPipe's order, in table 2. JaxPP (Xhebraj et al., arXiv 2412.14374, MLSys 2025) has 1F1B and interleaved "
+        "1F1B. It reports up to 1.11 times (in the proceedings: 1.16 times) the hardware utilization of the best SPMD "
+        "configuration, on GPUs and with other models. SPMD spends time in collectives there, and a pipeline in its "
+        "bubble. The model and the network decide which of them takes longer."
     ),
     axes=None,
     points=_points,
