@@ -9,7 +9,7 @@ import pytest
 from atoll.devices.compilers.compiler_messages import CompiledProgram, Description, Parts
 from atoll.errors import Code, Status
 from atoll.protocol.messages import CloseWorld, Compile, FunctionInfo, FunctionSource
-from atoll.worker.function_worlds import FunctionWorlds, Placement, Recipe, Waiting, place
+from atoll.worker.function_worlds import FunctionWorlds, Placement, Recipe, Waiting, placement_of
 
 WORLD, NEXT = 1, 2
 PROGRAM, PYTHON = FunctionSource(b"program", b""), FunctionSource(b"code", b"", is_python=True)
@@ -44,12 +44,12 @@ def description(parts: Parts | None) -> Description:
     ],
 )
 def test_a_function_runs_where_its_devices_can_communicate(parts: Parts, has_joined: bool, expected: Placement):
-    assert place(request(WORLD), description(parts), False, has_joined) == expected
+    assert placement_of(request(WORLD), description(parts), False, has_joined) == expected
 
 
 def test_a_function_that_calls_its_client_needs_a_world():
-    assert place(request(), description(ALONE), True, False) == Placement(False, must_wait=True)
-    assert place(request(WORLD), description(ALONE), True, True) == Placement(False, WORLD)
+    assert placement_of(request(), description(ALONE), True, False) == Placement(False, must_wait=True)
+    assert placement_of(request(WORLD), description(ALONE), True, True) == Placement(False, WORLD)
 
 
 def load(message: Compile) -> None:

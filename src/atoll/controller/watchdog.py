@@ -97,7 +97,7 @@ class Watchdog:
         found = [(subject, self._durations.of(now, key)) for key, subject in self._subjects()]
         # Gangs that the checks do not look at, because a gang before them calls Python. They run beside it.
         looked_at = {gang.sequence for gang in self._launcher.foremost()}
-        for gang, ahead in self._launcher.places():
+        for gang, ahead in self._launcher.with_foremost():
             if ahead is None and gang.sequence not in looked_at:
                 found.append((_subject_of(gang), now - gang.started_at))
         return found
@@ -110,7 +110,7 @@ class Watchdog:
         behind: dict[tuple[int, int], list[Gang[GangRun]]] = {}  # by session and sequence of the gang ahead
         foremost: dict[int, list[Gang[GangRun]]] = {}
         gangs = self._launcher.in_flight
-        for gang, ahead in self._launcher.places():
+        for gang, ahead in self._launcher.with_foremost():
             if ahead is None:
                 for island in gang.run.islands_left:
                     foremost.setdefault(island, []).append(gang)

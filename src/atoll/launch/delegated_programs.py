@@ -45,14 +45,14 @@ def delegated_program(
     by_island: dict[int, list[int]] = {island: [] for island in program.islands}
     nodes, first, number = [], list[int](), 0
     for node in program.nodes:
-        places = []
+        positions = []
         for gang in node:
-            places.append((gang.island, len(by_island[gang.island])))
-            by_island[gang.island].append(number + len(places) - 1)
+            positions.append((gang.island, len(by_island[gang.island])))
+            by_island[gang.island].append(number + len(positions) - 1)
         first += [number] * len(node)
         number += len(node)
         if len(node) > 1:
-            nodes.append(tuple(places))
+            nodes.append(tuple(positions))
     memory = _Memory(program)
     parts = {}
     for island, numbers in by_island.items():
@@ -61,9 +61,9 @@ def delegated_program(
         of_host = {devices for spec in specs for devices in spec.devices.values()}
         moved = tuple(_moved(program, spec) if spec.kind in TRANSFERS else 0 for spec in specs)
         devices = next(iter(of_host)) if len(of_host) == 1 else None
-        last = {id(spec.duration_estimate): place for place, spec in enumerate(specs) if spec.functions}
+        last = {id(spec.duration_estimate): position for position, spec in enumerate(specs) if spec.functions}
         count = Counter(id(spec.duration_estimate) for spec in specs if spec.functions)
-        samples = {place: count[which] for which, place in last.items()}
+        samples = {position: count[which] for which, position in last.items()}
         transfers = tuple(
             Transfers(
                 kind,

@@ -89,13 +89,13 @@ class DelegatedRun:
 
     def rest(self, limits: dict[int, int]) -> list[tuple[int, Unit]]:
         """Return the nodes beyond the limit of segments on each island, with their first sequence numbers."""
-        places = dict.fromkeys(limits, 0)
+        positions = dict.fromkeys(limits, 0)
         found, number = [], self.first
         for node in self.launch.program.nodes:
-            if places[node[0].island] >= limits[node[0].island]:
+            if positions[node[0].island] >= limits[node[0].island]:
                 found.append((number, node))
             for spec in node:
-                places[spec.island] += 1
+                positions[spec.island] += 1
             number += len(node)
         return found
 

@@ -8,7 +8,7 @@ A launch survives the failure of an island if everything that it needs still exi
 - The launch is in line, or all of it was sent to this island, and none of its gangs had ended or could have been
   running. The first gang in flight on a device could have been running; the others waited behind it.
 
-A launch in line stays there. A launch that was sent joins the lines again, at its former place before its session's
+A launch in line stays there. A launch that was sent joins the lines again, at its former position before its session's
 later launches. It takes part in no transfer to another island, so no other host knows it. Launches that were sent do
 not survive if they call Python or are part of control flow.
 
@@ -285,5 +285,5 @@ def _has_failed_by_itself(gang: Gang[GangRun]) -> bool:
 
 
 def _age(launch: Launch) -> int:
-    """Return the place of a launch among those of its session."""
+    """Return the position of a launch among those of its session."""
     return min(node.age for node in launch.nodes)

@@ -33,14 +33,14 @@ class Recorder(Protocol):
     def record_gang(self, gang: Gang[GangRun], hosts: tuple[int, ...], times: tuple[int, ...]) -> None:
         """Record the end of a gang on some of its hosts, with its start and its end on each."""
 
-    def record_run(self, gang: Gang[GangRun], gangs: RunGangs, first: int, place: int, packed: bytes) -> None:
+    def record_run(self, gang: Gang[GangRun], gangs: RunGangs, first: int, position: int, packed: bytes) -> None:
         """Record the ends of gangs of a delegated run.
 
         Args:
           gang: the run's gang on an island.
           gangs: the gangs that it stands for.
           first: the sequence number of the program's first gang.
-          place: the place of the first gang that has ended.
+          position: the position of the first gang that has ended.
           packed: the start and the end of each gang from there.
         """
 
@@ -155,12 +155,12 @@ class GangCharges:
 
         `first` is the sequence number of the program's first gang.
         """
-        part, place = program.parts[gang.island], message.first
+        part, position = program.parts[gang.island], message.first
         count, rest = divmod(len(message.times), _PAIR)
         if rest:
             raise invalid(f"the times of gang {gang.sequence} have {len(message.times)} bytes, not pairs of {_PAIR}")
-        if not 0 <= place <= place + count <= len(part.gangs):
-            raise invalid(f"segments {place} to {place + count} of gang {gang.sequence} do not exist")
+        if not 0 <= position <= position + count <= len(part.gangs):
+            raise invalid(f"segments {position} to {position + count} of gang {gang.sequence} do not exist")
         ended, host = message.ended, gang.hosts[0]
         if ended is not None:
             if len(ended.counts) != len(BOUNDS) + 1:
@@ -174,32 +174,32 @@ class GangCharges:
         if not count:
             return
         if part.devices is None:
-            self._one_by_one(gang, part, place, struct.unpack(f"<{2 * count}q", message.times))
-        launch, stop = gang.run.launch, place + count
+            self._one_by_one(gang, part, position, struct.unpack(f"<{2 * count}q", message.times))
+        launch, stop = gang.run.launch, position + count
         if launch.error is None:
             tally = self.tallies[gang.island, gang.node.tenant.name]
             for kind, counts, nbytes in part.transfers:
-                if counts[stop] > counts[place]:
-                    tally.move(kind, nbytes[stop] - nbytes[place], counts[stop] - counts[place])
-            launch.program.account.bytes_moved += part.written[stop] - part.written[place]
-        self._trace.record_run(gang, part.each, first, place, message.times)
+                if counts[stop] > counts[position]:
+                    tally.move(kind, nbytes[stop] - nbytes[position], counts[stop] - counts[position])
+            launch.program.account.bytes_moved += part.written[stop] - part.written[position]
+        self._trace.record_run(gang, part.each, first, position, message.times)
 
     def _one_by_one(self, gang: Gang[GangRun], part: IslandPart, first: int, times: tuple[int, ...]) -> None:
         ended_gangs, busy = EndedGangs(0, 0), 0
-        for place, (started, ended) in enumerate(zip(times[::2], times[1::2], strict=True), first):
+        for position, (started, ended) in enumerate(zip(times[::2], times[1::2], strict=True), first):
             if ended:
-                spec = part.gangs[place]
+                spec = part.gangs[position]
                 each, _ = self.clocks.ended(gang.hosts, spec.devices, (started, ended), spec.computes)
-                ended_gangs.add(place, ended, each // spec.device_count, place in part.samples)
+                ended_gangs.add(position, ended, each // spec.device_count, position in part.samples)
                 busy += each
         self._count(gang, part, ended_gangs.counted(), busy)
 
     def _count(self, gang: Gang[GangRun], part: IslandPart, ended: m.GangsEnded, busy: int) -> None:
         """Count gangs of the part that have ended. `busy` is their time, summed over devices."""
         _charge(gang.run, busy, busy)
-        for place, took in ended.samples:
-            if place in part.samples:
-                part.gangs[place].observe(took)
+        for position, took in ended.samples:
+            if position in part.samples:
+                part.gangs[position].observe(took)
         waited = sum([seconds for _, seconds in gang.run.waited])
         self.tallies[gang.island, gang.node.tenant.name].ended_all(waited, ended.counts, ended.busy_ns, busy)
 

@@ -146,9 +146,9 @@ class Launcher:
         check_window(session, message)
         self.launch(session, message)
         if not session.in_steps:
-            self._launched(session, message)
+            self._wait_and_release(session, message)
 
-    def _launched(self, session: Session, message: m.Launch) -> None:
+    def _wait_and_release(self, session: Session, message: m.Launch) -> None:
         """Do what a message asks for once its launch is in line, or was refused."""
         if message.wait:
             self.buffers.wait(session, message.wait, message.results)
@@ -180,7 +180,7 @@ class Launcher:
             session.credits -= message.credits
             self._outbox.return_credits(session.number, message.credits)
             return
-        session.launched()
+        session.count_launch()
         # A program with control flow is not a `RegisteredProgram`, and was launched above.
         if isinstance(program, RegisteredProgram) and not self._launch_program(session, program, message, then):
             return
@@ -221,7 +221,7 @@ class Launcher:
         program = session.programs[message.program]
         assert isinstance(program, RegisteredProgram)
         session.credits += message.credits
-        session.launched()
+        session.count_launch()
         if session.has_spilled:
             self._restore_spilled(session, message)
         launch = self.builder.bare_launch(session, program, message, self._outbox.seconds)
@@ -261,7 +261,7 @@ class Launcher:
 
     def _limit_rate(self, session: Session, launch: Launch) -> None:
         """Delay a launch if its tenant has launched too many within a second."""
-        if not self._rates.launched(session.tenant, launch, self._outbox.seconds):
+        if not self._rates.charge_launch(session.tenant, launch, self._outbox.seconds):
             self.scheduler.lacks(launch.nodes[0], Reason.RATE)
 
     def _line_up(self, launch: Launch, units: Sequence[Unit]) -> None:
@@ -314,7 +314,7 @@ class Launcher:
     def lined_up(self, session: Session, launch: Launch, message: m.Launch) -> None:
         """Note that the large launch of a message is in line, or has failed."""
         self.buffers.unuse(session, launch.arguments)
-        self._launched(session, message)
+        self._wait_and_release(session, message)
 
     def clear(self, launch: Launch, values: Sequence[int], nodes: Sequence[QueuedNode[GangRun]]) -> None:
         """Free the memory of inner values, and the records of nodes, after the end of a large launch."""
@@ -334,12 +334,12 @@ class Launcher:
         The memory of all launches is released before the first one is enqueued, since later launches may have inherited
         memory from earlier ones.
         """
-        places = [min(node.age for node in launch.nodes) for launch in launches]
+        ages = [min(node.age for node in launch.nodes) for launch in launches]
         unsent = [self._withdraw(launch) for launch in launches]
         for launch in launches:
             for entry in launch.entries[launch.program.arguments :]:
                 self.reservations.release(entry)
-        for launch, age, gangs in zip(launches, places, unsent, strict=True):
+        for launch, age, gangs in zip(launches, ages, unsent, strict=True):
             session = self._sessions[launch.session]
             for handle, entry in launch.named_entries():
                 if handle not in session.directory.entries:  # it was released, and freed when the last use had started
@@ -668,7 +668,7 @@ class Launcher:
                 yield gang
             busy |= left
 
-    def places(self) -> Iterator[tuple[Gang[GangRun], Gang[GangRun] | None]]:
+    def with_foremost(self) -> Iterator[tuple[Gang[GangRun], Gang[GangRun] | None]]:
         """Yield the gangs in flight, each with the foremost gang that it waits for on its hosts, or None.
 
         Unlike for `foremost`, a gang that calls Python counts only for the gangs that wait while its Python runs.

@@ -143,15 +143,15 @@ class Scheduler(Generic[Payload]):
                 line = by_session.get(node.session)
                 if line is None:
                     line = by_session[node.session] = deque()
-                place = len(line)
-                while place and line[place - 1].age > node.age:
-                    place -= 1
-                if place:
+                index = len(line)
+                while index and line[index - 1].age > node.age:
+                    index -= 1
+                if index:
                     node.behind += 1
                 elif line:
                     line[0].behind += 1
                     self._wait(line[0], Reason.OWN)
-                line.insert(place, node)
+                line.insert(index, node)
         self._enter_line(node)
 
     def _joined(self, gang: Gang[Payload]) -> Sequence[IslandLines[Payload]]:
@@ -596,8 +596,8 @@ class Scheduler(Generic[Payload]):
             assert all(gang.state in (GangState.COMMITTED, GangState.DROPPED) for gang in island.committed)
             for line in island.lines.values():
                 assert all(before.age <= after.age for before, after in pairwise(line)), "lines are by age"
-                for place, node in enumerate(line):
-                    ahead[node] += place > 0
+                for index, node in enumerate(line):
+                    ahead[node] += index > 0
         for node, count in ahead.items():
             states = {gang.state for gang in node.gangs}
             assert node.behind == count, f"node {node.number} is behind in {count} lines and counts {node.behind}"

@@ -30,7 +30,7 @@ class SequentialDispatch(Generic[Payload]):
         self._joined = 0
 
     def join(self, node: QueuedNode[Payload]) -> None:
-        """Have a node wait for all earlier nodes of its session. Its age becomes its place among them."""
+        """Have a node wait for all earlier nodes of its session. Its age becomes its position among them."""
         self._joined += 1
         node.age = self._joined
         if node.session in self._current:

@@ -91,7 +91,7 @@ class Rates:
             self.compiles.changed(settings.compile_seconds / 60)
         self.settings = settings
 
-    def launched(self, launch: Launch, now: float) -> bool:
+    def charge_launch(self, launch: Launch, now: float) -> bool:
         """Charge a launch. Return whether its first node may compete for devices now. If not, the node is delayed."""
         if launch.program.fed:
             gangs = [gang for node in launch.nodes for gang in node.gangs]
@@ -146,7 +146,7 @@ class TenantRates:
             rates.change(tenant.settings)
         return rates
 
-    def launched(self, tenant: Tenant, launch: Launch, now: float) -> bool:
+    def charge_launch(self, tenant: Tenant, launch: Launch, now: float) -> bool:
         """Charge a launch. Return whether its first node may compete for devices now. If not, the node is delayed."""
         if not self._tenants.are_told_apart:
             return True
@@ -157,7 +157,7 @@ class TenantRates:
                 bucket.level -= 1
                 return True
         rates = self.of(tenant)
-        if rates is None or rates.launched(launch, now):
+        if rates is None or rates.charge_launch(launch, now):
             return True
         self.delayed[tenant.name] = rates
         return False

@@ -345,11 +345,11 @@ class Session(StateMachine[SessionState]):
         """Count the numbers of each name, which is not stored."""
         self.function_uses.update(self.functions.values())
 
-    def launched(self) -> None:
+    def count_launch(self) -> None:
         """Count a launch that is in flight."""
         self.launches += 1
         self.in_flight += 1
-        self.tenant.launched()
+        self.tenant.count_launch()
 
     def note_error(self, error: Status) -> None:
         """Note that a launch has failed, or that arrays are lost: some buffers stand for this error."""

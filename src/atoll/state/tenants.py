@@ -50,7 +50,7 @@ class Tenant:
     def left(self) -> None:
         self.sessions -= 1
 
-    def launched(self) -> None:
+    def count_launch(self) -> None:
         self.launches += 1
 
     def ended(self, launches: int) -> None:

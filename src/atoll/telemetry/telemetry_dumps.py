@@ -59,12 +59,12 @@ class ClocksDump(Dump):
 
 
 def _read_ends(ends: _GangEnds | _RunEnds) -> tuple[Any, ...]:
-    """Return the ends of a gang, or those of a run with the sequence number of its first gang and a place."""
+    """Return the ends of a gang, or those of a run with the sequence number of its first gang and a position."""
     common = ends.island, ends.session, ends.program
     if isinstance(ends, _GangEnds):
         own = ends.spec, None, ends.sequence, 0, ends.hosts, ends.times, b""
         return *common, *own, ends.launched, ends.waited, ends.nbytes, ends.node
-    own_of_run = None, ends.gangs, ends.first, ends.place, ends.hosts, (), ends.packed
+    own_of_run = None, ends.gangs, ends.first, ends.position, ends.hosts, (), ends.packed
     return *common, *own_of_run, ends.launched, ends.waited, 0, 0
 
 

@@ -126,7 +126,7 @@ class _GangEnds(msgspec.Struct, frozen=True, gc=False):
 
 
 class _RunEnds(msgspec.Struct, frozen=True, gc=False):
-    """The ends of consecutive gangs of a delegated run on its one host, from `place` on in `gangs`.
+    """The ends of consecutive gangs of a delegated run on its one host, from `position` on in `gangs`.
 
     `packed` has the dispatch and the end of each gang, as in `RunProgress`. `first` is the sequence number of the
     program's first gang.
@@ -137,7 +137,7 @@ class _RunEnds(msgspec.Struct, frozen=True, gc=False):
     program: str
     gangs: RunGangs
     first: int
-    place: int
+    position: int
     hosts: tuple[int, ...]
     packed: bytes
     launched: float
@@ -145,21 +145,21 @@ class _RunEnds(msgspec.Struct, frozen=True, gc=False):
 
     def _ends(self) -> Iterable[_GangEnds]:
         gangs = self.gangs
-        for place, times in enumerate(_PAIRS.iter_unpack(self.packed), self.place):
+        for position, times in enumerate(_PAIRS.iter_unpack(self.packed), self.position):
             if not times[1]:  # the gang failed
                 continue
             yield _GangEnds(
                 self.island,
                 self.session,
                 self.program,
-                gangs.specs[place],
-                self.first + gangs.numbers[place],
+                gangs.specs[position],
+                self.first + gangs.numbers[position],
                 self.hosts,
                 times,
                 self.launched,
                 self.waited,
-                gangs.moved[place],
-                self.first + gangs.nodes[place],
+                gangs.moved[position],
+                self.first + gangs.nodes[position],
             )
 
     @property
@@ -286,7 +286,7 @@ class Trace:
         )
         self._added(len(hosts))
 
-    def record_run(self, gang: Gang[GangRun], gangs: RunGangs, first: int, place: int, packed: bytes) -> None:
+    def record_run(self, gang: Gang[GangRun], gangs: RunGangs, first: int, position: int, packed: bytes) -> None:
         """Record ends of gangs of a delegated run; see `_RunEnds` for the arguments."""
         run = gang.run
         launch = run.launch
@@ -296,7 +296,7 @@ class Trace:
             launch.program.name,
             gangs,
             first,
-            place,
+            position,
             gang.hosts,
             packed,
             launch.seconds,

@@ -43,7 +43,7 @@ class DispatchUnit:
     segment: int  # the next one to run
     stop: int  # the end of its segments
     sequence: int
-    place: int  # index of a collective among all that have arrived; 0 if the unit has none
+    collective_index: int  # index of a collective among all that have arrived; 0 if the unit has none
     position: int = 0  # of the next step in its segment
     started: int = 0  # in nanoseconds
     completions: list[Completion] = field(default_factory=list)  # of what it has enqueued
@@ -69,6 +69,6 @@ class DispatchUnit:
         return (
             self.sequence == self.plan_run.run.sequence
             and self.stop == len(segments)
-            and not self.place
+            and not self.collective_index
             and all(type(step) is p.Receive for segment in segments for step in segment.steps)
         )

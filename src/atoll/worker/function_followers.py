@@ -11,7 +11,7 @@ from atoll.cluster.processes.bugs import start_in
 from atoll.devices.device import ProgramLoader
 from atoll.errors import StatusError
 from atoll.worker.function_records import Function, FunctionRecords
-from atoll.worker.function_worlds import FunctionWorlds, Recipe, place
+from atoll.worker.function_worlds import FunctionWorlds, Recipe, placement_of
 from atoll.worker.host_worlds import HostWorlds
 from atoll.worker.store import TypeKeys
 
@@ -67,7 +67,7 @@ class Followers:
             return
         if self._loader is None or self._worlds is None:
             return
-        placement = place(message, program.description, False, self._worlds.has_joined(message.world))
+        placement = placement_of(message, program.description, False, self._worlds.has_joined(message.world))
         if placement.world != message.world:  # hosts of an island communicate, or the world was closed
             return
         try:

@@ -29,7 +29,7 @@ class Placement:
     must_wait: bool = False
 
 
-def place(message: Compile, description: Description, calls_client: bool, has_joined: bool) -> Placement:
+def placement_of(message: Compile, description: Description, calls_client: bool, has_joined: bool) -> Placement:
     """Return where a compiled function on several islands runs.
 
     If its islands communicate, it needs a world. If only hosts of this island communicate, they do so with the
@@ -41,7 +41,7 @@ def place(message: Compile, description: Description, calls_client: bool, has_jo
             functions run together.
         has_joined: This host has joined the world that `message` names.
     """
-    islands, hosts = _places(message)
+    islands, hosts = _islands_and_hosts(message)
     is_apart = not calls_client and not description.crosses(islands)
     if is_apart and description.crosses(hosts):
         return Placement(is_apart)
@@ -49,7 +49,7 @@ def place(message: Compile, description: Description, calls_client: bool, has_jo
     return Placement(is_apart, world, must_wait=not is_apart and not has_joined)
 
 
-def _places(message: Compile) -> tuple[list[int], list[int]]:
+def _islands_and_hosts(message: Compile) -> tuple[list[int], list[int]]:
     """Return the island and the host of each device of a function, in the order of the assignment."""
     hosts = [rank for row in message.assignment for rank, _ in row]
     island_of = [island for island, count in enumerate(message.islands) for _ in range(count)]

@@ -44,7 +44,7 @@ from atoll.transfers.inbox import Inbox
 from atoll.worker.compilers import Compilation, Compilers
 from atoll.worker.function_followers import Followers
 from atoll.worker.function_records import Function, FunctionRecord, FunctionRecords, FunctionState, Pending
-from atoll.worker.function_worlds import FunctionWorlds, Recipe, Waiting, place
+from atoll.worker.function_worlds import FunctionWorlds, Recipe, Waiting, placement_of
 from atoll.worker.host_libraries import HostLibraries
 from atoll.worker.host_worlds import HostWorlds
 from atoll.worker.store import TypeKeys
@@ -225,7 +225,7 @@ class Functions:
     def _start_when_joined(self, message: Compile) -> None:
         """Start the compilation when this host has joined the function's world, if it needs one.
 
-        A function on several islands is compiled first if the controller wants that: see `_place`.
+        A function on several islands is compiled first if the controller wants that: see `_load_over_islands`.
         """
         if message.world and not message.islands and self._worlds is not None:
             self.may_wait = True
@@ -292,7 +292,7 @@ class Functions:
         if message.islands and self._backend.loader is not None:
             request = self._request(message, source, callbacks, targets)
             program, cached, seconds = self._backend.loader.compile_over_islands(request, callbacks, message.tenant)
-            self._place(message, source, program, callbacks, seconds, cached)
+            self._load_over_islands(message, source, program, callbacks, seconds, cached)
             return
         loaded, cached, seconds = self._compile_here(message, source.program, source.options, callbacks, targets)
         function = Function(loaded, self._keys, callbacks)
@@ -320,7 +320,7 @@ class Functions:
         request = self._request(message, source, callbacks, targets)
         kept = loader.find(request, message.tenant)
         if kept is not None and message.islands and kept.has_parts:
-            self._place(message, source, kept, callbacks, 0.0, True)
+            self._load_over_islands(message, source, kept, callbacks, 0.0, True)
             return
         if kept is not None and not message.islands:
             loaded = loader.load(kept, message.assignment, callbacks, message.world)
@@ -336,7 +336,7 @@ class Functions:
                 elif message.islands and program.description is not None:
                     loader.keep(request, message.tenant, program)
                     if self._compiles(message.function, compilation):
-                        self._place(message, source, program, callbacks, compilation.seconds, False)
+                        self._load_over_islands(message, source, program, callbacks, compilation.seconds, False)
                     return
                 else:
                     function = Function(self._loaded(message, request, program, callbacks), self._keys, callbacks)
@@ -382,7 +382,7 @@ class Functions:
             targets,
         )
 
-    def _place(
+    def _load_over_islands(
         self,
         message: Compile,
         source: FunctionSource,
@@ -396,9 +396,9 @@ class Functions:
         assert loader is not None
         assert description is not None
         has_joined = self._worlds is not None and self._worlds.has_joined(message.world)
-        placement = place(message, description, bool(callbacks), has_joined)
+        placement = placement_of(message, description, bool(callbacks), has_joined)
         if placement.must_wait:
-            load = partial(self._place, source=source, program=program, callbacks=callbacks)
+            load = partial(self._load_over_islands, source=source, program=program, callbacks=callbacks)
             self._await_world(Waiting(message, source, partial(load, seconds=seconds, cached=cached)))
             return
         message = msgspec.structs.replace(message, world=placement.world)

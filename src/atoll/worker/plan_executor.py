@@ -169,8 +169,8 @@ class PlanExecutor:
         first, plan_run.segments = plan_run.segments, plan_run.segments + segments
         dispatched = plan_run.plan.segments[first : plan_run.segments]
         collective = dispatched[0].collective if segments == 1 else any(each.collective for each in dispatched)
-        place = self._collectives.add() if collective else 0
-        self._do_in_order(plan_run.run.session, DispatchUnit(plan_run, first, plan_run.segments, sequence, place))
+        index = self._collectives.add() if collective else 0
+        self._do_in_order(plan_run.run.session, DispatchUnit(plan_run, first, plan_run.segments, sequence, index))
 
     def _do_in_order(self, session: int, item: _Item) -> None:
         """Process an item, unless an earlier item of its session is blocked."""
@@ -180,8 +180,8 @@ class PlanExecutor:
         if blocked is None:
             blocked = self._blocked[session] = deque()
         blocked.append(item)
-        if type(item) is DispatchUnit and item.place:
-            self._collectives.block(item.place)
+        if type(item) is DispatchUnit and item.collective_index:
+            self._collectives.block(item.collective_index)
 
     def resume_blocked(self) -> None:
         """Process all blocked items that can be processed now."""
@@ -197,8 +197,8 @@ class PlanExecutor:
             for session, blocked in list(self._blocked.items()):
                 while blocked and self._do(blocked[0]):
                     item = blocked.popleft()
-                    if type(item) is DispatchUnit and item.place:
-                        self._collectives.unblock(item.place)
+                    if type(item) is DispatchUnit and item.collective_index:
+                        self._collectives.unblock(item.collective_index)
                     progress = True
                 if not blocked:
                     del self._blocked[session]
@@ -244,7 +244,7 @@ class PlanExecutor:
         if plan_run.failure is not None:
             self._skip(unit, plan_run.failure)
             return True
-        if unit.place and not self._collectives.may_start(unit.place):
+        if unit.collective_index and not self._collectives.may_start(unit.collective_index):
             return False
         try:
             self._occupancy.executing = unit
@@ -324,14 +324,14 @@ class PlanExecutor:
     def _skip(self, unit: DispatchUnit, failure: Status) -> None:
         """Skip a unit whose run has failed. Report a collective as failed, because other hosts wait for this one."""
         self._leave(unit)
-        if unit.place:
+        if unit.collective_index:
             self._report_failed(unit, failure)
         else:
             self.reporter.report_dropped(unit.sequence)
 
     def _report_failed(self, unit: DispatchUnit, failure: Status) -> None:
-        if unit.place:
-            self._collectives.skip(unit.sequence, unit.place)
+        if unit.collective_index:
+            self._collectives.skip(unit.sequence, unit.collective_index)
         self._report(m.Failed(unit.sequence, failure))
 
     def _leave(self, unit: DispatchUnit) -> None:
