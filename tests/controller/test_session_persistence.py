@@ -8,6 +8,7 @@ import msgspec
 
 from atoll.cluster.tenant_settings import DEFAULT_TENANT
 from atoll.errors import OK, Code, Status
+from atoll.migration.persisted_sessions import decode, encode
 from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
@@ -80,6 +81,21 @@ def test_who_ends_the_cluster_learns_which_sessions_stay():
     play = suspended()
     play.operator(m.StopRequest(all_sessions=True))
     assert m.StopReply((), play.controller.settings.suspended_seconds) in persisted_of(play)[1]
+
+
+def test_the_files_of_a_session_whose_tenant_is_missing_are_removed_when_their_host_has_joined():
+    (persisted,), _ = persisted_of(suspended())
+    found = decode(persisted.content)
+    (session,) = found.sessions
+    changed = msgspec.structs.replace(found, sessions=(msgspec.structs.replace(session, tenant="gone"),))
+    cluster = Cluster("2x1x2")
+    cluster.event(e.SessionsPersisted(0.0, encode(changed), persisted.secrets))
+    assert dropped(cluster.outbox()) == []
+    cluster.join(0)
+    cluster.join(1)
+    said = [message for (kind, number), message in cluster.sent() if (kind, number) == ("host", 0)]
+    assert dropped(said) == [PIECE.path]
+    assert cluster.controller._spiller._left == {}
 
 
 def test_what_is_not_kept_goes_with_its_files():

@@ -11,6 +11,7 @@ from atoll.cluster.locations import DeviceLocation
 from atoll.cluster.slice_requests import SliceRequest
 from atoll.errors import OK, Code, Status
 from atoll.ir.types import ArraySpec
+from atoll.migration.array_spiller import MOST_LEFT
 from atoll.migration.manifest import SuspendedSession
 from atoll.protocol import messages as m
 from atoll.telemetry.report import report
@@ -285,6 +286,25 @@ def test_the_file_of_a_session_that_ends_is_removed_once(is_resuming: bool):
         play.resume()
     play.close(play.session)
     assert dropped(play.outbox()) == [FILE]
+
+
+def test_a_host_that_is_lost_when_a_session_ends_removes_its_file_when_it_has_joined_again():
+    play = suspended_in_one_file()
+    play.lose(0, "its connection broke")
+    play.close(play.session)
+    assert dropped(play.outbox()) == []
+    play.join_again(1)
+    assert dropped(play.outbox()) == []
+    assert dropped(play.join_again(0)) == [FILE]
+    play.lose(0, "its connection broke")
+    assert dropped(play.join_again(0)) == []
+
+
+def test_the_files_that_a_host_has_to_remove_later_are_bounded():
+    spiller = suspended_in_one_file().controller._spiller
+    for number in range(MOST_LEFT + 10):
+        spiller._drop(1, 99, (m.SpilledPiece(number, 8, f"/{number}"), m.SpilledPiece(number, 8)))
+    assert list(spiller._left[99]) == [f"/{number}" for number in range(10, MOST_LEFT + 10)]
 
 
 def test_a_session_that_does_not_come_to_rest_goes_on():

@@ -37,6 +37,7 @@ from tests.controller.play import BROKEN, Play, on
 from tests.controller.publishing_play import Trainer
 from tests.controller.publishing_world import PublishingWorld
 from tests.controller.spanning_world import SpanningWorld
+from tests.controller.test_suspensions import SuspendPlay
 from tests.controller.test_tenants import shared
 from tests.controller.world import World
 from tests.journal.stored import facts
@@ -322,6 +323,18 @@ def _versions() -> Recorded:
     return recorded
 
 
+def _files_of_an_absent_host() -> Recorded:
+    """End a session that is suspended to disk, while the host that has its file is not there."""
+    play = SuspendPlay()
+    recorded = _play(play)
+    play.suspended(to_disk=True)
+    play.lose(0, "its connection broke")
+    play.close(play.session)
+    play.outbox()
+    play.join_again(0)
+    return recorded
+
+
 RECORDED: dict[str, Callable[[], Recorded]] = {
     "world": lambda: _world(World, 1, 90, 0.05, "2x1x2", device_memory=100),
     "hosts": lambda: _world(World, 2, 90, 0.05, "2x2x1"),
@@ -339,6 +352,7 @@ RECORDED: dict[str, Callable[[], Recorded]] = {
     "lists": _long_lists,
     "versions": _versions,
     "delayed": _delayed_uploads,
+    "files": _files_of_an_absent_host,
 }
 
 

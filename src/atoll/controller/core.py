@@ -214,7 +214,9 @@ class Controller:
         state, settings = self._state, self.settings
         self._queries = Queries(state, _location, self.ledger)
         own = self._internal = InternalPrograms(self.programs, self.launcher, self._outbox)
-        spiller = self._spiller = ArraySpiller(self.sessions, self.resources, self.launcher, own, self._outbox)
+        spiller = self._spiller = ArraySpiller(
+            self.sessions, self.resources, self.launcher, own, self._outbox, state.decisions
+        )
         self.migrations = Migrations(
             self.resources, self._compilation, self._queries, self.launcher, self.programs, own, spiller, self._outbox
         )
@@ -333,6 +335,7 @@ class Controller:
         subscribe(IslandReady, self._persistence.island_ready)
         subscribe(IslandReady, self.published.copies.island_ready)
         subscribe(IslandReady, self.published.files.island_ready)
+        subscribe(IslandReady, self._spiller.island_ready)
         subscribe(IslandFailed, self._recovery.fail_work_of_island)
         subscribe(IslandFailed, self._compilation.island_failed)
         subscribe(IslandFailed, self.published.island_failed)
@@ -350,6 +353,7 @@ class Controller:
         subscribe(IslandRestarted, self._recovery.island_restarted)
         subscribe(IslandRestarted, self.published.copies.island_ready)
         subscribe(IslandRestarted, self.published.files.island_ready)
+        subscribe(IslandRestarted, self._spiller.island_ready)
         subscribe(IslandRestarted, self._operators.island_restarted)
         subscribe(IslandRemoved, self._recovery.island_removed)
         subscribe(IslandRemoved, self._operators.island_removed)

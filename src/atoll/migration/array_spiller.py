@@ -17,7 +17,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 
+from atoll.cluster.lifecycle import IslandReady, IslandRestarted
 from atoll.cluster.locations import DeviceLocation, Placement
 from atoll.cluster.resources import ResourceManager
 from atoll.errors import OK, Code, Details, Kind, Status, failure, unimplemented
@@ -27,10 +29,13 @@ from atoll.migration.controller import InternalPrograms, Launches, Out
 from atoll.protocol import messages as m
 from atoll.protocol.number_ranges import SPILL_FEEDS
 from atoll.state.buffer_directory import Entry, SpilledArray, SpilledPart
+from atoll.state.decisions import Decisions
 from atoll.state.memory_ledger import Block
 from atoll.state.session import Launch, Session
 
 _MOST_DROPPED = 1024  # pieces of a message
+# Files that a host will remove when it is there. The oldest ones are forgotten, and stay on its disk.
+MOST_LEFT = 16_384
 # Arrays, and their bytes, that one launch restores if a failure of one is a failure of all. Larger ones have their own.
 MOST_TOGETHER = 64
 _MOST_TOGETHER_BYTES = 4 << 20
@@ -94,7 +99,9 @@ class ArraySpiller:
         launches: Launches,
         internal: InternalPrograms,
         out: Out,
+        decisions: Decisions,
     ) -> None:
+        self._decisions = decisions
         self._sessions = sessions
         self._resources = resources
         self._launches = launches
@@ -107,6 +114,7 @@ class ArraySpiller:
         self._by_feed: dict[tuple[int, int], _Restore] = {}  # by session and feed
         # The number of pieces in each file of a session, by session, and by host and path.
         self._files: dict[int, dict[tuple[int, str], int]] = {}
+        self._left: dict[int, dict[str, None]] = {}  # files to remove, by host that is not there
         self._next_request = 1
         self.next_piece = 1
         self._next_feed = SPILL_FEEDS.start
@@ -463,9 +471,27 @@ class ArraySpiller:
                 files = self._files.setdefault(session.number, {})
                 files[host, piece.path] = files.get((host, piece.path), 0) + 1
 
+    def refused(self, arrays: Iterable[SpilledArray]) -> None:
+        """Drop the files of a session that an earlier cluster suspended on disk, and that does not continue."""
+        if self._decisions.drops_later:
+            self.drop_files(arrays)
+
     def _drop(self, session: int, host: int, pieces: tuple[m.SpilledPiece, ...]) -> None:
+        """Drop pieces. If the host is not there, its memory is lost, and it removes the files later."""
         if pieces and self._is_there(host):
             self._out.to_host(host, m.DropSpilled(session, pieces))
+        elif self._decisions.drops_later:
+            left = self._left.setdefault(host, {})
+            left.update((piece.path, None) for piece in pieces if piece.path)
+            for path in list(islice(left, max(0, len(left) - MOST_LEFT))):
+                del left[path]
+
+    def island_ready(self, ready: IslandReady | IslandRestarted) -> None:
+        """Remove the files that were dropped while their hosts were not there."""
+        for host in self._resources.hosts_of(ready.island) if self._left else ():
+            paths = iter(self._left.pop(host, {}))
+            while some := tuple(m.SpilledPiece(0, path=path) for path in islice(paths, _MOST_DROPPED)):
+                self._out.to_host(host, m.DropSpilled(0, some))
 
     def session_closed(self, session: Session) -> None:
         """Drop the session's pieces in files. Pieces in memory are dropped with the session's stores."""

@@ -62,7 +62,7 @@ class RestoreDump(Dump):
     launch: Ref[Launch] | None = None
 
 
-@dump_of(ArraySpiller, "array spiller", version=3)
+@dump_of(ArraySpiller, "array spiller", version=4)
 class ArraySpillerDump(Dump):
     _next_request: int
     next_piece: int
@@ -73,6 +73,7 @@ class ArraySpillerDump(Dump):
     losses: Counts[int] = {}
     _by_feed: dict[Key, Ref[_Restore]] = {}
     _files: dict[int, dict[tuple[int, str], int]] = {}
+    _left: dict[int, dict[str, None]] = {}
 
 
 callback("array spiller: restored", ArraySpiller, ArraySpiller._restored, Ref[_Restore], tuple[int, ...])

@@ -46,6 +46,8 @@ class Decisions:
             were lost, and it waited forever for an island that was removed, or if all of its islands had failed.
         keeps_kinds: A node that lacks several kinds of inputs waits for one that is still missing. Before, it waited
             for the kind that was noted last, also after that had arrived, and the watchdog did not report the others.
+        drops_later: A host that is not there when files of spilled arrays are dropped removes them when it is there
+            again, also those of a persisted session whose tenant does not exist anymore. Before, they stayed.
     """
 
     counts_lists: bool
@@ -65,6 +67,7 @@ class Decisions:
     waits_for_repeats: bool
     counts_unbegun_parts: bool
     keeps_kinds: bool
+    drops_later: bool
 
     @classmethod
     def of(cls, number: int) -> Decisions:
@@ -87,4 +90,5 @@ class Decisions:
             waits_for_repeats=number >= 7,
             counts_unbegun_parts=number >= 8,
             keeps_kinds=number >= 8,
+            drops_later=number >= 9,
         )
