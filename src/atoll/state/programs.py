@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -168,44 +168,17 @@ def register_in_steps(
     if max(largest, program.feeds * _FEED_BYTES) > MAX_PLAN_BYTES:
         raise invalid(f"program {program.name!r} is too large for one message to a host: split it")
     segments_of = yield from _segments_of(lowered)
-    specs: list[ArraySpec | None] = list(program.arguments)
-    reports = 0
-    for node in program.nodes:
-        specs.extend(specs_of(node))
-        reports += isinstance(node, Report)
-        yield
-    nodes: dict[int, list[GangSpec]] = {}
-    same: dict[MemoryRequirement, MemoryRequirement] = {}  # shared, since the ledger remembers requirements by identity
-
-    def on(hosts: tuple[int, ...], requirement: MemoryRequirement) -> MemoryRequirement:
-        found = _on(hosts, requirement)
-        return same.setdefault(found, found)
-
-    islands: set[int] = set()
-    called: dict[str, None] = {}
-    fed: set[int] = set()
-    memory: dict[int, MemoryRequirement] = {}  # of values whose memory differs from the declared one
-    is_unbounded = False
+    specs, reports = yield from _declared(program)
+    gangs = _GangSpecs()
     for gang in lowered.gangs:
-        segments = segments_of.pop()
-        report = compiled.get(gang.function, _UNKNOWN)
-        _note_output_memory(segments, report, lowered.values, memory)
-        host_call = HostCallKind.PYTHON if gang.colocated else HostCallKind.CLIENT if report.calls_client else None
-        spec = _spec(gang, segments, lowered, position_of, program, report, host_call, on, memory)
-        nodes.setdefault(gang.node, []).append(spec)
-        islands.add(gang.island)
-        if gang.function:
-            called[gang.function] = None
-        if spec.awaited:
-            fed.add(gang.island)
-        is_unbounded = is_unbounded or host_call is not None
+        gangs.add(gang, segments_of.pop(), lowered, position_of, program, compiled.get(gang.function, _UNKNOWN))
         yield
     values: list[ProgramValue] = []
     inner: list[int] = []
     made_bytes = 0
     for value, made in enumerate(lowered.values[count:], start=count):
         position = position_of.get(value)
-        nbytes = sum([each for _, each in memory[value]]) if value in memory else made.nbytes
+        nbytes = sum([each for _, each in gangs.memory[value]]) if value in gangs.memory else made.nbytes
         made_bytes += nbytes
         values.append(ProgramValue(made.hosts, nbytes, -1 if position is None else position - count))
         if position is None:
@@ -213,10 +186,10 @@ def register_in_steps(
         yield
     if made_bytes > MOST_PROGRAM_BYTES:
         raise invalid(f"program {program.name!r} makes arrays of {made_bytes} bytes, and may make {MOST_PROGRAM_BYTES}")
-    gangs = tuple((yield from collected(tuple(each) for each in nodes.values())))
-    joint = gangs
-    if 0 < joint_islands <= len(islands):
-        joint = yield from joint_nodes(gangs, joint_islands, lambda found: same.setdefault(found, found))
+    nodes = tuple((yield from collected(tuple(each) for each in gangs.by_node.values())))
+    joint = nodes
+    if 0 < joint_islands <= len(gangs.islands):
+        joint = yield from joint_nodes(nodes, joint_islands, gangs.shared)
     result_specs = tuple((yield from collected(specs[value] for value in program.results)))
     result_values = yield from collected(value for value in lowered.results if value >= count)
     argument_memory = tuple((yield from collected(value.memory for value in lowered.values[:count])))
@@ -224,7 +197,7 @@ def register_in_steps(
     parts: list[list[Any]] = [list(lowered.gangs), list(lowered.values)]
     own = lowered.plans
     del lowered
-    yield from freed(nodes, results, specs, *parts)
+    yield from freed(gangs.by_node, results, specs, *parts)
     while own:
         segments_left = list(own.popitem()[1].segments)
         yield from freed(segments_left)
@@ -235,24 +208,35 @@ def register_in_steps(
         results=result_count,
         feeds=program.feeds,
         host_feeds=host_feeds,
-        nodes=gangs,
+        nodes=nodes,
         plans=plans,
         values=tuple(values),
         result_specs=result_specs,
         donated=donated,
-        functions=tuple(called),
-        islands=tuple(sorted(islands)),
+        functions=tuple(gangs.functions),
+        islands=tuple(sorted(gangs.islands)),
         units=UnitBuilder(joint),
-        is_unbounded=is_unbounded,
+        is_unbounded=gangs.is_unbounded,
         account=account or Account(),
         is_large=largest >= LARGE_PLAN_BYTES,
         reports=reports,
-        fed=frozenset(fed),
-        delegated=NotDelegated.UNKNOWN if len(islands) > 1 else NotDelegated.IMPOSSIBLE,
+        fed=frozenset(gangs.fed),
+        delegated=NotDelegated.UNKNOWN if len(gangs.islands) > 1 else NotDelegated.IMPOSSIBLE,
         result_values=tuple(sorted(result_values)),
         inner_values=tuple(inner),
         argument_memory=argument_memory,
     )
+
+
+def _declared(program: Program) -> Steps[tuple[list[ArraySpec | None], int]]:
+    """Return the declared types of a program's values, and its number of reports to the controller."""
+    specs: list[ArraySpec | None] = list(program.arguments)
+    reports = 0
+    for node in program.nodes:
+        specs.extend(specs_of(node))
+        reports += isinstance(node, Report)
+        yield
+    return specs, reports
 
 
 def _segments_of(lowered: Lowered) -> Steps[list[dict[int, p.Segment]]]:
@@ -309,64 +293,107 @@ def _encoded(plan: p.Plan) -> Steps[bytes]:
     return b"".join(parts)
 
 
-def _spec(
-    gang: LoweredGang,
-    segments: Mapping[int, p.Segment],
-    lowered: Lowered,
-    position_of: Mapping[int, int],
-    program: Program,
-    report: FunctionReport,
-    host_call: HostCallKind | None,
-    on: Callable[[tuple[int, ...], MemoryRequirement], MemoryRequirement],
-    memory: Mapping[int, MemoryRequirement],
-) -> GangSpec:
-    values = lowered.values
-    steps = [step for segment in segments.values() for step in segment.steps]
-    uses = {value for step in steps for value in p.uses(step)}
-    return GangSpec(
-        island=gang.island,
-        hosts=gang.hosts,
-        kind=p.STEP_KINDS[type(steps[-1])],
-        functions=(gang.function,) if gang.function else (),
-        awaited=tuple(ClientFeed(host, feed) for host, segment in segments.items() for feed in segment.awaited),
-        incoming=tuple(
-            HostFeeds(host, feeds)
-            for host, segment in segments.items()
-            if (feeds := tuple(each for step in segment.steps for each in _received(step)))
-        ),
-        handles=tuple(sorted({position_of[value] for value in uses.union(gang.makes) if value in position_of})),
-        makes=tuple(
-            MadeValue(value, on(gang.hosts, memory.get(value, values[value].memory)), values[value].views)
-            for value in gang.makes
-        ),
-        consumes=tuple({value: None for step in steps for value in p.consumes(step)}),
-        drops=gang.drops,
-        scratch=on(gang.hosts, report.scratch),
-        collective=gang.collective,
-        devices=_devices(gang.hosts, uses.union(gang.makes), values),
-        duration_estimate=DurationEstimate(0 if host_call else UNKNOWN_NS),
-        host_call=host_call,
-        moved=sum(bytes_moved(step, program.arguments) for step in steps),
-        title=report.title,
-        is_apart=report.is_apart,
-    )
+class _GangSpecs:
+    """The specs of a program's gangs while it is lowered.
 
+    Attributes:
+      by_node: the specs, by the index of their node.
+      functions: the functions that gangs run, in order.
+      fed: the islands whose gangs await bytes of the client.
+      memory: the memory of values whose functions report another one than was declared.
+    """
 
-def _note_output_memory(
-    segments: Mapping[int, p.Segment],
-    report: FunctionReport,
-    values: Sequence[LoweredValue],
-    memory: dict[int, MemoryRequirement],
-) -> None:
-    """Add the memory of the outputs of a gang's function to `memory` if the report differs from the declared memory."""
-    if report.outputs is None:
-        return
-    for step in next(iter(segments.values())).steps:  # the same on each host
-        if isinstance(step, p.Execute):
-            for position in range(len(report.outputs)):
-                value, requirement = step.first_output + position, report.output(position)
-                if dict(values[value].memory) != dict(requirement):
-                    memory[value] = requirement
+    def __init__(self) -> None:
+        self.by_node: dict[int, list[GangSpec]] = {}
+        self.islands: set[int] = set()
+        self.functions: dict[str, None] = {}
+        self.fed: set[int] = set()
+        self.memory: dict[int, MemoryRequirement] = {}
+        self.is_unbounded = False
+        self._requirements: dict[MemoryRequirement, MemoryRequirement] = {}
+
+    def shared(self, requirement: MemoryRequirement) -> MemoryRequirement:
+        """Return an equal requirement that all gangs share, since the ledger remembers them by identity."""
+        return self._requirements.setdefault(requirement, requirement)
+
+    def add(
+        self,
+        gang: LoweredGang,
+        segments: Mapping[int, p.Segment],
+        lowered: Lowered,
+        position_of: Mapping[int, int],
+        program: Program,
+        report: FunctionReport,
+    ) -> None:
+        """Add a gang with its segments by host, and with the report about its function."""
+        self._note_output_memory(segments, report, lowered.values)
+        spec = self._spec(gang, segments, lowered.values, position_of, program, report)
+        self.by_node.setdefault(gang.node, []).append(spec)
+        self.islands.add(gang.island)
+        if gang.function:
+            self.functions[gang.function] = None
+        if spec.awaited:
+            self.fed.add(gang.island)
+        self.is_unbounded = self.is_unbounded or spec.host_call is not None
+
+    def _spec(
+        self,
+        gang: LoweredGang,
+        segments: Mapping[int, p.Segment],
+        values: Sequence[LoweredValue],
+        position_of: Mapping[int, int],
+        program: Program,
+        report: FunctionReport,
+    ) -> GangSpec:
+        host_call = HostCallKind.PYTHON if gang.colocated else HostCallKind.CLIENT if report.calls_client else None
+        steps = [step for segment in segments.values() for step in segment.steps]
+        uses = {value for step in steps for value in p.uses(step)}
+        return GangSpec(
+            island=gang.island,
+            hosts=gang.hosts,
+            kind=p.STEP_KINDS[type(steps[-1])],
+            functions=(gang.function,) if gang.function else (),
+            awaited=tuple(ClientFeed(host, feed) for host, segment in segments.items() for feed in segment.awaited),
+            incoming=tuple(
+                HostFeeds(host, feeds)
+                for host, segment in segments.items()
+                if (feeds := tuple(each for step in segment.steps for each in _received(step)))
+            ),
+            handles=tuple(sorted({position_of[value] for value in uses.union(gang.makes) if value in position_of})),
+            makes=tuple(
+                MadeValue(
+                    value, self._on(gang.hosts, self.memory.get(value, values[value].memory)), values[value].views
+                )
+                for value in gang.makes
+            ),
+            consumes=tuple({value: None for step in steps for value in p.consumes(step)}),
+            drops=gang.drops,
+            scratch=self._on(gang.hosts, report.scratch),
+            collective=gang.collective,
+            devices=_devices(gang.hosts, uses.union(gang.makes), values),
+            duration_estimate=DurationEstimate(0 if host_call else UNKNOWN_NS),
+            host_call=host_call,
+            moved=sum(bytes_moved(step, program.arguments) for step in steps),
+            title=report.title,
+            is_apart=report.is_apart,
+        )
+
+    def _on(self, hosts: tuple[int, ...], requirement: MemoryRequirement) -> MemoryRequirement:
+        """Return the part of the requirement on these hosts."""
+        return self.shared(tuple(each for each in requirement if each[0][0] in hosts and each[1]))
+
+    def _note_output_memory(
+        self, segments: Mapping[int, p.Segment], report: FunctionReport, values: Sequence[LoweredValue]
+    ) -> None:
+        """Note the memory of the outputs of a gang's function if the report differs from the declared memory."""
+        if report.outputs is None:
+            return
+        for step in next(iter(segments.values())).steps:  # the same on each host
+            if isinstance(step, p.Execute):
+                for position in range(len(report.outputs)):
+                    value, requirement = step.first_output + position, report.output(position)
+                    if dict(values[value].memory) != dict(requirement):
+                        self.memory[value] = requirement
 
 
 def _received(step: p.Step) -> tuple[tuple[int, int], ...]:
@@ -387,11 +414,6 @@ def _devices(
         left.extend(value.views - seen)  # the values whose memory it shares
         seen |= value.views
     return {host: tuple(sorted(ordinals)) for host, ordinals in found.items()}
-
-
-def _on(hosts: tuple[int, ...], requirement: MemoryRequirement) -> MemoryRequirement:
-    """Return the part of the requirement on these hosts."""
-    return tuple(each for each in requirement if each[0][0] in hosts and each[1])
 
 
 def device_groups(program: Program) -> Iterator[tuple[int, ...]]:
