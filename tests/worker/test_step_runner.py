@@ -80,7 +80,7 @@ def it_reads_much_only_where_it_may_wait(rig: Rig) -> None:
     def is_read(handle: int, strides: tuple[int, ...] | None) -> bool:
         buffer = rig.executor.plan_executor._stores[rig.session].get(handle)
         run = m.Run(rig.fresh(), rig.session, 0, (), (), (rig.fresh(),))
-        read = steps._read_of(p.Get(0, 1, 0, (2,), strides, (0,), (((0, 2),),)), run, {0: buffer})
+        read = steps.client_reads.read(p.Get(0, 1, 0, (2,), strides, (0,), (((0, 2),),)), run, {0: buffer})
         return read.read_nowait()
 
     assert not is_read(strings, None)

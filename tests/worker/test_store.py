@@ -6,7 +6,7 @@ import pytest
 
 from atoll.errors import Code, Status, StatusError
 from atoll.ir.plan import LocalArray
-from atoll.worker.store import Buffer, Store, TypeKeys, share
+from atoll.worker.store import Buffer, Readers, Store, TypeKeys, share
 
 SPEC = LocalArray("float32", (2,), ((2,),), (0,), (0,))
 LOST = Status(Code.DATA_LOSS, "gone", {"why": b"x"})
@@ -201,3 +201,16 @@ def test_a_type_is_described_in_a_users_words():
     turned = keys.of("int8", ((2, 3),), (0,), (1, 0))
     assert keys.describe(turned) == "int8[2, 3] with dimensions in the order [1, 0] on local devices [0]"
     assert keys.layout(turned) == (1, 0)
+
+
+def test_several_buffers_are_protected_until_they_are_released_together() -> None:
+    readers = Readers()
+    first, second = Buffer(object(), 0, None), Buffer(object(), 0, None)
+    release = readers.hold_all([(first, 1), (second, 2), (first, 1)])
+    assert [shard.readers for buffer, count in ((first, 1), (second, 2)) for shard in buffer.shard_memory(count)] == [
+        2,
+        1,
+        1,
+    ]
+    release()
+    assert not any(shard.readers for shard in (*first.shard_memory(1), *second.shard_memory(2)))

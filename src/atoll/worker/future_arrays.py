@@ -153,3 +153,13 @@ class ClientRunThreads:
             on_outcome(Outcome(unit, futures, ended))
 
         self._threads.run(run)
+
+
+def live_array(buffer: Buffer) -> Any:
+    """Return the array of a buffer. Raise an error if it is a completion, has failed or was deleted."""
+    if buffer.spec is None:
+        raise invalid("the completion of a call is not an array")
+    if buffer.array.is_deleted():
+        raise_failure(buffer.array)
+        raise invalid("the array has been deleted or donated")
+    return buffer.array

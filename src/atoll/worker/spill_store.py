@@ -29,8 +29,8 @@ from atoll.transfers.inbox import Inbox
 from atoll.transfers.piece_contents import BufferContents, as_views
 from atoll.transfers.receive_buffer_pool import RECEIVE_BUFFERS
 from atoll.worker import spill_files
+from atoll.worker.future_arrays import live_array
 from atoll.worker.host_network import SendPort, send_to_host
-from atoll.worker.step_runner import live_array
 from atoll.worker.store import Readers, Store
 
 THREADS = 4  # per host; more would not be faster, because these saturate a disk or the memory

@@ -20,23 +20,27 @@ from atoll.errors import StatusError, invalid
 from atoll.host_services import host_data
 from atoll.host_services.calls.function_callbacks import Callbacks
 from atoll.host_services.python.python_sessions import Input
-from atoll.host_services.slabs import row_major_parts
 from atoll.ir import plan as p
 from atoll.peers.data_port import DataPort
 from atoll.protocol import messages as m
-from atoll.protocol.number_ranges import SCRIPT_FEEDS
-from atoll.transfers.channel import DataChannel
 from atoll.transfers.dtypes import numpy_dtype
 from atoll.transfers.host_memory import aligned
-from atoll.transfers.piece_contents import BufferContents, Filled, as_views
-from atoll.transfers.transfer_engine import Contents, nothing_to_release
+from atoll.transfers.transfer_engine import nothing_to_release
+from atoll.worker.client_reads import ClientReads
 from atoll.worker.completions import ArrayCompletion, DeletionGuard, RunCompletion
-from atoll.worker.dispatch_unit import DispatchUnit, Read
+from atoll.worker.dispatch_unit import DispatchUnit
 from atoll.worker.function_records import Function
-from atoll.worker.future_arrays import ClientRunThreads, FutureArray, Outcome, has_thread, raise_failure, stream_of
-from atoll.worker.grouped_sends import SMALL_BYTES
+from atoll.worker.future_arrays import (
+    ClientRunThreads,
+    FutureArray,
+    Outcome,
+    has_thread,
+    live_array,
+    raise_failure,
+    stream_of,
+)
 from atoll.worker.host_functions import Functions
-from atoll.worker.host_network import HostNetwork, is_small_and_ready, wait_for_shards
+from atoll.worker.host_network import HostNetwork, is_small_and_ready
 from atoll.worker.joint_runs import JointRun, JointRuns
 from atoll.worker.store import COMPUTED, NO_ARRAY, Buffer, Readers, TypeKeys, share
 
@@ -63,17 +67,17 @@ class StepRunner:
     ) -> None:
         self._backend, self._functions = backend, functions
         self._records, self._followers = functions.records, functions.followers
-        self._data_port, self._network = data_port, network
+        self._network = network
         self._inbox = data_port.inbox
         self._keys = keys
         self._python = functions.python
-        self._report = report
         self._on_outcome = on_outcome
         self.deletions = DeletionGuard()
         self.release_memory = backend.release_memory
         self._waits = ThreadPoolExecutor(_WAITS, "atoll-wait-for-arrays")
         self.joint_runs = JointRuns(self._waits, backend.shards, self.deletions)
         self.readers = Readers()
+        self.client_reads = ClientReads(backend, data_port, self.readers, report)
         self._client_runs = ClientRunThreads()
 
     def run(self, step: p.Step, unit: DispatchUnit) -> None:
@@ -431,147 +435,18 @@ class StepRunner:
     # ---- data out
 
     def _get(self, step: p.Get, unit: DispatchUnit, values: dict[int, Buffer]) -> None:
-        unit.reads.append(self._read_of(step, unit.plan_run.run, values))
-
-    def _read_of(self, step: p.Get, run: m.Run, values: dict[int, Buffer]) -> Read:
-        buffer = values[step.input]
-        array = live_array(buffer)
-        shards = self._backend.shards(array)
-        release = self.readers.hold(buffer, len(shards))
-        values[step.completion] = Buffer(NO_ARRAY, -1, None)
-        feed = run.feeds[step.feed]
-
-        def read(channel: DataChannel | None = None) -> None:
-            try:
-                channel = channel or self._receiver(run.session, feed)
-                arrays = [np.asarray(shards[i]) for i in step.shards]
-                dtype = arrays[0].dtype
-                if dtype.kind == "T":
-                    channel.send(run.session, feed, [host_data.encode_strings(arrays[0])])
-                    return
-                whole = tuple((0, size) for size in step.shape)
-                if step.strides is None and step.boxes == (whole,) and arrays[0].flags.c_contiguous:
-                    contents = host_data.bytes_of(arrays[0])
-                    if not self._try_send_to_script(run.session, feed, [BufferContents(as_views([contents]))]):
-                        channel.send_in_parts(run.session, feed, contents)
-                    return
-                if step.strides is None and 0 not in step.shape:
-                    parts = list(row_major_parts(step.shape, step.boxes, arrays))
-                    if self._try_send_to_script(run.session, feed, parts):
-                        return
-                    for part in parts:
-                        channel.send_contents(run.session, feed, part, more=part is not parts[-1])
-                    return
-                size, _ = host_data.region_bytes(dtype.itemsize, step.shape, step.strides)
-                filled = Filled(
-                    size, lambda target: host_data.fill(target, dtype, step.shape, step.strides, step.boxes, arrays)
-                )
-                channel.send_contents(run.session, feed, filled)
-            except Exception:
-                _raise_cause_of(buffer)
-                raise
-            finally:
-                release()
-
-        def read_nowait() -> bool:
-            is_short = is_small_and_ready(array) and _sends_little(step, buffer)
-            return is_short and self._try_send(run.session, feed, read)
-
-        return Read(partial(wait_for_shards, [shards[i] for i in step.shards]), read, read_nowait)
+        unit.reads.append(self.client_reads.read(step, unit.plan_run.run, values))
 
     def _get_all(self, step: p.GetAll, unit: DispatchUnit, values: dict[int, Buffer]) -> None:
-        unit.reads.append(self._read_of_all(step, unit.plan_run.run, values))
-
-    def _read_of_all(self, step: p.GetAll, run: m.Run, values: dict[int, Buffer]) -> Read:
-        buffers = [values[value] for value in step.inputs]
-        arrays = [live_array(buffer) for buffer in buffers]
-        shards = [self._backend.shards(array)[i] for array, i in zip(arrays, step.shards, strict=True)]
-        releases: list[Callable[[], None]] = []
-
-        def release() -> None:
-            for each in releases:
-                each()
-
-        try:
-            for buffer in buffers:
-                releases.append(self._hold_all(buffer))
-        except BaseException:
-            release()
-            raise
-        values[step.completion] = Buffer(NO_ARRAY, -1, None)
-        feed = run.feeds[step.feed]
-
-        def read(channel: DataChannel | None = None) -> None:
-            try:
-                contents = [np.asarray(shard) for shard in shards]
-                if any(each.dtype.kind == "T" for each in contents):
-                    raise invalid("strings cannot be read together with other arrays")
-                whole = b"".join([each.tobytes() for each in contents])
-                if not self._try_send_to_script(run.session, feed, [BufferContents(as_views([whole]))]):
-                    (channel or self._receiver(run.session, feed)).send_in_parts(run.session, feed, whole)
-            except Exception:
-                for buffer in buffers:
-                    _raise_cause_of(buffer)
-                raise
-            finally:
-                release()
-
-        def read_nowait() -> bool:
-            if sum([array.nbytes for array in arrays]) > SMALL_BYTES or not all([each.is_ready() for each in arrays]):
-                return False
-            return self._try_send(run.session, feed, read)
-
-        return Read(partial(wait_for_shards, shards), read, read_nowait)
-
-    def _try_send(self, session: int, feed: int, read: Callable[[DataChannel], None]) -> bool:
-        """Read and send a small array unless that would wait. Return whether it was sent.
-
-        The thread may be the one that receives the controller's messages, and other threads may wait inside this
-        channel for a client that does not read. The channel is therefore reserved while it is checked and used.
-        """
-        to_client = feed in SCRIPT_FEEDS
-        channel = (self._data_port.to_client_nowait if to_client else self._data_port.to_proxy_nowait)(session)
-        if channel is None:
-            return False
-        with channel.reserved(SMALL_BYTES) as is_reserved:
-            if is_reserved:
-                read(channel)
-            return is_reserved
-
-    def _try_send_to_script(self, session: int, feed: int, parts: Sequence[Contents]) -> bool:
-        """Send contents for the client's process on its own channel, if possible. Return whether they were sent."""
-        return feed in SCRIPT_FEEDS and self._data_port.send_to_script(session, feed, parts)
-
-    def _receiver(self, session: int, feed: int) -> DataChannel:
-        """Return the channel to the session's proxy or, if the feed is for the client's process, the shortest one."""
-        if feed in SCRIPT_FEEDS:
-            return self._data_port.to_client(session)
-        return self._data_port.to_proxy(session)
+        unit.reads.append(self.client_reads.read_all(step, unit.plan_run.run, values))
 
     def _report_value(self, step: p.Report, unit: DispatchUnit, values: dict[int, Buffer]) -> None:
-        buffer = values[step.input]
-        array = live_array(buffer)
-        shards = self._backend.shards(array)
-        release = self.readers.hold(buffer, len(shards))
-
-        def read() -> None:
-            try:
-                self._report(m.ValueReported(unit.sequence, int(np.asarray(shards[0]).reshape(()))))
-            finally:
-                release()
-
-        def read_nowait() -> bool:
-            if not is_small_and_ready(array):
-                return False
-            read()
-            return True
-
-        unit.reads.append(Read(shards[0].block_until_ready, read, read_nowait))
+        unit.reads.append(self.client_reads.report(step, unit, values))
 
     def _send(self, step: p.Send, unit: DispatchUnit, values: dict[int, Buffer]) -> None:
         buffer = values[step.input]
         array = live_array(buffer)
-        release = self._hold_all(buffer)
+        release = self.readers.hold(buffer, len(self._backend.shards(array)))
         try:
             self._network.send(step, unit, array, release)
         except Exception:
@@ -581,12 +456,7 @@ class StepRunner:
     def _send_rows(self, step: p.SendRows, unit: DispatchUnit, values: dict[int, Buffer]) -> None:
         buffers = [values[value] for value in step.inputs]
         arrays = [live_array(buffer) for buffer in buffers]
-        releases = [self._hold_all(buffer) for buffer in buffers]
-
-        def release() -> None:
-            for each in releases:
-                each()
-
+        release = self.readers.hold_all([(each, len(self._backend.shards(each.array))) for each in buffers])
         try:
             self._network.send_rows(step, unit, arrays, release)
         except Exception:
@@ -606,9 +476,6 @@ class StepRunner:
             assert step.spans_array is not None
             values[step.spans] = self._made(spans, step.spans_array)
             unit.completions.append(ArrayCompletion(spans, self.deletions))
-
-    def _hold_all(self, buffer: Buffer) -> Callable[[], None]:
-        return self.readers.hold(buffer, len(self._backend.shards(buffer.array)))
 
     def _made(self, array: Any, spec: p.LocalArray) -> Buffer:
         return self._buffer(array, spec, _unusual_layout(spec))
@@ -640,31 +507,6 @@ def _unusual_layout(array: p.LocalArray) -> tuple[int, ...] | None:
     """Return the layout of the array that `DeviceBackend.put` makes, or None for the default."""
     layout = array.layout
     return None if layout is None or layout == tuple(range(len(layout))) else layout
-
-
-def live_array(buffer: Buffer) -> Any:
-    """Return the array of a buffer. Raise an error if it is a completion, has failed or was deleted."""
-    if buffer.spec is None:
-        raise invalid("the completion of a call is not an array")
-    if buffer.array.is_deleted():
-        raise_failure(buffer.array)
-        raise invalid("the array has been deleted or donated")
-    return buffer.array
-
-
-def _sends_little(step: p.Get, buffer: Buffer) -> bool:
-    """Return whether the contents of a small array are short. Strings, and gaps between elements, are not."""
-    if buffer.spec is None or buffer.spec.dtype == "string":
-        return False
-    if step.strides is None:
-        return True
-    return len(step.strides) == len(step.shape) and host_data.region_bytes(1, step.shape, step.strides)[0] < SMALL_BYTES
-
-
-def _raise_cause_of(buffer: Buffer) -> None:
-    """Raise the cause of the failure of the run that made the buffer, if that is a joint run with a known cause."""
-    if isinstance(buffer.run, JointRun):
-        buffer.run.raise_cause()
 
 
 def _wait_for(arrays: Sequence[DeviceArray], wake: Callable[[], None]) -> None:

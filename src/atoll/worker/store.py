@@ -143,7 +143,13 @@ class Readers:
         self._count(shards, 1)
         return lambda: self._count(shards, -1)
 
-    def _count(self, shards: tuple[ShardMemory, ...], change: int) -> None:
+    def hold_all(self, buffers: Iterable[tuple[Buffer, int]]) -> Callable[[], None]:
+        """Protect several buffers, each with its number of shards, as `hold` does."""
+        shards = [shard for buffer, count in buffers for shard in buffer.shard_memory(count)]
+        self._count(shards, 1)
+        return lambda: self._count(shards, -1)
+
+    def _count(self, shards: Sequence[ShardMemory], change: int) -> None:
         with self._lock:
             for shard in shards:
                 shard.readers += change
