@@ -43,6 +43,8 @@ _PRELOADED = (
     "atoll.devices.xla.compiler",
     "atoll.engines.engine_main",
     "atoll.engines.local",
+    "atoll.host_services.python.program.python_main",
+    "atoll.host_services.python.program.python_runner",
     "atoll.ifrt.proxy_main",
     "atoll.operate.command.command_line",
     "atoll.worker.worker_main",
@@ -147,9 +149,17 @@ def _serve(listener: socket.socket) -> tuple[forked_process.Request, list[int], 
                 connections[watched] = (pid, connection)
                 started[pid] = (request.environment, request.module or "script")
                 selector.register(watched, selectors.EVENT_READ)
+                if request.is_sandboxed:
+                    selector.register(connection, selectors.EVENT_READ, pid)
+            elif key.data is not None:
+                if key.data in started:  # its parent has ended
+                    selector.unregister(key.fileobj)
+                    os.kill(key.data, signal.SIGKILL)
             else:
                 pid, connection = connections.pop(key.fd)
                 selector.unregister(key.fd)
+                with contextlib.suppress(KeyError):
+                    selector.unregister(connection)
                 os.close(key.fd)
                 _, status, used = os.wait4(pid, 0)
                 cpu_time.record_forked(used, *started.pop(pid))
@@ -214,8 +224,9 @@ def _become(request: forked_process.Request, descriptors: Sequence[int], answer:
     _customize(search)
     random.seed()
     _configure_jax(request.environment)
-    subprocess.Popen = forked_process.Popen  # type: ignore[misc]
-    forked_process.FORKING.fork_here(_become_child if request.is_leader else None)
+    if not request.is_sandboxed:
+        subprocess.Popen = forked_process.Popen  # type: ignore[misc]
+        forked_process.FORKING.fork_here(_become_child if request.is_leader else None)
     gc.enable()
 
 

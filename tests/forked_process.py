@@ -9,10 +9,14 @@ start, which modules they have loaded, or which parents they have, so none of it
 The processes of a standing cluster are in the session of its engine. The server forks an engine or a command as well,
 and these fork their own children, so that children have the session and the parent of executed processes.
 
+The Python process of a session enters its sandbox by itself, so it can be forked. The server ends it with its worker.
+The children of this process are executed.
+
 A forked process has the command line and the environment of its command in `/proc`. If the fork server has forked it,
 the server is its parent there, and `children` finds it by the variable `ATOLL_TEST_PARENT`. A test of the start or the
 parents of processes can set `ATOLL_TEST_EXECUTED=1` in the environment of a command, so that the command and its
-children are executed.
+children are executed. With `ATOLL_TEST_EXECUTED=python`, only the Python processes of sessions are executed, for tests
+of what these can read: the memory of the server also has the environments of other tests' processes.
 """
 
 from __future__ import annotations
@@ -40,8 +44,8 @@ EXECUTED = "ATOLL_TEST_EXECUTED"
 _ROOT = Path(__file__).resolve().parents[1]
 # Module that replaces functions in any process, even if the process has already imported them.
 _FAULTS = Path(__file__).resolve().with_name("faults") / "sitecustomize.py"
-# Modules that may run in a forked process. Processes for users' code are executed, because they are isolated from their
-# parents.
+_PYTHON = "atoll.host_services.python.program.python_main"
+# Modules that may run in a forked process.
 _MODULES = frozenset(
     {
         "atoll.controller_process.controller_main",
@@ -49,6 +53,7 @@ _MODULES = frozenset(
         "atoll.engines.engine_main",
         "atoll.engines.null_hosts.null_hosts_main",
         "atoll.engines.null_hosts.null_islands_main",
+        _PYTHON,
         "atoll.ifrt.proxy_main",
         "atoll.operate.command",
         "atoll.worker.worker_main",
@@ -99,6 +104,11 @@ class Request:
     def is_leader(self) -> bool:
         """Return whether the process forks its own children."""
         return self.module in _LEADERS
+
+    @property
+    def is_sandboxed(self) -> bool:
+        """Return whether the process is for users' code. It then ends with its parent, and executes its children."""
+        return self.module == _PYTHON
 
 
 class ForkServer:
@@ -216,7 +226,7 @@ def _request(
     command: Sequence[str], environment: Mapping[str, str], directory: str, new_session: bool
 ) -> Request | None:
     """Return the request for a command, or None if the command must be executed."""
-    if environment.get(EXECUTED):
+    if environment.get(EXECUTED) == "1" or (_PYTHON in command and os.environ.get(EXECUTED) == "python"):
         return None
     own = {name: value for name, value in os.environ.items() if name.startswith(_READ_AT_START)}
     read = {name: value for name, value in environment.items() if name.startswith(_READ_AT_START)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from atoll.cluster.processes.process_runtime import command
+from atoll.cluster.sandbox.grants import Sandbox
+from atoll.protocol.messages.python_messages import ClientSettings, PythonOptions
 from tests.forked_process import FORKING, Popen, children, run
 
 SHOWN = """
@@ -102,3 +106,28 @@ def test_a_customized_start_of_python_has_it_executed(tmp_path: Path) -> None:
     with start(tmp_path / "a.py", "input()", PYTHONPATH=str(tmp_path)) as process:
         assert psutil.Process(process.pid).ppid() == os.getpid()
         process.communicate("\n", timeout=300)
+
+
+def test_the_python_process_of_a_session_ends_with_its_parent() -> None:
+    """Its link, which is open at this end, does not end it."""
+    ours, theirs = socket.socketpair()
+    options = PythonOptions(theirs.fileno(), ((0,),), 0, ClientSettings(), Sandbox(), "", "")
+    started = command("atoll.host_services.python.program.python_main", options)
+    kept = (theirs.fileno(),)
+    code = f"import subprocess, sys; print(subprocess.Popen(sys.argv[1:], pass_fds={kept}).pid, flush=True); input()"
+    with ours, theirs:
+        parent = Popen(
+            [sys.executable, "-c", code, *started],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=kept,
+            text=True,
+            start_new_session=True,
+        )
+        with parent:
+            python = psutil.Process(int(parent.stdout.readline()))
+            assert python.cmdline() == started
+            assert python.ppid() != parent.pid, "it was executed"
+            parent.kill()
+        psutil.wait_procs([python], 60.0)
+        assert not python.is_running()

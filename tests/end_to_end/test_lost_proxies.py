@@ -22,8 +22,11 @@ def train(weights, steps):
         weights = update(weights, np.random.default_rng(step).normal(size=(4, 8)).astype(np.float32))
     return weights
 
+def is_proxy(command):
+    return "atoll.ifrt.proxy_main" in command and f'"client":{os.getpid()},' in command[-1]
+
 def kill_proxy():
-    (proxy,) = (each for each in psutil.Process().children() if "atoll.ifrt.proxy_main" in each.cmdline())
+    (proxy,) = (each for each in psutil.process_iter(["cmdline"]) if is_proxy(each.info["cmdline"] or ()))
     proxy.kill()
 
 def refused(call):
@@ -49,8 +52,7 @@ for _ in range(int(os.environ["LOSSES"])):
 def test_a_script_whose_proxy_is_killed_goes_on_from_its_checkpoint_once_it_has_connected_anew(
     start_script: StartScript, losses: int
 ) -> None:
-    # The script finds its child process, and reports how it ended.
-    script = start_script(SCRIPT, islands="1x1x2", ATOLL_TEST_EXECUTED="1", LOSSES=str(losses))
+    script = start_script(SCRIPT, islands="1x1x2", LOSSES=str(losses))
     for _ in range(losses):
         assert script.line() == "True True"
         assert script.line() == "True 2"
@@ -71,8 +73,12 @@ held = [jnp.arange(4.0) * i for i in range(8)] + [jax.device_put(np.ones(4), row
 part = held[-1].addressable_shards[0].data
 was_read = jnp.ones(3)
 np.asarray(was_read)
+
+def is_proxy(command):
+    return "atoll.ifrt.proxy_main" in command and f'"client":{os.getpid()},' in command[-1]
+
 if os.environ["KILL"] == "yes":
-    (proxy,) = (each for each in psutil.Process().children() if "atoll.ifrt.proxy_main" in each.cmdline())
+    (proxy,) = (each for each in psutil.process_iter(["cmdline"]) if is_proxy(each.info["cmdline"] or ()))
     proxy.kill()
     proxy.wait()
 jax.extend.backend.clear_backends()
@@ -94,7 +100,7 @@ print(all(array.is_deleted() for array in (*held, part, was_read)), any(array.is
 def test_a_later_client_never_uses_its_arrays_in_place_of_those_of_a_former_client(
     start_script: StartScript, kill: str
 ) -> None:
-    script = start_script(HELD_SCRIPT, islands="1x1x2", ATOLL_TEST_EXECUTED="1", KILL=kill)
+    script = start_script(HELD_SCRIPT, islands="1x1x2", KILL=kill)
     assert script.line() == "{'refused'}", script.errors()
     assert script.line() == "True False"
     assert script.process.wait(300) == 0

@@ -36,7 +36,11 @@ class Shared:
         (base / "home" / "ben.token").write_text(self.token("ben"))
         grants: dict[str, Any] = {"read": (str(base / "data"),), "write": (str(base / "checkpoints"),)}
         self.cluster = start_cluster(
-            {"ATOLL_CACHE_DIR": str(base / "cache"), "XDG_STATE_HOME": str(base / "state")},
+            {
+                "ATOLL_TEST_EXECUTED": "python",
+                "ATOLL_CACHE_DIR": str(base / "cache"),
+                "XDG_STATE_HOME": str(base / "state"),
+            },
             islands="1x1x2",
             token="the token of the cluster's operator",
             journal=str(base / "journal"),
