@@ -42,7 +42,13 @@ class Host:
         self.backend = backend = NullBackend(0, 1, MODELS["instant"], HandClock(), Collectives())
         self.compiled: list[Any] = []
         self.functions = Functions(
-            backend, self.inbox, TypeKeys(), self.compiled.append, pool or AtOnce(), compilers=compilers, **options
+            backend,
+            self.inbox,
+            TypeKeys(),
+            report=self.compiled.append,
+            pool=pool or AtOnce(),
+            compilers=compilers,
+            **options,
         )
 
     def compile(self, session: int, program: str, name: str) -> None:

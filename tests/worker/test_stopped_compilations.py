@@ -74,7 +74,7 @@ class Host:
         compilers, worlds = Compilers(cast(Any, self.server)), cast(Any, Worlds())
         keys, report = TypeKeys(), self.compiled.append
         self.functions = Functions(
-            backend, self.inbox, keys, report, cast(Any, AtOnce()), compilers=compilers, worlds=worlds
+            backend, self.inbox, keys, report=report, pool=cast(Any, AtOnce()), compilers=compilers, worlds=worlds
         )
 
     def request(self, feed: int, world: int = 0) -> None:

@@ -72,7 +72,9 @@ class Rig:
         self.worlds = HostWorlds(
             self.backend.worlds, self.report, lambda world: f"unix:{directory}/world-{world}", "127.0.0.1"
         )
-        self.functions = Functions(self.backend, self.inbox, keys, self.report, compilers=compilers, worlds=self.worlds)
+        self.functions = Functions(
+            self.backend, self.inbox, keys, report=self.report, compilers=compilers, worlds=self.worlds
+        )
         network = DataPortNetwork(self.backend, self.port, 0)
         messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
         steps = StepRunner(self.backend, self.functions, self.port, network, keys, self.report, messages.put)

@@ -58,6 +58,7 @@ class Admission:
     def __init__(
         self,
         state: ClusterState,
+        *,
         tokens: Tokens,
         version: str,
         sessions: Sessions,

@@ -128,15 +128,15 @@ class Controller:
         from_operators = OperatorService(
             self,
             state,
-            self._operators,
-            self._checks,
-            self.log,
-            self._tracing,
-            self._sessions.end,
-            self._store_usage,
-            self._persistence.stop_asked,
-            self.published.remove,
-            self.launcher.scheduler.tenant_changed,
+            operators=self._operators,
+            checks=self._checks,
+            log=self.log,
+            tracing=self._tracing,
+            end_session=self._sessions.end,
+            store_usage=self._store_usage,
+            stop_asked=self._persistence.stop_asked,
+            remove_arrays=self.published.remove,
+            tenant_changed=self.launcher.scheduler.tenant_changed,
         )
         self._requests = from_operators.waiting
         self._inboxes = Inboxes(
@@ -148,17 +148,17 @@ class Controller:
         )
         self._admission = Admission(
             state,
-            self.tokens,
-            version,
-            self._sessions,
-            self.detached,
-            self._inboxes.received,
-            self._hosts,
-            self._recovery,
-            self._relays,
-            self.agents,
-            EngineMessages(self._recovery, self.agents, self._operators).received,
-            from_operators.received,
+            tokens=self.tokens,
+            version=version,
+            sessions=self._sessions,
+            detached=self.detached,
+            from_proxy=self._inboxes.received,
+            hosts=self._hosts,
+            recovery=self._recovery,
+            relays=self._relays,
+            agents=self.agents,
+            from_engine=EngineMessages(self._recovery, self.agents, self._operators).received,
+            from_operator=from_operators.received,
         )
         self.watchdog = Watchdog(state, self.launcher, self._compilation, self._queries, self.published.names)
         self._faults = Faults(state, self._recovery, self._sessions.end, self.programs.abandon, self._requests.end)
@@ -222,14 +222,14 @@ class Controller:
         )
         self.suspensions = Suspensions(
             self.migrations,
-            spiller,
-            self.resources,
-            self.slices,
-            self.launcher,
-            self.history,
-            self._outbox,
-            settings.suspend_directory,
-            settings.suspended_seconds,
+            spiller=spiller,
+            resources=self.resources,
+            slices=self.slices,
+            launches=self.launcher,
+            history=self.history,
+            out=self._outbox,
+            directory=settings.suspend_directory,
+            patience=settings.suspended_seconds,
         )
         pressure = self._pressure = MemoryPressure(
             self.sessions,
@@ -243,14 +243,14 @@ class Controller:
         self._relays = Relays(state, self.launcher, settings.relay_group, self._hosts_answered)
         self._recovery = Recovery(
             state,
-            self.launcher,
-            self._failures,
-            self._compilation,
-            self._queries,
-            self.agents.pending_reason,
-            self.agents.departure_of,
-            self._relays.broken,
-            self._worlds,
+            launcher=self.launcher,
+            failures=self._failures,
+            compilation=self._compilation,
+            queries=self._queries,
+            pending_reason=self.agents.pending_reason,
+            departure_of=self.agents.departure_of,
+            broken=self._relays.broken,
+            worlds=self._worlds,
         )
         self._overruns = Overruns(
             state,
@@ -265,14 +265,14 @@ class Controller:
         self.published = PublishedArrays(state, self.vaults, self.launcher, own, spiller)
         self._proxies = Proxies(
             state,
-            self._sessions,
-            self._compilation,
-            self.programs,
-            self.launcher,
-            self.migrations,
-            self.suspensions,
-            self._tracing,
-            self._messages_of_proxies(),
+            sessions=self._sessions,
+            compilation=self._compilation,
+            programs=self.programs,
+            launcher=self.launcher,
+            migrations=self.migrations,
+            suspensions=self.suspensions,
+            tracing=self._tracing,
+            others=self._messages_of_proxies(),
         )
         self._hosts = Hosts(
             state,

@@ -69,6 +69,7 @@ class Suspensions:
     def __init__(
         self,
         migrations: Migrations,
+        *,
         spiller: ArraySpiller,
         resources: ResourceManager,
         slices: Slices,

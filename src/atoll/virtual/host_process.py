@@ -84,17 +84,17 @@ class HostProcess:
             number,
             rank,
             devices,
-            model,
-            clock,
-            collectives,
-            neighbors,
-            lambda inbox: VirtualDataPort(inbox, inboxes),
-            report,
-            lambda lease: None,
-            lambda call: self._do(costs.message, call),
-            ReadThreads(AtOnce()),
-            lambda host, content, in_pieces=False: None,  # no relay groups in virtual time
-            lambda call: self._do(costs.host_gang, call),
+            model=model,
+            clock=clock,
+            collectives=collectives,
+            neighbors=neighbors,
+            make_port=lambda inbox: VirtualDataPort(inbox, inboxes),
+            report=report,
+            renew=lambda lease: None,
+            call_soon=lambda call: self._do(costs.message, call),
+            readers=ReadThreads(AtOnce()),
+            send=lambda host, content, in_pieces=False: None,  # no relay groups in virtual time
+            dispatch_soon=lambda call: self._do(costs.host_gang, call),
         )
         inboxes[number] = neighbors[number]
 

@@ -104,6 +104,7 @@ class Functions:
         backend: DeviceBackend,
         inbox: Inbox,
         keys: TypeKeys,
+        *,
         report: Callable[[Compiled | NeedsWorld], None],
         pool: Pool | None = None,
         calls: Calls | None = None,

@@ -44,6 +44,7 @@ class MessageHandler:
     def __init__(
         self,
         backend: DeviceBackend,
+        *,
         functions: Functions,
         data_port: DataPort,
         execute: Callable[[Any], None],

@@ -123,7 +123,14 @@ class Worker:
             )
         )
         functions = Functions(
-            backend, inbox, keys, report, calls=calls, python=python, compilers=compilers_of(backend), worlds=worlds
+            backend,
+            inbox,
+            keys,
+            report=report,
+            calls=calls,
+            python=python,
+            compilers=compilers_of(backend),
+            worlds=worlds,
         )
         network = DataPortNetwork(backend, data_port, options.host)
         messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -134,15 +141,15 @@ class Worker:
         recorder = Recorder(backend.begin_profile, functions.programs.others, calls, options.host)
         self._handler = MessageHandler(
             backend,
-            functions,
-            data_port,
-            executor.submit,
-            lease.renew,
-            executor.units,
-            report,
-            recorder,
-            spill_store,
-            options.host,
+            functions=functions,
+            data_port=data_port,
+            execute=executor.submit,
+            renew=lease.renew,
+            units=executor.units,
+            report=report,
+            recorder=recorder,
+            spill_store=spill_store,
+            host=options.host,
             worlds=worlds,
         )
         reached_at = advertised(data_port.address, options.advertise)

@@ -60,6 +60,7 @@ class Recovery:
     def __init__(
         self,
         state: ClusterState,
+        *,
         launcher: Launcher,
         failures: Failures,
         compilation: Compilation,

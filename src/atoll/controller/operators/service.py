@@ -56,6 +56,7 @@ class OperatorService:
         self,
         controller: ReportSource,
         state: ClusterState,
+        *,
         operators: Operators,
         checks: Checks,
         log: EventLog,

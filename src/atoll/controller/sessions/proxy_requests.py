@@ -40,6 +40,7 @@ class Proxies:
     def __init__(
         self,
         state: ClusterState,
+        *,
         sessions: Sessions,
         compilation: Compilation,
         programs: ProgramRegistry,

@@ -110,6 +110,7 @@ class NullHost:
         host: int,
         rank: int,
         devices: int,
+        *,
         model: NullModel,
         clock: Clock,
         collectives: Collectives,
@@ -133,7 +134,7 @@ class NullHost:
         keys = TypeKeys()
         inbox = neighbors[host] = Inbox(lambda session, feed: report(m.FeedsArrived(session, (feed,))))
         self.port = make_port(inbox)
-        functions = Functions(self.backend, inbox, keys, report, AtOnce())
+        functions = Functions(self.backend, inbox, keys, report=report, pool=AtOnce())
         soon = dispatch_soon or call_soon
         delegated = DelegatedUnits(report, lambda ended: soon(partial(self._units_ended, ended)))
         self.network = NullNetwork(self.backend, self.port, host, neighbors)
@@ -155,16 +156,16 @@ class NullHost:
         recorder = Recorder(self.backend.begin_profile, functions.programs.others, None, host)
         self._handler = MessageHandler(
             self.backend,
-            functions,
-            self.port,
-            self._dispatcher.handle,
-            renew,
-            Units(self._reporter, occupancy, delegated, steps.joint_runs),
-            report,
-            recorder,
-            spill_store,
-            host,
-            now,
+            functions=functions,
+            data_port=self.port,
+            execute=self._dispatcher.handle,
+            renew=renew,
+            units=Units(self._reporter, occupancy, delegated, steps.joint_runs),
+            report=report,
+            recorder=recorder,
+            spill_store=spill_store,
+            host=host,
+            now=now,
         )
 
     def handle(self, message: Any) -> bool:
