@@ -32,9 +32,10 @@ from atoll.security.join_token import JoinToken
 from atoll.security.roles import Role, is_of_the_cluster, may_say
 from atoll.security.tokens import TOO_MANY, digest
 from atoll.wire.address import Address
+from atoll.wire.byte_stream import dial_stream
 from atoll.wire.connection import Connection
-from atoll.wire.endpoints import listen
-from atoll.wire.tls.identity import Identity
+from atoll.wire.endpoints import connect, listen
+from atoll.wire.tls.identity import RENEWAL_SECONDS, Certificate, Identity
 from tests.certificates import clock_ahead_by, identity
 from tests.cluster_process import free_port
 
@@ -363,6 +364,62 @@ def test_a_process_whose_token_was_changed_asks_less_and_less_often(monkeypatch:
     renewal.close()
     pauses = [after - before for before, after in pairwise(asked)]
     assert all(pause >= 0.02 * 2**i * 0.75 for i, pause in enumerate(pauses[:6]))
+
+
+@pytest.mark.parametrize("blocks", [True, False])
+def test_a_dial_with_an_expired_certificate_waits_until_it_is_renewed(
+    monkeypatch: pytest.MonkeyPatch, blocks: bool
+) -> None:
+    """After a process was stopped, or its clock was set ahead, it dials before the thread looks at the clock."""
+    short = CertificateAuthority(AUTHORITY._key, AUTHORITY._certificate, 10.0)
+    own = Identity(short.certificate_for(Role.HOST, "first"))
+    renewal = Renewal(own, lambda: AUTHORITY.certificate_for(Role.HOST, "second"))
+    own.certificate = replace(own.certificate, ends=time.time() - 1.0)
+    roles: list[str] = []
+
+    async def main() -> None:
+        server, address = await listen(
+            Address(host="127.0.0.1", tls=True),
+            lambda: Connection(Any, print, lambda reason: None, on_made=lambda made: roles.append(made.peer_role)),
+            identity(Role.CONTROLLER, AUTHORITY),
+        )
+        if blocks:
+            stream = await asyncio.to_thread(dial_stream, address, Role.CONTROLLER, own)
+            stream.close()
+        else:
+            connection = await connect(address, Any, print, print, name="the controller", identity=own)
+            connection.close()
+        assert not own.has_expired
+        while not roles:
+            await asyncio.sleep(0.01)
+        server.close()
+        await asyncio.sleep(0.05)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    assert roles == [Role.HOST]
+    renewal.close()
+
+
+def test_a_dial_waits_for_no_renewal_that_has_failed_or_that_nobody_does() -> None:
+    expired = CertificateAuthority(AUTHORITY._key, AUTHORITY._certificate, -1.0)
+    own = Identity(expired.certificate_for(Role.CLIENT, "first"))
+    began = time.monotonic()
+    own.await_renewal()
+    failed = threading.Event()
+
+    def renew() -> Certificate:
+        failed.set()
+        raise AccessError("its token is not the cluster's")
+
+    renewal = Renewal(own, renew)
+    assert failed.wait(20)
+    while not renewal._has_failed:
+        time.sleep(0.01)
+    own.await_renewal()
+    renewal.close()
+    own.await_renewal()
+    assert time.monotonic() - began < RENEWAL_SECONDS
+    assert own.has_expired
 
 
 # ---- roles

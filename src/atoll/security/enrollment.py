@@ -334,19 +334,25 @@ class Renewal:
 
     After the certificate has expired, each AccessError doubles the pause. Each attempt may send a wrong token, and the
     controller limits these per address: many processes with a former token would exclude the others of their machine.
+
+    A dial with an expired certificate makes the thread renew it at once, unless the last attempt failed.
     """
 
     def __init__(self, identity: Identity, renewed: Callable[[], Certificate]) -> None:
         self._identity = identity
         self._renewed = renewed
-        self._closing = threading.Event()
+        self._wake = threading.Event()
+        self._is_closing = self._has_failed = False
+        identity.renew_with(self._renew_now)
         self._thread = threading.Thread(target=self._run, args=(self._due(),), name="atoll-renewal", daemon=True)
         self._thread.start()
 
     def _run(self, due: _Due) -> None:
         refusals = Retry(_RETRY_SECONDS, _MOST_RETRY_SECONDS)
-        while not self._closing.wait(min(_CHECK_SECONDS, due.left)):
-            if due.left:
+        while not self._is_closing:
+            is_asked = self._wake.wait(min(_CHECK_SECONDS, due.left)) and self._identity.has_expired
+            self._wake.clear()
+            if self._is_closing or (due.left and not is_asked):
                 continue
             try:
                 self._identity.renew(self._renewed())
@@ -354,17 +360,28 @@ class Renewal:
                 left = self._identity.certificate.ends - time.time()
                 is_refused = left <= 0 and isinstance(error, AccessError)
                 due = _Due(max(refusals.next_pause() if is_refused else _RETRY_SECONDS, left / 10))
+                self._has_failed = True
                 _log.warning("cannot renew the certificate of this %s, will retry: %s", self._identity.role, error)
             else:
                 due = self._due()
+                self._has_failed = False
                 refusals.reset()
+
+    def _renew_now(self) -> bool:
+        """Renew the certificate at once. Return False if the next attempt must wait, since the last one failed."""
+        if self._has_failed:
+            return False
+        self._wake.set()
+        return True
 
     def _due(self) -> _Due:
         """Return when to renew next, with jitter so that the processes of a cluster do not all renew at once."""
         return _Due((self._identity.certificate.ends - time.time()) * _RENEWED_AFTER * random.uniform(0.9, 1.0))
 
     def close(self) -> None:
-        self._closing.set()
+        self._identity.renew_with(lambda: False)
+        self._is_closing = True
+        self._wake.set()
         self._thread.join()
 
 

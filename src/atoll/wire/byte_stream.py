@@ -104,6 +104,7 @@ def dial_stream(
         return SocketStream(dial(address, what=what, timeout=timeout))
     if identity is None:
         raise no_identity(address, what)
+    identity.await_renewal()
     address = identity.ordered(address)
     kind = TlsSender if one_way else TlsStream
 

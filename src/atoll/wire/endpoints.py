@@ -41,6 +41,8 @@ async def connect(
         return Connection(message_type, on_message, on_lost, name=name, on_link=on_link)
 
     if identity is not None:
+        if address.tls and identity.has_expired:
+            await asyncio.to_thread(identity.await_renewal)
         address = identity.ordered(address)
     elif address.tls:
         raise no_identity(address, name)

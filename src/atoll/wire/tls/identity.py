@@ -4,7 +4,8 @@ The cluster's own certificate authority (CA) signs all certificates, and each ce
 Processes verify the role of a peer and never its address, so machines can have any addresses and names. A dialer
 requests a role with the server name (SNI), and an acceptor reads the role from the peer's certificate.
 
-Certificates are short-lived. New connections use a renewed certificate, and open connections continue.
+Certificates are short-lived. New connections use a renewed certificate, and open connections continue. A process that
+was stopped, or whose clock was set ahead, may dial before its certificate is renewed: the dial waits for that.
 """
 
 from __future__ import annotations
@@ -12,12 +13,16 @@ from __future__ import annotations
 import os
 import ssl
 import tempfile
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from atoll.wire.address import Address
 
 HANDSHAKE_SECONDS = 10.0
+RENEWAL_SECONDS = 5.0  # for which a dial waits until an expired certificate is renewed
 _SUFFIX = ".atoll"
 
 
@@ -64,6 +69,8 @@ class Identity:
     def __init__(self, certificate: Certificate, issuer: Address | None = None) -> None:
         self.certificate = certificate
         self._issuer = issuer
+        self._changed = threading.Condition()
+        self._renews: Callable[[], bool] = lambda: False
         self.elsewhere: tuple[Address, ...] = ()
         self.dialing = _context(certificate, ssl.PROTOCOL_TLS_CLIENT, ssl.CERT_REQUIRED)
         self.serving = _context(certificate, ssl.PROTOCOL_TLS_SERVER, ssl.CERT_REQUIRED)
@@ -83,8 +90,24 @@ class Identity:
     def renew(self, certificate: Certificate) -> None:
         """Use `certificate` for new connections."""
         fresh = Identity(certificate)
-        self.certificate, self.dialing, self.serving = certificate, fresh.dialing, fresh.serving
-        self.admitting = fresh.admitting
+        with self._changed:
+            self.certificate, self.dialing, self.serving = certificate, fresh.dialing, fresh.serving
+            self.admitting = fresh.admitting
+            self._changed.notify_all()
+
+    def renew_with(self, renews: Callable[[], bool]) -> None:
+        """Let `renews()` begin to renew the certificate at once. It returns False if that must wait."""
+        self._renews = renews
+
+    @property
+    def has_expired(self) -> bool:
+        return time.time() >= self.certificate.ends
+
+    def await_renewal(self) -> None:
+        """Wait until an expired certificate is renewed, for at most `RENEWAL_SECONDS`. Call this before a dial."""
+        if self.has_expired and self._renews():
+            with self._changed:
+                self._changed.wait_for(lambda: not self.has_expired, RENEWAL_SECONDS)
 
 
 def _context(certificate: Certificate, protocol: int, verify: ssl.VerifyMode) -> ssl.SSLContext:
