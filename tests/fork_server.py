@@ -239,7 +239,7 @@ def _customize(search: Sequence[str]) -> None:
     A leader has already done this for the children that it forks.
     """
     path = next((path for each in search if (path := Path(each, "sitecustomize.py")).exists()), None)
-    if path is None or path in _customized:
+    if path is None or path in _customized or path.resolve() == forked_process.CHILDREN:
         return
     _customized.add(path)
     spec = importlib.util.spec_from_file_location("sitecustomize", path)

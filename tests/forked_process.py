@@ -15,8 +15,9 @@ The children of this process are executed.
 A forked process has the command line and the environment of its command in `/proc`. If the fork server has forked it,
 the server is its parent there, and `children` finds it by the variable `ATOLL_TEST_PARENT`. A test of the start or the
 parents of processes can set `ATOLL_TEST_EXECUTED=1` in the environment of a command, so that the command and its
-children are executed. With `ATOLL_TEST_EXECUTED=python`, only the Python processes of sessions are executed, for tests
-of what these can read: the memory of the server also has the environments of other tests' processes.
+children are executed. The value can also be a part of the name of a module, so that only processes of this module are
+executed. Tests of what users' Python can read execute `python_main`, because the memory of the server also has the
+environments of other tests' processes. `with_forked_children` has an executed process fork its children.
 """
 
 from __future__ import annotations
@@ -41,9 +42,12 @@ import psutil
 
 PARENT = "ATOLL_TEST_PARENT"
 EXECUTED = "ATOLL_TEST_EXECUTED"
+_SERVER = "ATOLL_TEST_FORK_SERVER"
 _ROOT = Path(__file__).resolve().parents[1]
 # Module that replaces functions in any process, even if the process has already imported them.
 _FAULTS = Path(__file__).resolve().with_name("faults") / "sitecustomize.py"
+# Module that has an executed process fork its children.
+CHILDREN = Path(__file__).resolve().with_name("forked_children") / "sitecustomize.py"
 _PYTHON = "atoll.host_services.python.program.python_main"
 # Modules that may run in a forked process.
 _MODULES = frozenset(
@@ -201,6 +205,13 @@ class _Forking:
 FORKING = _Forking()
 
 
+def with_forked_children(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a Python process that is executed itself, and whose children are forked."""
+    path = os.pathsep.join(filter(None, (str(CHILDREN.parent), environment.get("PYTHONPATH"))))
+    address = FORKING.address()
+    return {**environment, "PYTHONPATH": path, _SERVER: address} if address else dict(environment)
+
+
 def children(pid: int, recursive: bool = False) -> list[psutil.Process]:
     """Return the live children of process `pid`, executed or forked."""
     found = {each.pid: each for each in psutil.Process(pid).children()}
@@ -216,17 +227,18 @@ def children(pid: int, recursive: bool = False) -> list[psutil.Process]:
 
 
 def _has_custom_start(environment: Mapping[str, str]) -> bool:
-    """Return whether Python runs a `sitecustomize.py` other than that of `faults`, which forked processes can run."""
+    """Return whether Python runs a `sitecustomize.py` that a forked process cannot run."""
     paths = (Path(each) for each in environment.get("PYTHONPATH", "").split(os.pathsep) if each)
     files = (path / "sitecustomize.py" for path in paths)
-    return any(file.exists() and file.resolve() != _FAULTS for file in files)
+    return any(file.exists() and file.resolve() not in (_FAULTS, CHILDREN) for file in files)
 
 
 def _request(
     command: Sequence[str], environment: Mapping[str, str], directory: str, new_session: bool
 ) -> Request | None:
     """Return the request for a command, or None if the command must be executed."""
-    if environment.get(EXECUTED) == "1" or (_PYTHON in command and os.environ.get(EXECUTED) == "python"):
+    executed = environment.get(EXECUTED) or os.environ.get(EXECUTED)
+    if executed and (executed == "1" or any(executed in each for each in command[:4])):
         return None
     own = {name: value for name, value in os.environ.items() if name.startswith(_READ_AT_START)}
     read = {name: value for name, value in environment.items() if name.startswith(_READ_AT_START)}

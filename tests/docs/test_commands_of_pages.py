@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.reader import environment_of_reader
+from tests.forked_process import with_forked_children
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -32,7 +33,7 @@ def run(commands: str, directory: Path, runtime: Path) -> str:
     ran = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", commands],
         cwd=directory,
-        env=environment,
+        env=with_forked_children(environment),
         capture_output=True,
         text=True,
     )

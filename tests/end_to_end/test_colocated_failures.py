@@ -121,7 +121,7 @@ def leave_one_running() -> set[int]:
 
 
 def test_processes_end_with_their_session_whatever_they_do(start_python: StartPython):
-    child = start_python("1x1x2", ATOLL_TEST_EXECUTED="python")
+    child = start_python("1x1x2", ATOLL_TEST_EXECUTED="python_main")
     pids = child.call(leave_one_running)
     assert pids
     child.process.kill()
@@ -154,7 +154,7 @@ def lose_the_worker() -> tuple[set[int], list[int], str]:
 
 
 def test_processes_end_with_their_worker_and_come_back_with_it_and_without_their_objects(start_python: StartPython):
-    pids, after, lost = start_python("1x1x2", ATOLL_TEST_EXECUTED="python").call(lose_the_worker)
+    pids, after, lost = start_python("1x1x2", ATOLL_TEST_EXECUTED="python_main").call(lose_the_worker)
     until_ended(pids)
     assert after == [0, 1]
     assert "the object was lost when its process on host" in lost
@@ -193,7 +193,7 @@ def look_around(others: list[str]) -> dict[str, Any]:
 
 
 def test_a_process_has_nothing_of_the_clusters_own(start_python: StartPython):
-    child = start_python("1x1x2", ATOLL_LOG="warning", ATOLL_TEST_EXECUTED="python")
+    child = start_python("1x1x2", ATOLL_LOG="warning", ATOLL_TEST_EXECUTED="python_main")
     found = child.call(look_around, [])
     descriptors = found["descriptors"]
     assert descriptors["0"] == descriptors["1"] == "/dev/null"
@@ -208,7 +208,7 @@ def test_a_process_has_nothing_of_the_clusters_own(start_python: StartPython):
 def test_a_process_sees_no_socket_segment_or_process_of_another_session(
     start_cluster: StartCluster, start_python: StartPython
 ):
-    cluster = start_cluster({"ATOLL_TEST_EXECUTED": "python"}, islands="1x1x2")
+    cluster = start_cluster({"ATOLL_TEST_EXECUTED": "python_main"}, islands="1x1x2")
     mine, other = (start_python(ATOLL_ADDRESS=cluster.address) for _ in range(2))
     other.call(look_around, [])
     paths = list(cluster.directory.rglob("*"))

@@ -21,15 +21,14 @@ from atoll.protocol import messages as m
 from atoll.session.bare import BareClient, call, program, sharded, transfer
 from tests.cluster_process import User
 
-pytestmark = pytest.mark.executed  # one test inspects the modules that a process has loaded
-
 SCALAR = ("uint8", (4,))
 DEADLINE = 300.0
 
 
 @pytest.fixture(scope="module")
 def user(module_directory: Path, program_cache: Path) -> Iterator[User]:
-    with User(module_directory, program_cache) as user:
+    # One test inspects the modules that the processes of islands have loaded.
+    with User(module_directory, program_cache, ATOLL_TEST_EXECUTED="null_hosts_main") as user:
         user.atoll("up", "--platform", "null", "--islands", "2x4x2").check()
         yield user
         user.atoll("down").check()

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.end_to_end.remote_python import ROOT
 from tests.end_to_end.script_process import GONE_SECONDS, GRACE_SECONDS, Script, StartScript
 
 START_SECONDS = 300.0
@@ -116,15 +117,18 @@ def test_an_embedded_cluster_ends_with_the_block_of_connect(start_script: StartS
     script = working(
         start_script,
         """
-        import atoll, os, psutil
+        import atoll, os, sys
+
+        sys.path.append(os.environ["ROOT"])
+        from tests.forked_process import children
 
         with atoll.connect(islands="1x1x2") as devices:
-            print(len(devices), float(jnp.ones(3).sum()), len(psutil.Process().children()), flush=True)
-        print(len(psutil.Process().children()), jax.devices()[0].platform, flush=True)
+            print(len(devices), float(jnp.ones(3).sum()), len(children(os.getpid())), flush=True)
+        print(len(children(os.getpid())), jax.devices()[0].platform, flush=True)
         time.sleep(600)
         """,
         JAX_PLATFORMS="cpu",
-        ATOLL_TEST_EXECUTED="1",
+        ROOT=str(ROOT),
     )
     assert script.line() == "2 3.0 2", script.errors()
     assert script.line() == "0 cpu", script.errors()

@@ -37,7 +37,7 @@ class Shared:
         grants: dict[str, Any] = {"read": (str(base / "data"),), "write": (str(base / "checkpoints"),)}
         self.cluster = start_cluster(
             {
-                "ATOLL_TEST_EXECUTED": "python",
+                "ATOLL_TEST_EXECUTED": "python_main",
                 "ATOLL_CACHE_DIR": str(base / "cache"),
                 "XDG_STATE_HOME": str(base / "state"),
             },

@@ -62,7 +62,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cluster(start_cluster: StartCluster, directory: Path) -> StandingCluster:
     return start_cluster(
         {
-            "ATOLL_TEST_EXECUTED": "python",
+            "ATOLL_TEST_EXECUTED": "python_main",
             "ATOLL_KEY_FILE": str(directory / "state" / "key"),
             "ATOLL_HOST_TOKEN": TOKENS["host"],
             "AWS_SECRET_ACCESS_KEY": FOREIGN,

@@ -8,6 +8,7 @@ from pathlib import Path
 from textwrap import dedent
 
 from tests.conftest import script_environment
+from tests.forked_process import with_forked_children
 
 SCRIPT = """
     import sys
@@ -40,7 +41,7 @@ def test_a_function_is_traced_once_though_its_first_call_starts_the_backend(
     # The forked processes of other tests have imported all of JAX before.
     done = subprocess.run(
         [sys.executable, "-c", dedent(SCRIPT)],
-        env=script_environment(module_directory, program_cache, "1x1x1"),
+        env=with_forked_children(script_environment(module_directory, program_cache, "1x1x1")),
         capture_output=True,
         text=True,
         timeout=300,

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster_process import COMMAND, User, finish, first_line
+from tests.forked_process import with_forked_children
 
 # Runs the requested number of tasks, each with the number that Slurm assigns.
 SRUN = """#!/bin/bash
@@ -81,6 +82,7 @@ def start_job(
     executable(directory / "job", script)
     path = f"{directory / 'bin'}:{os.environ['PATH']}"
     notes = str(directory / "notes")
+    user.env = with_forked_children(user.env)
     return user.start(str(directory / "job"), PATH=path, SLURM_JOB_ID=str(JOB), NOTES=notes, TAKEN=str(taken))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster_process import User, finish, free_port
+from tests.forked_process import with_forked_children
 from tests.operate.test_hosts import status, until
 
 slow = pytest.mark.skipif(
@@ -106,6 +107,7 @@ def test_islands_and_a_file_say_the_same(user: User, file: str) -> None:
 
 def test_a_script_runs_on_an_embedded_cluster_of_the_file(user: User, file: str) -> None:
     code = "import jax; print(len(jax.devices()), jax.devices()[-1].slice_index)"
+    user.env = with_forked_children(user.env)
     assert user.atoll("run", "--cluster", file, "--", sys.executable, "-c", code).check().stdout == "7 1\n"
 
 

@@ -25,6 +25,7 @@ from atoll.operate.log_replay import replay
 from atoll.protocol.actions import Send
 from atoll.protocol.messages import Run
 from tests.cluster_process import Result, User, eventually, finish, first_line, free_port
+from tests.forked_process import with_forked_children
 from tests.operate.cluster_options import CLUSTER_OPTIONS, CLUSTER_SETTINGS, CLUSTER_VARIABLES
 
 RUN_ON = {"JAX_PLATFORMS": "atoll"}
@@ -482,6 +483,7 @@ def test_with_a_token_who_brings_it_is_served_from_elsewhere_and_nobody_else(use
 
 def test_run_gives_the_command_its_islands_and_passes_its_exit_status_on(user: User) -> None:
     code = "import jax, sys; print([d.slice_index for d in jax.devices()]); sys.exit(7)"
+    user.env = with_forked_children(user.env)
     ended = user.atoll("run", "--islands", "2x1x2", "--", sys.executable, "-c", code)
     assert (ended.stdout, ended.returncode) == ("[0, 0, 1, 1]\n", 7), ended.stderr
     assert eventually(lambda: not user.leftovers()), user.leftovers()
