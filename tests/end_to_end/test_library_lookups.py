@@ -77,6 +77,14 @@ def test_cpu_is_the_platform_of_the_cluster(python: RemotePython) -> None:
     assert python.call(by_platform) == (True, [1, 2, 3], True)
 
 
+def first_lookup() -> tuple[bool, bool]:
+    return jax.devices("cpu") == jax.devices(), jax.devices("cpu") == jax.devices()
+
+
+def test_cpu_is_the_platform_of_the_cluster_at_the_first_use_of_jax(start_python: StartPython) -> None:
+    assert start_python("1x1x2").call(first_lookup) == (True, True)
+
+
 def of_the_script() -> tuple[int, int, int, bool]:
     found = jax.devices("cpu")
     return len(found), jax.device_count("cpu"), jax.device_count(), found == jax.local_devices(backend="cpu")

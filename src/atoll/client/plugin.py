@@ -43,10 +43,12 @@ def _make_client() -> Any:
     if not jax.config.jax_platforms:
         raise RuntimeError("this script does not use Atoll: to use it, set JAX_PLATFORMS=atoll (or atoll,cpu)")
     from atoll.client.backend import add_local_cpu, add_platform, make_client
+    from atoll.client.jax_patches.cpu_devices import answer_running_lookup
 
     client = make_client()
     add_local_cpu()
     add_platform(client)
+    answer_running_lookup()
     return client
 
 
@@ -85,6 +87,7 @@ def _patch_google_proxy_client() -> None:
 def _prepare(address: str, client: Any) -> None:
     from atoll.client.backend import add_local_cpu, add_platform
     from atoll.client.jax_patches import host_callbacks, install
+    from atoll.client.jax_patches.cpu_devices import answer_running_lookup
     from atoll.errors import AddressError
     from atoll.wire.address import parse_address
 
@@ -93,3 +96,4 @@ def _prepare(address: str, client: Any) -> None:
         host_callbacks.TABLE.proxy = parse_address(address)
     add_local_cpu()
     add_platform(client)
+    answer_running_lookup()

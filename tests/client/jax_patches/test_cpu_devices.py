@@ -79,6 +79,29 @@ def test_a_platform_has_the_devices_of_the_cluster(connect: Any, platform: str, 
     assert xla_bridge.get_backend("cpu").runtime_type != Client.runtime_type
 
 
+@pytest.mark.parametrize("name", ["devices", "device_count", "local_device_count"])
+def test_the_lookup_that_starts_the_backends_finds_the_cluster(
+    connect: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    running, patched = getattr(xla_bridge, name), lookup(name)
+    here = xla_bridge.get_backend("cpu")
+    method = getattr(type(here), name)
+
+    def start(platform: str) -> Any:
+        monkeypatch.setattr(xla_bridge, "get_backend", get_backend)
+        client = connect("cpu")
+        monkeypatch.setattr(xla_bridge, name, patched)
+        cpu_devices.answer_running_lookup()
+        assert getattr(here, name)() == method(here)  # calls of other functions do not change
+        assert client is xla_bridge.get_backend()
+        return here
+
+    get_backend = xla_bridge.get_backend
+    monkeypatch.setattr(xla_bridge, "get_backend", start)
+    assert running("cpu") == patched("cpu") == ([xla_bridge.get_backend()] * 2 if name == "devices" else 2)
+    assert getattr(type(here), name) is method
+
+
 def test_cpu_is_the_script_beside_other_platforms(connect: Any) -> None:
     connect("cuda")
     assert lookup("devices")("cpu") == jax.local_devices(backend="cpu")

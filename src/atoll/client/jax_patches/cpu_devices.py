@@ -17,6 +17,7 @@ from atoll.client.jax_patches.patch import Patch, Replacement
 from atoll.client.plugin_programs import is_atoll
 from atoll.cluster.environment_variables import CPU_DEVICES, CpuDevices
 
+_LOOKUPS = ("devices", "device_count", "local_device_count")
 # Between JAX's `local_devices` and the new `devices`: the function that forwards calls to it.
 _FRAMES = 3
 
@@ -48,11 +49,45 @@ def _is_for_local_devices(file: str) -> bool:
     return False
 
 
+def answer_running_lookup() -> None:
+    """Let the lookup that starts JAX's backends, such as a script's first `jax.devices("cpu")`, use the patch as well.
+
+    Such a lookup runs JAX's function from before the patch, which next calls a method of the process's own client. For
+    this call only, the method returns what the patched function returns. Call this while JAX creates its backends, when
+    the client "cpu" exists.
+    """
+    from jax._src import xla_bridge
+
+    running = _running_lookup(xla_bridge.__file__)
+    if running is None:
+        return
+    name = running.f_code.co_name
+    clients = type(xla_bridge._backends["cpu"])
+    original = getattr(clients, name)
+
+    def answer(client: Any) -> Any:
+        if sys._getframe(1) is not running:
+            return original(client)
+        setattr(clients, name, original)
+        return getattr(xla_bridge, name)("cpu")
+
+    setattr(clients, name, answer)
+
+
+def _running_lookup(file: str) -> FrameType | None:
+    """Return the frame of the lookup of "cpu" that starts JAX's backends, or None if another function does."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_filename == file and frame.f_code.co_name in _LOOKUPS:
+            return frame if frame.f_locals.get("backend") == "cpu" else None
+        frame = frame.f_back
+    return None
+
+
 PATCH = Patch(
     name="devices by platform",
     enables='`jax.devices("cpu")` on a cluster of CPUs',
     changes=tuple(
-        Replacement("jax._src.xla_bridge", name, _of_the_cluster, ("backend",), copies=("jax",))
-        for name in ("devices", "device_count", "local_device_count")
+        Replacement("jax._src.xla_bridge", name, _of_the_cluster, ("backend",), copies=("jax",)) for name in _LOOKUPS
     ),
 )
