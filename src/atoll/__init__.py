@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from atoll.errors import IncompatibleJournalError as IncompatibleJournalError
     from atoll.errors import JournalError as JournalError
     from atoll.errors import LeaseError as LeaseError
+    from atoll.errors import NotServingError as NotServingError
     from atoll.errors import PipelineError as PipelineError
     from atoll.errors import ProgramError as ProgramError
     from atoll.errors import RecoveryError as RecoveryError
@@ -91,6 +92,7 @@ _NAMES = {
         "AddressError",
         "ConnectError",
         "UnreachableError",
+        "NotServingError",
         "VersionError",
         "AccessError",
         "HandshakeCutError",
@@ -123,6 +125,7 @@ __all__ = [
     "IncompatibleJournalError",
     "JournalError",
     "LeaseError",
+    "NotServingError",
     "Pin",
     "Pipeline",
     "PipelineError",
