@@ -14,7 +14,10 @@ import pytest
 
 from atoll.cluster.settings import ClusterSettings
 from atoll.controller.controller_dumps import load_controller
+from atoll.controller.core import Controller
+from atoll.errors import IncompatibleJournalError
 from atoll.telemetry.consistency import contradictions
+from tests.controller.dumps import dumped
 from tests.journal.recordings import DECISIONS, RECORDED, decided, read, stored
 from tests.journal.stored import facts
 
@@ -42,6 +45,14 @@ def test_a_version_decides_for_recorded_events_as_the_version_that_recorded_them
         assert found == expected, f"turn {number}: {first_difference(found, expected)}. {GATE}"
     assert facts(controller) == recording.facts, GATE
     assert contradictions(controller) == []
+
+
+def test_the_journal_of_a_later_version_with_other_decisions_is_refused() -> None:
+    controller = Controller(ClusterSettings("1x1x1", decisions=CURRENT + 1))
+    with pytest.raises(
+        IncompatibleJournalError, match=f"repeat those up to {CURRENT}: continue with the later version"
+    ):
+        load_controller(dumped(controller))
 
 
 def test_each_value_of_the_setting_has_recordings() -> None:
