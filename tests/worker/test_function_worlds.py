@@ -9,7 +9,7 @@ import pytest
 from atoll.devices.compilers.compiler_messages import CompiledProgram, Description, Parts
 from atoll.errors import Code, Status
 from atoll.protocol.messages import CloseWorld, Compile, FunctionInfo, FunctionSource
-from atoll.worker.function_worlds import FunctionWorlds, Placement, Recipe, Waiting, placement_of
+from atoll.worker.function_worlds import FunctionWorld, Placement, Recipe, Waiting, placement_of
 
 WORLD, NEXT = 1, 2
 PROGRAM, PYTHON = FunctionSource(b"program", b""), FunctionSource(b"code", b"", is_python=True)
@@ -57,76 +57,76 @@ def load(message: Compile) -> None:
 
 
 @pytest.fixture
-def worlds() -> FunctionWorlds:
-    return FunctionWorlds()
+def world() -> FunctionWorld:
+    return FunctionWorld()
 
 
 @pytest.fixture
-def joined(worlds: FunctionWorlds) -> FunctionWorlds:
-    worlds.enter(Recipe(request(WORLD), PROGRAM))
-    return worlds
+def joined(world: FunctionWorld) -> FunctionWorld:
+    world.enter(Recipe(request(WORLD), PROGRAM))
+    return world
 
 
 def closing(successor: int = 0) -> CloseWorld:
     return CloseWorld(WORLD, CLOSED, successor)
 
 
-def test_a_function_waits_until_its_world_is_named_once(worlds: FunctionWorlds):
-    worlds.await_world(Waiting(request(), PROGRAM, load))
-    assert worlds.awaits_world("f")
-    assert worlds.named("f", WORLD) == Waiting(request(WORLD), PROGRAM, load)
-    assert not worlds.awaits_world("f")
-    assert worlds.named("f", NEXT) is None
+def test_a_function_waits_until_its_world_is_named_once(world: FunctionWorld):
+    world.await_world(Waiting(request(), PROGRAM, load))
+    assert world.is_awaited
+    assert world.named(WORLD) == Waiting(request(WORLD), PROGRAM, load)
+    assert not world.is_awaited
+    assert world.named(NEXT) is None
 
 
-def test_a_function_that_does_not_wait_is_not_loaded(worlds: FunctionWorlds):
-    assert worlds.named("f", WORLD) is None
+def test_a_function_that_does_not_wait_is_not_loaded(world: FunctionWorld):
+    assert world.named(WORLD) is None
 
 
-def test_a_function_is_compiled_again_in_the_next_world(worlds: FunctionWorlds):
-    worlds.await_world(Waiting(request(), PROGRAM, load))
-    worlds.named("f", WORLD)
-    assert worlds.leave("f", NEXT) == Recipe(request(NEXT), PROGRAM)
+def test_a_function_is_compiled_again_in_the_next_world(world: FunctionWorld):
+    world.await_world(Waiting(request(), PROGRAM, load))
+    world.named(WORLD)
+    assert world.leave(NEXT) == Recipe(request(NEXT), PROGRAM)
 
 
-def test_a_python_function_has_no_recipe(worlds: FunctionWorlds):
+def test_a_python_function_has_no_recipe(world: FunctionWorld):
     """Its session sends it again."""
-    worlds.await_world(Waiting(request(), PYTHON, load))
-    worlds.named("f", WORLD)
-    assert worlds.after_closing(request(WORLD), closing(NEXT), False, []) is None
+    world.await_world(Waiting(request(), PYTHON, load))
+    world.named(WORLD)
+    assert world.after_closing(request(WORLD), closing(NEXT), False, []) is None
 
 
-def test_runs_wait_while_a_function_moves(joined: FunctionWorlds):
+def test_runs_wait_while_a_function_moves(joined: FunctionWorld):
     woken: list[str] = []
-    assert not joined.awaits_move("f", lambda: woken.append("too early"))
-    joined.leave("f", NEXT)
-    assert joined.awaits_move("f", lambda: woken.append("run"))
+    assert not joined.awaits_move(lambda: woken.append("too early"))
+    joined.leave(NEXT)
+    assert joined.awaits_move(lambda: woken.append("run"))
     joined.enter(Recipe(request(NEXT), PROGRAM))
-    for wake in joined.arrived("f"):
+    for wake in joined.take_runs():
         wake()
     assert woken == ["run"]
-    assert not joined.awaits_move("f", lambda: woken.append("too late"))
+    assert not joined.awaits_move(lambda: woken.append("too late"))
 
 
-def test_runs_do_not_wait_for_a_function_without_another_world(joined: FunctionWorlds):
-    assert joined.leave("f") is None
-    assert not joined.awaits_move("f", lambda: None)
+def test_runs_do_not_wait_for_a_function_without_another_world(joined: FunctionWorld):
+    assert joined.leave() is None
+    assert not joined.awaits_move(lambda: None)
 
 
-def test_runs_of_a_function_that_is_forgotten_are_woken(joined: FunctionWorlds):
+def test_runs_of_a_function_that_is_forgotten_are_woken(joined: FunctionWorld):
     woken: list[str] = []
-    joined.leave("f", NEXT)
-    joined.awaits_move("f", lambda: woken.append("run"))
-    for wake in joined.forget("f"):
+    joined.leave(NEXT)
+    joined.awaits_move(lambda: woken.append("run"))
+    for wake in joined.take_runs():
         wake()
     assert woken == ["run"]
-    assert list(joined.forget("f")) == []
+    assert list(joined.take_runs()) == []
 
 
-def test_a_forgotten_function_does_not_wait_for_a_world(worlds: FunctionWorlds):
-    worlds.await_world(Waiting(request(), PROGRAM, load))
-    worlds.forget("f")
-    assert not worlds.awaits_world("f")
+def test_a_forgotten_function_does_not_wait_for_a_world(world: FunctionWorld):
+    world.await_world(Waiting(request(), PROGRAM, load))
+    world.take_runs()
+    assert not world.is_awaited
 
 
 @pytest.mark.parametrize(
@@ -139,29 +139,27 @@ def test_a_forgotten_function_does_not_wait_for_a_world(worlds: FunctionWorlds):
     ],
 )
 def test_a_function_whose_world_was_closed_while_it_was_compiled(
-    joined: FunctionWorlds, successor: int, is_apart: bool, expected: Recipe | None
+    joined: FunctionWorld, successor: int, is_apart: bool, expected: Recipe | None
 ):
     assert joined.after_closing(request(WORLD), closing(successor), is_apart, []) == expected
 
 
-def test_a_request_for_another_world_is_preferred(joined: FunctionWorlds):
+def test_a_request_for_another_world_is_preferred(joined: FunctionWorld):
     same, later = request(WORLD, session=2), request(NEXT, session=3)
     others = [same, later]
     assert joined.after_closing(request(WORLD), closing(), False, others) == Recipe(later, None)
     assert others == [same]
 
 
-def test_a_function_that_is_apart_follows_its_arguments_once_per_world(worlds: FunctionWorlds):
+def test_a_function_that_is_apart_follows_its_arguments_once_per_world(world: FunctionWorld):
     program = CompiledProgram(b"executable", description(ALONE), ())
-    worlds.enter(Recipe(request(), PROGRAM, program))
-    assert worlds.follow("f", 0) is None, "the arguments belong to no open world"
-    assert worlds.follow("f", WORLD) == Recipe(request(WORLD), PROGRAM, program)
-    assert worlds.follow("f", WORLD) is None
-    assert worlds.follow("f", NEXT) == Recipe(request(NEXT), PROGRAM, program)
+    world.enter(Recipe(request(), PROGRAM, program))
+    assert world.follow(0) is None, "the arguments belong to no open world"
+    assert world.follow(WORLD) == Recipe(request(WORLD), PROGRAM, program)
+    assert world.follow(WORLD) is None
+    assert world.follow(NEXT) == Recipe(request(NEXT), PROGRAM, program)
 
 
-def test_a_function_without_its_program_does_not_follow(worlds: FunctionWorlds):
-    worlds.enter(Recipe(request(), PROGRAM))
-    assert worlds.follow("f", WORLD) is None
-    worlds.forget("f")
-    assert worlds.follow("f", WORLD) is None
+def test_a_function_without_its_program_does_not_follow(world: FunctionWorld):
+    world.enter(Recipe(request(), PROGRAM))
+    assert world.follow(WORLD) is None

@@ -11,7 +11,7 @@ from atoll.cluster.processes.bugs import start_in
 from atoll.devices.device import ProgramLoader
 from atoll.errors import StatusError
 from atoll.worker.function_records import Function, FunctionRecords
-from atoll.worker.function_worlds import FunctionWorlds, Recipe, placement_of
+from atoll.worker.function_worlds import Recipe, placement_of
 from atoll.worker.host_worlds import HostWorlds
 from atoll.worker.store import TypeKeys
 
@@ -28,14 +28,12 @@ class Followers:
     def __init__(
         self,
         records: FunctionRecords,
-        function_worlds: FunctionWorlds,
         worlds: HostWorlds | None,
         loader: ProgramLoader | None,
         keys: TypeKeys,
         pool: Pool,
     ) -> None:
         self._records = records
-        self._function_worlds = function_worlds
         self._worlds = worlds
         self._loader = loader
         self._keys = keys
@@ -49,12 +47,14 @@ class Followers:
         """
         with self._records.lock:
             record = self._records.find(name)
-            if record is not None and record.follower is not None:
+            if record is None:
+                return False
+            if record.follower is not None:
                 follower, record.follower = record.follower, None
                 if follower.loaded.world == world and follower.home is record.function:
                     record.function = follower
                     return True
-            recipe = self._function_worlds.follow(name, world)
+            recipe = record.world.follow(world)
         if recipe is not None:
             start_in(self._pool, self._load, recipe)
         return False

@@ -22,6 +22,7 @@ from atoll.errors import not_found
 from atoll.host_services.calls.function_callbacks import Callbacks
 from atoll.protocol.messages import Compile, CompileStage
 from atoll.worker.compilers import Compilation
+from atoll.worker.function_worlds import FunctionWorld
 from atoll.worker.store import TypeKeys
 
 
@@ -110,10 +111,11 @@ class FunctionRecord(StateMachine[FunctionState]):
         function: The function while it is LOADED or IDLE, and otherwise None.
         info: The encoded report about the loaded function.
         title: The name that the client chose.
+        world: The world in which it is loaded, and how to load it in another one.
         follower: The same function in the world of its arguments. The next call uses it: see `function_followers`.
     """
 
-    __slots__ = ("follower", "function", "info", "name", "pending", "state", "title")
+    __slots__ = ("follower", "function", "info", "name", "pending", "state", "title", "world")
     transitions = TRANSITIONS
 
     def __init__(self, name: str, pending: Pending) -> None:
@@ -123,6 +125,7 @@ class FunctionRecord(StateMachine[FunctionState]):
         self.function: Function | None = None
         self.info = b""
         self.title = ""
+        self.world = FunctionWorld()
         self.follower: Function | None = None
 
     def _described(self) -> str:

@@ -1,4 +1,4 @@
-"""The worlds of a host's functions: which functions wait for a world, are in one, or move to another one.
+"""The world of a host's function: it waits for one, is in one, or moves to another one.
 
 This module only decides. `host_functions` joins worlds, compiles and reports.
 """
@@ -87,63 +87,64 @@ class Waiting:
         return Waiting(msgspec.structs.replace(self.message, world=world), self.source, self.load)
 
 
-class FunctionWorlds:
-    """The functions of a host that wait for a world, are in one, or move to another one.
+class FunctionWorld:
+    """The world of a function, which waits for one, is in one, or moves to another one.
 
-    `Functions` holds its lock while it calls the methods. They do not block.
+    It is part of the function's `FunctionRecord`, whose lock the caller of each method holds. The methods do not block.
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[str, Waiting] = {}
-        self._recipes: dict[str, Recipe] = {}  # of functions that are, will be, or may be in a world
-        self._followed: dict[str, int] = {}  # worlds of arguments
-        self._moving: dict[str, list[Callable[[], None]]] = {}  # with the runs that wait for them
+        self._waiting: Waiting | None = None
+        self._recipe: Recipe | None = None  # of a function that is, will be, or may be in a world
+        self._followed = 0  # the world of its arguments
+        self._runs: list[Callable[[], None]] | None = None  # that wait while it moves
 
     def await_world(self, waiting: Waiting) -> None:
-        """Note that a compiled function waits for a world."""
-        self._waiting[waiting.message.function] = waiting
+        """Note that the compiled function waits for a world."""
+        self._waiting = waiting
 
-    def awaits_world(self, name: str) -> bool:
+    @property
+    def is_awaited(self) -> bool:
         """Return whether the function waits until the controller names its world."""
-        return name in self._waiting
+        return self._waiting is not None
 
-    def named(self, name: str, world: int) -> Waiting | None:
-        """Note that the controller has named the world of a function. Return the function; None if it does not wait."""
-        waiting = self._waiting.pop(name, None)
-        if waiting is None:
+    def named(self, world: int) -> Waiting | None:
+        """Note that the controller has named the world. Return the function; None if it does not wait."""
+        if self._waiting is None:
             return None
-        waiting = waiting.in_world(world)
+        waiting, self._waiting = self._waiting.in_world(world), None
         if not waiting.source.is_python:  # Python functions are in the process of their session
             self.enter(Recipe(waiting.message, waiting.source))
         return waiting
 
     def enter(self, recipe: Recipe) -> None:
-        """Note that a function is compiled for, or loaded in, the world that its message names.
+        """Note that the function is compiled for, or loaded in, the world that its message names.
 
         Without a world, it is apart, and may `follow` its arguments if the recipe has the compiled program.
         """
-        self._recipes[recipe.message.function] = recipe
+        self._recipe = recipe
 
-    def follow(self, name: str, world: int) -> Recipe | None:
+    def follow(self, world: int) -> Recipe | None:
         """Return how to load a function that is apart in the world of its arguments. Return None after the first call.
 
         The recipe of a function that runs in the client of the host's island is not changed.
         """
-        recipe = self._recipes.get(name)
-        if not world or recipe is None or recipe.program is None or self._followed.get(name) == world:
+        recipe = self._recipe
+        if not world or recipe is None or recipe.program is None or self._followed == world:
             return None
-        self._followed[name] = world
+        self._followed = world
         return recipe.in_world(world)
 
-    def leave(self, name: str, successor: int = 0) -> Recipe | None:
-        """Forget the world of a loaded function, since the world is closed.
+    def leave(self, successor: int = 0) -> Recipe | None:
+        """Note that the world of the loaded function is closed.
 
-        With a `successor`, return the recipe for that world. Runs of the function wait until `arrived`.
+        With a `successor`, return the recipe for that world. Runs of the function wait until `take_runs`.
         """
-        recipe = self._recipes.pop(name)
+        recipe, self._recipe = self._recipe, None
+        assert recipe is not None
         if not successor:
             return None
-        self._moving[name] = []
+        self._runs = []
         return recipe.in_world(successor)
 
     def after_closing(
@@ -160,26 +161,19 @@ class FunctionWorlds:
         if later is not None:
             others.remove(later)
             return Recipe(later, None)
-        recipe = self._recipes.get(message.function)
+        recipe = self._recipe
         if recipe is None or not (closing.successor or is_apart):
             return None
         return recipe.in_world(closing.successor)
 
-    def awaits_move(self, name: str, wake: Callable[[], None]) -> bool:
-        """Return whether a function moves to another world. If so, `arrived` or `forget` will return `wake`."""
-        waiting = self._moving.get(name)
-        if waiting is None:
+    def awaits_move(self, wake: Callable[[], None]) -> bool:
+        """Return whether the function moves to another world. If so, `take_runs` will return `wake`."""
+        if self._runs is None:
             return False
-        waiting.append(wake)
+        self._runs.append(wake)
         return True
 
-    def arrived(self, name: str) -> Iterable[Callable[[], None]]:
-        """Note that a function is compiled. Return the callbacks of the runs that wait for it."""
-        self._waiting.pop(name, None)
-        return self._moving.pop(name, ())
-
-    def forget(self, name: str) -> Iterable[Callable[[], None]]:
-        """Forget a function, which may not exist. Return the callbacks of the runs that wait for it."""
-        self._recipes.pop(name, None)
-        self._followed.pop(name, None)
-        return self.arrived(name)
+    def take_runs(self) -> Iterable[Callable[[], None]]:
+        """Note that the function is compiled or forgotten. Return the callbacks of the runs that wait for it."""
+        runs, self._runs, self._waiting = self._runs, None, None
+        return runs or ()

@@ -44,7 +44,7 @@ from atoll.transfers.inbox import Inbox
 from atoll.worker.compilers import Compilation, Compilers
 from atoll.worker.function_followers import Followers
 from atoll.worker.function_records import Function, FunctionRecord, FunctionRecords, FunctionState, Pending
-from atoll.worker.function_worlds import FunctionWorlds, Recipe, Waiting, placement_of
+from atoll.worker.function_worlds import Recipe, Waiting, placement_of
 from atoll.worker.host_libraries import HostLibraries
 from atoll.worker.host_worlds import HostWorlds
 from atoll.worker.store import TypeKeys
@@ -89,8 +89,7 @@ class _Result:
 class Functions:
     """Compiled functions by name.
 
-    `function_records` has the states of a function. The attribute `_function_worlds` has what is needed to compile
-    functions again in another world.
+    `function_records` has the states of a function.
 
     Args:
         report: Receives the outcomes of compilations, on the threads of `pool`, which compile.
@@ -128,8 +127,7 @@ class Functions:
         self._asking = SessionThreads("atoll-compile-asking")
         self.programs = Programs()
         self.may_wait = False  # whether some run in worlds, or together with other hosts
-        self._function_worlds = FunctionWorlds()
-        self.followers = Followers(self.records, self._function_worlds, worlds, backend.loader, keys, self._pool)
+        self.followers = Followers(self.records, worlds, backend.loader, keys, self._pool)
         self.calling_clients = 0  # number of functions that call their clients
 
     def compile(self, message: Compile) -> None:
@@ -147,7 +145,7 @@ class Functions:
             pending = None if record is None else record.pending
             if pending is not None and pending.stage is not CompileStage.UNKNOWN:
                 pending.others.append(message)
-                if self._function_worlds.awaits_world(message.function):  # the answer came only to waiting sessions
+                if record is not None and record.world.is_awaited:  # the answer came only to waiting sessions
                     self._report(NeedsWorld(message.function))
                 return
             others = [] if pending is None else pending.others
@@ -252,8 +250,7 @@ class Functions:
         if message.ranks[1] and not message.world and not message.islands and self._worlds is not None:
             raise invalid("RegisterFunction.runs_apart is for functions of Python")
         if message.world and not message.islands:
-            with self.records.lock:
-                self._function_worlds.enter(Recipe(message, source))
+            self._enter_world(Recipe(message, source))
         if source.is_library:
             self._libraries.load(message, source.program)
             self._end(message, _Result())
@@ -404,9 +401,8 @@ class Functions:
             return
         message = msgspec.structs.replace(message, world=placement.world)
         may_follow = not message.world and len(program.executable) <= MOST_FOLLOWING_BYTES
-        with self.records.lock:
-            self._function_worlds.enter(Recipe(message, source, program if may_follow else None))
-            self.may_wait = self.may_wait or bool(message.world)
+        self._enter_world(Recipe(message, source, program if may_follow else None))
+        self.may_wait = self.may_wait or bool(message.world)
         loaded = loader.load(program, message.assignment, callbacks, message.world, message.ranks)
         function = Function(loaded, self._keys, callbacks, placement.is_apart)
         self._end(message, _Result(OK, function, loaded.info(), seconds, cached))
@@ -418,7 +414,7 @@ class Functions:
             record = self.records.find(message.function)
             if record is None or record.pending is None:  # the compilation was canceled
                 return
-            self._function_worlds.await_world(waiting)
+            record.world.await_world(waiting)
             record.pending.wait()
             if record.state is FunctionState.UNWANTED:
                 self._cancel(record)
@@ -433,7 +429,8 @@ class Functions:
         if self._worlds is None:
             return
         with self.records.lock:
-            waiting = self._function_worlds.named(message.function, message.world)
+            record = self.records.find(message.function)
+            waiting = None if record is None else record.world.named(message.world)
             if waiting is None:
                 return
             self.may_wait = True
@@ -467,7 +464,7 @@ class Functions:
             if record is None or record.pending is None:  # the compilation was canceled
                 return
             closing = None if self._worlds is None else self._worlds.closing_of(message.world)
-            again = None if closing is None else self._after_closing(message, closing, record.pending, result)
+            again = None if closing is None else self._after_closing(message, closing, record, result)
             others = record.pending.others
             if closing is not None:
                 result = result.failed(closing.status)
@@ -477,11 +474,11 @@ class Functions:
                 waiting: Iterable[Callable[[], None]] = ()
             elif result.function is None:
                 self.records.forget(record)
-                waiting = self._function_worlds.forget(name)
+                waiting = record.world.take_runs()
             else:
                 for each in (message, *others):
                     self.programs.compiled(name, title, each.session)
-                waiting = self._function_worlds.arrived(name)
+                waiting = record.world.take_runs()
                 self._load(record, result.function, encoded, title)
         if again is not None:
             self._recompile(again)
@@ -501,11 +498,21 @@ class Functions:
         if is_unwanted:
             self._release(record, function)
 
-    def _after_closing(self, message: Compile, closing: CloseWorld, pending: Pending, result: _Result) -> Recipe | None:
+    def _after_closing(
+        self, message: Compile, closing: CloseWorld, record: FunctionRecord, result: _Result
+    ) -> Recipe | None:
         """Return how to compile a function whose world was closed, or None. The caller holds the lock."""
-        pending.wait()
+        assert record.pending is not None
+        record.pending.wait()
         is_apart = result.function is not None and result.function.is_apart
-        return self._function_worlds.after_closing(message, closing, is_apart, pending.others)
+        return record.world.after_closing(message, closing, is_apart, record.pending.others)
+
+    def _enter_world(self, recipe: Recipe) -> None:
+        """Note that a function is compiled for, or loaded in, the world of the recipe."""
+        with self.records.lock:
+            record = self.records.find(recipe.message.function)
+            if record is not None:
+                record.world.enter(recipe)
 
     def _recompile(self, recipe: Recipe) -> None:
         """Compile a function again, in the world of the recipe if it has one."""
@@ -523,7 +530,7 @@ class Functions:
         self.records.forget(record)
         for other in others:
             self._inbox.drop(other.session, other.feed)
-        for wake in self._function_worlds.forget(record.name):  # these runs fail, because the function is not here
+        for wake in record.world.take_runs():  # these runs fail, because the function is not here
             wake()
 
     def open(self, session: int, tenant: str, python: PythonRules = USER_RULES) -> None:
@@ -630,7 +637,7 @@ class Functions:
     def _stop(self, record: FunctionRecord) -> bool:
         """Stop a compilation in a compiler process. Return whether there was one. The caller holds the lock."""
         pending = record.pending
-        if pending is None or (pending.in_compiler is None and not self._function_worlds.awaits_world(record.name)):
+        if pending is None or (pending.in_compiler is None and not record.world.is_awaited):
             return False
         self._cancel(record)
         if pending.in_compiler is not None:
@@ -658,7 +665,7 @@ class Functions:
                 if function.home is not None:  # its next run returns there
                     continue
                 successor = 0 if record.state is FunctionState.IDLE else message.successor
-                recipe = self._function_worlds.leave(record.name, successor)
+                recipe = record.world.leave(successor)
                 self._unload(record)
                 if recipe is None:
                     self.records.forget(record)
@@ -673,8 +680,7 @@ class Functions:
     def _move(self, message: Compile, source: FunctionSource, joined: Status) -> None:
         """Compile a function in another world, on the pool's threads. A function with `islands` may not need it."""
         if joined.ok or message.islands:
-            with self.records.lock:
-                self._function_worlds.enter(Recipe(message, source))
+            self._enter_world(Recipe(message, source))
             self._start_in_pool(message, self._compile_source, source)
         else:
             self._end(message, _Result(joined))
@@ -687,13 +693,13 @@ class Functions:
     def awaits(self, name: str, wake: Callable[[], None]) -> bool:
         """Return whether the function moves to another world. If so, call `wake` on any thread afterwards."""
         with self.records.lock:
-            return self._function_worlds.awaits_move(name, wake)
+            record = self.records.find(name)
+            return record is not None and record.world.awaits_move(wake)
 
     def _forget(self, record: FunctionRecord) -> None:
         """Forget a loaded function that no session uses. The caller holds the lock."""
         self._unload(record)
         self.records.forget(record)
-        self._function_worlds.forget(record.name)
 
     def _unload(self, record: FunctionRecord) -> None:
         """Note that a loaded function leaves the host, or is compiled again. The caller holds the lock."""
