@@ -9,6 +9,7 @@ killed.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import shutil
@@ -262,10 +263,17 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(cpu_time.CpuTime(), "cpu-time")
     if config.getoption("--processes") > 1:
         config.pluginmanager.register(Processes(config, FORKING.start, _begin), "processes")
+        if not config.option.collectonly:
+            FORKING.begin()  # while the tests are collected
+
+
+@functools.cache
+def _is_of_clusters(path: Path) -> bool:
+    return path.is_relative_to(_OF_CLUSTERS)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    if "program_cache" in getattr(item, "fixturenames", ()) or item.path.is_relative_to(_OF_CLUSTERS):
+    if "program_cache" in getattr(item, "fixturenames", ()) or _is_of_clusters(item.path):
         item.add_marker("cluster")
 
 
@@ -301,6 +309,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_unconfigure() -> None:
+    FORKING.end()  # otherwise it is left if no tests have run
     shutil.rmtree(RUNTIME, ignore_errors=True)
 
 

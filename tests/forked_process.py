@@ -124,8 +124,9 @@ class ForkServer:
         self._directory = tempfile.mkdtemp(prefix="at-", dir=os.environ.get("XDG_RUNTIME_DIR"))
         address = f"{self._directory}/fork.sock"
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
-        ready, theirs = socket.socketpair()
-        with ready, theirs:
+        self._address = address
+        self._ready, theirs = socket.socketpair()
+        with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, str(_ROOT / "tests" / "fork_server.py"), address, str(theirs.fileno())],
                 env=environment,
@@ -134,11 +135,18 @@ class ForkServer:
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )
-            theirs.close()
-            self.address = address if ready.recv(1) == b"1" else ""  # it may be unable to: see `fork_server`
+
+    def address(self) -> str:
+        """Return the address of the server once it is ready, or "" if it cannot fork: see `fork_server`."""
+        if self._ready.fileno() >= 0:
+            with self._ready:
+                if self._ready.recv(1) != b"1":
+                    self._address = ""
+        return self._address
 
     def close(self) -> None:
         """End the server. The processes that it has forked continue."""
+        self._ready.close()
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
@@ -188,12 +196,18 @@ class _Forking:
             return self._address
         return self.start()
 
-    def start(self) -> str:
-        """Start the server unless it runs, and return its address. Processes that are forked later share it."""
+    def begin(self) -> None:
+        """Start the server, which imports modules in the meantime, unless it runs."""
         with self._lock:
             if self._server is None:
                 self._server = ForkServer()
-            return self._server.address
+
+    def start(self) -> str:
+        """Start the server unless it runs, and return its address. Processes that are forked later share it."""
+        self.begin()
+        with self._lock:
+            assert self._server is not None
+            return self._server.address()
 
     def end(self) -> None:
         """End the server if this process has started it."""
