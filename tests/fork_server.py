@@ -230,18 +230,19 @@ def _become(request: forked_process.Request, descriptors: Sequence[int], answer:
     gc.enable()
 
 
-_customized: set[Path] = set()
+_faulty: set[Path] = set()  # the path of `faults`, once its functions are replaced
 
 
 def _customize(search: Sequence[str]) -> None:
     """Run the first `sitecustomize.py` in these directories, as Python does at its start.
 
-    A leader has already done this for the children that it forks.
+    A leader has already replaced the functions of `faults` for the children that it forks.
     """
     path = next((path for each in search if (path := Path(each, "sitecustomize.py")).exists()), None)
-    if path is None or path in _customized or path.resolve() == forked_process.CHILDREN:
+    if path is None or path in _faulty or path.resolve() == forked_process.CHILDREN:
         return
-    _customized.add(path)
+    if path.resolve() == forked_process.FAULTS:
+        _faulty.add(path)
     spec = importlib.util.spec_from_file_location("sitecustomize", path)
     assert spec is not None
     assert spec.loader is not None

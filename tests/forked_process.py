@@ -44,10 +44,12 @@ PARENT = "ATOLL_TEST_PARENT"
 EXECUTED = "ATOLL_TEST_EXECUTED"
 _SERVER = "ATOLL_TEST_FORK_SERVER"
 _ROOT = Path(__file__).resolve().parents[1]
-# Module that replaces functions in any process, even if the process has already imported them.
-_FAULTS = Path(__file__).resolve().with_name("faults") / "sitecustomize.py"
+# A forked process can run each `sitecustomize.py` in it, even if the process has already imported what this replaces.
+_TESTS = Path(__file__).resolve().parent
+# It replaces the same in all processes. Others replace something only in processes of one module.
+FAULTS = _TESTS / "faults" / "sitecustomize.py"
 # Module that has an executed process fork its children.
-CHILDREN = Path(__file__).resolve().with_name("forked_children") / "sitecustomize.py"
+CHILDREN = _TESTS / "forked_children" / "sitecustomize.py"
 _PYTHON = "atoll.host_services.python.program.python_main"
 # Modules that may run in a forked process.
 _MODULES = frozenset(
@@ -244,7 +246,7 @@ def _has_custom_start(environment: Mapping[str, str]) -> bool:
     """Return whether Python runs a `sitecustomize.py` that a forked process cannot run."""
     paths = (Path(each) for each in environment.get("PYTHONPATH", "").split(os.pathsep) if each)
     files = (path / "sitecustomize.py" for path in paths)
-    return any(file.exists() and file.resolve() not in (_FAULTS, CHILDREN) for file in files)
+    return any(file.exists() and not file.resolve().is_relative_to(_TESTS) for file in files)
 
 
 def _request(

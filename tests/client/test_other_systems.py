@@ -13,7 +13,7 @@ import pytest
 
 from tests.cluster_process import User, free_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.executed]
+pytestmark = pytest.mark.slow
 SITE = """
 import os, signal
 
