@@ -19,7 +19,7 @@ from atoll.client.plugin_programs import staging, staging_call, status_errors, s
 from atoll.cluster.array_names import check_array_name
 from atoll.decodable import decodable
 from atoll.errors import Code, StatusError
-from atoll.pins import Version, check_name, cluster_client, open_version, pin, version_number
+from atoll.pins import Version, check_name, cluster_client, open_pin, open_version, version_number
 from atoll.protocol.messages import MOST_PATH, MOST_PUBLISHED
 from atoll.protocol.version_requests import NumberedVersion, PublishArrays, write_request
 
@@ -169,7 +169,7 @@ def subscribe(
       ValueError: the tree of shardings or `like` does not fit the published tree.
       BackendError: JAX does not run on Atoll in this process.
     """
-    with pin(name, version=version, newer_than=newer_than, wait=wait) as pinned:
+    with open_pin(name, version, newer_than, wait, is_read_at_once=True) as pinned:
         return pinned.read(shardings, dtype=dtype, like=like, verify=verify, reuse=reuse)
 
 

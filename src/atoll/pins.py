@@ -7,12 +7,13 @@ import math
 import operator
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
+from atoll.client.client_caches import client_cache
 from atoll.client.plugin_programs import ask, is_atoll, status_errors, submit
 from atoll.cluster.array_names import SEPARATOR, check_array_name
 from atoll.decodable import decodable
@@ -20,7 +21,14 @@ from atoll.errors import BackendError, Code, StatusError, invalid
 from atoll.protocol.messages import VersionArray
 from atoll.protocol.questions import DevicesAway, IslandsQuestion
 from atoll.protocol.tree_forms import TreeForm
-from atoll.protocol.version_requests import OpenArrays, OpenedVersion, ReadArrays, write_request
+from atoll.protocol.version_requests import (
+    MOST_LAUNCH_ID,
+    READER_OF_RUN,
+    OpenArrays,
+    OpenedVersion,
+    ReadArrays,
+    write_request,
+)
 
 # A request waits at most this long at the controller. It is repeated, so that an interrupt ends it.
 _POLL_SECONDS = 2.0
@@ -67,11 +75,16 @@ def pin(name: str, *, version: int | None = None, newer_than: int | None = None,
         message names what is missing.
       BackendError: JAX does not run on Atoll in this process.
     """
+    return open_pin(name, version, newer_than, wait)
+
+
+def open_pin(name: str, version: int | None, newer_than: int | None, wait: float, is_read_at_once: bool = False) -> Pin:
+    """Open a version: see `pin`. `is_read_at_once`: the script reads it now, and only once."""
     client = cluster_client()
     number = -1 if version is None else version_number(name, version)
     after = 0 if newer_than is None else min(max(0, operator.index(newer_than)), _MOST_NUMBER)
     reply, opened = open_version(client, check_name(name), number, after, wait)
-    return Pin(client, name, opened, reply)
+    return Pin(client, name, opened, reply, is_read_at_once)
 
 
 class Pin:
@@ -81,11 +94,12 @@ class Pin:
       number: the number of the version.
     """
 
-    def __init__(self, client: Any, name: str, opened: OpenedVersion, reply: Any) -> None:
+    def __init__(self, client: Any, name: str, opened: OpenedVersion, reply: Any, is_read_at_once: bool) -> None:
         self.number = opened.version
         self._client = client
         self._name = name
         self._opened = opened
+        self._is_read_at_once = is_read_at_once
         self._reply = reply  # the version is closed when this is destructed
 
     def release(self) -> None:
@@ -144,14 +158,13 @@ class Pin:
                 if self._fits(array, opened.arrays[number], places[number], dtype, verify):
                     have[number] = left[content].pop(position)
                     break
-        if verify:
-            arrays = self._verified(opened, form, places, sums, have)
-        else:
-            arrays = jax.block_until_ready(self._read(opened.arrays, places, have))
+        arrays = self._verified(opened, form, places, sums, have) if verify else self._read(opened.arrays, places, have)
         unpacked = [
             [array] if pack is None else array_packing.unpack(pack, array, part)
             for array, pack, part in zip(arrays, packs, parts, strict=True)
         ]
+        structure = jax.tree.structure(tree)
+        jax.block_until_ready(arrays)  # the script has continued while they were on their way
         firsts = itertools.accumulate(map(len, unpacked), initial=0)
         arrays = list(itertools.chain.from_iterable(unpacked))
         if dtype is not None:
@@ -160,11 +173,13 @@ class Pin:
         for first, content in zip(firsts, contents, strict=False):
             if content:
                 received.setdefault(content, []).append(arrays[first])
-        whole = jax.tree.unflatten(jax.tree.structure(tree), [arrays[number] for number in numbers])
+        whole = jax.tree.unflatten(structure, [arrays[number] for number in numbers])
         return Version(opened.version, whole, received, losses)
 
     def _losses(self) -> int:
         """Return the number of islands that this session has lost so far."""
+        if self._is_read_at_once:
+            return self._opened.losses
         return msgspec.json.decode(ask(self._client, IslandsQuestion()), type=decodable(DevicesAway)).losses
 
     def _fits(self, array: Any, published: VersionArray, place: Any, dtype: Any, verify: bool) -> bool:
@@ -244,15 +259,44 @@ class Pin:
         """Read arrays from number `first` on with these shardings."""
         import jax
 
-        from atoll.client import jax_internals as internals
-        from atoll.programs.values import array_spec
+        mesh = jax.sharding.get_abstract_mesh()  # the types of arrays without a mesh depend on it
+        types = tuple([(each.shape, each.dtype) for each in arrays])
+        read, reader = (self._client, types, tuple(places), first, is_original, mesh), self._opened.reader
+        return _reading(*read)(reader) if reader <= MOST_LAUNCH_ID else _load_reading(*read, reader)(0)
 
-        avals = [jax.core.ShapedArray(each.shape, jax.numpy.dtype(each.dtype)) for each in arrays]
-        targets = tuple(array_spec(aval, place) for aval, place in zip(avals, places, strict=True))
-        handlers = [internals.result_handler(aval, place, True) for aval, place in zip(avals, places, strict=True)]
-        request = write_request(ReadArrays(self._opened.reader, targets, first, is_original))
-        found: list[Any] = submit(self._client, request).execute_sharded([]).consume_with_handlers(handlers)
-        return found
+
+def _load_reading(
+    client: Any,
+    types: Sequence[tuple[tuple[int, ...], str]],
+    shardings: Sequence[Any],
+    first: int,
+    is_original: bool,
+    mesh: Any,
+    reader: int = READER_OF_RUN,
+) -> Callable[[int], list[Any]]:
+    """Return a function of a reader that returns arrays of its version, with these shapes, dtypes and shardings.
+
+    `mesh` is the script's mesh.
+    """
+    import jax
+
+    from atoll.client import jax_internals as internals
+    from atoll.programs.values import array_spec
+
+    avals = [jax.core.ShapedArray(shape, jax.numpy.dtype(dtype)) for shape, dtype in types]
+    targets = tuple(array_spec(aval, each) for aval, each in zip(avals, shardings, strict=True))
+    handlers = [internals.result_handler(aval, each, True) for aval, each in zip(avals, shardings, strict=True)]
+    execute = submit(client, write_request(ReadArrays(targets, first, is_original, reader))).execute_sharded
+
+    def run(number: int) -> list[Any]:
+        arrays: list[Any] = execute([], launch_id=number).consume_with_handlers(handlers)
+        return arrays
+
+    return run
+
+
+# JAX's client waits for replies to the load and to the first run of an executable, and for no reply to further runs.
+_reading = client_cache(64)(_load_reading)
 
 
 def cluster_client() -> Any:

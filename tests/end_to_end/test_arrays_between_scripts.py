@@ -16,6 +16,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import atoll
+from atoll import pins
 from atoll.client import array_packing
 from atoll.cluster.tenant_settings import TenantSettings, token_hash
 from atoll.errors import Details, Kind, StatusError, details_of
@@ -295,6 +296,21 @@ class Pair:
         return iter(self.arrays)
 
 
+def read_three() -> tuple[list[int], list[float]]:
+    """Publish and read three versions. Return how many requests each `subscribe` has waited for, and the values."""
+    before, loads, loaded, values = pins.submit, [], list[int](), list[float]()
+    pins.submit = lambda *request: loads.append(request) or before(*request)
+    try:
+        for step in range(3):
+            number = atoll.publish("policy-three", {"w": jnp.full((3, 5), float(step))})
+            loads.clear()
+            values.append(float(atoll.subscribe("policy-three", version=number).tree["w"][2, 4]))
+            loaded.append(len(loads))
+    finally:
+        pins.submit = before
+    return loaded, values
+
+
 def refusals() -> list[str]:
     """Return the errors of arguments that no version can contain, and of trees."""
     jax.tree_util.register_pytree_node(Strict, lambda node: (node.arrays, None), lambda _, arrays: Strict(*arrays))
@@ -403,6 +419,13 @@ def test_small_arrays_are_unpacked_when_they_are_used(
     assert arrays() - before >= 31 + 31 + 1, "one pack of each shape is unpacked"
     rollouts.call(drop_all)
     shared.until(lambda report: arrays() == before, SECONDS)
+    assert check(shared) == []
+
+
+def test_versions_with_the_same_types_are_read_with_one_executable(
+    shared: StandingCluster, trainer: RemotePython
+) -> None:
+    assert trainer.call(read_three) == ([2, 1, 1], [0.0, 1.0, 2.0])
     assert check(shared) == []
 
 

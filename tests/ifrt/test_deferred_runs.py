@@ -129,6 +129,19 @@ def test_another_use_of_the_argument_starts_the_run(rig: Rig, later: int) -> Non
     assert rig.session.cluster.window.reserved == 1
 
 
+def test_a_run_does_not_start_if_its_argument_is_awaited(rig: Rig, later: int) -> None:
+    run(rig, later)
+    op = rig.send("check_value_ready", values=[1])
+    (wait,) = rig.take()
+    assert wait.handles == (1,)
+    rig.end_waits([wait])
+    answer = rig.answer(op)
+    assert answer is not None
+    assert answer.WhichOneof("kind") == "check_value_ready"
+    assert rig.session.arrays.records[1].ready
+    assert rig.take() == []
+
+
 def test_the_runs_of_an_executable_start_before_it_is_unloaded(rig: Rig, later: int) -> None:
     run(rig, later)
     rig.ask("executable_destruct", executable=later)

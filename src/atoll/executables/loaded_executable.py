@@ -63,10 +63,11 @@ class LoadedExecutable(abc.ABC):
         """Return the program that runs the executable. It does not consume those of `donated` that are `preserved`."""
 
     def run_on_host(
-        self, cluster: ClusterSession, handles: Sequence[int], context: int
+        self, cluster: ClusterSession, handles: Sequence[int], context: int, launch_id: int
     ) -> Coroutine[Any, Any, None] | None:
         """Run an executable that has no `program`, independently of the session's launches.
 
+        `launch_id` is a number that the client passes with the run.
         Returns None if it has a program. Otherwise, makes the outputs under these handles, and returns a coroutine that
         waits for the run's end and raises its StatusError.
         """

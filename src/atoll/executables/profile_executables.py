@@ -95,7 +95,9 @@ class ProfileExecutable(ExecutableWithoutProgram):
         place = ArraySpec("string", (1,), Sharding(devices, Replicated()))
         super().__init__("profile", devices, () if request.xprof_trace_options is None else (place,))
 
-    def run_on_host(self, cluster: ClusterSession, handles: Sequence[int], context: int) -> Coroutine[Any, Any, None]:
+    def run_on_host(
+        self, cluster: ClusterSession, handles: Sequence[int], context: int, launch_id: int
+    ) -> Coroutine[Any, Any, None]:
         self._make_outputs(cluster, handles, context)
         return self._run(cluster)
 

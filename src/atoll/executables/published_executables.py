@@ -1,4 +1,4 @@
-"""The executable that returns the arrays of an open version of published arrays."""
+"""The executable that returns the arrays of open versions of published arrays."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from atoll.errors import Status, invalid
 from atoll.executables.loaded_executable import ExecutableWithoutProgram
 from atoll.executables.program_checks import op_sharding
 from atoll.protocol.translation.shardings import sharding_to
-from atoll.protocol.version_requests import ReadArrays
+from atoll.protocol.version_requests import READER_OF_RUN, ReadArrays
 from atoll.session.cluster_session import ClusterSession
 
 
 class ReadExecutable(ExecutableWithoutProgram):
-    """Makes the arrays of an open version on the session's devices. The constructor raises INVALID_ARGUMENT."""
+    """Makes the arrays of open versions on the session's devices. The constructor raises INVALID_ARGUMENT."""
 
     def __init__(self, request: ReadArrays, cluster: ClusterSession) -> None:
         for target in request.targets:
@@ -24,9 +24,12 @@ class ReadExecutable(ExecutableWithoutProgram):
         super().__init__("subscribe", request.targets[0].sharding.devices, request.targets)
         self._request = request
 
-    def run_on_host(self, cluster: ClusterSession, handles: Sequence[int], context: int) -> Coroutine[Any, Any, None]:
+    def run_on_host(
+        self, cluster: ClusterSession, handles: Sequence[int], context: int, launch_id: int
+    ) -> Coroutine[Any, Any, None]:
         request = self._request
-        cluster.read_version(request.reader, self.outputs, handles, request.first, request.is_original)
+        reader = launch_id if request.reader == READER_OF_RUN else request.reader
+        cluster.read_version(reader, self.outputs, handles, request.first, request.is_original)
         ended = cluster.make_future()
         cluster.wait(handles, ended.set_result)
 

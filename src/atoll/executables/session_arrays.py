@@ -93,6 +93,13 @@ class Arrays:
             raise StatusError(Code(record.error.code), record.error.message, record.error.payloads)
         return record
 
+    def get_to_await(self, handle: int) -> ArrayRecord:
+        """Return the record as `get` does, to wait for the array. A run does not start if its argument is awaited."""
+        record = self.records.get(handle)
+        if record is not None and record.deferred is not None and record.deferred.record is not record:
+            return record
+        return self.get(handle)
+
     def get_all(self, handles: Sequence[int]) -> list[ArrayRecord]:
         """Return several records. Raises as `get` does. Without a call per array, since requests have many."""
         records = self.records

@@ -3,7 +3,8 @@
 A request is the payload of a plugin program (see `protocol.questions`), with `MAGIC` and a struct in msgpack. The
 arrays to publish were staged before (see `protocol.submission`). The reply to `PublishArrays` and to `OpenArrays` is in
 the fingerprint of an executable that is never run. An error is a part of the reply, since jaxlib logs failed requests.
-An open version is closed when its executable is destructed. The executable of `ReadArrays` returns the arrays.
+An open version is closed when its executable is destructed. Each run of the executable of `ReadArrays` returns arrays
+of the version whose reader the run names. So a script loads it once for all versions with arrays of the same types.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from atoll.protocol.messages import MOST_PATH, MOST_PUBLISHED, MOST_STRUCTURE, V
 from atoll.wire.framing import NO_MESSAGE
 
 MAGIC = b"atoll.arrays\0"
+
+READER_OF_RUN = -1
+MOST_LAUNCH_ID = (1 << 31) - 1  # the largest number that a run can pass
 
 _Name = Annotated[str, msgspec.Meta(max_length=300)]
 _Number = Annotated[int, msgspec.Meta(ge=-1, lt=1 << 62)]
@@ -59,25 +63,31 @@ class NumberedVersion(msgspec.Struct, frozen=True):
 
 
 class OpenedVersion(msgspec.Struct, frozen=True):
-    """The reply to `OpenArrays`: an open version, and the number of its reader, or -1 if it only waited for files."""
+    """The reply to `OpenArrays`: an open version, and the number of its reader, or -1 if it only waited for files.
+
+    `losses` is the number of islands that the session has lost so far.
+    """
 
     status: Status
     reader: int = -1
     version: int = 0
     arrays: tuple[VersionArray, ...] = ()
     structure: bytes = b""
+    losses: int = 0
 
 
 class ReadArrays(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="read"):
-    """Load an executable that returns arrays of an open version from number `first` on, as arrays of these types.
+    """Load an executable that returns arrays of open versions from number `first` on, as arrays of these types.
 
-    If `is_original` is set, they come from the version itself, and not from another subscriber.
+    A run reads the version of `reader`. If that is `READER_OF_RUN`, it reads the version of the reader whose number is
+    the `launch_id` of the run. If `is_original` is set, the arrays come from the version itself, and not from another
+    subscriber.
     """
 
-    reader: _Number
     targets: Annotated[tuple[ArraySpec, ...], msgspec.Meta(min_length=1, max_length=MOST_PUBLISHED)]
     first: Annotated[int, msgspec.Meta(ge=0, lt=MOST_PUBLISHED)] = 0
     is_original: bool = False
+    reader: _Number = READER_OF_RUN
 
 
 ArrayRequest = PublishArrays | OpenArrays | ReadArrays

@@ -458,6 +458,11 @@ class ClusterSession:
         """Open the data channels to all hosts in the welcome. Call `then` after all attempts."""
         self._channels.connect(self.welcome.hosts, then)
 
+    @property
+    def losses(self) -> int:
+        """The number of islands that the session has lost so far."""
+        return self._away.losses
+
     def devices_away(self, leaves: bool = False) -> DevicesAway:
         """Return the devices that are lost or about to be lost. `leaves`: the client itself stops using the latter."""
         return self._away.devices(self._hosts, leaves)
@@ -562,13 +567,13 @@ class _HostAvailability:
         self.failed: set[int] = set()
         self.leaving: set[int] = set()
         self._client_leaves = False  # whether the controller knows that the client leaves islands itself
-        self._failures = 0
+        self.losses = 0
 
     def hosts_failed(self, hosts: Iterable[int]) -> None:
         """Note the failure of hosts. All hosts of an island fail together."""
         self.failed.update(hosts)
         self.leaving.difference_update(hosts)
-        self._failures += 1
+        self.losses += 1
 
     def leave(self, hosts: Iterable[int], stay: bool) -> None:
         """Note that hosts are about to fail or, if `stay`, that they will stay after all."""
@@ -586,7 +591,7 @@ class _HostAvailability:
         return DevicesAway(
             tuple(device for device, host in hosts.items() if host in self.failed),
             tuple(device for device, host in hosts.items() if host in self.leaving),
-            self._failures,
+            self.losses,
         )
 
 

@@ -228,7 +228,7 @@ def _run(pending: PendingRequest, request: Any, given: list[int]) -> tuple[list[
         pending.define_failed(handles, executable.loss)
         status_handle = session.add_future(executable.loss, request.status_handle) if options.fill_status else 0
         return handles, status_handle, executable
-    ended = executable.run_on_host(session.cluster, handles, pending.context)
+    ended = executable.run_on_host(session.cluster, handles, pending.context, options.launch_id)
     if ended is not None:
         session.define(handles, executable.outputs, pending.context)
         status_handle = session.add_future(handle=request.status_handle) if options.fill_status else 0

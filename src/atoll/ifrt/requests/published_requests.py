@@ -79,8 +79,8 @@ async def _published(version: Coroutine[Any, Any, int], donates: bool) -> Immedi
 class OpenVersionReply(ImmediateReply):
     """The reply that stands for an open version, which is closed when the reply is unloaded."""
 
-    def __init__(self, opened: m.VersionOpened) -> None:
-        content = OpenedVersion(OK, opened.reader, opened.version, opened.arrays, opened.structure)
+    def __init__(self, opened: m.VersionOpened, losses: int) -> None:
+        content = OpenedVersion(OK, opened.reader, opened.version, opened.arrays, opened.structure, losses)
         super().__init__(f"version {opened.version}", (0,), msgspec.msgpack.encode(content))
         self._reader = opened.reader
 
@@ -98,4 +98,4 @@ async def _open(cluster: ClusterSession, request: OpenArrays) -> ImmediateReply:
     if request.in_files:
         content = OpenedVersion(OK, version=opened.version)
         return ImmediateReply(f"version {opened.version}", (0,), msgspec.msgpack.encode(content))
-    return OpenVersionReply(opened)
+    return OpenVersionReply(opened, cluster.losses)

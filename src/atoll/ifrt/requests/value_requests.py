@@ -125,7 +125,7 @@ def _check_future(pending: PendingRequest, request: Any) -> None:
 def _check_value_ready(pending: PendingRequest, request: Any) -> None:
     session = pending.session
     handles = list(request.values)
-    records = [session.arrays.get(handle) for handle in handles]
+    records = [session.arrays.get_to_await(handle) for handle in handles]
 
     def ready(status: Status) -> None:
         if not status.ok:
