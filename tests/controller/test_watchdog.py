@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from atoll.errors import OK, Code
-from atoll.ir.program import HostBuffer, HostToDevice, single
+from atoll.ir.program import Call, HostBuffer, HostToDevice, single
 from atoll.protocol import messages as m
 from atoll.protocol.actions import Log, Send
 from tests.controller.play import Play, on, runs
@@ -41,6 +43,35 @@ def test_a_gang_that_runs_on_is_reported_once_to_its_session_and_runs_on():
     (again,) = runs(play.say(m.Launch(1, (7,), (9,), ())))
     assert pass_time(play, 240, 200) == [], "the next one has its own deadline"
     play.done(again.sequence)
+
+
+@pytest.mark.parametrize(
+    ("decisions", "devices", "reported"),
+    [(8, 1, False), (9, 1, True), (9, 2, False)],
+    ids=["before", "beside", "behind"],
+)
+def test_a_gang_is_reported_if_it_runs_beside_the_callback_of_another_session_and_not_if_it_waits(
+    decisions: int, devices: int, reported: bool
+) -> None:
+    play = Play(f"1x1x{devices}", decisions=decisions)
+    sessions = []
+    for calls_client in (True, False):
+        play.session = play.open().number
+        play.say(m.RegisterFunction(1, f"content {calls_client}", 900, (tuple(range(devices)),)))
+        (compile_,) = play.report(0, m.FeedsArrived(play.session, (900,)))
+        play.report(0, m.Compiled(compile_.function, OK, b"", 0.1, False, calls_client=calls_client))
+        places = tuple(range(devices))
+        call = Call(1, (), (on(*places),), places)
+        play.say(m.RegisterProgram(1, single("callback" if calls_client else "loop", (), call)))
+        play.say(m.Launch(1, (), (8,), ()))
+        sessions.append(play.session)
+    pass_time(play, 100)
+    callback, loop = sessions
+    late = {each.session: each.text for each in events(play)}
+    assert late.keys() == ({callback, loop} if reported else {callback})
+    if reported:
+        assert late[loop].startswith("loop has run on host 0 of island 0 for ")
+        assert late[loop].endswith(" s: the worker of host 0 owes its end")
 
 
 def test_python_that_a_gang_calls_is_named_before_its_worker():

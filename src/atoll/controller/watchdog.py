@@ -70,6 +70,7 @@ class Watchdog:
         self._sessions = state.sessions
         self._history = state.history
         self._outbox = state.outbox
+        self._decisions = state.decisions
         self._launcher = launcher
         self._compilation = compilation
         self._queries = queries
@@ -96,7 +97,7 @@ class Watchdog:
         """Return everything that somebody owes now, with the seconds for which the checks have found it."""
         found = [(subject, self._durations.of(now, key)) for key, subject in self._subjects()]
         # Gangs that the checks do not look at, because a gang before them calls Python. They run beside it.
-        looked_at = {gang.sequence for gang in self._launcher.foremost()}
+        looked_at = {gang.sequence for gang in self._watched()}
         for gang, ahead in self._launcher.with_foremost():
             if ahead is None and gang.sequence not in looked_at:
                 found.append((_subject_of(gang), now - gang.started_at))
@@ -156,9 +157,14 @@ class Watchdog:
             yield ("version", wait.session, wait.request), Subject(wait.session, -1, _version_text(missing))
 
     def _gangs(self) -> Iterator[tuple[Hashable, Subject]]:
-        """Yield the gangs with nothing before them on their hosts, since all others wait for these."""
-        for gang in self._launcher.foremost():
+        for gang in self._watched():
             yield ("gang", gang.sequence), _subject_of(gang)
+
+    def _watched(self) -> Iterator[Gang[GangRun]]:
+        """Yield the gangs that wait for no other gang on their hosts, since all others wait for these."""
+        if self._decisions.watches_beside_python:
+            return (gang for gang, ahead in self._launcher.with_foremost() if ahead is None)
+        return self._launcher.foremost()
 
     def _waits(self) -> Iterator[tuple[Hashable, Subject]]:
         for island, waits in self._launcher.scheduler.waits().items():

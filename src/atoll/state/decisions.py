@@ -48,6 +48,8 @@ class Decisions:
             for the kind that was noted last, also after that had arrived, and the watchdog did not report the others.
         drops_later: A host that is not there when files of spilled arrays are dropped removes them when it is there
             again, also those of a persisted session whose tenant does not exist anymore. Before, they stayed.
+        watches_beside_python: The watchdog reports gangs that run beside one that calls Python. Before, it took them
+            for gangs that wait for that one.
     """
 
     counts_lists: bool
@@ -68,6 +70,7 @@ class Decisions:
     counts_unbegun_parts: bool
     keeps_kinds: bool
     drops_later: bool
+    watches_beside_python: bool
 
     @classmethod
     def of(cls, number: int) -> Decisions:
@@ -91,4 +94,5 @@ class Decisions:
             counts_unbegun_parts=number >= 8,
             keeps_kinds=number >= 8,
             drops_later=number >= 9,
+            watches_beside_python=number >= 9,
         )
