@@ -27,6 +27,7 @@ import numpy as np
 from atoll.client.jax_patches.read_table import ReadTable
 from atoll.client.jax_patches.small_write_table import SmallWriteTable
 from atoll.client.jax_patches.write_table import WriteTable
+from atoll.client.latch import Latch
 from atoll.decodable import decodable
 from atoll.errors import AtollError, ConnectError, traceback_of
 from atoll.host_services.calls.call_messages import (
@@ -177,7 +178,7 @@ class CallbackTable:
         if self.proxy.host:  # the proxy does not know the name by which this process reaches it
             address = replace(address, host=self.proxy.host)
         channel = DataChannel.connect(address, where.session, where.secret, timeout=seconds)
-        heard = threading.Event()
+        heard = Latch()
         arguments = (channel, heard, lambda descriptor: self.small_writes.open(SlotWriter(descriptor)))
         threading.Thread(target=self._receive, args=arguments, name="atoll-callbacks", daemon=True).start()
         if not heard.wait(seconds) or channel.is_closed:
@@ -207,7 +208,7 @@ class CallbackTable:
     def _receive(
         self,
         channel: DataChannel,
-        heard: threading.Event,
+        heard: Latch,
         on_memory: OnMemory | None = None,
         is_dialed: bool = False,
     ) -> None:
@@ -267,9 +268,7 @@ class CallbackTable:
         """Accept a channel from a host on this machine that bypasses the proxy."""
         channel = DataChannel(sock)
         self._direct[channel] = host
-        threading.Thread(
-            target=self._receive, args=(channel, threading.Event()), name="atoll-callbacks", daemon=True
-        ).start()
+        threading.Thread(target=self._receive, args=(channel, Latch()), name="atoll-callbacks", daemon=True).start()
         with contextlib.suppress(OSError):
             channel.send(0, first_call(0), encode(GREETING))
 
@@ -301,7 +300,7 @@ class CallbackTable:
                 if is_wanted:
                     self._direct[channel] = dial.host
             if is_wanted:
-                self._receive(channel, threading.Event(), is_dialed=True)
+                self._receive(channel, Latch(), is_dialed=True)
             else:
                 channel.close()
         except (AtollError, OSError) as error:

@@ -7,13 +7,13 @@ memory, or a connection on which bytes need no further copy.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from atoll.client.jax_patches.numbered_runs import NumberedRuns
+from atoll.client.latch import Latch
 from atoll.errors import OK, Status
 from atoll.protocol.submission import Reading, encode
 from atoll.transfers.transfer_engine import nothing_to_release
@@ -32,7 +32,7 @@ class ArrivingContents:
         self._buffer: Bytes = np.empty(nbytes, np.uint8)
         self._filled = 0
         self._process = os.getpid()
-        self._ended = threading.Event()
+        self._ended = Latch()
 
     def take(self, content: Any, more: bool, is_own: bool = False) -> bool:
         """Add a part. Return whether it was the last one. `is_own`: no one else uses the memory of `content`."""
