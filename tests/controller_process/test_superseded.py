@@ -12,7 +12,7 @@ from atoll.cluster.topology import Topology
 from atoll.controller_process.controller_options import ControllerOptions
 from atoll.controller_process.journal_recovery import JournalRecovery
 from atoll.controller_process.process_state import ProcessState
-from atoll.controller_process.shell import ControllerShell, new_controller
+from atoll.controller_process.shell import ControllerShell, ShellState, new_controller
 from atoll.leadership.election import Claim
 from atoll.leadership.lease_keeper import LeaseKeeper
 from atoll.leadership.lease_record import LeaseRecord, StoredRecord
@@ -49,7 +49,7 @@ def test_a_controller_that_learns_of_a_later_term_ends_and_writes_nothing_any_mo
         await until_async(lambda: peer.connection.can_resume)  # type: ignore[union-attr]
         claim_later_term(peer, 8)
         await asyncio.wait_for(shell._stop.wait(), 10)
-        assert shell.superseded_by == 8
+        assert (shell.state, shell.superseded_by) == (ShellState.SUPERSEDED, 8)
         segment = tmp_path / "journal" / "00000001.events"
         size = segment.stat().st_size
         late = await Peer.open(address, "proxy")
@@ -80,7 +80,7 @@ def test_a_client_that_claims_a_later_term_does_not_end_the_controller(tmp_path:
         while process.shell._unauthenticated.statistics().refused < refused + 2:  # its retries fail
             await asyncio.sleep(0.01)
         assert client.connection.is_away
-        assert not process.shell.superseded_by
+        assert process.shell.state is ShellState.RUNNING
         other = await Peer.open(address, "proxy")
         await other.next_of(WELCOME)
         for peer in (worker, client, other):

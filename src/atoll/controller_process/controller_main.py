@@ -31,7 +31,7 @@ from atoll.controller_process.journal_recovery import JournalRecovery
 from atoll.controller_process.killed_clusters import end_killed_cluster
 from atoll.controller_process.lease_start import acquire_lease, lease_of
 from atoll.controller_process.process_state import ProcessState
-from atoll.controller_process.shell import ControllerShell, new_controller
+from atoll.controller_process.shell import ControllerShell, ShellState, new_controller
 from atoll.controller_process.spilled_files import SpilledFiles
 from atoll.controller_process.standby import Standby
 from atoll.controller_process.takeover import first_term, transitions_of
@@ -170,10 +170,10 @@ class _ControllerProcess:
 
         Raises ControllerFailedError, and SupersededError if another controller has taken over.
         """
-        if shell.failure:
+        if shell.state is ShellState.FAILED:
             await asyncio.to_thread(shell.keeper.close)
             raise ControllerFailedError(shell.failure)
-        if shell.superseded_by:
+        if shell.state is ShellState.SUPERSEDED:
             await asyncio.to_thread(shell.keeper.close)
             raise SupersededError(f"the controller of term {shell.superseded_by} has taken over")
         is_continued = self._is_orphaned and self._options.continues

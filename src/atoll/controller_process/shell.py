@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 import logging
 import os
 import time
@@ -18,6 +19,7 @@ from atoll.cluster.processes.bugs import described
 from atoll.cluster.processes.leases import PING_SECONDS
 from atoll.cluster.processes.lifeline import watch_in_loop
 from atoll.cluster.processes.process_logging import FIELDS
+from atoll.cluster.state_machine import StateMachine
 from atoll.cluster.tenant_settings import persisted_tenants
 from atoll.cluster.usage.keeper import Keeper
 from atoll.controller.core import Controller
@@ -87,13 +89,33 @@ def new_controller(options: ControllerOptions, token: str = "", host_token: str 
     return Controller(settings, digest(token), host_token=digest(host_token))
 
 
-class ControllerShell:
+class ShellState(enum.Enum):
+    """The state of a shell. In all states but the first, it does nothing more."""
+
+    RUNNING = enum.auto()
+    FAILED = enum.auto()  # by the bug in `failure`
+    SUPERSEDED = enum.auto()  # by the controller of the term `superseded_by`, which has taken over
+    LEFT = enum.auto()  # another process continues from the journal
+
+
+TRANSITIONS: dict[ShellState, frozenset[ShellState]] = {
+    # `_fail`; `_end_superseded`; `leave_journal`
+    ShellState.RUNNING: frozenset({ShellState.FAILED, ShellState.SUPERSEDED, ShellState.LEFT}),
+    ShellState.FAILED: frozenset(),
+    ShellState.SUPERSEDED: frozenset(),
+    ShellState.LEFT: frozenset(),
+}
+
+
+class ControllerShell(StateMachine[ShellState]):
     """Turns what happens into events, and executes the controller's decisions once per turn of the loop.
 
     It serves `state`, and sets `stop` when it ends. The state is that of a new controller, which `start` begins, or
     that of an earlier process, which `resume` continues. It sends messages only while it holds its external `lease`, if
     there is one.
     """
+
+    transitions = TRANSITIONS
 
     def __init__(
         self,
@@ -145,9 +167,9 @@ class ControllerShell:
             self._loop.call_soon(self._lease_changed)  # it may have been lost before
         self._resumes = self.controller.settings.grace_seconds > 0
         self._is_journaled = bool(options.journal)
-        self.failure = ""  # the bug that ended this controller, which does nothing afterwards
-        self.superseded_by = 0  # the term of a controller that has taken over; this one does nothing afterwards
-        self._has_left = False  # another process continues from the journal; this one does nothing afterwards
+        self.state = ShellState.RUNNING
+        self.failure = ""
+        self.superseded_by = 0
         self.journal: Journal | None = None
         self._uncommitted: list[bytes] = []  # records of turns that are not in the journal yet
         self.collector = Collector()
@@ -181,7 +203,7 @@ class ControllerShell:
 
     @property
     def _is_over(self) -> bool:
-        return bool(self.superseded_by or self.failure or self._has_left)
+        return self.state is not ShellState.RUNNING
 
     # ---- events
 
@@ -198,7 +220,7 @@ class ControllerShell:
 
     def _later_term(self, number: int, term: int) -> None:
         """End if a peer that is trusted says that a later term has begun: a controller, a host or the engine."""
-        if number in self.controller.connections.trusted or number == CONTROLLERS:
+        if not self._is_over and (number in self.controller.connections.trusted or number == CONTROLLERS):
             self._end_superseded(term)
 
     def _lease_changed_in_thread(self) -> None:
@@ -213,6 +235,7 @@ class ControllerShell:
     def _end_superseded(self, term: int) -> None:
         """End at once: decide and write nothing more, and tell all peers only the address of the other controller."""
         _log.error("term %d has begun elsewhere: this controller, of term %d, ends", term, self.resumable.term)
+        self.enter(ShellState.SUPERSEDED)
         self.superseded_by = term
         if self.journal is not None:
             self.journal.close()
@@ -331,7 +354,8 @@ class ControllerShell:
         """Complete the journal, and do nothing more, so that another process can continue from it."""
         assert self.journal is not None
         self.flush_now()
-        self._has_left = True
+        if not self._is_over:  # the last turn may have failed
+            self.enter(ShellState.LEFT)
         self.replication.leave()
         self.journal.close()
         self.journal = None
@@ -432,6 +456,7 @@ class ControllerShell:
         """End this process, whose state may be wrong. The next process skips the event when it replays the journal."""
         if self._is_over:
             return
+        self.enter(ShellState.FAILED)
         self.failure = skipped.reason
         _log.critical("the controller failed and ends: %s", skipped.reason, exc_info=error)
         log = self.controller.log
