@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from atoll.cluster.held_directories import is_held
 from atoll.errors import IncompatibleJournalError, JournalError
 from atoll.journal import files, journal, segment
 from atoll.journal.files import TAG_BYTES, Directory, FileCipher, new_salt
@@ -272,7 +273,9 @@ def test_files_are_their_owners_alone(directory):
 def test_two_controllers_cannot_have_one_journal(directory):
     with pytest.raises(JournalError, match="in use by another controller"):
         Directory(directory.path)
+    assert is_held(directory.path), "no program cleans it"
     directory.close()
+    assert not is_held(directory.path)
     Directory(directory.path).close()
 
 

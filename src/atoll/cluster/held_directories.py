@@ -1,8 +1,11 @@
-"""The directory of a cluster that runs: its engine holds a lock of it, and keeps the cluster's record in it.
+"""Directories of processes that run. Each process holds a lock of its directory.
 
-The lock is the proof that the cluster runs, also if a program that cleans temporary directories has removed the record.
-The kernel releases it when the engine ends, however it ends. `systemd-tmpfiles` skips a locked directory. Other such
-programs go by the age of files, so the engine also keeps the record young, and writes it again if it is removed.
+`systemd-tmpfiles`, which removes old files from temporary directories, skips a locked directory. The kernel releases
+the lock when the process ends, however it ends.
+
+The engine of a cluster also keeps the cluster's record in its directory. The lock is the proof that the cluster runs,
+also if a program that cleans temporary directories has removed the record. Other such programs go by the age of files,
+so the engine also keeps the record young, and writes it again if it is removed.
 """
 
 from __future__ import annotations
@@ -21,18 +24,24 @@ KEEP_SECONDS = 10.0  # between two calls of `keep_record`
 _YOUNG_SECONDS = 3600.0
 
 
+def hold(path: Path) -> int:
+    """Lock a directory until the returned descriptor is closed. Others may also hold it. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
 class HeldDirectory:
     """A lock of a cluster's directory, until `release`. The constructor raises OSError."""
 
     def __init__(self, path: Path) -> None:
         self._record = path / RECORD_FILE
         self._content = b""
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_SH)
-        except OSError:
-            os.close(self._descriptor)
-            raise
+        self._descriptor = hold(path)
 
     @property
     def has_record(self) -> bool:

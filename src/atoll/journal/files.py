@@ -8,6 +8,7 @@ resume connections.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hmac
 import os
@@ -24,6 +25,7 @@ from atoll._version import __version__
 from atoll.atomic_files import PARTIAL, write_atomically
 from atoll.cluster.directories import key_file
 from atoll.cluster.environment_variables import KEY_FILE
+from atoll.cluster.held_directories import hold
 from atoll.decodable import decodable
 from atoll.errors import IncompatibleJournalError, JournalError
 from atoll.journal.segment import Segment
@@ -226,9 +228,15 @@ class Directory(ReadableDirectory):
                 f"the journal in {self.path} is in use by another controller: give each cluster its own directory, or "
                 "end the other cluster with `atoll down`"
             ) from None
+        self._held = -1  # the lock of the directory itself, which keeps programs from cleaning it
+        with contextlib.suppress(OSError):
+            self._held = hold(self.path)
 
     def close(self) -> None:
         os.close(self._lock)
+        if self._held >= 0:
+            os.close(self._held)
+            self._held = -1
 
     def forget_before(self, number: int) -> None:
         """Remove the files before this snapshot, and all partial ones."""

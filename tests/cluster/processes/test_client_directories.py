@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from atoll.cluster.held_directories import is_held
 from atoll.cluster.processes import client_directories
 from atoll.cluster.processes.client_directories import (
     HOST_DIRECTORIES,
@@ -188,3 +189,17 @@ def test_directories_of_host_agents_are_removed_likewise_and_apart(tmp_path: Pat
     assert not dead.exists()
     assert mine.exists()
     assert client.exists()
+
+
+def test_the_directories_of_a_process_are_locked_until_they_are_removed(tmp_path: Path) -> None:
+    directory, transfer = tmp_path / "client", tmp_path / "transfer"
+    directory.mkdir()
+    for _ in range(2):  # another client of the process has the same transfer directory
+        claim(directory, transfer)
+        make_transfer_directory(transfer)
+        assert is_held(directory)
+        assert is_held(transfer)
+        shutil.rmtree(transfer)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    remove(directory, transfer)
+    assert len(os.listdir("/proc/self/fd")) == descriptors - 2

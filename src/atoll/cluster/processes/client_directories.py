@@ -2,7 +2,7 @@
 
 The last one of a client and its proxy to end removes the client's directories. If both are killed, or if jaxlib ends
 the client's process because its proxy ended, the directories stay. Each directory names its owner, so later clients
-remove the directories of owners that do not run.
+remove the directories of owners that do not run. The owner holds a lock of them (`cluster.held_directories`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import tempfile
 import zlib
 from pathlib import Path
 
+from atoll.cluster.held_directories import hold
 from atoll.cluster.processes.process_table import began, pid_namespace, this_machine
 from atoll.errors import ClusterError
 
@@ -23,6 +24,7 @@ _OWNER = "owner"
 CLIENT_DIRECTORIES, HOST_DIRECTORIES = "client", "host"  # kinds, in the names of directories
 
 _chosen: dict[int, Path] = {}  # by pid, since a fork also has the entry of its parent
+_held: dict[Path, int] = {}  # descriptors of the locks of this process
 
 
 def transfer_directory(base: Path) -> Path:
@@ -60,12 +62,27 @@ def make_transfer_directory(directory: Path) -> None:
     status = directory.lstat()
     if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode):
         raise ClusterError(f"{directory} does not belong to this user any more: restart the script")
+    _hold(directory)
+
+
+def _hold(directory: Path) -> None:
+    """Lock a directory, unless the file system has no locks or this process has too many open files."""
+    _release(directory)
+    with contextlib.suppress(OSError):
+        _held[directory] = hold(directory)
+
+
+def _release(directory: Path) -> None:
+    descriptor = _held.pop(directory, None)
+    if descriptor is not None:
+        os.close(descriptor)
 
 
 def remove(directory: Path, transfer_directory: Path) -> None:
     """Remove a client's directories. Remove `directory`, which names the other, last, so that sweeps find both."""
-    shutil.rmtree(transfer_directory, ignore_errors=True)
-    shutil.rmtree(directory, ignore_errors=True)
+    for each in (transfer_directory, directory):
+        shutil.rmtree(each, ignore_errors=True)
+        _release(each)
 
 
 def in_use(transfer_directory: Path) -> bool:
@@ -86,6 +103,7 @@ def _runs(pid: str, started: str) -> bool:
 
 def claim(directory: Path, transfer_directory: Path) -> None:
     """Record this process as the owner of these directories."""
+    _hold(directory)
     pid = os.getpid()
     (directory / _OWNER).write_text(f"{pid} {began(pid)} {' '.join(_place())}\n{transfer_directory}\n")
 
