@@ -11,7 +11,19 @@ from tests.end_to_end.script_process import StartScript
 # One call is in progress when the proxy is killed, and another one follows.
 SCRIPT = """
 import jax, jax.extend, jax.numpy as jnp, numpy as np
-import os, psutil
+import os, psutil, sys, threading, time
+
+class Errors:  # standard error, with an event that is set when the loss of the proxy is reported
+    reported = threading.Event()
+
+    def write(self, text):
+        os.write(2, text.encode())
+        self.reported.set()
+
+    def flush(self):
+        pass
+
+sys.stderr = Errors()
 
 @jax.jit
 def update(weights, rows):
@@ -27,7 +39,11 @@ def is_proxy(command):
 
 def kill_proxy():
     (proxy,) = (each for each in psutil.process_iter(["cmdline"]) if is_proxy(each.info["cmdline"] or ()))
+    Errors.reported.clear()
     proxy.kill()
+    Errors.reported.wait()
+    time.sleep(0.2)
+    os.write(2, b"LOST\\n")
 
 def refused(call):
     try:
@@ -43,7 +59,9 @@ for _ in range(int(os.environ["LOSSES"])):
     waits = jax.jit(lambda x: jax.lax.while_loop(lambda y: y > 0, lambda y: y + 1.0, x))(1.0)
     kill_proxy()
     print(refused(waits.block_until_ready), refused(lambda: np.asarray(train(weights, [10]))))
+    del waits, weights
     jax.extend.backend.clear_backends()
+    os.write(2, b"FOUND\\n")
     print(np.array_equal(train(checkpoint, range(10, 20)), undisturbed), len(jax.devices()))
 """
 
@@ -52,7 +70,8 @@ for _ in range(int(os.environ["LOSSES"])):
 def test_a_script_whose_proxy_is_killed_goes_on_from_its_checkpoint_once_it_has_connected_anew(
     start_script: StartScript, losses: int
 ) -> None:
-    script = start_script(SCRIPT, islands="1x1x2", LOSSES=str(losses))
+    # Executed, because the status of a forked process arrives after its end.
+    script = start_script(SCRIPT, islands="1x1x2", LOSSES=str(losses), ATOLL_TEST_EXECUTED="1")
     for _ in range(losses):
         assert script.line() == "True True"
         assert script.line() == "True 2"
@@ -61,6 +80,7 @@ def test_a_script_whose_proxy_is_killed_goes_on_from_its_checkpoint_once_it_has_
     said = [line for line in script.errors().splitlines() if line.startswith("atoll: ")]
     assert len(said) == losses, script.errors()
     assert all("has ended (killed by SIGKILL)" in line and "clear_backends()" in line for line in said)
+    assert script.errors().count("LOST\nFOUND\n") == losses, script.errors()  # jaxlib logs nothing in between
 
 
 # The number of an array in its client is the number of another array in the next client.

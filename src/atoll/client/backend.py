@@ -15,7 +15,7 @@ from atoll.client.client_slices import forget_slices
 from atoll.client.forks import ForkGuard
 from atoll.client.jax_patches import ffi_calls, host_callbacks, number_operands
 from atoll.client.jax_patches import install as install_patches
-from atoll.client.log_filter import filtered_stderr
+from atoll.client.log_filter import filtered_stderr, unsilence_jaxlib
 from atoll.client.processes import ClientProcesses, Settings
 from atoll.client.timer_slack import relaxed
 from atoll.errors import BackendError
@@ -65,6 +65,7 @@ def make_client() -> Any:
     from jax._src.lib import ifrt_proxy
 
     install_patches()
+    unsilence_jaxlib()
     clear_with_client(host_callbacks.TABLE)
     clear_with_client(ffi_calls.SENT)
     clear_with_client(number_operands.CONSTANTS)

@@ -14,6 +14,8 @@ import sys
 import threading
 from collections.abc import Iterator
 
+from atoll.cluster.environment_variables import LOG_LEVEL
+
 _ORDINARY = re.compile(
     rb"grpc_credentials_possibly_insecure_wrapper"
     rb"|IFRT proxy server disconnected"
@@ -24,6 +26,8 @@ _ORDINARY = re.compile(
 )
 # Further lines of such a message, since JAX 0.12.
 _MORE = re.compile(rb"=== Source Location Trace|external/|; Stack trace:")
+_FATAL = 3
+_LEVELS = {"DEBUG": 0, "INFO": 0, "WARNING": 1, "WARN": 1, "ERROR": 2, "CRITICAL": _FATAL, "FATAL": _FATAL}
 _OUR_OWN = b"atoll: "
 _TRACE_ENDS = b"*** End stack trace ***"
 
@@ -50,6 +54,26 @@ def filtered_stderr() -> Iterator[None]:
         os.dup2(original, 2)
         pump.join(5.0)
         os.close(original)
+
+
+def silence_jaxlib() -> None:
+    """Keep jaxlib from logging, because its client has lost its server and logs an error for each object that dies."""
+    _set_least_level(_FATAL)
+
+
+def unsilence_jaxlib() -> None:
+    """Let jaxlib log again as JAX's settings and the environment say."""
+    import jax
+
+    of_process = LOG_LEVEL.text()
+    default = int(of_process) if of_process.isdecimal() else _LEVELS["WARNING"]
+    _set_least_level(_LEVELS.get(jax.config.jax_logging_level or "", default))
+
+
+def _set_least_level(level: int) -> None:
+    from jax._src.lib import utils
+
+    utils.absl_set_min_log_level(level)
 
 
 def _pump(readable: int, original: int) -> None:

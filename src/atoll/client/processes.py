@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 
+from atoll.client.log_filter import silence_jaxlib
 from atoll.cluster.cluster_file import settings_from_environment
 from atoll.cluster.directories import default_cache_directory, make_directory
 from atoll.cluster.environment_variables import ADDRESS, DETACH, JOIN, NOTEBOOK, PYTHON_ENVIRONMENT, RUN, TOKEN
@@ -209,10 +210,14 @@ class ClientProcesses:
             self._is_ending = True
 
     def _proxy_ended(self) -> None:
-        """Remove the directory for large arrays: the client may still write there, but the proxy no longer reads."""
+        """Remove the directory for large arrays: the client may still write there, but the proxy no longer reads.
+
+        Errors of all later operations are raised, so jaxlib need not log them too.
+        """
         with self._ending:
             if not self._is_ending:  # otherwise the next client of this process may already use the directory
                 shutil.rmtree(self.transfer_directory, ignore_errors=True)
+                silence_jaxlib()
                 self._report_killed_proxy()
 
     def _report_killed_proxy(self) -> None:

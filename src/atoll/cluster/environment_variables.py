@@ -295,6 +295,12 @@ PYTHON_PATH = OTHERS.add("PYTHONPATH", TEXT, "Modules for Python of users on the
 LIBRARY_PATH = OTHERS.add(
     "LD_LIBRARY_PATH", TEXT, "Libraries, which the sandbox of users' Python on the hosts may read."
 )
+LOG_LEVEL = OTHERS.add(
+    "TF_CPP_MIN_LOG_LEVEL",
+    TEXT,
+    "What jaxlib logs: 0 for everything, 1 for warnings, 2 for errors, 3 for fatal errors.",
+    default="1",
+)
 NOTEBOOK = OTHERS.add("JPY_SESSION_NAME", TEXT, "The notebook of this kernel, which names its session.")
 JOB_INDEX = OTHERS.add(
     "JOB_INDEX", count(), "Island of a host that Kubernetes started. The manifests of `atoll kubernetes` set it."
