@@ -151,11 +151,29 @@ def too_much_for_the_compiler() -> None:
     jax.block_until_ready(jnp.arange(1 << 44, dtype=jnp.int8))
 
 
-@pytest.mark.parametrize("function", [too_much_on_a_device, too_much_for_a_program, too_much_for_the_compiler])
+def too_much_within_a_program() -> None:
+    jax.block_until_ready(jax.jit(lambda x: jnp.sum(jax.lax.iota("int32", 1 << 40)) + x)(1))
+
+
+def much_that_is_never_made() -> list[float]:
+    zeros = jax.jit(lambda x: (jnp.zeros(1 << 40)[:3] + x).sum())(2.0)
+    called = jax.jit(lambda x: jax.pure_callback(lambda v: v + 1, x, x) + jax.lax.iota("int32", 1 << 40)[5])(
+        jnp.int32(2)
+    )
+    return [float(zeros), float(called)]
+
+
+@pytest.mark.parametrize(
+    "function", [too_much_on_a_device, too_much_for_a_program, too_much_for_the_compiler, too_much_within_a_program]
+)
 def test_what_does_not_fit_a_device_fails_and_the_session_goes_on(atoll_python: RemotePython, function: Any) -> None:
     with pytest.raises(RemoteError, match=r"RESOURCE_EXHAUSTED.*[Oo]ut of memory"):
         atoll_python.call(function)
     assert atoll_python.call(small) == 12
+
+
+def test_a_program_with_a_huge_value_that_xla_does_not_make_runs(atoll_python: RemotePython) -> None:
+    assert atoll_python.call(much_that_is_never_made) == [6, 8]
 
 
 def uses_of_a_failure() -> list[str]:

@@ -26,12 +26,22 @@ from typing import Any, Protocol
 import numpy as np
 
 from atoll.devices.compilers.compiler_messages import CompiledProgram, CompileProgram, RenamedTarget
+from atoll.errors import Status
 from atoll.host_services.calls.function_callbacks import Callbacks
 from atoll.host_services.python.rendezvous import KeyValues
 from atoll.ir.plan import LocalArray
 from atoll.ir.types import ShardType
 from atoll.protocol.messages import DeviceInfo, FunctionInfo, LibraryTarget
 from atoll.protocol.profiles import Recording
+
+
+class MayCrashError(Exception):
+    """A program whose compilation may end the process. `status` is the error of the program if it does."""
+
+    def __init__(self, status: Status) -> None:
+        super().__init__(status.message)
+        self.status = status
+
 
 # [replica][partition] of (host of the island, or rank in the world, and ordinal of the device)
 Assignment = tuple[tuple[tuple[int, int], ...], ...]
@@ -244,7 +254,7 @@ class DeviceBackend(Protocol):
         In a `world`, the hosts in the assignment are ranks of the world.
         Returns the function, whether it came from a cache, and the duration in seconds. Cache entries of `tenant` are
         not used for other tenants. Compilers, several at a time. Raises UNIMPLEMENTED if these devices cannot run the
-        program.
+        program, and MayCrashError if only a compiler process may compile it.
         """
 
     def stop(self, sequence: int, text: str, devices: int = 0) -> None:

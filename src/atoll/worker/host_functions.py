@@ -21,7 +21,7 @@ from atoll.cluster.sandbox.grants import USER_RULES, PythonRules
 from atoll.decodable import decodable
 from atoll.devices.compilers.compiler_messages import CompiledProgram, CompileProgram, OutlinedProgram, RenamedTarget
 from atoll.devices.compilers.compiler_server import CompilerCrashedError
-from atoll.devices.device import Assignment, DeviceBackend, LoadedFunction, ProgramLoader
+from atoll.devices.device import Assignment, DeviceBackend, LoadedFunction, MayCrashError, ProgramLoader
 from atoll.errors import OK, Code, Status, StatusError, invalid, unimplemented
 from atoll.host_services.calls.call_threads import SessionThreads
 from atoll.host_services.calls.client_calls import Calls, status_of_device_error
@@ -284,7 +284,16 @@ class Functions:
             self._compile(message, source)
 
     def _compile(self, message: Compile, source: FunctionSource) -> None:
-        """Compile a program in this process."""
+        """Compile a program in this process, or in a compiler process if that might end this process."""
+        try:
+            self._compile_in_this_process(message, source)
+        except MayCrashError as error:
+            if self._compilers is None or self._backend.loader is None:
+                error.status.raise_if_error()
+            else:
+                self._submit_to_compiler(message, source, self._compilers, self._backend.loader, error.status)
+
+    def _compile_in_this_process(self, message: Compile, source: FunctionSource) -> None:
         callbacks = self._callbacks(source, message)
         targets = self._libraries.register(message, source.targets)
         if message.islands and self._backend.loader is not None:
@@ -310,9 +319,17 @@ class Functions:
         return compile_(program, options, self._assignment(message), callbacks, message.tenant, message.world)
 
     def _submit_to_compiler(
-        self, message: Compile, source: FunctionSource, compilers: Compilers, loader: ProgramLoader
+        self,
+        message: Compile,
+        source: FunctionSource,
+        compilers: Compilers,
+        loader: ProgramLoader,
+        after_crash: Status | None = None,
     ) -> None:
-        """Load the program from the cache, or queue it for a compiler process. Raise RESOURCE_EXHAUSTED."""
+        """Load the program from the cache, or queue it for a compiler process. Raise RESOURCE_EXHAUSTED.
+
+        If it ends the process, it fails with `after_crash`, or with an error that says so.
+        """
         callbacks = self._callbacks(source, message)
         targets = self._libraries.register(message, source.targets)
         request = self._request(message, source, callbacks, targets)
@@ -328,7 +345,12 @@ class Functions:
         def work(compilation: Compilation) -> None:
             with self._working(message, compilation):
                 ask = callbacks.ask if callbacks is not None and source.keys else None
-                program = compilation.compile(request, ask, f"program {message.content[:12]}")
+                try:
+                    program = compilation.compile(request, ask, f"program {message.content[:12]}")
+                except CompilerCrashedError:
+                    if after_crash is not None:
+                        after_crash.raise_if_error()
+                    raise
                 if isinstance(program, OutlinedProgram):
                     result = _Result(info=_outlined(program))
                 elif message.islands and program.description is not None:

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from atoll.devices.device import MayCrashError
 from atoll.devices.xla import xla_compilation
-from atoll.devices.xla.xla_compilation import check_sizes
+from atoll.devices.xla.xla_compilation import check_sizes, check_values
 from atoll.errors import Code, StatusError
 
 HUGE = 1 << 44
@@ -49,3 +50,32 @@ def test_what_the_compiler_takes_or_the_machine_can_have_is_not_refused(monkeypa
     check(lambda: jnp.float32(1))
     monkeypatch.setattr(xla_compilation, "machine_memory", lambda: 2 * HUGE)
     check(lambda: jax.lax.iota("int8", HUGE))
+
+
+@pytest.mark.parametrize(
+    ("function", "nbytes"),
+    [
+        (lambda: jax.lax.iota("int32", HUGE).max(), 4 * HUGE),
+        (lambda: jax.lax.iota("complex64", HUGE)[3], 8 * HUGE),
+        (lambda: jax.lax.cond(jnp.sin(1.0) > 0, lambda: jax.lax.iota("int8", HUGE).max(), lambda: jnp.int8(1)), HUGE),
+        (lambda: jax.lax.fori_loop(0, 3, lambda i, c: c + jax.jit(lambda: jax.lax.iota("int8", HUGE)[i])(), 0), HUGE),
+    ],
+    ids=["sum", "element", "branch", "loop"],
+)
+def test_programs_with_values_that_fit_on_no_machine_may_end_the_process(
+    function: Callable[..., Any], nbytes: int
+) -> None:
+    module = jax.jit(function).lower().compiler_ir()
+    with module.context:
+        check_sizes(module, 1)
+        with pytest.raises(MayCrashError) as refused:
+            check_values(module, 1)
+        check_values(module, 1 << 10)
+    assert refused.value.status.code == Code.RESOURCE_EXHAUSTED
+    assert refused.value.status.message == f"Out of memory allocating {nbytes} bytes."
+
+
+def test_programs_with_values_that_xla_takes_are_compiled_in_the_process() -> None:
+    module = jax.jit(lambda x: jax.lax.iota("int8", 1 << 34).sum() + jnp.sin(x)).lower(1.0).compiler_ir()
+    with module.context:
+        check_values(module, 1)

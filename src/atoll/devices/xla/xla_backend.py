@@ -39,7 +39,7 @@ from atoll.devices.xla.executable import Executable, Gates
 from atoll.devices.xla.loop_checks import insert_checks
 from atoll.devices.xla.stops import stops_here
 from atoll.devices.xla.xla_arrays import Uneven, shards_of, stacked_handler, stacked_type
-from atoll.devices.xla.xla_compilation import Source, context, load_executable, prepare
+from atoll.devices.xla.xla_compilation import Prepared, Source, check_values, context, load_executable, prepare
 from atoll.devices.xla.xla_libraries import XlaLibraries
 from atoll.devices.xla.xla_world import XlaWorlds
 from atoll.errors import ClusterError, Code, StatusError
@@ -150,7 +150,7 @@ class XlaBackend:
     ) -> tuple[Executable, bool, float]:
         """Compile a portable StableHLO artifact. See `DeviceBackend`.
 
-        Raises XLA's errors unchanged, so users see the text that stock JAX shows.
+        Raises XLA's errors unchanged, so users see the text that stock JAX shows. Raises MayCrashError.
         """
         started = time.monotonic()
         client, grid = self._client_and_grid(assignment, world, (0, 0))
@@ -158,6 +158,7 @@ class XlaBackend:
             called = (0, ()) if callbacks is None else (len(callbacks), callbacks.channels)
             source = Source(program, options, *called, targets)
             prepared = prepare(source, grid, callbacks)
+            self._check_values(prepared, grid.size)
             if tenant and self._stops is not None:
                 insert_checks(prepared.module, grid.size)
             _cache_hit.seen = False
@@ -187,6 +188,7 @@ class XlaBackend:
         with context(len(request.program)):
             source = Source(request.program, request.options, request.callbacks, request.channels, request.targets)
             prepared = prepare(source, grid, callbacks)
+            self._check_values(prepared, count)
             if tenant and self._stops is not None:
                 insert_checks(prepared.module, count)
             signatures = tuple(prepared.signatures)
@@ -195,6 +197,10 @@ class XlaBackend:
         program = CompiledProgram(loaded.serialize(), describe(loaded, grid.flat[0], grid.shape), signatures)
         self.keep(request, tenant, program)
         return program, False, time.monotonic() - started
+
+    def _check_values(self, prepared: Prepared, devices: int) -> None:
+        if self.platform == "cpu":
+            check_values(prepared.module, devices)
 
     def find(self, request: CompileProgram, tenant: str) -> CompiledProgram | None:
         return self._compiled.find(request, tenant)

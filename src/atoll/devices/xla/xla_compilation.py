@@ -22,9 +22,10 @@ from jax._src.lib.mlir import ir
 
 from atoll.cluster.processes.machine_memory import machine_memory
 from atoll.devices.compilers.compiler_messages import RenamedTarget, Signature
+from atoll.devices.device import MayCrashError
 from atoll.devices.xla import client_callbacks
 from atoll.devices.xla.xla_compile_calls import AskedClient, CompileCalls
-from atoll.errors import Code, StatusError
+from atoll.errors import Code, Status, StatusError
 from atoll.protocol.messages import HostChannels
 
 # Parts of the names of custom calls that use LAPACK, on CPUs and on GPUs.
@@ -101,12 +102,40 @@ def check_sizes(module: Any, devices: int) -> None:
     functions = [each for each in module.body.operations if each.operation.name == "func.func"]
     main = next((each for each in functions if each.attributes["sym_name"].value == "main"), None)
     for each in (*main.type.results, *main.type.inputs) if main is not None else ():  # XLA reports that it is missing
-        if not isinstance(each, ir.RankedTensorType) or not each.has_static_shape:
-            continue
-        elements = math.prod(each.shape) // devices
-        if elements > _MOST_ELEMENTS and elements > machine_memory() and not _is_constant(main):
-            nbytes = elements * max(1, _bits(each.element_type) // 8)
-            raise StatusError(Code.RESOURCE_EXHAUSTED, f"Out of memory allocating {nbytes} bytes.")
+        nbytes = _bytes_if_too_large(each, devices)
+        if nbytes and not _is_constant(main):
+            raise StatusError(Code.RESOURCE_EXHAUSTED, _no_memory(nbytes))
+
+
+def check_values(module: Any, devices: int) -> None:
+    """Raise MayCrashError if a value within a program for CPUs is too large for XLA's compiler and this machine.
+
+    XLA usually allocates no memory for such a value, and compiles the program. Only some operations end the process.
+    """
+    types: set[Any] = set()
+
+    def note(operation: Any) -> Any:
+        types.update(result.type for result in operation.results)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(note)
+    nbytes = max((_bytes_if_too_large(each, devices) for each in types), default=0)
+    if nbytes:
+        raise MayCrashError(Status(Code.RESOURCE_EXHAUSTED, _no_memory(nbytes)))
+
+
+def _bytes_if_too_large(value: Any, devices: int) -> int:
+    """Return the bytes of a value per device, or 0 if XLA's compiler takes it or this machine has as much memory."""
+    if not isinstance(value, ir.RankedTensorType) or not value.has_static_shape:
+        return 0
+    elements: int = math.prod(value.shape) // devices
+    if elements <= _MOST_ELEMENTS or elements <= machine_memory():
+        return 0
+    return elements * max(1, _bits(value.element_type) // 8)
+
+
+def _no_memory(nbytes: int) -> str:
+    return f"Out of memory allocating {nbytes} bytes."
 
 
 def _is_constant(main: Any) -> bool:
