@@ -228,6 +228,15 @@ def with_forked_children(environment: Mapping[str, str]) -> dict[str, str]:
     return {**environment, "PYTHONPATH": path, _SERVER: address} if address else dict(environment)
 
 
+def of_server(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment with the variables of this process that libraries read when they are loaded.
+
+    Otherwise, a process without one of them is executed.
+    """
+    read = {name: value for name, value in os.environ.items() if name.startswith(_READ_AT_START)}
+    return {**environment, **read}
+
+
 def children(pid: int, recursive: bool = False) -> list[psutil.Process]:
     """Return the live children of process `pid`, executed or forked."""
     found = {each.pid: each for each in psutil.Process(pid).children()}

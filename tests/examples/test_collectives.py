@@ -5,13 +5,13 @@ from pathlib import Path
 
 from benchmarks.harness.backends import environment_of
 from benchmarks.harness.benchmark import Settings
-from tests.forked_process import run
+from tests.forked_process import of_server, run
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "collectives.py"
 
 
 def test_unfenced_collectives_complete_with_right_results() -> None:
-    environment = environment_of(Settings("atoll"))
+    environment = of_server(environment_of(Settings("atoll")))
     environment.pop("NPROC")  # as a user runs it
     ended = run([sys.executable, str(SCRIPT), "--calls", "1000"], env=environment, timeout=300)
     assert ended.returncode == 0, ended.stderr[-4000:]

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.harness.backends import environment_of
 from benchmarks.harness.benchmark import Settings
-from tests.forked_process import run
+from tests.forked_process import of_server, run
 from tests.quick_xla import quick
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "gpt.py"
@@ -35,7 +35,7 @@ def losses(backend: str, sharding: str, run_number: int = 0) -> list[float]:
     with TemporaryDirectory(prefix="test-gpt-") as directory:
         file = Path(directory) / "losses"
         command = [sys.executable, str(SCRIPT), *TINY, "--sharding", sharding, "--losses-out", str(file)]
-        environment = quick(environment_of(Settings(backend)))
+        environment = of_server(quick(environment_of(Settings(backend))))
         ended = run(command, env=environment, timeout=DEADLINE)
         assert ended.returncode == 0, ended.stderr[-4000:]
         return [float.fromhex(loss) for loss in json.loads(file.read_text())["losses"]]
