@@ -5,6 +5,7 @@ otherwise.
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from jax._src import xla_bridge
 
 from atoll.client.backend import add_platform
 from tests.conftest import RunScript
+from tests.forked_process import with_forked_children
 
 # Used before the imports of a process, and after its end.
 EXECUTED: dict[str, str | None] = {"ATOLL_TEST_EXECUTED": "1"}
@@ -134,6 +136,7 @@ def test_a_run_writes_nothing_of_its_own_and_warns_of_nothing(run_script: RunScr
 
 
 def test_of_a_script_that_fails_only_its_own_traceback_is_shown(run_script: RunScript) -> None:
+    forks = with_forked_children({"PYTHONPATH": os.environ.get("PYTHONPATH", "")})
     result = run_script(
         """
         import jax.numpy as jnp
@@ -141,7 +144,7 @@ def test_of_a_script_that_fails_only_its_own_traceback_is_shown(run_script: RunS
         x = jnp.arange(4) + 1
         raise ValueError(f"the sum is {int(x.sum())}")
         """,
-        env=EXECUTED,
+        env={**forks, "ATOLL_TEST_EXECUTED": "script.py"},
     )
     assert result.returncode == 1
     first, *_, last = result.stderr.splitlines()
