@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import pytest
 
+from atoll.devices.compilers.compiler_messages import CompiledProgram
 from atoll.devices.null.model import MODELS
 from atoll.devices.null.null_backend import Collectives, NullBackend, NullFunction
 from atoll.devices.null.null_program import NullProgram
@@ -15,7 +17,7 @@ from atoll.errors import OK, Status, StatusError
 from atoll.protocol.messages import CloseWorld, Compile, Compiled, CompileReport, CompileStage
 from atoll.transfers.inbox import Inbox
 from atoll.worker import host_functions
-from atoll.worker.compilers import Compilers
+from atoll.worker.compilers import Compilation, Compilers
 from atoll.worker.host_functions import Functions
 from atoll.worker.store import TypeKeys
 from tests.devices.null.test_sim_events import HandClock
@@ -40,6 +42,24 @@ class Loader:
         function = NullFunction(self._backend, PROGRAM, (0,), 1)
         function.world = world
         return function
+
+
+class StoppedFunction(NullFunction):
+    """A function whose compilation is stopped after it was loaded, when its size is looked at for the report."""
+
+    def __init__(self, backend: NullBackend, stop: Callable[[], None]) -> None:
+        self._stop: Callable[[], None] = lambda: None
+        super().__init__(backend, PROGRAM, (0,), 1)
+        self._stop = stop
+
+    @property
+    def scratch_bytes(self) -> int:  # type: ignore[override]
+        self._stop()
+        return 0
+
+    @scratch_bytes.setter
+    def scratch_bytes(self, value: int) -> None:
+        """Ignore the size of the program."""
 
 
 class Worlds:
@@ -90,6 +110,7 @@ class Host:
 def host() -> Iterator[Host]:
     found = Host()
     yield found
+    found.functions.records.validate()
     for process in found.server.processes:
         process.ends.put(None)
 
@@ -129,3 +150,23 @@ def test_runs_that_await_a_stopped_compilation_go_on(host: Host) -> None:
     host.functions.stop_compiling("a")
     assert woken == [None]
     assert not host.functions.awaits("a", lambda: None)
+
+
+def test_a_function_whose_compilation_is_stopped_while_it_is_loaded_is_not_kept(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at = threading.Event()
+
+    def stop() -> None:
+        host.functions.stop_compiling("a")
+        looked_at.set()
+
+    made = StoppedFunction(NullBackend(0, 1, MODELS["instant"], HandClock(), Collectives()), stop)
+    monkeypatch.setattr(Compilation, "compile", lambda *_: CompiledProgram(b"", None, ()))
+    monkeypatch.setattr(Functions, "_compile_here", lambda *_: (made, False, 0.0))
+    host.request(1)
+    assert looked_at.wait(SECONDS)
+    until(lambda: all(each.name != "atoll-compile-apart" for each in threading.enumerate()))
+    with pytest.raises(StatusError, match="not on this host"):
+        host.functions.get("a")
+    assert host.compiled == []
