@@ -402,6 +402,22 @@ def test_a_donated_array_is_deleted_and_its_result_is_not(same_as_stock: Any) ->
     same_as_stock(donated)
 
 
+def donated_to_itself() -> Any:
+    mesh = mesh_of([0, 1, 2, 3], (4,), ("x",))
+    out = []
+    for sharding in (NamedSharding(mesh, P("x")), NamedSharding(mesh, P()), SingleDeviceSharding(jax.devices()[1])):
+        given = jax.device_put(np.arange(8.0), sharding)
+        same, *others = jax.device_put([given, *(given + i for i in range(5))], sharding, donate=True)
+        out += [same is given, given.is_deleted(), fetched(given), fetched(same), *map(fetched, others)]
+    uncommitted = jnp.arange(8.0)
+    committed = jax.device_put(uncommitted, uncommitted.sharding, donate=True)
+    return [*out, uncommitted.is_deleted(), committed.committed, fetched(uncommitted), fetched(committed)]
+
+
+def test_an_array_that_is_donated_to_its_own_sharding_remains(same_as_stock: Any) -> None:
+    same_as_stock(donated_to_itself)
+
+
 def donated_while_read() -> Any:
     sent = np.arange(BIG, dtype=np.float32)
     step = jax.jit(lambda x: x + 1, donate_argnums=0)

@@ -69,6 +69,7 @@ def _together(one_by_one: Callable[..., Any]) -> Callable[..., Any]:
         xs: Sequence[Any], shardings: Sequence[Any], layouts: Sequence[Any], copy_semantics: Sequence[Any]
     ) -> list[Any]:
         made: dict[int, Any] = {}
+        copy_semantics = [*map(_without_donation_to_itself, xs, shardings, copy_semantics)]
         if len(xs) >= LEAST_ARRAYS:
             chosen = [i for i, layout in enumerate(layouts) if layout is None and _leaves(xs[i], shardings[i])]
             for first in range(0, len(chosen), MOST_ARRAYS):
@@ -84,6 +85,25 @@ def _together(one_by_one: Callable[..., Any]) -> Callable[..., Any]:
         return [made[i] for i in range(len(xs))]
 
     return _array_shard_arg
+
+
+def _without_donation_to_itself(x: Any, sharding: Any, semantics: Any) -> Any:
+    """Return the semantics with which PjRt copies `x` to this sharding: it donates no array to its own devices.
+
+    jaxlib's proxy client deletes each array that is donated, so `jax.device_put(x, x.sharding, donate=True)` would
+    delete `x`, unlike in stock JAX.
+    """
+    from jax._src.lib import xla_client
+
+    from atoll.client import jax_internals as internals
+
+    kinds = xla_client.ArrayCopySemantics
+    if semantics != kinds.DONATE_INPUT or x.sharding.memory_kind != sharding.memory_kind:
+        return semantics
+    devices = internals.devices_of(sharding)
+    if devices is None or not is_atoll(devices[0].client) or devices != internals.devices_of(x.sharding):
+        return semantics
+    return kinds.REUSE_INPUT
 
 
 def _leaves(x: Any, sharding: Any) -> bool:
