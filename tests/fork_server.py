@@ -12,6 +12,7 @@ import faulthandler
 import fcntl
 import gc
 import importlib
+import importlib.metadata
 import importlib.util
 import logging
 import os
@@ -71,6 +72,7 @@ def main(address: str, ready: int) -> None:
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(name)
     sys.path[:] = _PATH
+    _find_plugins()
     gc.collect()
     gc.freeze()
     can_fork = len(os.listdir("/proc/self/task")) == 1
@@ -88,6 +90,19 @@ def main(address: str, ready: int) -> None:
     answer = fcntl.fcntl(connection, fcntl.F_DUPFD, 2 * _DESCRIPTORS_FROM)
     _become(request, descriptors, answer)
     _exit(_run(request))
+
+
+def _find_plugins() -> None:
+    """Find the plug-ins of JAX for all processes, each of which would read the metadata of all packages."""
+    find, group = importlib.metadata.entry_points, {"group": "jax_plugins"}
+    installed = find(**group)
+
+    def entry_points(**parameters: Any) -> Any:
+        added = (Path(each) for each in sys.path if each not in _PATH)
+        is_other = parameters != group or any(next(each.glob("*-info"), None) for each in added)
+        return find(**parameters) if is_other else installed
+
+    importlib.metadata.entry_points = entry_points
 
 
 def _become_child(request: forked_process.Request, descriptors: Sequence[int]) -> None:

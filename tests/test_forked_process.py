@@ -58,6 +58,17 @@ def test_a_script_has_its_arguments_directory_environment_and_settings_of_jax(tm
     assert (process.returncode, stderr) == (0, "")
 
 
+def test_a_process_finds_the_plug_ins_of_its_own_path(tmp_path: Path) -> None:
+    code = "from importlib.metadata import *; print(sorted(each.name for each in entry_points(group='jax_plugins')))"
+    stdout, stderr = start(tmp_path / "a.py", code).communicate(timeout=300)
+    assert "atoll" in stdout, stderr
+    metadata = tmp_path / "other-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Name: other\n")
+    (metadata / "entry_points.txt").write_text("[jax_plugins]\nother = other\n")
+    assert "'other'" in start(tmp_path / "a.py", code).communicate(timeout=300)[0]
+
+
 def test_others_see_its_command_line_environment_session_and_parent(tmp_path: Path) -> None:
     with start(tmp_path / "a.py", "input()", "x", OF_THE_TEST="2") as process:
         seen = psutil.Process(process.pid)
