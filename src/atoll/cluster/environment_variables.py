@@ -298,7 +298,7 @@ LIBRARY_PATH = OTHERS.add(
 LOG_LEVEL = OTHERS.add(
     "TF_CPP_MIN_LOG_LEVEL",
     TEXT,
-    "What jaxlib logs: 0 for everything, 1 for warnings, 2 for errors, 3 for fatal errors.",
+    "The least severe messages that jaxlib logs: 0 for all, 1 for warnings, 2 for errors, 3 for fatal errors.",
     default="1",
 )
 NOTEBOOK = OTHERS.add("JPY_SESSION_NAME", TEXT, "The notebook of this kernel, which names its session.")
