@@ -1,8 +1,8 @@
 """How fast a tree of arrays goes from one process to another, in Atoll's way and in the ways of others.
 
 A tree is on two devices of the first process or island, and is needed on two devices of the other. Each round has each
-way once, in turn. All ways end when the arrays are on the devices of the receiver and are complete. The values are
-compared after the clock.
+way once, in turn, and begins with another way than the round before. All ways end when the arrays are on the devices of
+the receiver and are complete. The values are compared after the clock.
 
 | way | what it does |
 |---|---|
@@ -91,15 +91,21 @@ def exchange(
     with _ways(mib) as ways:
         for each in (-1, *range(rounds)):  # the first round compiles, and does not count
             for tree in sizes:
-                for way, run in ways.items():
+                for way in rotated(list(ways), max(0, each)):
                     time.sleep(0.2)  # freed memory can be used again
-                    seconds = run(tree)
+                    seconds = ways[way](tree)
                     if each >= 0:
                         samples.setdefault((way, tree), []).append(round(seconds, 5))
     exchanges = [Exchange(way, tree, *sizes[tree], seconds) for (way, tree), seconds in samples.items()]
     result = Exchanges(started, describe(), rounds, load, exchanges)
     output.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
     print(table(result))
+
+
+def rotated(ways: list[str], number: int) -> list[str]:
+    """Return the order of the ways in a round, which begins with another way in each round."""
+    first = number % len(ways)
+    return ways[first:] + ways[:first]
 
 
 def table(result: Exchanges) -> str:
