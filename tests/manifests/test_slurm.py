@@ -37,6 +37,7 @@ done
 DEAF_SRUN = """#!/bin/bash
 signals=0
 trap 'signals=$((signals + 1)); [ $signals -gt 1 ] || echo "srun ignores SIGTERM" >>"$NOTES"' TERM
+echo "srun is deaf" >>"$NOTES"
 while [ $signals -lt 2 ]; do sleep 0.05; done
 """
 
@@ -122,7 +123,8 @@ def test_a_notice_of_slurm_reaches_the_command_and_requeues_what_is_not_over(
 
 def test_a_job_ends_although_srun_has_ignored_a_signal(user: User, tmp_path: Path) -> None:
     """srun of Slurm 22.05 starts the step even if it received SIGTERM just before, when the command ended at once."""
-    job = start_job(user, tmp_path, "bash", "-c", "exit 7", srun=DEAF_SRUN)
+    command = 'until grep -q deaf "$NOTES"; do sleep 0.01; done; exit 7'
+    job = start_job(user, tmp_path, "bash", "-c", command, srun=DEAF_SRUN)
     assert finish(job).returncode == 7
     assert "srun ignores SIGTERM" in (tmp_path / "notes").read_text()
     assert user.leftovers() == []
