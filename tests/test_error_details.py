@@ -116,3 +116,4 @@ def test_the_status_of_an_exception_has_the_code_with_which_xla_begins_its_text(
     for text in ("RESOURCE_EXHAUSTED: no memory", "Bad StatusOr access: RESOURCE_EXHAUSTED: no memory"):
         assert errors.status_of(RuntimeError(text)) == expected
     assert errors.status_of(RuntimeError("no: memory")) == Status(Code.INTERNAL, "RuntimeError: no: memory")
+    assert errors.status_of(RuntimeError("OK: fine")) == Status(Code.INTERNAL, "RuntimeError: OK: fine")

@@ -378,8 +378,9 @@ def status_of(error: BaseException) -> Status:
         return error.status
     text = str(error) or type(error).__name__
     name, colon, rest = text.removeprefix(_BAD_ACCESS).partition(": ")
-    if colon and name in Code.__members__:
-        return Status(int(Code[name]), rest)
+    code = Code.__members__.get(name)
+    if colon and code:  # not OK, since an exception is a failure whatever its text says
+        return Status(int(code), rest)
     if isinstance(error, MemoryError):
         return Status(int(Code.RESOURCE_EXHAUSTED), text)
     if isinstance(error, NotImplementedError):

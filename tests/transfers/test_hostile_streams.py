@@ -73,7 +73,8 @@ PARTS = frame(StreamPiece(1, 2, 64 * CHUNK_BYTES, transfer=1, part=1))
         (frame(Credit(1, 1)), "there is no transfer 1"),
         (frame(Landed(7)), "there is no transfer 7"),
         (frame(NoRoom(1, 8, "")), "there is no transfer 1"),
-        (WHOLE + frame(GivenUp(1, 99, "")), "99 is not a status code"),
+        (WHOLE + frame(GivenUp(1, 99, "")), "99 is not the code of an error"),
+        (WHOLE + frame(GivenUp(1, 0, "")), "0 is not the code of an error"),
     ],
 )
 def test_a_peer_that_says_what_no_peer_says_ends_the_channel_with_a_named_error(

@@ -50,6 +50,7 @@ MAX_STREAMS = 16
 _PART_BYTES = 8 << 20
 _IDLE_SECONDS = 5.0
 
+_CODES = frozenset(map(int, Code))
 _CHUNKS = msgspec.msgpack.Decoder(decodable(Chunk))
 
 
@@ -247,9 +248,9 @@ class StreamEngine(TransferEngine):
             case Landed(transfer):
                 self._outgoing.landed(transfer)
             case GivenUp(transfer, code, message):
-                self._peer_gave_up(transfer, Status(_code(code), message))
+                self._peer_gave_up(transfer, _error(code, message).status)
             case NoRoom(transfer, code, message):
-                self._outgoing.fail(transfer, StatusError(_code(code), message))
+                self._outgoing.fail(transfer, _error(code, message))
             case MoreStreams() if self._dial_streams is not None and not self._peer_asked:
                 self._peer_asked = True
                 self._dial(sends=False)
@@ -364,8 +365,8 @@ class StreamEngine(TransferEngine):
         RECEIVE_BUFFERS.close()
 
 
-def _code(code: int) -> Code:
-    try:
-        return Code(code)
-    except ValueError:
-        raise FrameError(f"{code} is not a status code") from None
+def _error(code: int, message: str) -> StatusError:
+    """Return the error that a peer states. Raise FrameError if its code is not that of an error."""
+    if not code or code not in _CODES:
+        raise FrameError(f"{code} is not the code of an error")
+    return StatusError(Code(code), message)

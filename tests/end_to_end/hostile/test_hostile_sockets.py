@@ -12,13 +12,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from atoll.ir.program import Call, Mapping, Program, Rearrange
+from atoll.ir.program import Call, HostBuffer, HostToDevice, Mapping, Program, Rearrange
 from atoll.ir.types import ArraySpec, Sharding
 from atoll.protocol import messages as m
 from atoll.transfers.channel import Open
 from atoll.transfers.file_engine import FilePiece
 from atoll.transfers.shared_memory_engine import SharedMemoryPiece
 from atoll.transfers.socket_engine import SocketPiece
+from atoll.transfers.stream_transfers import GivenUp, StreamPiece
+from tests.end_to_end.hostile.honest_work import honest_work
+from tests.end_to_end.remote_python import RemotePython
 from tests.end_to_end.standing_cluster import StandingCluster
 
 CLOSED_SECONDS = 300.0
@@ -179,6 +182,30 @@ def test_a_hostile_data_channel_is_closed(cluster: StandingCluster, name: str) -
         sock.sendall(frame(Open(session.session, session.secret)) + PIECES[name])
         sock.shutdown(socket.SHUT_WR)
         assert_closed(sock)
+
+
+def test_a_sender_that_gives_up_without_an_error_ends_its_own_channel(
+    cluster: StandingCluster, neighbour: RemotePython
+) -> None:
+    """The controller would expel a worker that reports a failed launch with the status OK."""
+
+    def restarts() -> int:
+        count: int = cluster.report()["islands"][0]["restarts"]
+        return count
+
+    before, nbytes = restarts(), 1 << 20
+    array = ArraySpec("uint8", (nbytes,), Sharding((0,)))
+    put = HostToDevice((HostBuffer(0, (nbytes,), None, None),), (array,))
+    with connected(cluster.address) as control:
+        session = welcome(control)
+        nameless = Program("", (), (put,), (0,), 1)
+        control.sendall(frame(m.RegisterProgram(1, nameless)) + frame(m.Launch(1, (), (1,), (5,))))
+        sock = connected(data_port(cluster))
+        piece = StreamPiece(session.session, 5, nbytes, transfer=1)
+        sock.sendall(frame(Open(session.session, session.secret)) + frame(piece) + frame(GivenUp(1, 0, "")))
+        assert_closed(sock)
+    assert neighbour.call(honest_work) == [0, 2, 4, 6]
+    assert restarts() == before
 
 
 def test_a_connection_that_sends_half_a_message_and_no_more_is_closed(cluster: StandingCluster) -> None:
