@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,13 @@ The [options of clusters](settings.md#clusters) also apply: {}.
 
 
 def _cell(text: str) -> str:
-    text = re.sub(r"\s+", " ", text).strip().replace("|", "\\|")
+    """Return text for a cell of a table."""
+    return _text(text).replace("|", "\\|")
+
+
+def _text(text: str) -> str:
+    """Return text with the names of options and variables as code."""
+    text = re.sub(r"\s+", " ", text).strip()
     parts = re.split(r"(`[^`]*`)", text)
     parts[::2] = (
         re.sub(r"(?<![\w/-])(--[a-z-]+[a-z]|[A-Z]+_[A-Z_]+[A-Z])(?![\w-])", r"`\1`", part) for part in parts[::2]
@@ -62,30 +69,50 @@ def commands() -> dict[str, Any]:
     return found
 
 
+def _shared_options(command: Any) -> list[str]:
+    """Return the options of a command that are settings of clusters, if it takes the settings."""
+    found = [name for each in command.params for name in each.opts if name in _CLUSTER_OPTIONS]
+    return found if "--islands" in found else []
+
+
+def _value(option: Any) -> str:
+    """Return the form of an option's value: its metavar, or its choices."""
+    choices = type(option.default) if isinstance(option.default, Enum) else ()
+    return option.metavar or "|".join(str(each.value) for each in choices) or "VALUE"
+
+
+def _default(option: Any) -> str:
+    """Return a sentence about an option's default, or "" if it has none or the help describes it."""
+    default = getattr(option.default, "value", option.default)
+    if not default or default is True or "Defaults to" in (option.help or ""):
+        return ""
+    return f" Default: `{default:g}`." if isinstance(default, float) else f" Default: `{default}`."
+
+
 def _options(command: Any) -> list[tuple[str, str]]:
-    """Return the names and help of the options that are not settings of clusters."""
-    rows = []
+    """Return the names and help of the options of a command, except `_shared_options`."""
+    rows, shared = [], _shared_options(command)
     for each in command.params:
         names = [*each.opts, *each.secondary_opts]
         if each.param_type_name == "argument":
             rows.append((f"`{each.metavar or each.name.upper()}`", each.help or ""))
-        elif names[0] != "--help" and not each.hidden and names[0] not in _CLUSTER_OPTIONS:
-            value = "" if each.is_flag else f" {each.metavar or 'VALUE'}"
-            rows.append((", ".join(f"`{name}{value}`" for name in names), each.help or ""))
+        elif names[0] != "--help" and not each.hidden and names[0] not in shared:
+            value = "" if each.is_flag else f" {_value(each)}".replace("|", "\\|")
+            rows.append((", ".join(f"`{name}{value}`" for name in names), (each.help or "") + _default(each)))
     return rows
 
 
 def _section(name: str, command: Any) -> str:
     paragraphs = [" ".join(part.split()) for part in (command.help or "").split("\n\n")]
-    text = f"\n## atoll {name}\n\n" + "\n\n".join(_cell(part) for part in paragraphs) + "\n"
+    text = f"\n## atoll {name}\n\n" + "\n\n".join(_text(part) for part in paragraphs) + "\n"
     rows = _options(command)
     if rows:
         text += "\n| option | meaning |\n|---|---|\n" + "".join(
             f"| {names} | {_cell(help)} |\n" for names, help in rows
         )
-    options = [name for each in command.params for name in each.opts if name in _CLUSTER_OPTIONS]
-    if len(options) > 3:
-        text += "\n" + _SETTINGS.format(", ".join(f"`{name}`" for name in options))
+    shared = _shared_options(command)
+    if shared:
+        text += "\n" + _SETTINGS.format(", ".join(f"`{name}`" for name in shared))
     return text
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import re
 from pathlib import Path
 
 import pytest
 
+from docs import commands_page
 from docs.commands_page import commands
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,3 +24,25 @@ def test_a_generated_page_is_the_one_that_the_code_gives(name: str) -> None:
 def test_no_command_has_two_options_of_one_name() -> None:
     names = {name: [each for param in command.params for each in param.opts] for name, command in commands().items()}
     assert {name: each for name, found in names.items() for each in found if found.count(each) > 1} == {}
+
+
+def test_the_page_of_commands_has_the_options_of_each_command() -> None:
+    """Settings of clusters are on the page of settings, if the command takes all of them."""
+    _, *sections = commands_page.PAGE.read_text().split("\n## atoll ")
+    texts = {section.partition("\n")[0]: section for section in sections}
+    for name, command in commands().items():
+        options = {each for param in command.params if not param.hidden for each in param.opts if each[:2] == "--"}
+        assert {each for each in options - {"--help"} if f"`{each}" not in texts[name]} == set(), name
+
+
+def test_the_page_of_commands_has_choices_and_defaults() -> None:
+    page = commands_page.PAGE.read_text()
+    assert (
+        "| `--to memory\\|disk` | Destination of the arrays: the hosts' memory or disks. Default: `memory`. |" in page
+    )
+    assert re.search(r"^\| `--grace VALUE` \| .* Default: `25`. \|$", page, re.MULTILINE)
+
+
+def test_commands_in_the_text_of_the_page_of_commands_can_be_copied() -> None:
+    lines = commands_page.PAGE.read_text().splitlines()
+    assert [line for line in lines if "\\|" in line and not line.startswith("|")] == []

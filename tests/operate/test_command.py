@@ -23,7 +23,7 @@ from atoll.operate.command import command_line as cli
 from atoll.operate.command import main, scripts
 from atoll.operate.log_replay import replay
 from atoll.protocol.actions import Send
-from atoll.protocol.messages import Run
+from atoll.protocol.messages import PROTOCOL, Run
 from tests.cluster_process import Result, User, eventually, finish, first_line, free_port
 from tests.forked_process import with_forked_children
 from tests.operate.cluster_options import CLUSTER_OPTIONS, CLUSTER_SETTINGS, CLUSTER_VARIABLES
@@ -628,13 +628,13 @@ def test_the_command_is_installed() -> None:
 
 
 def test_version(user: User) -> None:
-    assert user.atoll("--version").check().stdout == f"atoll {__version__}\n"
+    assert user.atoll("--version").check().stdout == f"atoll {__version__}, protocol {PROTOCOL}\n"
 
 
 def test_a_command_reports_a_misspelled_variable(user: User) -> None:
     ended = user.atoll("--version", ATOLL_ADRESS="unix:/gone").check()
     assert "ATOLL_ADRESS has no effect; did you mean ATOLL_ADDRESS?" in ended.stderr
-    assert ended.stdout == f"atoll {__version__}\n"
+    assert ended.stdout == f"atoll {__version__}, protocol {PROTOCOL}\n"
 
 
 def test_help_lists_the_commands(user: User) -> None:

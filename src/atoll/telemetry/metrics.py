@@ -48,9 +48,8 @@ class _Collector(Collector):
 
 def metrics_of(snapshot: Snapshot) -> Iterator[Metric]:
     """Yield all metrics. Islands, devices and hosts are labeled by their numbers in `atoll status`."""
-    yield InfoMetricFamily(
-        "atoll_cluster", "The cluster.", value={"version": snapshot.version, "topology": snapshot.topology}
-    )
+    text = "Version of Atoll and islands of the cluster, in the labels version and topology."
+    yield InfoMetricFamily("atoll_cluster", text, value={"version": snapshot.version, "topology": snapshot.topology})
     yield from _islands(snapshot)
     yield from _devices(snapshot)
     yield from _tenants(snapshot)
@@ -214,7 +213,8 @@ def _controller(snapshot: Snapshot) -> Iterator[Metric]:
     messages = [("in", load.messages_in), ("out", load.messages_out)]
     yield _counter("controller_messages", "Messages that the controller received or sent.", ("direction",), messages)
     nbytes = [("in", load.bytes_in), ("out", load.bytes_out)]
-    yield _counter("controller_message_bytes", "Bytes of these messages.", ("direction",), nbytes)
+    text = "Bytes of the messages that the controller received or sent."
+    yield _counter("controller_message_bytes", text, ("direction",), nbytes)
     compiled = [("false", functions.compiled), ("true", functions.cached)]
     text = "Functions that workers compiled or found in their cache."
     yield _counter("functions_compiled", text, ("cached",), compiled)

@@ -51,7 +51,9 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"atoll {__version__}")
+        from atoll.protocol.messages import PROTOCOL
+
+        print(f"atoll {__version__}, protocol {PROTOCOL}")
         raise typer.Exit
 
 
@@ -79,7 +81,9 @@ def _environment() -> str:
 def atoll(
     version: Annotated[
         bool,
-        typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True),
+        typer.Option(
+            "--version", help="Print the version and the protocol, and exit.", callback=_print_version, is_eager=True
+        ),
     ] = False,
 ) -> None:
     """Handle the options that precede a command."""

@@ -78,7 +78,7 @@ def kubernetes(
     storage: Annotated[
         str,
         typer.Option(
-            help="Size of the volume for the controller's journal, logs and usage. Without one (--storage none), they "
+            help="Size of the volume for the controller's journal and usage. Without one (--storage none), they "
             "end with its pod.",
             metavar="AMOUNT",
         ),
