@@ -74,7 +74,7 @@ def test_the_commands_of_the_page_make_a_cluster_that_outlives_its_first_machine
         for name in ("authority", "tenants.toml", "research.token", "students.token", "service.token"):
             copy(name, "m1")
         shell("m1", standby)
-        assert follows.strip() in shell("m0", status)
+        until(lambda: follows.strip() in shell("m0", status), pause=0.5)
         copy("join-research", "m2")
         assert result.strip() in shell("m2", script)
         assert {"research", "students", "service"} <= set(re.findall(r"\w+", shell("m0", tenants)))
@@ -88,4 +88,4 @@ def test_the_commands_of_the_page_make_a_cluster_that_outlives_its_first_machine
         until(lambda: "cluster standby at" in output("m1", status_after), pause=0.5)
         assert result.strip() in shell("m2", script)
         shell("m0", standby_after)
-        assert "the standby at tls://m0:7000 follows" in shell("m1", status_after)
+        until(lambda: "the standby at tls://m0:7000 follows" in shell("m1", status_after), pause=0.5)

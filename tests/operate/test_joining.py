@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.errors import AddressError
+from atoll.errors import AccessError, AddressError
 from atoll.operate.cluster_registry import ClusterRecord
 from atoll.operate.joining import is_at, join_token_with, reach
 from atoll.security.join_token import JoinToken
@@ -58,3 +58,9 @@ def test_the_name_of_a_cluster_is_an_address_of_it(tmp_path: Path) -> None:
     assert found.join == replace(ADVERTISED, address=found.address)
     with pytest.raises(AddressError, match=r"'far': .* the name of one of your clusters .* \(default, lab\)"):
         reach("far", records=records)
+
+
+def test_a_cluster_that_has_not_written_its_join_token_yet_is_said_to_start(tmp_path: Path) -> None:
+    records = [ClusterRecord("lab", "tls://127.0.0.1:7000", "1x1x1", "cpu", str(tmp_path), 1, 1)]
+    with pytest.raises(AccessError, match=r"cluster lab starts or ends now, .*/join does not exist: try again"):
+        reach("lab", records=records)

@@ -64,6 +64,8 @@ def reach_of(record: ClusterRecord, address: Address | None = None, for_hosts: b
         return Reach(address or listens)
     secured = (address or listens).secured()
     file = (host_join_file if for_hosts else join_file)(record.directory)
+    if not file.exists():
+        raise AccessError(f"cluster {record.name} starts or ends now, so {file} does not exist: try again")
     return Reach(secured, replace(read_join(str(file)), address=secured))
 
 
