@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left, bisect_right, insort
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from itertools import islice
 from typing import Any
 
 from atoll.errors import Code, Status, StatusError
@@ -29,6 +31,10 @@ _REMEMBERED = 4096
 # Ranges of one session's failed feeds, which may still arrive or be taken. The launches in a session's window have far
 # fewer.
 MAX_FAILED_FEEDS = 65_536
+# Waiting transfers of a session, the first ones, that are examined whenever memory becomes free. A client may announce
+# far more, and all sessions share the lock.
+MOST_EXAMINED = 256
+_LEAST_STALE = 64
 
 
 @dataclass(frozen=True)
@@ -82,7 +88,7 @@ class Inbox:
         with self._lock:
             launch = (launch or feed) if feed < _FIRST_HOST_FEED else 0
             self._windows[session].request(feed, nbytes, launch, grant, also)
-            granted = self._admit(session)
+            granted = self._admit(session, (feed, *also))
         _call(granted)
 
     def withdraw(self, session: int, feed: int) -> None:
@@ -92,8 +98,11 @@ class Inbox:
             granted = self._admit(session)
         _call(granted)
 
-    def _admit(self, session: int) -> list[Callable[[], None]]:
-        """Return the grants of transfers that may land after a change. The caller holds the lock."""
+    def _admit(self, session: int, changed: Iterable[int] = ()) -> list[Callable[[], None]]:
+        """Return the grants of transfers that may land after a change. The caller holds the lock.
+
+        `changed` are feeds that were announced, are awaited, or have failed since the last call.
+        """
         admission = self._windows.get(session)
         if admission is None:
             return []
@@ -104,6 +113,7 @@ class Inbox:
             return []
         awaited, failed = self._awaited.get(session, {}), self._failed.get(session, ())
         return admission.admitted(
+            changed,
             lambda feed: feed in failed or any(feed in missing for missing, _ in awaited.values()),
             session in self._ended,
         )
@@ -130,7 +140,7 @@ class Inbox:
                 self._feeds.setdefault(session, {})[feed] = (content, done)
                 admission.landed(feed, _nbytes(content))
             then = self._settle(session, range(feed, feed + 1))
-            granted = self._admit(session)
+            granted = self._admit(session, (feed,))
         _call(granted)
         (done if unwanted else before)()
         _call(then)
@@ -167,8 +177,9 @@ class Inbox:
                 status = Status(Code.RESOURCE_EXHAUSTED, _too_many(window.held, session))
                 for feed, _ in group:
                     self._failed[session].add(feed, 1, status)
-            then = self._settle(session, [feed for feed, _ in group])
-            granted = self._admit(session)
+            feeds = [feed for feed, _ in group]
+            then = self._settle(session, feeds)
+            granted = self._admit(session, feeds)
         _call(granted)
         _call(dropped)
         _call(then)
@@ -189,7 +200,8 @@ class Inbox:
             dropped = [self._pop(session, feed) for feed in _within(feeds, here)]
             self._failed[session].add(first, count, status)
             then = self._settle(session, feeds)
-            granted = self._admit(session)
+            window = self._windows.get(session)
+            granted = [] if window is None else self._admit(session, window.waiting_in(feeds))
         _call(granted)
         for each in dropped:
             if each is not None:
@@ -224,7 +236,7 @@ class Inbox:
             missing = {feed for feed in feeds if feed not in here and feed not in failed}
             if missing:
                 self._awaited.setdefault(session, {})[waiter] = (missing, then)
-            granted = self._admit(session)
+            granted = self._admit(session, missing)
         _call(granted)
         return not missing
 
@@ -329,45 +341,104 @@ class _Here:
 
 
 class ReceiveWindow:
-    """Decides which transfers of one session may land. Pure: callers hold a lock, and call the grants without it."""
+    """Decides which transfers of one session may land. Pure: callers hold a lock, and call the grants without it.
+
+    The work after a change does not depend on the number of waiting transfers, which only their client bounds.
+    """
 
     def __init__(self, bound: int) -> None:
         self._bound = bound
         self._waiting: dict[int, _Transfer] = {}  # by feed, in the order of the requests
+        self._carriers: dict[int, int] = {}  # the first feeds of waiting transfers, by each feed that they carry
+        self._of_launch: dict[int, dict[int, None]] = {}  # the first feeds of waiting transfers, by launch
         self._landing: dict[int, _Transfer] = {}
         self._here: dict[int, _Here] = {}
+        self._known: Counter[int] = Counter()  # by launch: the transfers and feeds above
+        self._launches: list[int] = []  # a heap of these launches, and of some that have no feeds any more
         self.held = 0  # bytes that have landed or may land
         self.unasked = 0  # held bytes that arrived without a request
 
     def request(self, feed: int, nbytes: int, launch: int, grant: Callable[[], None], also: Sequence[int] = ()) -> None:
         """Add a transfer that was announced. `admitted` returns its grant once it may land."""
+        self._forget(self._stop_waiting(feed))
         self._waiting[feed] = _Transfer(nbytes, launch, grant, also)
+        self._carriers.update(dict.fromkeys((feed, *also), feed))
+        if launch:
+            self._of_launch.setdefault(launch, {})[feed] = None
+            if not self._known[launch]:
+                heappush(self._launches, launch)
+            self._known[launch] += 1
 
     def admitted(
-        self, is_awaited: Callable[[int], bool] = lambda feed: False, everything: bool = False
+        self,
+        changed: Iterable[int] = (),
+        is_awaited: Callable[[int], bool] = lambda feed: False,
+        everything: bool = False,
     ) -> list[Callable[[], None]]:
-        """Return the grants of transfers that may land from now on. A blocked plan waits for feeds that are awaited."""
-        granted = []
+        """Return the grants of transfers that may land from now on. A blocked plan waits for feeds that are awaited.
+
+        `changed` are feeds that were requested, or are awaited, since the last call.
+        """
         if not self._waiting:
             return []
-        oldest = -1  # not known yet, since finding it examines all feeds
-        for feed, transfer in list(self._waiting.items()):
-            fits = not self.held or self.held + transfer.nbytes <= self._bound
-            if not (everything or fits or is_awaited(feed) or any(map(is_awaited, transfer.also))):
-                oldest = self._oldest() if oldest < 0 else oldest
-                if not transfer.launch or transfer.launch != oldest:
-                    continue
-            del self._waiting[feed]
-            self._landing[feed] = transfer
-            self.held += transfer.nbytes
-            granted.append(transfer.grant)
+        if everything:
+            return [self._land(feed) for feed in list(self._waiting)]
+        granted = []
+        for feed in changed:
+            first = self._carriers.get(feed)
+            if first is not None and (self._fits(first) or any(map(is_awaited, (first, *self._waiting[first].also)))):
+                granted.append(self._land(first))
+        granted += [self._land(feed) for feed in list(self._of_launch.get(self._oldest(), ()))]
+        if self.held <= self._bound:
+            granted += [self._land(feed) for feed in list(islice(self._waiting, MOST_EXAMINED)) if self._fits(feed)]
         return granted
+
+    def _fits(self, feed: int) -> bool:
+        return not self.held or self.held + self._waiting[feed].nbytes <= self._bound
+
+    def _land(self, feed: int) -> Callable[[], None]:
+        """Let a waiting transfer land, and return its grant."""
+        transfer = self._stop_waiting(feed)
+        assert transfer is not None
+        self._withdraw_landing(feed)  # a peer may announce a feed twice
+        self._landing[feed] = transfer
+        self.held += transfer.nbytes
+        return transfer.grant
+
+    def _stop_waiting(self, feed: int) -> _Transfer | None:
+        transfer = self._waiting.pop(feed, None)
+        if transfer is None:
+            return None
+        for each in (feed, *transfer.also):
+            if self._carriers.get(each) == feed:
+                del self._carriers[each]
+        if transfer.launch:
+            others = self._of_launch[transfer.launch]
+            del others[feed]
+            if not others:
+                del self._of_launch[transfer.launch]
+        return transfer
+
+    def _forget(self, each: _Transfer | _Here | None) -> None:
+        """Note that a transfer or a feed of a launch is not known any more."""
+        if each is None or not each.launch:
+            return
+        self._known[each.launch] -= 1
+        if not self._known[each.launch]:
+            del self._known[each.launch]
+            if len(self._launches) > 2 * len(self._known) + _LEAST_STALE:
+                self._launches = list(self._known)
+                heapify(self._launches)
 
     def _oldest(self) -> int:
         """Return the oldest launch that has a feed here, landing or waiting, or 0 if none is known."""
-        launches = [each.launch for each in (*self._waiting.values(), *self._landing.values())]
-        launches += [each.launch for each in self._here.values()]
-        return min(filter(None, launches), default=0)
+        while self._launches and self._launches[0] not in self._known:
+            heappop(self._launches)
+        return self._launches[0] if self._launches else 0
+
+    def waiting_in(self, feeds: range) -> list[int]:
+        """Return the feeds in a range that waiting transfers carry."""
+        return _within(feeds, self._carriers)
 
     def landed(self, feed: int, nbytes: int, was_asked: bool = False) -> None:
         """Count a feed that has arrived, admitted or not. With `was_asked`, it is a part of an admitted transfer."""
@@ -386,13 +457,18 @@ class ReceiveWindow:
         if here is not None:
             self.held -= here.nbytes
             self.unasked -= here.unasked
+            self._forget(here)
 
     def withdraw(self, feed: int) -> None:
         """Forget a transfer that will not land."""
-        self._waiting.pop(feed, None)
+        self._forget(self._stop_waiting(feed))
+        self._withdraw_landing(feed)
+
+    def _withdraw_landing(self, feed: int) -> None:
         transfer = self._landing.pop(feed, None)
         if transfer is not None:
             self.held -= transfer.nbytes
+            self._forget(transfer)
 
     def is_landing(self, feed: int) -> bool:
         """Return whether the feed was admitted and has not arrived."""
