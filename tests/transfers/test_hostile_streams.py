@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,6 +24,7 @@ from atoll.transfers.stream_transfers import (
     Landed,
     MoreStreams,
     NoRoom,
+    ReceiveBuffers,
     StreamPiece,
 )
 from tests.transfers.ends import SECONDS, Receiver, content, frame, received, tcp_pair
@@ -140,6 +142,18 @@ def test_announcements_cost_no_memory_before_bytes_come(tcp_raw: Raw) -> None:
     mine.sendall(frame(Probe()))
     mine.shutdown(socket.SHUT_WR)
     assert receiver.join() is None
+
+
+def test_a_transfer_in_parts_costs_no_memory_for_chunks_without_credit() -> None:
+    """All transfers of the oldest launch are admitted, and a client can announce many of them with few bytes."""
+    buffers = ReceiveBuffers(lambda transfer, chunks: None, CHUNK_BYTES)
+    tracemalloc.start()
+    try:
+        for transfer in range(1, 101):
+            buffers.admit(buffers.announce(StreamPiece(1, transfer, MAX_PIECE, transfer=transfer, part=1)))
+        assert tracemalloc.get_traced_memory()[0] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(("sent", "sends"), [(Alive(3), False), (Chunk(1, 0), True)])

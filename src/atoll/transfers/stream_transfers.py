@@ -268,7 +268,7 @@ class ReceiveBuffer:
         self.delivered = 0  # parts
         self.is_delivering = False
         self._is_dropped = False
-        self._seen = bytearray()
+        self._seen = bytearray()  # by chunk with credit, whether it has arrived
         self._parts: dict[int, Any] = {}
         self._missing: dict[int, int] = {}  # by part, the number of chunks that have not landed
 
@@ -279,7 +279,7 @@ class ReceiveBuffer:
         else:
             self._part(0)
             self.credit = self.chunks
-        self._seen = bytearray(self.chunks)
+        self._seen = bytearray(self.credit)
         return self.credit
 
     def _part(self, number: int) -> Any:
@@ -334,6 +334,7 @@ class ReceiveBuffer:
         credit = min(self.chunks, self.credit + self._per_part)
         if credit == self.credit:
             return None
+        self._seen += bytes(credit - self.credit)
         self.credit = credit
         return credit
 
