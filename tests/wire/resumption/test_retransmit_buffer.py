@@ -57,3 +57,13 @@ def test_a_peer_that_says_it_has_more_than_was_sent_or_less_than_it_had_is_refus
     buffer.acknowledge(Counts(1, 1))
     with pytest.raises(FrameError, match="but 2 \\+ 1 were sent and it acknowledged 1 \\+ 1 before"):
         buffer.acknowledge(counts)
+
+
+def test_only_more_acknowledgments_than_messages_mean_that_the_state_is_older_than_the_peers() -> None:
+    buffer = RetransmitBuffer(LIMIT)
+    buffer.retain(b"frame")
+    buffer.acknowledge(Counts(1, 0))
+    with pytest.raises(FrameError, match=r"the state here is older than the peer's, .* older backup"):
+        buffer.acknowledge(Counts(2, 0))
+    with pytest.raises(FrameError, match=r"before$"):
+        buffer.acknowledge(Counts(0, 0))

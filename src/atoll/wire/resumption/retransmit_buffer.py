@@ -72,9 +72,11 @@ class RetransmitBuffer:
         if not all(
             least <= count <= most for least, count, most in zip(self.acknowledged, counts, self.sent, strict=True)
         ):
+            is_older = any(count > most for count, most in zip(counts, self.sent, strict=True))
+            older = ": the state here is older than the peer's, as after the restore of an older backup"
             raise FrameError(
                 f"the peer acknowledged {_text(counts)} messages, but {_text(self.sent)} were sent and it acknowledged "
-                f"{_text(self.acknowledged)} before"
+                f"{_text(self.acknowledged)} before{older if is_older else ''}"
             )
         for _ in range(counts.whole - self.acknowledged.whole):
             self.nbytes -= len(self.whole.popleft())
