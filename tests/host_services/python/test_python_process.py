@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import socket
 import subprocess
@@ -32,6 +33,15 @@ class Sleeping(PythonProcess):
         command = [sys.executable, "-S", "-c", "import time; time.sleep(1000)"]
         self.started.set()  # with the lock that `kill` acquires
         return subprocess.Popen(command, stdout=subprocess.PIPE, pass_fds=(theirs.fileno(),), start_new_session=True)
+
+
+class Reaped(PythonProcess):
+    """Process that has ended, and for which something else in the worker has waited."""
+
+    def _start(self, theirs: socket.socket, coordinator_address: str) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen([sys.executable, "-S", "-c", ""], stdout=subprocess.PIPE, start_new_session=True)
+        os.waitpid(process.pid, 0)
+        return process
 
 
 def _ignore(_: Any) -> None:
@@ -69,3 +79,10 @@ def test_a_process_that_is_killed_is_over_before_it_has_freed_its_memory(monkeyp
     assert ends.empty()
     freed.set()
     assert ends.get(timeout=SECONDS) == "gone"
+
+
+def test_a_process_that_was_reaped_elsewhere_has_ended() -> None:
+    ends: queue.SimpleQueue[str] = queue.SimpleQueue()
+    options: Any = None
+    Reaped("a session", options, nowhere, _ignore, ends.put, lambda: None, lambda: 0).start()
+    assert "cannot be started" not in ends.get(timeout=SECONDS)

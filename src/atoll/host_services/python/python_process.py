@@ -25,6 +25,7 @@ import numpy as np
 from atoll.cluster.environment_variables import PYTHON_ENVIRONMENT, PYTHON_PATH
 from atoll.cluster.processes.bugs import described, start_in
 from atoll.cluster.processes.child import ExitMessage, how_it_ended
+from atoll.cluster.processes.lifeline import open_pid
 from atoll.cluster.processes.oom_kills import OomKills
 from atoll.cluster.processes.priorities import restore_priority
 from atoll.cluster.processes.process_runtime import (
@@ -240,7 +241,9 @@ def _signal(process: subprocess.Popen[bytes], number: int) -> None:
 
 def _ends_soon(process: subprocess.Popen[bytes]) -> bool:
     """Return whether the process ends within `_END_SECONDS`. Does not reap it, so its group's number stays valid."""
-    descriptor = os.pidfd_open(process.pid)
+    descriptor = open_pid(process.pid)
+    if descriptor is None:
+        return True
     try:
         poller = select.poll()
         poller.register(descriptor, select.POLLIN)
