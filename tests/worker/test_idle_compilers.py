@@ -7,10 +7,12 @@ from typing import Any, cast
 
 import pytest
 
+from atoll.cluster.topology import Topology
+from atoll.controller.validation.peer_validation import HOSTS
 from atoll.devices.compilers.compiler_messages import CompileProgram, Finished, Rejected
 from atoll.devices.compilers.compiler_server import CompilerCrashedError
 from atoll.errors import OK, Code, Status, StatusError
-from atoll.protocol.messages import CompileReport, CompileStage
+from atoll.protocol.messages import Compiled, CompileReport, CompileStage
 from atoll.worker.compilers import Compilation, Compilers
 from tests.waiting import until
 
@@ -24,6 +26,7 @@ class Process:
     has_ended = False
     is_closed = False
     is_killed = False
+    rejection = OK
 
     def __init__(self) -> None:
         self.ticks = self.reads = 0
@@ -41,7 +44,7 @@ class Process:
         self.ends.get(timeout=SECONDS)
         if self.is_killed:
             raise CompilerCrashedError(Status(int(Code.INTERNAL), "it was killed"))
-        return Finished(Rejected(OK), retires=True)
+        return Finished(Rejected(self.rejection), retires=True)
 
     def kill(self) -> None:
         self.is_killed = True
@@ -74,6 +77,27 @@ def test_an_idle_process_is_kept_for_an_open_session_only(is_open: bool) -> None
     compilers.give_back(7, process, takes_more=True)
     assert process.is_closed is not is_open
     assert (compilers.take(7) is process) is is_open
+
+
+@pytest.mark.parametrize("code", [Code.RESOURCE_EXHAUSTED, 0, 99, -1])
+def test_any_rejection_by_a_compiler_process_is_a_status_that_the_controller_takes(code: int) -> None:
+    """A tenant's program may control the process. The controller expels a worker that reports another status."""
+    server = Server()
+    compilers = Compilers(cast(Any, server))
+    failures: queue.SimpleQueue[Status] = queue.SimpleQueue()
+
+    def work(compilation: Compilation) -> None:
+        with pytest.raises(StatusError) as caught:
+            compilation.compile(PROGRAM, None, "f")
+        failures.put(caught.value.status)
+
+    compilers.submit("ana", 1.0, 7, False, work)
+    until(lambda: len(server.processes) == 1)
+    server.processes[0].rejection = Status(code, "no", {str(number): b"" for number in range(17)})
+    server.processes[0].ends.put(None)
+    status = failures.get(timeout=SECONDS)
+    HOSTS[Compiled](Compiled("f", status, b"", 0.0, False), Topology.parse("1x1x1"))
+    assert status.code == (Code.RESOURCE_EXHAUSTED if code == Code.RESOURCE_EXHAUSTED else Code.INTERNAL)
 
 
 def test_progress_is_the_cpu_time_of_the_process_that_compiles() -> None:

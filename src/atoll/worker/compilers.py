@@ -15,12 +15,13 @@ from collections.abc import Callable
 
 from atoll.devices.compilers.compiler_messages import CompiledProgram, CompileProgram, OutlinedProgram, Rejected
 from atoll.devices.compilers.compiler_server import Asked, CompilerCrashedError, CompilerProcess, CompilerServer
-from atoll.errors import Code, StatusError
+from atoll.errors import Code, Status, StatusError
 from atoll.protocol.messages import CompileReport, CompileStage
 from atoll.worker.compile_queue import CompileQueue, State
 
 # Idle processes. If there are more, the one that has been idle for the longest time ends.
 MOST_IDLE = 8
+_CODES = frozenset(map(int, Code))
 
 
 class Compilation:
@@ -64,8 +65,7 @@ class Compilation:
             self._compilers.give_back(self.session, process, takes_more)
             self.seconds = self._compilers.end(self)
         if isinstance(finished.outcome, Rejected):
-            finished.outcome.status.raise_if_error()
-            raise StatusError(Code.INTERNAL, "a compiler process has rejected a program without a reason")
+            raise _rejection(finished.outcome.status)
         return finished.outcome
 
     def cancel(self) -> None:
@@ -215,3 +215,13 @@ class Compilers:
             compilation.work(compilation)
         finally:
             self.end(compilation)
+
+
+def _rejection(status: Status) -> StatusError:
+    """Return the error for a program that a compiler process has rejected, with a valid code and no payloads.
+
+    A tenant's program may control the process, and the controller expels a worker that reports an invalid status.
+    """
+    if status.ok:
+        return StatusError(Code.INTERNAL, "a compiler process has rejected a program without a reason")
+    return StatusError(Code(status.code) if status.code in _CODES else Code.INTERNAL, status.message)
