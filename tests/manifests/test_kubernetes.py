@@ -127,7 +127,7 @@ def test_all_pods_meet_the_pod_security_standard_restricted(user: User) -> None:
             }
 
 
-def test_the_journal_and_the_log_outlive_the_pod_of_the_controller(user: User) -> None:
+def test_the_journal_and_the_usage_outlive_the_pod_of_the_controller(user: User) -> None:
     documents = manifests(user, "--islands", "1x1x1", "--storage", "20Gi")
     (claim,) = of_kind(documents, "PersistentVolumeClaim")
     (controller,) = of_kind(documents, "Deployment")
@@ -141,6 +141,15 @@ def test_the_journal_and_the_log_outlive_the_pod_of_the_controller(user: User) -
     without = manifests(user, "--islands", "1x1x1", "--storage", "none")
     assert of_kind(without, "PersistentVolumeClaim") == []
     assert "--journal" not in str(without)
+
+
+def test_all_directories_of_a_container_can_be_written(user: User) -> None:
+    for pod in pods(manifests(user, "--islands", "2x1x1", "--web", "--standby")):
+        for container in pod["spec"]["containers"]:
+            values = {each["name"]: each.get("value", "") for each in container["env"]}
+            mounts = {each["mountPath"]: each.get("readOnly", False) for each in container["volumeMounts"]}
+            for name in ("HOME", "ATOLL_STATE_DIR", "ATOLL_CACHE_DIR", "XDG_RUNTIME_DIR"):
+                assert mounts.get(values[name]) is False, f"{name} of {container['name']}"
 
 
 def test_only_pods_of_the_cluster_and_its_clients_reach_it(user: User) -> None:

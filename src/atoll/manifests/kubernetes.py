@@ -316,7 +316,11 @@ def _host(cluster: KubernetesCluster, island: int, labels: Mapping[str, str]) ->
     """Return the pod of one host. Kubernetes sets JOB_COMPLETION_INDEX to the host's rank in the island."""
     command = ["atoll", "host", "--address", cluster.address, "--advertise", "$(POD_IP)"]
     command += ["--grace", str(GRACE_SECONDS), "--stay"]
-    volumes = _writable() | {"shared-memory": (_SHARED_MEMORY, _memory(cluster.shared_memory))}
+    # The state has the key of compiled programs, and sessions on disk, which outlive the controller's pod.
+    volumes = _writable() | {
+        "state": (STATE, {"emptyDir": {}}),
+        "shared-memory": (_SHARED_MEMORY, _memory(cluster.shared_memory)),
+    }
     container = _container(cluster, "host", command, volumes)
     container["env"] += [
         {"name": "JOB_INDEX", "value": str(island)},
