@@ -63,9 +63,7 @@ def test_a_process_that_is_killed_is_over_before_it_has_freed_its_memory(monkeyp
 
     def reaped(process: subprocess.Popen[bytes], *arguments: Any) -> str:
         assert freed.wait(SECONDS)
-        assert process.stdout is not None
-        with process.stdout:
-            return how_it_ended(process, *arguments)
+        return how_it_ended(process, *arguments)
 
     monkeypatch.setattr(module, "_ends_soon", lambda process: False)
     monkeypatch.setattr(module, "how_it_ended", reaped)
@@ -84,5 +82,11 @@ def test_a_process_that_is_killed_is_over_before_it_has_freed_its_memory(monkeyp
 def test_a_process_that_was_reaped_elsewhere_has_ended() -> None:
     ends: queue.SimpleQueue[str] = queue.SimpleQueue()
     options: Any = None
-    Reaped("a session", options, nowhere, _ignore, ends.put, lambda: None, lambda: 0).start()
+    process = Reaped("a session", options, nowhere, _ignore, ends.put, lambda: ends.put("gone"), lambda: 0)
+    process.start()
     assert "cannot be started" not in ends.get(timeout=SECONDS)
+    assert ends.get(timeout=SECONDS) == "gone"
+    assert process._process is not None
+    output = process._process.stdout
+    assert output is not None
+    assert output.closed

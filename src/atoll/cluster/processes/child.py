@@ -134,7 +134,10 @@ _LINES, _BYTES = 20, 4096
 
 
 class ExitMessage:
-    """Copies the `output` of a child process to standard error, on a thread, and keeps its last lines."""
+    """Copies the `output` of a child process to standard error, on a thread, and keeps its last lines.
+
+    The thread closes `output` at its end.
+    """
 
     def __init__(self, output: IO[bytes], name: str) -> None:
         self._output = output
@@ -143,11 +146,12 @@ class ExitMessage:
         self._thread.start()
 
     def _read(self) -> None:
-        while line := self._output.readline(_BYTES):  # bounded, since the output may have no line breaks
-            self._lines.append(line)
-            with contextlib.suppress(OSError):
-                sys.stderr.buffer.write(line)
-                sys.stderr.buffer.flush()
+        with self._output:
+            while line := self._output.readline(_BYTES):  # bounded, since the output may have no line breaks
+                self._lines.append(line)
+                with contextlib.suppress(OSError):
+                    sys.stderr.buffer.write(line)
+                    sys.stderr.buffer.flush()
 
     def text(self, seconds: float) -> str:
         """Return the last lines of a process that has ended. Wait up to `seconds` for output that is not read yet."""
