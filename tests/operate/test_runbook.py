@@ -33,10 +33,12 @@ pytestmark = [
 
 @pytest.fixture
 def user(program_cache: Path) -> Iterator[User]:
-    with tempfile.TemporaryDirectory(prefix="at-") as directory:
-        state = tempfile.mkdtemp(prefix="at-state-")
-        with User(Path(directory), program_cache, ATOLL_STATE_DIR=state) as someone:
-            yield someone
+    with (
+        tempfile.TemporaryDirectory(prefix="at-") as directory,
+        tempfile.TemporaryDirectory(prefix="at-state-") as state,
+        User(Path(directory), program_cache, ATOLL_STATE_DIR=state) as someone,
+    ):
+        yield someone
 
 
 def metrics(user: User, *options: str) -> dict[tuple[str, ...], float]:
