@@ -181,7 +181,7 @@ def test_a_host_that_was_stopped_is_on_the_time_line_with_what_it_did_before_and
 
 @pytest.mark.parametrize("restarts", [True, False])
 def test_what_a_host_does_while_no_controller_runs_is_on_the_time_line_at_its_true_place(restarts: bool):
-    """The controller's clock stands still for 30 seconds. The host's clock goes on, and is that of the trace."""
+    """The controller's clock stands still for 30 seconds. The host's clock continues, and so does that of the trace."""
     play = Traced("1x1x1")
     play.with_call()
     play.array(10)

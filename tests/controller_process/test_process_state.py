@@ -77,7 +77,7 @@ def test_the_time_for_which_a_controller_is_stopped_does_not_count() -> None:
     uptime += 700.0
     clock.advance_to(before + 500.0)  # by an event of another process
     assert clock.now() == before + 703.0, "it continues"
-    assert clock.skipped == 699.0, "of its own process"
+    assert clock.skipped == 699.0, "the stops of this process only"
 
 
 def reading(wall: float, uptime: float, boot: str = "a") -> e.ClockReading:

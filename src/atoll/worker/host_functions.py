@@ -328,7 +328,7 @@ class Functions:
     ) -> None:
         """Load the program from the cache, or queue it for a compiler process. Raise RESOURCE_EXHAUSTED.
 
-        If it ends the process, it fails with `after_crash`, or with an error that says so.
+        If it ends the process, the compilation fails with `after_crash`, or with an error that names the crash.
         """
         callbacks = self._callbacks(source, message)
         targets = self._libraries.register(message, source.targets)

@@ -19,7 +19,6 @@ from atoll.protocol.questions import MOST_ARRAYS, MOST_CONTENTS, ContentsQuestio
 MOST_BYTES = 1 << 16  # of an array that is read together with others
 # Guards of explicit transfers to the host that allow them without a message.
 _GUARDS = (None, "allow", "log", "disallow")
-_MOST_KEPT = 256
 
 
 def _together(one_by_one: Callable[[Any], Any]) -> Callable[[Any], Any]:
