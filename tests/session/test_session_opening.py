@@ -18,6 +18,7 @@ from atoll.session.session_opening import open_session
 from atoll.transfers.channel import DataChannel
 from atoll.wire.address import Address
 from atoll.wire.connection import Connection
+from atoll.wire.resumption.link_messages import ResumeRefused
 from tests.session.fake_cluster import welcome
 from tests.session.test_channels import FakeChannel
 from tests.waiting import PATIENCE_SECONDS, until_async
@@ -221,6 +222,26 @@ def test_a_controller_that_is_not_there_yet_is_waited_for(tmp_path, monkeypatch)
         await asyncio.sleep(0.05)
 
     asyncio.run(run())
+
+
+def test_a_controller_that_admits_nobody_now_is_waited_for_longer_than_one_that_is_not_there(tmp_path, monkeypatch):
+    Hosts(monkeypatch, set())
+    began = time.monotonic()
+
+    def answer(connection: Connection, hello: m.Hello) -> None:
+        if time.monotonic() - began > 1.0:
+            lets_in(connection, hello)
+        else:
+            connection.send_link(ResumeRefused("it does not hold its lease", False))
+            connection.close()
+
+    controller = Controller(answer)
+
+    async def work(address: Address) -> None:
+        (await opened(address, patience=0.1)).close()
+        assert len(controller.connections) > 1
+
+    play(tmp_path, controller, work)
 
 
 def test_no_process_at_the_address_is_an_error_when_patience_ends(tmp_path):

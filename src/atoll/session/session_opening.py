@@ -30,9 +30,8 @@ from atoll.wire.tls.identity import Identity
 
 _log = logging.getLogger(__name__)
 
-# Selects the platform of a script's devices, if the islands of a cluster have several platforms.
-
 _WELCOME_SECONDS = 60.0
+_ADMISSION_SECONDS = 60.0  # to try controllers that admit nobody now, for instance because they do not hold their lease
 _RETRY_SECONDS = 0.02
 
 
@@ -106,6 +105,9 @@ async def open_session(
 ) -> ClusterSession:
     """Open a session with a controller that may still be starting. Try for `patience` seconds.
 
+    If a controller answers that it admits nobody now, try for longer: a standby may take over, or the controller may
+    acquire its lease again.
+
     `identity` is for controllers and hosts that use TLS. `platform` selects the platform of the session's devices; ""
     stands for that of the cluster's first island. `run` has the name of the session, which waits
     until the name is free.
@@ -118,7 +120,7 @@ async def open_session(
     retry = Retry(_RETRY_SECONDS, patience=patience)
     try:
         return await retry.call_async(
-            lambda: _Opening(controller, first_handle, identity, on_hosts_lost).run(hello, retry.seconds_left),
+            lambda: _Opening(controller, first_handle, identity, on_hosts_lost).run(hello),
             _StillStartingError,
         )
     except _StillStartingError as error:
@@ -144,7 +146,7 @@ class _Opening:
         self._opened: ClusterSession | None = None
         self._session: asyncio.Future[ClusterSession] = self._loop.create_future()
 
-    async def run(self, hello: m.Hello, patience: float) -> ClusterSession:
+    async def run(self, hello: m.Hello) -> ClusterSession:
         try:
             connection = self._connection = await dial(
                 self._controller,
@@ -152,7 +154,7 @@ class _Opening:
                 self._handle,
                 self._lost,
                 name="the Atoll controller",
-                patience=patience,
+                patience=_ADMISSION_SECONDS,
                 identity=self._identity,
             )
         except AccessError:
