@@ -23,6 +23,7 @@ from atoll.wire.connection import Connection
 from atoll.wire.endpoints import connect, listen
 from atoll.wire.resumption.dialed_connection import DialedConnection, dial
 from atoll.wire.resumption.resumable_connection import ResumableConnection
+from atoll.wire.unauthenticated import UnauthenticatedConnections
 from tests.controller.play import ready
 from tests.waiting import until_async
 
@@ -64,7 +65,8 @@ class Process:
         options = ControllerOptions(str(address), SETTINGS, 0)
         self.address = address
         state = state or ProcessState(new_controller(options))
-        self.shell = ControllerShell(options, state, asyncio.Event(), times=times)
+        self.unauthenticated = UnauthenticatedConnections()
+        self.shell = ControllerShell(options, state, asyncio.Event(), unauthenticated=self.unauthenticated, times=times)
         self.events: list[e.AnyEvent] = []
         self.server: asyncio.Server
         self._handles = self.shell.controller.handle

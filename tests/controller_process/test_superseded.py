@@ -76,8 +76,8 @@ def test_a_client_that_claims_a_later_term_does_not_end_the_controller(tmp_path:
         await client.next_of(WELCOME)
         claim_later_term(client, 8)
         assert isinstance(client.connection, DialedConnection)
-        refused = process.shell._unauthenticated.statistics().refused
-        while process.shell._unauthenticated.statistics().refused < refused + 2:  # its retries fail
+        refused = process.unauthenticated.statistics().refused
+        while process.unauthenticated.statistics().refused < refused + 2:  # its retries fail
             await asyncio.sleep(0.01)
         assert client.connection.is_away
         assert process.shell.state is ShellState.RUNNING

@@ -27,7 +27,7 @@ from atoll.controller.faults import NothingChangedError, failure
 from atoll.controller_process.collector import Collector
 from atoll.controller_process.controller_options import CHARGED, FAILED, READY, ControllerOptions, report
 from atoll.controller_process.entry import CLEANED, clean
-from atoll.controller_process.frame_limits import limits_of_client
+from atoll.controller_process.incoming_connection import IncomingConnection, PeerServices
 from atoll.controller_process.process_state import (
     ProcessState,
     ShellDump,
@@ -35,12 +35,7 @@ from atoll.controller_process.process_state import (
     encode_snapshot,
     skipped_between,
 )
-from atoll.controller_process.standby_replication import (
-    SUSPICION_SECONDS,
-    StandbyReplication,
-    is_standby,
-    put_off,
-)
+from atoll.controller_process.standby_replication import SUSPICION_SECONDS, StandbyReplication
 from atoll.controller_process.step_budget import StepBudget
 from atoll.controller_process.takeover import first_term
 from atoll.errors import AtollError, Code, Status
@@ -58,9 +53,9 @@ from atoll.state.stepped_work import TurnFailedError
 from atoll.telemetry.load import LoadMeter
 from atoll.wire import late_timers
 from atoll.wire.connection import Connection
-from atoll.wire.framing import FrameLimits, encode
+from atoll.wire.framing import encode
 from atoll.wire.resumption.accepted_link import CONTROLLERS
-from atoll.wire.resumption.link_messages import AlternateAddresses, AnyLinkMessage, Resume
+from atoll.wire.resumption.link_messages import AlternateAddresses
 from atoll.wire.resumption.resumable_connections import AcceptedConnection, ResumableConnections
 from atoll.wire.unauthenticated import UnauthenticatedConnections
 
@@ -141,7 +136,6 @@ class ControllerShell(StateMachine[ShellState]):
         self.keeper = Keeper(options.usage_file, options.cache_directory)
         self._report = partial(report, options.ready_fd)
         self._stop = stop
-        self._unauthenticated = unauthenticated or UnauthenticatedConnections()
         self._next = state.next
         self._timers = state.timers
         self._others = state.others
@@ -165,7 +159,15 @@ class ControllerShell(StateMachine[ShellState]):
         if lease is not None:
             lease.watch(self._lease_changed_in_thread)
             self._loop.call_soon(self._lease_changed)  # it may have been lost before
-        self._resumes = self.controller.settings.grace_seconds > 0
+        self._peer_services = PeerServices(
+            controller=self.controller,
+            connections=self._connections,
+            replication=self.replication,
+            resumable=self.resumable,
+            unauthenticated=unauthenticated or UnauthenticatedConnections(),
+            has_lease=lease is not None,
+            resumes=self.controller.settings.grace_seconds > 0,
+        )
         self._is_journaled = bool(options.journal)
         self.state = ShellState.RUNNING
         self.failure = ""
@@ -254,75 +256,26 @@ class ControllerShell(StateMachine[ShellState]):
         number = self._next
         self._next += 1
         on_message, on_lost = self._callbacks(number)
-
-        def on_operator(message: Any) -> None:
-            """Handle a message of a command. Refuse changes without the lease, because they could be lost."""
-            reason = self.replication.takeover_suspicion() if isinstance(message, m.Operation) else ""
-            if reason:
-                on_lost("this controller does not hold its lease")
-                put_off(connection, message, reason)
-                return
-            on_message(message)
-
-        def on_first(message: Any) -> None:
-            is_fenced_operator = self.lease is not None and _is_operator(message)
-            connection.set_handlers(on_operator if is_fenced_operator else on_message, on_lost, on_link)
-            if self.lease is not None and not _is_operator(message):
-                reason = self.replication.takeover_suspicion()
-                if reason:
-                    on_lost("this controller does not hold its lease")
-                    put_off(connection, message, reason)
-                    return
-            if self._resumes and is_standby(message):
-                on_lost("it is a standby of this controller")
-                self.replication.serve(connection, clean(message))
-                return
-            on_message(message)
-            if not self.controller.connections.is_admitted(number):
-                return
-            connection.limit_frames(self._limits_of(number))
-            connection.authenticated()
-            if self._resumes and message.resumes:
-                self._connections[number] = self.resumable.grant(number, connection, on_message, on_lost)
-            elif self._resumes:
-                self.resumable.introduce(connection)
-
-        def on_link(message: AnyLinkMessage) -> None:
-            if isinstance(message, Resume):
-                on_lost(f"it resumes connection {message.number}")
-                connection.ignore()
-                connection.limit_frames(self._limits_of(message.number))
-                self.resumable.resume(connection, message)
-
-        def on_made(connection: Connection) -> None:
-            if self._is_over:
-                connection.abort()
-                return
-            if self.joiners is not None and not connection.peer_role:
-                self.joiners.serve(connection)
-                return
-            self._connections[number] = connection
-            self._has_opened = True
-            opened = self._clock(), number, os.urandom(16).hex(), connection.peer_role, connection.peer
-            self._handle(e.ConnectionOpened(*opened))
-
-        connection = Connection(
-            m.ToController,
-            on_first,
-            on_lost,
-            name="a client of the controller",
-            on_made=on_made,
-            on_link=on_link,
-            unauthenticated=self._unauthenticated,
+        incoming = IncomingConnection(
+            self._peer_services,
+            number,
+            on_made=partial(self._made, number),
+            on_message=on_message,
+            on_lost=on_lost,
         )
-        return connection
+        return incoming.connection
 
-    def _limits_of(self, number: int) -> FrameLimits | None:
-        """Return the frame limits of a client, or None for other peers."""
-        peer = self.controller.connections.peers.get(number)
-        if peer is None or peer.tenant is None:
-            return None
-        return limits_of_client(self.controller.resources.device_count)
+    def _made(self, number: int, connection: Connection) -> None:
+        if self._is_over:
+            connection.abort()
+            return
+        if self.joiners is not None and not connection.peer_role:
+            self.joiners.serve(connection)
+            return
+        self._connections[number] = connection
+        self._has_opened = True
+        opened = self._clock(), number, os.urandom(16).hex(), connection.peer_role, connection.peer
+        self._handle(e.ConnectionOpened(*opened))
 
     def _callbacks(self, number: int) -> tuple[Callable[[Any], None], Callable[[str], None]]:
         """Return the callbacks for the messages and the loss of a connection."""
@@ -669,11 +622,6 @@ class ControllerShell(StateMachine[ShellState]):
         for connection in self.resumable.all():
             connection.wait(reason)
             self._handle(e.ConnectionAway(self._clock(), connection.number))
-
-
-def _is_operator(message: Any) -> bool:
-    """Whether a connection's first message is from a command, which may ask for the state of a controller."""
-    return isinstance(message, m.Hello) and message.role == "operator"
 
 
 def _log_event(action: a.Log) -> None:
