@@ -64,6 +64,24 @@ def test_feeds_that_are_taken_together_are_all_there_or_none_of_them_stays():
     assert (released, inbox.nbytes) == (["again", 4], 0)
 
 
+def test_the_end_of_a_channel_withdraws_no_transfer_that_has_replaced_its_own():
+    """A peer that dials again may announce a feed before the old channel has ended."""
+    inbox, granted = Inbox(lambda session, feed: None, max_bytes=10), []
+    first, feed = HOST_FEEDS.start, HOST_FEEDS.start + 1
+    inbox.put(5, first, b"ten bytes!")
+    old, new = object(), object()
+    for piece in (old, new):
+        inbox.admit(5, feed, 10, 0, lambda piece=piece: granted.append(piece), piece=piece)
+    inbox.withdraw(5, feed, old)
+    assert inbox.statistics().waiting == 1
+    inbox.drop(5, first)
+    assert granted == [new]
+    inbox.withdraw(5, feed, old)
+    assert inbox.nbytes == 10
+    inbox.withdraw(5, feed, new)
+    assert inbox.nbytes == 0
+
+
 # ---- ranges of failed feeds
 
 

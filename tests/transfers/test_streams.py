@@ -5,6 +5,7 @@ early ends.
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -346,6 +347,36 @@ def test_a_peer_that_lives_is_waited_for_however_long_it_has_no_room() -> None:
     a.close()
     back.join()
     b.close()
+
+
+@pytest.mark.parametrize("kind", ["tcp", "unix", "file"])
+def test_a_piece_that_is_announced_while_another_thread_closes_the_channel_leaves_nothing(kind: str) -> None:
+    a, b = map(DataChannel, tcp_pair() if kind == "tcp" else socket.socketpair())
+    inbox = Inbox(lambda *_: None, 2 * CHUNK_BYTES)
+    inbox.put(1, 1, content(2 * CHUNK_BYTES))
+
+    class ClosedFirst:
+        def admit(self, piece: Piece, launch: int, grant: Callable[[], None]) -> None:
+            b.close()
+            inbox.admit(1, piece.feed, piece.nbytes, launch, grant, piece=piece)
+
+        def withdraw(self, piece: Piece) -> None:
+            inbox.withdraw(1, piece.feed, piece)
+
+    receiver = threading.Thread(target=b.receive, args=(lambda *_: None, None, None, ClosedFirst()), daemon=True)
+    receiver.start()
+    if kind == "file":
+        descriptor = os.memfd_create("test")
+        os.ftruncate(descriptor, CHUNK_BYTES)
+        a.send_contents(1, HOST_FEEDS.start, FileContents(CHUNK_BYTES, descriptor))
+        os.close(descriptor)
+    else:
+        a.start_in_chunks(1, HOST_FEEDS.start, BufferContents(as_views([content(CHUNK_BYTES)])), Ended())
+    receiver.join(LONG)
+    assert not receiver.is_alive()
+    inbox.drop(1, 1)
+    assert inbox.statistics() == inboxes.InboxStatistics(1, 0, 0)
+    a.close()
 
 
 def test_small_pieces_that_a_broken_channel_may_have_lost_are_named() -> None:

@@ -29,6 +29,8 @@ class ReadExecutable(ExecutableWithoutProgram):
     ) -> Coroutine[Any, Any, None]:
         request = self._request
         reader = launch_id if request.reader == READER_OF_RUN else request.reader
+        if reader < 0:
+            raise invalid(f"the launch_id of a run that reads published arrays is {reader}, not the number of a reader")
         cluster.read_version(reader, self.outputs, handles, request.first, request.is_original)
         ended = cluster.make_future()
         cluster.wait(handles, ended.set_result)

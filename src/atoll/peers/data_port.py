@@ -408,7 +408,7 @@ class _InboxBudget:
         if self._port.takes_call(self._session, piece.feed):
             raise FrameError("an answer of a call was announced like a feed, whose bytes may wait")
         also = [feed for feed, _ in group_of(piece)]
-        self._port.inbox.admit(self._session or piece.session, piece.feed, piece.nbytes, launch, grant, also)
+        self._port.inbox.admit(self._session or piece.session, piece.feed, piece.nbytes, launch, grant, also, piece)
 
     def withdraw(self, piece: Piece) -> None:
-        self._port.inbox.withdraw(self._session or piece.session, piece.feed)
+        self._port.inbox.withdraw(self._session or piece.session, piece.feed, piece)

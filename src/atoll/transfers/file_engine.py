@@ -57,6 +57,7 @@ class FileEngine(TransferEngine):
         self._arrivals: Arrivals | None = None
         self._lock = threading.Lock()
         self._waiting: set[_Waiting] = set()
+        self._closed = False
 
     @classmethod
     def reaches(cls, socket: FrameSocket) -> bool:
@@ -101,10 +102,13 @@ class FileEngine(TransferEngine):
         waiting = _Waiting(piece)
         self._arrivals.admit(piece, piece.launch, partial(self._granted, waiting))
         with self._lock:
-            if not waiting.is_granted:
+            is_granted, is_over = waiting.is_granted, self._closed
+            if not (is_granted or is_over):
                 waiting.descriptor = os.dup(descriptor)
                 self._waiting.add(waiting)
-            return waiting.is_granted
+        if is_over and not is_granted:  # the channel has ended
+            self._arrivals.withdraw(piece)
+        return is_granted
 
     def _granted(self, waiting: _Waiting) -> None:
         with self._lock:
@@ -135,6 +139,7 @@ class FileEngine(TransferEngine):
 
     def close(self) -> None:
         with self._lock:
+            self._closed = True
             waiting, self._waiting = self._waiting, set()
         for each in waiting:
             os.close(each.descriptor)

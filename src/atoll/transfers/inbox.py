@@ -79,22 +79,24 @@ class Inbox:
         launch: int,
         grant: Callable[[], None],
         also: Sequence[int] = (),
+        piece: object = None,
     ) -> None:
         """Call `grant` once `nbytes` may land, now or later, on any thread. `put` or `withdraw` follows.
 
         `launch` is the same for feeds of a client that are needed together, and 0 for a feed that is needed by itself.
-        If the transfer carries several feeds, `also` are their numbers, of which `feed` is the first.
+        If the transfer carries several feeds, `also` are their numbers, of which `feed` is the first. `piece`
+        identifies the transfer, and replaces an earlier one of the same feed, which may have been on another channel.
         """
         with self._lock:
             launch = (launch or feed) if feed < _FIRST_HOST_FEED else 0
-            self._windows[session].request(feed, nbytes, launch, grant, also)
+            self._windows[session].request(feed, nbytes, launch, grant, also, piece)
             granted = self._admit(session, (feed, *also))
         _call(granted)
 
-    def withdraw(self, session: int, feed: int) -> None:
-        """Forget a transfer for which `admit` was called and that will not arrive."""
+    def withdraw(self, session: int, feed: int, piece: object = None) -> None:
+        """Forget a transfer for which `admit` was called with this `piece`, and that will not arrive."""
         with self._lock:
-            self._windows[session].withdraw(feed)
+            self._windows[session].withdraw_piece(feed, piece)
             granted = self._admit(session)
         _call(granted)
 
@@ -331,6 +333,7 @@ class _Transfer:
     launch: int
     grant: Callable[[], None]
     also: Sequence[int]  # the feeds that it carries, if there are several
+    piece: object  # identifies the transfer
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,10 +361,18 @@ class ReceiveWindow:
         self.held = 0  # bytes that have landed or may land
         self.unasked = 0  # held bytes that arrived without a request
 
-    def request(self, feed: int, nbytes: int, launch: int, grant: Callable[[], None], also: Sequence[int] = ()) -> None:
+    def request(
+        self,
+        feed: int,
+        nbytes: int,
+        launch: int,
+        grant: Callable[[], None],
+        also: Sequence[int] = (),
+        piece: object = None,
+    ) -> None:
         """Add a transfer that was announced. `admitted` returns its grant once it may land."""
         self._forget(self._stop_waiting(feed))
-        self._waiting[feed] = _Transfer(nbytes, launch, grant, also)
+        self._waiting[feed] = _Transfer(nbytes, launch, grant, also, piece)
         self._carriers.update(dict.fromkeys((feed, *also), feed))
         if launch:
             self._of_launch.setdefault(launch, {})[feed] = None
@@ -458,6 +469,13 @@ class ReceiveWindow:
             self.held -= here.nbytes
             self.unasked -= here.unasked
             self._forget(here)
+
+    def withdraw_piece(self, feed: int, piece: object) -> None:
+        """Forget the transfer of this `piece`, but not one that has replaced it."""
+        for transfers in (self._waiting, self._landing):
+            found = transfers.get(feed)
+            if found is not None and found.piece is piece:
+                self.withdraw(feed)
 
     def withdraw(self, feed: int) -> None:
         """Forget a transfer that will not land."""

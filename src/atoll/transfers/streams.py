@@ -270,6 +270,8 @@ class StreamEngine(TransferEngine):
                 self._refuse(piece, Status(Code.RESOURCE_EXHAUSTED, text))
 
         self._arrivals.admit(piece, piece.launch, grant)
+        if self._closed:  # on another thread, which may have withdrawn the pieces before
+            self._arrivals.withdraw(piece)
 
     def _refuse(self, piece: StreamPiece, status: Status) -> None:
         assert self._arrivals is not None

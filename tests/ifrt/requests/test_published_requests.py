@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from atoll.errors import OK
+from atoll.errors import OK, Code
 from atoll.protocol import messages as m
 from atoll.protocol.version_requests import (
     MOST_LAUNCH_ID,
@@ -39,6 +39,17 @@ def test_a_reader_whose_number_no_run_can_pass_has_its_own_executable(rig: Rig) 
     executable = load(rig, ReadArrays(TARGETS, 0, True, MOST_LAUNCH_ID + 1))
     rig.ask("execute", executable=executable, results=[1, 2])
     assert reads(rig) == [m.ReadVersion(MOST_LAUNCH_ID + 1, 0, TARGETS, (1, 2), True)]
+
+
+def test_a_negative_number_of_a_reader_is_an_error_of_the_run(rig: Rig) -> None:
+    """The controller would end the session of a proxy that sends it."""
+    executable = load(rig, ReadArrays(TARGETS))
+    op = rig.send("execute", executable=executable, options={"launch_id": -5}, results=[1, 2])
+    answer = rig.answer(op)
+    assert answer is not None
+    assert answer.meta.status.code == Code.INVALID_ARGUMENT
+    assert "the launch_id of a run that reads published arrays is -5" in answer.meta.status.message
+    assert reads(rig) == []
 
 
 def test_an_open_version_says_how_many_islands_the_session_had_lost(rig: Rig) -> None:
