@@ -1,7 +1,7 @@
 """The rewards of `examples/grpo.py`: synchronous, one step off-policy, with a trainer that is killed, in one script.
 
 Each form trains on a separate cluster. Runs of one form differ, because each worker draws other answers.
-`docs/pictures/rewards.py` draws the result, and `write_page` puts a table of it on the guide's page.
+`docs/pictures/rewards.py` draws the result, and `write_page` puts a table of it on a page.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from benchmarks.harness.machine import Machine, describe
 from benchmarks.harness.pages import write_between
 
 RESULT = ROOT / "benchmarks" / "results" / "grpo.json"
-PAGE = ROOT / "docs" / "guides" / "post-training.md"
+PAGE = ROOT / "docs" / "design" / "named-arrays.md"
 BEGIN, END = "<!-- rewards: begin (written by benchmarks.grpo) -->", "<!-- rewards: end -->"
 _SCRIPT = ROOT / "examples" / "grpo.py"
 _LAST = 20  # steps whose mean reward counts as the reward at the end

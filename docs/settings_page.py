@@ -28,7 +28,7 @@ slurm` have the options, which take precedence over the keys of a
 """
 _TAIL = """
 All processes listen on unix sockets. With `atoll up --listen HOST:PORT` they use TCP with TLS
-([security](../operate/security.md#security-of-connections)).
+([security](../design/security.md#security-of-connections)).
 """
 
 

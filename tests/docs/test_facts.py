@@ -152,3 +152,8 @@ def test_links_of_pages_outside_of_the_site_lead_to_headings(page: str) -> None:
 def test_a_page_for_users_has_no_dates_and_commits(page: Path) -> None:
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     assert re.findall(r"\b20\d\d-\d\d-\d\d\b|\bcommit [0-9a-f]{7,}\b|\bload of \d", text) == []
+
+
+@pytest.mark.parametrize("page", USER_PAGES, ids=lambda page: str(page.relative_to(DOCS)))
+def test_a_page_for_users_has_no_table_of_measurements(page: Path) -> None:
+    assert re.findall(r"<!-- .*begin \(written by benchmarks.*-->", page.read_text()) == []

@@ -206,7 +206,7 @@ PYTHON_ENVIRONMENT = PROCESSES.add(
     "Names of environment variables, separated by commas, that Python of users on the hosts gets in addition to those "
     "of the allow-list; * for all but those of Atoll and JAX.",
     default="none; * on an embedded cluster",
-    more="See [the allow-list](operate/security.md#files-that-atoll-reads-back).",
+    more="See [the allow-list](design/security.md#python-on-the-hosts).",
 )
 PYTHON_MEMORY = PROCESSES.add(
     "ATOLL_PYTHON_MEMORY",
