@@ -81,11 +81,12 @@ matrix:  ## Run the tests of what touches JAX with other versions: make matrix M
 	  $$venv/bin/python -m pytest --quiet --processes $(WORKERS) $(MATRIX_TESTS) $(ARGS) || exit; \
 	done
 
-check: $(VENV)/.test  ## Check style, types, layers, names in docstrings and prose
+check: $(VENV)/.test  ## Check style, types, and rules of the sources: layers, names, handlers of exceptions, prose
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/test_layers.py tests/test_tidy.py tests/test_late_binding.py
+	$(BIN)/python -m pytest -q tests/test_layers.py tests/test_tidy.py tests/test_late_binding.py tests/test_handlers.py \
+	  tests/test_retries.py tests/test_decodable.py tests/test_atomic_files.py tests/test_text_logic.py
 	$(BIN)/python -m tests.sizes
 
 docs: $(VENV)/.docs  ## Build the documentation site in docs/_build/html; a broken link is an error

@@ -114,6 +114,18 @@ def test_the_workflow_and_the_pages_have_the_versions_of_the_matrix() -> None:
         assert version in page
 
 
+def test_make_check_runs_each_test_of_the_sources() -> None:
+    """Tests of the sources are marked. They start no processes."""
+    marked = {
+        f"tests/{path.name}"
+        for path in (ROOT / "tests").glob("test_*.py")
+        if '\npytestmark = pytest.mark.together("sources")' in path.read_text()
+    }
+    (recipe,) = re.findall(r"^check:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert marked
+    assert marked - set(recipe.split()) == set()
+
+
 def test_the_version_is_the_same_everywhere() -> None:
     assert f"version: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
     (newest, *_) = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
