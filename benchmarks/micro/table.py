@@ -1,4 +1,4 @@
-"""The micro-benchmarks (a) to (ah), as data: speed that users notice, beside stock JAX and other peers."""
+"""The micro-benchmarks (a) to (aj), as data: speed that users notice, beside stock JAX and other peers."""
 
 import importlib.util
 
@@ -385,5 +385,17 @@ BENCHMARKS = (
         ),
         point={"bytes": 1 << 20, "calls": 40},
         metrics=(Metric("rate", "x = f(x), pipelined", "calls/s", Target(0.9, ratio=True)),),
+    ),
+    Benchmark(
+        key="aj",
+        title="device_put of 78 arrays of 256 KiB that are on 4 devices (2 for other devices of the island)",
+        prepare="benchmarks.micro.tree_moves:move_trees",
+        contestants=("atoll, 2 islands of 4 devices", "stock"),
+        metrics=(
+            Metric("axis", "to the same devices, divided along the other axis", "ms"),
+            Metric("devices", "to other devices of the island", "ms"),
+            Metric("island", "to the other island (stock JAX: to the other four devices)", "ms"),
+            Metric("island_singly", "the same, one array per call", "ms"),
+        ),
     ),
 )
