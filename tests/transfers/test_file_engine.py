@@ -155,7 +155,8 @@ class Waiting:
     def __init__(self, directory: Path) -> None:
         self.arrived: list[int] = []
         self._changed = threading.Condition()
-        self.inbox = Inbox(self._on_arrival, max_bytes=100_000)
+        self.has_memory = True
+        self.inbox = Inbox(self._on_arrival, max_bytes=100_000, has_memory=lambda nbytes: self.has_memory)
         self.port = DataPort(Address(path=str(directory / "data")), self.inbox)
         self.port.open_session(5, "secret")
         self.channel = DataChannel.dial(self.port.address)
@@ -171,10 +172,10 @@ class Waiting:
             assert self._changed.wait_for(lambda: len(self.arrived) >= count, SECONDS)
             return self.arrived
 
-    def send(self, feed: int, nbytes: int = 80_000) -> None:
+    def send(self, feed: int, nbytes: int = 80_000, launch: int = 0) -> None:
         descriptor = os.memfd_create("of a client")
         os.write(descriptor, content(nbytes, feed).tobytes())
-        self.channel.send_contents(5, feed, FileContents(nbytes, descriptor))
+        self.channel.send_contents(5, feed, FileContents(nbytes, descriptor, launch))
         os.close(descriptor)
 
     def close(self) -> None:
@@ -216,6 +217,17 @@ def test_a_file_that_was_shortened_while_it_waited_fails_its_feed_alone(waiting:
     with pytest.raises(StatusError, match="DATA_LOSS"):
         waiting.inbox.take(5, 2)
     assert waiting.inbox.take(5, 3)[0][:3].tobytes() == content(3, 3).tobytes()
+
+
+def test_files_that_claim_one_launch_are_refused_without_memory_and_leave_nothing(waiting: Waiting) -> None:
+    waiting.has_memory = False
+    for feed in (1, 2, 3):
+        waiting.send(feed, launch=1)
+    assert waiting.wait(3) == [1, 2, 3]
+    assert waiting.inbox.nbytes == 80_000
+    for feed in (2, 3):
+        with pytest.raises(StatusError, match="too little memory left"):
+            waiting.inbox.take(5, feed)
 
 
 def test_files_that_wait_when_their_channel_ends_leave_nothing(waiting: Waiting) -> None:

@@ -82,6 +82,27 @@ def test_the_end_of_a_channel_withdraws_no_transfer_that_has_replaced_its_own():
     assert inbox.nbytes == 0
 
 
+def test_transfers_beyond_the_bound_land_while_there_is_memory_for_all_that_may_land():
+    inbox = Inbox(lambda session, feed: None, max_bytes=10, has_memory=lambda nbytes: nbytes <= 30)
+    granted, refused = list[int](), dict[int, Status]()
+
+    def admit(session: int, feed: int) -> None:
+        inbox.admit(session, feed, 10, 1, lambda: granted.append(feed), refuse=lambda why: refused.update({feed: why}))
+
+    for feed in (1, 2, 3, 4):
+        admit(5, feed)
+    assert (granted, list(refused)) == ([1, 2, 3], [4])
+    assert refused[4].code == Code.RESOURCE_EXHAUSTED
+    admit(6, 10)
+    admit(6, 11)
+    assert (granted[3:], list(refused)) == ([10], [4, 11]), "sessions share the memory, and each has its bound"
+    inbox.put(5, 1, b"ten bytes!")
+    inbox.put(5, 2, b"ten bytes!")  # the machine counts them now
+    admit(5, 5)
+    assert granted[4:] == [5]
+    assert inbox.nbytes == 50
+
+
 # ---- ranges of failed feeds
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from atoll.errors import Code, StatusError
+from atoll.errors import Code, Status, StatusError
 from atoll.peers.data_port import DataPort
 from atoll.protocol.number_ranges import HOST_FEEDS
 from atoll.transfers import inbox as inboxes
@@ -30,6 +30,7 @@ from tests.transfers.ends import Receiver, content, tcp_pair
 from tests.waiting import until
 
 LONG = 20.0
+Refuse = Callable[[Status], None]
 
 
 class Port:
@@ -38,7 +39,8 @@ class Port:
     def __init__(self, max_bytes: int) -> None:
         self.arrived: list[tuple[int, int]] = []
         self._changed = threading.Condition()
-        self.inbox = Inbox(self._note, max_bytes)
+        self.has_memory = True
+        self.inbox = Inbox(self._note, max_bytes, has_memory=lambda nbytes: self.has_memory)
         self.port = DataPort(Address(host="127.0.0.1"), self.inbox)
         self.port.open_session(5, "secret")
         self.channel = DataChannel.connect(self.port.address, 5, "secret")
@@ -208,6 +210,23 @@ def test_a_launch_larger_than_the_bound_gets_all_of_its_feeds(port: Port) -> Non
     assert of_second.wait() is None
 
 
+@pytest.mark.parametrize("port", [CHUNK_BYTES], indirect=True)
+def test_a_client_that_claims_one_launch_for_all_its_feeds_cannot_fill_the_memory(port: Port) -> None:
+    port.has_memory = False
+    transfers = [port.start(feed, CHUNK_BYTES, launch=1) for feed in range(1, 9)]
+    port.wait(8)
+    assert port.inbox.nbytes == CHUNK_BYTES
+    first, *others = [each.wait() for each in transfers]
+    assert first is None
+    for error in others:
+        assert isinstance(error, StatusError)
+        assert error.status.code == Code.RESOURCE_EXHAUSTED
+        assert "too little memory left" in error.status.message
+    for feed in range(1, 9):
+        port.inbox.drop(5, feed)
+    assert port.start(9, CHUNK_BYTES, launch=9).wait() is None
+
+
 def test_what_a_parked_plan_awaits_never_waits_for_room() -> None:
     inbox = Inbox(lambda *_: None, max_bytes=100)
     granted: list[int] = []
@@ -331,7 +350,7 @@ def test_a_peer_that_lives_is_waited_for_however_long_it_has_no_room() -> None:
     grants: list[Callable[[], None]] = []
 
     class Later:
-        def admit(self, piece: Piece, launch: int, grant: Callable[[], None]) -> None:
+        def admit(self, piece: Piece, launch: int, grant: Callable[[], None], refuse: Refuse) -> None:
             grants.append(grant)
 
         def withdraw(self, piece: Piece) -> None:
@@ -356,7 +375,7 @@ def test_a_piece_that_is_announced_while_another_thread_closes_the_channel_leave
     inbox.put(1, 1, content(2 * CHUNK_BYTES))
 
     class ClosedFirst:
-        def admit(self, piece: Piece, launch: int, grant: Callable[[], None]) -> None:
+        def admit(self, piece: Piece, launch: int, grant: Callable[[], None], refuse: Refuse) -> None:
             b.close()
             inbox.admit(1, piece.feed, piece.nbytes, launch, grant, piece=piece)
 

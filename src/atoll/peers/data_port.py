@@ -404,11 +404,13 @@ class _InboxBudget:
         self._port = port
         self._session = session
 
-    def admit(self, piece: Piece, launch: int, grant: Callable[[], None]) -> None:
+    def admit(self, piece: Piece, launch: int, grant: Callable[[], None], refuse: Callable[[Status], None]) -> None:
         if self._port.takes_call(self._session, piece.feed):
             raise FrameError("an answer of a call was announced like a feed, whose bytes may wait")
         also = [feed for feed, _ in group_of(piece)]
-        self._port.inbox.admit(self._session or piece.session, piece.feed, piece.nbytes, launch, grant, also, piece)
+        self._port.inbox.admit(
+            self._session or piece.session, piece.feed, piece.nbytes, launch, grant, also, piece, refuse
+        )
 
     def withdraw(self, piece: Piece) -> None:
         self._port.inbox.withdraw(self._session or piece.session, piece.feed, piece)

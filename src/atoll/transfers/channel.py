@@ -89,8 +89,11 @@ OnMemory = Callable[[int], None]
 class ReceiveBudget(Protocol):
     """Decides when the bytes of large pieces may arrive. Called on any thread; must not block."""
 
-    def admit(self, piece: Piece, launch: int, grant: Callable[[], None]) -> None:
-        """Call `grant` once the bytes may arrive, now or later. The piece, its failure or `withdraw` follows."""
+    def admit(self, piece: Piece, launch: int, grant: Callable[[], None], refuse: Callable[[Status], None]) -> None:
+        """Call `grant` once the bytes may arrive, now or later. The piece, its failure or `withdraw` follows.
+
+        Call `refuse` instead if the bytes may never arrive. The failure of the piece follows.
+        """
 
     def withdraw(self, piece: Piece) -> None:
         """Forget a piece that was passed to `admit` and will not arrive."""
@@ -471,7 +474,7 @@ class DataChannel:
 class Unlimited:
     """A budget without a limit."""
 
-    def admit(self, piece: Piece, launch: int, grant: Callable[[], None]) -> None:
+    def admit(self, piece: Piece, launch: int, grant: Callable[[], None], refuse: Callable[[Status], None]) -> None:
         grant()
 
     def withdraw(self, piece: Piece) -> None:

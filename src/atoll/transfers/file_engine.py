@@ -39,12 +39,13 @@ class FilePiece(Piece, frozen=True, array_like=True, tag="f"):
 class _Waiting:
     """A file that may have to wait for the budget. Guarded by the lock of its engine."""
 
-    __slots__ = ("descriptor", "is_granted", "piece")
+    __slots__ = ("descriptor", "is_granted", "is_refused", "piece")
 
     def __init__(self, piece: FilePiece) -> None:
         self.piece = piece
         self.descriptor = -1  # a duplicate, once the file waits
         self.is_granted = False
+        self.is_refused = False
 
 
 class FileEngine(TransferEngine):
@@ -100,13 +101,13 @@ class FileEngine(TransferEngine):
         """Return whether the file may be read now. If not, a thread reads it once the budget admits it."""
         assert self._arrivals is not None
         waiting = _Waiting(piece)
-        self._arrivals.admit(piece, piece.launch, partial(self._granted, waiting))
+        self._arrivals.admit(piece, piece.launch, partial(self._granted, waiting), partial(self._refused, waiting))
         with self._lock:
-            is_granted, is_over = waiting.is_granted, self._closed
+            is_granted, is_over = waiting.is_granted, self._closed or waiting.is_refused
             if not (is_granted or is_over):
                 waiting.descriptor = os.dup(descriptor)
                 self._waiting.add(waiting)
-        if is_over and not is_granted:  # the channel has ended
+        if is_over and not is_granted:  # the channel has ended, or the file was refused
             self._arrivals.withdraw(piece)
         return is_granted
 
@@ -117,6 +118,16 @@ class FileEngine(TransferEngine):
                 return
         # The thread that released memory must not wait until the file has been read.
         threading.Thread(target=self._take, args=(waiting,), name="atoll-file", daemon=True).start()
+
+    def _refused(self, waiting: _Waiting, status: Status) -> None:
+        assert self._arrivals is not None
+        with self._lock:
+            waiting.is_refused = True
+            was_waiting = waiting in self._waiting
+            self._waiting.discard(waiting)
+        if was_waiting:
+            os.close(waiting.descriptor)
+        self._arrivals.fail(waiting.piece, status)
 
     def _take(self, waiting: _Waiting) -> None:
         arrivals, piece = self._arrivals, waiting.piece

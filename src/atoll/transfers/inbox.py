@@ -4,7 +4,8 @@ Invariant: the memory of a feed is released exactly once, by the function that t
 
 A transfer that does not fit into its session's bound waits at its sender; it is not refused. Some transfers never wait,
 because feeds that have arrived may need them: the feeds that a blocked plan awaits, and those of the session's oldest
-launch. So a session holds at most the bound here, or the feeds of one launch if they are larger.
+launch. So a session holds at most the bound here, or the feeds of one launch if they are larger. A client can claim any
+size and any launch, so its transfers that are admitted beyond the bound need free memory, and fail without it.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from bisect import bisect_left, bisect_right, insort
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import Any
 
+from atoll.cluster.processes.process_table import has_memory_for
 from atoll.errors import Code, Status, StatusError
 from atoll.protocol.number_ranges import HOST_FEEDS
 from atoll.transfers.transfer_engine import GROUP_ALIGNMENT, Group, nothing_to_release
@@ -50,7 +53,7 @@ class Inbox:
 
     `on_arrival(session, feed)` is called for each feed of a client, on the thread that puts it, even if it failed.
     Feeds of other hosts, whose numbers the controller assigns, are awaited with `await_all`. `max_bytes` and
-    `max_failed_feeds` are per session.
+    `max_failed_feeds` are per session. `has_memory(nbytes)` returns whether this machine has so many bytes left.
     """
 
     def __init__(
@@ -58,7 +61,9 @@ class Inbox:
         on_arrival: Callable[[int, int], None],
         max_bytes: int = MAX_INBOX_BYTES,
         max_failed_feeds: int = MAX_FAILED_FEEDS,
+        has_memory: Callable[[int], bool] = has_memory_for,
     ) -> None:
+        self._has_memory = has_memory
         self._max_bytes = max_bytes
         self._on_arrival = on_arrival
         self._feeds: dict[int, dict[int, tuple[Any, Callable[[], None]]]] = {}
@@ -80,16 +85,19 @@ class Inbox:
         grant: Callable[[], None],
         also: Sequence[int] = (),
         piece: object = None,
+        refuse: Callable[[Status], None] | None = None,
     ) -> None:
         """Call `grant` once `nbytes` may land, now or later, on any thread. `put` or `withdraw` follows.
 
         `launch` is the same for feeds of a client that are needed together, and 0 for a feed that is needed by itself.
         If the transfer carries several feeds, `also` are their numbers, of which `feed` is the first. `piece`
         identifies the transfer, and replaces an earlier one of the same feed, which may have been on another channel.
+        For a feed of a client, `refuse(status)` may be called instead of `grant`; the transfer is then forgotten.
         """
+        is_of_client = feed < _FIRST_HOST_FEED
+        launch = (launch or feed) if is_of_client else 0
         with self._lock:
-            launch = (launch or feed) if feed < _FIRST_HOST_FEED else 0
-            self._windows[session].request(feed, nbytes, launch, grant, also, piece)
+            self._windows[session].request(feed, nbytes, launch, grant, also, piece, refuse if is_of_client else None)
             granted = self._admit(session, (feed, *also))
         _call(granted)
 
@@ -118,7 +126,12 @@ class Inbox:
             changed,
             lambda feed: feed in failed or any(feed in missing for missing, _ in awaited.values()),
             session in self._ended,
+            self._lacks_memory,
         )
+
+    def _lacks_memory(self, nbytes: int) -> bool:
+        """Return whether this machine lacks memory for `nbytes` and all that may land. The caller holds the lock."""
+        return not self._has_memory(nbytes + sum([window.landing for window in self._windows.values()]))
 
     def put(self, session: int, feed: int, content: Any, done: Callable[[], None] = nothing_to_release) -> None:
         """Store a feed that has arrived, and call `done` once `content` has been read.
@@ -334,6 +347,7 @@ class _Transfer:
     grant: Callable[[], None]
     also: Sequence[int]  # the feeds that it carries, if there are several
     piece: object  # identifies the transfer
+    refuse: Callable[[Status], None] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,6 +373,7 @@ class ReceiveWindow:
         self._known: Counter[int] = Counter()  # by launch: the transfers and feeds above
         self._launches: list[int] = []  # a heap of these launches, and of some that have no feeds any more
         self.held = 0  # bytes that have landed or may land
+        self.landing = 0  # those of them that have not landed
         self.unasked = 0  # held bytes that arrived without a request
 
     def request(
@@ -369,10 +384,11 @@ class ReceiveWindow:
         grant: Callable[[], None],
         also: Sequence[int] = (),
         piece: object = None,
+        refuse: Callable[[Status], None] | None = None,
     ) -> None:
         """Add a transfer that was announced. `admitted` returns its grant once it may land."""
         self._forget(self._stop_waiting(feed))
-        self._waiting[feed] = _Transfer(nbytes, launch, grant, also, piece)
+        self._waiting[feed] = _Transfer(nbytes, launch, grant, also, piece, refuse)
         self._carriers.update(dict.fromkeys((feed, *also), feed))
         if launch:
             self._of_launch.setdefault(launch, {})[feed] = None
@@ -385,10 +401,12 @@ class ReceiveWindow:
         changed: Iterable[int] = (),
         is_awaited: Callable[[int], bool] = lambda feed: False,
         everything: bool = False,
+        lacks_memory: Callable[[int], bool] = lambda nbytes: False,
     ) -> list[Callable[[], None]]:
         """Return the grants of transfers that may land from now on. A blocked plan waits for feeds that are awaited.
 
-        `changed` are feeds that were requested, or are awaited, since the last call.
+        `changed` are feeds that were requested, or are awaited, since the last call. A transfer that may land although
+        it does not fit is refused if `lacks_memory(nbytes)`.
         """
         if not self._waiting:
             return []
@@ -398,14 +416,24 @@ class ReceiveWindow:
         for feed in changed:
             first = self._carriers.get(feed)
             if first is not None and (self._fits(first) or any(map(is_awaited, (first, *self._waiting[first].also)))):
-                granted.append(self._land(first))
-        granted += [self._land(feed) for feed in list(self._of_launch.get(self._oldest(), ()))]
+                granted.append(self._land_or_refuse(first, lacks_memory))
+        granted += [self._land_or_refuse(feed, lacks_memory) for feed in list(self._of_launch.get(self._oldest(), ()))]
         if self.held <= self._bound:
             granted += [self._land(feed) for feed in list(islice(self._waiting, MOST_EXAMINED)) if self._fits(feed)]
         return granted
 
     def _fits(self, feed: int) -> bool:
         return not self.held or self.held + self._waiting[feed].nbytes <= self._bound
+
+    def _land_or_refuse(self, feed: int, lacks_memory: Callable[[int], bool]) -> Callable[[], None]:
+        """Let a waiting transfer land, and return its grant, or its refusal if there is no memory beyond the bound."""
+        transfer = self._waiting[feed]
+        refuse, nbytes = transfer.refuse, transfer.nbytes
+        if refuse is None or self._fits(feed) or not lacks_memory(nbytes):
+            return self._land(feed)
+        self._forget(self._stop_waiting(feed))
+        text = f"this host has too little memory left for {nbytes} bytes, beyond {self.held} bytes of the same session"
+        return partial(refuse, Status(Code.RESOURCE_EXHAUSTED, text))
 
     def _land(self, feed: int) -> Callable[[], None]:
         """Let a waiting transfer land, and return its grant."""
@@ -414,6 +442,7 @@ class ReceiveWindow:
         self._withdraw_landing(feed)  # a peer may announce a feed twice
         self._landing[feed] = transfer
         self.held += transfer.nbytes
+        self.landing += transfer.nbytes
         return transfer.grant
 
     def _stop_waiting(self, feed: int) -> _Transfer | None:
@@ -459,6 +488,7 @@ class ReceiveWindow:
         else:
             self._here[feed] = _Here(nbytes, transfer.launch, 0)
             self.held -= transfer.nbytes
+            self.landing -= transfer.nbytes
         self.held += nbytes
         self.unasked += self._here[feed].unasked
 
@@ -486,6 +516,7 @@ class ReceiveWindow:
         transfer = self._landing.pop(feed, None)
         if transfer is not None:
             self.held -= transfer.nbytes
+            self.landing -= transfer.nbytes
             self._forget(transfer)
 
     def is_landing(self, feed: int) -> bool:

@@ -269,7 +269,7 @@ class StreamEngine(TransferEngine):
                 text = f"this host has no memory for a piece of {piece.nbytes} bytes: {error}"
                 self._refuse(piece, Status(Code.RESOURCE_EXHAUSTED, text))
 
-        self._arrivals.admit(piece, piece.launch, grant)
+        self._arrivals.admit(piece, piece.launch, grant, partial(self._refuse, piece))
         if self._closed:  # on another thread, which may have withdrawn the pieces before
             self._arrivals.withdraw(piece)
 

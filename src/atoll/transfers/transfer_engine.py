@@ -79,8 +79,11 @@ class Arrivals(Protocol):
     def expects(self, piece: Piece) -> bool:
         """Return whether something waits for a large call or answer. Otherwise its bytes are dropped as they arrive."""
 
-    def admit(self, piece: Piece, launch: int, grant: Callable[[], None]) -> None:
-        """Call `grant` once an announced piece may arrive, now or later. `take`, `fail` or `withdraw` follows."""
+    def admit(self, piece: Piece, launch: int, grant: Callable[[], None], refuse: Callable[[Status], None]) -> None:
+        """Call `grant` once an announced piece may arrive, now or later. `take`, `fail` or `withdraw` follows.
+
+        If the piece may never arrive, call `refuse` instead; `fail` follows.
+        """
 
     def withdraw(self, piece: Piece) -> None:
         """Forget a piece that was passed to `admit` and will not arrive."""

@@ -8,12 +8,29 @@ from pathlib import Path
 from atoll.cluster.processes.control_groups import group_files
 
 _LIMITS = {"": "memory.max", "memory": "memory.limit_in_bytes"}
+_USED = ("memory.current", "memory.usage_in_bytes")  # beside the limits
+_CACHE = ("inactive_file ", "total_inactive_file ")  # lines of memory.stat: page cache that the kernel can free
 
 
 def machine_memory(root: Path = Path("/")) -> int:
     """Return the machine's memory in bytes, or the lowest limit of this process's control groups if that is less."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min((physical, *_limits(root)))
+
+
+def group_memory(root: Path = Path("/")) -> list[tuple[int, int]]:
+    """Return the limit and the unused bytes of each control group of this process that has a limit.
+
+    Page cache that the kernel can free counts as unused.
+    """
+    found = []
+    for limit in [file for files in group_files(root, _LIMITS) for file in files]:
+        used = next(filter(str.isdecimal, (_read(limit.with_name(name)) for name in _USED)), "")
+        if _read(limit).isdecimal() and used:
+            lines = _read(limit.with_name("memory.stat")).splitlines()
+            cache = [int(line.split()[1]) for line in lines if line.startswith(_CACHE)]
+            found.append((int(_read(limit)), int(_read(limit)) - int(used) + max(cache, default=0)))
+    return found
 
 
 def _limits(root: Path) -> list[int]:

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from atoll.cluster.processes.machine_memory import group_memory
 from atoll.missing import MISSING, read_if_exists
 
 
@@ -116,7 +117,12 @@ _LEAST = 1 / 16
 
 
 def has_memory_for(nbytes: int) -> bool:
-    """Return whether enough memory remains free if `nbytes` more are used. Page cache counts as free."""
+    """Return whether enough memory remains free if `nbytes` more are used. Page cache counts as free.
+
+    The limits of this process's control groups count, such as those of its container.
+    """
+    if any(unused - nbytes < limit * _LEAST for limit, unused in group_memory()):
+        return False
     with open("/proc/meminfo") as lines:
         found = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
     return (found["MemAvailable"] << 10) - nbytes >= (found["MemTotal"] << 10) * _LEAST
