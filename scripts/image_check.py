@@ -165,9 +165,11 @@ def run_cluster(podman: Podman, directory: Path) -> None:
     documents = list(yaml.safe_load_all(printed))
     with containers_of(podman, documents, directory) as controller:
         deadline = time.monotonic() + WAIT_SECONDS
-        while '"ready"' not in podman("exec", controller, "sh", "-c", "atoll status --json || true"):
+        while '"ready"' not in (shown := podman("exec", controller, "sh", "-c", "atoll status --json 2>&1 || true")):
             if time.monotonic() > deadline:
-                raise SystemExit(f"the cluster was not ready within {WAIT_SECONDS:.0f} s")
+                raise SystemExit(
+                    f"the cluster was not ready within {WAIT_SECONDS:.0f} s; `atoll status` says:\n{shown}"
+                )
             time.sleep(1.0)
         (secret,) = [each for each in documents if each["metadata"]["name"] == "atoll-client"]
         options = [option for name, value in secret["stringData"].items() for option in ("--env", f"{name}={value}")]
