@@ -34,6 +34,7 @@ def test_addresses_are_read_and_printed(text, address, printed):
         ("", "invalid address"),
         ("localhost", "invalid address"),
         (":80", "invalid address"),
+        ("http://localhost:80", "invalid address"),
         ("localhost:", "invalid address"),
         ("localhost:eighty", "invalid address"),
         ("localhost:65536", "invalid address"),
@@ -48,6 +49,12 @@ def test_addresses_are_read_and_printed(text, address, printed):
 def test_what_is_no_address_is_refused_with_the_reason(text, reason):
     with pytest.raises(AddressError, match=reason):
         parse_address(text)
+
+
+def test_the_error_of_a_join_token_says_where_to_put_it_and_does_not_show_it() -> None:
+    with pytest.raises(AddressError, match="set ATOLL_JOIN") as error:
+        parse_address("atoll://10.0.0.1:7000/0123456789abcdef/secret-token")
+    assert "secret-token" not in str(error.value)
 
 
 @given(st.text(max_size=40))

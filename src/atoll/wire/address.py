@@ -74,6 +74,8 @@ def parse_address(text: str) -> Address:
     Raise AddressError for other text.
     """
     rest = text.strip()
+    if rest.startswith("atoll://"):  # a secret, so the error does not contain it
+        raise AddressError("this address is a join token: set ATOLL_JOIN or --join to it, or to a file that contains it")
     tls = rest.startswith("tls://")
     for scheme in ("tls://", "tcp://", "grpc://"):
         rest = rest.removeprefix(scheme)
@@ -93,7 +95,7 @@ def parse_address(text: str) -> Address:
 def _host_and_port(rest: str, text: str, tls: bool) -> Address:
     host, colon, port = rest.strip().rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+    if not colon or not host or "/" in host or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise AddressError(f"invalid address {text!r}: expected unix:/path or HOST:PORT")
     return Address(host=host, port=int(port), tls=tls)
 
