@@ -75,7 +75,7 @@ def parse_address(text: str) -> Address:
     """
     rest = text.strip()
     if rest.startswith("atoll://"):  # a secret, so the error does not contain it
-        raise AddressError("this address is a join token: set ATOLL_JOIN or --join to it, or to a file that contains it")
+        raise AddressError("the address is a join token: set ATOLL_JOIN or --join to it, or to a file with it")
     tls = rest.startswith("tls://")
     for scheme in ("tls://", "tcp://", "grpc://"):
         rest = rest.removeprefix(scheme)
