@@ -103,6 +103,20 @@ def test_transfers_beyond_the_bound_land_while_there_is_memory_for_all_that_may_
     assert inbox.nbytes == 50
 
 
+def test_a_flood_of_transfers_that_are_refused_does_not_check_the_memory_each_time():
+    checks, seconds = list[int](), [5.0]
+    inbox = Inbox(
+        lambda session, feed: None, 10, has_memory=lambda nbytes: bool(checks.append(nbytes)), now=lambda: seconds[0]
+    )
+    refused = list[Status]()
+    for feed in range(1, 100):
+        inbox.admit(5, feed, 20, 1, lambda: None, refuse=refused.append)
+    assert (len(refused), checks) == (98, [40])
+    seconds[0] += 1
+    inbox.admit(5, 100, 20, 1, lambda: None, refuse=refused.append)
+    assert (len(refused), checks) == (99, [40, 40])
+
+
 # ---- ranges of failed feeds
 
 

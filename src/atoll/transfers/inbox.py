@@ -11,6 +11,7 @@ size and any launch, so its transfers that are admitted beyond the bound need fr
 from __future__ import annotations
 
 import threading
+import time
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -38,6 +39,8 @@ MAX_FAILED_FEEDS = 65_536
 # far more, and all sessions share the lock.
 MOST_EXAMINED = 256
 _LEAST_STALE = 64
+# For which a lack of memory is remembered.
+_LACKS_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,11 @@ class Inbox:
         max_bytes: int = MAX_INBOX_BYTES,
         max_failed_feeds: int = MAX_FAILED_FEEDS,
         has_memory: Callable[[int], bool] = has_memory_for,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._has_memory = has_memory
+        self._now = now
+        self._lacked = 0.0, 0  # until when, and how much memory was lacking
         self._max_bytes = max_bytes
         self._on_arrival = on_arrival
         self._feeds: dict[int, dict[int, tuple[Any, Callable[[], None]]]] = {}
@@ -130,8 +136,18 @@ class Inbox:
         )
 
     def _lacks_memory(self, nbytes: int) -> bool:
-        """Return whether this machine lacks memory for `nbytes` and all that may land. The caller holds the lock."""
-        return not self._has_memory(nbytes + sum([window.landing for window in self._windows.values()]))
+        """Return whether this machine lacks memory for `nbytes` and all that may land. The caller holds the lock.
+
+        After a transfer was refused, those that need as much are refused for a moment, since a check takes long.
+        """
+        needed, now = nbytes + sum([window.landing for window in self._windows.values()]), self._now()
+        until, lacked = self._lacked
+        if needed >= lacked and now < until:
+            return True
+        if self._has_memory(needed):
+            return False
+        self._lacked = now + _LACKS_SECONDS, needed
+        return True
 
     def put(self, session: int, feed: int, content: Any, done: Callable[[], None] = nothing_to_release) -> None:
         """Store a feed that has arrived, and call `done` once `content` has been read.

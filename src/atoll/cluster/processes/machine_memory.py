@@ -14,23 +14,30 @@ _CACHE = ("inactive_file ", "total_inactive_file ")  # lines of memory.stat: pag
 
 def machine_memory(root: Path = Path("/")) -> int:
     """Return the machine's memory in bytes, or the lowest limit of this process's control groups if that is less."""
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min((physical, *_limits(root)))
+    return min((_physical(), *_limits(root)))
 
 
 def group_memory(root: Path = Path("/")) -> list[tuple[int, int]]:
     """Return the limit and the unused bytes of each control group of this process that has a limit.
 
-    Page cache that the kernel can free counts as unused.
+    A limit above the machine's memory is none. Page cache that the kernel can free counts as unused.
     """
     found = []
-    for limit in [file for files in group_files(root, _LIMITS) for file in files]:
-        used = next(filter(str.isdecimal, (_read(limit.with_name(name)) for name in _USED)), "")
-        if _read(limit).isdecimal() and used:
-            lines = _read(limit.with_name("memory.stat")).splitlines()
+    physical = _physical()
+    for file in [file for files in group_files(root, _LIMITS) for file in files]:
+        text = _read(file)
+        if not text.isdecimal() or (limit := int(text)) >= physical:
+            continue
+        used = next(filter(str.isdecimal, (_read(file.with_name(name)) for name in _USED)), "")
+        if used:
+            lines = _read(file.with_name("memory.stat")).splitlines()
             cache = [int(line.split()[1]) for line in lines if line.startswith(_CACHE)]
-            found.append((int(_read(limit)), int(_read(limit)) - int(used) + max(cache, default=0)))
+            found.append((limit, limit - int(used) + max(cache, default=0)))
     return found
+
+
+def _physical() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _limits(root: Path) -> list[int]:
