@@ -32,6 +32,11 @@ def home_directory() -> Path:
     return _NO_HOME_DIRECTORY
 
 
+def expand_home(path: str | Path) -> Path:
+    """Return a user's path, in which `~` stands for a home directory. It is unchanged if that directory is unknown."""
+    return Path(os.path.expanduser(path))
+
+
 def default_cache_directory(wanted: str = "") -> str:
     """Return $ATOLL_CACHE_DIR ("" if it is "off"), `wanted`, or the default directory for compiled programs."""
     chosen = CACHE_DIRECTORY.text()

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
 import re
 import tomllib
 from collections.abc import Iterable
@@ -30,6 +29,7 @@ import msgspec
 
 from atoll.atomic_files import write_atomically
 from atoll.cluster.array_names import SEPARATOR, check_patterns, matches
+from atoll.cluster.directories import expand_home
 from atoll.cluster.sandbox.grants import check_grant
 from atoll.decodable import decodable
 from atoll.errors import SettingsError
@@ -196,7 +196,7 @@ _File: Any = msgspec.defstruct(
 
 def read_tenants(path: str | Path) -> tuple[TenantSettings, ...]:
     """Return the tenants of a file, including `default`. Raise a SettingsError that names the file and the key."""
-    path = Path(os.path.expanduser(path))
+    path = expand_home(path)
     tenants = [_tenant(name, entry, path) for name, entry in _read(path).items()]
     hashes: dict[str, str] = {}
     for tenant in tenants:
@@ -210,7 +210,7 @@ def read_tenants(path: str | Path) -> tuple[TenantSettings, ...]:
 
 def read_tenant_tokens(path: str | Path) -> dict[str, str]:
     """Return the token of each tenant of a file except `default`, for join tokens. Raise SettingsError."""
-    path = Path(os.path.expanduser(path))
+    path = expand_home(path)
     entries = {name: entry for name, entry in _read(path).items() if name != DEFAULT_NAME}
     return {name: read_token(entry.token, path.parent, f"{path}: tenant.{name}") for name, entry in entries.items()}
 
@@ -268,7 +268,7 @@ def _tenant(name: str, entry: Any, path: Path) -> TenantSettings:
 def read_token(text: str, base: Path, where: str) -> str:
     """Return the token `text`, or that of the file that it names. Raise a SettingsError that does not contain it."""
     if text.startswith(("/", "~", ".")):
-        file = base / os.path.expanduser(text)
+        file = base / expand_home(text)
         try:
             text = file.read_text(encoding="utf-8").strip()
         except OSError as error:

@@ -9,13 +9,13 @@ token, so keep it like a password: in a file that only its user can read, or in 
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote
 
 from atoll.atomic_files import write_atomically
+from atoll.cluster.directories import expand_home
 from atoll.cluster.environment_variables import JOIN
 from atoll.errors import AccessError, AddressError
 from atoll.wire.address import Address, parse_address
@@ -48,7 +48,7 @@ def read_join(text: str) -> JoinToken:
     text = text.strip()
     if not text.startswith(_SCHEME):
         try:
-            content = Path(os.path.expanduser(text)).read_text().strip()
+            content = expand_home(text).read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not text"
             where = "" if text.startswith(("/", "~")) else " in the working directory; give an absolute path"
