@@ -11,68 +11,26 @@ from typing import Any
 import pytest
 
 from atoll.controller_process import takeover
-from atoll.controller_process.takeover import LEASE_SECONDS, LeaderFence, Reachability
-
-HOSTS = (1, 2, 3)
-ENGINE, PROXY = 8, 9
-LATER = LEASE_SECONDS + 0.1
+from atoll.controller_process.takeover import LeaderFence, Reachability
+from tests.controller_process.fenced_peers import ENGINE, HOSTS, LATER, PROXY, FencedPeers, player
 
 
-class Peer:
-    """Connection of the controller."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.bytes_in = 0
-        self.is_corked = False
-
-    def statistics(self) -> Any:
-        return self
-
-    def fence(self) -> None:
-        self.is_corked = True
-
-    def unfence(self) -> None:
-        self.is_corked = False
-
-
-class Scene:
-    """Controller with simulated peers and a simulated clock."""
+class Scene(FencedPeers):
+    """Controller with a standby."""
 
     def __init__(self) -> None:
-        self.peers = {number: Peer(number) for number in (*HOSTS, ENGINE, PROXY)}
+        super().__init__()
         self.in_takeover_suspicion = False
-        self.now = 100.0
         self.hosts: tuple[int, ...] = HOSTS
         connections: Any = self
-        self.silence = LeaderFence(
+        self.fence = LeaderFence(
             lambda: "nothing is heard" if self.in_takeover_suspicion else "", lambda: self.hosts, connections
         )
-
-    def all(self) -> list[Peer]:
-        return list(self.peers.values())
-
-    def is_reachable(self, *numbers: int, after: float = 0.0) -> None:
-        """Advance the clock by `after` seconds, and receive bytes from these peers."""
-        self.now += after
-        for number in numbers:
-            self.peers[number].bytes_in += 1
-        self.silence._fence_or_unfence(self.now)
-
-    @property
-    def fenced(self) -> list[int]:
-        return [number for number, peer in self.peers.items() if peer.is_corked]
 
 
 @pytest.fixture
 def play() -> Callable[[Callable[[Scene], None]], None]:
-    def run(scene: Callable[[Scene], None]) -> None:
-        async def main() -> None:
-            scene(Scene())
-
-        asyncio.run(main())
-
-    return run
+    return player(Scene)
 
 
 def test_who_is_silent_for_the_lease_is_not_heard():
@@ -96,13 +54,13 @@ def test_a_controller_lacks_most_hosts_where_a_standby_could_have_them(hosts, si
 
 def test_it_falls_silent_where_it_hears_neither_its_standby_nor_most_of_its_hosts(play):
     def scene(play: Scene) -> None:
-        play.is_reachable(*HOSTS, ENGINE, PROXY)
-        play.is_reachable(1, ENGINE, after=LATER)
+        play.look(*HOSTS, ENGINE, PROXY)
+        play.look(1, ENGINE, after=LATER)
         assert play.fenced == [], "the standby is reachable"
         play.in_takeover_suspicion = True
-        play.is_reachable(1, 2, ENGINE, PROXY, after=0.5)
+        play.look(1, 2, ENGINE, PROXY, after=0.5)
         assert play.fenced == [], "most hosts are reachable, so the standby does not have them"
-        play.is_reachable(1, ENGINE, after=LATER)
+        play.look(1, ENGINE, after=LATER)
         assert play.fenced == [1, ENGINE, PROXY], "it continues to ping unreachable peers"
 
     play(scene)
@@ -110,13 +68,13 @@ def test_it_falls_silent_where_it_hears_neither_its_standby_nor_most_of_its_host
 
 def test_it_speaks_again_when_enough_hosts_answer(play):
     def scene(play: Scene) -> None:
-        play.is_reachable(*HOSTS)
+        play.look(*HOSTS)
         play.in_takeover_suspicion = True
-        play.is_reachable(1, after=LATER)
+        play.look(1, after=LATER)
         assert 1 in play.fenced
-        play.is_reachable(ENGINE, after=2 * LATER)
+        play.look(ENGINE, after=2 * LATER)
         assert play.fenced == [1, ENGINE, PROXY], "of one to whom nothing is said nothing is expected"
-        play.is_reachable(2)
+        play.look(2)
         assert play.fenced == []
 
     play(scene)
@@ -125,11 +83,11 @@ def test_it_speaks_again_when_enough_hosts_answer(play):
 def test_it_speaks_again_when_there_is_no_doubt_any_more(play):
     def scene(play: Scene) -> None:
         play.in_takeover_suspicion = True
-        play.is_reachable(after=LATER)
-        play.is_reachable(after=LATER)
+        play.look(after=LATER)
+        play.look(after=LATER)
         assert play.fenced == [ENGINE, PROXY]
         play.in_takeover_suspicion = False
-        play.is_reachable()
+        play.look()
         assert play.fenced == []
 
     play(scene)
@@ -138,8 +96,8 @@ def test_it_speaks_again_when_there_is_no_doubt_any_more(play):
 def test_without_hosts_there_is_nobody_whom_a_standby_could_have(play):
     def scene(play: Scene) -> None:
         play.hosts, play.in_takeover_suspicion = (), True
-        play.is_reachable(after=LATER)
-        play.is_reachable(after=LATER)
+        play.look(after=LATER)
+        play.look(after=LATER)
         assert play.fenced == []
 
     play(scene)
@@ -148,9 +106,9 @@ def test_without_hosts_there_is_nobody_whom_a_standby_could_have(play):
 def test_where_another_has_taken_over_what_it_had_to_say_is_not_said(play):
     def scene(play: Scene) -> None:
         play.in_takeover_suspicion = True
-        play.is_reachable(after=LATER)
-        play.is_reachable(after=LATER)
-        play.silence.stop()
+        play.look(after=LATER)
+        play.look(after=LATER)
+        play.fence.stop()
         assert play.fenced == [ENGINE, PROXY]
 
     play(scene)
@@ -164,7 +122,7 @@ def test_it_looks_for_as_long_as_there_may_be_another_and_more_often_while_peers
     async def main() -> None:
         play = Scene()
         play.in_takeover_suspicion = True
-        play.silence.begin()
+        play.fence.begin()
         async with asyncio.timeout(30):
             while not play.fenced:
                 await asyncio.sleep(0.001)
@@ -174,7 +132,7 @@ def test_it_looks_for_as_long_as_there_may_be_another_and_more_often_while_peers
             play.in_takeover_suspicion = True
             while not play.fenced:
                 await asyncio.sleep(0.001)
-        play.silence.end()
+        play.fence.end()
         assert play.fenced == []
         await asyncio.sleep(0.05)
         assert play.fenced == [], "it does not look any more"

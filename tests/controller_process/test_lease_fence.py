@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from atoll.controller_process.lease_fence import RELEASED_SECONDS, LeaseFence
-from tests.controller_process.test_leader_fence import ENGINE, HOSTS, LATER, PROXY, Peer
+from tests.controller_process.fenced_peers import ENGINE, HOSTS, LATER, PROXY, FencedPeers, Peer, player
 
 
 class Lease:
@@ -37,43 +36,24 @@ class Lease:
         self.is_released = False
 
 
-class Scene:
-    """Controller with a lease, simulated peers and a simulated clock."""
+class Scene(FencedPeers):
+    """Controller with a lease."""
+
+    fence: LeaseFence
 
     def __init__(self) -> None:
-        self.peers = {number: Peer(number) for number in (*HOSTS, ENGINE, PROXY)}
+        super().__init__()
         self.lease = Lease()
         self.is_standby_silent = False
-        self.now = 100.0
         connections: Any = self
         self.fence = LeaseFence(
             self.lease, lambda: "it is silent" if self.is_standby_silent else "", lambda: HOSTS, connections
         )
 
-    def all(self) -> list[Peer]:
-        return list(self.peers.values())
-
-    def look(self, *heard: int, after: float = 0.0) -> None:
-        """Advance the clock by `after` seconds, receive bytes from these peers, and check the lease."""
-        self.now += after
-        for number in heard:
-            self.peers[number].bytes_in += 1
-        self.fence._fence_or_unfence(self.now)
-
-    @property
-    def fenced(self) -> list[int]:
-        return [number for number, peer in self.peers.items() if peer.is_corked]
-
 
 @pytest.fixture
 def play() -> Callable[[Callable[[Scene], None]], None]:
-    def run(scene: Callable[[Scene], None]) -> None:
-        async def main() -> None:
-            scene(Scene())
-
-        asyncio.run(main())
-
-    return run
+    return player(Scene)
 
 
 def test_all_peers_are_fenced_while_the_lease_is_not_held(play):
