@@ -18,7 +18,6 @@ BATCH_THREADS = " (batch threads)"
 AT = " @ "
 
 Round = Callable[[], Mapping[str, float]]
-Prepare = Callable[["Settings"], Round]
 
 
 class Settings(msgspec.Struct, frozen=True):

@@ -28,7 +28,6 @@ from benchmarks.harness.benchmark import Round, Settings
 from benchmarks.micro.islands import LARGE_BYTES, island_copy, socket_copy
 
 TLS = "atoll, TLS"
-TLS_SOCKET = "blocking TLS socket"
 
 
 def copy_between(settings: Settings) -> Round:

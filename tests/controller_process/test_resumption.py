@@ -28,7 +28,7 @@ from tests.controller.play import ready
 from tests.waiting import until_async
 
 SETTINGS = ClusterSettings("1x1x1", grace_seconds=20.0)
-PING, WELCOME, CREDIT, REFUSED = 33, 60, 63, 2
+PING, WELCOME, REFUSED = 33, 60, 2
 
 
 class Peer:

@@ -19,8 +19,6 @@ DOCS = ROOT / "docs"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 RESULTS = ROOT / "benchmarks" / "results"
 README = (ROOT / "README.md").read_text()
-# Extras that users of Atoll do not install.
-FOR_CONTRIBUTORS = {"test", "bench", "docs", "dev", "release"}
 # Pages that show measurements, or describe how they were made.
 HISTORIES = ("project/", "design/", "guides/gpus.md")
 USER_PAGES = [

@@ -6,7 +6,7 @@ It sends hand-made messages of the IFRT proxy protocol over grpcio, valid or not
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -30,7 +30,6 @@ class RawClient:
         self.channel = grpc.insecure_channel(address)
         self._protocol, self._serdes = protocol, serdes
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._responses: Iterator[bytes] | None = None
         self._call: Any = None
         self._next_op = 0
         self.session_id = 0

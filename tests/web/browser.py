@@ -6,7 +6,6 @@ Debian's own Chromium, and no driver besides: nothing is downloaded, and the bro
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import json
 import os
@@ -133,12 +132,6 @@ class Page:
         await self.ask(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
         )
-
-    async def screenshot(self, file: Path, width: int, height: int) -> None:
-        await self.resize(width, height)
-        await asyncio.sleep(0.5)
-        found = await self.ask("Page.captureScreenshot", format="png")
-        file.write_bytes(base64.b64decode(found["data"]))
 
 
 @asynccontextmanager
