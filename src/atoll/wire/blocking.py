@@ -7,6 +7,7 @@ again, and messages that are sent meanwhile are kept.
 
 from __future__ import annotations
 
+import math
 import socket
 import struct
 import threading
@@ -59,6 +60,7 @@ class BlockingConnection:
         self._link = DialingLink(name, address if redial is not None else None, identity, limits)
         self._decoder = FrameDecoder(message_type, on_link=self._receive_link)
         self._link.open(self._decoder, time.monotonic() + patience)
+        self._answer_by = math.inf  # when the acceptor must have confirmed a new transport, in monotonic time
 
     @classmethod
     def dial(
@@ -165,7 +167,7 @@ class BlockingConnection:
                 if isinstance(error, AccessError) and not self.can_resume:
                     raise
                 count = 0
-            if not count:
+            if not count or self._is_late:
                 if not self._resume():
                     return
                 continue
@@ -196,11 +198,17 @@ class BlockingConnection:
         """Give up the current socket without waiting. Any thread can call this."""
         self._stream.shut_down()
 
+    @property
+    def _is_late(self) -> bool:
+        """Whether a later transport was not confirmed in time, although its peer may send something."""
+        return self._link.is_starting and time.monotonic() > self._answer_by
+
     def _resume(self) -> bool:
         """Make the next transport after the current stream has ended, and wait for that. Return False if it is over."""
         self._stream.shut_down()  # wakes up a thread that blocks in `send` and holds the lock
+        reason = f"{self.name} {'does not answer' if self._is_late else 'closed the connection'}"
         with self._lock:
-            self._link.disconnect(time.monotonic(), f"{self.name} closed the connection")
+            self._link.disconnect(time.monotonic(), reason)
             self._do_effects()
         self._stream.close()
         while True:
@@ -221,6 +229,7 @@ class BlockingConnection:
                     stream.close()
                     return False
                 self._stream = stream
+                self._answer_by = time.monotonic() + NEXT_SECONDS
                 self._decoder = FrameDecoder(self._message_type, on_link=self._receive_link)
                 self._link.resume(self._decoder)
                 self._do_effects()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
+import socket
 import threading
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 from atoll.wire.address import Address
 from atoll.wire.blocking import BlockingConnection
 from atoll.wire.endpoints import listen
+from atoll.wire.framing import frame_header
 from atoll.wire.resumption.link import LIMITS, LinkLimits
 from tests.wire.resumption.network import PATIENCE_SECONDS, Hello, Listener, Note, until
 
@@ -113,6 +116,38 @@ def test_a_worker_that_waits_for_its_controller_ends_when_the_grace_is_over(tmp_
         assert not worker.receives.is_alive()
         worker.connection.close()
         await until(lambda: "did not reconnect" in listener.events[-1])
+
+    asyncio.run(main())
+
+
+def test_a_worker_whose_peer_only_sends_parts_of_a_message_ends_when_the_grace_is_over(tmp_path):
+    """A process at the controller's address may send bytes now and then, but never an answer."""
+
+    def drip(server: socket.socket, stop: threading.Event) -> None:
+        sock, _ = server.accept()
+        with sock, contextlib.suppress(OSError):
+            sock.sendall(frame_header(10_000))
+            while not stop.wait(0.5):
+                sock.sendall(b"x")
+
+    async def main() -> None:
+        listener = Listener(seconds=0.3)
+        server, worker = await begin(tmp_path, listener)
+        server.close()
+        path, stop = tmp_path / "socket", threading.Event()
+        path.unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX) as hostile:
+            hostile.bind(str(path))
+            hostile.listen()
+            dripping = threading.Thread(target=drip, args=(hostile, stop))
+            dripping.start()
+            listener.connection._transport._transport.abort()  # type: ignore[union-attr]
+            await asyncio.to_thread(worker.receives.join, PATIENCE_SECONDS)
+            is_over = not worker.receives.is_alive()
+            stop.set()
+            await asyncio.to_thread(dripping.join)
+        await asyncio.to_thread(worker.connection.close)
+        assert is_over
 
     asyncio.run(main())
 

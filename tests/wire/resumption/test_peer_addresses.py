@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from atoll.errors import FrameError
 from atoll.wire.address import parse_address
 from atoll.wire.resumption.link_messages import AlternateAddresses
 from atoll.wire.resumption.peer_addresses import PeerAddresses
@@ -30,3 +33,10 @@ def test_a_process_on_several_networks_is_one() -> None:
     addresses = PeerAddresses(SEVERAL)
     assert addresses.of_one(OTHER) == SEVERAL
     assert addresses.of_one(STANDBY) == STANDBY
+
+
+def test_an_address_that_is_none_is_an_error_of_the_peer_and_changes_nothing() -> None:
+    addresses = PeerAddresses(ONE)
+    with pytest.raises(FrameError, match="invalid alternate address"):
+        addresses.told(AlternateAddresses((str(STANDBY), "nowhere")), None)
+    assert addresses.in_turn == (ONE,)

@@ -20,7 +20,7 @@ def machine_memory(root: Path = Path("/")) -> int:
 def group_memory(root: Path = Path("/")) -> list[tuple[int, int]]:
     """Return the limit and the unused bytes of each control group of this process that has a limit.
 
-    A limit above the machine's memory is none. Page cache that the kernel can free counts as unused.
+    Ignore limits above the machine's memory. Page cache that the kernel can free counts as unused.
     """
     found = []
     physical = _physical()

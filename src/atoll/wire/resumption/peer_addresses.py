@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from atoll.errors import AddressError, FrameError
 from atoll.wire.address import Address, parse_address
 from atoll.wire.resumption.link_messages import AlternateAddresses
 from atoll.wire.tls.identity import Identity
@@ -28,7 +29,13 @@ class PeerAddresses:
         self._answered = (address,)
 
     def told(self, message: AlternateAddresses, identity: Identity | None) -> None:
-        """Replace the alternate addresses, at which `identity` can also be renewed."""
-        self._elsewhere = tuple(map(parse_address, message.addresses))
+        """Replace the alternate addresses, at which `identity` can also be renewed.
+
+        Raise FrameError if one of them is invalid.
+        """
+        try:
+            self._elsewhere = tuple(map(parse_address, message.addresses))
+        except AddressError as error:
+            raise FrameError(f"invalid alternate address: {error}") from None
         if identity is not None:
             identity.elsewhere = self._elsewhere
