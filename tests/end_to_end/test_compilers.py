@@ -131,6 +131,13 @@ def test_a_crash_of_the_compiler_is_an_error_of_that_compilation_alone(
     assert worker_processes(cluster) == before
 
 
+def test_values_that_do_not_fit_are_exhausted_memory_each_time(ana: RemotePython) -> None:
+    for _ in range(4):  # more than the crashes after which a tenant cannot compile for a while
+        with pytest.raises(RemoteError, match=r"RESOURCE_EXHAUSTED: Out of memory allocating 4398046511104 bytes"):
+            ana.call(compile_module, hostile.HUGE_VALUE)
+    assert ana.call(add_half, 3.5) == 5.5
+
+
 def test_what_would_block_its_device_is_refused(ana: RemotePython) -> None:
     for text, name in ((hostile.INFEED, "stablehlo.infeed"), (hostile.SEND, "stablehlo.send")):
         with pytest.raises(RemoteError, match=f"UNIMPLEMENTED: {name}"):

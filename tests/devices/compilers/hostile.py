@@ -90,3 +90,16 @@ def wide(number: int, chains: int) -> str:
     return f"""module @wide{number} {{ func.func public @main(%x: tensor<64xf32>) -> tensor<64xf32> {{
       {body}
       return {total} : tensor<64xf32> }} }}"""
+
+
+# XLA's compiler for CPUs divides by zero.
+HUGE_VALUE = """
+module @huge {
+  func.func public @main(%x: tensor<i32>) -> tensor<i32> {
+    %values = stablehlo.iota dim = 0 : tensor<1099511627776xi32>
+    %sum = stablehlo.reduce(%values init: %x) applies stablehlo.add across dimensions = [0]
+      : (tensor<1099511627776xi32>, tensor<i32>) -> tensor<i32>
+    return %sum : tensor<i32>
+  }
+}
+"""

@@ -151,6 +151,16 @@ def test_a_module_that_ends_its_process_is_an_error_that_names_the_signal(
     assert next_compiles(server)
 
 
+def test_a_value_that_xla_cannot_compile_is_too_large_and_no_crash(server: CompilerServer) -> None:
+    process = server.take()
+    with pytest.raises(StatusError) as refused:
+        process.compile(request(hostile.HUGE_VALUE), None, "program 1234")
+    assert refused.value.status.code == Code.RESOURCE_EXHAUSTED
+    assert refused.value.status.message == f"Out of memory allocating {4 << 40} bytes."
+    assert process.has_ended
+    assert next_compiles(server)
+
+
 def test_what_is_no_module_is_rejected(server: CompilerServer) -> None:
     process = server.take()
     outcome = process.compile(request("no module"), None, "").outcome

@@ -100,10 +100,14 @@ ToCompiler = CompileProgram | Answer
 
 
 class Begun(msgspec.Struct, frozen=True, array_like=True, tag="b"):
-    """The process has read the program. Errors quote its name and its line in the user's code ("" if unknown)."""
+    """The process has read the program. Errors quote its name and its line in the user's code ("" if unknown).
+
+    `too_large` are the bytes of a value within the program for which XLA's compiler may end the process, or 0.
+    """
 
     name: str
     line: str
+    too_large: int = 0
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag="q"):

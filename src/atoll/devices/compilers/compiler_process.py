@@ -68,6 +68,11 @@ def memory_text(memory_bytes: int) -> str:
     )
 
 
+def no_memory_text(nbytes: int) -> str:
+    """Return the text of XLA's error for a value that cannot be allocated."""
+    return f"Out of memory allocating {nbytes} bytes."
+
+
 def seconds_text(seconds: int, kind: str) -> str:
     """Return the text of an error for a compilation that exceeded a time limit, of `kind` "CPU time" or "time"."""
     return (
@@ -107,9 +112,9 @@ class Compiler(Protocol):
     """Compiles programs for a kind of devices. A process creates one, which may start threads, before any program."""
 
     def compile(
-        self, request: CompileProgram, asking: Asking | None, begun: Callable[[str, str], None]
+        self, request: CompileProgram, asking: Asking | None, begun: Callable[[Begun], None]
     ) -> CompiledProgram | OutlinedProgram:
-        """Compile a program, and call `begun(name, line)` after reading it. Raises an error if it is invalid.
+        """Compile a program, and call `begun` after reading it. Raises an error if it is invalid.
 
         If only the outline of the program is requested, return that.
         """
@@ -158,7 +163,7 @@ def serve(sock: socket.socket, options: CompilerOptions, make: Callable[[int], C
         asking = Asking(link, request.keys) if request.keys else None
         outcome: CompiledProgram | OutlinedProgram | Rejected
         try:
-            outcome = compiler.compile(request, asking, lambda name, line: link.send(Begun(name, line)))
+            outcome = compiler.compile(request, asking, link.send)
         except (EOFError, BrokenPipeError):
             return
         except MemoryError:

@@ -38,7 +38,7 @@ from atoll.devices.compilers.compiler_messages import (
     Link,
     TimeLimit,
 )
-from atoll.devices.compilers.compiler_process import CompilerLimits, memory_text, seconds_text
+from atoll.devices.compilers.compiler_process import CompilerLimits, memory_text, no_memory_text, seconds_text
 from atoll.errors import Code, FrameError, Status, StatusError
 from atoll.host_services.calls.client_calls import ClientError
 
@@ -144,7 +144,8 @@ class CompilerProcess:
         """Compile a program in the process, and return the outcome.
 
         Blocks. Raises CompilerCrashedError if the process ends, or if this method kills it because it takes too long,
-        and StatusError (UNAVAILABLE) if it could not be started.
+        and StatusError if it could not be started (UNAVAILABLE), or has ended because a value within the program is too
+        large (RESOURCE_EXHAUSTED).
         Errors use `name` for the program until the process has read it.
         """
         try:
@@ -187,6 +188,8 @@ class CompilerProcess:
             return StatusError(Code.UNAVAILABLE, f"no compiler process can be started on this host: {end.problem}")
         if end is None:
             return _crash(begun, Code.INTERNAL, "the compiler process was lost")
+        if end.status == -signal.SIGFPE and begun.too_large > 0:  # as if the value had been allocated
+            return StatusError(Code.RESOURCE_EXHAUSTED, no_memory_text(begun.too_large))
         if end.status == -signal.SIGXCPU:
             return _crash(begun, Code.RESOURCE_EXHAUSTED, seconds_text(self._limits.seconds, "CPU time"))
         if end.status < 0 and end.most_bytes > _NEAR_LIMIT * self._limits.memory_bytes:

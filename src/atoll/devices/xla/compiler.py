@@ -20,13 +20,19 @@ from jax._src.lib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 from msgspec.structs import replace
 
-from atoll.devices.compilers.compiler_messages import CompiledProgram, CompileProgram, Description, OutlinedProgram
+from atoll.devices.compilers.compiler_messages import (
+    Begun,
+    CompiledProgram,
+    CompileProgram,
+    Description,
+    OutlinedProgram,
+)
 from atoll.devices.compilers.compiler_process import Asking
 from atoll.devices.xla.description import describe
 from atoll.devices.xla.ifrt_ir import read_fragment, read_outline
 from atoll.devices.xla.loop_checks import insert_checks
 from atoll.devices.xla.xla_backend import XlaBackend
-from atoll.devices.xla.xla_compilation import Source, context, load_executable, prepare
+from atoll.devices.xla.xla_compilation import Source, context, load_executable, prepare, too_large
 from atoll.devices.xla.xla_libraries import StandIns
 
 # Compiled before the first program of a tenant, because MLIR's dialects and LLVM are slow to initialize.
@@ -58,10 +64,10 @@ class XlaCompiler:
             version = stablehlo.get_minimum_version()
             first = _jax.mlir.serialize_portable_artifact(mlir.module_to_bytecode(ir.Module.parse(_FIRST)), version)
         request = CompileProgram(first, xc.CompileOptions().SerializeAsString(), 1, 1, "cpu")
-        self.compile(request, None, lambda name, line: None)
+        self.compile(request, None, lambda begun: None)
 
     def compile(
-        self, request: CompileProgram, asking: Asking | None, begun: Callable[[str, str], None]
+        self, request: CompileProgram, asking: Asking | None, begun: Callable[[Begun], None]
     ) -> CompiledProgram | OutlinedProgram:
         if request.fragment is None:
             return self._compile(request, asking, begun)
@@ -74,14 +80,15 @@ class XlaCompiler:
         return replace(compiled, program=module) if compiled.description is None else compiled
 
     def _compile(
-        self, request: CompileProgram, asking: Asking | None, begun: Callable[[str, str], None]
+        self, request: CompileProgram, asking: Asking | None, begun: Callable[[Begun], None]
     ) -> CompiledProgram:
         grid = self._grid(request)
         source = Source(request.program, request.options, request.callbacks, request.channels, request.targets)
         self._stand_ins.register(request.targets)
         with context(len(request.program)):
             prepared = prepare(source, grid, asking, refuse_peers=True)
-            begun(*_name_and_line(prepared.module))
+            huge = too_large(prepared.module, grid.size) if request.platform == "cpu" else 0
+            begun(Begun(*_name_and_line(prepared.module), huge))
             signatures = tuple(prepared.signatures)
             if request.platform != "cpu":
                 _verify(prepared.module)

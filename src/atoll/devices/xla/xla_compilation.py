@@ -22,6 +22,7 @@ from jax._src.lib.mlir import ir
 
 from atoll.cluster.processes.machine_memory import machine_memory
 from atoll.devices.compilers.compiler_messages import RenamedTarget, Signature
+from atoll.devices.compilers.compiler_process import no_memory_text
 from atoll.devices.device import MayCrashError
 from atoll.devices.xla import client_callbacks
 from atoll.devices.xla.xla_compile_calls import AskedClient, CompileCalls
@@ -104,13 +105,21 @@ def check_sizes(module: Any, devices: int) -> None:
     for each in (*main.type.results, *main.type.inputs) if main is not None else ():  # XLA reports that it is missing
         nbytes = _bytes_if_too_large(each, devices)
         if nbytes and not _is_constant(main):
-            raise StatusError(Code.RESOURCE_EXHAUSTED, _no_memory(nbytes))
+            raise StatusError(Code.RESOURCE_EXHAUSTED, no_memory_text(nbytes))
 
 
 def check_values(module: Any, devices: int) -> None:
-    """Raise MayCrashError if a value within a program for CPUs is too large for XLA's compiler and this machine.
+    """Raise MayCrashError if a value within a program for CPUs is too large for XLA's compiler: see `too_large`."""
+    nbytes = too_large(module, devices)
+    if nbytes:
+        raise MayCrashError(Status(Code.RESOURCE_EXHAUSTED, no_memory_text(nbytes)))
 
-    XLA usually allocates no memory for such a value, and compiles the program. Only some operations end the process.
+
+def too_large(module: Any, devices: int) -> int:
+    """Return the bytes of the largest value within a program that is too large for XLA's compiler and this machine.
+
+    Return 0 if there is none. XLA usually allocates no memory for such a value, and compiles the program. Only some
+    operations end the process with SIGFPE.
     """
     types: set[Any] = set()
 
@@ -119,9 +128,7 @@ def check_values(module: Any, devices: int) -> None:
         return ir.WalkResult.ADVANCE
 
     module.operation.walk(note)
-    nbytes = max((_bytes_if_too_large(each, devices) for each in types), default=0)
-    if nbytes:
-        raise MayCrashError(Status(Code.RESOURCE_EXHAUSTED, _no_memory(nbytes)))
+    return max((_bytes_if_too_large(each, devices) for each in types), default=0)
 
 
 def _bytes_if_too_large(value: Any, devices: int) -> int:
@@ -132,10 +139,6 @@ def _bytes_if_too_large(value: Any, devices: int) -> int:
     if elements <= _MOST_ELEMENTS or elements <= machine_memory():
         return 0
     return elements * max(1, _bits(value.element_type) // 8)
-
-
-def _no_memory(nbytes: int) -> str:
-    return f"Out of memory allocating {nbytes} bytes."
 
 
 def _is_constant(main: Any) -> bool:
