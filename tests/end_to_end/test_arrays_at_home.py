@@ -457,6 +457,51 @@ def test_an_exit_handler_that_is_older_than_jax_can_compute(start_script: StartS
     assert script.errors() == ""
 
 
+def test_jax_can_be_used_first_in_an_exit_handler(start_script: StartScript) -> None:
+    script = start_script(
+        """
+        import atexit
+        import jax, jax.numpy as jnp, numpy as np
+
+        def last():
+            print(float((jax.device_put(np.ones(1 << 20, np.float32)) + jnp.arange(2.0)[1]).sum()))
+            try:
+                print(jax.jit(lambda x: jax.pure_callback(np.sin, x, x))(0.0))
+            except RuntimeError as error:
+                print("0.0" if "Run a function with a callback before the script ends" in str(error) else error)
+
+        atexit.register(last)
+        """
+    )
+    assert script.line() == "2097152.0"
+    assert script.line() == "0.0"
+    assert script.process.wait(300) == 0
+    assert script.errors() == ""
+
+
+def test_an_exit_handler_calls_the_script_back_long_after_the_last_call(start_script: StartScript) -> None:
+    script = start_script(
+        """
+        import atexit, time
+        import jax, jax.numpy as jnp, numpy as np
+        from atoll.client.jax_patches.host_callbacks import TABLE
+
+        TABLE._threads._idle_seconds = 0.01
+        double = jax.jit(lambda x: jax.pure_callback(lambda y: 2 * y, x, x))
+        double(1.0).block_until_ready()
+
+        def last():
+            time.sleep(0.5)
+            print(double(2.0))
+
+        atexit.register(last)
+        """
+    )
+    assert script.line() == "4.0"
+    assert script.process.wait(300) == 0
+    assert script.errors() == ""
+
+
 def test_one_of_several_processes_of_a_distributed_jax_is_told(start_script: StartScript) -> None:
     script = start_script(
         """

@@ -11,6 +11,7 @@ import contextlib
 import os
 import re
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 
@@ -42,17 +43,29 @@ def filtered_stderr() -> Iterator[None]:
         yield
         return
     readable, writable = os.pipe()
+    pump = threading.Thread(target=_pump, args=(readable, original), daemon=True)
+    try:
+        pump.start()
+        is_pumped = True
+    except RuntimeError:  # an exit handler can start no thread since Python 3.12, so filter the output afterwards
+        is_pumped = False
+        os.close(readable)
+        os.close(writable)
+        with tempfile.TemporaryFile() as file:
+            readable, writable = os.dup(file.fileno()), os.dup(file.fileno())
     os.dup2(writable, 2)
     os.close(writable)
-    pump = threading.Thread(target=_pump, args=(readable, original), daemon=True)
-    pump.start()
     try:
         yield
     finally:
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.flush()
         os.dup2(original, 2)
-        pump.join(5.0)
+        if is_pumped:
+            pump.join(5.0)
+        else:
+            os.lseek(readable, 0, os.SEEK_SET)
+            _pump(readable, original)
         os.close(original)
 
 

@@ -133,7 +133,8 @@ class ClientProcesses:
                 raise _error(ready.error, ready.message, "" if engine is not None else self.controller)
             self.proxy_address = ready.address
             self._proxy = proxy
-            watch_in_thread(proxy.process.pid, self._proxy_ended)
+            with contextlib.suppress(RuntimeError):  # an exit handler can start no thread since Python 3.12
+                watch_in_thread(proxy.process.pid, self._proxy_ended)
         except BaseException:
             self.close()
             raise

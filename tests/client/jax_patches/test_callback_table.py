@@ -289,6 +289,24 @@ def test_reads_end_with_a_dialed_channel_and_the_proxy_is_asked_for_another(
     far.let_dial()
 
 
+def test_a_call_for_which_no_thread_can_start_is_answered_and_the_channel_stays(
+    far: FarHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (number,) = far.table.add(None, [lambda: ()])
+
+    def refuse(call: Callable[[], None]) -> None:
+        raise RuntimeError("can't start new thread")
+
+    assert far.to_client is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(far.table._threads, "run", refuse)
+        far.to_client.send(0, first_call(4) + 1, encode(Call(number, ())))
+        answered = far.told.get(timeout=SECONDS)
+    assert answered == Raised("no thread can call the function: can't start new thread")
+    far.to_client.send(0, first_call(4) + 2, encode(Call(number, ())))
+    assert far.told.get(timeout=SECONDS) == Returned(())
+
+
 def test_a_host_cannot_let_the_client_dial(far: FarHost, monkeypatch: pytest.MonkeyPatch) -> None:
     dialed: list[int] = []
     monkeypatch.setattr(far.table, "_dial", lambda dial, proxy: dialed.append(dial.host))

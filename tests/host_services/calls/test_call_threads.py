@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
+
+import pytest
 
 from atoll.host_services.calls.call_threads import SessionThreads, Threads
+from tests.waiting import until
 
 SECONDS = 10.0
 
@@ -35,6 +39,36 @@ def test_a_thread_that_has_ended_its_call_takes_the_next():
         while not threads._idle:
             pass
     assert len(set(used)) == 1
+
+
+def refuse_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make each start of a thread fail, as in an exit handler."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+
+
+def test_a_prepared_thread_takes_calls_after_any_time_when_no_thread_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = Threads(idle=0.01)
+    threads.prepare()
+    threads.prepare()
+    until(lambda: threads._idle == 1)
+    refuse_threads(monkeypatch)
+    go_on, done = threading.Event(), threading.Semaphore(0)
+    for _ in range(2):
+        time.sleep(0.05)
+        threads.run(done.release)
+        assert done.acquire(timeout=SECONDS)
+        until(lambda: threads._idle == 1)
+    threads.run(lambda: done.release() if go_on.wait(SECONDS) else None)
+    with pytest.raises(RuntimeError, match="shutdown"):
+        threads.run(done.release)
+    go_on.set()
+    assert done.acquire(timeout=SECONDS)
+    until(lambda: threads._idle == 1)
+    threads.release()
 
 
 def test_a_session_that_waits_holds_up_its_own_work_beyond_the_bound_and_no_other_sessions() -> None:

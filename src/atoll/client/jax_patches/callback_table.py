@@ -172,6 +172,20 @@ class CallbackTable:
             self._callbacks.pop(number, None)
 
     def _connect(self, client: Any, seconds: float = _GREETING_SECONDS) -> None:
+        try:
+            self._threads.prepare()  # an exit handler can start no thread since Python 3.12
+        except RuntimeError as error:
+            raise ConnectError(
+                f"a connection for callbacks needs threads: {error}. "
+                "Run a function with a callback before the script ends"
+            ) from None
+        try:
+            self._open_channel(client, seconds)
+        except BaseException:
+            self._threads.release()
+            raise
+
+    def _open_channel(self, client: Any, seconds: float) -> None:
         self._loaded = self._submit(client, CALLBACKS_REQUEST)
         where = msgspec.json.decode(self._loaded.fingerprint, type=decodable(CallbackAddress))
         address = parse_address(where.address)
@@ -195,6 +209,7 @@ class CallbackTable:
             channel, self._channel, self._loaded = self._channel, None, None
             self._callbacks.clear()
             self._client, self._refused, self._asked, self._wants_slots = None, False, -math.inf, False
+        self._threads.release()
         self.reads.clear()
         self.writes.clear()
         self.small_writes.clear()
@@ -229,7 +244,11 @@ class CallbackTable:
                 done()
                 return
             if isinstance(message, Call):
-                self._threads.run(lambda: self._call(channel, piece.feed, message, content, offsets, done))
+                try:
+                    self._threads.run(lambda: self._call(channel, piece.feed, message, content, offsets, done))
+                except RuntimeError as error:  # no thread can be started
+                    done()
+                    channel.send(0, piece.feed, encode(Raised(f"no thread can call the function: {error}")))
                 return
             done()
             if is_notice(piece.feed):  # otherwise a call, whose contents a host has chosen

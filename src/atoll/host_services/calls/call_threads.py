@@ -18,40 +18,65 @@ _IDLE_SECONDS = 30.0
 class Threads:
     """A pool of daemon threads that grows on demand, so that `run` never waits.
 
-    A thread ends after `idle` seconds without work.
+    A thread ends after `idle` seconds without work. Between `prepare` and `release`, one idle thread remains.
     """
 
     def __init__(self, idle: float = _IDLE_SECONDS) -> None:
         self._idle_seconds = idle
-        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()  # None ends a thread
         self._lock = threading.Lock()
         self._idle = 0
+        self._kept = 0  # idle threads that remain
+
+    def prepare(self) -> None:
+        """Keep an idle thread, and start one if there is none. Raise RuntimeError if it cannot be started."""
+        with self._lock:
+            self._kept = 1
+            if self._idle == 0:
+                self._start(None)
+                self._idle += 1
+
+    def release(self) -> None:
+        """Let all threads end, the idle one at once."""
+        with self._lock:
+            self._kept = 0
+            if self._idle > 0:
+                self._idle -= 1
+                self._work.put(None)
 
     def run(self, call: Callable[[], None]) -> None:
+        """Run `call` on a thread of the pool. Raise RuntimeError if none is idle and none can be started."""
         with self._lock:
             is_new = self._idle == 0
             if not is_new:
                 self._idle -= 1
         if is_new:
-            threading.Thread(target=self._serve, args=(call,), name="atoll-callback", daemon=True).start()
+            self._start(call)
         else:
             self._work.put(call)
 
-    def _serve(self, call: Callable[[], None]) -> None:
+    def _start(self, call: Callable[[], None] | None) -> None:
+        threading.Thread(target=self._serve, args=(call,), name="atoll-callback", daemon=True).start()
+
+    def _serve(self, call: Callable[[], None] | None) -> None:
+        """Run `call`, or begin as an idle thread."""
         while True:
-            call()
-            del call
-            with self._lock:
-                self._idle += 1
+            if call is not None:
+                call()
+                with self._lock:
+                    self._idle += 1
+            call = None
             while True:
                 try:
                     call = self._work.get(timeout=self._idle_seconds)
                     break
                 except queue.Empty:
                     with self._lock:
-                        if self._idle > 0:  # otherwise `run` has counted on this thread and is queueing work
+                        if self._idle > self._kept:  # otherwise it remains, or `run` is queueing work for it
                             self._idle -= 1
                             return
+            if call is None:
+                return
 
 
 class SessionThreads:
