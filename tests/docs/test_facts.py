@@ -124,6 +124,19 @@ def test_make_check_runs_each_test_of_the_sources() -> None:
     assert marked - set(recipe.split()) == set()
 
 
+def test_each_section_of_the_runbook_has_a_test() -> None:
+    sections = re.findall(r"^## (.+)$", (DOCS / "operate" / "runbook.md").read_text(), re.MULTILINE)
+    _, _, table = (ROOT / "CONTRIBUTING.md").read_text().partition("\n## Faults of the runbook\n")
+    rows = re.findall(r"^\| ([^|]+) \| `(.+)::(.+)` \|$", table, re.MULTILINE)
+    assert sections
+    assert list(dict.fromkeys(section for section, _, _ in rows)) == sections
+    assert [name for _, file, name in rows if f"\ndef {name}(" not in (ROOT / file).read_text()] == []
+    of_runbook = re.findall(
+        r"^def (test_\w+)", (ROOT / "tests" / "operate" / "test_runbook.py").read_text(), re.MULTILINE
+    )
+    assert set(of_runbook) <= {name for _, _, name in rows}
+
+
 def test_the_version_is_the_same_everywhere() -> None:
     assert f"version: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
     (newest, *_) = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)

@@ -1,7 +1,7 @@
 """Inject the faults of docs/operate/runbook.md: each has the documented symptoms, and the documented action helps.
 
-Other tests inject the faults of the remaining sections: the end of the controller and the engine, frozen and killed
-workers, and endless computations in tests/end_to_end, and refused sessions in tests/controller.
+CONTRIBUTING.md lists the tests of each section. Other files have the tests of killed clusters, killed and frozen
+workers, and refused sessions.
 """
 
 from __future__ import annotations
@@ -244,6 +244,25 @@ def test_a_controller_that_lacks_cpu_shows_its_delay(user: User) -> None:
         controller.send_signal(signal.SIGCONT)
         time.sleep(0.5)
     assert late() > before
+
+
+ENDLESS = """
+    import jax, jax.numpy as jnp
+    run = jax.jit(lambda x: jax.lax.while_loop(lambda x: x < 1, lambda x: x * 0.5, x))
+    print("runs", flush=True)
+    jax.block_until_ready(run(jnp.float32(0.5)))
+"""
+
+
+def test_a_computation_without_end_is_named_and_ends_with_its_session(user: User) -> None:
+    """Section: a script hangs."""
+    up(user, "--islands", "1x1x1")
+    hangs = background(user, ENDLESS)
+    assert first_line(hangs) == "runs"
+    until(lambda: "the worker of host 0 owes" in user.atoll("why", "1").stdout)
+    user.atoll("end-session", "1").check()
+    assert finish(hangs).returncode != 0
+    assert script(user, ADD) == "2.0\n"
 
 
 TENANTS = '[tenant.ana]\ntoken = "{a}"\n[tenant.ben]\ntoken = "{b}"\n'.format(a="a" * 24, b="b" * 24)
