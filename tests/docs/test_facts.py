@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from atoll._version import __version__
+from atoll.cluster.settings import HOSTS_SECONDS
 from atoll.launch.launch_checks import LAUNCH_WINDOW
+from atoll.operate.command import scripts as run_command
 from docs import licenses_page
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -145,6 +147,43 @@ def test_the_version_is_the_same_everywhere() -> None:
 
 def test_the_design_has_the_number_of_credits_of_the_code() -> None:
     assert f"{LAUNCH_WINDOW // 32} credits together" in (DOCS / "design" / "scheduling.md").read_text()
+
+
+@pytest.mark.parametrize("page", ["clusters.md", "launchers.md"])
+def test_a_page_has_the_time_for_hosts_to_join(page: str) -> None:
+    text = (DOCS / "operate" / page).read_text()
+    found = re.findall(r"(?:`--wait` seconds \(|waits for hosts, )(\d+)", text)
+    assert [int(seconds) for seconds in found] == [HOSTS_SECONDS]
+
+
+def test_the_page_of_commands_has_the_exit_statuses_of_the_code() -> None:
+    page = (DOCS / "reference" / "commands.md").read_text()
+    table = page[page.index("| exit status |") : page.index("\n\nCommands for a running cluster")]
+    named = {int(status) for status in re.findall(r"\b\d+\b", table)}
+    codes = {run_command.NOT_EXECUTABLE, run_command.NOT_FOUND, run_command.INTERRUPTED}
+    assert named == {0, 1, 2} | codes
+
+
+def test_the_readme_and_the_page_agree_about_what_kubernetes_and_slurm_have_run() -> None:
+    page = " ".join((DOCS / "operate" / "launchers.md").read_text().split())
+    assert "no pod was started by Kubernetes" in page
+    assert re.search(r"^- \*\*Kubernetes\*\*: .*, not run\.$", README, re.MULTILINE)
+    assert "run by Slurm 22.05 with one slurmctld and three nodes, which are namespaces of one machine" in page
+    assert re.search(r"^- \*\*Slurm\*\*: .* on three namespaces of one machine\.$", README, re.MULTILINE)
+
+
+def test_sections_that_are_named_in_texts_exist() -> None:
+    """Such a text is: docs/design/failures.md, "Bugs"."""
+    files = [path for top in ("docs", "src", "tests", "benchmarks", "scripts") for path in (ROOT / top).rglob("*")]
+    texts = {path: path.read_text() for path in files if path.suffix in (".md", ".py") and "_build" not in path.parts}
+    named = [
+        (path, page, section)
+        for path, text in texts.items()
+        for page, section in re.findall(r"\b(docs/[\w/-]+\.md)`?, \"([^\"]+)\"", text)
+    ]
+    assert named
+    for path, page, section in named:
+        assert re.search(rf"^#+ {re.escape(section)}$", (ROOT / page).read_text(), re.MULTILINE), (path, page, section)
 
 
 def test_each_function_and_module_of_the_api_is_in_the_list_for_readers_of_the_repository() -> None:

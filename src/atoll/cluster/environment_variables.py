@@ -237,7 +237,7 @@ NULL_MODEL = PROCESSES.add("ATOLL_NULL_MODEL", TEXT, "Model of null devices: tpu
 LOG = PROCESSES.add(
     "ATOLL_LOG",
     TEXT,
-    "Log level of Atoll's processes, on standard error: debug, info, warning.",
+    "Log level of Atoll's processes: debug, info, warning.",
     default="info for `atoll up` and `atoll host`, otherwise warning",
     more="See [logs](operate/watching.md#logs).",
 )

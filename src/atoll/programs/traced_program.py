@@ -53,11 +53,12 @@ def program(fun: Callable[..., Any] | None = None, **options: Any) -> Any:
     Args:
       fun: A function of arrays, or of pytrees of arrays. It may call functions of jit, pmap and shard_map on any
         devices, their derivatives, other programs, `jax.device_put`, and JAX's ordinary operations. Python runs it
-        once.
+        once for arguments of given types, and again after the loss of a host.
       static_argnums, static_argnames: Arguments that are not arrays, as in `jax.jit`.
       donate_argnums, donate_argnames: Arguments that the program may consume, as in `jax.jit`.
 
-    As with jit, call `jax.set_mesh` outside the function. The function cannot use jax.debug.print and io_callback.
+    As with jit, call `jax.set_mesh` outside the function. Callbacks, such as those of `jax.debug.print` and
+    `io_callback`, run in each call. If they are ordered, there is no program: Python runs the function in each call.
 
     Derivatives (jax.grad, vjp, jvp) and batches (jax.vmap) of a program are also programs. A gradient takes two
     launches: of a forward program and of a backward program. Inside functions that JAX traces into one computation

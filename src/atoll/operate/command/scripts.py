@@ -27,7 +27,7 @@ from atoll.operate.command.command_options import (
 from atoll.operate.command.terminal import end_on_signals, fail, say
 from atoll.security.join_token import read_join
 
-_NOT_EXECUTABLE, _NOT_FOUND, _INTERRUPTED = 126, 127, 130  # exit statuses, as of a shell
+NOT_EXECUTABLE, NOT_FOUND, INTERRUPTED = 126, 127, 130  # exit statuses, as of a shell
 
 
 @with_option_groups
@@ -107,8 +107,8 @@ def run(
 def _fail_to_start(command: str, error: OSError) -> NoReturn:
     """End as a shell does if it cannot start a command."""
     if isinstance(error, FileNotFoundError):
-        fail(f"{command}: no such command", _NOT_FOUND)
-    fail(f"{command}: {error.strerror}", _NOT_EXECUTABLE)
+        fail(f"{command}: no such command", NOT_FOUND)
+    fail(f"{command}: {error.strerror}", NOT_EXECUTABLE)
 
 
 @with_option_groups
@@ -197,7 +197,7 @@ def proxy(
     except KeyboardInterrupt:
         say("the proxy has ended")
         if command:
-            sys.exit(_INTERRUPTED)
+            sys.exit(INTERRUPTED)
         return
     except OSError as error:
         if command and error.filename == command[0]:
