@@ -18,6 +18,7 @@ import yaml
 
 from atoll.cluster.tenant_settings import read_tenants
 from atoll.leadership.kubernetes_lease import SERVICE_ACCOUNT
+from atoll.web.page_key import HEALTH
 from tests.cluster_process import User, finish, first_line, free_port
 
 VERSION = "1.37"
@@ -42,7 +43,8 @@ def loaded(text: str) -> list[dict[str, Any]]:
 
 
 def manifests(user: User, *options: str) -> list[dict[str, Any]]:
-    printed = _printed.get(options) or user.atoll("kubernetes", "--image", "example.org/a", *options).check().stdout
+    image = () if "--image" in options else ("--image", "example.org/a")
+    printed = _printed.get(options) or user.atoll("kubernetes", *image, *options).check().stdout
     if not any("/" in each for each in options):
         _printed[options] = printed
     return loaded(printed)
@@ -125,6 +127,37 @@ def test_all_pods_meet_the_pod_security_standard_restricted(user: User) -> None:
                 "capabilities": {"drop": ["ALL"]},
                 "readOnlyRootFilesystem": True,
             }
+
+
+def test_containers_of_deployments_have_probes_and_bounds_of_memory(user: User) -> None:
+    documents = manifests(user, "--islands", "1x1x1", "--web", "--standby")
+    found = [(each, container) for each in of_kind(documents, "Deployment") for container in containers(each)]
+    assert len(found) == 3
+    for deployment, container in found:
+        assert {"startupProbe", "livenessProbe"} <= container.keys()
+        resources = container["resources"]
+        assert {"cpu", "memory"} <= resources["requests"].keys()
+        assert "memory" in resources["limits"]
+        assert "cpu" not in resources["limits"], "a limit of CPU time slows an idle node down"
+        is_controller = container["name"] == "controller"
+        assert ("readinessProbe" in container) is is_controller, (
+            "pods are ready while the controller accepts connections"
+        )
+        assert deployment["spec"]["strategy"] == {"type": "Recreate"}
+
+
+def test_the_page_is_probed_without_its_key(user: User) -> None:
+    (deployment,) = of_kind(manifests(user, "--islands", "1x1x1", "--web"), "Deployment")
+    _, web = containers(deployment)
+    for probe in (web["startupProbe"], web["livenessProbe"]):
+        assert probe["httpGet"] == {"path": HEALTH, "port": "web", "scheme": "HTTPS"}
+    assert web["ports"] == [{"name": "web", "containerPort": 8473}]
+
+
+def test_hosts_have_the_resources_of_the_options_and_no_limit_of_cpu_time(user: User) -> None:
+    (job,) = jobs(manifests(user, "--islands", "1x1x1", "--resource", "cpu=4", "--resource", "memory=8Gi"))
+    (host,) = containers(job)
+    assert host["resources"] == {"requests": {"cpu": "4", "memory": "8Gi"}, "limits": {"memory": "8Gi"}}
 
 
 def test_the_journal_and_the_usage_outlive_the_pod_of_the_controller(user: User) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from atoll.errors import SettingsError
-from atoll.web.page_key import KeyGuard, has_key, new_key, read_key
+from atoll.web.page_key import HEALTH, KeyGuard, has_key, new_key, read_key
 
 KEY = "the key of this test"
 
@@ -57,6 +57,13 @@ def test_without_the_key_nobody_sees_the_page():
     assert ask(cookie="atoll-key-1=another; x=y")[0]["status"] == 403
     assert ask(cookie="atoll-key-2=the key of this test")[0]["status"] == 403
     assert ask(cookie="\x00;;=")[0]["status"] == 403
+
+
+def test_a_probe_needs_no_key_and_learns_only_that_the_server_answers():
+    start, body = ask(HEALTH)
+    assert (start["status"], body["body"]) == (200, b"ok\n")
+    assert ask(HEALTH + "/")[0]["status"] == 403
+    assert [each["type"] for each in ask(HEALTH, kind="websocket")] == ["websocket.close"]
 
 
 def test_without_the_key_there_is_no_websocket():

@@ -58,6 +58,7 @@ _SHARED_MEMORY = "/dev/shm"
 _ACCOUNT, _TOKEN_SECONDS = "/var/run/secrets/kubernetes.io/serviceaccount", 3600
 # Of probes, in seconds. The command `atoll status` takes most of a second of CPU time.
 _PROBE_PERIOD, _PROBE_TIMEOUT, _PROBE_FAILURES, _START_FAILURES = 20, 10, 3, 60
+_HEALTH = "/healthz"  # the path of the page that needs no key
 
 
 @dataclass(frozen=True)
@@ -239,6 +240,10 @@ def _controller(cluster: KubernetesCluster, which: ControllerPod) -> Manifest:
         web = _container(cluster, "client" if cluster.has_standby else "controller", page, volumes) | {"name": "web"}
         web["ports"] = [{"name": "web", "containerPort": WEB_PORT}]
         web["resources"] = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
+        # No readiness probe: it would take the controller out of its Service while only the page does not answer.
+        answer = {"httpGet": {"path": _HEALTH, "port": "web", "scheme": "HTTPS"}, "timeoutSeconds": _PROBE_TIMEOUT}
+        web["startupProbe"] = answer | {"periodSeconds": 5, "failureThreshold": _START_FAILURES}
+        web["livenessProbe"] = answer | {"periodSeconds": _PROBE_PERIOD, "failureThreshold": _PROBE_FAILURES}
         containers.append(web)
     pod = _pod(cluster, containers, volumes) | {
         "securityContext": pod_security("RuntimeDefault"),

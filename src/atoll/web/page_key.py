@@ -21,6 +21,8 @@ from atoll.atomic_files import write_atomically
 from atoll.errors import SettingsError
 
 METRICS = "/metrics"
+# Answered without a key and without the application, for probes of the process.
+HEALTH = "/healthz"
 _PARAMETER = "key"
 _NEEDS_KEY = b"the key is missing or wrong: open the URL that `atoll web` has printed\n"
 _ANOTHER_SITE = b"the request comes from another site's page\n"
@@ -62,8 +64,8 @@ def _same(given: str, key: str) -> bool:
 class KeyGuard:
     """An ASGI application that passes requests with the key to `app`, and rejects all others.
 
-    `cookie` is the name of this page's cookie. Requests for `open_paths` need no key. `on_admitted(client)` is called
-    with the address and port of each client whose request is passed on.
+    `cookie` is the name of this page's cookie. Requests for `open_paths` need no key. A request for HEALTH gets "ok".
+    `on_admitted(client)` is called with the address and port of each client whose request is passed on.
     """
 
     def __init__(
@@ -87,6 +89,9 @@ class KeyGuard:
         kind = scope["type"]
         if kind not in ("http", "websocket"):
             await self.app(scope, receive, send)
+            return
+        if kind == "http" and scope["path"] == HEALTH:
+            await _respond(send, 200, [(b"content-type", b"text/plain; charset=utf-8")], b"ok\n")
             return
         if kind == "http" and scope["path"] in self._open_paths:
             self._on_admitted(scope.get("client"))
