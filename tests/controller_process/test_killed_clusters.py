@@ -101,6 +101,31 @@ def test_a_journal_that_cannot_be_read_is_set_aside_and_the_log_says_what_is_los
         assert f"The journal is now in {aside}" in caplog.text
 
 
+def test_events_without_a_snapshot_are_set_aside_and_not_overwritten(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    killed(tmp_path / "journal", tmp_path / "1.piece")
+    (tmp_path / "journal" / "00000001.events").write_bytes(b"events")
+    (tmp_path / "journal" / "00000001.snapshot").unlink()
+    end(tmp_path / "journal", persist=True)
+    aside = tmp_path / "journal" / DAMAGED / "00000001.events"
+    assert aside.read_bytes() == b"events"
+    assert (tmp_path / "1.piece").exists()
+    assert "cannot be read: it has events, and no snapshot of the state before them" in caplog.text
+
+
+def test_segments_are_removed_before_snapshots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is killed in between leaves no segments without a snapshot."""
+    killed(tmp_path / "journal", tmp_path / "1.piece")
+    for number in range(1, 9):
+        (tmp_path / "journal" / f"{number:08}.events").write_bytes(b"events")
+    removed: list[str] = []
+    unlink = Path.unlink
+    monkeypatch.setattr(Path, "unlink", lambda path, **options: (removed.append(path.suffix), unlink(path, **options)))
+    Directory(tmp_path / "journal").clear()
+    assert removed == [".events"] * 8 + [".snapshot"]
+
+
 def test_a_journal_that_the_operating_system_cannot_read_stays(tmp_path: Path) -> None:
     killed(tmp_path / "journal", tmp_path / "1.piece")
     snapshot = tmp_path / "journal" / "00000001.snapshot"

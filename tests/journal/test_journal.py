@@ -270,6 +270,15 @@ def test_files_are_their_owners_alone(directory):
         Directory(directory.path)
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory to another user")
+def test_the_error_for_the_directory_of_another_user_names_chown_and_not_chmod(tmp_path):
+    directory = tmp_path / "journal"
+    directory.mkdir(mode=0o700)
+    os.chown(directory, 4321, -1)
+    with pytest.raises(JournalError, match=r"another user \(UID 4321; .*`chown -R 0 "):
+        Directory(directory)
+
+
 def test_two_controllers_cannot_have_one_journal(directory):
     with pytest.raises(JournalError, match="in use by another controller"):
         Directory(directory.path)

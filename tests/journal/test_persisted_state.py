@@ -61,7 +61,13 @@ def test_the_parts_that_the_next_cluster_has_restored_and_removed_are_named():
     restored, removed = cluster.parts({3}, {"research", "default"})
     assert (restored.sessions, restored.versions) == ((3,), (versions[0], versions[2]))
     assert (removed.sessions, removed.versions) == ((7,), (versions[1],))
+    assert str(removed) == "the suspended session 7 and 1 version of published arrays (guests/policy)"
     assert str(cluster.parts({3, 7}, {"research", "guests"})[1]) == ""
+
+
+def test_a_line_of_the_log_names_a_bounded_number_of_arrays():
+    cluster = PersistedCluster((), (), tuple(("red", f"array-{number}", 1) for number in range(9)))
+    assert str(cluster).endswith("array-6, red/array-7, ...)")
 
 
 def test_a_directory_that_has_none_or_is_not_there_is_fine(tmp_path):

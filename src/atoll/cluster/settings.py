@@ -323,7 +323,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
         Setting(
             "ATOLL_SUSPEND_DIR",
             TEXT,
-            "Directory on each host for sessions that are suspended to disk.",
+            "Directory on each host for sessions that are suspended to disk. A relative path begins at the default.",
             "suspend-directory",
             default="`suspended` in ATOLL_STATE_DIR",
             metavar="DIR",

@@ -36,7 +36,8 @@ def end_killed_cluster(path: str, make_shell: Callable[[ProcessState], Controlle
     directory = Directory(path)
     try:
         with _explained(directory, "it cannot be read now"):
-            is_killed, has_persisted = bool(directory.snapshots()), exists(directory.path / NAME)
+            is_killed = bool(directory.snapshots() or directory.segments())
+            has_persisted = exists(directory.path / NAME)
         if is_killed:
             _end(directory, make_shell, persist, has_persisted)
     finally:
@@ -87,7 +88,7 @@ def _read(directory: Directory) -> tuple[ProcessState, int] | None:
     try:
         found = recover(directory)
         if found is None:
-            return None
+            raise JournalError("it has events, and no snapshot of the state before them")
         state = ProcessState(*load_snapshot(found.payload, str(directory.path)), found.term)
         for turn in found.decoded_turns():
             state.replay(turn)

@@ -208,7 +208,12 @@ class Directory(ReadableDirectory):
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             found = self.path.stat()
-            if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+            if found.st_uid != os.getuid():
+                raise JournalError(
+                    f"the journal's directory {self.path} belongs to another user (UID {found.st_uid}; this process "
+                    f"has {os.getuid()}): run as that user, or `chown -R {os.getuid()} {self.path}`"
+                )
+            if stat.S_IMODE(found.st_mode) & 0o077:
                 raise JournalError(
                     f"other users can access the journal's directory {self.path}: run `chmod 700 {self.path}`"
                 )
@@ -239,8 +244,11 @@ class Directory(ReadableDirectory):
             self._held = -1
 
     def forget_before(self, number: int) -> None:
-        """Remove the files before this snapshot, and all partial ones."""
-        for path in self.path.iterdir():
+        """Remove the files before this snapshot, and all partial ones.
+
+        Snapshots are the last to go: segments without a snapshot mean that one was lost.
+        """
+        for path in sorted(self.path.iterdir(), key=lambda path: path.suffix == _SNAPSHOT):
             old = _is_numbered(path) and int(path.stem) < number
             if old or path.suffix == PARTIAL:
                 path.unlink(missing_ok=True)

@@ -18,6 +18,7 @@ from atoll.missing import exists
 from atoll.state.versions import decode_versioned, encode_versioned
 
 NAME = "suspended"
+_NAMES = 8  # of published arrays in a line of the log
 
 
 class PersistedCluster(msgspec.Struct, frozen=True):
@@ -55,9 +56,11 @@ class PersistedCluster(msgspec.Struct, frozen=True):
         return PersistedCluster(self.shapes, numbers, versions), PersistedCluster(self.shapes, others, rest)
 
     def __str__(self) -> str:
-        """Return text such as "the suspended sessions 3, 7 and 2 versions of published arrays"."""
+        """Return text such as "the suspended sessions 3, 7 and 2 versions of published arrays (red/policy)"."""
         count = len(self.versions)
-        versions = f"{count} version{'s' if count > 1 else ''} of published arrays" if count else ""
+        names = sorted({f"{tenant}/{name}" for tenant, name, _ in self.versions})
+        shown = ", ".join([*names[:_NAMES], *(["..."] if len(names) > _NAMES else [])])
+        versions = f"{count} version{'s' if count > 1 else ''} of published arrays ({shown})" if count else ""
         return " and ".join(filter(None, (self._named() if self.sessions else "", versions)))
 
     def _named(self) -> str:
