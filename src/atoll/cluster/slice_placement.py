@@ -185,7 +185,7 @@ class Slices:
             return dataclasses.replace(found[1], exclusive=slice_request.exclusive)
         raise failed(
             Code.RESOURCE_EXHAUSTED,
-            f"cannot place {slice_request}: {'; '.join(reasons)}. "
+            f"cannot place {slice_request} on one island: {'; '.join(reasons)}. "
             f"Virtual devices of this session that are in no slice: {free_text(devices)}",
             Details(Kind.LIMIT, limit="devices", retriable=True),
         )

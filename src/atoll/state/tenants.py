@@ -43,7 +43,8 @@ class Tenant:
 
     def admit(self) -> Status | None:
         """Count a session until `left` is called, or return the reason why the tenant may not open one."""
-        exceeded = self.exceeded("sessions", 1, self.sessions, "these are open (atoll status lists them)")
+        advice = "end one of its sessions (`atoll status` lists them), or have an operator raise the quota"
+        exceeded = self.exceeded("sessions", 1, self.sessions, advice)
         self.sessions += exceeded is None
         return exceeded
 
