@@ -15,7 +15,7 @@ from atoll.client.client_slices import forget_slices
 from atoll.client.forks import ForkGuard
 from atoll.client.jax_patches import ffi_calls, host_callbacks, number_operands
 from atoll.client.jax_patches import install as install_patches
-from atoll.client.log_filter import filtered_stderr, unsilence_jaxlib
+from atoll.client.jaxlib_logging import silenced_jaxlib, unsilence_jaxlib
 from atoll.client.processes import ClientProcesses, Settings
 from atoll.client.timer_slack import relaxed
 from atoll.errors import BackendError
@@ -71,7 +71,7 @@ def make_client() -> Any:
     clear_with_client(number_operands.CONSTANTS)
     options = ifrt_proxy.ClientConnectionOptions()
     options.connection_timeout_in_seconds = _CONNECT_SECONDS
-    with filtered_stderr(), relaxed(), _fork_guard().connecting() as clients:
+    with silenced_jaxlib(), relaxed(), _fork_guard().connecting() as clients:
         client = ifrt_proxy.get_client("grpc://" + _processes.proxy_address, options)
         clients.append(client)
     # Never destroy the client: its destructor reports the end of the connection as an error.
@@ -181,7 +181,7 @@ def disconnect() -> None:
     client, processes, _processes, _client = _client, _processes, None, None
     if processes is not None:
         atexit.unregister(_leave)
-        with filtered_stderr():
+        with silenced_jaxlib():
             if client is not None:
                 delete_arrays(client)
                 _keep_executables(client)

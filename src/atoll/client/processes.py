@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 
-from atoll.client.log_filter import silence_jaxlib
+from atoll.client.jaxlib_logging import silence_jaxlib
 from atoll.cluster.cluster_file import settings_from_environment
 from atoll.cluster.directories import default_cache_directory, make_directory
 from atoll.cluster.environment_variables import ADDRESS, DETACH, JOIN, NOTEBOOK, PYTHON_ENVIRONMENT, RUN, TOKEN

@@ -14,7 +14,7 @@ def test_jaxlib_logs_again_as_it_did_before_it_was_silenced(run_script: RunScrip
         import os
         import numpy as np
         import jax
-        from atoll.client.log_filter import silence_jaxlib, unsilence_jaxlib
+        from atoll.client.jaxlib_logging import silence_jaxlib, silenced_jaxlib, unsilence_jaxlib
 
         def transfer():
             with jax.transfer_guard("log"):
@@ -24,10 +24,15 @@ def test_jaxlib_logs_again_as_it_did_before_it_was_silenced(run_script: RunScrip
         transfer()
         silence_jaxlib()
         transfer()
+        with silenced_jaxlib():
+            transfer()
+        transfer()
         unsilence_jaxlib()
+        with silenced_jaxlib():
+            transfer()
         transfer()
         """,
         env={"JAX_PLATFORMS": "cpu", "ATOLL_TEST_EXECUTED": "1"} | settings,  # jaxlib reads variables at its start
     ).check()
     said = ["host-to-device transfer" in part for part in ended.stderr.split("|")]
-    assert said == [True, False, True, False], ended.stderr
+    assert said == [True, False, False, False, False, True, False], ended.stderr
