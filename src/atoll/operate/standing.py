@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from atoll.cluster.cluster_runs import ClusterRun, RunRecord, open_log
+from atoll.cluster.cluster_runs import RunRecord, open_log
 from atoll.cluster.directories import default_cache_directory, sockets_bases, usage_file
 from atoll.cluster.held_directories import KEEP_SECONDS, is_held
 from atoll.cluster.processes.client_directories import sweep
@@ -78,16 +78,16 @@ class StandingCluster:
     """
 
     def __init__(self, options: StandingOptions) -> None:
-        name, settings, authority, journal = options.name, options.settings, options.authority, options.journal
+        settings, authority = options.settings, options.authority
         check_settings(settings)
-        if journal is not None:
-            check_persisted(journal, settings)
+        if options.journal is not None:
+            check_persisted(options.journal, settings)
         registry = ClusterRegistry()
-        self._directory = registry.directory(name)
+        self._directory = registry.directory(options.name)
         self._left = self._directory / "left"
         self._stays = options.stays
         self._leaves = options.leaves
-        address = _listening_address(options.listen or registry.address(name), options)
+        address = _listening_address(options.listen or registry.address(options.name), options)
         if settings.engine == "hosts":
             check_reached_by_hosts(address)
         reached = str(advertised(address, options.advertise))
@@ -96,56 +96,21 @@ class StandingCluster:
             environment = kept_environment(authority, options.token, must_exist=bool(options.standby))
         environment = logging_environment() | environment
         self._log: BinaryIO | None = None
-        run: ClusterRun | None = None
         with registry.locked():
-            _check_is_free(registry, name)
+            _check_is_free(registry, options.name)
             if not address.is_unix and not options.continues:  # the controller of its journal may still be ending
                 check_can_listen(address)
-            try:
-                self._directory.mkdir(mode=0o700)
-            except FileExistsError:
-                if is_held(self._directory):
-                    raise ClusterError(
-                        f"a cluster named {name} runs, and another program has removed its record from "
-                        f"{self._directory}: its engine writes the record again within {KEEP_SECONDS:.0f} s"
-                    ) from None
-                # `live` has just removed leftovers of this machine, so another machine shares the directory.
-                raise ClusterError(
-                    f"{self._directory} belongs to a cluster of another machine: give this one another --name"
-                ) from None
-            if options.stays:
-                # Held open, because the directory no longer exists when the log of a failed start is read.
-                self._log, run = open_log(name, self._directory, is_standby=bool(options.standby))
-            run_directory = str(run.directory) if run is not None else ""
-            kept = str(journal.absolute()) if journal is not None else ""
-            if run is not None:
-                now, standby = time.time(), options.standby
-                run.begin(RunRecord(name, str(address), settings.islands, started=now, journal=kept, standby=standby))
-            engine = EngineOptions(
-                settings,
-                str(self._directory),
-                listen=str(address),
-                advertise=options.advertise,
-                parent=os.getpid(),
-                left=str(self._left) if options.stays else "",
-                cache_directory=default_cache_directory(),
-                usage_file=usage_file(name),
-                journal=kept,
-                standby=options.standby,
-                continues=options.continues,
-                lease=options.lease,
-                leaves=options.leaves,
-                run_directory=run_directory,
-            )
+            _make_directory(self._directory, options.name)
+            run_directory = self._begin_run(options, address) if options.stays else ""
+            engine = self._engine_options(options, address, run_directory)
             self.engine = EngineProcess(engine, output=self._log.fileno() if self._log else 2, environment=environment)
-            pid = self.engine.process.pid
             try:
                 self.record = registry.register(
-                    name,
+                    options.name,
                     str(address),
                     settings.islands,
                     settings.platform,
-                    pid,
+                    self.engine.process.pid,
                     run=run_directory,
                     advertised="" if reached == str(address) else reached,
                 )
@@ -153,6 +118,44 @@ class StandingCluster:
                 self.engine.end()
                 shutil.rmtree(self._directory, ignore_errors=True)
                 raise
+
+    def _begin_run(self, options: StandingOptions, address: Address) -> str:
+        """Open the log of a cluster that outlives this process, and record its run.
+
+        Return the directory of the run, or "" if its log is not kept.
+        """
+        # Held open, because the directory no longer exists when the log of a failed start is read.
+        self._log, run = open_log(options.name, self._directory, is_standby=bool(options.standby))
+        if run is None:
+            return ""
+        record = RunRecord(
+            options.name,
+            str(address),
+            options.settings.islands,
+            started=time.time(),
+            journal=_absolute(options.journal),
+            standby=options.standby,
+        )
+        run.begin(record)
+        return str(run.directory)
+
+    def _engine_options(self, options: StandingOptions, address: Address, run_directory: str) -> EngineOptions:
+        return EngineOptions(
+            options.settings,
+            str(self._directory),
+            listen=str(address),
+            advertise=options.advertise,
+            parent=os.getpid(),
+            left=str(self._left) if options.stays else "",
+            cache_directory=default_cache_directory(),
+            usage_file=usage_file(options.name),
+            journal=_absolute(options.journal),
+            standby=options.standby,
+            continues=options.continues,
+            lease=options.lease,
+            leaves=options.leaves,
+            run_directory=run_directory,
+        )
 
     def join_token(self, role: Role) -> JoinToken:
         """Return the join token for this role, if the cluster uses TLS. A copy is in the cluster's directory.
@@ -204,6 +207,27 @@ class StandingCluster:
         return self._directory
 
 
+def _make_directory(directory: Path, name: str) -> None:
+    """Make the directory of a cluster. Raise ClusterError if another cluster has it."""
+    try:
+        directory.mkdir(mode=0o700)
+    except FileExistsError:
+        if is_held(directory):
+            raise ClusterError(
+                f"a cluster named {name} runs, and another program has removed its record from "
+                f"{directory}: its engine writes the record again within {KEEP_SECONDS:.0f} s"
+            ) from None
+        # `live` has just removed leftovers of this machine, so another machine shares the directory.
+        raise ClusterError(
+            f"{directory} belongs to a cluster of another machine: give this one another --name"
+        ) from None
+
+
+def _absolute(path: Path | None) -> str:
+    """Return the absolute path, or "" if there is none."""
+    return "" if path is None else str(path.absolute())
+
+
 def _is_event(line: str) -> bool:
     found = parse_line(line)
     return found is not None and found.level == "info"
@@ -223,7 +247,7 @@ class StandingOnRay:
         self.directory = registry.directory(name)
         where = settings.ray_address or "auto"
         _check_is_free(registry, name, on_ray=where)
-        files = [str(each.absolute()) if each is not None else "" for each in (options.journal, options.authority)]
+        files = [_absolute(each) for each in (options.journal, options.authority)]
         start = EngineStart(settings, options.listen, options.advertise, options.insecure, name, *files)
         self._cluster = RayCluster(name, start, stays=options.stays)
         try:
