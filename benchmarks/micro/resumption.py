@@ -49,11 +49,11 @@ class Dialed:
         self._grants = grants
         self._table = ResumableConnections(
             Acceptor(1, 60.0, b"key"),
-            _ignore,
-            _ignore,
-            lambda each: each.acknowledge(),
-            lambda: None,
-            lambda pid, then: None,
+            on_away=_ignore,
+            on_back=_ignore,
+            acknowledge_soon=lambda each: each.acknowledge(),
+            commit=lambda: None,
+            watch=lambda pid, then: None,
         )
 
     def accept(self) -> Connection:

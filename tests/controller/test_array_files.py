@@ -424,7 +424,9 @@ def _complete(play: Spilling, tenant: str, count: int) -> list[Version]:
     published = play.controller.published
     versions = []
     for _ in range(count):
-        version = published.names.publish(play.now, tenant, "many", play.session, 64, (), (), on_disk=True)
+        version = published.names.publish(
+            play.now, tenant, "many", play.session, keep=64, handles=(), paths=(), on_disk=True
+        )
         published.names.complete(play.now, version)
         published.files.write(version)
         versions.append(version)

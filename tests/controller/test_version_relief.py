@@ -57,7 +57,9 @@ class Devices:
         self.seconds += 1
         handles, paths = tuple(range(arrays)), tuple(map(str, range(arrays)))
         name = name or f"name{len(self.versions) // 64}"
-        version = self.names.publish(self.seconds, tenant, name, 1, keep, handles, paths, on_disk=True)
+        version = self.names.publish(
+            self.seconds, tenant, name, 1, keep=keep, handles=handles, paths=paths, on_disk=True
+        )
         version.held.extend(handles)
         version.count(ArraySpec("f32", (2,), Sharding((PUBLISHED_DEVICES.start + device[0],))), 1)
         self.names.complete(self.seconds, version)

@@ -54,7 +54,7 @@ def test_a_new_peer_and_one_that_resumes_get_the_reason(short_directory: Path):
         refused = await dialed(m.Hello(m.PROTOCOL, "operator", "", 7, "0.0"))
         assert isinstance(refused, m.Refused)
         assert refused.status.message == TEXT
-        assert await dialed(Resume(1, "secret", 1, 0, 0, 1)) == ResumeRefused(TEXT, True)
+        assert await dialed(Resume(1, "secret", 1, 0, 0, 1)) == ResumeRefused(TEXT, final=True)
         notice.cancel()
 
     asyncio.run(scene())

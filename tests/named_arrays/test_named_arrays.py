@@ -22,7 +22,7 @@ LOST = Status(Code.DATA_LOSS, "island 1 failed")
 
 
 def publish(names: NamedArrays, keep: int = 2, session: int = 1, name: str = "policy", tenant: str = "ana") -> Version:
-    return names.publish(0.0, tenant, name, session, keep, (1, 2), ("w", "b"))
+    return names.publish(0.0, tenant, name, session, keep=keep, handles=(1, 2), paths=("w", "b"))
 
 
 def complete(names: NamedArrays, keep: int = 2, session: int = 1, name: str = "policy") -> Version:
@@ -238,8 +238,8 @@ def test_a_tenant_has_a_limited_number_of_arrays_in_all_versions() -> None:
     names = NamedArrays()
     half = tuple(range(named_arrays.MOST_ARRAYS // 2))
     paths = ("",) * len(half)
-    first = names.publish(0.0, "ana", "a", 1, 1, half, paths)
-    names.publish(0.0, "ana", "b", 1, 1, half, paths)
+    first = names.publish(0.0, "ana", "a", 1, keep=1, handles=half, paths=paths)
+    names.publish(0.0, "ana", "b", 1, keep=1, handles=half, paths=paths)
     with pytest.raises(StatusError, match="the versions of tenant ana have 262144 arrays"):
         publish(names, name="c")
     publish(names, tenant="ben")
@@ -251,7 +251,7 @@ def test_a_tenant_has_a_limited_number_of_arrays_in_all_versions() -> None:
 def test_the_controller_keeps_limited_text_about_the_trees_of_a_tenant() -> None:
     names = NamedArrays()
     structure = bytes(named_arrays.MOST_DESCRIBED - 2)
-    large = names.publish(0.0, "ana", "a", 1, 1, (1, 2), ("w", "b"), structure)
+    large = names.publish(0.0, "ana", "a", 1, keep=1, handles=(1, 2), paths=("w", "b"), structure=structure)
     with pytest.raises(StatusError, match="paths and tree structures of the versions of tenant ana exceed 32 MiB"):
         publish(names)
     assert names.names.keys() == {("ana", "a")}, "a refused publication leaves no name"
@@ -277,7 +277,7 @@ def test_each_state_is_reached_and_has_its_row() -> None:
 
 
 def publish_on_disk(names: NamedArrays, keep: int = 2) -> Version:
-    version = names.publish(0.0, "ana", "policy", 1, keep, (1, 2), ("w", "b"), on_disk=True)
+    version = names.publish(0.0, "ana", "policy", 1, keep=keep, handles=(1, 2), paths=("w", "b"), on_disk=True)
     version.held = [1, 2]
     return version
 
@@ -509,7 +509,9 @@ class Player:
             case 0 | 1:
                 keep, on_disk = rng.randint(1, 3), rng.random() < 0.5
                 with suppress(StatusError):  # too many are pending
-                    names.publish(self.now, tenant, name, session, keep, (1, 2), ("w", "b"), on_disk=on_disk)
+                    names.publish(
+                        self.now, tenant, name, session, keep=keep, handles=(1, 2), paths=("w", "b"), on_disk=on_disk
+                    )
             case 9 if versions:
                 version = rng.choice(versions)
                 is_there = version.state in (VersionState.COMPLETE, VersionState.RETIRED) and version.error is None

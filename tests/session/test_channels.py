@@ -74,9 +74,9 @@ class Rig:
             1,
             "secret",
             CONTROLLER,
-            lambda *_: None,
-            self.broken.append,
-            lambda: False,
+            on_feed=lambda *_: None,
+            on_broken=self.broken.append,
+            awaits=lambda: False,
             lease=lease,
             is_cut_off=lambda: self.is_cut_off,
         )

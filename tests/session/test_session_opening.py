@@ -232,7 +232,7 @@ def test_a_controller_that_admits_nobody_now_is_waited_for_longer_than_one_that_
         if time.monotonic() - began > 1.0:
             lets_in(connection, hello)
         else:
-            connection.send_link(ResumeRefused("it does not hold its lease", False))
+            connection.send_link(ResumeRefused("it does not hold its lease", final=False))
             connection.close()
 
     controller = Controller(answer)

@@ -29,7 +29,7 @@ class Content(NamedTuple):
     is_known: bool
 
 
-_SMALL = Content(0, False)
+_SMALL = Content(0, is_known=False)
 
 
 def content_of(array: Any, dtype: Any) -> Content:
@@ -39,10 +39,10 @@ def content_of(array: Any, dtype: Any) -> Content:
     key = id(array), str(dtype)
     found = _known.get(key)
     if found is not None and found[0]() is array:
-        return Content(found[1], True)
+        return Content(found[1], is_known=True)
     number = 1 + secrets.randbits(61)
     _known[key] = weakref.ref(array, lambda _: _known.pop(key, None)), number
-    return Content(number, False)
+    return Content(number, is_known=False)
 
 
 def contents_of(arrays: Sequence[Any], types: Mapping[tuple[Any, Any], Sequence[int]], dtype: Any) -> list[Content]:

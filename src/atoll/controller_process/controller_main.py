@@ -126,7 +126,7 @@ class _ControllerProcess:
 
     async def _begin(self) -> tuple[ControllerShell, asyncio.Server]:
         """Begin to serve: with what the journal says, if there is one."""
-        restarted = JournalRecovery(self._options.journal, True) if self._options.restarts else None
+        restarted = JournalRecovery(self._options.journal, restarts=True) if self._options.restarts else None
         if self._keeper is not None:
             claim = Claim(transitions_of(restarted.last_term) if restarted is not None else None)
             await acquire_lease(self._keeper, claim, self._options, self._stop)
@@ -151,7 +151,7 @@ class _ControllerProcess:
         if restarted is None:
             make_ended = partial(self._make_shell, ends=asyncio.Event(), is_served=False)
             end_killed_cluster(journal, make_ended, self._may_persist)
-        before = restarted or JournalRecovery(journal, False)
+        before = restarted or JournalRecovery(journal, restarts=False)
         keeper = self._keeper
         if keeper is not None:
             if first_term(keeper.transitions) <= before.last_term and restarted is None:

@@ -34,9 +34,9 @@ class Verdict(enum.Enum):
 def verdict_on(message: Any, *, suspicion: str, resumes: bool) -> Verdict:
     """Return the use of a connection with this first message.
 
-    `suspicion` is the reason why another controller may have taken over, or "". The controller also admits commands
-    then, because they may ask for its state. Their changes are put off. If `resumes` is false, this process replicates
-    to no standby, and the controller refuses standbys.
+    `suspicion` is the reason why another controller may have taken over, or "". Even with a suspicion, the controller
+    admits commands, because they may ask for its state. A command's changes are put off. If `resumes` is false, this
+    process replicates to no standby, and the controller refuses standbys.
     """
     if suspicion and not is_operator(message):
         return Verdict.PUT_OFF

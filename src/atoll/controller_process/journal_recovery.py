@@ -36,7 +36,7 @@ class JournalRecovery:
     Raises JournalError if the journal is unreadable or, with `restarts`, empty.
     """
 
-    def __init__(self, path: str, restarts: bool) -> None:
+    def __init__(self, path: str, *, restarts: bool) -> None:
         self._began = time.monotonic()
         self._directory = Directory(path)
         self._found: Recovered | None = None

@@ -142,18 +142,24 @@ class ControllerShell(StateMachine[ShellState]):
         self._connections: dict[int, Connection | AcceptedConnection] = {}
         self.resumable = ResumableConnections(
             state.acceptor,
-            lambda number: self._handle(e.ConnectionAway(self._clock(), number)),
-            lambda number: self._handle(e.ConnectionBack(self._clock(), number)),
-            lambda connection: self._to_acknowledge.append(connection),  # at the end of this turn, when it is safe
-            self.flush_now,
-            watch_in_loop,
-            self._later_term,
-            lambda: self.replication.takeover_suspicion(),
+            on_away=lambda number: self._handle(e.ConnectionAway(self._clock(), number)),
+            on_back=lambda number: self._handle(e.ConnectionBack(self._clock(), number)),
+            acknowledge_soon=lambda each: self._to_acknowledge.append(each),  # at the end of this turn, when it is safe
+            commit=self.flush_now,
+            watch=watch_in_loop,
+            on_superseded=self._later_term,
+            takeover_suspicion=lambda: self.replication.takeover_suspicion(),
         )
         self._own = (options.advertise or options.listen,) if options.standby else ()  # peers dialed another address
         self.resumable.alternate_addresses = self._own
         self.replication = StandbyReplication(
-            self.controller, lambda: self.journal, self._report, self._announce, self.resumable, times.suspicion, lease
+            self.controller,
+            journal=lambda: self.journal,
+            report=self._report,
+            announce=self._announce,
+            connections=self.resumable,
+            suspicion_seconds=times.suspicion,
+            lease=lease,
         )
         self.lease = lease
         if lease is not None:

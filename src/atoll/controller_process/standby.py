@@ -252,7 +252,7 @@ class Standby:
 
         def on_link(message: AnyLinkMessage) -> None:
             if isinstance(message, Resume):
-                connection.send_link(ResumeRefused(_STANDS_BY, False))
+                connection.send_link(ResumeRefused(_STANDS_BY, final=False))
                 connection.close()
                 self._on_resume_attempt(message)
 

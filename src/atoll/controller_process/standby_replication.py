@@ -356,7 +356,7 @@ def put_off(connection: Connection, message: object, reason: str) -> None:
     if isinstance(message, m.Hello) and message.redials:
         connection.ignore()
         connection.refuse(reason)
-        connection.send_link(ResumeRefused(reason, False))
+        connection.send_link(ResumeRefused(reason, final=False))
         connection.close()
     else:
         refuse_hello(connection, failure(Code.UNAVAILABLE, reason, Details(retriable=True)))

@@ -59,7 +59,7 @@ async def serve_end_notice(address: Address, directory: str, reason: str, second
 
         def on_link(message: AnyLinkMessage) -> None:
             if isinstance(message, Resume):
-                connection.send_link(ResumeRefused(text, True))
+                connection.send_link(ResumeRefused(text, final=True))
             connection.close()
 
         connection = Connection(

@@ -106,9 +106,9 @@ class CompileWatch:
             self._watched[key] = each
             return None
         if each.requests >= MOST_REQUESTS:
-            return Lost(each, False)
+            return Lost(each, request=False)
         self._watched[key] = msgspec.structs.replace(each, is_requested=False, requests=each.requests + 1)
-        return Lost(each, True)
+        return Lost(each, request=True)
 
     def report_of(self, function: str, host: int) -> m.CompileReport | None:
         """Return the worker's last report on the compilation, or None if it has not been asked."""

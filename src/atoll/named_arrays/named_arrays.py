@@ -148,6 +148,7 @@ class NamedArrays:
         tenant: str,
         name: str,
         session: int,
+        *,
         keep: int,
         handles: tuple[int, ...],
         paths: tuple[str, ...],

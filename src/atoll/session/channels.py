@@ -57,6 +57,7 @@ class Channels:
         session: int,
         secret: str,
         controller: Address,
+        *,
         on_feed: OnFeed,
         on_broken: OnBroken,
         awaits: Callable[[], bool],

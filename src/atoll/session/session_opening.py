@@ -240,12 +240,12 @@ class _Opening:
                 welcome.session,
                 welcome.secret,
                 self._controller,
-                on_feed,
-                lambda status: on_broken(lease.explain(status)),
-                awaits,
-                self._identity,
-                welcome.lease,
-                lambda: connection.can_resume and (connection.is_away or lease.is_silent),
+                on_feed=on_feed,
+                on_broken=lambda status: on_broken(lease.explain(status)),
+                awaits=awaits,
+                identity=self._identity,
+                lease=welcome.lease,
+                is_cut_off=lambda: connection.can_resume and (connection.is_away or lease.is_silent),
             )
 
         return open_channels

@@ -63,13 +63,13 @@ class VirtualCluster:
                     number,
                     rank,
                     topology.shapes[island].devices,
-                    model,
-                    self.clock,
-                    costs,
-                    collectives,
-                    self._inboxes,
-                    neighbors,
-                    partial(self.process.send, connection),
+                    model=model,
+                    clock=self.clock,
+                    costs=costs,
+                    collectives=collectives,
+                    inboxes=self._inboxes,
+                    neighbors=neighbors,
+                    send=partial(self.process.send, connection),
                 )
                 self._join(island, number, connection)
 

@@ -36,7 +36,7 @@ class EventsPage:
         events = LiveTable(
             "Events",
             [
-                Column("number", "event", True),
+                Column("number", "event", right=True),
                 Column("time", "when"),
                 Column("kind", "what"),
                 Column("where", "where"),

@@ -17,21 +17,21 @@ _USERS: dict[By, list[Column]] = {
     By.SESSION: [
         Column("tenant", "tenant"),
         Column("run", "cluster started"),
-        Column("session", "session", True),
+        Column("session", "session", right=True),
         Column("label", "script"),
     ],
     By.PROGRAM: [
         Column("tenant", "tenant"),
         Column("program", "program"),
-        Column("expected", "expected per launch", True),
+        Column("expected", "expected per launch", right=True),
     ],
 }
 _AMOUNTS = [
-    Column("device_seconds", "device seconds", True),
-    Column("share", "share", True),
-    Column("memory", "memory x seconds", True),
-    Column("moved", "moved", True),
-    Column("compiling", "compiling", True),
+    Column("device_seconds", "device seconds", right=True),
+    Column("share", "share", right=True),
+    Column("memory", "memory x seconds", right=True),
+    Column("moved", "moved", right=True),
+    Column("compiling", "compiling", right=True),
 ]
 
 

@@ -179,12 +179,12 @@ class Listener:
     def make_table(self, limits: LinkLimits) -> ResumableConnections:
         return ResumableConnections(
             self.acceptor,
-            lambda number: self.events.append("away"),
-            lambda number: self.events.append("back"),
-            lambda connection: connection.acknowledge(),
-            lambda: None,
-            self._watch,
-            lambda number, term: self.superseded.append(term),
+            on_away=lambda number: self.events.append("away"),
+            on_back=lambda number: self.events.append("back"),
+            acknowledge_soon=lambda connection: connection.acknowledge(),
+            commit=lambda: None,
+            watch=self._watch,
+            on_superseded=lambda number, term: self.superseded.append(term),
             limits=limits,
         )
 
@@ -209,7 +209,7 @@ class Listener:
             if self.puts_off:
                 self.puts_off -= 1
                 transport.ignore()
-                transport.send_link(ResumeRefused("not now", False))
+                transport.send_link(ResumeRefused("not now", final=False))
                 transport.close()
                 return
             transport.set_handlers(self.messages.append, self.lost, on_link)

@@ -345,7 +345,7 @@ TO_DIALER: list[AnyLinkMessage] = [
     Acknowledge(-1, 0),
     Resume(1, "", 1, 0, 0, 1),
     Resumed(1, 1, 0),
-    ResumeRefused("no", True),
+    ResumeRefused("no", final=True),
     ResumeToken(1, "", 0, 5.0),
 ]
 TO_ACCEPTOR: list[AnyLinkMessage] = [
@@ -353,7 +353,7 @@ TO_ACCEPTOR: list[AnyLinkMessage] = [
     ResumeToken(1, "", 1, 5.0),
     Resume(1, "", 1, 1, 0, 9),
     Resumed(1, 1, 0),
-    ResumeRefused("no", True),
+    ResumeRefused("no", final=True),
     AlternateAddresses(("unix:/evil",)),
 ]
 
@@ -415,7 +415,7 @@ def test_the_role_of_a_link_does_not_change():
     world = connected()
     message = resume_of(world)
     assert world.acceptor.refusal(message, world.accepted, "") is None
-    assert world.acceptor.refusal(message, world.accepted, "proxy") == ResumeRefused("it belongs to a ", True)
+    assert world.acceptor.refusal(message, world.accepted, "proxy") == ResumeRefused("it belongs to a ", final=True)
 
 
 @pytest.mark.parametrize("changes", [{"whole": 3}, {"whole": 0}, {"pieced": 1}, {"whole": -1}])
@@ -501,7 +501,7 @@ def test_a_dialer_begins_with_the_address_that_answered_last():
     assert second is not None
     assert second.address.path == "/elsewhere"
     world.dialing.resume(FrameDecoder(Note))
-    world.dialing.receive(ResumeRefused("wait", False))
+    world.dialing.receive(ResumeRefused("wait", final=False))
     assert world.dialing.take_effects()[-1] is LinkEvent.FAILED
     again = world.dialing.next_dial(0.0)
     assert again is not None
@@ -509,7 +509,7 @@ def test_a_dialer_begins_with_the_address_that_answered_last():
 
 
 def put_off(link: DialingLink) -> None:
-    link.receive(ResumeRefused("it does not hold its lease", False))
+    link.receive(ResumeRefused("it does not hold its lease", final=False))
     assert link.take_effects() == [LinkEvent.FAILED]
 
 
@@ -549,7 +549,7 @@ def test_a_dialer_that_is_put_off_ends_with_the_reasons_of_all_addresses_when_it
             link.dial_failed("nobody listens there")
         else:
             link.resume(FrameDecoder(Note))
-            link.receive(ResumeRefused("it does not hold its lease", False))
+            link.receive(ResumeRefused("it does not hold its lease", final=False))
             link.take_effects()
     assert 2.0 < now <= 2.6
     assert link.take_effects() == [LinkEvent.LOST]
@@ -573,16 +573,16 @@ def test_a_refusal_of_a_first_message_that_is_final_or_late_is_an_error():
     link = DialingLink("the acceptor", Address(path="/a"))
     link.open(FrameDecoder(Note), opens_by=60.0)
     with pytest.raises(FrameError):
-        link.receive(ResumeRefused("it has ended", True))
+        link.receive(ResumeRefused("it has ended", final=True))
     link.receive(ResumeToken(1, "", 1, 1.0))
     with pytest.raises(FrameError):
-        link.receive(ResumeRefused("wait", False))
+        link.receive(ResumeRefused("wait", final=False))
 
 
 def test_a_final_refusal_ends_a_dialer_and_names_the_address():
     world = connected()
     resume_of(world)
-    world.dialing.receive(ResumeRefused("it is unknown here or has ended", True))
+    world.dialing.receive(ResumeRefused("it is unknown here or has ended", final=True))
     assert world.dialing.take_effects() == [LinkEvent.LOST]
     assert world.dialing.refused_at == Address(path="/there")
     assert world.dialing.reason.endswith("does not resume the connection: it is unknown here or has ended")

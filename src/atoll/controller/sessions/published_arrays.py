@@ -176,12 +176,12 @@ class PublishedArrays:
             session.tenant.name,
             message.name,
             session.number,
-            message.keep,
-            message.handles,
-            message.paths,
-            message.structure,
-            message.replicas,
-            message.on_disk,
+            keep=message.keep,
+            handles=message.handles,
+            paths=message.paths,
+            structure=message.structure,
+            replicas=message.replicas,
+            on_disk=message.on_disk,
         )
         session.publishing += 1
         if version.files is not None:

@@ -238,7 +238,7 @@ class HostsEngine:
         self._connections.clear()  # these were of an earlier controller
         for agent in self._agents.values():
             agent.connection = None
-        self.cut_off(False)
+        self.cut_off(is_cut_off=False)
         self._report()
         if not self._has_begun:
             self._has_begun = True

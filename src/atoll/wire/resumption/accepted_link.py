@@ -48,14 +48,14 @@ class Acceptor:
         """Return the refusal of a peer that knows its secret and has seen a later term, or None for other peers."""
         if message.term <= self.term or not self.is_secret_of(message):
             return None
-        return ResumeRefused(f"this is term {self.term}, and term {message.term} has begun", False)
+        return ResumeRefused(f"this is term {self.term}, and term {message.term} has begun", final=False)
 
     def refusal(self, message: Resume, link: AcceptedLink | None, role: str) -> ResumeRefused | None:
         """Return the reason why a peer with `role` must not resume the link with the number in its message, if any."""
         if link is None or not self.is_secret_of(message):
-            return ResumeRefused("it is unknown here or has ended", True)
+            return ResumeRefused("it is unknown here or has ended", final=True)
         if link.role != role:
-            return ResumeRefused(f"it belongs to a {link.role}", True)
+            return ResumeRefused(f"it belongs to a {link.role}", final=True)
         return None
 
 

@@ -157,6 +157,7 @@ class ResumableConnections:
     def __init__(
         self,
         acceptor: Acceptor,
+        *,
         on_away: Callable[[int], None],
         on_back: Callable[[int], None],
         acknowledge_soon: Callable[[AcceptedConnection], None],
@@ -234,7 +235,7 @@ class ResumableConnections:
             return
         suspicion = self._takeover_suspicion()
         if suspicion:
-            self._refuse(transport, ResumeRefused(suspicion, False))
+            self._refuse(transport, ResumeRefused(suspicion, final=False))
             return
         self._commit()
         connection = self._connections.get(message.number)
@@ -251,7 +252,7 @@ class ResumableConnections:
                 connection.resume(transport, message)
                 self._watch_process(connection, transport)
             except FrameError as error:
-                self._refuse(transport, ResumeRefused(str(error), True))
+                self._refuse(transport, ResumeRefused(str(error), final=True))
                 connection.lose(str(error))
 
     def _refuse(self, transport: Connection, refusal: ResumeRefused) -> None:
