@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,25 +21,24 @@ from atoll.decodable import decodable
 from atoll.devices.compilers.compiler_messages import CompiledProgram, CompileProgram, OutlinedProgram, RenamedTarget
 from atoll.devices.compilers.compiler_server import CompilerCrashedError
 from atoll.devices.device import Assignment, DeviceBackend, LoadedFunction, MayCrashError, ProgramLoader
-from atoll.errors import OK, Code, Status, StatusError, invalid, unimplemented
+from atoll.errors import OK, Status, StatusError, invalid, unimplemented
 from atoll.host_services.calls.call_threads import SessionThreads
 from atoll.host_services.calls.client_calls import Calls, status_of_device_error
 from atoll.host_services.calls.function_callbacks import Callbacks
 from atoll.host_services.profiles.xspace import Programs
 from atoll.host_services.python.python_sessions import PythonSessions
-from atoll.ir.types import DTYPE_BITS
 from atoll.protocol.messages import (
     CloseWorld,
     Compile,
     Compiled,
     CompileReport,
     CompileStage,
-    FunctionInfo,
     FunctionSource,
     LoadInWorld,
     NeedsWorld,
 )
 from atoll.transfers.inbox import Inbox
+from atoll.worker.compile_results import CompileResult, compiled, outlined
 from atoll.worker.compilers import Compilation, Compilers
 from atoll.worker.function_followers import Followers
 from atoll.worker.function_records import Function, FunctionRecord, FunctionRecords, FunctionState, Pending
@@ -52,38 +50,36 @@ from atoll.worker.store import TypeKeys
 COMPILE_THREADS = 2
 # Functions that no session refers to. They are kept for the next script that sends the same program.
 IDLE_FUNCTIONS = 512
-# The report about an IFRT IR program, which the controller forwards.
-MOST_OUTLINE_BYTES = 4 << 20
 # A compiled program that can follow its arguments into a world stays in memory for that. Larger ones do not follow.
 MOST_FOLLOWING_BYTES = 8 << 20
-# Memory of a function on each device.
-MOST_BYTES = 1 << 61
 # CPU time of this process that counts as progress of the compilations in it.
 _CPU_STEP_SECONDS = 10.0
 _read_source = msgspec.msgpack.Decoder(decodable(FunctionSource)).decode
 
 
 @dataclass(frozen=True)
-class _Result:
-    """The end of a compilation: a function, an outline, a loaded library, or an error."""
+class _Prepared:
+    """A program with what this host adds before it is compiled: its calls into its client, and its custom calls."""
 
-    status: Status = OK
-    function: Function | None = None
-    info: FunctionInfo | None = None
-    seconds: float = 0.0
-    cached: bool = False
-    crashed: bool = False
+    source: FunctionSource
+    callbacks: Callbacks | None
+    targets: tuple[RenamedTarget, ...]
 
-    def failed(self, status: Status) -> _Result:
-        """Return the result for a function that cannot be used for this reason."""
-        return replace(self, status=status, function=None, info=None)
-
-    def checked(self) -> _Result:
-        """Return the result, which has failed if no device can run the function."""
-        if self.function is None or self.info is None:
-            return self
-        problem = _size_problem(self.function.loaded, self.info)
-        return self if problem is None else self.failed(problem)
+    def request(self, assignment: Assignment, platform: str) -> CompileProgram:
+        """Return the request to a compiler process."""
+        source = self.source
+        return CompileProgram(
+            source.program,
+            source.options,
+            len(assignment),
+            len(assignment[0]),
+            platform,
+            0 if self.callbacks is None else len(self.callbacks),
+            source.keys,
+            source.channels,
+            source.fragment,
+            self.targets,
+        )
 
 
 class Functions:
@@ -139,8 +135,8 @@ class Functions:
             if record is not None and record.function is not None:
                 self.programs.compiled(message.function, "", message.session)
                 self._inbox.drop(message.session, message.feed)
-                result = _Result(function=record.function, cached=True)
-                self._report(_compiled(message.function, result, record.info, record.title))
+                result = CompileResult(function=record.function, cached=True)
+                self._report(compiled(message.function, result, record.info, record.title))
                 return
             pending = None if record is None else record.pending
             if pending is not None and pending.stage is not CompileStage.UNKNOWN:
@@ -212,9 +208,9 @@ class Functions:
         except Exception as error:
             seconds = 0.0 if in_compiler is None else in_compiler.seconds
             if isinstance(error, CompilerCrashedError):
-                result = _Result(error.status, seconds=seconds, crashed=True)
+                result = CompileResult(error.status, seconds=seconds, crashed=True)
             else:
-                result = _Result(status_of_device_error(error), seconds=seconds)
+                result = CompileResult(status_of_device_error(error), seconds=seconds)
             if in_compiler is None or self._compiles(name, in_compiler):
                 self._end(message, result)
         with self.records.lock:
@@ -253,7 +249,7 @@ class Functions:
             self._enter_world(Recipe(message, source))
         if source.is_library:
             self._libraries.load(message, source.program)
-            self._end(message, _Result())
+            self._end(message, CompileResult())
         elif source.targets:
             self._wait(message.function)
             compile_ = partial(self._start_in_pool, message, self._compile_loaded, source)
@@ -294,29 +290,40 @@ class Functions:
                 self._submit_to_compiler(message, source, self._compilers, self._backend.loader, error.status)
 
     def _compile_in_this_process(self, message: Compile, source: FunctionSource) -> None:
-        callbacks = self._callbacks(source, message)
-        targets = self._libraries.register(message, source.targets)
-        if message.islands and self._backend.loader is not None:
-            request = self._request(message, source, callbacks, targets)
-            program, cached, seconds = self._backend.loader.compile_over_islands(request, callbacks, message.tenant)
-            self._load_over_islands(message, source, program, callbacks, seconds, cached)
+        prepared = self._prepare(message, source)
+        loader = self._backend.loader
+        if message.islands and loader is not None:
+            request = prepared.request(message.assignment, self._backend.platform)
+            program, cached, seconds = loader.compile_over_islands(request, prepared.callbacks, message.tenant)
+            self._load_over_islands(message, prepared, program, seconds, cached)
             return
-        loaded, cached, seconds = self._compile_here(message, source.program, source.options, callbacks, targets)
-        function = Function(loaded, self._keys, callbacks)
-        self._end(message, _Result(OK, function, loaded.info(), seconds, cached))
+        loaded, cached, seconds = self._compile_here(message, prepared, source.program)
+        self._end(message, self._result(loaded, prepared, seconds, cached))
+
+    def _prepare(self, message: Compile, source: FunctionSource) -> _Prepared:
+        """Prepare a program for its compilation. Raise StatusError if a library lacks a target."""
+        return _Prepared(source, self._callbacks(source, message), self._libraries.register(message, source.targets))
 
     def _compile_here(
-        self,
-        message: Compile,
-        program: bytes,
-        options: bytes,
-        callbacks: Callbacks | None,
-        targets: tuple[RenamedTarget, ...],
+        self, message: Compile, prepared: _Prepared, program: bytes
     ) -> tuple[LoadedFunction, bool, float]:
+        """Compile a program in this process. Return the function, whether it was cached, and the seconds."""
         compile_ = self._backend.compile
-        if targets:  # devices without libraries need not take any
-            compile_ = partial(compile_, targets=targets)
-        return compile_(program, options, self._assignment(message), callbacks, message.tenant, message.world)
+        if prepared.targets:  # devices without libraries need not take any
+            compile_ = partial(compile_, targets=prepared.targets)
+        options, assignment = prepared.source.options, self._assignment(message)
+        return compile_(program, options, assignment, prepared.callbacks, message.tenant, message.world)
+
+    def _result(
+        self,
+        loaded: LoadedFunction,
+        prepared: _Prepared,
+        seconds: float = 0.0,
+        cached: bool = False,
+        is_apart: bool = False,
+    ) -> CompileResult:
+        function = Function(loaded, self._keys, prepared.callbacks, is_apart)
+        return CompileResult(OK, function, loaded.info(), seconds, cached)
 
     def _submit_to_compiler(
         self,
@@ -330,39 +337,19 @@ class Functions:
 
         If it ends the process, the compilation fails with `after_crash`, or with an error that names the crash.
         """
-        callbacks = self._callbacks(source, message)
-        targets = self._libraries.register(message, source.targets)
-        request = self._request(message, source, callbacks, targets)
-        kept = loader.find(request, message.tenant)
+        prepared = self._prepare(message, source)
+        kept = loader.find(prepared.request(message.assignment, self._backend.platform), message.tenant)
         if kept is not None and message.islands and kept.has_parts:
-            self._load_over_islands(message, source, kept, callbacks, 0.0, True)
+            self._load_over_islands(message, prepared, kept, seconds=0.0, cached=True)
             return
         if kept is not None and not message.islands:
-            loaded = loader.load(kept, message.assignment, callbacks, message.world)
-            self._end(message, _Result(OK, Function(loaded, self._keys, callbacks), loaded.info(), cached=True))
+            loaded = loader.load(kept, message.assignment, prepared.callbacks, message.world)
+            self._end(message, self._result(loaded, prepared, cached=True))
             return
 
         def work(compilation: Compilation) -> None:
             with self._working(message, compilation):
-                ask = callbacks.ask if callbacks is not None and source.keys else None
-                try:
-                    program = compilation.compile(request, ask, f"program {message.content[:12]}")
-                except CompilerCrashedError:
-                    if after_crash is not None:
-                        after_crash.raise_if_error()
-                    raise
-                if isinstance(program, OutlinedProgram):
-                    result = _Result(info=_outlined(program))
-                elif message.islands and program.description is not None:
-                    loader.keep(request, message.tenant, program)
-                    if self._compiles(message.function, compilation):
-                        self._load_over_islands(message, source, program, callbacks, compilation.seconds, False)
-                    return
-                else:
-                    function = Function(self._loaded(message, request, program, callbacks), self._keys, callbacks)
-                    result = _Result(OK, function, function.loaded.info())
-                if self._compiles(message.function, compilation):
-                    self._end(message, replace(result, seconds=compilation.seconds))
+                self._compile_in_process(message, prepared, loader, after_crash, compilation)
 
         with self.records.lock:
             record = self.records.find(message.function)
@@ -376,58 +363,66 @@ class Functions:
                 message.tenant, message.share, message.session, bool(source.keys), work
             )
 
+    def _compile_in_process(
+        self,
+        message: Compile,
+        prepared: _Prepared,
+        loader: ProgramLoader,
+        after_crash: Status | None,
+        compilation: Compilation,
+    ) -> None:
+        """Compile a program in a compiler process, load it here, and report it unless it was canceled meanwhile."""
+        callbacks = prepared.callbacks
+        ask = callbacks.ask if callbacks is not None and prepared.source.keys else None
+        request = prepared.request(message.assignment, self._backend.platform)
+        try:
+            program = compilation.compile(request, ask, f"program {message.content[:12]}")
+        except CompilerCrashedError:
+            if after_crash is not None:
+                after_crash.raise_if_error()
+            raise
+        if isinstance(program, OutlinedProgram):
+            result = CompileResult(info=outlined(program))
+        elif message.islands and program.description is not None:
+            loader.keep(request, message.tenant, program)
+            if self._compiles(message.function, compilation):
+                self._load_over_islands(message, prepared, program, compilation.seconds, cached=False)
+            return
+        elif program.description is None:  # the process could only check the program
+            loaded, _, _ = self._compile_here(message, prepared, program.program or request.program)
+            result = self._result(loaded, prepared)
+        else:
+            loaded = loader.load(program, message.assignment, callbacks, message.world)
+            loader.keep(request, message.tenant, program)
+            result = self._result(loaded, prepared)
+        if self._compiles(message.function, compilation):
+            self._end(message, replace(result, seconds=compilation.seconds))
+
     def _compiles(self, name: str, compilation: Compilation) -> bool:
         """Return whether a compilation was not canceled."""
         with self.records.lock:
             pending = self.records.pending(name)
             return pending is not None and pending.in_compiler is compilation
 
-    def _request(
-        self,
-        message: Compile,
-        source: FunctionSource,
-        callbacks: Callbacks | None,
-        targets: tuple[RenamedTarget, ...],
-    ) -> CompileProgram:
-        return CompileProgram(
-            source.program,
-            source.options,
-            len(message.assignment),
-            len(message.assignment[0]),
-            self._backend.platform,
-            0 if callbacks is None else len(callbacks),
-            source.keys,
-            source.channels,
-            source.fragment,
-            targets,
-        )
-
     def _load_over_islands(
-        self,
-        message: Compile,
-        source: FunctionSource,
-        program: CompiledProgram,
-        callbacks: Callbacks | None,
-        seconds: float,
-        cached: bool,
+        self, message: Compile, prepared: _Prepared, program: CompiledProgram, seconds: float, cached: bool
     ) -> None:
         """Load a function on several islands, in a world if it needs one."""
-        loader, description = self._backend.loader, program.description
+        loader, description, source = self._backend.loader, program.description, prepared.source
         assert loader is not None
         assert description is not None
         has_joined = self._worlds is not None and self._worlds.has_joined(message.world)
-        placement = placement_of(message, description, bool(callbacks), has_joined)
+        placement = placement_of(message, description, bool(prepared.callbacks), has_joined)
         if placement.must_wait:
-            load = partial(self._load_over_islands, source=source, program=program, callbacks=callbacks)
-            self._await_world(Waiting(message, source, partial(load, seconds=seconds, cached=cached)))
+            load = partial(self._load_over_islands, prepared=prepared, program=program, seconds=seconds, cached=cached)
+            self._await_world(Waiting(message, source, load))
             return
         message = msgspec.structs.replace(message, world=placement.world)
         may_follow = not message.world and len(program.executable) <= MOST_FOLLOWING_BYTES
         self._enter_world(Recipe(message, source, program if may_follow else None))
         self.may_wait = self.may_wait or bool(message.world)
-        loaded = loader.load(program, message.assignment, callbacks, message.world, message.ranks)
-        function = Function(loaded, self._keys, callbacks, placement.is_apart)
-        self._end(message, _Result(OK, function, loaded.info(), seconds, cached))
+        loaded = loader.load(program, message.assignment, prepared.callbacks, message.world, message.ranks)
+        self._end(message, self._result(loaded, prepared, seconds, cached, placement.is_apart))
 
     def _await_world(self, waiting: Waiting) -> None:
         """Load a function when this host has joined its world. If it has none, ask the controller for it."""
@@ -464,20 +459,7 @@ class Functions:
         joined.raise_if_error()
         waiting.load(message)
 
-    def _loaded(
-        self, message: Compile, request: CompileProgram, program: CompiledProgram, callbacks: Callbacks | None
-    ) -> LoadedFunction:
-        """Load a program from a compiler process. If the process could only check the program, compile it here."""
-        loader = self._backend.loader
-        if program.description is None or loader is None:
-            return self._compile_here(
-                message, program.program or request.program, request.options, callbacks, request.targets
-            )[0]
-        loaded = loader.load(program, message.assignment, callbacks, message.world)
-        loader.keep(request, message.tenant, program)
-        return loaded
-
-    def _end(self, message: Compile, result: _Result) -> None:
+    def _end(self, message: Compile, result: CompileResult) -> None:
         """Keep a compiled function, and report the result. Compile it again if its world was closed meanwhile."""
         result = result.checked()
         name = message.function
@@ -509,7 +491,7 @@ class Functions:
             wake()
         for other in others:
             self._inbox.drop(other.session, other.feed)
-        self._report(_compiled(name, result, encoded, title))
+        self._report(compiled(name, result, encoded, title))
 
     def _load(self, record: FunctionRecord, function: Function, info: bytes, title: str) -> None:
         """Keep a function. The caller holds the lock."""
@@ -521,7 +503,7 @@ class Functions:
             self._release(record, function)
 
     def _after_closing(
-        self, message: Compile, closing: CloseWorld, record: FunctionRecord, result: _Result
+        self, message: Compile, closing: CloseWorld, record: FunctionRecord, result: CompileResult
     ) -> Recipe | None:
         """Return how to compile a function whose world was closed, or None. The caller holds the lock."""
         assert record.pending is not None
@@ -577,7 +559,7 @@ class Functions:
                 self.records.forget(record)
         if is_unwanted:
             self.python.drop(name)
-        self._report(_compiled(name, _Result(status)))
+        self._report(compiled(name, CompileResult(status)))
 
     def _source(self, message: Compile) -> FunctionSource:
         """Return the source that the first session sent. If that has ended, use that of another waiting session."""
@@ -705,7 +687,7 @@ class Functions:
             self._enter_world(Recipe(message, source))
             self._start_in_pool(message, self._compile_source, source)
         else:
-            self._end(message, _Result(joined))
+            self._end(message, CompileResult(joined))
 
     def closing_of(self, world: int) -> Status:
         """Return why a world was closed; OK if it is open."""
@@ -727,50 +709,3 @@ class Functions:
         """Note that a loaded function leaves the host, or is compiled again. The caller holds the lock."""
         self.calling_clients -= record.function is not None and bool(record.function.callbacks)
         self.programs.dropped(record.name)
-
-
-def _compiled(name: str, result: _Result, info: bytes = b"", title: str = "") -> Compiled:
-    """Return the report about a compilation. `info` is encoded, and `title` is the name that the client chose."""
-    function = result.function
-    return Compiled(
-        name,
-        result.status,
-        info,
-        result.seconds,
-        result.cached,
-        0 if function is None else function.loaded.scratch_bytes,
-        function is not None and bool(function.callbacks),
-        title,
-        result.crashed,
-        function is not None and function.is_apart,
-    )
-
-
-def _size_problem(loaded: LoadedFunction, info: FunctionInfo) -> Status | None:
-    """Return why no device can run the function, or None. A compiler process can report any numbers.
-
-    The controller would take larger numbers for a violation, and end this worker.
-    """
-    largest = max((math.prod(each.shape) * DTYPE_BITS.get(each.dtype, 0) // 8 for each in info.outputs), default=0)
-    if 0 <= loaded.scratch_bytes < MOST_BYTES and largest < MOST_BYTES:
-        return None
-    # XLA's sums are signed, so larger ones can be negative.
-    found = f"{loaded.scratch_bytes} bytes while it runs, and {largest} bytes for its largest output"
-    text = f"out of memory: {info.name[:200]} needs {found} on each device: at most {MOST_BYTES - 1} are possible"
-    return Status(int(Code.RESOURCE_EXHAUSTED), text)
-
-
-def _outlined(program: OutlinedProgram) -> FunctionInfo:
-    """Return the report about an IFRT IR program, of which a compiler process has read the outline.
-
-    Raise RESOURCE_EXHAUSTED if it is too large.
-    """
-    name = program.outline.program.name
-    info = FunctionInfo(name, b"", None, (), (), (), {}, 0, outline=program.outline)
-    size = len(msgspec.msgpack.encode(info))
-    if size > MOST_OUTLINE_BYTES:
-        text = (
-            f"the program {name[:200]!r} has an outline of {size:,} bytes: at most {MOST_OUTLINE_BYTES:,} are allowed"
-        )
-        raise StatusError(Code.RESOURCE_EXHAUSTED, text)
-    return info

@@ -1,0 +1,90 @@
+"""How compilations end, and the reports about that."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from atoll.devices.compilers.compiler_messages import OutlinedProgram
+from atoll.devices.device import LoadedFunction
+from atoll.errors import OK, Code, Status, StatusError
+from atoll.ir.types import DTYPE_BITS
+from atoll.protocol.messages import Compiled, FunctionInfo
+from atoll.worker.function_records import Function
+
+# The report about an IFRT IR program, which the controller forwards.
+MOST_OUTLINE_BYTES = 4 << 20
+# Memory of a function on each device.
+MOST_BYTES = 1 << 61
+
+
+@dataclass(frozen=True)
+class CompileResult:
+    """The end of a compilation: a function, an outline, a loaded library, or an error."""
+
+    status: Status = OK
+    function: Function | None = None
+    info: FunctionInfo | None = None
+    seconds: float = 0.0
+    cached: bool = False
+    crashed: bool = False
+
+    def failed(self, status: Status) -> CompileResult:
+        """Return the result for a function that cannot be used for this reason."""
+        return replace(self, status=status, function=None, info=None)
+
+    def checked(self) -> CompileResult:
+        """Return the result, which has failed if no device can run the function."""
+        if self.function is None or self.info is None:
+            return self
+        problem = _size_problem(self.function.loaded, self.info)
+        return self if problem is None else self.failed(problem)
+
+
+def compiled(name: str, result: CompileResult, info: bytes = b"", title: str = "") -> Compiled:
+    """Return the report about a compilation. `info` is encoded, and `title` is the name that the client chose."""
+    function = result.function
+    return Compiled(
+        name,
+        result.status,
+        info,
+        result.seconds,
+        result.cached,
+        0 if function is None else function.loaded.scratch_bytes,
+        function is not None and bool(function.callbacks),
+        title,
+        result.crashed,
+        function is not None and function.is_apart,
+    )
+
+
+def _size_problem(loaded: LoadedFunction, info: FunctionInfo) -> Status | None:
+    """Return why no device can run the function, or None. A compiler process can report any numbers.
+
+    The controller would take larger numbers for a violation, and end this worker.
+    """
+    largest = max((math.prod(each.shape) * DTYPE_BITS.get(each.dtype, 0) // 8 for each in info.outputs), default=0)
+    if 0 <= loaded.scratch_bytes < MOST_BYTES and largest < MOST_BYTES:
+        return None
+    # XLA's sums are signed, so larger ones can be negative.
+    found = f"{loaded.scratch_bytes} bytes while it runs, and {largest} bytes for its largest output"
+    text = f"out of memory: {info.name[:200]} needs {found} on each device: at most {MOST_BYTES - 1} are possible"
+    return Status(int(Code.RESOURCE_EXHAUSTED), text)
+
+
+def outlined(program: OutlinedProgram) -> FunctionInfo:
+    """Return the report about an IFRT IR program, of which a compiler process has read the outline.
+
+    Raise RESOURCE_EXHAUSTED if it is too large.
+    """
+    name = program.outline.program.name
+    info = FunctionInfo(name, b"", None, (), (), (), {}, 0, outline=program.outline)
+    size = len(msgspec.msgpack.encode(info))
+    if size > MOST_OUTLINE_BYTES:
+        text = (
+            f"the program {name[:200]!r} has an outline of {size:,} bytes: at most {MOST_OUTLINE_BYTES:,} are allowed"
+        )
+        raise StatusError(Code.RESOURCE_EXHAUSTED, text)
+    return info
