@@ -160,9 +160,9 @@ class Lifecycle:
     islands: Mapping[int, Island]
     _subscribers: dict[type[Any], list[Callable[[Any], None]]] = field(default_factory=dict)
 
-    def subscribe(self, kind: type[N], call: Callable[[N], None]) -> None:
-        """Call `call(notification)` at each notification of this kind."""
-        self._subscribers.setdefault(kind, []).append(call)
+    def subscribe(self, kind: type[N], *calls: Callable[[N], None]) -> None:
+        """Call each of `calls` with each notification of this kind, in this order."""
+        self._subscribers.setdefault(kind, []).extend(calls)
 
     def hosts_joined(self, island: int) -> None:
         """Record that all hosts of the island have joined."""

@@ -327,41 +327,55 @@ class Controller:
         """Subscribe to the states of islands and the ends of sessions. The order matters."""
         lifecycle = self._state.lifecycle
         self.history.subscribe(lifecycle)
-        subscribe = lifecycle.subscribe
-        subscribe(IslandFailed, self._island_leaves)
-        subscribe(IslandRemoved, self._island_leaves)
-        subscribe(IslandDrained, self._island_leaves)
-        subscribe(IslandReady, self._operators.island_ready)
-        subscribe(IslandReady, self._persistence.island_ready)
-        subscribe(IslandReady, self.published.copies.island_ready)
-        subscribe(IslandReady, self.published.files.island_ready)
-        subscribe(IslandReady, self._spiller.island_ready)
-        subscribe(IslandFailed, self._recovery.fail_work_of_island)
-        subscribe(IslandFailed, self._compilation.island_failed)
-        subscribe(IslandFailed, self.published.island_failed)
-        subscribe(IslandFailed, self.detached.island_failed)
-        subscribe(IslandFailed, self.migrations.give_up_on_island)
-        subscribe(IslandFailed, self.suspensions.lose_spilled_arrays)
-        subscribe(IslandFailed, self.published.files.island_lost)
-        subscribe(IslandFailed, self._relays.forget_groups)
-        subscribe(IslandFailed, self.programs.require_plans_again)
-        subscribe(IslandFailed, self._admission.hosts.introduce_remaining_hosts)
-        subscribe(IslandFailed, self._worlds.close_worlds_of)
-        subscribe(IslandReady, self._worlds.start_waiting)
-        subscribe(IslandRestarted, self._worlds.start_waiting)
-        subscribe(IslandRemoved, self._worlds.close_worlds_of)
-        subscribe(IslandRestarted, self._recovery.island_restarted)
-        subscribe(IslandRestarted, self.published.copies.island_ready)
-        subscribe(IslandRestarted, self.published.files.island_ready)
-        subscribe(IslandRestarted, self._spiller.island_ready)
-        subscribe(IslandRestarted, self._operators.island_restarted)
-        subscribe(IslandRemoved, self._recovery.island_removed)
-        subscribe(IslandRemoved, self._operators.island_removed)
-        subscribe(IslandDrained, self._relays.forget_groups)
-        subscribe(IslandDrained, self._worlds.close_worlds_of)
-        subscribe(IslandDrained, self.published.island_drained)
-        subscribe(IslandDrained, self.published.files.island_drained)
-        subscribe(IslandDrained, self._operators.drains.island_drained)
+        lifecycle.subscribe(
+            IslandReady,
+            self._operators.island_ready,
+            self._persistence.island_ready,
+            self.published.copies.island_ready,
+            self.published.files.island_ready,
+            self._spiller.island_ready,
+            self._worlds.start_waiting,
+        )
+        lifecycle.subscribe(
+            IslandFailed,
+            self._island_leaves,
+            self._recovery.fail_work_of_island,
+            self._compilation.island_failed,
+            self.published.island_failed,
+            self.detached.island_failed,
+            self.migrations.give_up_on_island,
+            self.suspensions.lose_spilled_arrays,
+            self.published.files.island_lost,
+            self._relays.forget_groups,
+            self.programs.require_plans_again,
+            self._admission.hosts.introduce_remaining_hosts,
+            self._worlds.close_worlds_of,
+        )
+        lifecycle.subscribe(
+            IslandRestarted,
+            self._worlds.start_waiting,
+            self._recovery.island_restarted,
+            self.published.copies.island_ready,
+            self.published.files.island_ready,
+            self._spiller.island_ready,
+            self._operators.island_restarted,
+        )
+        lifecycle.subscribe(
+            IslandRemoved,
+            self._island_leaves,
+            self._worlds.close_worlds_of,
+            self._recovery.island_removed,
+            self._operators.island_removed,
+        )
+        lifecycle.subscribe(
+            IslandDrained,
+            self._island_leaves,
+            self._relays.forget_groups,
+            self._worlds.close_worlds_of,
+            self.published.island_drained,
+            self.published.files.island_drained,
+            self._operators.drains.island_drained,
+        )
         self._sessions.subscribe(
             self.detached.session_closed,
             self.vaults.session_closed,
