@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from atoll.controller.sessions.queries import Queries
 from atoll.controller.state import ClusterState
 from atoll.launch.compilation import Compilation
+from atoll.launch.foremost_gangs import foremost_gangs, with_foremost
 from atoll.launch.launcher import Launcher
 from atoll.launch.scheduler import Wait
 from atoll.named_arrays.named_arrays import NamedArrays
@@ -98,7 +99,7 @@ class Watchdog:
         found = [(subject, self._durations.of(now, key)) for key, subject in self._subjects()]
         # Gangs that the checks do not look at, because a gang before them calls Python. They run beside it.
         looked_at = {gang.sequence for gang in self._watched()}
-        for gang, ahead in self._launcher.with_foremost():
+        for gang, ahead in self._with_foremost():
             if ahead is None and gang.sequence not in looked_at:
                 found.append((_subject_of(gang), now - gang.started_at))
         return found
@@ -111,7 +112,7 @@ class Watchdog:
         behind: dict[tuple[int, int], list[Gang[GangRun]]] = {}  # by session and sequence of the gang ahead
         foremost: dict[int, list[Gang[GangRun]]] = {}
         gangs = self._launcher.in_flight
-        for gang, ahead in self._launcher.with_foremost():
+        for gang, ahead in self._with_foremost():
             if ahead is None:
                 for island in gang.run.islands_left:
                     foremost.setdefault(island, []).append(gang)
@@ -163,8 +164,11 @@ class Watchdog:
     def _watched(self) -> Iterator[Gang[GangRun]]:
         """Yield the gangs that wait for no other gang on their hosts, since all others wait for these."""
         if self._decisions.watches_beside_python:
-            return (gang for gang, ahead in self._launcher.with_foremost() if ahead is None)
-        return self._launcher.foremost()
+            return (gang for gang, ahead in self._with_foremost() if ahead is None)
+        return foremost_gangs(self._launcher.in_flight.values())
+
+    def _with_foremost(self) -> Iterator[tuple[Gang[GangRun], Gang[GangRun] | None]]:
+        return with_foremost(self._launcher.in_flight.values(), self._resources.topology.shapes)
 
     def _waits(self) -> Iterator[tuple[Hashable, Subject]]:
         for island, waits in self._launcher.scheduler.waits().items():

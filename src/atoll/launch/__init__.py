@@ -5,7 +5,8 @@
 - A node is put in line: `scheduler.Scheduler.enqueue`; or deferred: `dependency_tracker.DependencyTracker.order`.
 - A ready node is committed, and its gangs get their positions in the order: `scheduler.Scheduler._commit`.
 - A policy chooses the node: `policies.find_policy` by name; `policy.Policy` is the interface.
-- A gang is sent to its hosts: `launcher.Launcher.start_ready`; a delegated one: `delegated_runs.DelegatedRuns.start`.
+- A gang is sent to its hosts: `launcher.Launcher.start_ready`, with `run_messages.RunMessages`; a delegated one:
+  `delegated_runs.DelegatedRuns.start`.
 - A gang ends or fails: `launcher.Launcher.parts_ended`, `part_failed`, `fail`.
 - An island fails: its launches in `failures.Failures`, its arrays in `controller.islands.island_recovery`.
 - A function is compiled: `compilation.Compilation`; a program is lowered: `registry.ProgramRegistry`.

@@ -59,6 +59,8 @@ class LargeLaunches:
     def begin(self, session: Session, launch: Launch, message: m.Launch) -> None:
         """Put the launch in line over the next flushes. Later messages of the session wait until it is in line."""
         session.in_steps += 1
+        for entry in launch.entries[: launch.program.arguments]:
+            entry.uses += 1  # until its nodes are made
         launch.program.units.begin_launch()
         self._beginning.add(session.number, session.tenant.name, _Beginning(session, launch, message))
 

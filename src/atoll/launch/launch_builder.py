@@ -46,26 +46,24 @@ class LaunchBuilder:
         return self._next_feed - program.host_feeds
 
     def launch(
-        self, session: Session, program: RegisteredProgram, message: m.Launch, seconds: float, state: LaunchState
-    ) -> Launch:
-        """Make a launch with the entries of its values. A delegated launch has only those of its results."""
-        launch, delegated = self.bare_launch(session, program, message, seconds, state), state is LaunchState.DELEGATED
-        values = program.result_values if delegated else range(program.arguments, len(launch.entries))
-        self.make_entries(session, launch, message.traceback_id, values)
-        return launch
-
-    def bare_launch(
         self,
         session: Session,
         program: RegisteredProgram,
         message: m.Launch,
         seconds: float,
         state: LaunchState = LaunchState.ACTIVE,
+        *,
+        results_exist: bool = False,
     ) -> Launch:
-        """Make a launch without the entries of the values that it makes."""
-        entries = [session.directory.entries[handle] for handle in message.arguments]
+        """Make a launch, and the entries of the values that it makes.
+
+        A delegated launch has only the entries of its results. Those of a large launch are made later, in steps. If
+        `results_exist` is true, the handles of the results have entries, which the launch uses.
+        """
+        present = session.directory.entries
+        entries = [present[handle] for handle in message.arguments]
         entries += [NO_ENTRY] * len(program.values)
-        return Launch(
+        launch = Launch(
             session.number,
             program,
             message.arguments,
@@ -78,6 +76,17 @@ class LaunchBuilder:
             state=state,
             contents=message.contents,
         )
+        if state is LaunchState.BEGINNING:
+            return launch
+        made: Sequence[int] = range(program.arguments, len(entries))
+        if results_exist:
+            made = program.inner_values
+            for value in program.result_values:
+                entries[value] = present[launch.results[program.values[value - program.arguments].result]]
+        elif state is LaunchState.DELEGATED:
+            made = program.result_values
+        self.make_entries(session, launch, message.traceback_id, made)
+        return launch
 
     def make_entries(self, session: Session, launch: Launch, traceback_id: int, values: Sequence[int]) -> None:
         """Make the entries of these values, and add those of results to the session's directory."""
@@ -92,14 +101,6 @@ class LaunchBuilder:
                 named[results[made.result]] = entry
                 nbytes += made.nbytes
         directory.nbytes += nbytes
-
-    def use_result_entries(self, session: Session, launch: Launch, traceback_id: int) -> None:
-        """Use the existing entries of the results' handles. Make the entries of other values."""
-        program, entries = launch.program, launch.entries
-        for value in program.result_values:
-            handle = launch.results[program.values[value - program.arguments].result]
-            entries[value] = session.directory.entries[handle]
-        self.make_entries(session, launch, traceback_id, program.inner_values)
 
     # ---- nodes
 

@@ -162,7 +162,7 @@ class ReservationsDump(Dump):
 # ---- launches
 
 
-@dump_of(Launcher, "launcher", rebuild=Launcher.note_left_out)
+@dump_of(Launcher, "launcher", rebuild=lambda launcher: launcher.left_out.find())
 class LauncherDump(Dump):
     in_flight: dict[int, Ref[Gang[Any]]] = {}
 

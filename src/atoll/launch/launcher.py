@@ -15,8 +15,8 @@ from other hosts. `launch.sequential` has the alternative.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from atoll.errors import Code, Kind, Status
 from atoll.launch.buffer_releases import BufferReleases
@@ -36,8 +36,10 @@ from atoll.launch.launch_checks import (
     program_problem,
     size_problem,
 )
+from atoll.launch.left_out_collectives import LeftOutCollectives
 from atoll.launch.policy import Policy
 from atoll.launch.reservations import Reservations
+from atoll.launch.run_messages import RunMessages
 from atoll.launch.scheduler import Scheduler
 from atoll.launch.sequential import SequentialDispatch
 from atoll.launch.shared_state import LaunchServices, SharedState
@@ -48,7 +50,7 @@ from atoll.state.dispatch_units import Unit
 from atoll.state.gang_specs import GangSpec
 from atoll.state.gang_states import GangState, Reason
 from atoll.state.launch_states import LaunchState
-from atoll.state.programs import HostPlan, RegisteredProgram
+from atoll.state.programs import RegisteredProgram
 from atoll.state.queued_nodes import Dropped, Gang, HostCallKind, QueuedNode
 from atoll.state.session import ControlFlowRun, GangRun, Key, Launch, Session
 
@@ -56,19 +58,6 @@ from atoll.state.session import ControlFlowRun, GangRun, Key, Launch, Session
 GANG_WINDOW = 24
 # Buffers of a closed session, or on a lost island, that are released in one step of a flush.
 ENTRIES_PER_STEP = 4
-
-
-class _NewestRun(NamedTuple):
-    """The message that starts a launch on a host. Hosts whose plans have the same arguments and results share it."""
-
-    launch: Launch
-    plan: HostPlan
-    segments: int
-    run: m.Run
-
-    def is_of(self, launch: Launch, plan: HostPlan, segments: int) -> bool:
-        same = self.plan is plan or (self.plan.arguments == plan.arguments and self.plan.results == plan.results)
-        return self.launch is launch and self.segments == segments and same
 
 
 class Launcher:
@@ -100,9 +89,7 @@ class Launcher:
         )
         self.reservations = Reservations(sessions, self.scheduler, resources, services)
         self.in_flight: dict[int, Gang[GangRun]] = {}  # by sequence, in the order in which they were started
-        self._left_out: set[int] = set()  # numbers of nodes with `GangRun.left_out`: see `note_left_out`
-        # While gangs are started on hosts whose processes have relays: the gangs of a node mostly send the same.
-        self._newest_run: _NewestRun | None = None
+        self.left_out = LeftOutCollectives(self.in_flight, outbox)
         self.charges = GangCharges(trace, shared.decisions.exact_charges)
         self.remains = shared.remains
         self._resources = resources
@@ -113,6 +100,7 @@ class Launcher:
         self._offenses = shared.offenses
         self._rates = shared.rates
         self._sequential = SequentialDispatch(self.scheduler) if settings.sequential else None
+        self._run_messages = RunMessages(outbox, acknowledged=settings.sequential)
         self._dependencies = DependencyTracker(self.scheduler, self.enqueue)
         self.large_plans = LargePlans(resources, self.scheduler)
         self.buffers = BufferReleases(shared, self.reservations, services)
@@ -194,25 +182,22 @@ class Launcher:
         then: Callable[[Launch], None] | None,
     ) -> bool:
         """Put the gangs of a program in line. Return False if the program is large: its gangs follow in steps."""
-        if session.has_spilled:
-            self._restore_spilled(session, message)
+        self._restore_spilled(session, message)
         is_plain = self._sequential is None and not self._dependencies.has_some(session.number)
         delegated = self.delegated_runs.program_of(session, program) if is_plain else None
-        seconds = self._outbox.seconds
-        if delegated is None and len(program.nodes) > LARGE_NODES:
-            launch = self.builder.bare_launch(session, program, message, seconds, LaunchState.BEGINNING)
-            launch.then = then
-            for entry in launch.entries[: program.arguments]:
-                entry.uses += 1  # until its nodes are made
+        if delegated is not None:
+            state = LaunchState.DELEGATED
+        else:
+            state = LaunchState.BEGINNING if len(program.nodes) > LARGE_NODES else LaunchState.ACTIVE
+        launch = self.builder.launch(session, program, message, self._outbox.seconds, state)
+        launch.then = then
+        if state is LaunchState.BEGINNING:
             self.large_launches.begin(session, launch, message)
             return False
-        state = LaunchState.ACTIVE if delegated is None else LaunchState.DELEGATED
-        launch = self.builder.launch(session, program, message, seconds, state)
-        launch.then = then
-        if delegated is None:
-            self._line_up(launch, self.builder.make_nodes(session, launch))
-        else:
+        if delegated is not None:
             self.delegated_runs.line_up(session, launch, delegated)
+        else:
+            self._line_up(session, launch)
         self._limit_rate(session, launch)
         return True
 
@@ -222,61 +207,56 @@ class Launcher:
         assert isinstance(program, RegisteredProgram)
         session.credits += message.credits
         session.count_launch()
-        if session.has_spilled:
-            self._restore_spilled(session, message)
-        launch = self.builder.bare_launch(session, program, message, self._outbox.seconds)
-        self.builder.use_result_entries(session, launch, message.traceback_id)
+        self._restore_spilled(session, message)
+        launch = self.builder.launch(session, program, message, self._outbox.seconds, results_exist=True)
         launch.then = then
         for value in program.result_values:
             launch.entries[value].hosts = program.values[value - program.arguments].hosts
-        self._line_up(launch, self.builder.make_nodes(session, launch))
+        self._line_up(session, launch)
         return launch
 
     def launch_part(self, whole: ControlFlowRun, program: RegisteredProgram, message: m.Launch) -> Launch:
         """Launch a part of a control flow node, whose arguments exist or have a dependency.
 
-        The last part takes credits: its results are those of the node, and its nodes are in no line yet.
+        The last part takes credits: its results are those of the node, and the node's dependency defers it.
         """
         session, is_last = self._sessions[whole.session], bool(message.credits)
-        if session.has_spilled:
-            self._restore_spilled(session, message)
-        launch = self.builder.bare_launch(session, program, message, self._outbox.seconds)
-        if is_last:
-            self.builder.use_result_entries(session, launch, message.traceback_id)
-        else:
-            values = range(program.arguments, len(launch.entries))
-            self.builder.make_entries(session, launch, message.traceback_id, values)
+        self._restore_spilled(session, message)
+        launch = self.builder.launch(session, program, message, self._outbox.seconds, results_exist=is_last)
         launch.part_of = whole
-        units = self.builder.make_nodes(session, launch, whole.age)
         if is_last:
             launch.dependency = whole.dependency
-        if not (is_last and launch.pending):
-            self._line_up(launch, units)
+        self._line_up(session, launch, whole.age)
         return launch
 
     def _restore_spilled(self, session: Session, message: m.Launch) -> None:
-        entries = session.directory.entries
-        spilled = [each for each in message.arguments if entries[each].spilled is not None]
-        self._services.restore_spilled(session, spilled)
+        if session.has_spilled:
+            entries = session.directory.entries
+            spilled = [each for each in message.arguments if entries[each].spilled is not None]
+            self._services.restore_spilled(session, spilled)
 
     def _limit_rate(self, session: Session, launch: Launch) -> None:
         """Delay a launch if its tenant has launched too many within a second."""
         if not self._rates.charge_launch(session.tenant, launch, self._outbox.seconds):
             self.scheduler.lacks(launch.nodes[0], Reason.RATE)
 
-    def _line_up(self, launch: Launch, units: Sequence[Unit]) -> None:
-        """Enqueue the nodes of the launch, or defer them until they may join their lines."""
+    def _line_up(self, session: Session, launch: Launch, age: int = -1) -> None:
+        """Make the nodes of the launch, and enqueue them, or defer them until they may join their lines."""
+        units = self.builder.make_nodes(session, launch, age)
         if not launch.pending:
             self._end_launch(launch)
             return
-        if launch.program.is_unbounded or self._dependencies.has_some(launch.session):
+        if launch.dependency is None:
             self._order_by_dependencies(launch, units)
         if launch.dependency is None:
             for node in launch.nodes:
                 self.enqueue(node)
 
     def _order_by_dependencies(self, launch: Launch, units: Sequence[Unit]) -> None:
+        """Give a launch a dependency if it must not join its lines before others have made progress."""
         program, entries = launch.program, launch.entries
+        if not program.is_unbounded and not self._dependencies.has_some(launch.session):
+            return
         donated = [entries[i] for i in program.donated]
         launch.dependency = self._dependencies.order(launch.nodes, units, entries[: program.arguments], donated)
         if launch.dependency is not None:
@@ -306,8 +286,7 @@ class Launcher:
         launch.enter(LaunchState.ACTIVE)
         for i in program.donated:
             launch.entries[i].consume()
-        if program.is_unbounded or self._dependencies.has_some(launch.session):
-            self._order_by_dependencies(launch, units)
+        self._order_by_dependencies(launch, units)
         self._limit_rate(session, launch)
         return launch.dependency is None
 
@@ -419,12 +398,14 @@ class Launcher:
         touched = scheduler.touched
         if scheduler.contended:
             self.delegated_runs.revoke_contended()
+        if not touched:
+            return
         while touched:
             for island in sorted(touched):  # any order is correct, but the event log must replay
                 touched.discard(island)
                 while (gang := scheduler.next(island)) is not None:
                     self._start(gang)
-        self._newest_run = None
+        self._run_messages.forget_newest()
 
     def _start(self, gang: Gang[GangRun]) -> None:
         run, launch = gang.run, gang.run.launch
@@ -445,7 +426,7 @@ class Launcher:
             return
         gang.enter(GangState.RUNNING)
         self.charges.started(gang, now - launch.seconds)
-        self._dispatch(launch, gang, spec.segments)
+        self._run_messages.send(gang)
         if self._sequential is not None:
             self._sequential.started(gang, len(spec.hosts))
         self.gang_dequeued(gang)
@@ -455,46 +436,6 @@ class Launcher:
         """Send the pending frees to the hosts, before later messages."""
         self._outbox.flush_frees()
         self.reservations.ledger.frees_published()
-
-    def _dispatch(self, launch: Launch, gang: Gang[GangRun], segments: int) -> None:
-        """Send a gang to its hosts.
-
-        The first message to a host has all handles and feeds that the launch needs there. Later messages only name the
-        gang that starts. Hosts with the same plan get the same message, which is encoded once.
-        """
-        hosts, sequence = gang.hosts, gang.sequence
-        begun, handles, outbox = launch.hosts_started, launch.handles, self._outbox
-        if begun:
-            known: dict[int, list[int]] = {}  # hosts, by the first unit of the run there
-            for host in hosts:
-                if host in begun:
-                    known.setdefault(begun[host], []).append(host)
-            for first, some in known.items():
-                outbox.dispatch(tuple(some), launch.session, first, sequence, segments)
-            hosts = tuple([host for host in hosts if host not in begun]) if known else hosts
-        begun.update(dict.fromkeys(hosts, sequence))
-        for plan, some_hosts in launch.program.by_handles(hosts):
-            newest = self._newest_run
-            if newest is not None and newest.is_of(launch, plan, segments):
-                outbox.start(some_hosts, newest.run, sequence)
-                continue
-            run = m.Run(
-                sequence,
-                launch.session,
-                launch.program.number,
-                tuple([handles[position] for position in plan.arguments]),
-                tuple([handles[position] for position in plan.results]),
-                launch.feeds,
-                launch.host_feeds,
-                self._sequential is not None,
-                segments,
-                contents=launch.contents,
-            )
-            if outbox.has_processes and not gang.islands:
-                self._newest_run = _NewestRun(launch, plan, segments, run)
-                outbox.start(some_hosts, run, sequence)
-            else:
-                outbox.to_hosts(some_hosts, run)
 
     # ---- gangs
 
@@ -542,7 +483,7 @@ class Launcher:
             self._outbox.to_host(host, m.CollectiveEnded(sequence))  # the gang may have been a collective
             return
         if gang.run.spec.collective:
-            self._leave_out(gang, host)
+            self.left_out.add(gang, host)
         if not gang.node.is_delegated:  # other gangs of a delegated run are in flight on the host
             gang.run.hosts_left.discard(host)
         if self._may_be_of_another_host(gang, failure):
@@ -562,46 +503,20 @@ class Launcher:
         if gang is None or not gang.run.spec.collective or host not in gang.run.hosts_left:
             return
         if gang.run.spec.is_apart and host not in gang.run.left_out:
-            self._leave_out(gang, host)
+            self.left_out.add(gang, host)
         for each in (gang,) if gang.run.spec.is_apart else gang.node.gangs:
             each.run.failure = each.run.failure or failure
-
-    def _leave_out(self, gang: Gang[GangRun], host: int) -> None:
-        gang.run.left_out += (host,)
-        self._left_out.add(gang.node.number)
 
     def _all_parts_ended(self, gang: Gang[GangRun]) -> None:
         run = gang.run
         if run.spec.collective:
-            self._collective_ended(gang.node)
+            self.left_out.ended(gang.node)
         if run.failure is not None and run.launch.error is None:
             return
         if run.launch.error is None and gang.exclusive:
             for name in run.spec.functions:
                 self._quarantine.ended_well(name)
         self.end_gang(gang)
-
-    def _collective_ended(self, node: QueuedNode[GangRun]) -> None:
-        """If a collective is over on all hosts, let those hosts start others that failed in it or left it out."""
-        if node.number not in self._left_out:  # nearly always: a look at all gangs is too much for each that ends
-            return
-        over = [gang for gang in node.gangs if gang.is_over or not gang.run.hosts_left]
-        if len(over) < len(node.gangs) and not node.gangs[0].run.spec.is_apart:  # its islands communicate
-            return
-        for gang in over:
-            for host in gang.run.left_out:
-                self._outbox.to_host(host, m.CollectiveEnded(gang.sequence))
-            gang.run.left_out = ()
-        if not any(gang.run.left_out for gang in node.gangs):
-            self._left_out.discard(node.number)
-
-    def note_left_out(self) -> None:
-        """Note the collectives in flight that hosts have failed in or left out, after the launcher was loaded."""
-        self._left_out = self._found_left_out()
-
-    def _found_left_out(self) -> set[int]:
-        nodes = (gang.node for gang in self.in_flight.values())
-        return {node.number for node in nodes if any(gang.run.left_out for gang in node.gangs)}
 
     def _may_be_of_another_host(self, gang: Gang[GangRun], failure: Status) -> bool:
         """Return whether the loss of another host may have failed a gang on this one."""
@@ -626,7 +541,7 @@ class Launcher:
         gang.enter(GangState.DONE if launch.error is None else GangState.FAILED)
         self.in_flight.pop(gang.sequence, None)
         if run.spec.collective:
-            self._collective_ended(node)
+            self.left_out.ended(node)
         if self._sequential is not None:
             self._sequential.ended(gang)
         self.charges.ended(gang)
@@ -659,43 +574,6 @@ class Launcher:
         if self._sequential is not None and gang is not None:
             self._sequential.enqueued(gang)
 
-    def foremost(self) -> Iterator[Gang[GangRun]]:
-        """Yield the gangs in flight that are the first on all of their hosts, for which the other gangs wait."""
-        busy: set[int] = set()
-        for gang in self.in_flight.values():
-            left = gang.run.hosts_left
-            if busy.isdisjoint(left):
-                yield gang
-            busy |= left
-
-    def with_foremost(self) -> Iterator[tuple[Gang[GangRun], Gang[GangRun] | None]]:
-        """Yield the gangs in flight, each with the foremost gang that it waits for on its hosts, or None.
-
-        Unlike for `foremost`, a gang that calls Python counts only for the gangs that wait while its Python runs.
-        """
-        first: dict[int, Gang[GangRun]] = {}  # by host, the gang that all others on it wait for
-        first_of_several: dict[int, Gang[GangRun]] = {}  # the same for gangs on several devices of the host
-        for gang in self.in_flight.values():
-            of_several = [host for host in gang.run.hosts_left if len(gang.run.spec.devices.get(host, ())) > 1]
-            found = [first[host] for host in sorted(gang.run.hosts_left) if host in first]
-            found += [first_of_several[host] for host in sorted(of_several) if host in first_of_several]
-            ahead = found[0] if found else None
-            yield gang, ahead
-            if not self._runs_beside_others(gang):
-                for host in gang.run.hosts_left:
-                    first.setdefault(host, ahead or gang)
-            elif gang.run.spec.host_call is HostCallKind.CLIENT:
-                for host in of_several:
-                    first_of_several.setdefault(host, ahead or gang)
-
-    def _runs_beside_others(self, gang: Gang[GangRun]) -> bool:
-        """Return whether gangs on one device run while this gang waits for Python: see docs/design/callbacks.md."""
-        call = gang.run.spec.host_call
-        if call is HostCallKind.CLIENT:  # on accelerators, it occupies its devices meanwhile
-            shapes = self._resources.topology.shapes
-            return all(shapes[island].platform == "cpu" for island in gang.run.islands_left)
-        return call is not None
-
     def island_restarted(self, island: int) -> None:
         """Resume an island whose hosts have restarted, with nothing on them and with new clocks."""
         for host in self._resources.hosts_of(island):
@@ -709,7 +587,7 @@ class Launcher:
         assert not differences, differences
         in_flight = (GangState.HELD, GangState.GRANTED, GangState.RUNNING)
         assert all(gang.state in in_flight for gang in self.in_flight.values())
-        assert self._left_out == self._found_left_out(), f"nodes {self._left_out} were noted as left out"
+        self.left_out.validate()
         running: Counter[object] = Counter(
             (gang.islands or gang.island, gang.node.tenant.name)
             for gang in self.in_flight.values()
@@ -811,7 +689,7 @@ class Launcher:
             self.reservations.dropped(dropped)
             unstarted += dropped.gangs
         for node in launch.nodes:
-            self._collective_ended(node)
+            self.left_out.ended(node)
             for gang in node.gangs:
                 self._fail_incoming(gang, status)
         for host in {host for gang in unstarted for host in gang.run.spec.hosts}:
@@ -855,7 +733,7 @@ class Launcher:
     def _end_dropped(self, dropped: Dropped[GangRun]) -> None:
         """End the gangs of a closed session's node that were dropped."""
         node = dropped.node
-        self._collective_ended(node)
+        self.left_out.ended(node)
         for gang in node.gangs:
             if gang.state is not GangState.DROPPED:
                 self._fail_incoming(gang, _ended(node.session))  # from the parts that will not start

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from atoll.controller.state import ClusterState
 from atoll.errors import Code, Status
+from atoll.launch.foremost_gangs import foremost_gangs
 from atoll.launch.launcher import Launcher
 from atoll.protocol import messages as m
 from atoll.state.durations import Durations
@@ -84,7 +85,7 @@ class Overruns:
             self._stopped.clear()
             self._running.clear()
             return
-        foremost = {gang.sequence for gang in self._launcher.foremost()}
+        foremost = {gang.sequence for gang in foremost_gangs(in_flight.values())}
         of_closed = {gang.node.session for gang in in_flight.values()} & self._closed.keys()
         self._closed = {number: self._closed[number] for number in of_closed}
         self._stopped = {sequence: each for sequence, each in self._stopped.items() if sequence in in_flight}
