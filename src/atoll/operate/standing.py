@@ -224,7 +224,7 @@ def _make_directory(directory: Path, name: str) -> None:
 
 
 def _absolute(path: Path | None) -> str:
-    """Return the absolute path, or "" if there is none."""
+    """Return the absolute path. Return "" for None."""
     return "" if path is None else str(path.absolute())
 
 
