@@ -42,25 +42,8 @@ _RETRY_SECONDS = 1.0  # until a file that is missing or cannot be examined is ex
 async def serve(options: EngineOptions, stop: StopEvent) -> None:
     """Run the cluster until `stop` is set. Report to `ready_fd` that it is up, or why it is not, and why it ended."""
     reason = ""
-    is_orphaned = False
-    unknown = Reasons(_log)
-
-    def parent_ended() -> None:
-        nonlocal reason, is_orphaned
-        try:
-            if options.left and exists(options.left):
-                return
-        except OSError as error:
-            unknown.say(f"cannot find out whether the cluster outlives the process that started it: {error}")
-            asyncio.get_running_loop().call_later(_RETRY_SECONDS, parent_ended)
-            return
-        reason, is_orphaned = "the process that started it has ended", True
-        stop.set()
-
-    if options.note:
-        watch_holder(options.parent, Path(options.note), options.settings.grace_seconds, parent_ended)
-    elif options.parent:
-        watch_in_loop(options.parent, parent_ended)
+    parent = _Parent(options, stop)
+    parent.watch()
     run = ClusterRun(Path(options.run_directory)) if options.run_directory else None
     loop = asyncio.get_running_loop()
     held = _hold(Path(options.directory))
@@ -83,7 +66,7 @@ async def serve(options: EngineOptions, stop: StopEvent) -> None:
             supervisor = Supervisor(options, make_engine(options), stop)
         await supervisor.start()
         if stop.is_set():
-            reason = reason or supervisor.reason
+            reason = parent.reason or supervisor.reason
             write_ready(options.ready_fd, Started(error="the cluster was ended while it started"), is_last=False)
         else:
             write_ready(options.ready_fd, Started(address=options.controller_address), is_last=False)
@@ -95,9 +78,10 @@ async def serve(options: EngineOptions, stop: StopEvent) -> None:
         reason = str(error)
         write_ready(options.ready_fd, Started(error=str(error)), is_last=False)
     finally:
-        reason = reason or (supervisor.reason if supervisor is not None else "") or f"its engine received {stop.reason}"
+        reason = reason or parent.reason or (supervisor.reason if supervisor is not None else "")
+        reason = reason or f"its engine received {stop.reason}"
         is_replaced = supervisor is not None and supervisor.leaves
-        leaves = options.leaves and (is_orphaned or bool(stop.reason) or is_replaced)
+        leaves = options.leaves and (bool(parent.reason) or bool(stop.reason) or is_replaced)
         if supervisor is not None and not leaves:
             await supervisor.end()
         if not options.has_one_client:
@@ -112,6 +96,39 @@ async def serve(options: EngineOptions, stop: StopEvent) -> None:
         if held is not None:
             held.release()
         write_ready(options.ready_fd, EngineEnd(reason, expected))
+
+
+class _Parent:
+    """The process that started the cluster. The cluster ends with it, unless it is to outlive that process.
+
+    Attributes:
+      reason: why the cluster ends, or "" if that is not because of this process.
+    """
+
+    def __init__(self, options: EngineOptions, stop: StopEvent) -> None:
+        self.reason = ""
+        self._options = options
+        self._stop = stop
+        self._unknown = Reasons(_log)
+
+    def watch(self) -> None:
+        """Set the stop event when the process has ended."""
+        options = self._options
+        if options.note:
+            watch_holder(options.parent, Path(options.note), options.settings.grace_seconds, self._ended)
+        elif options.parent:
+            watch_in_loop(options.parent, self._ended)
+
+    def _ended(self) -> None:
+        try:
+            if self._options.left and exists(self._options.left):
+                return
+        except OSError as error:
+            self._unknown.say(f"cannot find out whether the cluster outlives the process that started it: {error}")
+            asyncio.get_running_loop().call_later(_RETRY_SECONDS, self._ended)
+            return
+        self.reason = "the process that started it has ended"
+        self._stop.set()
 
 
 async def _rotate(log: Path) -> None:
