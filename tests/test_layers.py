@@ -140,3 +140,36 @@ def test_the_name_of_a_module_identifies_it() -> None:
         counts = Counter(path.name for path in root.rglob("*.py"))
         repeated = {name for name, count in counts.items() if count > 1}
         assert repeated <= _FIXED_NAMES
+
+
+# Directories of tests without a package: of whole programs on clusters, and of files beside `src`.
+WITHOUT_PACKAGE = frozenset({"benchmarks", "docs", "end_to_end", "examples", "machines"})
+
+
+def _test_modules() -> list[Path]:
+    return sorted(path.relative_to(TESTS) for path in TESTS.rglob("test_*.py"))
+
+
+def test_each_package_has_a_directory_of_tests_and_no_other_directory_has_one() -> None:
+    packages = {path.parent.relative_to(SOURCE) for path in SOURCE.rglob("__init__.py")}
+    tested = {path.parent for path in _test_modules()}
+    assert {each for each in packages if len(each.parts) == 1} - tested == set()
+    others = {each for each in tested - packages if each.parts[0] not in WITHOUT_PACKAGE}
+    assert others == set(), "name the directory like its package, or add it to WITHOUT_PACKAGE and CONTRIBUTING.md"
+
+
+def test_a_test_that_has_the_name_of_a_module_is_in_the_directory_of_its_package() -> None:
+    """A test may be in the directory of a package above, and one of the whole controller in `tests/controller`."""
+    packages = defaultdict(set)
+    for path in modules().values():
+        packages[path.stem].add(path.relative_to(SOURCE).parts[0].removesuffix(".py"))
+    wrong = []
+    for path in _test_modules():
+        package, named = path.parts[0], packages[path.stem.removeprefix("test_")]
+        is_of_tests = len(path.parts) == 1 and (TESTS / path.name.removeprefix("test_")).exists()
+        if package in WITHOUT_PACKAGE or is_of_tests or not named or named & {package, path.stem.removeprefix("test_")}:
+            continue
+        of_controller = package == "controller" and not named & {"launch", "migration"}
+        if not (of_controller and "tests.controller.play" in (TESTS / path).read_text()):
+            wrong.append(f"tests/{path}: {sorted(named)}")
+    assert wrong == []

@@ -12,7 +12,7 @@ from atoll.launch.large_launches import LARGE_NODES
 from atoll.protocol import messages as m
 from tests.controller.dumps import check_dump
 from tests.controller.play import Play, on, runs
-from tests.controller.test_control_flow_runs import LOOP, Chooser
+from tests.launch.test_control_flow_runs import LOOP, Chooser
 
 BROKEN = Status(Code.INVALID_ARGUMENT, "the compiler found no layout")
 

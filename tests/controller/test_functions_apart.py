@@ -13,7 +13,7 @@ from atoll.protocol import messages as m
 from atoll.state.buffer_states import BufferState
 from tests.controller.dumps import check_dump
 from tests.controller.play import Play, on, runs
-from tests.controller.test_worlds import of, registered, sent_until
+from tests.launch.test_worlds import of, registered, sent_until
 
 BROKEN = Status(Code.INVALID_ARGUMENT, "broken")
 

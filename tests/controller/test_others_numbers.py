@@ -22,8 +22,8 @@ from atoll.protocol import actions as a
 from atoll.protocol import messages as m
 from tests.controller.dumps import check_dump
 from tests.controller.play import on
-from tests.controller.test_control_flow_runs import BRANCHES, INDEX, LOOP, NUMBER, SWITCH, Chooser
 from tests.controller.test_tenants import ALICE
+from tests.launch.test_control_flow_runs import BRANCHES, INDEX, LOOP, NUMBER, SWITCH, Chooser
 from tests.protocol.test_messages import SAMPLES, STATUS
 from tests.thoroughness import examples, longer
 

@@ -14,8 +14,8 @@ from atoll.state.offenses import MOST_CRASHES
 from atoll.state.session import Session
 from tests.controller.play import Play, on, runs
 from tests.controller.test_crashes import launch
-from tests.controller.test_failures import endless
 from tests.controller.test_tenants import shared
+from tests.launch.test_failures import endless
 
 
 def ticks(play: Play, seconds: range, *running: int) -> list[Any]:

@@ -13,7 +13,7 @@ from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from tests.controller.play import BROKEN, Cluster, runs
-from tests.controller.test_suspensions import SuspendPlay, answer_in, dropped, suspended_in_one_file
+from tests.migration.test_suspensions import SuspendPlay, answer_in, dropped, suspended_in_one_file
 
 PIECE = m.SpilledPiece(1, 8, "/spilled/1.piece", 7)
 

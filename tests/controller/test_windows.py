@@ -10,7 +10,7 @@ from atoll.ir.program import NODES_PER_CREDIT, Program, Report
 from atoll.launch.launch_checks import LAUNCH_WINDOW
 from atoll.protocol import messages as m
 from tests.controller.play import Play, chain_of, on, runs
-from tests.controller.test_control_flow_runs import BRANCHES, FIRST, LOOP, NUMBER, SWITCH, Chooser, view
+from tests.launch.test_control_flow_runs import BRANCHES, FIRST, LOOP, NUMBER, SWITCH, Chooser, view
 
 CHAIN = 5
 LARGE = chain_of(3 * NODES_PER_CREDIT)

@@ -25,7 +25,7 @@ from atoll.wire.connection import Connection
 from atoll.wire.endpoints import connect
 from atoll.wire.framing import FrameDecoder, encode
 from tests.controller.play import ready
-from tests.controller.test_large_plans import put
+from tests.launch.test_large_plans import put
 from tests.waiting import PATIENCE_SECONDS
 
 # A plan of so many nodes that put arrays of many dimensions is larger than a socket's buffers. It has at least

@@ -1,6 +1,6 @@
 """Tests of launches that wait for an island, on real processes: they run after its restart if their inputs still exist.
 
-The tables of such launches are in `tests/controller/test_survivors.py`.
+The tables of such launches are in `tests/launch/test_survivors.py`.
 """
 
 from __future__ import annotations

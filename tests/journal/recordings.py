@@ -37,11 +37,11 @@ from tests.controller.play import BROKEN, Play, on
 from tests.controller.publishing_play import Trainer
 from tests.controller.publishing_world import PublishingWorld
 from tests.controller.spanning_world import SpanningWorld
-from tests.controller.test_suspensions import SuspendPlay
 from tests.controller.test_tenants import shared
 from tests.controller.world import World
 from tests.journal.stored import facts
 from tests.journal.worlds import Recorded
+from tests.migration.test_suspensions import SuspendPlay
 
 DECISIONS = Path(__file__).resolve().parent / "decisions"
 _MOST_BYTES = 64  # of contents that are compared

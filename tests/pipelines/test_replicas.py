@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from atoll.errors import PipelineError
 from atoll.pipelines.pipeline import Pipeline, pipeline
 from tests.pipelines import models
-from tests.pipelines.test_steps import devices, losses_of, plain
+from tests.pipelines.test_steps_on_stock import devices, losses_of, plain
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ from atoll.executables.persistence import persistence_executable
 from atoll.ir.types import ArraySpec, Replicated, Sharding, Tiled
 from atoll.protocol.ifrt import executables_pb2, xla_pb2
 from atoll.protocol.messages.python_messages import PythonHosts, ReadArrays, StoredArray, WriteArrays
-from tests.ifrt.requests.test_python_functions import compiled, ready, registered
+from tests.ifrt.requests.test_python_requests import compiled, ready, registered
 from tests.ifrt.rig import Rig, check_refused, node_of, program_of
 from tests.session.fake_cluster import FakeCluster
 from tests.thoroughness import examples

@@ -13,7 +13,7 @@ from atoll.protocol.version_requests import (
     ReadArrays,
     write_request,
 )
-from tests.ifrt.requests.test_profiles import plugin
+from tests.ifrt.requests.test_profile_requests import plugin
 from tests.ifrt.rig import Rig, on
 
 TARGETS = (on(0), on(1))
