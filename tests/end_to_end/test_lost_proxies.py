@@ -125,3 +125,38 @@ def test_a_later_client_never_uses_its_arrays_in_place_of_those_of_a_former_clie
     assert script.line() == "True False"
     assert script.process.wait(300) == 0
     script.assert_gone()
+
+
+CONTROLLER_SCRIPT = """
+import jax, jax.numpy as jnp, numpy as np
+import os
+
+def refused(call):
+    try:
+        call()
+    except jax.errors.JaxRuntimeError as error:
+        return "the Atoll controller is gone" in str(error)
+
+values = jax.block_until_ready([jnp.arange(8.0) + i for i in range(6)])
+waits = jax.jit(lambda x: jax.lax.while_loop(lambda y: y > 0, lambda y: y + 1.0, x))(1.0)
+print("ready", flush=True)
+print(refused(waits.block_until_ready))
+os.write(2, b"LOST\\n")
+print(refused(lambda: np.asarray(values[0] + values[1])), refused(lambda: np.asarray(jax.jit(jnp.cos)(values[2]))))
+print(refused(lambda: jax.device_put(np.ones(8)).block_until_ready()))
+os.write(2, b"END\\n")
+"""
+
+
+def test_only_the_errors_of_a_script_say_that_the_controller_of_its_embedded_cluster_is_gone(
+    start_script: StartScript,
+) -> None:
+    """jaxlib would log a warning for each request that fails, before the script's own error."""
+    script = start_script(CONTROLLER_SCRIPT, islands="1x1x2", ATOLL_TEST_EXECUTED="1")
+    assert script.line() == "ready", script.errors()
+    script.processes()["atoll.controller_process.controller_main"].kill()
+    assert [script.line() for _ in range(3)] == ["True", "True True", "True"], script.errors()
+    assert script.process.wait(300) == 0
+    script.assert_gone()
+    said = [line for line in script.errors().splitlines() if " atoll engine[" not in line]
+    assert said == ["LOST", "END"], script.errors()

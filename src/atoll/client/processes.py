@@ -128,7 +128,8 @@ class ClientProcesses:
             proxy = self._start_proxy(_PATIENCE_SECONDS + (engine.start_seconds if engine is not None else 0.0))
             if engine is not None:
                 engine.wait_until_up()
-            ready = proxy.read(Ready)
+            ready = proxy.read(Ready, is_last=False)
+            proxy.watch(self._session_lost)
             if ready.error:
                 raise _error(ready.error, ready.message, "" if engine is not None else self.controller)
             self.proxy_address = ready.address
@@ -209,6 +210,12 @@ class ClientProcesses:
         with self._ending:
             self._report_killed_proxy()
             self._is_ending = True
+
+    def _session_lost(self) -> None:
+        """Silence jaxlib before the proxy answers its requests with errors, which are all raised."""
+        with self._ending:
+            if not self._is_ending:
+                silence_jaxlib()
 
     def _proxy_ended(self) -> None:
         """Remove the directory for large arrays: the client may still write there, but the proxy no longer reads.

@@ -5,16 +5,24 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+from functools import partial
 
 from atoll.cluster.environment_variables import SESSION_PLATFORM, TOKEN
 from atoll.cluster.processes.lifeline import watch_in_loop
 from atoll.cluster.processes.process_logging import start_logging
-from atoll.cluster.processes.process_runtime import StopEvent, freeze_gc, read_options, run_loop, write_ready
+from atoll.cluster.processes.process_runtime import (
+    StopEvent,
+    freeze_gc,
+    read_options,
+    run_loop,
+    tell_parent,
+    write_ready,
+)
 from atoll.errors import AtollError, reported_name
 from atoll.grpc import GrpcServer
 from atoll.ifrt.ifrt_service import Service
 from atoll.ifrt.ifrt_session import FIRST_MINTED_HANDLE
-from atoll.ifrt.proxy_options import ProxyOptions, Ready
+from atoll.ifrt.proxy_options import ProxyOptions, Ready, SessionLost
 from atoll.missing import MISSING
 from atoll.protocol.messages import FailOnLoss
 from atoll.session.cluster_session import ClusterSession
@@ -60,6 +68,7 @@ async def serve(options: ProxyOptions, stop: StopEvent) -> None:
     watch_in_loop(options.parent, stop.set)
     try:
         check_may_listen(address, token)
+        opened: ClusterSession | None = None
         if options.client:
             opened = await stop.wait_with(open_one())
             if opened is None:
@@ -74,7 +83,9 @@ async def serve(options: ProxyOptions, stop: StopEvent) -> None:
     except (AtollError, OSError) as error:
         write_ready(options.ready_fd, Ready(error=reported_name(error), message=str(error)))
         return
-    write_ready(options.ready_fd, Ready(address=where))
+    write_ready(options.ready_fd, Ready(address=where), is_last=opened is None)
+    if opened is not None:
+        opened.announce_loss(partial(tell_parent, options.ready_fd, SessionLost()))
     freeze_gc()
     await stop.wait()
     service.close()

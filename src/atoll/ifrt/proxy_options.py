@@ -14,7 +14,7 @@ class ProxyOptions(msgspec.Struct, frozen=True):
     """The options of a proxy process.
 
     If `client` is set, the proxy serves only that process: it opens the session at once, reports over `ready_fd`
-    whether that worked, and ends with the client's session.
+    whether that worked and later whether the session is lost, and ends with the client's session.
     """
 
     listen: str
@@ -37,6 +37,10 @@ class Ready(msgspec.Struct, frozen=True):
     address: str = ""
     error: str = ""  # the name of a class in `atoll.errors`
     message: str = ""
+
+
+class SessionLost(msgspec.Struct, frozen=True):
+    """The second report of a proxy with one client: the session is lost, and the client is about to get errors."""
 
 
 # A proxy computes nothing, but NumPy's BLAS would start one thread per core, which spin for 50 ms before they sleep.

@@ -63,6 +63,7 @@ class ClusterSession:
         self.lost: Status | None = None  # the reason why the session is over
         self._on_lost = on_lost
         self._on_hosts_lost = on_hosts_lost
+        self._before_loss: Callable[[], None] = lambda: None
         self._on_quiesced: Callable[[], None] = lambda: None
         self._on_recording: Callable[[bool], None] = lambda is_recording: None
         self._held: Callable[[], dict[int, bool] | None] = lambda: None
@@ -104,6 +105,10 @@ class ClusterSession:
 
     # ---- the end
 
+    def announce_loss(self, then: Callable[[], None]) -> None:
+        """Call `then` if the session is lost, before its client gets errors. It must not block for long."""
+        self._before_loss = then
+
     def close(self) -> None:
         """End the session. The cluster frees everything that the session owned."""
         self._closed = True
@@ -124,6 +129,7 @@ class ClusterSession:
         if self._closed:
             return
         self.close()
+        self._before_loss()
         details = status.details
         if details.kind in (Kind.OTHER, Kind.LINK):  # otherwise the details say why the session ended
             status = status.with_details(replace(details, kind=Kind.SESSION, retriable=False))

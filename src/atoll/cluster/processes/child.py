@@ -89,6 +89,21 @@ class Child:
         line, _, self._unread = self._unread.partition(b"\n")
         return msgspec.json.decode(line, type=decodable(kind))
 
+    def watch(self, on_line: Callable[[], None]) -> None:
+        """Call `on_line` on a separate thread when the process writes its next line, which is the last one.
+
+        `read` must have returned the line before, with `is_last=False`.
+        """
+
+        def wait() -> None:
+            try:
+                if self._unread or os.read(self._readable, 1):
+                    on_line()
+            finally:
+                os.close(self._readable)
+
+        threading.Thread(target=wait, name="atoll-child", daemon=True).start()
+
     def leave(self) -> None:
         """Leave the process running when this process ends."""
         self.process.returncode = 0  # otherwise Popen warns that it still runs

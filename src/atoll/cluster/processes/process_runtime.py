@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import gc
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import msgspec
 from atoll.decodable import decodable
 
 Options = TypeVar("Options")
+_TOLD_SECONDS = 0.5  # for a parent process to read a line
 
 
 def read_options(kind: type[Options]) -> Options:
@@ -33,6 +35,19 @@ def write_ready(descriptor: int, line: msgspec.Struct, *, is_last: bool = True) 
     with contextlib.suppress(OSError):  # the parent process may have ended, or read no further lines
         os.write(descriptor, msgspec.json.encode(line) + b"\n")
     if is_last:
+        os.close(descriptor)
+
+
+def tell_parent(descriptor: int, line: msgspec.Struct) -> None:
+    """Write the last line for the parent process, and wait a moment until the parent has read it and closed the pipe.
+
+    Do nothing if `descriptor` is -1.
+    """
+    write_ready(descriptor, line, is_last=False)
+    if descriptor >= 0:
+        poller = select.poll()
+        poller.register(descriptor, 0)  # an error when no process has the other end
+        poller.poll(_TOLD_SECONDS * 1000)
         os.close(descriptor)
 
 
