@@ -265,7 +265,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
     ] = 1.0
 
     # The number of the decisions that a controller makes for its events: see `state.decisions`.
-    decisions: int = 9
+    decisions: int = 10
 
     tenants: tuple[TenantSettings, ...] = ()  # not passed on command lines: see `cluster.tenant_settings`
 

@@ -561,9 +561,11 @@ class Controller:
         self._ping_hosts(event.seconds)
         self._outbox.return_waiting_credits()
         self.load.record(event.load)
-        if not self.resources.is_complete:
-            return
         now = event.seconds
+        if not self.resources.is_complete:
+            if self._state.decisions.replaces_early:
+                self._admission.engine_role.tick(now)
+            return
         for number, status in self._sessions.silent(now):
             self.detached.client_silent(number, status)
         self._sessions.tick(now)

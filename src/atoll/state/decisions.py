@@ -50,6 +50,8 @@ class Decisions:
             again, also those of a persisted session whose tenant does not exist anymore. Before, they stayed.
         watches_beside_python: The watchdog reports gangs that run beside one that calls Python. Before, it took them
             for gangs that wait for that one.
+        replaces_early: A spare engine also gets the role of an engine that is lost before all islands have become
+            ready. Before, a cluster that continued from such a journal waited forever.
     """
 
     counts_lists: bool
@@ -71,6 +73,7 @@ class Decisions:
     keeps_kinds: bool
     drops_later: bool
     watches_beside_python: bool
+    replaces_early: bool
 
     @classmethod
     def of(cls, number: int) -> Decisions:
@@ -95,4 +98,5 @@ class Decisions:
             keeps_kinds=number >= 8,
             drops_later=number >= 9,
             watches_beside_python=number >= 9,
+            replaces_early=number >= 10,
         )
