@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
+from functools import partial
 from typing import Any, get_args
 
 import numpy as np
@@ -18,6 +20,7 @@ from atoll.ir.types import Replicated, Tiled
 from atoll.protocol import messages as m
 from atoll.protocol.number_ranges import SCRIPT_FEEDS
 from atoll.transfers.host_memory import aligned
+from atoll.worker.host_network import LENT_BYTES
 from atoll.worker.step_runner import STEP_METHODS
 from tests.worker.worker_rig import SECONDS, Behaviours, Rig, add, copying, local, says, spec
 
@@ -128,6 +131,26 @@ def it_hands_an_array_to_itself_through_the_inbox(rig: Rig) -> None:
     assert isinstance(report, m.Done), report
     assert rig.shard(b).tolist() == [0, 1, 2, 3]
     assert rig.inbox.nbytes == 0
+
+
+@BEHAVIOURS.add
+def it_copies_pieces_whose_memory_their_sender_reuses(rig: Rig) -> None:
+    """The memory is aligned, so that a CPU device could use it without a copy."""
+    large = LENT_BYTES // 4
+    for shape, layout in (((2, 2), None), ((2, 2), (1, 0)), ((), None), ((large,), None)):
+        contents = [aligned(4 * math.prod(shape)).view(np.float32).reshape(shape) for _ in range(2)]
+        feeds = rig.fresh(), rig.fresh()
+        for i, (feed, content) in enumerate(zip(feeds, contents, strict=True)):
+            content[...] = np.arange(content.size).reshape(shape) + i
+            rig.inbox.put(rig.session, feed, memoryview(content).cast("B"), partial(content.fill, -1))
+        expected = [content.tolist() for content in contents]
+        exchange = Exchange(*[spread(shape, Replicated(), (0, 0))] * 2, False, 0)
+        spec = local(0, 1, shape=shape, layout=layout)
+        report, (handle,) = rig.run([p.Receive(0, spec, exchange)], host_feeds=feeds[0])
+        assert isinstance(report, m.Done), report
+        assert all((content == -1).all() for content in contents)
+        found = [rig.shard(handle, i).tolist() for i in range(2)]
+        assert found == expected, f"{shape} {layout} {found} {expected}"[:300]
 
 
 @BEHAVIOURS.add

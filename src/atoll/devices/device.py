@@ -267,8 +267,11 @@ class DeviceBackend(Protocol):
     # The executor's thread calls the methods below, unless they say otherwise. They are asynchronous (the contents of
     # a result may come later) and must not wait for data.
 
-    def put(self, array: LocalArray, contents: Sequence[np.ndarray[Any, Any]]) -> Any:
-        """Return an array made of one host array per shard. The result owns the host arrays; nothing modifies them."""
+    def put(self, array: LocalArray, contents: Sequence[np.ndarray[Any, Any]], are_lent: bool = False) -> Any:
+        """Return an array made of one host array per shard. The result owns the host arrays; nothing modifies them.
+
+        If they `are_lent`, they may change after the call, which copies them. They share no memory.
+        """
 
     def shards(self, array: Any) -> Sequence[Any]:
         """Return the array's shards, in order; they share its memory.

@@ -40,8 +40,10 @@ def view(content: Any, dtype: str, shape: Shape, strides: tuple[int, ...] | None
     if dtype == "string":
         return _strings(content, shape)
     kind = numpy_dtype(dtype)
-    expected, origin = region_bytes(kind.itemsize, shape, strides)
     given = memoryview(content).nbytes
+    if strides is None and given and given == math.prod(shape) * kind.itemsize:  # nearly always
+        return np.ndarray(shape, kind, content)
+    expected, origin = region_bytes(kind.itemsize, shape, strides)
     if given != expected:
         raise invalid(f"a host buffer for {dtype}{list(shape)} must have {expected} bytes, got {given}")
     if not expected:

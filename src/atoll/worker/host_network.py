@@ -38,6 +38,8 @@ from atoll.worker.grouped_sends import SMALL_BYTES, SendGroup, SentArray, are_gr
 # Up to this size, an array exists twice while it is assembled. The memory of its pieces is then reused, which is faster
 # than freeing it piece by piece and using fresh pages.
 KEPT_BYTES = 256 << 20
+# Up to this size, the devices copy an array that the sender has lent. Larger copies are made while other threads run.
+LENT_BYTES = 64 << 10
 _NONE: Mapping[int, DataChannel] = MappingProxyType({})
 
 
@@ -126,15 +128,18 @@ class DataPortNetwork:
         try:
             shards: list[Any] = [None] * len(array.shard_shapes)
             parts: dict[int, list[ArrayPart]] = {}
-            gives_back = sum(memoryview(content).nbytes for content, _ in taken.values()) > KEPT_BYTES
+            nbytes = sum([memoryview(content).nbytes for content, _ in taken.values()])
+            gives_back, are_lent = nbytes > KEPT_BYTES, False
             for piece in step.pieces:
                 content, _ = taken[run.host_feeds + piece.feed]
-                shape = tuple(stop - start for start, stop in piece.box)
+                shape = tuple([stop - start for start, stop in piece.box])
                 part = host_data.view(content, array.dtype, shape, None)
                 is_own = not isinstance(content, memoryview)
                 if shape == array.shard_shapes[piece.shard]:
                     # Reuse the memory in which the piece landed, unless the sender will.
-                    shards[piece.shard] = part if is_own else host_data.copied(part)
+                    is_lent = not is_own and nbytes <= LENT_BYTES
+                    shards[piece.shard] = part if is_own or is_lent else host_data.copied(part)
+                    are_lent |= is_lent
                 else:
                     consumed = gives_back and is_own and dtype.kind != "T"
                     parts.setdefault(piece.shard, []).append(ArrayPart(piece.box, part, consumed))
@@ -142,10 +147,10 @@ class DataPortNetwork:
                 if shards[number] is None:
                     shards[number] = host_data.empty(shape, dtype)
                     assemble(shards[number], parts.pop(number, ()))
+            received: DeviceArray = self._backend.put(array, shards, are_lent)
         finally:
             for _, done in taken.values():
                 done()
-        received: DeviceArray = self._backend.put(array, shards)
         return received
 
     def send_rows(

@@ -188,7 +188,7 @@ class NullBackend:
 
     # ---- arrays
 
-    def put(self, array: LocalArray, contents: Sequence[np.ndarray[Any, Any]]) -> NullArray:
+    def put(self, array: LocalArray, contents: Sequence[np.ndarray[Any, Any]], are_lent: bool = False) -> NullArray:
         return NullArray(array.dtype, array.shard_shapes, SimEvent(self.clock, self.clock.now()))
 
     def shards(self, array: NullArray) -> list[NullShard]:

@@ -43,6 +43,7 @@ from atoll.devices.xla.xla_compilation import Prepared, Source, check_values, co
 from atoll.devices.xla.xla_libraries import XlaLibraries
 from atoll.devices.xla.xla_world import XlaWorlds
 from atoll.errors import ClusterError, Code, StatusError
+from atoll.host_services import host_data
 from atoll.host_services.calls.function_callbacks import Callbacks
 from atoll.host_services.python.rendezvous import KeyValues
 from atoll.ir.plan import LocalArray
@@ -54,6 +55,8 @@ from atoll.transfers.dtypes import numpy_dtype
 _ATTRIBUTES = ("compute_capability", "core_count", "device_vendor")
 # Modules that register custom calls of recurrent networks and Pallas on GPUs.
 _GPU_CUSTOM_CALLS = ("jax._src.lib.gpu_rnn", "jax._src.lib.gpu_triton", "jax._src.lib.mosaic_gpu")
+_ZERO_COPY: Any = xc.HostBufferSemantics.ZERO_COPY
+_ONLY_DURING_CALL: Any = xc.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL
 _cache_hit = threading.local()
 
 
@@ -270,27 +273,46 @@ class XlaBackend:
 
     # ---- arrays
 
-    def put(self, array: LocalArray, contents: Sequence[np.ndarray[Any, Any]]) -> Any:
-        """Return a stacked array made of one host array per shard, which must not be modified afterwards."""
+    def put(self, array: LocalArray, contents: Sequence[np.ndarray[Any, Any]], are_lent: bool = False) -> Any:
+        """Return a stacked array made of one host array per shard.
+
+        Nothing may modify the host arrays afterwards, unless they `are_lent`.
+        """
         devices = self._devices(array.devices)
-        if array.layout is not None and array.layout != tuple(range(len(array.layout))):
+        has_layout = array.layout is not None and array.layout != tuple(range(len(array.layout)))
+        is_even, kind = len(set(array.shard_shapes)) == 1, contents[0].dtype.kind
+        # jaxlib copies small contents into its memory faster than NumPy.
+        is_copied_by_jaxlib = are_lent and is_even and not has_layout and kind != "T"
+        if are_lent and not is_copied_by_jaxlib:
+            contents = [host_data.copied(content) for content in contents]
+        if has_layout:
             return self.stack(array, self._put_with_layout(array, contents, devices))
-        if len(set(array.shard_shapes)) > 1 or (contents[0].dtype.kind == "T" and len(contents) > 1):
+        if not is_even or (kind == "T" and len(contents) > 1):
             # jaxlib would make one buffer for equal strings on several devices.
-            singles = [
-                xc.batched_device_put(
-                    jax.core.ShapedArray(shape, content.dtype),
-                    self._single(device, array.memory_kind),
-                    [content],
-                    [device],
-                    True,
-                )
-                for shape, content, device in zip(array.shard_shapes, contents, devices, strict=True)
-            ]
-            return Uneven(tuple(singles))
+            return Uneven(self._put_singly(array, contents, devices))
         shape = array.shard_shapes[0]
+        if not shape and len({content.tobytes() for content in contents}) > 1:
+            # jaxlib would copy the first one to all devices, because it takes an array of scalars for replicated.
+            return self.stack(array, self._put_singly(array, [each.copy() for each in contents], devices))
         aval, sharding = stacked_type(contents[0].dtype, shape, devices, array.memory_kind)
-        return xc.batched_device_put(aval, sharding, list(contents), list(devices), True)
+        semantics = _ONLY_DURING_CALL if is_copied_by_jaxlib else _ZERO_COPY
+        return xc.batched_device_put(
+            aval, sharding, list(contents), list(devices), True, host_buffer_semantics=semantics
+        )
+
+    def _put_singly(
+        self, array: LocalArray, contents: Sequence[np.ndarray[Any, Any]], devices: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
+        return tuple(
+            xc.batched_device_put(
+                jax.core.ShapedArray(shape, content.dtype),
+                self._single(device, array.memory_kind),
+                [content],
+                [device],
+                True,
+            )
+            for shape, content, device in zip(array.shard_shapes, contents, devices, strict=True)
+        )
 
     def _put_with_layout(
         self, array: LocalArray, contents: Sequence[np.ndarray[Any, Any]], devices: tuple[Any, ...]
@@ -404,7 +426,9 @@ def self_test(backend: XlaBackend) -> None:
     """Run one small program through every private call. Raises an error if this jaxlib does not support them."""
     ordinals = tuple(range(min(2, len(backend.devices))))
     array = LocalArray("float32", (len(ordinals),), ((1,),) * len(ordinals), ordinals, ordinals)
-    ones = backend.put(array, [np.ones((1,), np.float32)] * len(ordinals))
+    lent = np.ones((len(ordinals), 1), np.float32)
+    ones = backend.put(array, list(lent), are_lent=True)
+    lent[:] = 0
     shards = shards_of(backend.stack(array, list(shards_of(ones))))
     moved = backend.move(backend.stack(array, list(shards)), array, donate=False)
     stacked_handler("float32", (1,), tuple(backend.devices[i] for i in ordinals), "")
