@@ -156,6 +156,26 @@ def test_a_tree_gets_other_shardings_on_other_devices_with_one_program(python: R
     assert (read, programs) == (False, 1)
 
 
+def decisions(count: int) -> int:
+    """Move a tree with arrays of two types to other devices. Return how many times an array was looked at."""
+    from atoll.client.jax_patches import device_put_resharding
+
+    looked: list[Any] = []
+    look = device_put_resharding._leaves
+    device_put_resharding._leaves = lambda x, sharding: looked.append(x) or look(x, sharding)
+    try:
+        xs = [made("float32", (8, 8 << i % 2)) for i in range(count)]
+        for y in jax.device_put(xs, on(4, "x")):
+            assert y.sharding == on(4, "x")
+    finally:
+        device_put_resharding._leaves = look
+    return len(looked)
+
+
+def test_one_look_at_arrays_of_a_type_decides_how_a_tree_moves(python: RemotePython) -> None:
+    assert python.call(decisions, 12) == 2
+
+
 def in_a_program() -> Any:
     import atoll
 

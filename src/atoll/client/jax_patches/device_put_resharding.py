@@ -69,9 +69,10 @@ def _together(one_by_one: Callable[..., Any]) -> Callable[..., Any]:
         xs: Sequence[Any], shardings: Sequence[Any], layouts: Sequence[Any], copy_semantics: Sequence[Any]
     ) -> list[Any]:
         made: dict[int, Any] = {}
-        copy_semantics = [*map(_without_donation_to_itself, xs, shardings, copy_semantics)]
+        if internals.CopySemantics.DONATE_INPUT in copy_semantics:
+            copy_semantics = [*map(_without_donation_to_itself, xs, shardings, copy_semantics)]
         if len(xs) >= LEAST_ARRAYS:
-            chosen = [i for i, layout in enumerate(layouts) if layout is None and _leaves(xs[i], shardings[i])]
+            chosen = _leaving(xs, shardings, layouts)
             for first in range(0, len(chosen), MOST_ARRAYS):
                 batch = chosen[first : first + MOST_ARRAYS]
                 if len(batch) >= LEAST_ARRAYS:
@@ -93,11 +94,9 @@ def _without_donation_to_itself(x: Any, sharding: Any, semantics: Any) -> Any:
     jaxlib's proxy client deletes each array that is donated, so `jax.device_put(x, x.sharding, donate=True)` would
     delete `x`, unlike in stock JAX.
     """
-    from jax._src.lib import xla_client
-
     from atoll.client import jax_internals as internals
 
-    kinds = xla_client.ArrayCopySemantics
+    kinds = internals.CopySemantics
     if semantics != kinds.DONATE_INPUT or x.sharding.memory_kind != sharding.memory_kind:
         return semantics
     devices = internals.devices_of(sharding)
@@ -106,11 +105,32 @@ def _without_donation_to_itself(x: Any, sharding: Any, semantics: Any) -> Any:
     return kinds.REUSE_INPUT
 
 
+def _leaving(xs: Sequence[Any], shardings: Sequence[Any], layouts: Sequence[Any]) -> list[int]:
+    """Return the positions of arrays that go to other devices in other shards, so that JAX would read them here.
+
+    All arrays of one type with the same target are decided at once, since a tree may have thousands.
+    """
+    from atoll.client import jax_internals as internals
+
+    decided: dict[tuple[Any, Any], bool] = {}
+    chosen = []
+    for i, (x, sharding) in enumerate(zip(xs, shardings, strict=True)):
+        x._check_if_deleted()
+        if layouts[i] is not None:
+            continue
+        kind = internals.type_of(x), sharding
+        leaves = decided.get(kind)
+        if leaves is None:
+            leaves = decided[kind] = _leaves(x, sharding)
+        if leaves:
+            chosen.append(i)
+    return chosen
+
+
 def _leaves(x: Any, sharding: Any) -> bool:
     """Return whether an array goes to other devices in other shards, so that JAX would read it here."""
     from atoll.client import jax_internals as internals
 
-    x._check_if_deleted()
     target = internals.devices_of(sharding)
     source = x.sharding
     if target is None or not is_atoll(target[0].client) or source.device_set == sharding.device_set:

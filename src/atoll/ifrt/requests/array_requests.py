@@ -198,20 +198,30 @@ def _copy_arrays(pending: PendingRequest, request: Any) -> None:
     given = list(request.results)
     with pending.making(given):
         handles = session.handles(given, len(request.arrays))
+        devices, kind = tuple(request.device_ids), request.memory_kind if request.HasField("memory_kind") else None
+        copies: dict[ArraySpec, ArraySpec] = {}  # by source: a tree has many arrays of one type
         targets = []
-        for handle in request.arrays:
-            source = session.arrays.spec(handle)
-            devices = tuple(request.device_ids) or source.sharding.devices
-            if len(devices) != len(source.sharding.devices):
-                raise invalid(f"an array on {len(source.sharding.devices)} devices cannot be copied to {len(devices)}")
-            if len(set(devices)) != len(devices):
-                raise invalid("an array can be copied to a device only once")
-            kind = source.sharding.memory_kind
-            kind = request.memory_kind if request.HasField("memory_kind") else omitted_kind(kind, _JAXLIB)
-            sharding = Sharding(devices, source.sharding.tiling, kind)
-            targets.append(msgspec.structs.replace(source, sharding=sharding))
+        for record in session.arrays.get_all(request.arrays):
+            source = record.spec
+            assert source is not None
+            target = copies.get(source)
+            if target is None:
+                target = copies[source] = _copy_of(source, devices, kind)
+            targets.append(target)
         _transfer(pending, "device_put", list(request.arrays), targets, handles, request.copy_semantics, False)
     pending.reply_arrays("copy_arrays", handles)
+
+
+def _copy_of(source: ArraySpec, devices: tuple[int, ...], kind: str | None) -> ArraySpec:
+    """Return the type of a copy on these devices, or on the same ones, in a kind of memory or in an omitted one."""
+    devices = devices or source.sharding.devices
+    if len(devices) != len(source.sharding.devices):
+        raise invalid(f"an array on {len(source.sharding.devices)} devices cannot be copied to {len(devices)}")
+    if len(set(devices)) != len(devices):
+        raise invalid("an array can be copied to a device only once")
+    if kind is None:
+        kind = omitted_kind(source.sharding.memory_kind, _JAXLIB)
+    return msgspec.structs.replace(source, sharding=Sharding(devices, source.sharding.tiling, kind))
 
 
 def omitted_kind(source: str, jaxlib: str) -> str:
