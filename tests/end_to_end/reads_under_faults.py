@@ -141,6 +141,19 @@ class Worker:
             number, array = self.rng.choice(self.held)
             self.compare(number, np.asarray(array), contents(number, array.size))
 
+    def read_ready(self) -> None:
+        """Read a small array that the script has waited for. Donate it in some cases before the contents arrive."""
+        self.number += 1
+        number, size = self.number, self.rng.choice((1, 1000))
+        array = jax.device_put(contents(number, size), self.place(size)).block_until_ready()
+        array = self.add(array).block_until_ready()
+        if self.rng.random() < 0.5:
+            array.copy_to_host_async()
+            number, array = number + 1, self.add_in_place(array)
+            self.compare(number + 1, np.asarray(array.block_until_ready()), contents(number + 1, size))
+        else:
+            self.compare(number + 1, np.asarray(array), contents(number + 1, size))
+
     def read_shards(self) -> None:
         if self.held:
             number, array = self.rng.choice(self.held)
@@ -164,7 +177,7 @@ class Worker:
             array.delete()
 
     operations: tuple[Callable[[Worker], None], ...] = (
-        *(put, compute, compute, donate, reshard, start, read, read, read_shards, delete),
+        *(put, compute, compute, donate, reshard, start, read, read, read_ready, read_shards, delete),
     )
 
 

@@ -16,8 +16,11 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from tests.end_to_end.remote_python import RemotePython
+from tests.end_to_end.lost_controller import controller
+from tests.end_to_end.remote_python import RemotePython, StartPython
+from tests.end_to_end.standing_cluster import StartCluster
 
+FROZEN_SECONDS = 60.0  # for a busy machine
 DTYPES = ("bool", "int8", "uint16", "bfloat16", "float8_e4m3fn", "float32", "complex64", "int4")
 
 
@@ -43,6 +46,14 @@ def of_shards() -> list[Any]:
     specs = [P(), P("x"), P("x", "y"), P(None, ("y", "x")), P(("x", "y"))]
     arrays = [sharded(jnp.arange(1_600_000.0).reshape(400, 4000), spec) for spec in specs]
     return [*map(np.asarray, arrays), *(np.asarray(arrays[2].addressable_data(i)) for i in range(4))]
+
+
+def of_small_arrays_that_are_ready() -> list[np.ndarray]:
+    arrays = [computed(jnp.arange(6).reshape(2, 3).astype(dtype)) for dtype in DTYPES]
+    arrays += [computed(jnp.ones(shape) * 3) for shape in ((), (1,), (5, 7), (4096,), (4097,))]
+    arrays.append(jax.jit(lambda x: x.T)(jnp.arange(12.0).reshape(3, 4)))
+    arrays += [sharded(jnp.arange(16.0).reshape(4, 4), spec) for spec in (P(), P("x"), P("x", "y"))]
+    return [np.asarray(each) for each in jax.block_until_ready(arrays)]
 
 
 def of_a_transposed_result() -> np.ndarray:
@@ -122,6 +133,23 @@ def with_guard(guard: str) -> str:
             return str(error)
 
 
+def ready_arrays(count: int) -> list[jax.Array]:
+    return jax.block_until_ready([computed(jnp.float32(i)) for i in range(count)])
+
+
+_READY: list[jax.Array] = []
+
+
+def prepare() -> None:
+    """Make arrays that are ready, after the first read, for which the host opens a socket to this process."""
+    assert [float(each) for each in ready_arrays(2)] == [0, 1]
+    _READY.extend(ready_arrays(9))
+
+
+def read_prepared() -> list[float]:
+    return [float(each) for each in _READY]
+
+
 def started() -> int:
     """Return how many of three reads bypass jaxlib's client."""
     from atoll.client.jax_patches.host_callbacks import TABLE
@@ -145,6 +173,7 @@ EACH: list[Callable[[], Any]] = [
     of_all_dtypes,
     of_all_shapes,
     of_shards,
+    of_small_arrays_that_are_ready,
     of_a_transposed_result,
     of_keys,
     started_before,
@@ -156,12 +185,15 @@ EACH: list[Callable[[], Any]] = [
 ]
 
 
+EACH_ON_HOSTS = [of_all_dtypes, of_shards, of_small_arrays_that_are_ready, of_a_failed_array]
+
+
 @pytest.mark.parametrize("read", EACH, ids=lambda read: read.__name__)
 def test_reads_are_those_of_stock_jax(same_as_stock: Callable[..., None], read: Callable[[], Any]) -> None:
     same_as_stock(read)
 
 
-@pytest.mark.parametrize("read", [of_all_dtypes, of_shards, of_a_failed_array], ids=lambda read: read.__name__)
+@pytest.mark.parametrize("read", EACH_ON_HOSTS, ids=lambda read: read.__name__)
 def test_reads_from_several_hosts_are_those_of_stock_jax(two_hosts_python: RemotePython, read: Any) -> None:
     from tests.end_to_end.same import assert_same
 
@@ -170,6 +202,20 @@ def test_reads_from_several_hosts_are_those_of_stock_jax(two_hosts_python: Remot
 
 def test_reads_bypass_jaxlibs_client(atoll_python: RemotePython) -> None:
     assert atoll_python.call(started) == 3
+
+
+def test_small_arrays_that_are_ready_are_read_without_the_controller(
+    start_cluster: StartCluster, start_python: StartPython
+) -> None:
+    cluster = start_cluster(islands="1x1x1")
+    child = start_python(ATOLL_ADDRESS=cluster.address)
+    child.call(prepare)
+    process = controller(cluster)
+    process.suspend()
+    try:
+        assert child.call(read_prepared, seconds=FROZEN_SECONDS) == list(range(9))
+    finally:
+        process.resume()
 
 
 @pytest.mark.parametrize("guard", ["allow", "log"])

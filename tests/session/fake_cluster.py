@@ -41,6 +41,7 @@ class FakeCluster:
         self.losses = 0  # of hosts, as reported to the front end
         self.closed = False
         self.local: set[int] = set()  # hosts on the machine of the session
+        self.reads: list[tuple[int, int, int]] = []  # host, feed, handle of arrays that are requested from their host
         self.far: dict[int, HostAccess] = {}  # hosts that the client's process can reach
         self._sent: list[Any] = []
         self.session = ClusterSession(
@@ -93,6 +94,11 @@ class FakeCluster:
         return self.far.get(host)
 
     def is_local(self, host: int) -> bool:
+        return host in self.local
+
+    def read_ready(self, host: int, feed: int, handle: int) -> bool:
+        if host in self.local:
+            self.reads.append((host, feed, handle))
         return host in self.local
 
     def answer(self, feed: int, contents: Sequence[Any]) -> None:

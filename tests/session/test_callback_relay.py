@@ -306,6 +306,41 @@ def test_contents_on_the_clients_own_channel_are_expected_until_it_has_them_or_a
     receiver.join()
 
 
+def test_an_array_that_a_host_cannot_send_at_once_is_read_in_the_other_way(
+    cluster: FakeCluster, relay: CallbackRelay
+) -> None:
+    first, others = SCRIPT_FEEDS.start, []
+    cluster.local = {1}
+    assert not relay.read_ready(first, 2, 77, lambda: others.append(first)), "the client has no channel yet"
+    channel = connected(relay)
+    receiver = listening(channel)
+    assert not relay.read_ready(first, 0, 77, lambda: others.append(first)), "host 0 is on another machine"
+    for feed in (first, first + 1):
+        assert relay.read_ready(feed, 2, 77, lambda feed=feed: others.append(feed))
+    assert cluster.reads == [(1, first, 77), (1, first + 1, 77)]
+    give(relay, first_call(1), Unread((first + 1,)))
+    assert others == [first + 1]
+    give(relay, first_call(1), Unread((first + 1,)))  # the client can read it as well
+    assert others == [first + 1]
+    assert [decode(content)[0] for _, _, content in receiver.wait(1)] == [Unread((first + 1,))]
+    channel.close()
+    receiver.join()
+
+
+def test_of_many_reads_the_first_have_no_other_way(cluster: FakeCluster, relay: CallbackRelay) -> None:
+    cluster.local, others = {1}, []
+    channel = connected(relay)
+    receiver = listening(channel)
+    feeds = range(SCRIPT_FEEDS.start, SCRIPT_FEEDS.start + 300)
+    for feed in feeds:
+        relay.read_ready(feed, 2, 77, lambda feed=feed: others.append(feed))
+    give(relay, first_call(1), Unread((feeds[0], feeds[-1])))
+    assert others == [feeds[-1]]
+    assert [decode(content)[0] for _, _, content in receiver.wait(1)] == [Unread((feeds[0],))]
+    channel.close()
+    receiver.join()
+
+
 def test_a_client_that_leaves_while_hosts_await_its_contents_ends_its_session(
     cluster: FakeCluster, relay: CallbackRelay
 ):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from atoll.errors import ConnectError, Status
-from atoll.host_services.calls.call_messages import NO_CLIENT, first_call
+from atoll.host_services.calls.call_messages import NO_CLIENT, ReadWanted, encode, first_call
 from atoll.session import channels
 from atoll.session.channels import Channels
 from atoll.transfers.channel import DataChannel
@@ -27,7 +27,7 @@ CONTROLLER = Address(path="/nowhere")
 class FakeChannel:
     """Channel that receives nothing until it breaks or is closed, and records all sent messages."""
 
-    passes_files = is_local = True
+    passes_files = is_local = takes_reads = has_space = True
     liveness = None  # as on one machine
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class FakeChannel:
         on_end(None)
 
     def can_send_nowait(self, nbytes: int) -> bool:
-        return True
+        return self.has_space
 
     def receive(self, on_piece: Any, on_failure: Any = None, on_socket: Any = None) -> None:
         for feed in self.calls:
@@ -262,6 +262,21 @@ def test_calls_of_a_client_that_takes_none_are_answered(monkeypatch: pytest.Monk
             while not answered.sent:
                 await asyncio.sleep(0.01)
         assert answered.sent == [(call, NO_CLIENT)]
+        rig.channels.close()
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("lacks", ["", "is_local", "takes_reads", "has_space"])
+def test_an_array_is_requested_from_a_host_that_takes_the_request_at_once(monkeypatch: pytest.MonkeyPatch, lacks: str):
+    async def play() -> None:
+        rig = Rig(monkeypatch)
+        assert not rig.channels.read_ready(0, 5, 77), "the host has no channel"
+        await rig.open()
+        if lacks:
+            setattr(rig.latest, lacks, False)
+        assert rig.channels.read_ready(0, 5, 77) == (not lacks)
+        assert rig.latest.sent == ([] if lacks else [(first_call(0), encode(ReadWanted(5, 77)))])
         rig.channels.close()
 
     asyncio.run(play())

@@ -9,11 +9,15 @@ from typing import Any
 
 import pytest
 
+from atoll.errors import StatusError
 from atoll.ir import plan as p
 from atoll.protocol import messages as m
+from atoll.protocol.number_ranges import SCRIPT_FEEDS
 from atoll.worker.message_handler import MessageHandler
-from tests.worker.worker_rig import SECONDS, Behaviours, Rig, add, spec
+from tests.waiting import until
+from tests.worker.worker_rig import SECONDS, Behaviours, Rig, add, local, spec
 
+DATA = bytes(range(16))
 BEHAVIOURS = Behaviours("tests.worker.test_executor_thread")
 
 
@@ -74,6 +78,59 @@ def it_reports_what_is_complete_at_a_ping_while_the_next_unit_lasts(rig: Rig) ->
     assert isinstance(rig.reports.get(timeout=SECONDS), m.Pong)
     second.set()
     assert holding.ended() >= 1
+
+
+def read(rig: Rig, handle: int) -> bool:
+    return rig.executor.read_ready(rig.session, SCRIPT_FEEDS.start, handle)
+
+
+@BEHAVIOURS.add
+def it_sends_an_array_that_is_ready_at_once(rig: Rig) -> None:
+    (handle,) = rig.run([p.Put(0, local(0), (p.HostPiece(0, 0, (4,), None, None),))], feeds=[rig.feed(DATA)])[1]
+    client = rig.proxy()
+    until(lambda: rig.port.to_proxy_nowait(rig.session) is not None)
+    until(lambda: read(rig, handle))  # the thread is idle
+    assert rig.next_piece(client).tobytes() == DATA
+
+
+@BEHAVIOURS.add
+def it_sends_no_array_while_the_thread_is_inside_a_unit(rig: Rig) -> None:
+    handle, client = rig.ones(), rig.proxy()
+    until(lambda: read(rig, handle))
+    holding = Holding(rig)
+    holding.start()
+    event = holding.next()
+    assert not read(rig, handle)
+    event.set()
+    assert holding.ended() == 1
+    until(lambda: read(rig, handle))
+    client.close()
+
+
+@BEHAVIOURS.add
+def it_sends_no_array_to_a_session_without_a_channel_and_none_that_is_large(rig: Rig) -> None:
+    handle, large = rig.ones(), rig.ones(shape=(1 << 16,))
+    assert not any([read(rig, handle) for _ in range(100)])
+    client = rig.proxy()
+    until(lambda: read(rig, handle))
+    assert not any([read(rig, large) for _ in range(100)])
+    client.close()
+
+
+@BEHAVIOURS.add
+def it_sends_no_array_of_another_session_and_none_that_was_deleted_or_donated(rig: Rig) -> None:
+    foreign = rig.ones()
+    rig.open_session()
+    client = rig.proxy()
+    deleted, donated, name = rig.ones(), rig.ones(), rig.function(add, spec(), spec(), donate=(0,))
+    rig.executor.submit(m.Free(rig.session, (deleted,), delete=True))
+    rig.call(name, donated, rig.ones(), donated=(0,))
+    kept = rig.ones()
+    until(lambda: read(rig, kept))
+    for handle, text in ((foreign, "is not on this host"), (deleted, "deleted or donated"), (donated, "deleted or")):
+        with pytest.raises(StatusError, match=text):
+            until(lambda handle=handle: read(rig, handle))
+    client.close()
 
 
 @pytest.fixture(scope="module")

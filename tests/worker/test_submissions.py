@@ -22,6 +22,7 @@ class Executor:
             self.messages, self._handle, lambda message: message.startswith("short"), self._on_handled
         )
         self.submit = self._submissions.add
+        self.try_run = self._submissions.try_run
 
     def _handle(self, message: str) -> None:
         meanwhile, self.meanwhile = self.meanwhile, lambda: None
@@ -42,6 +43,21 @@ def test_a_short_message_is_handled_at_once_while_the_thread_is_idle():
     assert executor.handled == ["short 1", "short 2"]
     assert executor.reports == 2
     assert executor.messages.empty()
+
+
+def test_a_function_is_called_only_between_messages():
+    executor, called = Executor(), []
+
+    def try_it() -> None:
+        called.append(executor.try_run(lambda: True))
+
+    executor.submit("long")
+    try_it()
+    executor.meanwhile = try_it
+    executor.next()
+    try_it()
+    assert called == [True, False, True]
+    assert not executor.try_run(lambda: False)
 
 
 def test_other_messages_are_queued():

@@ -224,8 +224,13 @@ class IfrtSession:
         self._is_window_full = False
         self._pause_or_resume()
 
+    @property
+    def is_held_back(self) -> bool:
+        """Whether the client is held back, so that nothing may be launched."""
+        return self._is_window_full or self.cluster.is_quiesced
+
     def _pause_or_resume(self) -> None:
-        paused = self._is_window_full or self.cluster.is_quiesced
+        paused = self.is_held_back
         if paused == self._is_paused:
             return
         self._is_paused = paused

@@ -53,6 +53,10 @@ class DataPortStatistics:
 class Answers(Protocol):
     """A receiver of the pieces with which clients answer calls. Such pieces are not feeds."""
 
+    @property
+    def takes_reads(self) -> bool:
+        """Whether proxies can request the contents of arrays with such a piece."""
+
     def takes(self, feed: int) -> bool:
         """Return whether a piece with this number is an answer."""
 
@@ -198,6 +202,9 @@ class DataPort:
             self._name(opening, opener, channel)
             if opener is Opener.HOST and opening.asks_for_groups:
                 channel.offer_groups()
+            asks_for_reads = opener is Opener.PROXY and opening.asks_for_reads
+            if asks_for_reads and self.answers is not None and self.answers.takes_reads:
+                channel.offer_reads()
 
             def on_answer(feed: int, content: Any, done: Callable[[], None]) -> None:
                 assert self.answers is not None

@@ -52,6 +52,7 @@ _log = logging.getLogger(__name__)
 
 _NOTICE_BYTES = 4096  # of a notice that the loop's thread writes to the socket
 _MOST_ARRIVING = 1024  # writes of which only a part has arrived
+_MOST_READS = 256  # reads of arrays that are ready, for which there is another way
 
 
 # Parts of writes that have arrived and their bytes, by write.
@@ -111,12 +112,13 @@ class CallbackPort:
 
 
 class CallbackRelay:
-    """Relays calls between a session's workers and its client. Thread-safe, except for `writes`."""
+    """Relays calls between a session's workers and its client. Thread-safe, except for `writes` and `read_ready`."""
 
     def __init__(self, cluster: ClusterSession, where: CallbackAddress, on_loop: OnLoop) -> None:
         self.where = where
         self._on_loop = on_loop
         self.writes = ScriptWrites(self._ask, self._forget, cluster.sent_by_client, self._upload)
+        self._otherwise: dict[int, Callable[[], None]] = {}  # other ways to read the last arrays, by feed
         self._wants_direct = False  # whether the client wants direct channels
         # Shared with the client after it has asked for them. Its later channels share the same slots, because launches
         # may arrive whose contents it has put there before the channel was replaced.
@@ -202,6 +204,29 @@ class CallbackRelay:
             error = Status(error.code, error.details.in_text(error.message))
         self._notify(Unread(feeds, error=error))
 
+    def read_ready(self, feed: int, device: int, handle: int, otherwise: Callable[[], None]) -> bool:
+        """Request that the host of `device` sends the contents of a small array, which is ready, to the client.
+
+        Return False if that is impossible. If the host does not send them, call `otherwise` on the session's thread.
+        If the host is lost, the client is notified.
+        """
+        if not self.is_local or not self._cluster.read_ready(device, feed, handle):
+            return False
+        self._otherwise[feed] = otherwise
+        if len(self._otherwise) > _MOST_READS:  # the host has sent the contents of the oldest one, as a rule
+            del self._otherwise[next(iter(self._otherwise))]
+        return True
+
+    def _not_sent(self, feeds: Sequence[int]) -> None:
+        """Note that a host cannot send contents, or that the client's own channel to it has ended meanwhile."""
+        for feed in feeds:
+            otherwise = self._otherwise.pop(feed, None)
+            if otherwise is not None:
+                otherwise()
+                continue
+            self._cluster.received_by_client(feed)
+            self.cannot_read((feed,))
+
     def _notify(self, message: CallMessage) -> None:
         """Send a notice to the client without waiting for it."""
         with self._lock:
@@ -278,10 +303,8 @@ class CallbackRelay:
 
     def _take_notice(self, host: int, content: Any) -> None:
         notice, _ = decode(content)
-        if isinstance(notice, Unread):  # the client's own channel to the host has ended during a transfer
-            for feed in notice.feeds:
-                self._on_loop(self._cluster.received_by_client, feed)
-                self.cannot_read((feed,))
+        if isinstance(notice, Unread):
+            self._on_loop(self._not_sent, notice.feeds)
             return
         first = notice.callbacks[0]
         with self._lock:

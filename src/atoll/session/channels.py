@@ -19,7 +19,15 @@ from typing import Any
 
 from atoll.cluster.processes.bugs import start_in
 from atoll.errors import AtollError, Code, ConnectError, Status
-from atoll.host_services.calls.call_messages import NO_CLIENT, host_of, is_call, is_notice
+from atoll.host_services.calls.call_messages import (
+    NO_CLIENT,
+    ReadWanted,
+    encode,
+    first_call,
+    host_of,
+    is_call,
+    is_notice,
+)
 from atoll.protocol.number_ranges import SCRIPT_FEEDS
 from atoll.protocol.script_secrets import script_secret
 from atoll.retries import Retry
@@ -243,6 +251,14 @@ class Channels:
             self._lease,
             None if self._identity is None else self._identity.certificate,
         )
+
+    def read_ready(self, host: int, feed: int, handle: int) -> bool:
+        channel = self._open.get(host)
+        if channel is None or not (channel.is_local and channel.takes_reads and channel.can_send_nowait(_DIRECT_BYTES)):
+            return False
+        notice = encode(ReadWanted(feed, handle))
+        self._try(host, channel, lambda channel: channel.send(self._session, first_call(host), notice))
+        return True
 
     # ---- methods for any thread
 

@@ -52,7 +52,8 @@ class Open(msgspec.Struct, frozen=True, array_like=True, tag="o"):
 
     `secret` is the session's, or the secret between hosts if `session` is 0. `channel` is the dialer's name for the
     channel. If `stream` is set, this is a further connection of that channel, on which the dialer only sends or only
-    receives. With `asks_for_groups`, the peer answers `TakesGroups`. Earlier versions know neither.
+    receives. With `asks_for_groups`, the peer answers `TakesGroups`, and with `asks_for_reads` `TakesReads`. Earlier
+    versions know neither.
     """
 
     session: int
@@ -60,10 +61,15 @@ class Open(msgspec.Struct, frozen=True, array_like=True, tag="o"):
     channel: str = ""
     stream: Literal["", "sends", "receives"] = ""
     asks_for_groups: bool = False
+    asks_for_reads: bool = False
 
 
 class TakesGroups(msgspec.Struct, frozen=True, array_like=True, tag="u"):
     """This side takes pieces that carry several feeds."""
+
+
+class TakesReads(msgspec.Struct, frozen=True, array_like=True, tag="h"):
+    """This side takes requests for the contents of arrays: see `call_messages.ReadWanted`."""
 
 
 class Passed(msgspec.Struct, frozen=True, array_like=True, tag="c"):
@@ -152,6 +158,7 @@ class DataChannel:
                 Union[
                     Open,
                     TakesGroups,
+                    TakesReads,
                     Passed,
                     PassedMemory,
                     Probe,
@@ -164,6 +171,7 @@ class DataChannel:
         self._chunks = next((engine for engine in self._engines if type(engine) is SharedChunksEngine), None)
         self.is_closed = False
         self.takes_groups = False  # whether the peer takes pieces that carry several feeds
+        self.takes_reads = False  # whether the peer takes requests for the contents of arrays
         self.carries_control = False  # messages that are not sent again if they are lost
         self.is_local = self._socket.is_unix  # whether it can pass sockets
         self.silence: TimeoutError | None = None  # set if a silence of the peer has ended the channel
@@ -213,7 +221,9 @@ class DataChannel:
             dial_stream(address, "host", identity, what="a data port", timeout=timeout), KINDS, dialed, awaits
         )
         try:
-            if not session:
+            if session:
+                channel._handlers[TakesReads] = channel._note_reads
+            else:
                 channel._handlers[TakesGroups] = channel._note_groups
             channel.open(session, secret, dialed.opening.channel if channel._streams is not None else "")
         except OSError:
@@ -268,7 +278,8 @@ class DataChannel:
 
     def open(self, session: int, secret: str, channel: str = "") -> None:
         """Send the first frame, which authenticates the side that dialed."""
-        self._socket.send(Open(session, secret, channel, asks_for_groups=TakesGroups in self._handlers))
+        groups, reads = TakesGroups in self._handlers, TakesReads in self._handlers
+        self._socket.send(Open(session, secret, channel, asks_for_groups=groups, asks_for_reads=reads))
 
     def offer_groups(self) -> None:
         """Tell the side that dialed, which has asked, that this one takes pieces that carry several feeds."""
@@ -276,6 +287,13 @@ class DataChannel:
 
     def _note_groups(self, frame: TakesGroups, descriptor: int | None) -> None:
         self.takes_groups = True
+
+    def offer_reads(self) -> None:
+        """Tell the side that dialed, which has asked, that this one takes requests for the contents of arrays."""
+        self._socket.send(TakesReads())
+
+    def _note_reads(self, frame: TakesReads, descriptor: int | None) -> None:
+        self.takes_reads = True
 
     def send(self, session: int, feed: int, contents: Sequence[Any], more: bool = False) -> None:
         """Send the concatenation of buffers as one piece. With `more`, further pieces of the feed will follow."""

@@ -176,6 +176,9 @@ class VirtualConnection:
     def is_local(self, host: int) -> bool:
         return False
 
+    def read_ready(self, host: int, feed: int, handle: int) -> bool:
+        return False
+
     def answer(self, feed: int, contents: Sequence[Any]) -> None:
         """Do nothing: null programs make no calls to clients."""
 

@@ -130,6 +130,20 @@ class ClientReads:
 
         return Read(partial(wait_for_shards, shards), read, read_nowait)
 
+    def send_ready(self, session: int, feed: int, buffer: Buffer) -> bool:
+        """Send the first shard of a small array that is ready, and return True. Return False if that would wait.
+
+        The caller lets no unit start meanwhile, so none can donate the memory. Raise StatusError if the array was
+        deleted.
+        """
+        array = live_array(buffer)
+        if not is_small_and_ready(array) or buffer.spec is None or buffer.spec.dtype == "string":
+            return False
+        contents = np.ascontiguousarray(np.asarray(self._backend.shards(array)[0]))
+        return self._try_send(
+            session, feed, lambda channel: channel.send(session, feed, [host_data.bytes_of(contents)])
+        )
+
     def report(self, step: p.Report, unit: DispatchUnit, values: dict[int, Buffer]) -> Read:
         """Return the read that reports the value of an array with one element to the controller."""
         buffer = values[step.input]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from atoll.transfers.inbox import Inbox
@@ -70,6 +71,14 @@ class ExecutorThread:
         self._submissions = Submissions(messages, handle, self.plan_executor.is_short, self._report_soon)
         self.submit = self._submissions.add
         threading.Thread(target=self._work, name="atoll-executor", daemon=True).start()
+
+    def read_ready(self, session: int, feed: int, handle: int) -> bool:
+        """Send a small array that is ready to the session's client, and return True. Safe on any thread.
+
+        Return False if it cannot be sent at once, for example because the executor's thread is busy. Raise StatusError
+        if the session does not have the array.
+        """
+        return self._submissions.try_run(partial(self.plan_executor.read_ready, session, feed, handle))
 
     def _work(self) -> None:
         reporter, submissions = self.plan_executor.reporter, self._submissions

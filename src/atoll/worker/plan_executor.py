@@ -127,6 +127,15 @@ class PlanExecutor:
             )
             self._report(m.StoresReported(message.check, tuple(contents)))
 
+    def read_ready(self, session: int, feed: int, handle: int) -> bool:
+        """Send a small array that is ready to the session's client, and return True. Return False if that would wait.
+
+        Items of the session that are blocked may be meant to free or donate the array later. Raise StatusError if the
+        session does not have it.
+        """
+        store = self._stores.get(session)
+        return store is not None and self._steps.client_reads.send_ready(session, feed, store.get(handle))
+
     def _share(self, message: m.ShareBuffers) -> None:
         """Share buffers between two sessions, at once. If a buffer is missing, its new handle has the error."""
         source, target = self._stores.get(message.source), self._stores.get(message.target)

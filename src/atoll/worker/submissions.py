@@ -60,6 +60,15 @@ class Submissions:
         finally:
             self._handling.release()
 
+    def try_run(self, function: Callable[[], bool]) -> bool:
+        """Call a function while no message is handled, and return its result. Return False if that would wait."""
+        if not self._handling.acquire(blocking=False):
+            return False
+        try:
+            return function()
+        finally:
+            self._handling.release()
+
     def run(self, function: Callable[[], None]) -> None:
         """Call a function while no message is handled."""
         with self._handling:

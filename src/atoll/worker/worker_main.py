@@ -105,7 +105,12 @@ class Worker:
         links = HostLinks(data_port, lambda host, text: connection.send(m.LinkLost(host, text)))
         self._group = HostGroup(options.host, self._handle, links.send, connection.send)
         report = self._group.report
-        calls = data_port.answers = Calls(data_port.to_proxy, options.host, data_port.receive)
+        calls = data_port.answers = Calls(
+            data_port.to_proxy,
+            options.host,
+            data_port.receive,
+            lambda session, feed, handle: executor.read_ready(session, feed, handle),
+        )
         rank = rank_of(options)
         worlds = worlds_of(options, backend, data_port.address, report)
         python = PythonSessions(

@@ -16,9 +16,11 @@ from atoll.host_services.calls.call_messages import (
     ArrayType,
     Call,
     Raised,
+    ReadWanted,
     Released,
     Retained,
     Returned,
+    Unread,
     decode,
     encode,
     first_call,
@@ -27,6 +29,7 @@ from atoll.host_services.calls.call_messages import (
     is_notice,
 )
 from atoll.host_services.calls.client_calls import Calls, ClientError, Reply
+from atoll.protocol.number_ranges import LOOP_HANDLES, SCRIPT_FEEDS
 from atoll.transfers.channel import DataChannel
 from atoll.transfers.transfer_engine import Piece
 from tests.transfers.ends import SECONDS, Ends, Receiver
@@ -114,6 +117,43 @@ def test_the_number_of_a_call_says_whose_it_is():
         assert is_notice(first_call(host))
         assert not is_notice(first_call(host) + 1)
         assert host_of(first_call(host) + 12345) == host
+
+
+def test_a_host_that_cannot_send_an_array_says_so(ends: Ends):
+    read: list[tuple[int, int, int]] = []
+    feed = SCRIPT_FEEDS.start
+
+    def read_ready(*read_: int) -> bool:
+        read.append(read_)
+        if read_[2] == 3:
+            raise StatusError(Code.NOT_FOUND, "array 3 is not on this host")
+        return read_[2] == 1
+
+    calls = Calls(lambda session: ends[0], 4, read_ready=read_ready)
+    receiver = Receiver(ends[1])
+    released: list[int] = []
+    for handle in (1, 2, 3):
+        notice = b"".join(encode(ReadWanted(feed + handle, handle)))
+        calls.answered(SESSION, first_call(4), notice, lambda handle=handle: released.append(handle))
+    assert (read, released) == ([(SESSION, feed + handle, handle) for handle in (1, 2, 3)], [1, 2, 3])
+    answers = [(number, decode(content)[0]) for _, number, content in receiver.wait(2)]
+    assert answers == [(first_call(4), Unread((feed + handle,))) for handle in (2, 3)]
+
+
+@pytest.mark.parametrize(
+    "notice",
+    [
+        encode(ReadWanted(SCRIPT_FEEDS.stop, 1)),  # a feed that is not for the client's process
+        encode(ReadWanted(SCRIPT_FEEDS.start, LOOP_HANDLES.start)),  # a handle that no client chooses
+        [b"no message"],
+    ],
+)
+def test_an_invalid_request_for_an_array_is_dropped(ends: Ends, notice: list[bytes]):
+    read: list[tuple[int, ...]] = []
+    calls = Calls(lambda session: ends[0], 4, read_ready=lambda *each: not read.append(each))
+    released: list[bool] = []
+    calls.answered(SESSION, first_call(4), b"".join(notice), lambda: released.append(True))
+    assert (read, released) == ([], [True])
 
 
 def test_a_call_returns_what_the_client_answers(ends: Ends):

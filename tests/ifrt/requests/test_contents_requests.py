@@ -1,20 +1,22 @@
-"""Tests of arrays whose contents the client's process sends."""
+"""Tests of arrays whose contents the client's process sends or receives."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
-from atoll.errors import Code, StatusError
+from atoll.errors import OK, Code, Status, StatusError
 from atoll.executables.program_executables import SmallWritingExecutable, WritingExecutable
-from atoll.ifrt.requests.contents_requests import put_small_contents, write_contents
+from atoll.ifrt.requests.contents_requests import put_small_contents, send_contents, write_contents
 from atoll.ir.program import HostBuffer, HostToDevice
 from atoll.ir.types import REPLICATED, ArraySpec, Replicated, Sharding, Tiled
+from atoll.protocol import messages as m
 from atoll.protocol.submission import PutArray, SmallWriting, Writing, first_feed
-from tests.ifrt.rig import Rig, node_of
+from tests.ifrt.rig import Rig, node_of, on
 
 
 def test_a_write_is_refused_while_the_client_cannot_be_asked_for_it(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,6 +60,104 @@ def test_small_contents_are_taken_from_the_slot_of_each_run(
         [] if carries else [((0, 1), b"0123456789abcdef")]
     )
     assert rig.session.arrays.spec(8) == made
+
+
+class Relay:
+    """Relay whose host sends what is ready, unless the client has no channel, and the notices to the client."""
+
+    is_local = True
+
+    def __init__(self) -> None:
+        self.reads: list[tuple[int, int, int]] = []
+        self.otherwise: list[Callable[[], None]] = []
+        self.unread: list[tuple[tuple[int, ...], Status]] = []
+
+    def read_ready(self, feed: int, device: int, handle: int, otherwise: Callable[[], None]) -> bool:
+        self.reads.append((feed, device, handle))
+        self.otherwise.append(otherwise)
+        return self.is_local
+
+    def cannot_read(self, feeds: tuple[int, ...], error: Status = OK) -> None:
+        self.unread.append((feeds, error))
+
+
+@pytest.fixture
+def relay(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Relay:
+    relay = Relay()
+    monkeypatch.setattr(rig.session, "client_relay", lambda: relay)
+    return relay
+
+
+FEED = first_feed(0)
+
+
+def test_an_array_that_is_known_to_be_ready_is_requested_from_its_host(rig: Rig, relay: Relay) -> None:
+    rig.make(7, on(2))
+    op = rig.send("check_value_ready", values=[7])
+    rig.end_waits(rig.take())
+    assert rig.answer(op) is not None
+    send_contents(rig.session, FEED, [7])
+    assert relay.reads == [(FEED, 2, 7)]
+    assert rig.take() == []
+
+
+def test_a_host_that_cannot_send_the_array_has_it_read_by_a_launch(rig: Rig, relay: Relay) -> None:
+    rig.make(7, on(2))
+    rig.session.arrays.records[7].ready = True
+    send_contents(rig.session, FEED, [7])
+    relay.otherwise[0]()
+    _, launch = rig.take_launch()
+    assert (launch.arguments, launch.feeds, relay.unread) == ((7,), (FEED,), [])
+
+
+def test_nothing_is_launched_while_devices_may_be_moving(rig: Rig, relay: Relay) -> None:
+    rig.make(7, on(2))
+    rig.session.arrays.records[7].ready = True
+    send_contents(rig.session, FEED, [7])
+    rig.receive(m.Quiesce(3))
+    rig.take()
+    relay.otherwise[0]()
+    assert (rig.take(), relay.unread) == ([], [((FEED,), OK)])
+
+
+def test_the_read_of_an_array_that_was_dropped_meanwhile_ends(rig: Rig, relay: Relay) -> None:
+    rig.make(7, on(2))
+    rig.session.arrays.records[7].ready = True
+    send_contents(rig.session, FEED, [7])
+    rig.session.arrays.remove([7])
+    relay.otherwise[0]()
+    ((feeds, error),) = relay.unread
+    assert (feeds, error.code) == ((FEED,), Code.NOT_FOUND)
+    assert rig.take() == []
+
+
+def test_an_array_is_read_by_a_launch_if_its_client_cannot_receive_it(rig: Rig, relay: Relay) -> None:
+    rig.make(7, on(2))
+    rig.session.arrays.records[7].ready = True
+    relay.is_local = False
+    send_contents(rig.session, FEED, [7])
+    assert rig.take_launch()[1].feeds == (FEED,)
+
+
+@pytest.mark.parametrize(
+    ("spec", "is_ready", "is_deleted"),
+    [
+        (on(2), False, False),
+        (on(2), True, True),
+        (on(2, shape=(4097,)), True, False),
+        (on(0, 1), True, False),
+    ],
+    ids=["not known to be ready", "deleted", "large", "divided"],
+)
+def test_other_arrays_are_read_by_a_launch(
+    rig: Rig, relay: Relay, spec: ArraySpec, is_ready: bool, is_deleted: bool
+) -> None:
+    rig.make(7, spec)
+    record = rig.session.arrays.records[7]
+    record.ready, record.memory.deleted = is_ready, is_deleted
+    send_contents(rig.session, FEED, [7])
+    assert relay.reads == []
+    assert rig.take_launch()[1].arguments == (7,)
 
 
 def test_large_contents_have_no_slot(rig: Rig) -> None:

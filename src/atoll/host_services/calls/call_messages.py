@@ -80,7 +80,7 @@ class Unread(msgspec.Struct, frozen=True, array_like=True, tag="u"):
     """A notice to a client that the contents of these feeds will not arrive. None stands for all feeds until now.
 
     `error` is the reason. Without one, the client can read the arrays in another way. Has no answer. A host sends it
-    to the proxy if the client's own channel has ended during a transfer.
+    to the proxy if the client's own channel has ended during a transfer, or as the answer to `ReadWanted`.
     """
 
     feeds: tuple[int, ...] = ()
@@ -120,6 +120,18 @@ class Arrived(msgspec.Struct, frozen=True, array_like=True, tag="a"):
     """A client's notice that it has received a feed on its own channel to a host. Has no answer."""
 
     feed: int
+    arrays: tuple[ArrayType, ...] = ()
+
+
+class ReadWanted(msgspec.Struct, frozen=True, array_like=True, tag="g"):
+    """A proxy's notice that asks a host for the contents of a small array, which is ready and which the host has whole.
+
+    The host sends them to the client's process as `feed`, one of SCRIPT_FEEDS, or answers `Unread` if it cannot send
+    them at once.
+    """
+
+    feed: int
+    handle: int
     arrays: tuple[ArrayType, ...] = ()
 
 
@@ -172,6 +184,7 @@ CallMessage = (
     | DirectWanted
     | Dial
     | Arrived
+    | ReadWanted
     | SlotsWanted
     | Wanted
     | Landed

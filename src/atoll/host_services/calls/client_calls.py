@@ -22,7 +22,9 @@ from atoll.errors import AtollError, Code, FrameError, Status, StatusError, shor
 from atoll.host_services.calls.call_messages import (
     ArrayType,
     Call,
+    DirectWanted,
     Raised,
+    ReadWanted,
     Released,
     Retained,
     Returned,
@@ -35,6 +37,7 @@ from atoll.host_services.calls.call_messages import (
 )
 from atoll.host_services.calls.call_threads import SessionThreads
 from atoll.host_services.calls.direct_channels import DirectChannels, Receive, receive_answers
+from atoll.protocol.number_ranges import SCRIPT_FEEDS, is_client_handle
 from atoll.transfers.channel import DataChannel
 
 # Marks around the text of an error that a worker raises into XLA, and at the beginning of the text of a StatusError.
@@ -77,11 +80,21 @@ class Calls:
 
     `channel_of(session)` returns the channel to the session's proxy, or raises StatusError. The data port passes the
     answers to `answered` (see `peers.data_port.Answers`). `receive` is as in `DirectChannels`.
+
+    `read_ready(session, feed, handle)` sends the contents of an array of the session to its client, if that is possible
+    at once, and returns whether they were sent.
     """
 
-    def __init__(self, channel_of: Callable[[int], DataChannel], host: int, receive: Receive = receive_answers) -> None:
+    def __init__(
+        self,
+        channel_of: Callable[[int], DataChannel],
+        host: int,
+        receive: Receive = receive_answers,
+        read_ready: Callable[[int, int, int], bool] | None = None,
+    ) -> None:
         self._channel_of = channel_of
         self._host = host
+        self._read_ready = read_ready
         self._direct = DirectChannels(self.answered, self._fail, receive)
         self._waiting: dict[int, dict[int, _Waiting]] = {}  # by session and feed
         self._lock = threading.Lock()
@@ -194,9 +207,11 @@ class Calls:
         """Handle a piece that has arrived. Pieces that answer no call are dropped, because clients are not trusted."""
         slot = self._forget(session, feed)
         if slot is None:
-            done()
-            if is_notice(feed):  # the client wants a direct channel: see `DirectWanted`
-                self._direct.of(session, self._channel_of(session))
+            try:
+                if is_notice(feed):
+                    self._take_notice(session, content)
+            finally:
+                done()
             return
         try:
             message, offsets = decode(content)
@@ -213,6 +228,32 @@ class Calls:
             slot.put(_cancelled(session, text) if message.cancelled else ClientError(text))
         else:
             slot.put(StatusError(Code.INVALID_ARGUMENT, "the answer of a callback is invalid: it is a call"))
+
+    @property
+    def takes_reads(self) -> bool:
+        return self._read_ready is not None
+
+    def _take_notice(self, session: int, content: Any) -> None:
+        try:
+            notice, _ = decode(content)
+        except FrameError:  # clients are not trusted
+            return
+        if isinstance(notice, ReadWanted):
+            self._read(session, notice)
+        elif isinstance(notice, DirectWanted):
+            self._direct.of(session, self._channel_of(session))
+
+    def _read(self, session: int, wanted: ReadWanted) -> None:
+        """Send the contents of an array to the session's client, or report that they are not sent."""
+        if self._read_ready is None or wanted.feed not in SCRIPT_FEEDS or not is_client_handle(wanted.handle):
+            return
+        try:
+            is_sent = self._read_ready(session, wanted.feed, wanted.handle)
+        except (AtollError, OSError, RuntimeError):  # RuntimeError: of a device. A launch of the read has it as well
+            is_sent = False
+        if not is_sent:
+            with contextlib.suppress(AtollError):  # the session has ended
+                self.unread(session, wanted.feed)
 
     def fail(self, session: int) -> None:
         """Cancel the calls of a session whose channel has ended."""

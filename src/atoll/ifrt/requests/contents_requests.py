@@ -12,11 +12,14 @@ from typing import Any
 from atoll.errors import Code, Status, StatusError, invalid
 from atoll.executables.loaded_executable import ImmediateReply, LoadedExecutable
 from atoll.executables.program_executables import PuttingExecutable, SmallWritingExecutable, WritingExecutable
+from atoll.executables.session_arrays import ArrayRecord
 from atoll.ifrt.ifrt_session import IfrtSession
 from atoll.ir.program import DeviceToHost, HostBuffer, HostToDevice, Program
 from atoll.ir.types import ArraySpec, Replicated, nbytes
 from atoll.protocol.questions import MOST_CONTENTS
 from atoll.session.downloads import DirectDownload, Download
+
+_SMALL_BYTES = 16 << 10  # of an array that a host sends at once
 
 
 def read_staged(session: IfrtSession, count: int) -> Coroutine[Any, Any, ImmediateReply]:
@@ -67,29 +70,55 @@ def _program(groups: tuple[tuple[ArraySpec, ...], ...]) -> Program:
 
 
 def send_contents(session: IfrtSession, feed: int, arguments: Sequence[int]) -> None:
-    """Launch the read of one array, whose contents hosts send to the client's process as `feed`.
+    """Read one array, whose contents hosts send to the client's process as `feed`.
+
+    A small array that is known to be ready is requested from its host, without the controller. If the host cannot send
+    it at once, and for other arrays, launch the read.
 
     The client learns there if the read fails. Raise INVALID_ARGUMENT if there is another number of arguments, or if the
     client does not receive contents.
     """
     if len(arguments) != 1:
         raise invalid(f"a reading has one argument, but {len(arguments)} were passed")
+    handle = arguments[0]
     relay = session.client_relay()
     cluster = session.cluster
+
+    def launch() -> None:
+        try:
+            spec = session.arrays.spec(handle)
+            if spec.dtype == "string":
+                raise invalid("the contents of strings have no fixed size")
+            program = cluster.programs.number(("get all", ((spec,),)), lambda: _program(((spec,),)))
+        except StatusError as error:
+            on_fail(error.status)
+            return
+        wait = cluster.expect(DirectDownload(feed, spec.sharding.devices, on_fail, relay.is_local))
+        session.launch(program, (handle,), (cluster.mint(),), (feed,), wait=wait)
 
     def on_fail(status: Status) -> None:
         relay.cannot_read((feed,), status)
 
-    try:
-        spec = session.arrays.spec(arguments[0])
-        if spec.dtype == "string":
-            raise invalid("the contents of strings have no fixed size")
-        program = cluster.programs.number(("get all", ((spec,),)), lambda: _program(((spec,),)))
-    except StatusError as error:
-        on_fail(error.status)
-        return
-    wait = cluster.expect(DirectDownload(feed, spec.sharding.devices, on_fail, relay.is_local))
-    session.launch(program, arguments, (cluster.mint(),), (feed,), wait=wait)
+    def launch_later() -> None:
+        if session.is_held_back:  # then the client reads the array as JAX does
+            relay.cannot_read((feed,))
+        else:
+            launch()
+
+    record = session.arrays.records.get(handle)
+    device = -1 if record is None else _whole_on(record)
+    if device < 0 or not relay.read_ready(feed, device, handle, launch_later):
+        launch()
+
+
+def _whole_on(record: ArrayRecord) -> int:
+    """Return a device that has the whole of an array that is small and ready, or -1 for other arrays."""
+    spec = record.spec
+    if not record.ready or spec is None or spec.dtype == "string" or record.memory.is_deleted:
+        return -1
+    sharding = spec.sharding
+    is_whole = isinstance(sharding.tiling, Replicated) or len(sharding.devices) == 1
+    return sharding.devices[0] if is_whole and nbytes(spec) <= _SMALL_BYTES else -1
 
 
 def put_contents(session: IfrtSession, executable: PuttingExecutable, handles: Sequence[int], context: int) -> None:
