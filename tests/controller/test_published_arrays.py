@@ -17,6 +17,7 @@ from atoll.protocol import events as e
 from atoll.protocol import messages as m
 from tests.controller.play import BROKEN, on
 from tests.controller.publishing_play import Trainer
+from tests.telemetry.reports import snapshot_of
 
 
 def test_a_version_moves_to_the_vault_when_it_is_complete() -> None:
@@ -142,13 +143,15 @@ def test_a_name_belongs_to_the_tenant_of_the_session() -> None:
         ("policy", -1, Code.INVALID_ARGUMENT),
     ],
 )
-def test_a_refused_publication_releases_its_arrays(name: str, keep: int, code: Code) -> None:
+def test_a_refused_publication_releases_its_arrays_and_is_counted(name: str, keep: int, code: Code) -> None:
     play = Trainer()
     view, sequence = play.view()
     (reply,) = [each for each in play.say(m.Publish(1, name, keep, (view,), ("w",))) if isinstance(each, m.Published)]
     assert reply.status.code == code
     play.done(sequence)
     assert view not in play.controller.sessions[play.session].directory.entries
+    counts = {each.name: each.rejected_publications for each in snapshot_of(play).tenants}
+    assert counts == {"default": 0, "trainer": 1, "reader": 0, "eve": 0}
 
 
 def test_a_read_is_a_transfer_from_the_publishers_devices_in_the_readers_session() -> None:

@@ -90,6 +90,7 @@ def eventful_snapshot() -> Snapshot:
     play.session = own
     play.say(m.Launch(1, (10,), (13,), ()))  # waits for its tenant's memory
     play.say(m.Publish(50, "run-1", 2, (12,), ("w",), on_disk=True))
+    play.say(m.Publish(53, "other", 2, (12,), ("w",)))  # is refused
     play.say(m.OpenVersion(51, "run-1"))
     (version,) = play.controller.named_arrays.versions()
     version.sent, version.passed_on = 16, 24  # as if scripts on other islands had read it

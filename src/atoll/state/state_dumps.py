@@ -203,7 +203,7 @@ class GuessesDump(Dump):
     _spent: dict[str, tuple[float, float]] = {}
 
 
-@dump_of(Tenant, "tenant")
+@dump_of(Tenant, "tenant", version=2)
 class TenantDump(Dump):
     settings: Shared[TenantSettings]
     sessions: int = 0
@@ -211,6 +211,7 @@ class TenantDump(Dump):
     running: int = 0
     memory: Ref[MemoryLedger] | None = None
     is_one_of_several: bool = False
+    rejected_publications: int = 0
 
 
 @dump_of(Tenants, "tenants")

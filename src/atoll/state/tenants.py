@@ -22,6 +22,7 @@ class Tenant:
     running: int = 0  # number of gangs that have their memory and have not ended
     memory: MemoryLedger | None = None  # memory of its sessions, if the cluster has tenants besides `default`
     is_one_of_several: bool = False  # the cluster has tenants besides `default`
+    rejected_publications: int = 0  # number of all requests to publish that were refused
 
     @property
     def name(self) -> str:
@@ -57,6 +58,9 @@ class Tenant:
     def ended(self, launches: int) -> None:
         """Note that launches have ended."""
         self.launches -= launches
+
+    def count_rejected_publication(self) -> None:
+        self.rejected_publications += 1
 
     def took_memory(self, gangs: int) -> None:
         self.running += gangs

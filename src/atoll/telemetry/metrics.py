@@ -138,6 +138,9 @@ def _tenants(snapshot: Snapshot) -> Iterator[Metric]:
         yield _gauge(name, text, ("tenant",), ((each.name, value(each)) for each in tenants))
     used = ((each.name, each.device_seconds) for each in tenants)
     yield _counter("tenant_device_seconds", "Device time that a tenant used.", ("tenant",), used)
+    rejected = ((each.name, each.rejected_publications) for each in tenants)
+    text = "Requests of a tenant to publish arrays that were refused."
+    yield _counter("publications_rejected", text, ("tenant",), rejected)
     reserved = ((each.name, device, nbytes) for each in tenants for device, nbytes in each.device_bytes)
     quotas = ((each.name, name, limit) for each in tenants for name in _QUOTAS if (limit := getattr(each, name)))
     yield _gauge("tenant_quota", "Quota of a tenant, if there is one.", ("tenant", "quota"), quotas)

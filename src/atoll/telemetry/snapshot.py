@@ -144,6 +144,7 @@ class TenantSnapshot(SnapshotStruct, frozen=True):
     versions: int = 0  # of these
     published_bytes: int = 0
     file_bytes: int = 0  # of the files of published arrays
+    rejected_publications: int = 0
     suspended_seconds: float = 0.0  # until it may launch and compile again (`state.offenses`)
 
 

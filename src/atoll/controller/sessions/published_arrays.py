@@ -130,6 +130,7 @@ class PublishedArrays:
         self._have_begun(publication)
 
     def _refuse(self, session: Session, message: m.Publish, error: StatusError) -> None:
+        session.tenant.count_rejected_publication()
         entries = session.directory.entries
         own = [each for each in message.handles if each in entries and not entries[each].is_published]
         self._vaults.release(session, own)
