@@ -135,6 +135,20 @@ def test_what_happened_is_told_in_order_with_its_island():
     assert "host 0 of island 0 is gone" in snapshot_of(play).events[2].text
 
 
+def test_an_island_has_the_time_since_all_of_its_hosts_joined():
+    play = playing()
+
+    def seconds(now: float) -> float:
+        play.now = now
+        return snapshot_of(play).islands[0].working_seconds
+
+    assert seconds(4.0) == 4.0
+    play.lose(0, "closed")
+    assert seconds(5.0) == 0.0
+    play.join_again(0)
+    assert seconds(7.5) == 2.5
+
+
 def test_an_operator_ends_a_session_and_that_is_told():
     play = playing()
     play.operator(m.EndSessionRequest(play.session))

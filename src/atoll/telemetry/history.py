@@ -41,6 +41,7 @@ class History:
 
     def __init__(self, clock: Callable[[], float], log: Callable[[Event], None], most: int = MOST_EVENTS) -> None:
         self.counts: Counter[tuple[str, int]] = Counter()  # per kind and island; -1 for no island
+        self.working_since: dict[int, float] = {}  # by island: when all of its hosts had joined, in the clock's seconds
         self._clock = clock
         self._log = log
         self._events: deque[Event] = deque(maxlen=most)
@@ -52,6 +53,10 @@ class History:
             lifecycle.subscribe(kind, self._of_island)
 
     def _of_island(self, event: IslandReady | IslandFailed | IslandRestarted | IslandRemoved | IslandDrained) -> None:
+        if isinstance(event, IslandReady | IslandRestarted):
+            self.working_since[event.island] = self._clock()
+        else:
+            self.working_since.pop(event.island, None)
         match event:
             case IslandReady(island=island):
                 self.record("ready", "all of its hosts have joined", island)

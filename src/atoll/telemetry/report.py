@@ -163,7 +163,7 @@ def report(controller: ReportSource, viewer: Tenant | None = None, now: float = 
         version=__version__,
         topology=str(controller.resources.topology),
         wait_seconds=controller.settings.start_seconds,
-        islands=_islands(controller),
+        islands=_islands(controller, now),
         machines=tuple(MachineSnapshot(**msgspec.structs.asdict(each)) for each in machines),
         engine=_engine(controller.connections, names),
         sessions=tuple(
@@ -193,7 +193,7 @@ def report(controller: ReportSource, viewer: Tenant | None = None, now: float = 
     )
 
 
-def _islands(controller: ReportSource) -> tuple[IslandSnapshot, ...]:
+def _islands(controller: ReportSource, now: float) -> tuple[IslandSnapshot, ...]:
     resources, ledger = controller.resources, controller.launcher.reservations.ledger
     used, peak = ledger.used, ledger.peak
     hosts: dict[int, list[HostSnapshot]] = {}
@@ -218,10 +218,10 @@ def _islands(controller: ReportSource) -> tuple[IslandSnapshot, ...]:
             devices=devices,
         )
         hosts.setdefault(host.island, []).append(found)
-    return tuple(_island(controller, island, tuple(hosts.get(island, ()))) for island in resources.islands)
+    return tuple(_island(controller, island, tuple(hosts.get(island, ())), now) for island in resources.islands)
 
 
-def _island(controller: ReportSource, island: int, hosts: tuple[HostSnapshot, ...]) -> IslandSnapshot:
+def _island(controller: ReportSource, island: int, hosts: tuple[HostSnapshot, ...], now: float) -> IslandSnapshot:
     resources = controller.resources
     record = resources.islands[island]
     statistics = controller.launcher.scheduler.statistics(island)
@@ -232,6 +232,7 @@ def _island(controller: ReportSource, island: int, hosts: tuple[HostSnapshot, ..
         shape=resources.topology.shapes[island],
         mesh=resources.devices(island).mesh,
         restarts=record.restarts,
+        working_seconds=round(max(0.0, now - controller.history.working_since.get(island, now)), 3),
         last_failure=record.last_failure.message if record.last_failure is not None else None,
         waiting=statistics.waiting,
         in_flight=statistics.in_flight,

@@ -41,7 +41,10 @@ class HostSnapshot(SnapshotStruct, frozen=True):
 
 
 class IslandSnapshot(SnapshotStruct, frozen=True):
-    """An island. `busy_ms` is the expected duration of the work in flight; `started` counts gangs."""
+    """An island. `busy_ms` is the expected duration of the work in flight; `started` counts gangs.
+
+    `working_seconds` is the time since all of its hosts joined; 0 if the island does not work now.
+    """
 
     id: int
     state: str
@@ -49,6 +52,7 @@ class IslandSnapshot(SnapshotStruct, frozen=True):
     shape: IslandShape | None = None
     mesh: tuple[int, ...] = ()
     restarts: int = 0
+    working_seconds: float = 0.0
     last_failure: str | None = None
     waiting: int = 0
     in_flight: int = 0

@@ -29,11 +29,12 @@ class LoadRecordDump(Dump):
     lag: Ref[Histogram]
 
 
-@dump_of(History, "history")
+@dump_of(History, "history", version=2)
 class HistoryDump(Dump):
     _next: int
     counts: Counts[tuple[str, int]] = {}
     _events: Deque[Event] = []
+    working_since: dict[int, float] = {}
 
 
 @dump_of(Checks, "checks")
