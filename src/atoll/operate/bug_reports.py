@@ -250,7 +250,10 @@ def replay_bundle(path: Path, skips: bool = True, most_log: int | None = None) -
         try:
             header = msgspec.json.decode(first, type=decodable(Header))
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise ClusterError(f"{path} has no event log: {error}") from None
+            raise ClusterError(
+                f"{path} has no event log ({error}): give a file of `atoll bundle` or `atoll dump`, or the "
+                "directory of a journal"
+            ) from None
         try:
             for event, actions in replay(chain((first,), lines), skips):
                 events += 1
