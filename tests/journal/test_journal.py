@@ -279,6 +279,12 @@ def test_the_error_for_the_directory_of_another_user_names_chown_and_not_chmod(t
         Directory(directory)
 
 
+def test_the_error_for_a_file_in_place_of_the_directory_says_so(tmp_path):
+    (tmp_path / "journal").touch()
+    with pytest.raises(JournalError, match="it is a file: choose a directory"):
+        Directory(tmp_path / "journal")
+
+
 def test_two_controllers_cannot_have_one_journal(directory):
     with pytest.raises(JournalError, match="in use by another controller"):
         Directory(directory.path)

@@ -219,8 +219,9 @@ class Directory(ReadableDirectory):
                 )
             self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
+            reason = "it is a file" if isinstance(error, FileExistsError) else error.strerror
             raise JournalError(
-                f"the journal's directory {self.path} cannot be used: {error.strerror}: choose a directory that this "
+                f"the journal's directory {self.path} cannot be used: {reason}: choose a directory that this "
                 "user may write"
             ) from None
         try:
