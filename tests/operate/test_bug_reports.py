@@ -118,7 +118,7 @@ def test_what_cannot_be_replayed_is_an_error_that_says_why(tmp_path: Path):
         replay_bundle(path)
     for content in (b"no events", b'{"version": "\xff"}'):
         path.write_bytes(content)
-        with pytest.raises(ClusterError, match="has no event log .*: give a file of `atoll bundle`"):
+        with pytest.raises(ClusterError, match=r"has no event log .*: give a file of `atoll bundle`"):
             replay_bundle(path)
     play = played()
     header, *rest = play.controller.log.dump().splitlines()
