@@ -176,6 +176,52 @@ def test_one_look_at_arrays_of_a_type_decides_how_a_tree_moves(python: RemotePyt
     assert python.call(decisions, 12) == 2
 
 
+def small_tree(source: tuple[Any, ...], target: tuple[Any, ...], explicit: bool) -> Any:
+    """Move small arrays to other shards on one island, and say whether any was read here.
+
+    The source () stands for one device.
+    """
+    values = [np.arange(128.0, dtype=np.float32).reshape(8, 16) + i for i in range(5)]
+    x = [jax.device_put(each, on(0, *source) if source else jax.devices()[0]) for each in values]
+    sharding = on(0, *target, explicit=explicit)
+    y = jax.device_put(x, sharding)
+    read = any(each._npy_value is not None for each in x)
+    facts = [(each.sharding == sharding, each.committed, each.weak_type) for each in y]
+    return [[np.asarray(shard.data) for shard in each.addressable_shards] for each in y], facts, read
+
+
+@pytest.mark.parametrize("explicit", [False, True])
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [(("x", "y"), ("y",)), (("x",), (None, "x")), (("x",), ()), ((), ("x",)), ((), ())],
+    ids=["both axes", "another axis", "gathered", "cut", "replicated"],
+)
+def test_the_small_arrays_of_a_tree_get_other_shards_on_an_island_without_being_read_here(
+    python: RemotePython, source: tuple[Any, ...], target: tuple[Any, ...], explicit: bool
+) -> None:
+    shards, facts, read = python.call(small_tree, source, target, explicit)
+    expected, expected_facts, _ = small_tree(source, target, explicit)
+    assert_same(shards, expected)
+    assert facts == expected_facts
+    assert not read
+
+
+def lookups_for_a_small_tree(source: tuple[Any, ...]) -> int:
+    """Return how many computations and programs are looked up for a tree of small arrays that stays on an island."""
+    from atoll.client.jax_patches import device_put_resharding
+
+    makers = device_put_resharding._compiled, device_put_resharding._tree_program
+    before = [maker.cache_info() for maker in makers]
+    small_tree(source, (None, "y"), explicit=False)
+    after = [maker.cache_info() for maker in makers]
+    return sum(new.hits + new.misses - old.hits - old.misses for old, new in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("source", [("x",), ()], ids=["several devices", "one device"])
+def test_one_computation_or_program_serves_the_arrays_of_a_tree(python: RemotePython, source: tuple[Any, ...]) -> None:
+    assert python.call(lookups_for_a_small_tree, source) == 1
+
+
 def in_a_program() -> Any:
     import atoll
 

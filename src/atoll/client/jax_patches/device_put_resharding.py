@@ -9,8 +9,10 @@ to another island, a program sends them directly.
 
 On CPUs, single small arrays still use JAX's own path, which is faster than to compile and run a computation. Atoll
 reshards them on the cluster if a transfer guard forbids that path. It also does so if they have 64 bits while the
-script has switched 64 bits off, because that path would truncate their contents. Several arrays of a tree that go to
-other devices, of any size, are one program.
+script has switched 64 bits off, because that path would truncate their contents.
+
+Several arrays of a tree, of any size, that go to other devices or from one device to several are one program. Several
+arrays of a tree that have the same type and stay on their devices are worth a compilation, also if they are small.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from atoll.client.plugin_programs import is_atoll
 from atoll.errors import ProgramError
 
 CPU_LEAST_BYTES = 4 << 20  # smallest array that is resharded on the cluster, if its devices are CPUs
-LEAST_ARRAYS = 4  # of a tree, for which one program is faster than JAX's own path for each small array
+LEAST_ARRAYS = 4  # of a tree, for which a computation or a program is faster than JAX's own path for each small array
 MOST_ARRAYS = 512  # of one program
 _MOST_KEPT = 1024  # computations
 
@@ -72,7 +74,12 @@ def _together(one_by_one: Callable[..., Any]) -> Callable[..., Any]:
         if internals.CopySemantics.DONATE_INPUT in copy_semantics:
             copy_semantics = [*map(_without_donation_to_itself, xs, shardings, copy_semantics)]
         if len(xs) >= LEAST_ARRAYS:
-            chosen = _leaving(xs, shardings, layouts)
+            chosen, alike = _sorted_out(xs, shardings, layouts)
+            for positions in alike:
+                with internals.set_current_trace(internals.eager_trace), contextlib.suppress(ProgramError):
+                    x, target = xs[positions[0]], shardings[positions[0]]
+                    reshard = _compiled(x.aval.update(sharding=None), x.sharding, target)
+                    made |= {i: reshard(xs[i]) for i in positions}
             for first in range(0, len(chosen), MOST_ARRAYS):
                 batch = chosen[first : first + MOST_ARRAYS]
                 if len(batch) >= LEAST_ARRAYS:
@@ -105,41 +112,56 @@ def _without_donation_to_itself(x: Any, sharding: Any, semantics: Any) -> Any:
     return kinds.REUSE_INPUT
 
 
-def _leaving(xs: Sequence[Any], shardings: Sequence[Any], layouts: Sequence[Any]) -> list[int]:
-    """Return the positions of arrays that go to other devices in other shards, so that JAX would read them here.
+def _sorted_out(
+    xs: Sequence[Any], shardings: Sequence[Any], layouts: Sequence[Any]
+) -> tuple[list[int], list[list[int]]]:
+    """Return the positions of arrays that one program moves, and of those that stay on their devices in other shards.
 
-    All arrays of one type with the same target are decided at once, since a tree may have thousands.
+    The latter are in groups of arrays of one type that are worth a compilation. All arrays of one type with the same
+    target are decided at once, since a tree may have thousands.
     """
     from atoll.client import jax_internals as internals
 
-    decided: dict[tuple[Any, Any], bool] = {}
-    chosen = []
+    kinds: dict[tuple[Any, Any], list[int]] = {}
     for i, (x, sharding) in enumerate(zip(xs, shardings, strict=True)):
         x._check_if_deleted()
-        if layouts[i] is not None:
-            continue
-        kind = internals.type_of(x), sharding
-        leaves = decided.get(kind)
-        if leaves is None:
-            leaves = decided[kind] = _leaves(x, sharding)
-        if leaves:
-            chosen.append(i)
-    return chosen
+        if layouts[i] is None:
+            kinds.setdefault((internals.type_of(x), sharding), []).append(i)
+    leaving: list[int] = []
+    staying: list[list[int]] = []
+    for (_, sharding), positions in kinds.items():
+        x = xs[positions[0]]
+        if _leaves(x, sharding):
+            leaving += positions
+        elif len(positions) >= LEAST_ARRAYS and _changes_on_its_devices(x, sharding):
+            staying.append(positions)
+    return sorted(leaving), staying
+
+
+def _changes_on_its_devices(x: Any, sharding: Any) -> bool:
+    """Return whether a computation can give an array other shards on the devices that it has."""
+    from atoll.client import jax_internals as internals
+
+    if x.sharding == sharding or not _may_reshard(x, sharding):
+        return False
+    if not internals.can_compile_resharding(x.aval, x.sharding, sharding):
+        return False
+    return _has_other_shards(x, sharding.devices_indices_map(x.shape).values())
 
 
 def _leaves(x: Any, sharding: Any) -> bool:
-    """Return whether an array goes to other devices in other shards, so that JAX would read it here."""
+    """Return whether an array goes to other devices in other shards, so that JAX would read or cut it by itself."""
     from atoll.client import jax_internals as internals
 
     target = internals.devices_of(sharding)
     source = x.sharding
     if target is None or not is_atoll(target[0].client) or source.device_set == sharding.device_set:
         return False
-    if source.num_devices == 1 and not _islands(source).isdisjoint(_islands(sharding)):
-        return False
     if not _may_reshard(x, sharding) or internals.has_partial_sums(sharding, x.ndim):
         return False
-    return _has_other_shards(x, sharding.devices_indices_map(x.shape).values())
+    return source.num_devices == 1 < sharding.num_devices or _has_other_shards(
+        x, sharding.devices_indices_map(x.shape).values()
+    )
 
 
 def _islands(sharding: Any) -> set[int]:
@@ -240,7 +262,7 @@ PATCH = Patch(
 
 TREE_PATCH = Patch(
     name="resharding of trees",
-    enables="`jax.device_put` of a tree of arrays to other devices with one request",
+    enables="`jax.device_put` of a tree of arrays to other shards without one wait per array",
     changes=(
         Replacement(
             "jax._src.array",
