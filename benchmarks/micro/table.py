@@ -394,6 +394,7 @@ BENCHMARKS = (
         metrics=(
             Metric("axis", "to the same devices, divided along the other axis", "ms"),
             Metric("devices", "to other devices of the island", "ms"),
+            Metric("spread", "from one device to each of the four", "ms"),
             Metric("island", "to the other island (stock JAX: to the other four devices)", "ms"),
             Metric("island_singly", "the same, one array per call", "ms"),
         ),

@@ -11,7 +11,7 @@ from functools import partial
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from benchmarks.harness.benchmark import Round, Settings
@@ -31,6 +31,7 @@ def move_trees(settings: Settings) -> Round:
     moves = {
         "axis": (NamedSharding(one, by_rows), NamedSharding(one, P(None, "x"))),
         "devices": (NamedSharding(half, by_rows), NamedSharding(other_half, by_rows)),
+        "spread": (SingleDeviceSharding(devices[0]), NamedSharding(one, P())),
         "island": (NamedSharding(one, by_rows), NamedSharding(other, by_rows)),
     }
     repeats, arrays = settings.size(full=5, quick=2), settings.size(full=ARRAYS, quick=4)
