@@ -36,7 +36,8 @@ class BlockingConnection:
     """One end of a control connection. Any thread can send, and one thread receives.
 
     A dialer passes the `address` of the peer, and `redial(address, timeout)`, which returns a new stream to one of the
-    peer's addresses. If the peer admits nobody now, the connection tries all addresses for `patience` seconds.
+    peer's addresses. If the peer admits nobody now, the connection tries all addresses for `patience` seconds. If the
+    peer does not answer at all for that time, the connection ends. It waits without a limit if `patience` is 0.
     """
 
     def __init__(
@@ -59,8 +60,12 @@ class BlockingConnection:
         self._lock = threading.Lock()  # protects the link, its effects and writes
         self._link = DialingLink(name, address if redial is not None else None, identity, limits)
         self._decoder = FrameDecoder(message_type, on_link=self._receive_link)
-        self._link.open(self._decoder, time.monotonic() + patience)
-        self._answer_by = math.inf  # when the acceptor must have confirmed a new transport, in monotonic time
+        opens_by = time.monotonic() + patience
+        self._link.open(self._decoder, opens_by)
+        # When the acceptor must have confirmed a new transport, in monotonic time.
+        self._answer_by = opens_by if patience else math.inf
+        if patience:
+            _bound_silence(self._stream, patience)
 
     @classmethod
     def dial(
@@ -99,6 +104,11 @@ class BlockingConnection:
     def can_resume(self) -> bool:
         """Whether the acceptor has sent a resume token, which arrives before its first message."""
         return self._link.token is not None
+
+    @property
+    def reason(self) -> str:
+        """Why the connection is away or has ended, if it was lost."""
+        return self._link.reason
 
     # ---- sending
 
@@ -200,7 +210,7 @@ class BlockingConnection:
 
     @property
     def _is_late(self) -> bool:
-        """Whether a later transport was not confirmed in time, although its peer may send something."""
+        """Whether a transport was not confirmed in time, although its peer may send something."""
         return self._link.is_starting and time.monotonic() > self._answer_by
 
     def _resume(self) -> bool:
@@ -251,4 +261,4 @@ class BlockingConnection:
 
 def _bound_silence(stream: Stream, seconds: float) -> None:
     """Make reads fail after `seconds` of silence. The acceptor sends at least once per second."""
-    stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(seconds), 0))
+    stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", math.ceil(seconds), 0))

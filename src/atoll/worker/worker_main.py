@@ -170,7 +170,7 @@ class Worker:
         for message in self.connection.receive():
             if not self._group.take(message):
                 return
-        _log.info("the connection to the controller is lost: this worker ends")
+        _log.info("the connection to the controller is lost: this worker ends (%s)", self.connection.reason)
 
     def _handle(self, message: Any) -> bool:
         try:

@@ -183,6 +183,32 @@ def test_a_worker_that_nobody_admits_ends(tmp_path):
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("sent", [b"", b"x"])
+def test_a_worker_whose_controller_never_answers_ends(tmp_path, sent):
+    stop = threading.Event()
+
+    def serve(server: socket.socket) -> None:
+        sock, _ = server.accept()
+        with sock, contextlib.suppress(OSError):
+            sock.sendall(frame_header(10_000))
+            while not stop.wait(0.2):
+                sock.sendall(sent)
+
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "socket"))
+        server.listen()
+        serving = threading.Thread(target=serve, args=(server,))
+        serving.start()
+        worker = Worker(Address(path=str(tmp_path / "socket")), patience=0.5)
+        worker.receives.join(PATIENCE_SECONDS)
+        is_over = not worker.receives.is_alive()
+        assert worker.connection.reason == "the controller does not answer"
+        stop.set()
+        serving.join()
+    worker.connection.close()
+    assert is_over
+
+
 def test_a_worker_that_the_controller_has_given_up_ends(tmp_path):
     async def main() -> None:
         listener = Listener()
