@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -16,6 +14,7 @@ from atoll.operate.operator_requests import request_operation, request_stop
 from atoll.protocol import messages as m
 from atoll.wire.address import parse_address
 from tests.conftest import script_environment
+from tests.end_to_end.consecutive_clusters import ConsecutiveClusters
 from tests.end_to_end.remote_python import RemotePython, StartPython
 from tests.end_to_end.standing_cluster import StandingCluster
 from tests.end_to_end.test_suspending import ask, session_of, steps_at, train, until_step
@@ -23,27 +22,7 @@ from tests.end_to_end.test_suspending import ask, session_of, steps_at, train, u
 GRACE = 3.0
 
 
-class Clusters:
-    """Consecutive clusters with the same journal, address and directory for suspended sessions."""
-
-    def __init__(self, directory: Path, program_cache: Path) -> None:
-        self.spilled = directory / "spilled"
-        directory.mkdir(mode=0o700)
-        self._directory = directory
-        self._start = partial(
-            StandingCluster,
-            directory,
-            script_environment(directory, program_cache),
-            islands="2x1x2",
-            suspend_directory=str(self.spilled),
-            grace_seconds=GRACE_SECONDS,
-            journal=str(directory / "journal"),
-        )
-        self.now = self._start()
-
-    def begin_anew(self, **settings: Any) -> None:
-        self.now = self._start(**settings)
-
+class Clusters(ConsecutiveClusters):
     def end(self, all_sessions: bool = False) -> list[int]:
         """End the cluster like `atoll down`, and return the persisted sessions."""
         said = request_stop(parse_address(self.now.address), "", None, all_sessions)
@@ -57,7 +36,7 @@ class Clusters:
 def clusters(
     tmp_path_factory: pytest.TempPathFactory, module_directory: Path, program_cache: Path
 ) -> Iterator[Clusters]:
-    made = Clusters(module_directory / tmp_path_factory.mktemp("c").name, program_cache)
+    made = Clusters(module_directory / tmp_path_factory.mktemp("c").name, program_cache, grace_seconds=GRACE_SECONDS)
     yield made
     made.now.stop()
 
@@ -87,12 +66,12 @@ def test_a_training_goes_on_in_the_next_cluster_and_the_one_after_that(
         at = steps_at(progress)
         time.sleep(1.0)
         assert steps_at(progress) == at, "it waits, though there is no cluster"
-        clusters.begin_anew()
+        clusters.start_next()
         (row,) = clusters.now.report()["sessions"]
         assert (row["id"], row["state"]) == (session, "suspended on disk")
         assert "continues" in resume(clusters, session, *islands)
         until_step(progress, at + 3)
-        assert list(clusters.spilled.iterdir()) == []
+        assert list(clusters.files.iterdir()) == []
     (tmp_path / "stop").touch()
     disturbed = python.finish()
     (tmp_path / "again").mkdir()
@@ -112,13 +91,13 @@ def test_a_session_goes_on_in_the_next_cluster_unless_all_are_ended(
     until_step(progress, 1)
     session = suspend(clusters, python)
     assert clusters.end() == [session]
-    clusters.begin_anew()
+    clusters.start_next()
     assert resume(clusters, session) == f"session {session} continues on island 0"
     assert python.finish() == undisturbed
     suspend(clusters, python)
     assert clusters.end(all_sessions=True) == []
-    assert list(clusters.spilled.iterdir()) == []
-    clusters.begin_anew()
+    assert list(clusters.files.iterdir()) == []
+    clusters.start_next()
     assert clusters.now.report()["sessions"] == []
 
 
@@ -126,7 +105,7 @@ def test_a_session_on_disk_continues_after_its_cluster_was_killed(
     clusters: Clusters, start_python: StartPython, tmp_path: Path
 ) -> None:
     clusters.end()
-    clusters.begin_anew(grace_seconds=GRACE)
+    clusters.start_next(grace_seconds=GRACE)
     python, other = start_python(ATOLL_ADDRESS=clusters.now.address), start_python(ATOLL_ADDRESS=clusters.now.address)
     progress = [tmp_path / name / "progress" for name in ("kept", "lost", "again")]
     for each in progress:
@@ -137,18 +116,18 @@ def test_a_session_on_disk_continues_after_its_cluster_was_killed(
     session = suspend(clusters, python)
     assert ask(clusters.now, m.SuspendRequest(session_of(clusters.now, other))).endswith("is suspended in memory")
     at = steps_at(progress[0])
-    files = list(clusters.spilled.rglob("*.piece"))
+    files = list(clusters.files.rglob("*.piece"))
     clusters.now.kill()
     time.sleep(GRACE + 1.0)  # the waiting time of a script that is not suspended on disk
-    clusters.begin_anew()
+    clusters.start_next()
     (row,) = clusters.now.report()["sessions"]
     assert (row["id"], row["state"]) == (session, "suspended on disk")
     assert "can be resumed: 1; published versions on disk: 0; removed files of others: 0" in clusters.now.messages()
     assert files
-    assert list(clusters.spilled.rglob("*.piece")) == files
+    assert list(clusters.files.rglob("*.piece")) == files
     assert resume(clusters, session) == f"session {session} continues on island 0"
     until_step(progress[0], at + 2)
-    assert list(clusters.spilled.iterdir()) == []
+    assert list(clusters.files.iterdir()) == []
     (progress[0].parent / "stop").touch()
     disturbed = python.finish()
     undisturbed = start_python(ATOLL_ADDRESS=clusters.now.address).call(train, str(progress[2]), len(disturbed[0]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 from atoll.operate.operator_requests import request_check, request_operation
 from atoll.protocol.messages import RemoveArraysRequest
 from atoll.wire.address import parse_address
-from tests.conftest import script_environment
 from tests.end_to_end.arrays_on_disk import (
     error_of_read,
     fill,
@@ -23,33 +21,16 @@ from tests.end_to_end.arrays_on_disk import (
     read_large,
     wait_until_stored,
 )
+from tests.end_to_end.consecutive_clusters import ConsecutiveClusters
 from tests.end_to_end.remote_python import StartPython
-from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
+from tests.end_to_end.standing_cluster import StartCluster
 
 SECONDS = 60.0
 
 
-class Clusters:
-    """Consecutive clusters with the same journal, address and directory for files."""
-
-    def __init__(self, directory: Path, program_cache: Path) -> None:
-        self.files = directory / "files"
-        directory.mkdir(mode=0o700)
-        self._start = partial(
-            StandingCluster,
-            directory,
-            script_environment(directory, program_cache),
-            islands="2x1x2",
-            suspend_directory=str(self.files),
-            journal=str(directory / "journal"),
-        )
-        self.now = self._start()
-
+class Clusters(ConsecutiveClusters):
     def has_no_files(self) -> bool:
         return not self.files.exists() or not any(self.files.iterdir())
-
-    def start_next(self) -> None:
-        self.now = self._start()
 
     def until(self, version: int, files: str) -> None:
         """Wait until the files of a version are in this state."""
