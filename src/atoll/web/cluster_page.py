@@ -17,6 +17,66 @@ from atoll.web.live_table import Act, Column, LiveTable
 from atoll.web.page_frame import PageFrame
 from atoll.web.tenant_values import TenantValues
 
+# The columns of the tables.
+_ISLANDS = (
+    Column("id", "island", right=True),
+    Column("state", "state"),
+    Column("hosts", "hosts"),
+    Column("devices", "devices", right=True),
+    Column("kind", "kind"),
+    Column("memory", "memory (fullest device)", right=True, bar="full"),
+    Column("running", "in flight", right=True),
+    Column("waiting", "waiting", right=True),
+    Column("started", "gangs started", right=True),
+    Column("restarts", "restarts", right=True),
+    Column("note", "note", is_text=True),
+)
+_TENANTS = (
+    Column("name", "tenant"),
+    Column("role", "role"),
+    Column("priority", "priority", right=True),
+    Column("share", "share set", right=True),
+    Column("got_text", "share got", right=True),
+    Column("sessions", "sessions", right=True),
+    Column("memory", "memory", right=True, bar="full"),
+    Column("limits", "limits", is_text=True),
+    Column("running", "gangs in flight", right=True),
+    Column("waiting", "waiting", right=True),
+    Column("waited", "waited (median / 99 %)", right=True),
+    Column("device_seconds", "device-seconds", right=True),
+)
+_DEVICES = (
+    Column("id", "device", right=True),
+    Column("island", "island", right=True),
+    Column("host", "host"),
+    Column("state", "state"),
+    Column("kind", "kind"),
+    Column("memory", "memory", right=True, bar="full"),
+    Column("peak", "peak", right=True),
+    Column("busy_text", "busy (5 s)", right=True, bar="busy"),
+)
+_VERSIONS = (
+    Column("name", "name"),
+    Column("version", "version", right=True),
+    Column("state", "state"),
+    Column("arrays", "arrays", right=True),
+    Column("memory", "memory", right=True),
+    Column("islands", "islands"),
+    Column("readers", "readers", right=True),
+    Column("age", "age (s)", right=True),
+)
+_MACHINES = (
+    Column("name", "machine"),
+    Column("address", "address"),
+    Column("group", "group"),
+    Column("state", "does"),
+)
+_TRANSFERS = (
+    Column("kind", "kind"),
+    Column("count", "transfers", right=True),
+    Column("moved", "bytes", right=True),
+)
+
 
 @dataclass(frozen=True)
 class _Machine:
@@ -51,85 +111,21 @@ class ClusterPage:
         load = ui.html(sanitize=False).classes("full")
         islands = LiveTable(
             "Islands",
-            [
-                Column("id", "island", right=True),
-                Column("state", "state"),
-                Column("hosts", "hosts"),
-                Column("devices", "devices", right=True),
-                Column("kind", "kind"),
-                Column("memory", "memory (fullest device)", right=True, bar="full"),
-                Column("running", "in flight", right=True),
-                Column("waiting", "waiting", right=True),
-                Column("started", "gangs started", right=True),
-                Column("restarts", "restarts", right=True),
-                Column("note", "note", is_text=True),
-            ],
+            _ISLANDS,
             "id",
             [Act("Drain", self._drain, lambda row: self._frame.is_operator and row.state == "ready")],
         )
         add = ui.button("Add an island", on_click=self._add_island).props('flat no-caps data-action="add-island"')
         tenants = LiveTable(
             "Tenants",
-            [
-                Column("name", "tenant"),
-                Column("role", "role"),
-                Column("priority", "priority", right=True),
-                Column("share", "share set", right=True),
-                Column("got_text", "share got", right=True),
-                Column("sessions", "sessions", right=True),
-                Column("memory", "memory", right=True, bar="full"),
-                Column("limits", "limits", is_text=True),
-                Column("running", "gangs in flight", right=True),
-                Column("waiting", "waiting", right=True),
-                Column("waited", "waited (median / 99 %)", right=True),
-                Column("device_seconds", "device-seconds", right=True),
-            ],
+            _TENANTS,
             "name",
             [Act("Change", self._change_tenant, lambda row: self._frame.is_operator)],
         )
-        devices = LiveTable(
-            "Devices",
-            [
-                Column("id", "device", right=True),
-                Column("island", "island", right=True),
-                Column("host", "host"),
-                Column("state", "state"),
-                Column("kind", "kind"),
-                Column("memory", "memory", right=True, bar="full"),
-                Column("peak", "peak", right=True),
-                Column("busy_text", "busy (5 s)", right=True, bar="busy"),
-            ],
-            "id",
-        )
-        transfers = LiveTable(
-            "Transfers",
-            [Column("kind", "kind"), Column("count", "transfers", right=True), Column("moved", "bytes", right=True)],
-            "kind",
-        )
-        versions = LiveTable(
-            "Published arrays",
-            [
-                Column("name", "name"),
-                Column("version", "version", right=True),
-                Column("state", "state"),
-                Column("arrays", "arrays", right=True),
-                Column("memory", "memory", right=True),
-                Column("islands", "islands"),
-                Column("readers", "readers", right=True),
-                Column("age", "age (s)", right=True),
-            ],
-            "key",
-        )
-        machines = LiveTable(
-            "Machines",
-            [
-                Column("name", "machine"),
-                Column("address", "address"),
-                Column("group", "group"),
-                Column("state", "does"),
-            ],
-            "name",
-        )
+        devices = LiveTable("Devices", _DEVICES, "id")
+        transfers = LiveTable("Transfers", _TRANSFERS, "kind")
+        versions = LiveTable("Published arrays", _VERSIONS, "key")
+        machines = LiveTable("Machines", _MACHINES, "name")
 
     async def _drain(self, row: dict[str, Any]) -> None:
         island = int(row["id"])

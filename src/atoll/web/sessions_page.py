@@ -12,6 +12,44 @@ from atoll.web.dialogs import chosen, confirmed, delete, operate
 from atoll.web.live_table import Act, Column, LiveTable
 from atoll.web.page_frame import PageFrame, filter_input
 
+# The columns of the tables.
+_SESSIONS = (
+    Column("id", "session", right=True),
+    Column("program", "program"),
+    Column("state", "state"),
+    Column("tenant", "tenant"),
+    Column("pid", "pid", right=True),
+    Column("machine", "machine"),
+    Column("arrays", "arrays", right=True),
+    Column("memory", "memory", right=True),
+    Column("functions", "functions", right=True),
+    Column("launches", "launches", right=True),
+    Column("in_flight", "in flight", right=True),
+    Column("devices", "slices", is_text=True),
+    Column("waits_for", "waits for", is_text=True),
+    Column("last_error", "last error", is_text=True),
+)
+_SLICES = (
+    Column("session", "session", right=True),
+    Column("program", "program"),
+    Column("tenant", "tenant"),
+    Column("slice", "slice", right=True),
+    Column("shape", "shape"),
+    Column("island", "island", right=True),
+    Column("devices", "devices", is_text=True),
+)
+_WAITS = (
+    Column("session", "session", right=True),
+    Column("client", "program"),
+    Column("tenant", "tenant"),
+    Column("program", "first in line"),
+    Column("island", "island", right=True),
+    Column("gangs", "gangs", right=True),
+    Column("seconds", "for (s)", right=True),
+    Column("reason", "reason"),
+    Column("text", "waits for", is_text=True),
+)
+
 
 class SessionsPage:
     """Shows sessions, and suspends, resumes and ends them."""
@@ -29,22 +67,7 @@ class SessionsPage:
         wanted = filter_input("tenant, program or session", show)
         sessions = LiveTable(
             "Sessions",
-            [
-                Column("id", "session", right=True),
-                Column("program", "program"),
-                Column("state", "state"),
-                Column("tenant", "tenant"),
-                Column("pid", "pid", right=True),
-                Column("machine", "machine"),
-                Column("arrays", "arrays", right=True),
-                Column("memory", "memory", right=True),
-                Column("functions", "functions", right=True),
-                Column("launches", "launches", right=True),
-                Column("in_flight", "in flight", right=True),
-                Column("devices", "slices", is_text=True),
-                Column("waits_for", "waits for", is_text=True),
-                Column("last_error", "last error", is_text=True),
-            ],
+            _SESSIONS,
             "id",
             [
                 Act("Suspend", self._suspend, lambda row: row.state == "runs"),
@@ -54,33 +77,11 @@ class SessionsPage:
         )
         slices = LiveTable(
             "Slices",
-            [
-                Column("session", "session", right=True),
-                Column("program", "program"),
-                Column("tenant", "tenant"),
-                Column("slice", "slice", right=True),
-                Column("shape", "shape"),
-                Column("island", "island", right=True),
-                Column("devices", "devices", is_text=True),
-            ],
+            _SLICES,
             "key",
             [Act("Move", self._move)],
         )
-        waits = LiveTable(
-            "Waiting gangs",
-            [
-                Column("session", "session", right=True),
-                Column("client", "program"),
-                Column("tenant", "tenant"),
-                Column("program", "first in line"),
-                Column("island", "island", right=True),
-                Column("gangs", "gangs", right=True),
-                Column("seconds", "for (s)", right=True),
-                Column("reason", "reason"),
-                Column("text", "waits for", is_text=True),
-            ],
-            "key",
-        )
+        waits = LiveTable("Waiting gangs", _WAITS, "key")
 
     async def _suspend(self, row: dict[str, Any]) -> None:
         session = int(row["id"])
