@@ -192,7 +192,13 @@ class ControllerShell(StateMachine[ShellState]):
         self._suspects = state.suspects
         self._turn = 0.0  # monotonic time of the first event in this turn
         self._to_persist: list[a.PersistSessions] = []
-        self._does: dict[type[Any], Callable[[Any], None]] = {
+        self._does = self._actions()
+        for number, link in state.links.items():
+            self._connections[number] = self.resumable.add(link, *self._callbacks(number))
+
+    def _actions(self) -> dict[type[Any], Callable[[Any], None]]:
+        """Return what to call for each action of the controller, by its type."""
+        return {
             a.Send: self._send,
             a.Close: self._close,
             a.Name: self._name,
@@ -206,8 +212,6 @@ class ControllerShell(StateMachine[ShellState]):
             a.StoreEstimates: lambda action: self.keeper.store_estimates(action.estimates),
             a.AnswerUsage: self._answer_usage,
         }
-        for number, link in state.links.items():
-            self._connections[number] = self.resumable.add(link, *self._callbacks(number))
 
     @property
     def _is_over(self) -> bool:

@@ -57,8 +57,8 @@ class LaunchBuilder:
     ) -> Launch:
         """Make a launch, and the entries of the values that it makes.
 
-        A delegated launch has only the entries of its results. Those of a large launch are made later, in steps. If
-        `results_exist` is true, the handles of the results have entries, which the launch uses.
+        A delegated launch has only the entries of its results. The entries of a large launch are made later, in steps.
+        If `results_exist` is true, the handles of the results have entries, which the launch uses.
         """
         present = session.directory.entries
         entries = [present[handle] for handle in message.arguments]
