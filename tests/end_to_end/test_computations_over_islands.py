@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -151,6 +152,33 @@ def on_some_devices() -> float:
     return float(jax.jit(jnp.sum)(jax.device_put(np.arange(4.0), NamedSharding(pair, P("x")))))
 
 
+def on_a_hybrid_mesh(islands: int, devices: int) -> list[float]:
+    """Train on a mesh of `mesh_utils.create_hybrid_device_mesh`, whose rows are the islands."""
+    found = mesh_utils.create_hybrid_device_mesh((1, devices), (islands, 1))
+    assert [[device.slice_index for device in row] for row in found] == [[row] * devices for row in range(islands)]
+    return trained(found)
+
+
+def trained(devices: np.ndarray) -> list[float]:
+    """Return the losses and some weights: data-parallel over the rows of devices, sharded weights over the columns."""
+    over = Mesh(devices, ("dcn", "ici"))
+    inputs = jax.device_put(np.linspace(-1, 1, 128, dtype=np.float32).reshape(16, 8), NamedSharding(over, P("dcn")))
+    weights = jax.device_put(
+        np.linspace(1, -1, 64, dtype=np.float32).reshape(8, 8), NamedSharding(over, P(None, "ici"))
+    )
+
+    @jax.jit
+    def step(weights: Any) -> Any:
+        loss, gradient = jax.value_and_grad(lambda w: jnp.mean(jnp.tanh(inputs @ w) ** 2))(weights)
+        return weights - 0.5 * gradient, loss
+
+    losses = []
+    for _ in range(3):
+        weights, loss = step(weights)
+        losses.append(float(loss))
+    return [*losses, *np.asarray(weights)[0].tolist()]
+
+
 NUMBERS = [float(each) for each in range(8)]
 
 
@@ -177,6 +205,19 @@ def test_computations_run_on_the_devices_of_two_islands(python: RemotePython, fu
         np.testing.assert_allclose(found, gradient_alone())
         return
     assert found == expected
+
+
+def test_a_hybrid_mesh_has_the_devices_by_island_and_gives_the_values_of_stock(python: RemotePython) -> None:
+    expected = trained(np.array(jax.devices()[:4]).reshape(2, 2))
+    np.testing.assert_allclose(python.call(on_a_hybrid_mesh, 2, 2), expected, rtol=1e-6)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("islands", "devices"), [(2, 4), (4, 2)])
+def test_a_hybrid_mesh_of_eight_devices(start_python: StartPython, islands: int, devices: int) -> None:
+    expected = trained(np.array(jax.devices()).reshape(islands, devices))
+    found = start_python(f"{islands}x1x{devices}").call(on_a_hybrid_mesh, islands, devices)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 def gradient_alone() -> list[float]:

@@ -26,8 +26,8 @@ each_sharding = pytest.mark.parametrize(
 
 
 @functools.cache
-def losses(backend: str, sharding: str, run_number: int = 0) -> list[float]:
-    """Return all losses of a tiny run.
+def losses(backend: str, sharding: str, run_number: int = 0, islands: str = "") -> list[float]:
+    """Return all losses of a tiny run, on these islands if they are given.
 
     Every backend gets the same number of threads, because XLA divides a matrix product by the size of its thread pool.
     The last bits of two runs of stock JAX differ if their pools differ.
@@ -36,6 +36,8 @@ def losses(backend: str, sharding: str, run_number: int = 0) -> list[float]:
         file = Path(directory) / "losses"
         command = [sys.executable, str(SCRIPT), *TINY, "--sharding", sharding, "--losses-out", str(file)]
         environment = of_server(quick(environment_of(Settings(backend))))
+        if islands:
+            environment["ATOLL_ISLANDS"] = islands
         ended = run(command, env=environment, timeout=DEADLINE)
         assert ended.returncode == 0, ended.stderr[-4000:]
         return [float.fromhex(loss) for loss in json.loads(file.read_text())["losses"]]
@@ -52,6 +54,11 @@ def test_the_script_does_not_know_of_atoll():
 @each_sharding
 def test_losses_under_atoll_are_those_of_stock_jax_bit_for_bit(sharding: str):
     assert losses("atoll", sharding) == losses("stock", sharding)
+
+
+@pytest.mark.parametrize("islands", ["2x1x4", pytest.param("4x1x2", marks=pytest.mark.thorough)])
+def test_losses_over_islands_are_those_of_one_island(islands: str):
+    assert losses("atoll", "both", islands=islands) == pytest.approx(losses("atoll", "both"), rel=1e-5)
 
 
 @pytest.mark.thorough  # Atoll's losses equal those of stock JAX

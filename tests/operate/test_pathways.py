@@ -286,3 +286,15 @@ def test_ffi_kernels_of_the_script_run_on_both_islands(served: Any, tmp_path: Pa
         )
         == ["[-6.0, -6.0]"] * 2
     )
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(1200)
+def test_the_simple_model_of_pathwaysutils_trains_on_two_slices(short_directory: Path, program_cache: Path) -> None:
+    pytest.importorskip("pathwaysutils.extras.simple_model")
+    with User(short_directory, program_cache) as user:
+        program = "pathwaysutils.extras.simple_model.simple_model"
+        command = [sys.executable, "-m", program, "--devices_per_slice=4"]
+        process = user.start_atoll("proxy", "--islands", "2x1x4", "--", *command)
+        _, errors = process.communicate(timeout=1100)
+        assert process.returncode == 0, errors[-4000:]
