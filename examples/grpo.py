@@ -131,10 +131,14 @@ def first_state() -> Tree:
     return {"params": params, "moments": optimizer.init(params), "step": jnp.int32(0), "reward": jnp.float32(0)}
 
 
-def train(steps: int, workers: int, behind: int, curve: Path | None) -> None:
-    """Train until `steps`. Use rollouts of policies that are at most `behind` versions old."""
+def first_island() -> NamedSharding:
+    """Return the sharding of the trainer's arrays: each device of the first island has all of each array."""
     mesh = Mesh(np.array([device for device in jax.devices() if device.slice_index == 0]), "d")
-    place = NamedSharding(mesh, PartitionSpec())
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def train(place: NamedSharding, steps: int, workers: int, behind: int, curve: Path | None) -> None:
+    """Train until `steps`. Use rollouts of policies that are at most `behind` versions old."""
     state = jax.device_put(first_state(), place)
     try:
         state = atoll.subscribe("trainer", place, wait=0.0, like=state).tree
@@ -194,9 +198,8 @@ def new_rollouts(place: NamedSharding, seen: dict[int, int], oldest: int) -> lis
 
 def train_colocated(steps: int) -> list[float]:
     """Train and generate in turn, in this script, and return the rewards. The islands exchange arrays by device_put."""
-    islands = [[device for device in jax.devices() if device.slice_index == number] for number in (0, 1)]
-    place = NamedSharding(Mesh(np.array(islands[0]), "d"), PartitionSpec())
-    worker = jax.sharding.SingleDeviceSharding(islands[1][0])
+    place = first_island()
+    worker = jax.sharding.SingleDeviceSharding(next(device for device in jax.devices() if device.slice_index == 1))
     state, key, rewards = jax.device_put(first_state(), place), jax.random.key(0), []
     for _ in range(steps):
         key, now = jax.random.split(key)
@@ -240,7 +243,7 @@ def main() -> None:
     elif options.part == "worker":
         work(options.number)
     elif options.part == "trainer":
-        train(options.steps, options.workers, options.behind, options.curve)
+        train(first_island(), options.steps, options.workers, options.behind, options.curve)
     else:
         with atoll.connect(islands="2x1x4"):
             rewards = train_colocated(options.steps)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,11 +32,15 @@ def cluster(start_cluster: StartCluster) -> StandingCluster:
 
 def _numbers(shard: atoll.data.Shard) -> list[np.ndarray]:
     generator = np.random.default_rng(7)
-    return [generator.random((4, 8), np.float32)[shard.index :: shard.count] for _ in range(64)]
+    return [generator.random((4, 8), np.float32)[shard.index :: shard.count] for _ in range(1000)]
 
 
 def _place() -> NamedSharding:
     return NamedSharding(Mesh(np.array(jax.devices()[:2]), "x"), PartitionSpec("x"))
+
+
+def _first_weights(place: NamedSharding) -> jax.Array:
+    return jax.device_put(np.linspace(0, 1, 64, dtype=np.float32), place)
 
 
 @jax.jit
@@ -57,8 +64,13 @@ def begin(steps: int, name: str = NAME) -> None:
     """Start a run, and submit its first steps."""
     atoll.connect(name=name, detach=True)
     place = _place()
-    tree = {"weights": jax.device_put(jnp.linspace(0, 1, 64, dtype=jnp.float32), place), "step": np.int32(0)}
-    _steps(tree | {"batch": jax.device_put(jnp.zeros((4, 8)), place)}, iter(Batches(_numbers, place)), steps, name)
+    tree = {"weights": _first_weights(place), "step": np.int32(0)}
+    _steps(
+        tree | {"batch": jax.device_put(np.zeros((4, 8), np.float32), place)},
+        iter(Batches(_numbers, place)),
+        steps,
+        name,
+    )
 
 
 def attach(steps: int, name: str = NAME) -> tuple[int, int, bytes]:
@@ -73,6 +85,37 @@ def attach(steps: int, name: str = NAME) -> tuple[int, int, bytes]:
     _steps(version.tree, batches, steps, name)
     last = atoll.subscribe(name, shardings, newer_than=version.number if steps else None)
     return int(version.tree["step"]), int(last.tree["step"]), np.asarray(last.tree["weights"]).tobytes()
+
+
+def step_on(steps: int, progress: str = "") -> tuple[int, bytes]:
+    """Run steps of an unpublished run, until the file `stop` exists. Return their number and the weights."""
+    place = _place()
+    weights, batches = _first_weights(place), iter(Batches(_numbers, place))
+    for step in range(1, steps + 1):
+        if step % EVERY == 1:
+            batch = next(batches)
+        weights = _step(weights, batch)
+        if progress:
+            jax.block_until_ready(weights)
+            with open(progress, "a") as file:
+                file.write(".")
+            time.sleep(0.02)
+            if Path(progress).with_name("stop").exists():
+                break
+    return step, np.asarray(weights).tobytes()
+
+
+@pytest.mark.slow
+def test_a_second_script_continues_a_killed_one_bit_for_bit(
+    cluster: StandingCluster, start_python: StartPython
+) -> None:
+    first = start_python(ATOLL_ADDRESS=cluster.address)
+    first.call(begin, 2 * EVERY)
+    first.process.kill()
+    first.close()
+    second = start_python(ATOLL_ADDRESS=cluster.address)
+    assert second.call(attach, EVERY) == (2 * EVERY, *second.call(step_on, 3 * EVERY))
+    second.close()
 
 
 @pytest.mark.slow
