@@ -19,7 +19,7 @@ from atoll.controller.validation import PROXIES
 from atoll.controller_process.controller_main import serve
 from atoll.controller_process.controller_options import ControllerOptions
 from atoll.controller_process.process_state import ProcessState
-from atoll.controller_process.shell import ControllerShell, new_controller
+from atoll.controller_process.shell import CLUSTER_ENDED, ControllerShell, new_controller
 from atoll.controller_process.step_budget import FLUSH_SECONDS, StepBudget
 from atoll.errors import Code
 from atoll.journal.files import Directory
@@ -100,6 +100,8 @@ async def life(path: Path, ready_fd: int) -> bytes:
     operator.connection.send(m.StopRequest())
     assert (await operator.next())[0] == 83
     assert await worker.next_of(31) is not None, "workers end in good order"
+    closing = await proxy.next_of(m.Closing.__struct_config__.tag)
+    assert (closing[1][0], closing[1][1]) == (Code.UNAVAILABLE, CLUSTER_ENDED)
     ends = await engine.next_of(m.ClusterEnds.__struct_config__.tag)
     assert ends is not None, "an engine whose child it is not does not see its exit status"
     await asyncio.wait_for(running, 10)

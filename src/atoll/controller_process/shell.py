@@ -61,6 +61,8 @@ from atoll.wire.unauthenticated import UnauthenticatedConnections
 
 _log = logging.getLogger(__name__)
 
+# The error of sessions that end with the cluster.
+CLUSTER_ENDED = "the cluster has ended: `atoll status` on its machine shows why; start the script again on another one"
 # For the last replies to be sent.
 _END_SECONDS = 0.05
 # Messages on connections that cannot be fenced. They are not sent without the lease.
@@ -330,6 +332,8 @@ class ControllerShell(StateMachine[ShellState]):
         """
         dump = self._dump()  # before the connections are closed
         numbers = {number for each in self._to_persist for number in each.sessions.values()}
+        for connection in set(self.controller.connections.sessions.values()) - numbers:
+            self._tell(connection, Status(Code.UNAVAILABLE, CLUSTER_ENDED))
         for connection in self.resumable.all():
             if connection.number in numbers:
                 connection.detach(self.controller.settings.suspended_seconds)
