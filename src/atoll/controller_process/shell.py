@@ -332,8 +332,8 @@ class ControllerShell(StateMachine[ShellState]):
         """
         dump = self._dump()  # before the connections are closed
         numbers = {number for each in self._to_persist for number in each.sessions.values()}
-        for connection in set(self.controller.connections.sessions.values()) - numbers:
-            self._tell(connection, Status(Code.UNAVAILABLE, CLUSTER_ENDED))
+        for number in sorted(set(self.controller.connections.sessions.values()) - numbers):
+            self._tell(number, Status(Code.UNAVAILABLE, CLUSTER_ENDED))
         for connection in self.resumable.all():
             if connection.number in numbers:
                 connection.detach(self.controller.settings.suspended_seconds)
