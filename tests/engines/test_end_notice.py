@@ -48,13 +48,13 @@ def test_a_new_peer_and_one_that_resumes_get_the_reason(short_directory: Path):
         return await asyncio.wait_for(answer, 10.0)
 
     async def scene() -> None:
-        notice = asyncio.create_task(serve_end_notice(address, "", REASON, 30.0))
+        notice = asyncio.create_task(serve_end_notice(address, "", REASON, 600.0, 30.0))
         while not Path(address.path).exists():
             await asyncio.sleep(0.01)
         refused = await dialed(m.Hello(m.PROTOCOL, "operator", "", 7, "0.0"))
         assert isinstance(refused, m.Refused)
         assert refused.status.message == TEXT
-        assert await dialed(Resume(1, "secret", 1, 0, 0, 1)) == ResumeRefused(TEXT, final=True)
+        assert await dialed(Resume(1, "secret", 1, 0, 0, 1)) == ResumeRefused(TEXT, True, 600.0)
         notice.cancel()
 
     asyncio.run(scene())
@@ -67,7 +67,7 @@ def test_a_process_that_joins_learns_that_the_cluster_has_ended(monkeypatch: pyt
     join = JoinToken(address, known_authority().fingerprint, "a token")
 
     async def scene() -> None:
-        notice = asyncio.create_task(serve_end_notice(address, "", REASON, 60.0))
+        notice = asyncio.create_task(serve_end_notice(address, "", REASON, seconds=60.0))
         while not is_served(address.port):
             await asyncio.sleep(0.01)
         with pytest.raises(AccessError, match=re.escape(JOIN_AFTER_END)) as refused:

@@ -226,10 +226,10 @@ def test_a_cluster_that_cannot_have_a_spare_engine_does_not_continue(
 def test_peers_learn_why_the_controller_of_a_spare_engine_that_became_the_engine_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    notices: list[str] = []
+    notices: list[tuple[str, float]] = []
 
-    async def serve_end_notice(address: Any, directory: str, reason: str) -> None:
-        notices.append(reason)
+    async def serve_end_notice(address: Any, directory: str, reason: str, spares: float) -> None:
+        notices.append((reason, spares))
 
     async def main() -> None:
         stop = asyncio.Event()
@@ -243,7 +243,7 @@ def test_peers_learn_why_the_controller_of_a_spare_engine_that_became_the_engine
 
     monkeypatch.setattr(supervisor, "serve_end_notice", serve_end_notice)
     asyncio.run(main())
-    assert notices == ["the controller failed: a bug"]
+    assert notices == [("the controller failed: a bug", ClusterSettings().suspended_seconds)]
 
 
 def standby_options(tmp_path: Path) -> EngineOptions:

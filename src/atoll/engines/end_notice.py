@@ -26,9 +26,12 @@ NOTICE_SECONDS = 5.0  # more than the pauses of peers between two attempts
 JOIN_AFTER_END = "the cluster has ended: `atoll status` on its machine gives the reason"
 
 
-async def serve_end_notice(address: Address, directory: str, reason: str, seconds: float = NOTICE_SECONDS) -> None:
+async def serve_end_notice(
+    address: Address, directory: str, reason: str, spares: float = 0.0, seconds: float = NOTICE_SECONDS
+) -> None:
     """Answer everybody who dials the controller's `address` for some seconds with the reason for the end.
 
+    Peers that may be away for at least `spares` seconds, unless that is 0, wait for the next cluster nevertheless.
     `directory` has the cluster's certificate authority, for an address with TLS. Raises OSError or AtollError if the
     address cannot be used.
     """
@@ -59,7 +62,7 @@ async def serve_end_notice(address: Address, directory: str, reason: str, second
 
         def on_link(message: AnyLinkMessage) -> None:
             if isinstance(message, Resume):
-                connection.send_link(ResumeRefused(text, final=True))
+                connection.send_link(ResumeRefused(text, final=True, spares=spares))
             connection.close()
 
         connection = Connection(

@@ -243,7 +243,9 @@ class Supervisor:
             and self._options.settings.grace_seconds
         ):
             with contextlib.suppress(OSError, AtollError):  # the address is not free, and peers get no answer
-                await serve_end_notice(self._address, self._options.directory, self._reason)
+                # The next cluster with the journal continues sessions on disk, whose proxies wait for it.
+                spares = self._options.settings.suspended_seconds if self._options.journal else 0.0
+                await serve_end_notice(self._address, self._options.directory, self._reason, spares)
 
     def _controller_options(self) -> ControllerOptions:
         return ControllerOptions(

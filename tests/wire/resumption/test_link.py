@@ -588,6 +588,17 @@ def test_a_final_refusal_ends_a_dialer_and_names_the_address():
     assert world.dialing.reason.endswith("does not resume the connection: it is unknown here or has ended")
 
 
+def test_a_final_refusal_spares_a_link_that_may_be_away_for_long():
+    world = connected()
+    resume_of(world)
+    world.dialing.receive(ResumeRefused("the cluster has ended", True, world.dialing.grace))
+    assert world.dialing.take_effects() == [LinkEvent.FAILED]
+    assert world.dialing.state is LinkState.AWAY
+    resume_of(world)
+    world.dialing.receive(ResumeRefused("the cluster has ended", True, world.dialing.grace + 1))
+    assert world.dialing.take_effects() == [LinkEvent.LOST]
+
+
 def test_silence_is_reported_before_the_transport_is_given_up_and_so_is_its_end():
     world = World(limits=LinkLimits(quiet_seconds=2, silent_seconds=4))
     seen: list[Any] = []

@@ -180,7 +180,7 @@ class DialingLink(Link):
 
     def _refused(self, message: ResumeRefused) -> None:
         error = f"{self.name} at {self._dialed} does not resume the connection: {message.reason}"
-        if message.final:
+        if message.final and not 0 < message.spares <= self.grace:
             self.refused_at = self._dialed
             self.lose(f"{self.reason}; {error}")
         else:

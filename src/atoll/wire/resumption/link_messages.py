@@ -61,11 +61,13 @@ class Resumed(LinkMessage, frozen=True, tag=3):
 class ResumeRefused(LinkMessage, frozen=True, tag=4):
     """Refuse to resume the connection. If `final`, no other process resumes it either.
 
-    As the answer to the first message of a new connection, it is not final: the sender admits nobody now.
+    As the answer to the first message of a new connection, it is not final: the sender admits nobody now. If `spares`
+    is not 0, it is also not final for a link whose token allows at least this many seconds.
     """
 
     reason: str
     final: bool
+    spares: float = 0.0
 
 
 class Acknowledge(LinkMessage, frozen=True, tag=5):
