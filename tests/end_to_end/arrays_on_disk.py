@@ -55,3 +55,16 @@ def error_of_read(version: int) -> str:
     with pytest.raises(StatusError) as error:
         read(version)
     return str(error.value)
+
+
+def publish_numbers(value: float) -> int:
+    """Publish an array of this value, and wait until it is in files, without a computation."""
+    array = jax.device_put(np.full(64, value, np.float32), jax.devices()[0])
+    version = atoll.publish("numbers", [array], spill="disk")
+    atoll.wait_until_stored("numbers", version)
+    return version
+
+
+def read_numbers(version: int) -> set[float]:
+    (array,) = atoll.subscribe("numbers", version=version).tree
+    return set(np.asarray(array).tolist())

@@ -90,6 +90,8 @@ class StandingCluster:
             for island in range(agents)
         ]
         started = self._start("atoll.engines.engine_main", options, Started)
+        if started.error:
+            self.wait()
         assert not started.error, started.error
 
     def _start(self, module: str, options: Any, kind: type[Any]) -> Any:
