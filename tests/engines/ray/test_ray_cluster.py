@@ -154,7 +154,7 @@ def test_the_next_cluster_with_the_same_authority_is_joined_by_the_same_strings(
         user.atoll("down").check()
     assert said[0] == said[1]
     assert kept.stat().st_mode & 0o077 == 0
-    assert "ATOLL_TOKEN is not the token that is kept" in user.atoll(*on_ray, ATOLL_TOKEN="another").error
+    assert "ATOLL_TOKEN is not the token in" in user.atoll(*on_ray, ATOLL_TOKEN="another").error
 
 
 def test_where_no_ray_cluster_is_the_start_says_so_at_once(user: User) -> None:
