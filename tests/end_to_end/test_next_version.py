@@ -33,9 +33,9 @@ import atoll, jax
 print(atoll.__version__, jax.numpy.arange(8).sum(), [each.slice_index for each in jax.devices()])
 """
 NEXT = "99.0"
-# The next version has one more field, with a default, in these dataclasses, their stored structs, and messages: one of
-# proxies, which is stored, one of workers, and one for workers. The struct of the history is in each snapshot. Those of
-# sessions and gangs are in the snapshots that are written while there are some.
+# The next version has one more field, with a default, in these dataclasses, their stored structs, and messages.
+# Workers send `Compiled` and receive `Run`, and the journal stores `Launch`. Each snapshot has the struct of the
+# history. A snapshot has structs of sessions and gangs if there were some when it was written.
 FIELDS = {
     "state/session.py": ["Session"],
     "state/queued_nodes.py": ["Gang"],
