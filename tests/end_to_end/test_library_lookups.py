@@ -60,8 +60,10 @@ def test_the_memory_of_every_device_has_a_limit(python: RemotePython) -> None:
 
 
 def by_platform() -> Any:
-    """Return the results of the lookups of Keras, chex and Levanter."""
+    """Return the results of the lookups of Keras, chex, Levanter, Transformers and NumPyro."""
     devices, host = jax.devices(), jax.local_devices(backend="cpu")
+    assert jax.default_backend() == "cpu"
+    assert jax.local_device_count() == len(jax.local_devices()) == len(devices)
     assert jax.devices(jax.default_backend()) == jax.devices(backend="cpu") == devices
     assert all(each in jax.devices(each.platform) for each in devices)
     assert jax.device_count("cpu") == jax.local_device_count("cpu") == len(devices)
@@ -75,6 +77,21 @@ def by_platform() -> Any:
 
 def test_cpu_is_the_platform_of_the_cluster(python: RemotePython) -> None:
     assert python.call(by_platform) == (True, [1, 2, 3], True)
+
+
+def parallel_chains() -> Any:
+    """Run one chain per device, as NumPyro does."""
+
+    def chain(key: Any) -> Any:
+        return jax.lax.scan(lambda x, key: (x + jax.random.normal(key), x), 0.0, jax.random.split(key, 5))[0]
+
+    keys = jax.random.split(jax.random.PRNGKey(0), jax.local_device_count())
+    ends = jax.pmap(chain)(keys)
+    return [len(ends.devices()), np.array_equal(ends, [jax.jit(chain)(key) for key in keys])]
+
+
+def test_chains_run_in_parallel_on_the_devices_of_all_islands(python: RemotePython) -> None:
+    assert python.call(parallel_chains) == [4, True]
 
 
 def first_lookup() -> tuple[bool, bool]:
