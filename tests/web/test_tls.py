@@ -257,6 +257,7 @@ def test_a_page_with_tls_is_believed_by_the_clusters_authority(up: User, tmp_pat
         assert {"Secure", "HttpOnly", "SameSite=Lax"} <= set(attributes)
         base = url.partition("?")[0]
         assert get(base, authority)[0] == 403
+        assert get(base + "healthz", authority)[::2] == (200, "ok\n")
         status, _, page = get(base, authority, cookie=cookie)
         assert (status, "Atoll" in page) == (200, True)
         assert "atoll_island_state" in get(base + "metrics", authority)[2]
