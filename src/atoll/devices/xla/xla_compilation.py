@@ -116,7 +116,7 @@ def check_values(module: Any, devices: int) -> None:
 
 
 def too_large(module: Any, devices: int) -> int:
-    """Return the bytes of the largest value within a program that is too large for XLA's compiler and this machine.
+    """Return the bytes of a program's largest value if XLA's compiler and this machine cannot hold it.
 
     Return 0 if there is none. XLA usually allocates no memory for such a value, and compiles the program. Only some
     operations end the process with SIGFPE.
