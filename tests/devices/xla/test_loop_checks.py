@@ -136,7 +136,7 @@ class Program:
             mlir.module_to_bytecode(lowered(function, self._argument)), stablehlo.get_minimum_version()
         )
         request = CompileProgram(artifact, options.SerializeAsString(), 1, devices, "cpu")
-        compiled = compiler.compile(request, None, lambda name, line: None)
+        compiled = compiler.compile(request, None, lambda begun: None)
         grid = np.array([jax.devices()[:devices]], dtype=object)
         self._loaded = load_executable(jax.devices()[0].client, compiled.executable, grid)
 

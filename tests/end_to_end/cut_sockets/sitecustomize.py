@@ -17,8 +17,8 @@ if any("atoll.controller_process.controller_main" in argument for argument in ge
     path = os.environ["ATOLL_CUTS"]
     make = ResumableConnections.__init__
 
-    def make_and_cut(self: ResumableConnections, *arguments: Any) -> None:
-        make(self, *arguments)
+    def make_and_cut(self: ResumableConnections, *arguments: Any, **named: Any) -> None:
+        make(self, *arguments, **named)
         asyncio.get_running_loop().call_later(PERIOD_SECONDS, cut, self, 0)
 
     def cut(self: ResumableConnections, turn: int) -> None:
