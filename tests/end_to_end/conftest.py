@@ -20,7 +20,7 @@ from tests.end_to_end.remote_python import RemotePython, StartPython
 from tests.end_to_end.same import assert_same
 from tests.end_to_end.script_process import Script, StartScript
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
-from tests.forked_process import FORKING
+from tests.forked_process import EXECUTED, FORKING, with_forked_children
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -147,12 +147,17 @@ def journaled_cluster(start_cluster: StartCluster, module_directory: Path) -> St
 
 @pytest.fixture
 def start_script(program_cache: Path) -> Iterator[StartScript]:
-    """Start a script on an embedded cluster: `start_script(code, islands="1x1x1", **environment)`."""
+    """Start a script on an embedded cluster: `start_script(code, islands="1x1x1", **environment)`.
+
+    With `is_executed`, the script is not forked, so that its interpreter is finalized as that of a user's script.
+    """
     started: list[Script] = []
 
-    def start(code: str, islands: str = "1x1x1", **environment: str) -> Script:
+    def start(code: str, islands: str = "1x1x1", is_executed: bool = False, **environment: str) -> Script:
         directory = Path(tempfile.mkdtemp(prefix="at-"))
         base = script_environment(directory, program_cache, islands)
+        if is_executed:
+            base = with_forked_children(base) | {EXECUTED: "script.py"}
         started.append(Script(code, directory, base | environment))
         return started[-1]
 

@@ -6,6 +6,7 @@ the child.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -450,7 +451,8 @@ def test_an_exit_handler_that_is_older_than_jax_can_compute(start_script: StartS
         x = jnp.arange(3.0)
         double = jax.jit(lambda x: x * 2)
         double(x)
-        """
+        """,
+        is_executed=True,
     )
     assert script.line() == "[0.0, 1.0, 2.0] [1.0, 2.0, 3.0] [0.0, 2.0, 4.0]"
     assert script.process.wait(300) == 0
@@ -467,14 +469,16 @@ def test_jax_can_be_used_first_in_an_exit_handler(start_script: StartScript) -> 
             print(float((jax.device_put(np.ones(1 << 20, np.float32)) + jnp.arange(2.0)[1]).sum()))
             try:
                 print(jax.jit(lambda x: jax.pure_callback(np.sin, x, x))(0.0))
-            except RuntimeError as error:
-                print("0.0" if "Run a function with a callback before the script ends" in str(error) else error)
+            except Exception as error:
+                print("refused" if "Run a function with a callback before the script ends" in str(error) else error)
 
         atexit.register(last)
-        """
+        """,
+        is_executed=True,
     )
     assert script.line() == "2097152.0"
-    assert script.line() == "0.0"
+    # Python 3.11 can still start threads there.
+    assert script.line() == ("refused" if sys.version_info >= (3, 12) else "0.0")
     assert script.process.wait(300) == 0
     assert script.errors() == ""
 
@@ -495,7 +499,8 @@ def test_an_exit_handler_calls_the_script_back_long_after_the_last_call(start_sc
             print(double(2.0))
 
         atexit.register(last)
-        """
+        """,
+        is_executed=True,
     )
     assert script.line() == "4.0"
     assert script.process.wait(300) == 0

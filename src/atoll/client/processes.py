@@ -129,12 +129,13 @@ class ClientProcesses:
             if engine is not None:
                 engine.wait_until_up()
             ready = proxy.read(Ready, is_last=False)
-            proxy.watch(self._session_lost)
+            with contextlib.suppress(RuntimeError):  # an exit handler can start no thread since Python 3.12
+                proxy.watch(self._session_lost)
             if ready.error:
                 raise _error(ready.error, ready.message, "" if engine is not None else self.controller)
             self.proxy_address = ready.address
             self._proxy = proxy
-            with contextlib.suppress(RuntimeError):  # an exit handler can start no thread since Python 3.12
+            with contextlib.suppress(RuntimeError):
                 watch_in_thread(proxy.process.pid, self._proxy_ended)
         except BaseException:
             self.close()

@@ -5,10 +5,11 @@ A large copy lets other threads of the process run meanwhile. Several large copi
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from typing import Any, Protocol
 
 import numpy as np
@@ -75,7 +76,9 @@ def copy_all(copies: Sequence[tuple[Source, Array]]) -> None:
     left = deque(copies)
     helpers: list[Future[None]] = []
     if sum([source.nbytes for source, _ in copies]) >= _SIDE_BY_SIDE_BYTES:
-        helpers = [_helpers().submit(_copy_each, left) for _ in range(min(len(copies) - 1, _HELPERS))]
+        with contextlib.suppress(RuntimeError):  # an exit handler can start no thread since Python 3.12
+            for _ in range(min(len(copies) - 1, _HELPERS)):
+                helpers.append(_helpers().submit(_copy_each, left))
     try:
         _copy_each(left)
     finally:
@@ -94,5 +97,8 @@ def _copy_each(left: deque[tuple[Source, Array]]) -> None:
 
 
 @functools.cache
-def _helpers() -> ThreadPoolExecutor:
+def _helpers() -> Executor:
+    # An exit handler that is the first to use JAX imports this module, but cannot import thread pools.
+    from concurrent.futures import ThreadPoolExecutor
+
     return ThreadPoolExecutor(_HELPERS, "atoll-copy")

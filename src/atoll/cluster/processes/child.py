@@ -92,7 +92,7 @@ class Child:
     def watch(self, on_line: Callable[[], None]) -> None:
         """Call `on_line` on a separate thread when the process writes its next line, which is the last one.
 
-        `read` must have returned the line before, with `is_last=False`.
+        `read` must have returned the line before, with `is_last=False`. Raise RuntimeError if no thread can start.
         """
 
         def wait() -> None:
@@ -102,7 +102,11 @@ class Child:
             finally:
                 os.close(self._readable)
 
-        threading.Thread(target=wait, name="atoll-child", daemon=True).start()
+        try:
+            threading.Thread(target=wait, name="atoll-child", daemon=True).start()
+        except RuntimeError:
+            os.close(self._readable)
+            raise
 
     def leave(self) -> None:
         """Leave the process running when this process ends."""
