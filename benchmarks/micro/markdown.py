@@ -16,7 +16,7 @@ from benchmarks.harness.statistics import Ratio, number
 from benchmarks.micro.report import quiet
 
 # Results that have a page of their own: the table of all micro-benchmarks leaves them out, so a figure is on one page.
-OWNERS = ("machines", "routing", "journaled", "static-runs", "waits", "islands", "mpmd")
+OWNERS = ("machines", "routing", "journaled", "static-runs", "waits", "islands", "mpmd", "tree-moves")
 BEGIN, END = "<!-- bench: begin (written by benchmarks.micro.markdown) -->", "<!-- bench: end -->"
 
 
