@@ -454,6 +454,19 @@ def test_a_version_stays_until_its_successor_is_in_files() -> None:
     assert [each.path for sent in play.of_type(m.DropSpilled) for each in sent.pieces] == ["/spilled/1.piece"]
 
 
+def test_a_version_that_is_complete_after_newer_ones_does_not_keep_later_ones_from_files() -> None:
+    play = Spilling()
+    view, late = play.view()
+    play.say(m.Publish(play.request(), "policy", 1, (view,), ("w",), on_disk=True))
+    play.wrote(play.publish_on_disk(keep=1))
+    third = play.publish_on_disk(keep=1)
+    play.done(late)
+    assert [version.number for version in play.controller.published.names.versions()] == [2, 3]
+    play.wrote(third)
+    play.wrote(play.publish_on_disk(keep=1))
+    assert (play.version.number, play.files.state) == (4, FileState.WRITTEN)
+
+
 def test_a_version_ends_before_its_successor_is_in_files_if_the_quota_has_no_space_for_both() -> None:
     play = Spilling()
     play.operator(m.SetTenant("trainer", limits={"disk": 15}))

@@ -52,6 +52,8 @@ class Decisions:
             for gangs that wait for that one.
         replaces_early: A spare engine also gets the role of an engine that is lost before all islands have become
             ready. Before, a cluster that continued from such a journal waited forever.
+        writes_what_stays: A version that is freed as soon as it is complete, because newer ones are, is not written to
+            files. Before, it was put in line, and then no other version of its tenant was written.
     """
 
     counts_lists: bool
@@ -74,6 +76,7 @@ class Decisions:
     drops_later: bool
     watches_beside_python: bool
     replaces_early: bool
+    writes_what_stays: bool
 
     @classmethod
     def of(cls, number: int) -> Decisions:
@@ -99,4 +102,5 @@ class Decisions:
             drops_later=number >= 9,
             watches_beside_python=number >= 9,
             replaces_early=number >= 10,
+            writes_what_stays=number >= 10,
         )

@@ -301,6 +301,8 @@ class PublishedArrays:
         if len(version.held) == len(version.handles):
             session.publishing -= 1
             self._perform(self.names.complete(self._outbox.seconds, version))
+            if self._decisions.writes_what_stays and version.state is VersionState.FREED:  # newer ones are complete
+                return count
             if version.replicas > 1:
                 self.copies.examine(version)
             if version.files is not None:
