@@ -52,7 +52,7 @@ class Decisions:
             for gangs that wait for that one.
         replaces_early: A spare engine also gets the role of an engine that is lost before all islands have become
             ready. Before, a cluster that continued from such a journal waited forever.
-        writes_what_stays: A version that is freed as soon as it is complete, because newer ones are, is not written to
+        writes_what_stays: If a version is complete after newer ones, and therefore freed at once, it is not written to
             files. Before, it was put in line, and then no other version of its tenant was written.
     """
 

@@ -44,7 +44,7 @@ def _on_the_cluster(through_the_process: Callable[..., Any]) -> Callable[..., An
             x._check_if_deleted()
             with internals.set_current_trace(internals.eager_trace), contextlib.suppress(ProgramError):
                 if internals.can_compile_resharding(x.aval, x.sharding, sharding):
-                    return _compiled(x.aval.update(sharding=None), x.sharding, sharding)(x)
+                    return _computation(x, sharding)(x)
                 return _program(sharding)(x)
         return through_the_process(x, devices, indices, sharding)
 
@@ -74,11 +74,10 @@ def _together(one_by_one: Callable[..., Any]) -> Callable[..., Any]:
         if internals.CopySemantics.DONATE_INPUT in copy_semantics:
             copy_semantics = [*map(_without_donation_to_itself, xs, shardings, copy_semantics)]
         if len(xs) >= LEAST_ARRAYS:
-            chosen, alike = _sorted_out(xs, shardings, layouts)
+            chosen, alike = _divided(xs, shardings, layouts)
             for positions in alike:
                 with internals.set_current_trace(internals.eager_trace), contextlib.suppress(ProgramError):
-                    x, target = xs[positions[0]], shardings[positions[0]]
-                    reshard = _compiled(x.aval.update(sharding=None), x.sharding, target)
+                    reshard = _computation(xs[positions[0]], shardings[positions[0]])
                     made |= {i: reshard(xs[i]) for i in positions}
             for first in range(0, len(chosen), MOST_ARRAYS):
                 batch = chosen[first : first + MOST_ARRAYS]
@@ -112,9 +111,7 @@ def _without_donation_to_itself(x: Any, sharding: Any, semantics: Any) -> Any:
     return kinds.REUSE_INPUT
 
 
-def _sorted_out(
-    xs: Sequence[Any], shardings: Sequence[Any], layouts: Sequence[Any]
-) -> tuple[list[int], list[list[int]]]:
+def _divided(xs: Sequence[Any], shardings: Sequence[Any], layouts: Sequence[Any]) -> tuple[list[int], list[list[int]]]:
     """Return the positions of arrays that one program moves, and of those that stay on their devices in other shards.
 
     The latter are in groups of arrays of one type that are worth a compilation. All arrays of one type with the same
@@ -159,9 +156,9 @@ def _leaves(x: Any, sharding: Any) -> bool:
         return False
     if not _may_reshard(x, sharding) or internals.has_partial_sums(sharding, x.ndim):
         return False
-    return source.num_devices == 1 < sharding.num_devices or _has_other_shards(
-        x, sharding.devices_indices_map(x.shape).values()
-    )
+    if source.num_devices == 1 < sharding.num_devices:
+        return True
+    return _has_other_shards(x, sharding.devices_indices_map(x.shape).values())
 
 
 def _islands(sharding: Any) -> set[int]:
@@ -205,6 +202,11 @@ def _has_other_shards(x: Any, indices: Iterable[Any]) -> bool:
     """Return whether some of the new shards do not exist. JAX copies existing shards from device to device."""
     here = set(map(str, x.sharding.devices_indices_map(x.shape).values()))
     return not here.issuperset(map(str, indices))
+
+
+def _computation(x: Any, target: Any) -> Callable[[Any], Any]:
+    """Return the computation that gives arrays of the type of `x` another sharding on the same devices."""
+    return _compiled(x.aval.update(sharding=None), x.sharding, target)
 
 
 @client_cache(_MOST_KEPT)

@@ -116,10 +116,10 @@ def check_values(module: Any, devices: int) -> None:
 
 
 def too_large(module: Any, devices: int) -> int:
-    """Return the bytes of a program's largest value if XLA's compiler and this machine cannot hold it.
+    """Return the bytes of a program's largest value if XLA's compiler and this machine cannot hold it, and otherwise 0.
 
-    Return 0 if there is none. XLA usually allocates no memory for such a value, and compiles the program. Only some
-    operations end the process with SIGFPE.
+    XLA usually compiles a program with such a value without allocating memory for it. Only some operations end the
+    process with SIGFPE.
     """
     types: set[Any] = set()
 

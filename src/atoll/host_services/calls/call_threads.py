@@ -29,7 +29,7 @@ class Threads:
         self._kept = 0  # idle threads that remain
 
     def prepare(self) -> None:
-        """Keep an idle thread, and start one if there is none. Raise RuntimeError if it cannot be started."""
+        """Keep an idle thread, and start it if necessary. Raise RuntimeError if that fails."""
         with self._lock:
             self._kept = 1
             if self._idle == 0:
