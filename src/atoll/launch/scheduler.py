@@ -16,10 +16,10 @@ Islands that only joint gangs use share their lines (`launch.island_lines`), so 
 hundreds of islands than for one.
 
 Pure. Methods such as `enqueue`, `arrived`, `finished` and `drop` are the events. `next` also changes the state: it
-commits nodes, and starts the gangs that it returns, in order. `touched` has the islands that may have some. Whether an
-island works, and whether a session has its functions there, is not stored here: the scheduler asks the island's record.
-`island_leaves` says that an island stops working or lacks functions, before anything else happens, and `offer_again`
-that it works again or has them.
+commits nodes, and starts the gangs that it returns, in order. `touched` has the islands that may have a gang to start.
+Whether an island works, and whether a session has its functions there, is not stored here: the scheduler asks the
+island's record. `island_leaves` reports that an island stops working or lacks functions, before anything else happens,
+and `offer_again` that it works again or has them.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Scheduler(Generic[Payload]):
             self._islands[island].window, self._islands[island].launch_ns = window, launch_ns
 
     def island_leaves(self, island: int) -> None:
-        """Note that the island stops working, or that a session lacks functions there: it decides by itself now."""
+        """Give the island lines of its own, because it stops working or a session lacks functions there."""
         self._lines.leave(island, self.touched)
 
     def enqueue(self, node: QueuedNode[Payload]) -> None:
