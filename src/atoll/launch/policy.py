@@ -4,8 +4,7 @@ A policy decides fairness and cannot break the order: the scheduler keeps the li
 islands, and the bounds of work in flight, regardless of what a policy returns.
 
 A new policy is one file in `atoll.launch.policies`, with the struct of its state (`atoll.state.object_dumps`), and one
-line in the table there. `first_come` is the simplest
-example, `fair` the default.
+line in the table there. `first_come` is the simplest example, `fair` the default.
 """
 
 from __future__ import annotations
