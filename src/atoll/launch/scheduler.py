@@ -129,7 +129,7 @@ class Scheduler(Generic[Payload]):
             self._islands[island].window, self._islands[island].launch_ns = window, launch_ns
 
     def island_leaves(self, island: int) -> None:
-        """Give the island lines of its own, because it stops working or a session lacks functions there."""
+        """Have the island stop sharing lines, because it stops working or a session lacks functions there."""
         self._lines.leave(island, self.touched)
 
     def enqueue(self, node: QueuedNode[Payload]) -> None:
