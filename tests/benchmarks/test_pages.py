@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from benchmarks import commit_history
+import pytest
+
+from benchmarks import commit_history, fault_runs
 from benchmarks.harness.pages import between
 from benchmarks.micro import markdown
 
@@ -24,3 +26,17 @@ def test_each_micro_benchmark_is_in_the_table_of_one_page() -> None:
 def test_the_history_on_its_page_is_that_of_the_file() -> None:
     shown = between(commit_history.PAGE.read_text(), commit_history.BEGIN, commit_history.END)
     assert shown.strip() == commit_history.render(commit_history.read()), "run python -m benchmarks.commit_history"
+
+
+@pytest.mark.parametrize("table", fault_runs.TABLES, ids=lambda table: table.page.stem)
+def test_a_page_shows_the_committed_results_of_tests_that_kill_processes(table: fault_runs.Table) -> None:
+    shown = between(table.page.read_text(), table.begin, table.end)
+    assert shown.strip() == table.render(), "run python -m benchmarks.fault_runs"
+
+
+def test_no_run_with_kills_counts_twice() -> None:
+    for kind in fault_runs.KINDS:
+        runs = [repr(each) for each in kind.read()]
+        assert len(set(runs)) == len(runs)
+    publishing = fault_runs.PUBLISHING.read()
+    assert len({(each.seed, each.spill) for each in publishing}) == len(publishing)

@@ -4,7 +4,7 @@ waits, and no remains.
 `make thorough` kills the trainer 200 times, and the controller and an island of subscribers 20 times each. It repeats
 this with versions that are also in files, and then also kills the island with the published arrays 20 times. The
 moments depend on `ATOLL_TEST_SEED`, so the test can run in several parts. If `ATOLL_TEST_RESULTS` names a file, the
-result is appended to it, and `python -m benchmarks.publishing_faults` makes a table of such results.
+result is appended to it, and `python -m benchmarks.fault_runs` makes a table of such results.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import msgspec
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -29,16 +28,16 @@ from atoll.cluster.settings import GRACE_SECONDS
 from atoll.errors import AtollError
 from atoll.operate.operator_requests import request_check
 from atoll.wire.address import parse_address
+from benchmarks.fault_runs import PublishingRun, SubscriberResult
 from benchmarks.harness.provenance import current_commit
-from benchmarks.publishing_faults import FaultResult, SubscriberResult
 from tests.end_to_end.journal_archive import JournalArchive
 from tests.end_to_end.remote_python import StartPython
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
+from tests.recorded_results import record
 from tests.thoroughness import TIMES
 
 KILLS = 10 * TIMES
 SEED = int(os.environ.get("ATOLL_TEST_SEED", "43"))
-RESULTS = os.environ.get("ATOLL_TEST_RESULTS", "")
 EVERY = 10  # kills of the trainer per kill of the controller, and per kill of an island
 SHAPES = ((), (64,), (256, 256), (1024, 512))
 WAIT = 5.0  # deadline of each request of a subscriber
@@ -175,11 +174,16 @@ def test_subscribers_see_whole_versions_while_everything_else_is_killed(
     compared += archive.check_snapshots()
     assert compared, "a standby begins with a snapshot of the live controller"
     kills = [KILLS, controllers, islands]
-    result = FaultResult(SEED, current_commit(), kills, found, _differences(cluster), spill, homes)
-    print(msgspec.json.encode(result).decode())
-    if RESULTS:
-        with Path(RESULTS).open("ab") as file:
-            file.write(msgspec.json.encode(result) + b"\n")
+    result = PublishingRun(
+        commit=current_commit(),
+        seed=SEED,
+        kills=kills,
+        subscribers=found,
+        differences=_differences(cluster),
+        spill=spill,
+        homes=homes,
+    )
+    record(result)
     for each in found:
         assert each.mixtures == []
         assert each.versions >= KILLS // 2

@@ -2,7 +2,8 @@
 nothing hangs, and nothing is left.
 
 The suite runs it for a few seconds. `make thorough` runs it for ten minutes (ATOLL_TEST_READ_SECONDS), also with
-connections between machines.
+connections between machines. If `ATOLL_TEST_RESULTS` names a file, the counts are appended to it, and
+`python -m benchmarks.fault_runs` makes a table of them.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ import pytest
 
 from atoll.security.join_token import JoinToken, read_join
 from atoll.security.start_security import join_file
+from benchmarks.fault_runs import ReadsRun
+from benchmarks.harness.provenance import current_commit
 from tests.cluster_process import free_port
 from tests.end_to_end.lost_controller import check, controller, nothing_left
 from tests.end_to_end.reads_under_faults import prepare, stress
 from tests.end_to_end.remote_python import RemotePython, StartPython
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster
 from tests.forked_process import children
+from tests.recorded_results import record
 
 SECONDS = float(os.environ.get("ATOLL_TEST_READ_SECONDS", "4"))
 PAUSE_SECONDS = max(2.0, min(20.0, SECONDS / 10))  # between two kills
@@ -64,9 +68,21 @@ def survive(cluster: StandingCluster, clients: list[RemotePython], join: JoinTok
         cluster.worker(kills % 2, join).kill()
         kills += 1
         first = first or [resources(each) for each in lasting]
-    for each in clients:
-        found = each.finish(SECONDS + 200)
-        print(kills, "kills:", found)
+    outcomes = [each.finish(SECONDS + 200) for each in clients]
+    record(
+        ReadsRun(
+            commit=current_commit(),
+            is_remote=join is not None,
+            seconds=SECONDS,
+            kills=kills,
+            done=[each["done"] for each in outcomes],
+            lost=[each["lost"] for each in outcomes],
+            wrong=[text for each in outcomes for text in each["wrong"]],
+            pending=[each["arriving"] for each in outcomes],
+        )
+    )
+    for found in outcomes:
+        print(found)
         assert not found["wrong"]
         assert found["done"] > 100
         assert found["arriving"] == 0
