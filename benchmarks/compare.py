@@ -25,7 +25,7 @@ from benchmarks.harness.benchmark import AT, Benchmark
 from benchmarks.harness.provenance import DIRTY, current_commit
 from benchmarks.harness.record import RESULTS, BenchmarkRecord, MetricRecord, RunRecord, write
 from benchmarks.harness.run import make_console, run
-from benchmarks.harness.statistics import Summary, number, quartiles
+from benchmarks.harness.statistics import Summary, quartiles, with_quartiles
 from benchmarks.micro.command import chosen
 from benchmarks.micro.report import describe_machine
 from benchmarks.micro.table import BENCHMARKS
@@ -73,6 +73,7 @@ def compare(
     preparations: Annotated[int, typer.Option(min=1, help="how often the processes of all are started")] = 3,
     quick: Annotated[bool, typer.Option("--quick", help="less work in a round")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="append the result to benchmarks/results/history.json")] = False,
+    name: Annotated[str, typer.Option(help="keep the record as benchmarks/results/NAME.json")] = "",
 ) -> None:
     """Measure the code here beside that of other commits.
 
@@ -89,7 +90,7 @@ def compare(
         by_contestant = {first + AT + name: path for first in _firsts(beside) for name, path in sources.items()}
         record = run("compare", beside, rounds, quick, console, sources=by_contestant)
     found = comparisons(record)
-    write(record, RESULTS / "local" / f"compare-{datetime.now(UTC):%Y%m%d-%H%M%S}.json")
+    write(record, RESULTS / f"{name or f'local/compare-{datetime.now(UTC):%Y%m%d-%H%M%S}'}.json")
     console.print(render(found, record, list(sources)))
     if keep:
         if record.busy:
@@ -213,11 +214,8 @@ def render(found: Sequence[Comparison], record: RunRecord, bases: Sequence[str])
     for title in (*(each[:9] for each in bases), "here", f"speed here / {bases[-1][:9]}", ""):
         table.add_column(title, justify="right")
     for each in found:
-        cells = [_cell(summary) for summary in (*each.bases, each.here, each.speed)]
+        summaries = (*each.bases, each.here, each.speed)
+        cells = ["failed" if summary is None else with_quartiles(summary) for summary in summaries]
         table.add_row(f"{each.key}  {each.title}, {each.unit}", *cells, "" if record.busy else each.verdict)
     failures = [f"{each.key}, {name}: {error}" for each in record.benchmarks for name, error in each.failures.items()]
     return Group(table, describe_machine(record), *failures)
-
-
-def _cell(summary: Summary | None) -> str:
-    return f"{number(summary.median)} ({number(summary.low)}-{number(summary.high)})" if summary else "failed"

@@ -96,3 +96,8 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
 def number(value: float) -> str:
     """Three significant digits, or all before the point."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.3g}"
+
+
+def with_quartiles(summary: Summary) -> str:
+    """Return the median, with the quartiles in brackets."""
+    return f"{number(summary.median)} ({number(summary.low)}-{number(summary.high)})"

@@ -12,7 +12,7 @@ import msgspec
 from benchmarks.harness.pages import write_between
 from benchmarks.harness.provenance import describe_commit
 from benchmarks.harness.record import MetricRecord, RunRecord, ratio_to
-from benchmarks.harness.statistics import Ratio, number
+from benchmarks.harness.statistics import Ratio, number, with_quartiles
 from benchmarks.micro.report import quiet
 
 # Results that have a page of their own: the table of all micro-benchmarks leaves them out, so a figure is on one page.
@@ -23,7 +23,7 @@ BEGIN, END = "<!-- bench: begin (written by benchmarks.micro.markdown) -->", "<!
 def figure(metric: MetricRecord, backend: str) -> str:
     """Median and quartiles."""
     summary = metric.summaries.get(backend)
-    return f"{number(summary.median)} ({number(summary.low)}-{number(summary.high)})" if summary else ""
+    return with_quartiles(summary) if summary else ""
 
 
 def quotient(ratio: Ratio | None) -> str:

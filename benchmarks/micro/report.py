@@ -6,7 +6,7 @@ from rich.text import Text
 
 from benchmarks.harness.provenance import describe_commit
 from benchmarks.harness.record import BenchmarkRecord, MetricRecord, RunRecord, ratio_to
-from benchmarks.harness.statistics import Ratio, number
+from benchmarks.harness.statistics import Ratio, number, with_quartiles
 
 
 def render(run: RunRecord) -> RenderableType:
@@ -45,7 +45,7 @@ def _cell(benchmark: BenchmarkRecord, metric: MetricRecord, backend: str) -> Ren
     summary = metric.summaries.get(backend)
     if summary is None:
         return "-"
-    return f"{number(summary.median)} ({number(summary.low)}-{number(summary.high)})"
+    return with_quartiles(summary)
 
 
 def _ratio(ratio: Ratio | None) -> str:

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from benchmarks.harness.record import BenchmarkRecord, Claim, RunRecord
-from benchmarks.harness.statistics import Summary, number
+from benchmarks.harness.statistics import Summary, number, with_quartiles
 from benchmarks.micro.report import describe_machine
 
 
@@ -69,4 +69,4 @@ def _cell(summary: Summary | None) -> str:
         return ""
     if summary.low == summary.high:
         return number(summary.median)
-    return f"{number(summary.median)} ({number(summary.low)}-{number(summary.high)})"
+    return with_quartiles(summary)
