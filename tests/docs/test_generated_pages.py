@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib
 import re
+import typing
 from pathlib import Path
 
 import pytest
 
-from docs import commands_page
+from docs import commands_page, status_page
 from docs.commands_page import commands
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,6 +20,19 @@ GENERATORS = sorted(path.stem for path in (ROOT / "docs").glob("*_page.py") if p
 def test_a_generated_page_is_the_one_that_the_code_gives(name: str) -> None:
     module = importlib.import_module(f"docs.{name}")
     assert module.PAGE.read_text() == module.page(), f"run `python -m docs.{name}`"
+
+
+def test_each_field_of_the_status_report_has_a_meaning() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| .*? \| (.*) \|$", status_page.PAGE.read_text(), re.MULTILINE)
+    assert len(rows) > 150
+    assert [field for field, meaning in rows if not meaning.strip()] == []
+
+
+def test_the_status_report_has_a_section_for_each_object() -> None:
+    titles = status_page.sections()
+    for struct in titles:
+        for kind in typing.get_type_hints(struct).values():
+            assert set(status_page.structs_in(kind)) <= set(titles), struct
 
 
 def test_no_command_has_two_options_of_one_name() -> None:

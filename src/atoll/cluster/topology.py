@@ -20,7 +20,7 @@ MOST = 1 << 16  # hosts of an island, and devices of a host
 class IslandShape(msgspec.Struct, frozen=True):
     """The planned hosts and devices of an island."""
 
-    hosts: int
+    hosts: int  # number of hosts
     devices: int  # per host
     platform: str = ""  # as JAX names it
     mesh: Shape = ()  # of its devices if the platform has no coordinates; () for a line

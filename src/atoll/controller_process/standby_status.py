@@ -45,18 +45,14 @@ TRANSITIONS: Mapping[StandbyState, frozenset[StandbyState]] = {
 
 
 class StandbyStatus(msgspec.Struct, frozen=True):
-    """A standby of the controller at an address. `since` is when its state began, in seconds since 1970.
+    """A standby of a controller."""
 
-    `reason` is that of the loss. `has_copy` says whether it has the controller's whole state, or had it at the loss.
-    `lease` is the name of the external lease that it needs to take over, or "".
-    """
-
-    controller: str
-    state: StandbyState
-    since: float
-    reason: str = ""
-    has_copy: bool = False
-    lease: str = ""
+    controller: str  # address that it follows
+    state: StandbyState  # its state
+    since: float  # when the state began, in seconds since 1970
+    reason: str = ""  # why it lost the controller; empty: it did not
+    has_copy: bool = False  # whether it has the controller's whole state, or had it at the loss
+    lease: str = ""  # name of the external lease that it needs to take over; empty: none
 
 
 class StandbyProgress(StateMachine[StandbyState]):

@@ -69,9 +69,9 @@ class TimerEnded(Event, frozen=True, tag=6):
 
 
 class JournalLoad(msgspec.Struct, frozen=True):
-    """The state of a journal. If it is not `complete`, no controller can continue from it."""
+    """The state of a journal."""
 
-    complete: bool
+    complete: bool  # otherwise no controller can continue from it
     snapshots: int  # that this process has written
     snapshot_age: float  # seconds since the last one
     bytes: int  # of events since then
@@ -82,21 +82,18 @@ class JournalLoad(msgspec.Struct, frozen=True):
 
 
 class Load(msgspec.Struct, frozen=True):
-    """The load of the controller's process. Counts are since its start.
-
-    `certificate_seconds` is the validity that remains of the controller's certificate; -1 without TLS.
-    """
+    """The load of the controller's process. Counts are since its start."""
 
     lag: float = 0.0  # maximal delay of the event loop since the previous measurement, in seconds
-    cpu_seconds: float = 0.0
-    connections: int = 0
-    messages_in: int = 0
-    messages_out: int = 0
-    bytes_in: int = 0
-    bytes_out: int = 0
-    unsent_bytes: int = 0
-    journal: JournalLoad | None = None
-    certificate_seconds: float = -1.0
+    cpu_seconds: float = 0.0  # CPU time of the process
+    connections: int = 0  # that are open
+    messages_in: int = 0  # received
+    messages_out: int = 0  # sent
+    bytes_in: int = 0  # received
+    bytes_out: int = 0  # sent
+    unsent_bytes: int = 0  # that wait for slow peers
+    journal: JournalLoad | None = None  # null: without `--journal`
+    certificate_seconds: float = -1.0  # validity that remains of the controller's certificate; -1: without TLS
 
 
 class ClockReading(msgspec.Struct, frozen=True):

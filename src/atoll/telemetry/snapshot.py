@@ -2,6 +2,8 @@
 
 `Snapshot` is the type of the report (`report`). Fields that a controller of another version does not send have
 defaults, and unknown fields are ignored. Times are in seconds of the controller's clock, sizes in bytes.
+
+`python -m docs.status_page` writes the comments of the fields to the page of `atoll status --json`.
 """
 
 from __future__ import annotations
@@ -21,170 +23,169 @@ class SnapshotStruct(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceSnapshot(SnapshotStruct, frozen=True):
-    """A physical device. A `memory_bytes` of 0 means unknown."""
+    """A physical device."""
 
-    id: int
-    kind: str = ""
-    platform: str = ""
-    memory_bytes: int = 0
-    used_bytes: int = 0
-    peak_bytes: int = 0
+    id: int  # its number in the cluster, which slices and errors use
+    kind: str = ""  # as the platform names it, such as "cpu" or "NVIDIA H100"
+    platform: str = ""  # as JAX names it, such as "cuda"
+    memory_bytes: int = 0  # memory for arrays and computations; 0: unknown, so without a limit
+    used_bytes: int = 0  # reserved now
+    peak_bytes: int = 0  # most that was reserved at a time since its island started
 
 
 class HostSnapshot(SnapshotStruct, frozen=True):
-    id: int
-    pid: int = 0
-    machine: str = ""
-    state: str = ""
-    sandbox: Mechanisms | None = None
+    """A host of an island: one worker process."""
+
+    id: int  # its number in the cluster, which errors use
+    pid: int = 0  # of its worker, on its machine
+    machine: str = ""  # name of its machine
+    state: str = ""  # `ready` or `failed`
+    sandbox: Mechanisms | None = None  # how it confines users' Python; null: unknown
     devices: tuple[DeviceSnapshot, ...] = ()
 
 
 class IslandSnapshot(SnapshotStruct, frozen=True):
-    """An island. `busy_ms` is the expected duration of the work in flight; `started` counts gangs.
+    """An island. It keeps its number if it fails and restarts."""
 
-    `working_seconds` is the time since all of its hosts joined; 0 if the island does not work now.
-    """
-
-    id: int
-    state: str
-    waits_for: str | None = None
-    shape: IslandShape | None = None
-    mesh: tuple[int, ...] = ()
-    restarts: int = 0
-    working_seconds: float = 0.0
-    last_failure: str | None = None
-    waiting: int = 0
-    in_flight: int = 0
-    busy_ms: float = 0.0
-    started: int = 0
-    window: int = 0
-    hosts: tuple[HostSnapshot, ...] = ()
+    id: int  # its number in the cluster
+    state: str  # `starting`, `ready`, `restarting`, `draining`, `drained` or `removed`
+    waits_for: str | None = None  # what its start waits for, as a sentence; null: nothing
+    shape: IslandShape | None = None  # as configured
+    mesh: tuple[int, ...] = ()  # dimensions of the mesh of its devices
+    restarts: int = 0  # since the cluster started
+    working_seconds: float = 0.0  # since all of its hosts joined; 0: it does not work now
+    last_failure: str | None = None  # message of the last failure
+    waiting: int = 0  # gangs in line
+    in_flight: int = 0  # gangs that were sent to its hosts and have not ended
+    busy_ms: float = 0.0  # expected duration of the gangs in flight
+    started: int = 0  # gangs that were sent to its hosts since the cluster started
+    window: int = 0  # most gangs that may be in flight
+    hosts: tuple[HostSnapshot, ...] = ()  # hosts that have joined; empty if it is drained
 
 
 class MachineSnapshot(SnapshotStruct, frozen=True):
-    """A machine, as in `protocol.messages.MachineReport`."""
+    """A machine with a host agent (`atoll host`). Clusters with `--engine local` have none."""
 
-    name: str
-    address: str = ""
-    state: str = ""
-    group: str = ""
-    devices: dict[str, int] = {}
-    memory_bytes: int = 0
-    host: int = -1
-    leaves: str = ""
+    name: str  # its host name
+    address: str = ""  # IP address from which its agent is connected
+    state: str = ""  # as `atoll status` prints it, such as `free`
+    group: str = ""  # of `atoll host --group`
+    devices: dict[str, int] = {}  # number of its devices by platform
+    memory_bytes: int = 0  # memory of the machine
+    host: int = -1  # number of the host that it runs; -1: none
+    leaves: str = ""  # why it leaves, such as `SIGTERM`; empty: it stays
 
 
 class EngineSnapshot(SnapshotStruct, frozen=True):
     """The process that has the role of the engine."""
 
-    pid: int = 0
-    machine: str = ""  # its name or IP address; "" for the controller's machine if the engine uses the unix socket
+    pid: int = 0  # on its machine
+    machine: str = ""  # name or IP address; empty: the controller's machine, on the unix socket
 
 
 class SliceSnapshot(SnapshotStruct, frozen=True):
-    id: int
-    shape: tuple[int, ...]
-    island: int
-    virtual: tuple[int, ...]
-    physical: tuple[int, ...]
+    """A slice of a session."""
+
+    id: int  # its number in the session
+    shape: tuple[int, ...]  # dimensions of its mesh
+    island: int  # on which it is now
+    virtual: tuple[int, ...]  # numbers of its devices in the script
+    physical: tuple[int, ...]  # numbers of the devices that they stand for, in the same order
 
 
 class SessionSnapshot(SnapshotStruct, frozen=True):
-    id: int
-    tenant: str = DEFAULT_NAME
-    pid: int = 0
-    machine: str = ""  # its name or IP address; "" for the controller's machine if the client uses the unix socket
-    label: str = ""
-    run: str = ""  # the name of its run
-    arrays: int = 0
-    bytes: int = 0
-    programs: int = 0
-    state: str = ""  # "" while it runs; otherwise "detached", or the progress of its suspension
+    """An open session: one connection of a script. A user sees only its own sessions."""
+
+    id: int  # as in `atoll end-session ID`
+    tenant: str = DEFAULT_NAME  # its tenant
+    pid: int = 0  # of the script, on its machine
+    machine: str = ""  # name or IP address; empty: the controller's machine, on the unix socket
+    label: str = ""  # name of the script
+    run: str = ""  # name of its run (`atoll run --name`); empty: it has none
+    arrays: int = 0  # that the script holds
+    bytes: int = 0  # of its arrays, on all devices
+    programs: int = 0  # registered ones
+    state: str = ""  # empty while it runs; otherwise `detached`, or the progress of its suspension
     spilled_bytes: int = 0  # the part of `bytes` that is in host memory or on disk, not on devices
-    functions: int = 0
-    launches: int = 0
-    in_flight: int = 0
+    functions: int = 0  # compiled ones
+    launches: int = 0  # since it began
+    in_flight: int = 0  # launches that have not ended
     last_error: str = ""  # message of the last failed launch or lost array, shortened
     slices: tuple[SliceSnapshot, ...] = ()
-    # The physical devices of the virtual devices that belong to no slice and have moved since the session began.
-    moved: dict[str, int] = {}
+    moved: dict[str, int] = {}  # physical device by virtual device, for those outside of slices that have moved
 
 
 class TenantSnapshot(SnapshotStruct, frozen=True):
-    """The settings of a tenant, as in `cluster.tenant_settings.TenantSettings`, and its usage.
+    """A tenant: its settings, as in the file of tenants, and its usage. A quota of 0 means no limit."""
 
-    A quota of 0 means no limit. `device_bytes` has pairs of a device number and bytes.
-    """
-
-    name: str
-    share: float = 1.0
-    priority: int = 0
-    role: str = ""
-    memory: int = 0
-    total_memory: int = 0
-    disk: int = 0
-    devices: int = 0
-    sessions: int = 0
-    launches: int = 0
-    uploads: int = 0
-    compiles: int = 0
-    read: tuple[str, ...] = ()
-    write: tuple[str, ...] = ()
-    reserve: int = 0
-    launch_rate: int = 0
-    compile_seconds: int = 0
-    upload_rate: int = 0
-    run_seconds: int = 0
-    native_code: bool = False
-    publish: tuple[str, ...] = ("*",)
-    subscribe: tuple[str, ...] = ()
-    open_sessions: int = 0
-    bytes: int = 0
-    in_flight: int = 0
-    device_seconds: float = 0.0
-    device_bytes: tuple[tuple[int, int], ...] = ()
+    name: str  # as in the file of tenants
+    share: float = 1.0  # of device time, relative to other tenants with its priority
+    priority: int = 0  # work of a higher one runs first
+    role: str = ""  # `user` or `operator`
+    memory: int = 0  # quota in bytes on each device
+    total_memory: int = 0  # quota in bytes on all devices
+    disk: int = 0  # quota in bytes of the files of its published arrays
+    devices: int = 0  # quota of devices in slices
+    sessions: int = 0  # quota of open sessions
+    launches: int = 0  # quota of launches in flight
+    uploads: int = 0  # quota of arrived buffers that no launch has used
+    compiles: int = 0  # quota of functions that are compiled at a time
+    read: tuple[str, ...] = ()  # directories of hosts that its Python may read
+    write: tuple[str, ...] = ()  # directories of hosts that its Python may read and write
+    reserve: int = 0  # percentage of device time despite higher priorities
+    launch_rate: int = 0  # limit of launches per second
+    compile_seconds: int = 0  # limit of seconds of compilation per minute
+    upload_rate: int = 0  # limit of bytes per second to devices
+    run_seconds: int = 0  # limit of one run while others wait
+    native_code: bool = False  # whether its scripts may load shared libraries
+    publish: tuple[str, ...] = ("*",)  # patterns of names that it may publish
+    subscribe: tuple[str, ...] = ()  # patterns of other tenants' names that it may read
+    open_sessions: int = 0  # that are open now
+    bytes: int = 0  # of the arrays of its sessions
+    in_flight: int = 0  # launches that have not ended
+    device_seconds: float = 0.0  # device time that it has used since the cluster started
+    device_bytes: tuple[tuple[int, int], ...] = ()  # pairs of a device number and the bytes that it holds there
     names: int = 0  # of published arrays
-    versions: int = 0  # of these
-    published_bytes: int = 0
+    versions: int = 0  # of published arrays
+    published_bytes: int = 0  # of published arrays
     file_bytes: int = 0  # of the files of published arrays
-    rejected_publications: int = 0
-    suspended_seconds: float = 0.0  # until it may launch and compile again (`state.offenses`)
+    rejected_publications: int = 0  # since the cluster started
+    suspended_seconds: float = 0.0  # until it may launch and compile again after crashes; 0: it may
 
 
 class VersionSnapshot(SnapshotStruct, frozen=True):
-    """A version of published arrays. `note` is the reason if it is lost, or what it waits for."""
+    """A version of published arrays. The report has the newest 500."""
 
-    tenant: str
-    name: str
-    version: int
-    state: str
+    tenant: str  # that published it
+    name: str  # under which it is published
+    version: int  # its number
+    state: str  # `pending`, `complete`, `retired`, `lost`, `failed` or `freed`
     session: int  # that published it
-    arrays: int = 0
+    arrays: int = 0  # in the version
     bytes: int = 0  # of the arrays that are complete, on all devices, without copies
     replicas: int = 1  # copies of each array on different islands that the publisher asked for
-    islands: tuple[int, ...] = ()
-    devices: tuple[int, ...] = ()
-    readers: int = 0
+    islands: tuple[int, ...] = ()  # that have its arrays
+    devices: tuple[int, ...] = ()  # that have its arrays
+    readers: int = 0  # that use it now
     sent: int = 0  # bytes that its arrays and copies have sent to readers on other islands
     passed_on: int = 0  # bytes that such readers have received from copies of earlier readers
     age: float = 0.0  # seconds since it is complete, or since its publication
-    note: str = ""
+    note: str = ""  # the reason if it is lost, or what it waits for
     files: str = ""  # the state of its files, if it was published with `spill="disk"`
 
 
 class Viewer(SnapshotStruct, frozen=True):
-    """The viewer of the snapshot: a tenant, who sees only its own sessions, or an operator."""
+    """The identity for which the report was made."""
 
-    tenant: str = ""
-    role: str = "operator"
+    tenant: str = ""  # empty: an operator, who sees all tenants
+    role: str = "operator"  # `user` or `operator`
 
 
 class HistogramView(SnapshotStruct, frozen=True):
-    """A histogram: `counts` per bucket of `state.tallies.BOUNDS`, and the sum of the observations in `seconds`."""
+    """A histogram of durations."""
 
-    counts: tuple[int, ...] = ()
-    seconds: float = 0.0
+    counts: tuple[int, ...] = ()  # observations per bucket; the buckets are those of the metrics
+    seconds: float = 0.0  # sum of the observations
 
     @property
     def count(self) -> int:
@@ -192,128 +193,123 @@ class HistogramView(SnapshotStruct, frozen=True):
 
 
 class Transfers(SnapshotStruct, frozen=True):
-    """Completed transfers of one kind: put, get, move, send or receive."""
+    """Completed transfers of one kind since the cluster started."""
 
-    kind: str
-    count: int = 0
-    bytes: int = 0
+    kind: str  # `put`, `get`, `move`, `send` or `receive`
+    count: int = 0  # of transfers
+    bytes: int = 0  # that they carried
 
 
 class Gangs(SnapshotStruct, frozen=True):
-    """The gangs of one tenant on one island. `failed` counts gangs that had started."""
+    """The gangs of one tenant on one island."""
 
-    island: int
-    tenant: str = DEFAULT_NAME
-    waiting: int = 0
-    running: int = 0
-    failed: int = 0
-    device_seconds: float = 0.0
-    waited: HistogramView = HistogramView()
-    ran: HistogramView = HistogramView()
+    island: int  # its number
+    tenant: str = DEFAULT_NAME  # its name
+    waiting: int = 0  # in line
+    running: int = 0  # that were sent to hosts and have not ended
+    failed: int = 0  # that failed after they were sent, since the cluster started
+    device_seconds: float = 0.0  # device time since the cluster started
+    waited: HistogramView = HistogramView()  # from the launch to the dispatch
+    ran: HistogramView = HistogramView()  # from the dispatch to the end
     transfers: tuple[Transfers, ...] = ()
 
 
 class StepSnapshot(SnapshotStruct, frozen=True):
-    """A transition of a gang to `state`, and the reason to wait from then on."""
+    """A transition of a gang."""
 
-    seconds: float
-    state: str
-    reason: str = ""
+    seconds: float  # of the controller's clock
+    state: str  # the next state, as `atoll why` prints it
+    reason: str = ""  # why it waits from then on
 
 
 class WaitSnapshot(SnapshotStruct, frozen=True):
-    """The gangs of a session that wait for an island, and the reason and the story of the first of them."""
+    """The gangs of a session that wait for an island. The report has the 200 that have waited longest."""
 
-    session: int
-    island: int
-    gangs: int = 0
-    program: str = ""
-    since: float = 0.0
-    reason: str = ""
-    text: str = ""
-    steps: tuple[StepSnapshot, ...] = ()
+    session: int  # its number
+    island: int  # its number
+    gangs: int = 0  # number of them
+    program: str = ""  # of the first gang
+    since: float = 0.0  # when the first gang was launched, of the controller's clock
+    reason: str = ""  # why the first gang waits, as in traces
+    text: str = ""  # the same in words
+    steps: tuple[StepSnapshot, ...] = ()  # transitions of the first gang
 
 
 class OwedSnapshot(SnapshotStruct, frozen=True):
-    """Work that a process owes to a session, with the seconds for which it has been found. -1 means no island."""
+    """Work that a process owes to a session, and that is late."""
 
-    session: int
-    island: int
-    seconds: float
-    text: str
+    session: int  # its number
+    island: int  # -1: none
+    seconds: float  # for which it has been owed
+    text: str  # which process owes what
 
 
 class AheadSnapshot(SnapshotStruct, frozen=True):
-    """A gang of another session that a session waits for on an island, and who owes its end.
+    """A gang of another session that a session waits for on an island, and who owes its end."""
 
-    Attributes:
-      session: the session that waits.
-      island: the island where it waits.
-      gangs: the number of its gangs that were sent to their hosts, behind that gang; 0 if its gangs are in line.
-      program: the program of the first of these gangs.
-      other: the session of the gang ahead, or 0 if it belongs to another tenant than the viewer.
-      text: describes the gang ahead.
-    """
-
-    session: int
-    island: int
-    gangs: int = 0
-    program: str = ""
-    other: int = 0
-    text: str = ""
+    session: int  # that waits
+    island: int  # where it waits
+    gangs: int = 0  # its gangs that were sent to their hosts, behind that gang; 0: its gangs are in line
+    program: str = ""  # of the first of these gangs
+    other: int = 0  # session of the gang ahead; 0: of another tenant than the viewer
+    text: str = ""  # describes the gang ahead
 
 
 class Event(SnapshotStruct, frozen=True):
-    """An event. An `island` of -1 and a `session` of 0 mean none. `actor` requested an operation."""
+    """An event. The report has the last 200."""
 
-    number: int
-    seconds: float
-    kind: str
-    text: str
-    island: int = -1
-    session: int = 0
-    tenant: str = ""
-    actor: str = ""
+    number: int  # counts from 1 since the cluster started
+    seconds: float  # of the controller's clock
+    kind: str  # as in the metric `atoll_events_total`
+    text: str  # what happened, in words
+    island: int = -1  # -1: none
+    session: int = 0  # 0: none
+    tenant: str = ""  # empty: none
+    actor: str = ""  # who requested an operation
 
 
 class EventCount(SnapshotStruct, frozen=True):
-    kind: str
-    island: int
-    count: int
+    """The number of events of one kind since the cluster started."""
+
+    kind: str  # as in `events`
+    island: int  # -1: none
+    count: int  # since the cluster started
 
 
 class ControllerLoad(Load, frozen=True):
-    """The load of the controller's process, with a histogram of its loop's lag."""
+    """The load of the controller's process. Counts are since its start."""
 
-    lags: HistogramView = HistogramView()
+    lags: HistogramView = HistogramView()  # delays of its event loop
 
 
 class Functions(SnapshotStruct, frozen=True):
-    compiled: int = 0
-    cached: int = 0
-    seconds: float = 0.0
+    """Compilations since the cluster started."""
+
+    compiled: int = 0  # functions that hosts have compiled, counted per host
+    cached: int = 0  # functions that hosts had in their caches, counted per host
+    seconds: float = 0.0  # that this took, summed over hosts
 
 
 class Snapshot(SnapshotStruct, frozen=True):
-    """A cluster at `seconds` of its controller's clock."""
+    """A cluster at one moment."""
 
-    version: str = ""
-    topology: str = ""
-    wait_seconds: float = 0.0
+    version: str = ""  # of Atoll that the controller runs
+    topology: str = ""  # the islands, as in `--islands`
+    wait_seconds: float = 0.0  # for which an island may wait for its hosts (`--wait`)
     islands: tuple[IslandSnapshot, ...] = ()
     machines: tuple[MachineSnapshot, ...] = ()
-    engine: EngineSnapshot | None = None  # None: no process has its role now
+    engine: EngineSnapshot | None = None  # null: no process has its role now
     sessions: tuple[SessionSnapshot, ...] = ()
     tenants: tuple[TenantSnapshot, ...] = ()
     viewer: Viewer = Viewer()
-    python: PythonRules = PythonRules()  # for the viewer's sessions
-    seconds: float = 0.0
+    python: PythonRules = PythonRules()  # for the Python of the viewer's sessions on hosts
+    seconds: float = 0.0  # the controller's clock now; other times of this clock compare with it
     gangs: tuple[Gangs, ...] = ()
     waits: tuple[WaitSnapshot, ...] = ()
     owed: tuple[OwedSnapshot, ...] = ()
     ahead: tuple[AheadSnapshot, ...] = ()
-    versions: tuple[VersionSnapshot, ...] = ()  # of published arrays; the newest ones
-    events: tuple[Event, ...] = ()
+    versions: tuple[VersionSnapshot, ...] = ()  # the oldest first
+    events: tuple[Event, ...] = ()  # the oldest first
     event_counts: tuple[EventCount, ...] = ()
     load: ControllerLoad = ControllerLoad()
     functions: Functions = Functions()

@@ -69,11 +69,11 @@ class PythonRules(msgspec.Struct, frozen=True):
     If files are confined and a host has no mechanism for that, it refuses to start a process, unless `insecure`.
     """
 
-    view: View = View.USER
-    read: tuple[str, ...] = ()
-    write: tuple[str, ...] = ()
-    network: bool = True
-    insecure: bool = False
+    view: View = View.USER  # files that they see: only granted ones, or those of the cluster's user
+    read: tuple[str, ...] = ()  # directories that they may read
+    write: tuple[str, ...] = ()  # directories that they may read and write
+    network: bool = True  # whether they may use the network
+    insecure: bool = False  # whether they start on hosts that cannot confine them (`--insecure-sandbox`)
 
 
 # Used without tenants.

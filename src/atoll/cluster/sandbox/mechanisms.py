@@ -18,13 +18,13 @@ class Namespaces(StrEnum):
 
 
 class Mechanisms(msgspec.Struct, frozen=True):
-    """The mechanisms that work on a system. `missing` has the reason why a mechanism does not work, by its name."""
+    """The mechanisms that confine users' Python and work on a system."""
 
-    namespaces: Namespaces = Namespaces.NONE
+    namespaces: Namespaces = Namespaces.NONE  # how they are made
     own_user: bool = False  # a separate user ID per sandbox
-    seccomp: bool = False
-    landlock: int = 0  # the version
-    missing: dict[str, str] = {}
+    seccomp: bool = False  # a filter of system calls
+    landlock: int = 0  # the version; 0: not available
+    missing: dict[str, str] = {}  # why a mechanism does not work, by its name
 
     @property
     def confine_files(self) -> bool:

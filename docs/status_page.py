@@ -1,0 +1,131 @@
+"""Writes reference/status.md from the types of a cluster's report: `python -m docs.status_page`."""
+
+from __future__ import annotations
+
+import enum
+import inspect
+import re
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from atoll.controller_process.standby_status import StandbyStatus
+from atoll.telemetry.snapshot import Snapshot
+
+PAGE = Path(__file__).resolve().parent / "reference" / "status.md"
+_HEAD = """\
+# Status report
+
+<!-- Written by `python -m docs.status_page` from `telemetry/snapshot.py`. -->
+
+`atoll status --json` prints one object. It has these fields, and those of [the cluster](#the-cluster):
+
+| field | type | meaning |
+|---|---|---|
+| `name` | string | name of the cluster (`atoll up --name`); empty if the command does not know it |
+| `address` | string | address at which the command reached the controller |
+
+A field of a cluster may be absent if its controller runs another version of Atoll. Later versions can add fields. Sizes
+are in bytes. Times of the controller's clock are in seconds.
+
+```sh
+atoll status --json | jq -r '.islands[] | select(.state != "ready") | "island \\(.id): \\(.state)"'
+```
+
+For a [standby](../operate/high-availability.md) on this machine, the object has `name`, `address` and `standby` only.
+"""
+_CLUSTER, _STANDBY = "The cluster", "standby"
+_NAMES = {str: "string", int: "integer", float: "number", bool: "boolean"}
+
+
+def meanings(struct: type) -> dict[str, str]:
+    """Return the comments of the fields in the source of a class and its bases, by field."""
+    found: dict[str, str] = {}
+    for each in reversed(struct.__mro__):
+        if not issubclass(each, msgspec.Struct) or each is msgspec.Struct:
+            continue
+        fields = re.findall(r"^    (\w+): [^#\n]*(?:  # (.*))?$", inspect.getsource(each), re.MULTILINE)
+        found |= {field: meaning for field, meaning in fields if meaning}
+    return found
+
+
+def structs_in(kind: Any) -> Iterator[type[msgspec.Struct]]:
+    """Yield the structs in a type, without those in their fields."""
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        yield kind
+    for each in typing.get_args(kind):
+        yield from structs_in(each)
+
+
+def sections() -> dict[type[msgspec.Struct], str]:
+    """Return the structs of the report, each with the title of its section: the path of the first field that has it."""
+    found: dict[type[msgspec.Struct], str] = {}
+
+    def add(struct: type[msgspec.Struct], title: str, path: str) -> None:
+        if struct in found:
+            return
+        found[struct] = title
+        for field, kind in typing.get_type_hints(struct).items():
+            for inner in structs_in(kind):
+                whole = f"{path}.{field}" if path else field
+                add(inner, whole, whole)
+
+    add(Snapshot, _CLUSTER, "")
+    add(StandbyStatus, _STANDBY, _STANDBY)
+    return found
+
+
+def _type_text(kind: Any, titles: dict[type[msgspec.Struct], str]) -> str:
+    """Return a type in the words of JSON."""
+    arguments = typing.get_args(kind)
+    origin = typing.get_origin(kind)
+    if origin in (typing.Union, types.UnionType):
+        first, *_ = [each for each in arguments if each is not type(None)]
+        return f"{_type_text(first, titles)} or null"
+    if origin is tuple:
+        if arguments[-1] is Ellipsis:
+            return f"array of {_type_text(arguments[0], titles)}"
+        return f"array ({', '.join(_type_text(each, titles) for each in arguments)})"
+    if origin is dict:
+        return f"object, each value: {_type_text(arguments[1], titles)}"
+    if issubclass(kind, msgspec.Struct):
+        return f"[object](#{_anchor(titles[kind])})"
+    if issubclass(kind, enum.StrEnum):
+        return ", ".join(f"`{each.value}`" for each in kind)
+    return _NAMES[kind]
+
+
+def _anchor(title: str) -> str:
+    return re.sub(r"[^\w-]", "", title.lower().replace(" ", "-"))
+
+
+def page() -> str:
+    """Return the page."""
+    titles = sections()
+    text = _HEAD
+    for struct, title in titles.items():
+        text += f"\n## {title if title == _CLUSTER else f'`{title}`'}\n\n{_description(struct)}\n\n"
+        text += "| field | type | meaning |\n|---|---|---|\n"
+        known, kinds = meanings(struct), typing.get_type_hints(struct)
+        for field in msgspec.structs.fields(struct):
+            meaning = known.get(field.name) or _summary(kinds[field.name])
+            text += f"| `{field.name}` | {_type_text(kinds[field.name], titles)} | {meaning} |\n"
+    return text
+
+
+def _summary(kind: Any) -> str:
+    """Return the first sentence about the objects in a field; "" if it has none."""
+    text = next((_description(each).partition(". ")[0].rstrip(".") for each in structs_in(kind)), "")
+    return text[:1].lower() + text[1:]
+
+
+def _description(struct: type) -> str:
+    return " ".join((inspect.getdoc(struct) or "").split("\n\n")[0].split())
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
