@@ -13,6 +13,7 @@ import pytest
 
 from atoll.errors import AccessError, Code, ConnectError, Status, VersionError
 from atoll.protocol import messages as m
+from atoll.session import session_opening
 from atoll.session.cluster_session import ClusterSession
 from atoll.session.session_opening import open_session
 from atoll.transfers.channel import DataChannel
@@ -188,6 +189,30 @@ def test_a_controller_that_goes_away_instead_of_answering_is_an_error(tmp_path):
             await opened(address)
 
     play(tmp_path, Controller(lambda connection, hello: connection.close()), work)
+
+
+@pytest.mark.parametrize(
+    ("answers", "reason"),
+    [
+        (True, r"opened no session within 0 s: not all of its workers have started"),
+        (False, r"opened no session within 0 s, and does not answer other requests: it was stopped"),
+    ],
+)
+def test_a_controller_that_is_silent_is_told_from_one_whose_workers_start(tmp_path, monkeypatch, answers, reason):
+    monkeypatch.setattr(session_opening, "_ANSWER_SECONDS", 10.0 if answers else 0.2)
+
+    def answer(connection: Connection, hello: m.Hello) -> None:
+        if answers and hello.role == "operator":
+            connection.send(m.StatusReply(b"{}"))
+
+    controller = Controller(answer)
+
+    async def work(address: Address) -> None:
+        with pytest.raises(ConnectError, match=reason):
+            await open_session(address, "token", "a test", 42, 0.0, welcome_seconds=0.1)
+        assert controller.received == [m.StatusRequest()]
+
+    play(tmp_path, controller, work)
 
 
 def test_what_follows_the_welcome_at_once_is_for_the_session(tmp_path, monkeypatch):

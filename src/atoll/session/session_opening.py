@@ -25,12 +25,14 @@ from atoll.session.controller_lease import ControllerLease
 from atoll.session.outgoing_messages import Outgoing
 from atoll.session.session_interfaces import DataChannels, OnBroken, OnFeed, OpenChannels, Unreached
 from atoll.wire.address import Address
+from atoll.wire.endpoints import connect
 from atoll.wire.resumption.dialed_connection import DialedConnection, dial
 from atoll.wire.tls.identity import Identity
 
 _log = logging.getLogger(__name__)
 
 _WELCOME_SECONDS = 60.0
+_ANSWER_SECONDS = 5.0  # for a controller that has opened no session to answer another request
 _ADMISSION_SECONDS = 60.0  # to try controllers that admit nobody now, for instance because they do not hold their lease
 _RETRY_SECONDS = 0.02
 
@@ -102,11 +104,12 @@ async def open_session(
     platform: str = "",
     on_hosts_lost: Callable[[], None] = lambda: None,
     run: NamedRun = UNNAMED,
+    welcome_seconds: float = _WELCOME_SECONDS,
 ) -> ClusterSession:
     """Open a session with a controller that may still be starting. Try for `patience` seconds.
 
     If a controller answers that it admits nobody now, try for longer: a standby may take over, or the controller may
-    acquire its lease again.
+    acquire its lease again. A controller that is reached has `welcome_seconds` to open the session.
 
     `identity` is for controllers and hosts that use TLS. `platform` selects the platform of the session's devices; ""
     stands for that of the cluster's first island. `run` has the name of the session, which waits
@@ -120,7 +123,7 @@ async def open_session(
     retry = Retry(_RETRY_SECONDS, patience=patience)
     try:
         return await retry.call_async(
-            lambda: _Opening(controller, first_handle, identity, on_hosts_lost).run(hello),
+            lambda: _Opening(controller, first_handle, identity, on_hosts_lost).run(hello, welcome_seconds),
             _StillStartingError,
         )
     except _StillStartingError as error:
@@ -146,7 +149,7 @@ class _Opening:
         self._opened: ClusterSession | None = None
         self._session: asyncio.Future[ClusterSession] = self._loop.create_future()
 
-    async def run(self, hello: m.Hello) -> ClusterSession:
+    async def run(self, hello: m.Hello, welcome_seconds: float) -> ClusterSession:
         try:
             connection = self._connection = await dial(
                 self._controller,
@@ -164,24 +167,57 @@ class _Opening:
         session: ClusterSession | None = None
         try:
             connection.send(hello)
-            session = await self._welcomed(_WELCOME_SECONDS + (hello.run.wait if hello.run.name else 0.0))
+            session = await self._welcomed(welcome_seconds + (hello.run.wait if hello.run.name else 0.0), hello)
             await self._connect_hosts(session)
         except BaseException:
             (session or connection).close()
             raise
         return session
 
-    async def _welcomed(self, seconds: float) -> ClusterSession:
+    async def _welcomed(self, seconds: float, hello: m.Hello) -> ClusterSession:
         try:
             async with asyncio.timeout(seconds):
                 return await self._session
         except TimeoutError:
             put_off = self._connection and self._connection.put_off
-            raise ConnectError(
-                put_off
-                or f"the controller at {self._controller} opened no session within {seconds:.0f} s: "
-                "not all of its workers have started (atoll status shows which)"
-            ) from None
+        if put_off:
+            raise ConnectError(put_off)
+        text = f"the controller at {self._controller} opened no session within {seconds:.0f} s"
+        if await self._answers_requests(hello):
+            raise ConnectError(f"{text}: not all of its workers have started (atoll status shows which)")
+        raise ConnectError(
+            f"{text}, and does not answer other requests: it was stopped, hangs, or its machine is overloaded. "
+            "Look at that process; if it hangs, `kill -USR1 PID` writes the stacks of its threads to its log"
+        )
+
+    async def _answers_requests(self, hello: m.Hello) -> bool:
+        """Return whether the controller answers the request of a command on another connection."""
+        answer: asyncio.Future[None] = self._loop.create_future()
+
+        def answered(message: m.ToOperator) -> None:
+            if not answer.done():
+                answer.set_result(None)
+
+        try:
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                connection = await connect(
+                    self._controller,
+                    m.ToOperator,
+                    answered,
+                    lambda reason: None,
+                    name="the Atoll controller",
+                    timeout=_ANSWER_SECONDS,
+                    identity=self._identity,
+                )
+                try:
+                    connection.send(m.Hello(m.PROTOCOL, "operator", hello.token, hello.pid, __version__, hello.label))
+                    connection.send(m.StatusRequest())
+                    await answer
+                finally:
+                    connection.close()
+        except (TimeoutError, ConnectError):
+            return False
+        return True
 
     async def _connect_hosts(self, session: ClusterSession) -> None:
         tried: asyncio.Future[Unreached] = self._loop.create_future()
