@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from atoll.cluster.settings import ClusterSettings
 from atoll.cluster.tenant_settings import DEFAULT_TENANT
@@ -17,9 +18,9 @@ from atoll.controller_process.journal_recovery import JournalRecovery
 from atoll.controller_process.killed_clusters import end_killed_cluster
 from atoll.controller_process.process_state import ShellDump, encode_snapshot
 from atoll.controller_process.shell import ControllerShell, new_controller
-from atoll.errors import IncompatibleJournalError, JournalError
+from atoll.errors import IncompatibleJournalError, JournalError, SettingsError
 from atoll.journal.files import DAMAGED, Directory
-from atoll.journal.persisted_state import NAME, persisted_in
+from atoll.journal.persisted_state import NAME, encode_persisted, persisted_in
 from atoll.protocol import events as e
 from atoll.state.buffer_directory import SpilledArray
 from tests.controller.test_session_persistence import suspended
@@ -200,26 +201,62 @@ def test_a_cluster_that_cannot_be_ended_now_is_not_said_to_be_unreadable(
     assert persisted_in(tmp_path / "journal") is not None
 
 
-@pytest.mark.parametrize(
-    ("tenant", "line"),
-    [
-        ("", "the suspended session 1 of the previous cluster can be used in this one"),
-        ("gone", "removed the suspended session 1 of the previous cluster: their tenants are not in this one"),
-    ],
-)
-def test_the_log_says_what_the_next_cluster_has_and_what_it_lacks(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, tenant: str, line: str
-) -> None:
+def begin_next(path: Path) -> None:
+    """Begin the next cluster with the journal, and end it."""
+
     async def main() -> None:
         options = ControllerOptions("unix:/none", ClusterSettings("2x1x2"), 0)
-        recovery = JournalRecovery(str(tmp_path / "journal"), restarts=False)
+        recovery = JournalRecovery(str(path), restarts=False)
         shell = ControllerShell(options, recovery.state(lambda: new_controller(options)), asyncio.Event())
-        recovery.begin(shell)
-        shell.stop(persist=False)
-        shell.keeper.close()
+        try:
+            recovery.begin(shell)
+            shell.stop(persist=False)
+        finally:
+            shell.keeper.close()
+            if shell.journal is not None:
+                shell.journal.close()  # as the end of the process, which holds the directory
 
-    killed(tmp_path / "journal", tmp_path / "1.piece", tenant=tenant)
+    asyncio.run(main())
+
+
+def test_the_log_says_what_the_next_cluster_has(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    killed(tmp_path / "journal", tmp_path / "1.piece")
     end(tmp_path / "journal", persist=True)
     caplog.clear()
-    asyncio.run(main())
-    assert [each.message for each in caplog.records if "previous cluster" in each.message] == [line]
+    begin_next(tmp_path / "journal")
+    lines = [each.message for each in caplog.records if "previous cluster" in each.message]
+    assert lines == ["the suspended session 1 of the previous cluster can be used in this one"]
+
+
+def test_a_cluster_that_lacks_a_tenant_of_the_killed_one_does_not_start_and_removes_nothing(tmp_path: Path) -> None:
+    killed(tmp_path / "journal", tmp_path / "1.piece", tenant="gone")
+    end(tmp_path / "journal", persist=True)
+    with pytest.raises(
+        SettingsError, match=r"the suspended session 1 is persisted in .*this cluster has no tenant gone"
+    ):
+        begin_next(tmp_path / "journal")
+    end(tmp_path / "journal", persist=True)  # of the start that failed
+    assert (tmp_path / "1.piece").exists()
+    found = persisted_in(tmp_path / "journal")
+    assert found is not None
+    assert found[0].cluster.tenants == {1: "gone"}
+
+
+def test_sessions_of_missing_tenants_that_an_earlier_version_persisted_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such a file does not have the tenants of its sessions before they are restored."""
+    path = tmp_path / "journal"
+    killed(path, tmp_path / "1.piece", tenant="gone")
+    end(path, persist=True)
+    found = persisted_in(path)
+    assert found is not None
+    state, term = found
+    earlier = replace(state, cluster=replace(state.cluster, tenants={}))
+    directory = Directory(path)
+    directory.write_persisted(NAME, term, encode_persisted(earlier))
+    directory.close()
+    caplog.clear()
+    begin_next(path)
+    lines = [each.message for each in caplog.records if "previous cluster" in each.message]
+    assert lines == ["removed the suspended session 1 of the previous cluster: their tenants are not in this one"]

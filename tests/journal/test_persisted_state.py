@@ -7,8 +7,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from atoll.cluster.settings import ClusterSettings
+from atoll.cluster.tenant_settings import TenantSettings
 from atoll.errors import IncompatibleJournalError, JournalError, SettingsError
 from atoll.journal import files
 from atoll.journal.files import Directory
@@ -117,6 +119,35 @@ def cluster(islands: str, *sessions: int) -> PersistedCluster:
 def test_the_same_islands_and_more_will_do():
     cluster("2x1x2", 3).check(ClusterSettings("2x1x2"), "there")
     cluster("2x1x2", 3).check(ClusterSettings("2x1x2+1x1x8"), "there")
+
+
+@pytest.mark.parametrize(
+    ("persisted", "text"),
+    [
+        (PersistedCluster(SETTINGS.topology.shapes, (3,), (), {3: "students"}), "the suspended session 3 is persisted"),
+        (
+            PersistedCluster(SETTINGS.topology.shapes, (), (("students", "policy", 4),)),
+            r"1 version of published arrays \(students/policy\) is persisted",
+        ),
+        (
+            PersistedCluster(
+                SETTINGS.topology.shapes, (3, 7), (("students", "policy", 4),), {3: "students", 7: "research"}
+            ),
+            r"the suspended session 3 and 1 version of published arrays \(students/policy\) are persisted",
+        ),
+    ],
+)
+def test_a_cluster_without_a_tenant_of_what_is_persisted_is_refused(persisted, text):
+    mistyped = replace(SETTINGS, tenants=(TenantSettings("research"), TenantSettings("studnets")))
+    with pytest.raises(SettingsError, match=text) as caught:
+        persisted.check(mistyped, "/journal/suspended")
+    assert "in /journal/suspended, and this cluster has no tenant students. Correct the name" in str(caught.value)
+    assert "run `atoll tenants remove students`" in str(caught.value)
+    persisted.check(replace(SETTINGS, tenants=(TenantSettings("research"), TenantSettings("students"))), "there")
+
+
+def test_what_the_default_tenant_has_persisted_needs_no_file_of_tenants():
+    PersistedCluster(SETTINGS.topology.shapes, (3,), (("default", "a", 1),), {3: "default"}).check(SETTINGS, "there")
 
 
 def test_others_are_refused_with_what_to_do():

@@ -345,7 +345,8 @@ class ControllerShell(StateMachine[ShellState]):
         dump.links = [link for link in dump.links if link.number in numbers]
         dump.others, dump.timers = {}, {}
         shapes = self.controller.resources.topology.shapes
-        cluster = PersistedCluster(shapes, tuple(sorted(last.sessions)), last.versions)
+        tenants = {number: self.controller.sessions[number].tenant.name for number in last.sessions}
+        cluster = PersistedCluster(shapes, tuple(sorted(last.sessions)), last.versions, tenants)
         return encode_persisted(PersistedState(cluster, encode_shell(dump), last.content, last.secrets))
 
     def _tick(self) -> None:

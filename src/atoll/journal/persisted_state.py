@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from atoll.cluster.settings import ClusterSettings
+from atoll.cluster.tenant_settings import DEFAULT_NAME
 from atoll.cluster.topology import IslandShape
 from atoll.errors import JournalError, SettingsError
 from atoll.journal.files import journal_key, read_whole, snapshots_in
@@ -30,9 +31,33 @@ class PersistedCluster(msgspec.Struct, frozen=True):
     shapes: tuple[IslandShape, ...]
     sessions: tuple[int, ...]
     versions: tuple[tuple[str, str, int], ...] = ()  # of published arrays: tenant, name and number
+    tenants: dict[int, str] = {}  # of the sessions; {} if an earlier version wrote the file
 
     def check(self, settings: ClusterSettings, where: str) -> None:
-        """Raise SettingsError if a cluster with these settings lacks islands of the sessions persisted in `where`."""
+        """Raise SettingsError if a cluster with these settings lacks islands or tenants of what `where` persists.
+
+        Without its tenant, a session or a version would be removed with its files.
+        """
+        self._check_islands(settings, where)
+        known = {DEFAULT_NAME, *(each.name for each in settings.tenants)}
+        lost = self._of_others(known)
+        missing = sorted({*lost.tenants.values(), *(each[0] for each in lost.versions)})
+        if missing:
+            many, names = ("s" if len(missing) > 1 else ""), ", ".join(missing)
+            are = "are" if len(lost.sessions) + len(lost.versions) > 1 else "is"
+            raise SettingsError(
+                f"{lost} {are} persisted in {where}, and this cluster has no tenant{many} {names}. Correct the name in "
+                f"the file of --tenants. To remove {'them' if are == 'are' else 'it'}, start the cluster with the "
+                f"tenant{many} and run `atoll tenants remove {missing[0]}`"
+            )
+
+    def _of_others(self, tenants: Container[str]) -> PersistedCluster:
+        """Return the part that does not belong to these tenants."""
+        of_sessions = {number: tenant for number, tenant in self.tenants.items() if tenant not in tenants}
+        versions = tuple(each for each in self.versions if each[0] not in tenants)
+        return PersistedCluster(self.shapes, tuple(sorted(of_sessions)), versions, of_sessions)
+
+    def _check_islands(self, settings: ClusterSettings, where: str) -> None:
         shapes = settings.topology.shapes
         for island, shape in enumerate(self.shapes if self.sessions else ()):
             has = shapes[island] if island < len(shapes) else None
@@ -81,7 +106,7 @@ class PersistedState(msgspec.Struct, frozen=True):
     secrets: dict[int, str]
 
 
-_TAG, _VERSION = "persisted state", (2, 1)
+_TAG, _VERSION = "persisted state", (3, 1)
 
 
 def encode_persisted(state: PersistedState) -> bytes:
