@@ -44,6 +44,13 @@ def test_the_text_is_readable() -> None:
     assert text == "island 0 is gone (in jit_step) [atoll: island 0 2, host 5, retriable, in jit_step]"
 
 
+def test_names_with_spaces_are_readable() -> None:
+    given = Details(Kind.LIMIT, hosts=(0,), limit="device memory", retriable=True, program="jit_<lambda> (2)")
+    text = given.in_text("out of memory")
+    assert text == "out of memory [atoll: limit, host 0, of device memory, retriable, in jit_<lambda> (2)]"
+    assert details_in(text) == ("out of memory", given)
+
+
 def test_the_form_of_older_clusters_is_read() -> None:
     old = "island 0 is gone (in f) [atoll kind=island islands=0,2 hosts=5 limit=a%20b retriable program=f]"
     expected = Details(Kind.ISLAND, (0, 2), (5,), "a b", True, "f")

@@ -122,17 +122,18 @@ class Details(msgspec.Struct, frozen=True, omit_defaults=True):
         fields = [] if kind_says_island else [self.kind.value]
         fields += [f"island {islands}"] if islands else []
         fields += [f"host {hosts}"] if hosts else []
-        fields += [f"of {quote(self.limit, safe='')}"] if self.limit else []
+        fields += [f"of {quote(self.limit, safe=_PLAIN)}"] if self.limit else []
         fields += ["retriable"] if self.retriable else []
-        fields += [f"in {quote(self.program, safe='')}"] if self.program else []
+        fields += [f"in {quote(self.program, safe=_PLAIN)}"] if self.program else []
         return f"{message} {_OPENINGS[0]}{', '.join(fields)}]"
 
 
+_PLAIN = " !#$&'()*+/:;<=>?@^`{|}~"  # characters of names that need no escape in the text of details
 _OPENINGS = ("[atoll: ", "[atoll kind=")  # the second one is that of older clusters
 _IN_TEXT = re.compile(
     r" ?\[atoll: (?P<kind>\w+)(?:(?:(?<=: island)|, island) (?P<islands>[0-9 ]{1,999}))?"
     r"(?:, host (?P<hosts>[0-9 ]{1,999}))?"
-    r"(?:, of (?P<limit>[^\s,\]]+))?(?P<retriable>, retriable)?(?:, in (?P<program>[^\s,\]]+))?\]"
+    r"(?:, of (?P<limit>[^,\[\]]+))?(?P<retriable>, retriable)?(?:, in (?P<program>[^,\[\]]+))?\]"
 )
 _IN_TEXT_BEFORE = re.compile(
     r" ?\[atoll kind=(?P<kind>\w+)(?: islands=(?P<islands>[0-9,]{1,999}))?(?: hosts=(?P<hosts>[0-9,]{1,999}))?"

@@ -169,6 +169,18 @@ def test_a_result_that_is_released_early_counts_until_its_gang_has_ended():
     assert second.results == (12,)
 
 
+def test_the_error_of_a_gang_that_is_larger_than_the_device_says_to_shard_it():
+    play = Play(device_memory=4)
+    play.with_put()
+    play.report(0, m.FeedsArrived(play.session, (7,)))
+    play.say(m.Launch(2, (), (10,), (7,)))
+    play.say(m.Await(5, (10,)))
+    play.tick(1.0)
+    (awaited,) = [each for each in play.outbox() if isinstance(each, m.Awaited)]
+    assert awaited.status.code == Code.RESOURCE_EXHAUSTED
+    assert ". The device is too small for this even without other arrays: shard the arrays" in awaited.status.message
+
+
 def test_the_error_of_what_waits_for_memory_in_vain_says_who_holds_it():
     play = Play(device_memory=20)
     play.with_call()
@@ -187,7 +199,13 @@ def test_the_error_of_what_waits_for_memory_in_vain_says_who_holds_it():
     play.tick(113.0)
     (awaited, _) = play.outbox()
     assert awaited.status.code == Code.RESOURCE_EXHAUSTED
-    for part in ("device 0 of host 0", "f needs 8 B", "4 B of 20 B are free", "session 1 (script.py): 16 B"):
+    for part in (
+        "device 0 of host 0",
+        "f needs 8 B",
+        "4 B of 20 B are free",
+        "session 1 (script.py): 16 B",
+        ". Delete",
+    ):
         assert part in awaited.status.message
     report = msgspec.msgpack.decode(awaited.status.payloads[m.MEMORY_REPORT], type=m.MemoryReport)
     assert {(h.traceback_id, h.producer, h.ready, h.ready_bytes) for h in report.holders} == {

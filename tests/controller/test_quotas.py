@@ -314,6 +314,7 @@ def test_the_error_of_a_quota_names_the_tenants_own_holdings_only():
     status = awaited(play, 12)
     assert "needs 8 B, and tenant bob has 16 B of its quota `memory`, 20 B of each device" in status.message
     assert "held there by session 2 (script.py): 16 B" in status.message
+    assert "or ask an operator for a larger quota (`atoll tenants set bob`)" in status.message
     assert "alice" not in status.message
 
 

@@ -281,6 +281,8 @@ def _donates(gang: Gang[GangRun], block: Block) -> bool:
 
 
 _NAMED_HOLDERS = 5
+_FREE = "Delete arrays that you do not need, donate arguments of computations (`donate_argnums`)"
+_SPREAD = "The device is too small for this even without other arrays: shard the arrays over more devices"
 
 
 def exhausted(
@@ -299,13 +301,16 @@ def exhausted(
         needs, has, most = _amounts(nbytes, quota.used(tenant.memory, device), quota.limit(tenant))
         text += f"{needs}, and tenant {tenant.name} has {has} of its quota `{quota}`, {most}{where}"
         sessions, of_rest = [each for each in sessions if each.tenant is tenant], "; held there by "
+        advice = f"{_FREE}, or ask an operator for a larger quota (`atoll tenants set {tenant.name}`)"
     else:
         needs, free, capacity = _amounts(nbytes, max(0, ledger.free(device)), ledger.capacity[device], adds_up=False)
         text += f"{needs}, and {free} of {capacity} are free"
         of_rest = "; the rest is held by "
+        advice = _SPREAD if nbytes > ledger.capacity[device] else f"{_FREE}, or use more or other devices"
     holders, largest = _holders(sessions, gang.node, device)
     if largest:
         text += of_rest + ", ".join(largest)
+    text += f". {advice}"
     report = m.MemoryReport(f"device {device[1]} of host {device[0]}", tuple(holders))
     status = Status(Code.RESOURCE_EXHAUSTED, text, {m.MEMORY_REPORT: msgspec.msgpack.encode(report)})
     return status.with_details(Details(Kind.LIMIT, hosts=(device[0],), limit=quota or "device memory", retriable=True))
