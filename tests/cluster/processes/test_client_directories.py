@@ -24,6 +24,7 @@ from atoll.cluster.processes.client_directories import (
     transfer_directory,
 )
 from tests.file_limits import no_more_files
+from tests.waiting import until
 
 
 def directories(base: Path, name: str) -> tuple[Path, Path]:
@@ -175,6 +176,49 @@ sweep(pathlib.Path({str(tmp_path)!r}))
         assert transfers.exists()
     finally:
         remove(directory, transfers)
+
+
+@pytest.mark.skipif(
+    shutil.which("unshare") is None or subprocess.run([*IN_NEW_PID_NAMESPACE, "true"], check=False).returncode != 0,
+    reason="the kernel refuses new PID namespaces",
+)
+def test_the_transfer_directory_of_a_pid_namespace_that_is_gone_is_removed(tmp_path: Path):
+    code = """
+import pathlib, sys
+from atoll.cluster.processes.client_directories import make_transfer_directory, transfer_directory
+made = transfer_directory(pathlib.Path("/dev/shm"))
+make_transfer_directory(made)
+print(made, flush=True)
+sys.stdin.read()
+"""
+    child = subprocess.Popen(
+        [*IN_NEW_PID_NAMESPACE, "--kill-child", sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout is not None
+    made = Path(child.stdout.readline().strip())
+    try:
+        sweep(tmp_path)
+        assert made.is_dir(), "its process runs"
+    finally:
+        child.kill()
+        child.communicate()
+    until(lambda: not is_held(made))  # the namespace ends after the command that made it
+    sweep(tmp_path)
+    assert not made.exists()
+
+
+@pytest.mark.parametrize("has_lock", [True, False])
+def test_a_directory_of_another_pid_namespace_stays_if_its_process_could_not_lock_it(has_lock: bool, tmp_path: Path):
+    other = Path("/dev/shm") / f"atoll-{os.getpid()}-0badcafe-1-{os.urandom(4).hex()}"
+    other.mkdir()
+    if has_lock:
+        (other / "locked").touch()
+    sweep(tmp_path)
+    assert other.exists() is not has_lock
+    shutil.rmtree(other, ignore_errors=True)
 
 
 def test_directories_of_host_agents_are_removed_likewise_and_apart(tmp_path: Path):

@@ -3,6 +3,10 @@
 The last one of a client and its proxy to end removes the client's directories. If both are killed, or if jaxlib ends
 the client's process because its proxy ended, the directories stay. Each directory names its owner, so later clients
 remove the directories of owners that do not run. The owner holds a lock of them (`cluster.held_directories`).
+
+The pid of an owner means nothing in another PID namespace, such as that of a later container with the same /dev/shm.
+There the lock decides whether the owner runs: shared memory belongs to one kernel, which knows the locks of all
+containers.
 """
 
 from __future__ import annotations
@@ -16,11 +20,13 @@ import tempfile
 import zlib
 from pathlib import Path
 
-from atoll.cluster.held_directories import hold
+from atoll.cluster.held_directories import hold, is_held
 from atoll.cluster.processes.process_table import began, pid_namespace, this_machine
 from atoll.errors import ClusterError
 
 _OWNER = "owner"
+_LOCKED = "locked"  # a file in a transfer directory whose owner holds its lock for as long as it runs
+_SHARED_MEMORY = Path("/dev/shm")
 CLIENT_DIRECTORIES, HOST_DIRECTORIES = "client", "host"  # kinds, in the names of directories
 
 _chosen: dict[int, Path] = {}  # by pid, since a fork also has the entry of its parent
@@ -62,14 +68,24 @@ def make_transfer_directory(directory: Path) -> None:
     status = directory.lstat()
     if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode):
         raise ClusterError(f"{directory} does not belong to this user any more: restart the script")
-    _hold(directory)
+    if _hold(directory):
+        with contextlib.suppress(OSError):
+            (directory / _LOCKED).touch(mode=0o600)
 
 
-def _hold(directory: Path) -> None:
-    """Lock a directory, unless the file system has no locks or this process has too many open files."""
-    _release(directory)
+def _hold(directory: Path) -> bool:
+    """Lock a directory, unless the file system has no locks or this process has too many open files.
+
+    Return whether it is locked. If it was locked before, it remains locked meanwhile.
+    """
+    descriptor = -1
     with contextlib.suppress(OSError):
-        _held[directory] = hold(directory)
+        descriptor = hold(directory)
+    if descriptor < 0:
+        return False
+    _release(directory)
+    _held[directory] = descriptor
+    return True
 
 
 def _release(directory: Path) -> None:
@@ -131,11 +147,24 @@ def _sweep_transfer_directories() -> None:
 
     jaxlib ends a client's process when its proxy is killed, and other files of a container may be removed by then.
     """
+    mark = _mark()
     for base in transfer_bases():
-        for directory in _matches(base, f"atoll-*-{_mark()}-*-*"):
+        for directory in _matches(base, "atoll-*-*-*-*"):
             with contextlib.suppress(OSError):
-                if directory.lstat().st_uid == os.getuid() and not in_use(directory):
+                if directory.lstat().st_uid != os.getuid():
+                    continue
+                is_of_this_namespace = directory.name.split("-")[2] == mark
+                if not in_use(directory) if is_of_this_namespace else _is_abandoned(directory):
                     shutil.rmtree(directory, ignore_errors=True)
+
+
+def _is_abandoned(directory: Path) -> bool:
+    """Return whether the process that made a transfer directory in another PID namespace has ended.
+
+    False if that is unknown: the directory may be on another machine's disk, or its process holds no lock. Raises
+    OSError.
+    """
+    return directory.parent == _SHARED_MEMORY and (directory / _LOCKED).exists() and not is_held(directory)
 
 
 def _matches(base: Path, pattern: str) -> list[Path]:
@@ -146,4 +175,4 @@ def _matches(base: Path, pattern: str) -> list[Path]:
 
 def transfer_bases() -> tuple[Path, ...]:
     """Return the parents of transfer directories: shared memory, and the directory for temporary files."""
-    return Path("/dev/shm"), Path(tempfile.gettempdir())
+    return _SHARED_MEMORY, Path(tempfile.gettempdir())
