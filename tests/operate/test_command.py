@@ -221,6 +221,21 @@ def test_a_cluster_whose_engine_was_killed_is_forgotten(user: User) -> None:
     assert eventually(lambda: not user.leftovers()), user.leftovers()
 
 
+def test_a_start_that_sets_a_damaged_journal_aside_says_so(user: User, tmp_path: Path) -> None:
+    user.env["ATOLL_STATE_DIR"] = str(tmp_path / "state")
+    journal = tmp_path / "journal"
+    journal.mkdir(mode=0o700)
+    (journal / "00000001.snapshot").write_bytes(b"torn")
+    up = user.atoll("up", *WITHOUT_XLA, "--islands", "1x1x1", "--journal", str(journal)).check()
+    assert "warnings of this start, which are also in `atoll logs`:" in up.stderr
+    assert f"{journal} contained the journal of a cluster that was killed, and it cannot be read" in up.stderr
+    assert f"The journal is now in {journal / 'damaged'}" in up.stderr
+    user.atoll("down").check()
+    again = user.atoll("up", *WITHOUT_XLA, "--islands", "1x1x1", "--journal", str(journal)).check()
+    assert "warnings of this start" not in again.stderr
+    user.atoll("down").check()
+
+
 def test_the_log_of_a_cluster_that_was_killed_survives_it_and_status_names_its_end(user: User, tmp_path: Path) -> None:
     user.env["ATOLL_STATE_DIR"] = str(tmp_path)
     user.atoll("up", *WITHOUT_XLA, "--islands", "1x1x1").check()

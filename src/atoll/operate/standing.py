@@ -17,7 +17,7 @@ from atoll.cluster.cluster_runs import RunRecord, open_log
 from atoll.cluster.directories import default_cache_directory, sockets_bases, usage_file
 from atoll.cluster.held_directories import KEEP_SECONDS, is_held
 from atoll.cluster.processes.client_directories import sweep
-from atoll.cluster.processes.process_logging import logging_environment, parse_line
+from atoll.cluster.processes.process_logging import logging_environment, parse_line, warnings_in
 from atoll.cluster.settings import GRACE_SECONDS, ClusterSettings
 from atoll.engines.engine_options import EngineEnd, EngineOptions
 from atoll.engines.ray.actors import EngineStart
@@ -201,6 +201,13 @@ class StandingCluster:
         lines = self._log.read().decode(errors="replace").splitlines()
         return "\n".join([line for line in lines if not _is_event(line)][-_LOG_LINES:])
 
+    def warnings(self) -> str:
+        """Return the last warnings and errors of a start that succeeded. "" if they are on standard error."""
+        if self._log is None:
+            return ""
+        self._log.seek(0)
+        return "\n".join(warnings_in(self._log.read().decode(errors="replace"), _LOG_LINES))
+
     @property
     def directory(self) -> Path:
         """The cluster's directory, which has its join tokens if it uses TLS."""
@@ -282,6 +289,10 @@ class StandingOnRay:
 
     def last_messages(self) -> str:
         """Return the last lines that its processes wrote, if it did not start."""
+        return self._cluster.last_messages()
+
+    def warnings(self) -> str:
+        """Return the last warnings and errors of a start that succeeded."""
         return self._cluster.last_messages()
 
     def leave(self) -> None:

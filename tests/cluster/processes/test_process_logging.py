@@ -16,6 +16,7 @@ from atoll.cluster.processes.process_logging import (
     Repetitions,
     TextFormatter,
     parse_line,
+    warnings_in,
 )
 
 
@@ -59,6 +60,17 @@ def test_lines_of_both_forms_are_read_back():
         assert (found.seconds, found.process) == (1_700_000_000.25, "null island")
     for other in ("Traceback (most recent call last):", "", "{broken", '{"a": 1}'):
         assert parse_line(other) is None
+
+
+def test_the_warnings_of_a_log_are_the_last_ones_of_atoll():
+    def line(level: int, text: str) -> str:
+        made = record(text)
+        made.levelno, made.levelname = level, logging.getLevelName(level)
+        return TextFormatter("controller").format(made)
+
+    lines = [line(logging.ERROR, "one"), line(logging.WARNING, "two"), line(logging.INFO, "three"), "E0000 of XLA"]
+    assert [each.rpartition(" ")[2] for each in warnings_in("\n".join(lines), 9)] == ["one", "two"]
+    assert [each.rpartition(" ")[2] for each in warnings_in("\n".join(lines), 1)] == ["two"]
 
 
 JSON = '{"time": "%s", "process": "worker", "level": "info"%s}'

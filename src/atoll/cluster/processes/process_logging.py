@@ -19,6 +19,7 @@ from atoll.decodable import decodable
 
 REPEAT_SECONDS = 60.0  # in which the same line is logged once
 MOST_LINES = 256  # that are remembered
+_PROBLEMS = frozenset(("warning", "error", "critical"))  # levels
 FIELDS = "fields"  # attribute of a log record: a mapping of further fields, such as session, tenant and event
 
 _TEXT_LINE = re.compile(
@@ -123,6 +124,12 @@ class LogLine(msgspec.Struct, frozen=True):
     process: str
     level: str  # in lower case
     fields: dict[str, Any] = {}
+
+
+def warnings_in(log: str, most: int) -> list[str]:
+    """Return the last `most` lines of a log that are warnings or errors of Atoll's processes."""
+    found = [line for line in log.splitlines() if (known := parse_line(line)) is not None and known.level in _PROBLEMS]
+    return found[-most:]
 
 
 class _JsonLine(msgspec.Struct):

@@ -26,7 +26,7 @@ from atoll.cluster.cluster_runs import RunRecord, open_log
 from atoll.cluster.directories import default_cache_directory, make_directory, usage_file
 from atoll.cluster.environment_variables import ADDRESS, AUTHORITY, HOST_TOKEN, INSECURE, ISLAND, JOIN, RANK, TOKEN
 from atoll.cluster.processes.adopted_process import AdoptedProcess, PidFile, ProcessId
-from atoll.cluster.processes.process_logging import logging_environment
+from atoll.cluster.processes.process_logging import logging_environment, warnings_in
 from atoll.cluster.processes.startup_heartbeat import LOOK_SECONDS, ProcessActivity, StartWatch
 from atoll.cluster.setting import Setting
 from atoll.cluster.settings import SETTINGS, ClusterSettings
@@ -212,7 +212,7 @@ class EngineActor:
         try:
             engine.process.wait_until_up(until_end=True)
             self._is_up = True
-            return Up("", "")
+            return Up("", engine.warnings())
         except AtollError as error:
             engine.process.end()
             return Up(str(error), engine.last_messages())
@@ -282,8 +282,14 @@ class _Engine:
         return cls(process, directory, open(directory / "log", "rb"))
 
     def last_messages(self) -> str:
+        return "\n".join(self._text().splitlines()[-_LAST_LINES:])
+
+    def warnings(self) -> str:
+        return "\n".join(warnings_in(self._text(), _LAST_LINES))
+
+    def _text(self) -> str:
         self.log.seek(0)
-        return "\n".join(self.log.read().decode(errors="replace").splitlines()[-_LAST_LINES:])
+        return self.log.read().decode(errors="replace")
 
 
 class AgentWatch:

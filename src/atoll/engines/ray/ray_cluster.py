@@ -94,7 +94,7 @@ class RayCluster:
             raise ClusterError(up.error)
 
     def last_messages(self) -> str:
-        """Return the last lines that the processes of the cluster wrote if it did not start."""
+        """Return the last lines that the processes of the cluster wrote if it did not start, else their warnings."""
         return self._messages
 
     def leave(self) -> None:
