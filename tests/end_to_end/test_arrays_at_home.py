@@ -483,6 +483,29 @@ def test_jax_can_be_used_first_in_an_exit_handler(start_script: StartScript) -> 
     assert script.errors() == ""
 
 
+def test_an_exit_handler_sends_large_arrays_after_the_script_has_read_some(start_script: StartScript) -> None:
+    script = start_script(
+        """
+        import atexit
+        import jax, jax.numpy as jnp, numpy as np
+
+        large = np.arange(8 << 20, dtype=np.float32)
+
+        def last():
+            sent = [jax.device_put(large + i) for i in range(4)]
+            print([int(np.asarray(each)[1]) for each in sent])
+
+        atexit.register(last)
+        for _ in range(5):
+            np.asarray(jnp.ones(3 << 20) + 1)
+        """,
+        is_executed=True,
+    )
+    assert script.line() == "[1, 2, 3, 4]"
+    assert script.process.wait(300) == 0
+    assert script.errors() == ""
+
+
 def test_an_exit_handler_calls_the_script_back_long_after_the_last_call(start_script: StartScript) -> None:
     script = start_script(
         """

@@ -108,6 +108,23 @@ def test_contents_that_cannot_be_had_fail_their_feed_and_nothing_else(unix_ends:
     sender.send(1, HOSTS + 1, [content(LARGE)])
 
 
+def test_a_channel_without_a_writing_thread_starts_one_for_the_next_piece(
+    unix_ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender, receiver = unix_ends[0], Receiver(unix_ends[1])
+    Receiver(sender)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="shutdown"):
+            sender.send(1, HOSTS, [content(LARGE)])
+    sender.send(1, HOSTS + 1, [content(LARGE)])
+    assert receiver.wait(1) == [(1, HOSTS + 1, content(LARGE).tobytes())]
+
+
 def test_a_sender_learns_that_the_channel_has_ended(unix_ends: Ends) -> None:
     sender, errors = unix_ends[0], []
 

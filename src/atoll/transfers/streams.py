@@ -180,11 +180,14 @@ class StreamEngine(TransferEngine):
         return stream is not self._socket or not self._streams
 
     def _start_writers(self) -> None:
-        """Start the writing threads that do not run. The caller holds the lock."""
+        """Start the writing threads that do not run. The caller holds the lock.
+
+        Raise RuntimeError if no thread can be started, as in an exit handler.
+        """
         for stream in self._streams or [self._socket]:
             if stream not in self._writers:
-                self._writers.add(stream)
                 threading.Thread(target=self._write, args=(stream,), name="atoll-stream-out", daemon=True).start()
+                self._writers.add(stream)
 
     # ---- streams
 

@@ -6,6 +6,7 @@ import gc
 import os
 import queue
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -305,6 +306,25 @@ def test_a_call_for_which_no_thread_can_start_is_answered_and_the_channel_stays(
     assert answered == Raised("no thread can call the function: can't start new thread")
     far.to_client.send(0, first_call(4) + 2, encode(Call(number, ())))
     assert far.told.get(timeout=SECONDS) == Returned(())
+
+
+def test_channels_for_which_no_thread_can_start_are_closed_and_the_proxy_stays(
+    far: FarHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    ours, theirs = socket.socketpair()
+    before = dict(far.table._direct)
+    assert far.to_client is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        far.table._take_direct(ours, 4)
+        far.table._start_dialing(far.dial(5), far.table._channel)  # type: ignore[arg-type]
+    with theirs:
+        assert theirs.recv(1) == b""
+    assert far.table._direct == before
+    assert 5 not in far.table._dialed
 
 
 def test_a_host_cannot_let_the_client_dial(far: FarHost, monkeypatch: pytest.MonkeyPatch) -> None:

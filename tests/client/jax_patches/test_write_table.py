@@ -24,8 +24,9 @@ X = np.arange(6, dtype=np.int16).reshape(2, 3)
 class Channel:
     """Channel that records all messages. `on_end` ends the transfer in chunks."""
 
-    def __init__(self, *, fails: bool = False) -> None:
+    def __init__(self, *, fails: bool = False, has_threads: bool = True) -> None:
         self.fails = fails
+        self.has_threads = has_threads
         self.sent: list[tuple[int, bytes]] = []
         self.notices: list[Any] = []
         self.on_end: Callable[[BaseException | None], None] = lambda error: None
@@ -34,6 +35,8 @@ class Channel:
     def start_in_chunks(self, session: int, feed: int, contents: Any, on_end: Any) -> None:
         if self.fails:
             raise BrokenPipeError
+        if not self.has_threads:
+            raise RuntimeError("can't create new thread at interpreter shutdown")
         self.sent.append((feed, b"".join(map(bytes, contents.views()))))
         assert contents.launch == feed
         self.on_end = on_end
@@ -121,7 +124,8 @@ def test_without_a_direct_channel_contents_are_sent_to_the_proxy(table: WriteTab
     write, proxy = first_feed(0), Channel()
     table.send(Wanted(write, 9, 0), None, proxy)  # type: ignore[arg-type]
     table.send(Wanted(write, 9, 0), Channel(fails=True), proxy)  # type: ignore[arg-type]
-    assert proxy.sent == [(write, X.tobytes())] * 2
+    table.send(Wanted(write, 9, 0), Channel(has_threads=False), proxy)  # type: ignore[arg-type]
+    assert proxy.sent == [(write, X.tobytes())] * 3
     assert not proxy.notices
 
 

@@ -71,6 +71,30 @@ def test_a_prepared_thread_takes_calls_after_any_time_when_no_thread_can_start(m
     threads.release()
 
 
+def test_calls_that_may_wait_run_in_order_on_the_prepared_thread_when_no_thread_can_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads = Threads(idle=0.01)
+    threads.prepare()
+    refuse_threads(monkeypatch)
+    go_on, done = threading.Event(), threading.Semaphore(0)
+    order: list[int] = []
+    threads.run_or_wait(lambda: done.release() if go_on.wait(SECONDS) else None)
+    for number in range(3):
+        threads.run_or_wait(lambda number=number: (order.append(number), done.release()))  # type: ignore[misc]
+    with pytest.raises(RuntimeError, match="shutdown"):
+        threads.run(done.release)
+    go_on.set()
+    for _ in range(4):
+        assert done.acquire(timeout=SECONDS)
+    assert order == [0, 1, 2]
+    until(lambda: threads._idle == 1)
+    threads.release()
+    until(lambda: threads._idle == 0)
+    with pytest.raises(RuntimeError, match="shutdown"):
+        threads.run_or_wait(done.release)
+
+
 def test_a_session_that_waits_holds_up_its_own_work_beyond_the_bound_and_no_other_sessions() -> None:
     threads = SessionThreads("test", most=2)
     go_on, done = threading.Event(), threading.Semaphore(0)

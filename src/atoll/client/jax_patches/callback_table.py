@@ -95,7 +95,7 @@ class CallbackTable:
         self.proxy = Address()  # address at which the client reached the proxy, if it is in another process
         self._loaded: Any = None  # the proxy's answer, which reserves the data channel while it is referenced
         self.reads = ReadTable(submit)
-        self.writes = WriteTable(submit, self._threads.run)
+        self.writes = WriteTable(submit, self._threads.run_or_wait)
         self.small_writes = SmallWriteTable(submit)
         self._unreachable: set[str] = set()  # addresses of which the user knows that they cannot be dialed
         self._asked = -math.inf  # when direct channels were last asked for
@@ -287,7 +287,12 @@ class CallbackTable:
         """Accept a channel from a host on this machine that bypasses the proxy."""
         channel = DataChannel(sock)
         self._direct[channel] = host
-        threading.Thread(target=self._receive, args=(channel, Latch()), name="atoll-callbacks", daemon=True).start()
+        try:
+            threading.Thread(target=self._receive, args=(channel, Latch()), name="atoll-callbacks", daemon=True).start()
+        except RuntimeError:  # in an exit handler, whose arrays go through the proxy
+            del self._direct[channel]
+            channel.close()
+            return
         with contextlib.suppress(OSError):
             channel.send(0, first_call(0), encode(GREETING))
 
@@ -302,7 +307,10 @@ class CallbackTable:
         if before is not None:  # to the host before it restarted
             before.shut_down()
         self._dialed[dial.host] = dial.address
-        threading.Thread(target=self._dial, args=(dial, proxy), name="atoll-callbacks", daemon=True).start()
+        try:
+            threading.Thread(target=self._dial, args=(dial, proxy), name="atoll-callbacks", daemon=True).start()
+        except RuntimeError:  # in an exit handler, whose arrays go through the proxy
+            del self._dialed[dial.host]
 
     def _dial(self, dial: Dial, proxy: DataChannel) -> None:
         try:

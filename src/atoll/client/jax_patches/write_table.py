@@ -28,7 +28,7 @@ class WriteTable:
     """The contents that hosts of this process's arrays have not received, by the number of the write. Thread-safe.
 
     `submit(client, payload)` sends a plugin program to the client's proxy and returns the executable. `run(call)` calls
-    a function on another thread.
+    a function on another thread, which it may wait for.
     """
 
     def __init__(self, submit: Callable[[Any, bytes], Any], run: Callable[[Callable[[], None]], None]) -> None:
@@ -87,7 +87,7 @@ class WriteTable:
             return
         try:
             direct.start_in_chunks(0, wanted.feed, BufferContents((view,), wanted.feed), on_end)
-        except (AtollError, OSError):
+        except (AtollError, OSError, RuntimeError):  # RuntimeError: in an exit handler, no thread can be started
             to_proxy()
 
     def _send_to_proxy(self, write: int, view: memoryview, proxy: DataChannel) -> None:

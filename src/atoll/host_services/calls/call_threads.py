@@ -18,21 +18,22 @@ _IDLE_SECONDS = 30.0
 class Threads:
     """A pool of daemon threads that grows on demand, so that `run` never waits.
 
-    A thread ends after `idle` seconds without work. Between `prepare` and `release`, one idle thread remains.
+    A thread ends after `idle` seconds without work. Between `prepare` and `release`, one idle thread remains. Since
+    Python 3.12 no thread can be started in exit handlers.
     """
 
     def __init__(self, idle: float = _IDLE_SECONDS) -> None:
         self._idle_seconds = idle
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()  # None ends a thread
         self._lock = threading.Lock()
-        self._idle = 0
+        self._idle = 0  # less the calls that wait for a thread
         self._kept = 0  # idle threads that remain
 
     def prepare(self) -> None:
         """Keep an idle thread, and start it if necessary. Raise RuntimeError if that fails."""
         with self._lock:
             self._kept = 1
-            if self._idle == 0:
+            if self._idle <= 0:
                 self._start(None)
                 self._idle += 1
 
@@ -47,12 +48,26 @@ class Threads:
     def run(self, call: Callable[[], None]) -> None:
         """Run `call` on a thread of the pool. Raise RuntimeError if none is idle and none can be started."""
         with self._lock:
-            is_new = self._idle == 0
+            is_new = self._idle <= 0
             if not is_new:
                 self._idle -= 1
         if is_new:
             self._start(call)
         else:
+            self._work.put(call)
+
+    def run_or_wait(self, call: Callable[[], None]) -> None:
+        """Run `call` as `run` does. If no thread can be started, the call waits until one has ended its work.
+
+        Raise RuntimeError if no thread is certain to remain.
+        """
+        try:
+            self.run(call)
+        except RuntimeError:
+            with self._lock:
+                if not self._kept:
+                    raise
+                self._idle -= 1
             self._work.put(call)
 
     def _start(self, call: Callable[[], None] | None) -> None:
