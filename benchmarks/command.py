@@ -6,6 +6,7 @@ import typer
 
 from benchmarks.compare import compare
 from benchmarks.elastic.command import elastic
+from benchmarks.elastic.recovery_command import recoveries
 from benchmarks.exchange import exchange
 from benchmarks.gpu import gpu
 from benchmarks.grpo import grpo
@@ -24,6 +25,7 @@ bench = typer.Typer(
 )
 bench.command(help="Dispatch, transfers, memory and starts: what the least of each costs.")(micro)
 bench.command(help="A training that loses islands and gets them back, beside stock JAX.")(elastic)
+bench.command(help="Recoveries of a training with and without a step that was compiled ahead.")(recoveries)
 bench.command(help="This code beside that of another commit.")(compare)
 bench.command("named-arrays")(named_arrays)
 bench.command()(suspension)

@@ -46,9 +46,12 @@ class Lines:
 
 
 class AtollSide:
-    """A cluster with an agent per island, and a script on it. A device is lost with its agent."""
+    """A cluster with an agent per island, and a script on it: `module`, which gets `arguments`.
 
-    def __init__(self, seconds: int, megabytes: int) -> None:
+    A device is lost with its agent.
+    """
+
+    def __init__(self, *arguments: int, module: str = "benchmarks.elastic.on_atoll") -> None:
         self.lines = Lines()
         self._directory = Path(tempfile.mkdtemp(prefix="atoll-bench-"))
         with socket.create_server(("127.0.0.1", 0)) as server:
@@ -60,7 +63,7 @@ class AtollSide:
         if up.wait(_START_SECONDS):
             raise RuntimeError("the cluster is not up: see standard error")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.elastic.on_atoll", str(seconds), str(megabytes)],
+            [sys.executable, "-m", module, *map(str, arguments)],
             env=self._environment | {"JAX_PLATFORMS": "atoll", "ATOLL_ADDRESS": self._address},
             stdout=subprocess.PIPE,
             text=True,

@@ -78,11 +78,52 @@ def first() -> Any:
     return np.random.default_rng(99).normal(size=(WIDTH, WIDTH)).astype(np.float32)
 
 
-def begin(every: int, steps: int = 1 << 30) -> None:
+def begin(every: int, steps: int = 1 << 30, compile_ahead: int = 8) -> None:
     import atoll
 
-    run = atoll.elastic.run(atoll.elastic.data_parallel(gradients, update), first(), batch, steps=steps, every=every)
+    training = atoll.elastic.data_parallel(gradients, update)
+    run = atoll.elastic.run(training, first(), batch, steps=steps, every=every, compile_ahead=compile_ahead)
     state.update(run=run, steps=iter(run), losses=[])
+
+
+def begin_pipeline(every: int) -> None:
+    """Begin a run of a pipeline of three stages, with Adam's state."""
+    import jax.numpy as jnp
+    import optax
+
+    import atoll
+
+    def loss_fn(layers: Any, rows: Any) -> Any:
+        for layer in layers:
+            rows = atoll.stage_boundary(jnp.tanh(rows @ layer))
+        return jnp.mean(rows**2)
+
+    training = atoll.elastic.pipeline(loss_fn, batch(0), stages=3, microbatches=2, optimizer=optax.adam(1e-2))
+    run = atoll.elastic.run(training, [first() / 9] * 3, batch, steps=1 << 30, every=every)
+    state.update(run=run, steps=iter(run), losses=[])
+
+
+def until_compiled_ahead(count: int) -> list[tuple[int, ...]]:
+    """Step until the run has compiled for so many sets of islands, and return them."""
+    step_until(lambda run: len(run.compiled_ahead) >= count)
+    return state["run"].compiled_ahead
+
+
+def count_compilations() -> None:
+    """Count the functions that this process traces and compiles from now on."""
+    from jax import monitoring
+
+    state["compilations"] = found = []
+
+    def count(event: str, seconds: float, **labels: Any) -> None:
+        if event in ("/jax/core/compile/jaxpr_trace_duration", "/jax/core/compile/backend_compile_duration"):
+            found.append((event.rpartition("/")[2], labels.get("fun_name")))
+
+    monitoring.register_event_duration_secs_listener(count)
+
+
+def compilations() -> list[Any]:
+    return list(state["compilations"])
 
 
 def step_until(holds: Callable[[Any], bool], seconds: float = BACK_SECONDS) -> int:
@@ -181,6 +222,21 @@ def test_a_training_loses_an_island_takes_it_again_and_has_the_losses_of_an_undi
     user.call(begin, 5)
     user.call(steps, before)
     assert user.call(losses)[:before] == found[:before], "bit for bit, on the same islands"
+
+
+@pytest.mark.parametrize("begin_with", [(begin, 5), (begin_pipeline, 5)], ids=["data parallel", "pipeline"])
+def test_a_recovery_compiles_nothing_that_was_compiled_ahead(user, standing, lose, begin_with):
+    are_ready(standing)
+    user.call(*begin_with)
+    assert user.call(until_compiled_ahead, 3) == [(0, 1), (0, 2), (1, 2)]
+    are_ready(standing)
+    user.call(until_copied)
+    user.call(count_compilations)
+    lose(1)
+    user.call(step_until_lost, 1)
+    assert user.call(compilations) == []
+    _, lost = user.call(changes)
+    assert lost[:2] in [("lost", (0, 2)), ("lost", (0, 1, 2))]  # the worker may have restarted before
 
 
 def test_two_islands_are_lost_one_after_the_other(user, standing, lose):

@@ -4,6 +4,7 @@
 function. Any other training implements the protocol `Training`.
 """
 
+from atoll.elastic.compile_ahead import CompilesAhead as CompilesAhead
 from atoll.elastic.data_parallel import data_parallel as data_parallel
 from atoll.elastic.elastic_stages import pipeline as pipeline
 from atoll.elastic.run import Change as Change

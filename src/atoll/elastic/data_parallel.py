@@ -13,8 +13,9 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from atoll.elastic.compile_ahead import type_of
 from atoll.elastic.run import Make
-from atoll.programs.traced_program import program
+from atoll.programs.traced_program import Program, program
 
 
 def data_parallel(
@@ -63,7 +64,7 @@ class DataParallel:
         (self._axis,) = meshes[0].axis_names
         self._states = [_shardings(mesh, state_specs) for mesh in meshes]
         self._rows = [NamedSharding(mesh, PartitionSpec(self._axis)) for mesh in meshes]
-        self._steps: dict[tuple[int, ...], Any] = {}  # programs, by the number of rows per island
+        self._steps: dict[tuple[int, ...], Program] = {}  # by the number of rows per island
 
     def place(self, kept: Any) -> list[Any]:
         return [jax.device_put(kept, sharding, may_alias=False) for sharding in self._states]
@@ -72,18 +73,33 @@ class DataParallel:
         return state[0]
 
     def step(self, state: list[Any], batch: Any) -> tuple[list[Any], Any]:
-        counts = rows_per_island(_count(batch), [mesh.devices.size for mesh in self._meshes])
+        counts = self._counts(batch)
         parts, first = [], 0
         for count, sharding in zip(counts, self._rows, strict=True):
             part = jax.tree.map(lambda leaf, begin=first, end=first + count: leaf[begin:end], batch)
             parts.append(jax.device_put(part, sharding))
             first += count
-        if counts not in self._steps:
-            self._steps[counts] = self._make(counts)
-        result: tuple[list[Any], Any] = self._steps[counts](state, parts)
+        result: tuple[list[Any], Any] = self._program(counts)(state, parts)
         return result
 
-    def _make(self, counts: tuple[int, ...]) -> Any:
+    def compile_ahead(self, kept: Any, batch: Any) -> None:
+        counts = self._counts(batch)
+        states = [jax.tree.map(_types_on, sharding, kept) for sharding in self._states]
+        parts = [
+            jax.tree.map(lambda leaf, rows=count, there=sharding: _part_type(leaf, rows, there), batch)
+            for count, sharding in zip(counts, self._rows, strict=True)
+        ]
+        self._program(counts).compile_ahead(states, parts)
+
+    def _counts(self, batch: Any) -> tuple[int, ...]:
+        return rows_per_island(_count(batch), [mesh.devices.size for mesh in self._meshes])
+
+    def _program(self, counts: tuple[int, ...]) -> Program:
+        if counts not in self._steps:
+            self._steps.setdefault(counts, self._make(counts))  # `compile_ahead` may add it at the same time
+        return self._steps[counts]
+
+    def _make(self, counts: tuple[int, ...]) -> Program:
         weights = [count / sum(counts) for count in counts]
 
         def mean(trees: Sequence[Any]) -> Any:
@@ -107,7 +123,19 @@ class DataParallel:
             ]
             return following, averaged([jax.device_put(outputs, whole[0]) for _, outputs in made])
 
-        return program(data_parallel_step, donate_argnums=0)
+        made: Program = program(data_parallel_step, donate_argnums=0, retrace_after_loss=False)
+        return made
+
+
+def _types_on(sharding: NamedSharding, types: Any) -> Any:
+    """Return the types of a tree of arrays on `sharding`."""
+    return jax.tree.map(lambda each: type_of(each, sharding), types)
+
+
+def _part_type(leaf: Any, rows: int, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+    """Return the type of `rows` rows of a leaf of a batch on `sharding`."""
+    whole = jax.typeof(leaf)
+    return jax.ShapeDtypeStruct((rows, *whole.shape[1:]), whole.dtype, sharding=sharding, weak_type=whole.weak_type)
 
 
 def rows_per_island(rows: int, sizes: Sequence[int]) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from atoll.elastic.compile_ahead import type_of
 from atoll.elastic.run import Make
 from atoll.pipelines.pipeline import Pipeline, PipelineState
 from atoll.pipelines.pipeline import pipeline as make_pipeline
@@ -50,18 +52,23 @@ class PipelineTraining:
         self._pipe = pipe
         self._batch = batch
         self._params = params
-        self._where: Any = None  # the shardings of the pipeline's state
+        self._cutting = threading.Lock()
+        self._types: PipelineState | None = None  # the types of the pipeline's state, with its shardings
 
     def place(self, kept: Any) -> PipelineState:
         if not isinstance(kept, PipelineState):
             self._params[:] = [jax.tree.map(_without_values, kept)]
             state = self._pipe.init(kept, self._batch)
-            self._where = _shardings(state)
+            self._types = jax.tree.map(type_of, state)
             return state
-        if self._where is None:  # initialize the same cut on these islands to get the sharding of each array
-            self._where = _shardings(self._pipe.init(self._params[0], self._batch))
-        placed: PipelineState = jax.device_put(kept, self._where, may_alias=False)
+        where = jax.tree.map(lambda leaf: leaf.sharding, self._known())
+        placed: PipelineState = jax.device_put(kept, where, may_alias=False)
         return placed
+
+    def compile_ahead(self, kept: PipelineState, batch: Any) -> None:
+        self._pipe.compile_ahead(
+            jax.tree.map(lambda leaf, there: type_of(leaf, there.sharding), kept, self._known()), batch
+        )
 
     def step(self, state: PipelineState, batch: Any) -> tuple[PipelineState, Any]:
         return self._pipe.step(state, batch)
@@ -69,9 +76,12 @@ class PipelineTraining:
     def keep(self, state: PipelineState) -> PipelineState:
         return state
 
-
-def _shardings(state: PipelineState) -> Any:
-    return jax.tree.map(lambda leaf: leaf.sharding, state)
+    def _known(self) -> PipelineState:
+        """Return the types of the state on these islands. The first call cuts the model, on one thread."""
+        with self._cutting:
+            if self._types is None:
+                self._types = self._pipe.cut(self._params[0], self._batch)
+            return self._types
 
 
 def _without_values(leaf: Any) -> Any:

@@ -22,6 +22,7 @@ import jax
 from jax.sharding import Mesh
 
 from atoll.elastic import background_threads
+from atoll.elastic.compile_ahead import CompilationAhead, CompilesAhead
 from atoll.elastic.islands import Islands, is_loss
 from atoll.elastic.replica import Replica, ReplicaStatistics, recover, replicate
 from atoll.errors import RecoveryError
@@ -39,7 +40,8 @@ class Training(Protocol):
     """A training on certain islands. It holds no arrays.
 
     `run` calls the methods on its own thread, except that it may compute one step in the background before it changes
-    to other islands. Methods need not check for failed islands: `run` gets the error when it reads the arrays.
+    to other islands. A training that also has the method of `CompilesAhead` loses no time to compilations after a loss.
+    Methods need not check for failed islands: `run` gets the error when it reads the arrays.
     """
 
     def place(self, kept: Any) -> Any:
@@ -95,6 +97,7 @@ def run(
     ahead: int = 2,
     min_islands: int = 1,
     patience: float = 120.0,
+    compile_ahead: int = 8,
 ) -> Run:
     """Compute training steps on all islands that are available at the moment. For example::
 
@@ -120,6 +123,8 @@ def run(
       ahead: the maximum number of steps in flight.
       min_islands: if fewer islands are available, the run waits for up to `patience` seconds.
       patience: seconds to wait for `min_islands` islands.
+      compile_ahead: the number of islands for whose loss the run compiles the step in advance, in the background. 0 to
+        compile after a loss. It needs no memory for arrays. Trainings of your own need the method `compile_ahead`.
 
     Returns an iterable of (number, outputs) that yields each step once, in order, with NumPy arrays.
 
@@ -129,7 +134,9 @@ def run(
     """
     if every < 1 or ahead < 1 or min_islands < 1:
         raise ValueError(f"every={every}, ahead={ahead}, min_islands={min_islands}: each must be at least 1")
-    return Run(make, state, batches, steps, every, first, ahead, min_islands, patience)
+    if compile_ahead < 0:
+        raise ValueError(f"compile_ahead={compile_ahead}: it must be at least 0")
+    return Run(make, state, batches, steps, every, first, ahead, min_islands, patience, compile_ahead)
 
 
 class Run:
@@ -146,6 +153,7 @@ class Run:
         ahead: int,
         min_islands: int,
         patience: float,
+        compile_ahead: int,
     ) -> None:
         self._make = make
         self._batches = batches
@@ -156,8 +164,11 @@ class Run:
         self._patience = patience
         self._islands = Islands(leaves=True)
         self._trainings: dict[tuple[int, ...], Training] = {}
+        self._making = threading.Lock()
+        self._compilation_ahead = CompilationAhead(compile_ahead, min_islands)
         self._training: Training | None = None
         self._replica: Replica | None = None
+        self._batch: Any = None  # of the latest step
         self._state: Any = state  # the training's state; without a training, a kept state
         self._begun = self._finished = first  # the next steps to begin and to finish
         self._under_way: deque[tuple[int, Any]] = deque()  # steps in flight, with their outputs
@@ -177,6 +188,11 @@ class Run:
     def islands(self) -> tuple[int, ...]:
         """The islands on which the run computes now."""
         return self._on
+
+    @property
+    def compiled_ahead(self) -> list[tuple[int, ...]]:
+        """The sets of islands for which the step was compiled before the run computes on them."""
+        return self._compilation_ahead.compiled
 
     def statistics(self) -> ReplicaStatistics | None:
         """Return statistics about the copies of the state; None before the first step."""
@@ -208,13 +224,16 @@ class Run:
         """
         training, replica = self._current()
         while self._begun < self._steps and len(self._under_way) < self._ahead:
-            self._state, outputs = training.step(self._state, self._batches(self._begun))
+            self._batch = self._batches(self._begun)
+            self._state, outputs = training.step(self._state, self._batch)
             for leaf in jax.tree.leaves(outputs):
                 leaf.copy_to_host_async()
             self._under_way.append((self._begun, outputs))
             self._begun += 1
             replica.refresh(training.keep(self._state), self._begun)
         self._finish_one()
+        if self._change is None and self._preparation is None and isinstance(training, CompilesAhead):
+            self._compilation_ahead.advance(self._on, self._training_on, training.keep(self._state), self._batch)
 
     def _finish_one(self) -> None:
         number, outputs = self._under_way[0]
@@ -241,6 +260,8 @@ class Run:
         training = self._training_on(islands)
         self._state = training.place(kept)
         self._training, self._on = training, islands
+        for distant in self._compilation_ahead.forget_distant(islands):
+            self._trainings.pop(distant, None)
         if self._replica is None:
             self._replica = replicate(training.keep(self._state), step=self._begun, every=self._every)
         else:
@@ -282,9 +303,10 @@ class Run:
         return True
 
     def _training_on(self, islands: tuple[int, ...]) -> Training:
-        if islands not in self._trainings:
-            self._trainings[islands] = self._make([self._islands.mesh(island) for island in islands])
-        return self._trainings[islands]
+        with self._making:  # also called in the background
+            if islands not in self._trainings:
+                self._trainings[islands] = self._make([self._islands.mesh(island) for island in islands])
+            return self._trainings[islands]
 
     def _wait_for_islands(self) -> tuple[int, ...]:
         """Wait until at least `min_islands` islands are available, and return them."""

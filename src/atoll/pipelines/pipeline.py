@@ -125,17 +125,34 @@ class Pipeline:
         The arrays in the tree `params` are parameters; all other leaves, such as functions and Python numbers, are
         constants. Only floating-point parameters are trained.
         """
-        parameters = Parameters(params, self._param_specs)
-        self._built = built = build(
-            self._arguments, parameters, Batch(batch, self._batch_specs, self.schedule.microbatches, self.replicas)
-        )
-        arrays: dict[int, Any] = dict(enumerate(parameters.arrays))
+        self._built = built = self._build(params, batch)
+        arrays: dict[int, Any] = dict(enumerate(built.parameters.arrays))
         placed: list[list[Any]] = []
         for stage in built.plan.stages:
             here = {i: jax.device_put(arrays[i], sharding, may_alias=False) for i, sharding in stage.parameters.items()}
             arrays.update(here)  # later stages copy a shared parameter from this stage instead of the client
             placed.append(list(here.values()))
         return PipelineState(placed, [built.first_leaves(number, placed) for number in range(len(placed))])
+
+    def cut(self, params: Any, batch: Any) -> PipelineState:
+        """Cut the model as `init` does, but compute and store nothing. Return the types of the first state.
+
+        Each leaf is a `jax.ShapeDtypeStruct` with a sharding.
+        """
+        self._built = built = self._build(params, batch)
+        of_optimizer = [var.aval for var in built.first.outputs]
+        return PipelineState(
+            [
+                [_on(built.parameters.types[i], sharding) for i, sharding in stage.parameters.items()]
+                for stage in built.plan.stages
+            ],
+            [[_on(of_optimizer[i], sharding) for i, sharding in stage.leaves.items()] for stage in built.plan.stages],
+        )
+
+    def compile_ahead(self, state: PipelineState, batch: Any) -> None:
+        """Compile a step for a state and a batch of these types, such as the result of `cut`, without running it."""
+        built = self._known()
+        built.program.compile_ahead(*built.arguments(state.parameters, state.optimizer, batch))
 
     def step(self, state: PipelineState, batch: Any) -> tuple[PipelineState, Any]:
         """Run one training step without waiting for it. Return the next state and the loss before the update.
@@ -184,7 +201,17 @@ class Pipeline:
             lines += [f"  {crossing}" for crossing in built.cut.crossings if crossing.source == number]
         return "\n".join(lines)
 
+    def _build(self, params: Any, batch: Any) -> BuiltPipeline:
+        parameters = Parameters(params, self._param_specs)
+        return build(
+            self._arguments, parameters, Batch(batch, self._batch_specs, self.schedule.microbatches, self.replicas)
+        )
+
     def _known(self) -> BuiltPipeline:
         if self._built is None:
             raise PipelineError("call init(params, batch) before other methods: it cuts the model")
         return self._built
+
+
+def _on(type_: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(type_.shape, type_.dtype, sharding=sharding)

@@ -261,8 +261,9 @@ def _step_program(plan: StepPlan) -> Program:
     donated = (0, 1) if plan.donate else None
     if len(plan.parts) == plan.microbatches == 1:
         # Compile one function as in plain JAX, because XLA might round differently in several functions.
-        return Program(jax.jit(pipeline_step, donate_argnums=donated), donate_argnums=donated)
-    return Program(pipeline_step, donate_argnums=donated)
+        whole = jax.jit(pipeline_step, donate_argnums=donated)
+        return Program(whole, donate_argnums=donated, retrace_after_loss=False)
+    return Program(pipeline_step, donate_argnums=donated, retrace_after_loss=False)
 
 
 def _on(part: ModelPart, mesh: Any) -> ModelPart:

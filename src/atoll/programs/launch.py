@@ -46,6 +46,10 @@ class ProgramLaunch:
             arrays = internals.put([v.constant for _, v in shared], [v.sharding for _, v in shared])
             for (slot, _), array in zip(shared, arrays, strict=True):
                 self._constants[slot] = internals.buffer(array)
+        # Whether the function has made or captured arrays of the program, which a loss of hosts may include.
+        self.has_constants = any(each is not None for each in self._constants) or not all(
+            each.source for each in built.results
+        )
         self._hosts = [slot for slot, _ in hosts]
         self._host_shardings = [sharding for _, sharding in hosts]
         client = _client(built)

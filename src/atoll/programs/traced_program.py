@@ -56,6 +56,8 @@ def program(fun: Callable[..., Any] | None = None, **options: Any) -> Any:
         once for arguments of given types, and again after the loss of a host.
       static_argnums, static_argnames: Arguments that are not arrays, as in `jax.jit`.
       donate_argnums, donate_argnames: Arguments that the program may consume, as in `jax.jit`.
+      retrace_after_loss: False if the function always chooses the same devices for its arguments. Then a loss of hosts
+        is no reason to run it again, unless the program has constants.
 
     As with jit, call `jax.set_mesh` outside the function. Callbacks, such as those of `jax.debug.print` and
     `io_callback`, run in each call. If they are ordered, there is no program: Python runs the function in each call.
@@ -80,8 +82,12 @@ class _Traced:
     launch: ProgramLaunch | None
     plain: bool
     # The cluster's count of host losses before tracing. A later loss may include constants, so the function is then
-    # traced again.
-    losses: int
+    # traced again. None if the function need not be traced again.
+    losses: int | None
+
+    @property
+    def is_current(self) -> bool:
+        return self.losses is None or self.losses == losses()
 
 
 class Program:
@@ -95,6 +101,7 @@ class Program:
         static_argnames: str | Iterable[str] | None = None,
         donate_argnums: int | Sequence[int] | None = None,
         donate_argnames: str | Iterable[str] | None = None,
+        retrace_after_loss: bool = True,
     ) -> None:
         if not callable(fun):
             raise ProgramError(f"a program needs a function, got {fun!r}")
@@ -106,6 +113,7 @@ class Program:
         self._donated_numbers, self._donated_names = _both(donate_argnums, donate_argnames, names)
         _check_names(fun, (*self._static_names, *self._donated_names))
         self._has_statics = bool(self._static_numbers or self._static_names)
+        self._retraces_after_loss = retrace_after_loss
         self._cache: dict[Hashable, _Traced] = {}
         self._flat: dict[Hashable, tuple[FlatProgram, Any] | None] = {}
         self._tracing = threading.RLock()
@@ -133,11 +141,11 @@ class Program:
         leaves, tree = jax.tree.flatten(dynamic)
         key = (tree, tuple([_kind(leaf) for leaf in leaves]), statics, internals.trace_context())
         traced = self._cache.get(key)
-        if traced is None or traced.losses != losses():
+        if traced is None or not traced.is_current:
             with self._tracing:
                 traced = self._cache.get(key)
-                if traced is None or traced.losses != losses():
-                    traced = self._cache[key] = self._traced(leaves, tree, statics)
+                if traced is None or not traced.is_current:
+                    traced = self._cache[key] = self._traced(leaves, tree, statics, self._retraces_after_loss)
         if traced.launch is None or traced.built is None:
             return self._fun(*args, **kwargs)
         results = traced.launch.call(leaves)
@@ -199,6 +207,20 @@ class Program:
         built, out_tree = self._build(leaves, tree, statics)
         return Lowered(built, tree, out_tree, self._donated_leaves(tree))
 
+    def compile_ahead(self, *args: Any, **kwargs: Any) -> None:
+        """Trace and compile the program for these arguments without running it, so that the first call does neither.
+
+        Each argument is an array or a `jax.ShapeDtypeStruct`, whose sharding is None for an array of NumPy. Unless the
+        program has constants, calls with such arguments do not trace it again after a loss of hosts.
+        """
+        dynamic, statics = self._split(args, kwargs)
+        leaves, tree = jax.tree.flatten(dynamic)
+        key = (tree, tuple([_kind_of_type(leaf) for leaf in leaves]), statics, internals.trace_context())
+        with self._tracing:
+            traced = self._cache.get(key)
+            if traced is None or not traced.is_current:
+                self._cache[key] = self._traced(leaves, tree, statics, retraces=False)
+
     def clear_cache(self) -> None:
         """Drop all traced programs, so that the cluster can free them."""
         self._cache.clear()
@@ -206,14 +228,15 @@ class Program:
 
     # ---- tracing
 
-    def _traced(self, leaves: Sequence[Any], tree: Any, statics: Any) -> _Traced:
+    def _traced(self, leaves: Sequence[Any], tree: Any, statics: Any, retraces: bool) -> _Traced:
         before = losses()
         try:
             built, out_tree = self._build(leaves, tree, statics)
         except OrderedEffects:
             return _Traced(None, None, None, True, before)
         launch = ProgramLaunch(built) if built.program.nodes and on_atoll(built) else None
-        return _Traced(built, out_tree, launch, built.plain, before)
+        is_lasting = launch is not None and not launch.has_constants and not retraces
+        return _Traced(built, out_tree, launch, built.plain, None if is_lasting else before)
 
     def _build(self, leaves: Sequence[Any], tree: Any, statics: Any) -> tuple[Built, Any]:
         paths = [path for path, _ in jax.tree.leaves_with_path(tree.unflatten(leaves))]
@@ -297,6 +320,13 @@ def _kind(leaf: Any) -> Any:
     if hasattr(leaf, "sharding"):
         return leaf.aval, leaf.sharding, internals.is_committed(leaf)
     return kind
+
+
+def _kind_of_type(leaf: Any) -> Any:
+    """Return the properties of an argument that `_kind` returns for an array of this type."""
+    if not isinstance(leaf, jax.ShapeDtypeStruct):
+        return _kind(leaf)
+    return (leaf.dtype, leaf.shape) if leaf.sharding is None else (internals.abstractify(leaf), leaf.sharding, True)
 
 
 def _argument(leaf: Any, name: str) -> Value:

@@ -55,6 +55,30 @@ def test_arguments_are_trees_of_anything_anywhere(python: RemotePython) -> None:
     assert two[3] == 7
 
 
+def compiled_ahead() -> tuple[int, int, Any]:
+    import atoll
+
+    first, second = meshes()
+    traced = []
+
+    @atoll.program
+    def f(x: Any, y: Any, *, z: Any) -> Any:
+        traced.append(f)
+        return jax.device_put(x * 2, on(second)) + y * z
+
+    x = jax.device_put(np.arange(8.0), on(first, "x"))
+    types = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding) for sharding in (x.sharding, None)]
+    f.compile_ahead(*types, z=jax.ShapeDtypeStruct((), x.dtype))
+    before = len(traced)
+    return before, len(traced), host(f(x, np.arange(8.0), z=np.array(3.0)))
+
+
+def test_a_program_that_was_compiled_ahead_is_not_traced_by_a_call(python: RemotePython) -> None:
+    before, after, result = python.call(compiled_ahead)
+    assert (before, after) == (1, 1)
+    np.testing.assert_array_equal(result, np.arange(8.0) * 5)
+
+
 def returned_argument() -> list[bool]:
     import atoll
 

@@ -65,16 +65,44 @@ def call_it() -> Any:
     return host(globals()["_kept"](np.arange(4.0)))
 
 
+def keep_without_constants() -> Any:
+    """Keep two programs: one that is compiled ahead, and one that a loss is no reason to trace again."""
+    import atoll
+
+    far = jax.devices()[1]
+    traced: list[str] = []
+
+    def doubled(x: Any) -> Any:
+        traced.append("doubled")
+        return jax.jit(lambda x: x * 2)(jax.device_put(x, far))
+
+    def tripled(x: Any) -> Any:
+        traced.append("tripled")
+        return jax.jit(lambda x: x * 3)(jax.device_put(x, far))
+
+    ahead, lasting = atoll.program(doubled), atoll.program(tripled, retrace_after_loss=False)
+    ahead.compile_ahead(np.arange(4.0))
+    globals()["_lasting"] = ahead, lasting, traced
+    return call_them()
+
+
+def call_them() -> Any:
+    *programs, traced = globals()["_lasting"]
+    return [host(each(np.arange(4.0))) for each in programs], list(traced)
+
+
 def test_a_program_runs_again_when_an_island_with_its_constants_is_back(
     start_cluster: StartCluster, start_python: StartPython
 ) -> None:
     cluster = start_cluster(islands="2x1x1")
     client = start_python(ATOLL_ADDRESS=cluster.address)
-    expected = client.call(keep_a_program)
+    expected, lasting = client.call(keep_a_program), client.call(keep_without_constants)
+    assert lasting[1] == ["doubled", "tripled"]
     before = cluster.worker(1)
     before.kill()
     cluster.until(lambda report: report["islands"][1]["hosts"][0]["pid"] not in (0, None, before.pid), 60.0)
     assert_same(client.call(call_it), expected)
+    assert_same(client.call(call_them), lasting)
 
 
 @functools.cache
