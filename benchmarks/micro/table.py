@@ -1,4 +1,4 @@
-"""The micro-benchmarks (a) to (aj), as data: speed that users notice, beside stock JAX and other peers."""
+"""The micro-benchmarks (a) to (ak), as data: speed that users notice, beside stock JAX and other peers."""
 
 import importlib.util
 
@@ -397,6 +397,25 @@ BENCHMARKS = (
             Metric("spread", "from one device to each of the four", "ms"),
             Metric("island", "to the other island (stock JAX: to the other four devices)", "ms"),
             Metric("island_singly", "the same, one array per call", "ms"),
+        ),
+    ),
+    Benchmark(
+        key="ak",
+        title="operations on 4 B, each waited for, and the floor: jaxlib's client with a proxy that answers at once",
+        prepare="benchmarks.micro.floor:floor",
+        contestants=("atoll", "jaxlib's client, instant proxy", "stock"),
+        metrics=tuple(
+            metric
+            for name, title in (
+                ("put", "device_put"),
+                ("call", "a jitted call"),
+                ("read", "np.asarray, computed before"),
+                ("call_float", "a jitted call and float()"),
+            )
+            for metric in (
+                Metric(name, title, "ms"),
+                Metric(f"{name}_cpu", f"{title}: CPU time of all processes", "ms"),
+            )
         ),
     ),
 )
