@@ -80,7 +80,6 @@ def publish(
     from atoll.client import published_trees
     from atoll.client.array_contents import contents_of
     from atoll.client.array_conversions import converted
-    from atoll.client.array_packing import by_type
 
     check_array_name(name)
     keep, replicas = _positive("keep", keep), _positive("replicas", replicas)
@@ -93,25 +92,26 @@ def publish(
     if len(outline.longest) > MOST_PATH // 2:
         raise StatusError(Code.INVALID_ARGUMENT, f"the path {outline.longest[:100]}... of an array is too long")
     leaves = _as_arrays(leaves, outline.paths)
-    types = by_type(leaves)
-    _check_arrays(leaves, outline.paths, types, client)
+    layout = outline.layout_of(leaves)
+    _check_arrays(leaves, outline.paths, layout.types, client)
     dtype = None if dtype is None else jax.numpy.dtype(dtype)
-    contents = contents_of(leaves, types, dtype)
+    contents = contents_of(leaves, layout.types, dtype)
     if dtype is not None:
         leaves = converted(leaves, dtype)
-        types = by_type(leaves)
+        layout = outline.layout_of(leaves)
     copies = name in _donated and dtype is None  # converted arrays are copies already
-    arrays, structure = published_trees.arrays_to_publish(outline, leaves, types, contents, copies, checksums)
+    arrays, structure = published_trees.arrays_to_publish(outline, leaves, layout, contents, copies, checksums)
     if len(arrays) > MOST_PUBLISHED:
         text = f"{name} has {len(arrays)} arrays that are not small: a version can have at most {MOST_PUBLISHED}"
         raise StatusError(Code.INVALID_ARGUMENT, text)
-    if len({each.path for each in arrays}) < len(arrays):
+    paths = tuple([each.place.path for each in arrays])
+    if len(set(paths)) < len(paths):
         raise StatusError(Code.INVALID_ARGUMENT, f"two arrays of the tree to publish as {name} have the same path")
-    request = PublishArrays(name, keep, tuple(each.path for each in arrays), structure, replicas, spill is not None)
-    stages = {each: staging_call(client, each) for each in dict.fromkeys(array.devices for array in arrays)}
+    request = PublishArrays(name, keep, paths, structure, replicas, spill is not None)
+    stages = {each: staging_call(client, each) for each in dict.fromkeys(array.place.devices for array in arrays)}
     with staging:
         try:
-            for each, some in itertools.groupby(arrays, key=lambda array: array.devices):
+            for each, some in itertools.groupby(arrays, key=lambda array: array.place.devices):
                 stages[each]([array.value for array in some])
             reply = submit(client, write_request(request))
         except BaseException:  # an interrupt, too

@@ -7,10 +7,13 @@ from collections import OrderedDict, namedtuple
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import msgspec
 import numpy as np
 import pytest
 
+from atoll.client.array_packing import FEWEST
+from atoll.client.client_caches import clear_client_caches
 from atoll.client.published_trees import (
     TreeOutline,
     _plain,
@@ -207,3 +210,20 @@ def test_checksums_of_other_arrays_are_refused(checksums: Any, cells: int) -> No
     version = with_checksums(checksums, cells)
     with pytest.raises(ValueError, match="its checksums do not fit its arrays"):
         divided("eve/policy", version, form_of("eve/policy", version))
+
+
+def test_trees_of_the_same_types_share_a_layout_which_ends_with_the_client() -> None:
+    small, other = jnp.zeros(4), jnp.zeros(4, "int32")
+    outline, leaves = outline_of([small] * FEWEST + [other])
+    layout = outline.layout_of(leaves)
+    assert [each.positions for each in layout.places] == [list(range(FEWEST)), [FEWEST]]
+    assert outline.layout_of([each + 1 for each in leaves]) is layout
+    assert layout.structure(outline, (), ()) is layout.structure(outline, (), ())
+    assert layout.structure(outline, (), (0, 7)) != layout.structure(outline, (), ())
+    converted = outline.layout_of([small.astype("bfloat16")] * FEWEST + [other])
+    assert converted is not layout
+    assert outline.layout_of(leaves) is layout
+    alone = outline.layout_of([*leaves[1:], other])
+    assert len(alone.places) == FEWEST + 1
+    clear_client_caches()
+    assert outline.layout_of([*leaves[1:], other]) is not alone

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -53,10 +53,10 @@ class _Kind:
     shape: tuple[int, ...]
 
 
-def by_type(arrays: Sequence[Any]) -> dict[tuple[Any, Any], list[int]]:
+def by_type(shardings: Iterable[Any], avals: Iterable[Any]) -> dict[tuple[Any, Any], list[int]]:
     """Return the positions of the arrays of each type. A type is a sharding and an abstract value."""
     found: dict[tuple[Any, Any], list[int]] = defaultdict(list)
-    for position, each in enumerate(map(internals.type_of, arrays)):
+    for position, each in enumerate(zip(shardings, avals, strict=True)):
         found[each].append(position)
     return found
 
@@ -129,17 +129,23 @@ def _names(spec: Any, rank: int) -> list[tuple[str, ...]]:
     return names + [()] * (rank - len(names))
 
 
-def pack(leaves: Sequence[Any], paths: Sequence[str], count: int) -> tuple[Any, Pack]:
-    """Return a pack of `count` arrays, which begins with these arrays of one kind, and its description."""
-    kind = _kind(leaves[0].sharding, leaves[0].dtype, leaves[0].shape)
+def described(sharding: Any, aval: Any, paths: Sequence[str], count: int) -> Pack:
+    """Return the description of a pack of `count` arrays of this type, which begins with those of the paths."""
+    kind = _kind(sharding, aval.dtype, aval.shape)
     assert kind is not None
-    padding = [leaves[0]] * (count - len(leaves))
-    packed = _packing(kind, count)([*leaves, *padding])
     mesh, axes = (), ()
     if kind.mesh is not None:
         mesh = tuple(kind.mesh.devices.shape)
         axes = tuple(map(kind.mesh.axis_names.index, kind.axes))
-    return packed, Pack(tuple(paths), count, kind.shape, kind.cuts, mesh, axes)
+    return Pack(tuple(paths), count, kind.shape, kind.cuts, mesh, axes)
+
+
+def pack(leaves: Sequence[Any], count: int) -> Any:
+    """Return a pack of `count` arrays, which begins with these arrays of one kind."""
+    kind = _kind(leaves[0].sharding, leaves[0].dtype, leaves[0].shape)
+    assert kind is not None
+    padding = [leaves[0]] * (count - len(leaves))
+    return _packing(kind, count)([*leaves, *padding])
 
 
 @client_cache(256)

@@ -37,7 +37,10 @@ Tracer: Any = core.Tracer
 jit_p = _pjit.jit_p
 device_put_p = dispatch.device_put_p
 Array: Any = xla_client.ArrayImpl
-type_of: Callable[[Any], tuple[Any, Any]] = operator.attrgetter("_sharding", "aval")  # of an `Array`; calls no Python
+# Of an `Array`. They call no Python.
+type_of: Callable[[Any], tuple[Any, Any]] = operator.attrgetter("_sharding", "aval")
+sharding_of: Callable[[Any], Any] = operator.attrgetter("_sharding")
+aval_of: Callable[[Any], Any] = operator.attrgetter("aval")
 trace_context: Callable[[], Any] = _config.trace_context
 trace_state_clean: Callable[[], bool] = core.trace_state_clean
 eager_trace: Any = core.eval_trace

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -12,7 +12,9 @@ import msgspec
 import numpy as np
 
 from atoll.client import array_checksums, array_packing
+from atoll.client import jax_internals as internals
 from atoll.client.array_contents import Content
+from atoll.client.client_caches import clear_with_client
 from atoll.decodable import decodable
 from atoll.errors import Code, Details, Kind, StatusError, failed
 from atoll.protocol.messages import MOST_STRUCTURE, VersionArray
@@ -23,19 +25,78 @@ from atoll.wire.framing import NO_MESSAGE
 _MOST_SUMMED = 128  # arrays whose checksums one function computes
 _MOST_NAMED = 5  # arrays in the text of an error
 _MOST_OUTLINES = 16
+_MOST_LAYOUTS = 2  # of an outline: of the tree, and of the tree with another dtype
 _DICT, _LIST, _TUPLE = "dict", "list", "tuple"
 _NO_TREE = msgspec.Raw(msgspec.msgpack.encode(None))
 
 
-class StagedArray(NamedTuple):
-    """An array of a request: a leaf of the tree, or a pack of several."""
+class Place(NamedTuple):
+    """An array of a request without its value: a leaf of the tree, or a pack of several."""
 
     devices: tuple[int, ...]
-    value: Any
     path: str
     pack: Pack | None
     positions: list[int]  # of the leaves in the tree
+
+
+class StagedArray(NamedTuple):
+    """An array of a request. `content` is the number of its content, or 0."""
+
+    place: Place
+    value: Any
     content: int = 0
+
+
+class TreeLayout:
+    """The arrays of a request that publishes a tree, without their values.
+
+    They depend on the types of the leaves only. So they are found once for all trees with the same types.
+
+    Attributes:
+      types: the positions of the leaves of each type, as `array_packing.by_type` returns them.
+      places: the arrays, sorted by devices.
+      not_packed: the positions of the leaves that are arrays of the request themselves.
+      numbers: the number of each leaf in the order of the arrays.
+    """
+
+    def __init__(self, shardings: list[Any], avals: list[Any], paths: Sequence[str]) -> None:
+        self._shardings, self._avals = shardings, avals
+        self.types = array_packing.by_type(shardings, avals)
+        self.places: list[Place] = []
+        groups = array_packing.groups(self.types)
+        for positions, count in groups:
+            first, names = positions[0], [paths[position] for position in positions]
+            pack = array_packing.described(shardings[first], avals[first], names, count)
+            path = f"{names[0]} and {len(names) - 1} more"
+            self.places.append(Place(_devices(shardings[first]), path, pack, positions))
+        packed = itertools.chain.from_iterable(positions for positions, _ in groups)
+        self.not_packed = sorted(set(range(len(paths))).difference(packed))
+        self.places += [Place(_devices(shardings[each]), paths[each], None, [each]) for each in self.not_packed]
+        self.places.sort(key=lambda place: place.devices)
+        order = list(itertools.chain.from_iterable(each.positions for each in self.places))
+        self.numbers = sorted(range(len(order)), key=order.__getitem__)
+        self._structure: tuple[Any, bytes] = None, b""
+
+    def has(self, shardings: list[Any], avals: list[Any]) -> bool:
+        """Return whether leaves have these types.
+
+        Types are mostly the same objects as those of the last tree, which is known without a call per leaf: the results
+        of a compiled function have the types of its earlier results.
+        """
+        if self._shardings != shardings or self._avals != avals:
+            return False
+        self._shardings, self._avals = shardings, avals
+        return True
+
+    def structure(
+        self, outline: TreeOutline, checksums: tuple[tuple[int, ...], ...], contents: tuple[int, ...]
+    ) -> bytes:
+        """Return the encoded form of the tree. `contents` is empty if all numbers would be 0."""
+        key = checksums, contents
+        if self._structure[0] != key:
+            packs = {number: each.pack for number, each in enumerate(self.places) if each.pack is not None}
+            self._structure = key, _encode_structure(outline, self.numbers, packs, checksums, contents)
+        return self._structure[1]
 
 
 class TreeOutline:
@@ -56,6 +117,20 @@ class TreeOutline:
             self._nodes = _plain(tree, zip(leaves, itertools.count(), strict=False))
             self.is_plain = True
         self._encoded: tuple[list[int], bytes] | None = None
+        self._layouts: list[TreeLayout] = []
+        clear_with_client(self)
+
+    def clear_cache(self) -> None:
+        self._layouts.clear()
+
+    def layout_of(self, leaves: Sequence[Any]) -> TreeLayout:
+        """Return the layout of a tree with these leaves."""
+        shardings, avals = list(map(internals.sharding_of, leaves)), list(map(internals.aval_of, leaves))
+        found = next((each for each in self._layouts if each.has(shardings, avals)), None)
+        if found is None:
+            found = TreeLayout(shardings, avals, self.paths)
+            self._layouts = [*self._layouts[-(_MOST_LAYOUTS - 1) :], found]
+        return found
 
     def encoded(self, numbers: list[int]) -> bytes:
         """Return the encoded tree with these numbers as leaves.
@@ -96,7 +171,7 @@ def outline_of(tree: Any) -> tuple[TreeOutline, list[Any]]:
 def arrays_to_publish(
     outline: TreeOutline,
     leaves: Sequence[Any],
-    types: Mapping[tuple[Any, Any], Sequence[int]],
+    layout: TreeLayout,
     contents: Sequence[Content],
     copies: bool,
     checksums: bool,
@@ -105,57 +180,53 @@ def arrays_to_publish(
 
     They are the leaves of the tree, and packs of small leaves. With `copies`, they are copies of those leaves that were
     not published before: a script that donates its arrays keeps the others. With `checksums`, arrays with their
-    checksums follow. `types` has the positions of the leaves of each type, as `array_packing.by_type` returns them.
+    checksums follow.
     """
-    paths = outline.paths
-    groups = array_packing.groups(types)
+    values = leaves
+    if copies and (copied := [position for position in layout.not_packed if not contents[position].is_known]):
+        values = list(leaves)
+        for position, value in zip(copied, array_packing.copied([leaves[each] for each in copied]), strict=True):
+            values[position] = value
     arrays = []
-    for positions, count in groups:
-        some, names = map(leaves.__getitem__, positions), map(paths.__getitem__, positions)
-        value, pack = array_packing.pack(list(some), list(names), count)
-        path = f"{paths[positions[0]]} and {len(positions) - 1} more"
-        arrays.append(StagedArray(_devices(value), value, path, pack, positions))
-    packed = itertools.chain.from_iterable(positions for positions, _ in groups)
-    alone = sorted(set(range(len(leaves))).difference(packed))
-    values: dict[int, Any] = {}
-    if copies and (copied := [position for position in alone if not contents[position].is_known]):
-        values = dict(zip(copied, array_packing.copied([leaves[each] for each in copied]), strict=True))
-    for position in alone:
-        leaf = values.get(position, leaves[position])
-        arrays.append(StagedArray(_devices(leaf), leaf, paths[position], None, [position], contents[position].number))
-    arrays.sort(key=lambda array: array.devices)
+    for place in layout.places:
+        if place.pack is None:
+            (position,) = place.positions
+            arrays.append(StagedArray(place, values[position], contents[position].number))
+        else:
+            some = list(map(leaves.__getitem__, place.positions))
+            arrays.append(StagedArray(place, array_packing.pack(some, place.pack.count)))
     groups_of_sums = tuple(_numbers_by_devices(arrays)) if checksums else ()
-    structure = _encode_structure(outline, arrays, groups_of_sums)
-    for place, numbers in enumerate(groups_of_sums):
+    numbers_of_contents = tuple([each.content for each in arrays])
+    structure = layout.structure(outline, groups_of_sums, numbers_of_contents if any(numbers_of_contents) else ())
+    for number, numbers in enumerate(groups_of_sums):
         value = array_checksums.checksums([arrays[number].value for number in numbers])
-        arrays.append(StagedArray(_devices(value), value, f"checksums {place}", None, []))
+        arrays.append(StagedArray(Place(_devices(value.sharding), f"checksums {number}", None, []), value))
     return arrays, structure
 
 
 def _numbers_by_devices(arrays: Sequence[StagedArray]) -> Iterator[tuple[int, ...]]:
     """Yield the numbers of arrays on the same devices, at most `_MOST_SUMMED` at once."""
-    for _, some in itertools.groupby(range(len(arrays)), key=lambda number: arrays[number].devices):
+    for _, some in itertools.groupby(range(len(arrays)), key=lambda number: arrays[number].place.devices):
         numbers = tuple(some)
         yield from (numbers[first : first + _MOST_SUMMED] for first in range(0, len(numbers), _MOST_SUMMED))
 
 
-def _devices(array: Any) -> tuple[int, ...]:
-    return tuple(device.id for device in array.sharding._device_assignment)
+def _devices(sharding: Any) -> tuple[int, ...]:
+    return tuple(device.id for device in sharding._device_assignment)
 
 
 def _encode_structure(
-    outline: TreeOutline, arrays: Sequence[StagedArray], checksums: tuple[tuple[int, ...], ...]
+    outline: TreeOutline,
+    numbers: list[int],
+    packs: dict[int, Pack],
+    checksums: tuple[tuple[int, ...], ...],
+    contents: tuple[int, ...],
 ) -> bytes:
-    """Return the form of the tree.
+    """Return the form of the tree, whose leaves have these numbers.
 
     It lacks the tree if subscribers have to pass `like`: for other nodes than `_plain` describes, keys that are not
     Unicode, and trees that are very deep or large.
     """
-    order = list(itertools.chain.from_iterable(each.positions for each in arrays))
-    numbers = sorted(range(len(order)), key=order.__getitem__)
-    packs = {number: each.pack for number, each in enumerate(arrays) if each.pack is not None}
-    contents = tuple(each.content for each in arrays)
-    contents = contents if any(contents) else ()
     with suppress(TypeError, UnicodeEncodeError, RecursionError):
         plain = msgspec.Raw(outline.encoded(numbers))
         content = msgspec.msgpack.encode(TreeForm(plain, packs, checksums, contents))
@@ -164,7 +235,7 @@ def _encode_structure(
     content = msgspec.msgpack.encode(TreeForm(_NO_TREE, packs, checksums, contents))
     if len(content) <= MOST_STRUCTURE:
         return content
-    text = f"the paths of {len(order)} arrays have more than {MOST_STRUCTURE >> 20} MiB: publish fewer arrays at once"
+    text = f"the paths of {len(numbers)} arrays have more than {MOST_STRUCTURE >> 20} MiB: publish fewer arrays at once"
     raise StatusError(Code.INVALID_ARGUMENT, text)
 
 
