@@ -60,6 +60,22 @@ def test_what_cannot_be_a_standby_is_refused_before_anything_starts(user, argume
     assert expected in " ".join(refused.stderr.replace("│", " ").split())
 
 
+def test_a_standby_that_has_ended_with_its_cluster_says_so(user, tmp_path):
+    user.env["ATOLL_STATE_DIR"] = str(tmp_path / "state")
+    first, second = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    kept = ("--authority", str(tmp_path / "authority"))
+    user.atoll(
+        "up", "--islands", "1x1x1", "--listen", first, *kept, "--journal", str(tmp_path / "1"), *WITHOUT_XLA
+    ).check()
+    user.atoll(
+        "up", "--standby", first, "--listen", second, *kept, "--journal", str(tmp_path / "2"), "--name", "spare"
+    ).check()
+    user.atoll("down", "--name", "default").check()
+    assert eventually(lambda: user.leftovers() == []), user.leftovers()
+    runs = user.atoll("logs", "--runs", "--name", "spare").check().stdout
+    assert "the cluster that it followed has ended" in " ".join(runs.replace("│", " ").split())
+
+
 @pytest.mark.skipif(not int(os.environ.get("ATOLL_TEST_TAKEOVERS", "0")), reason="make restarts")
 def test_a_standby_on_tcp_takes_over_and_is_the_cluster_from_then_on(user, tmp_path):
     first, second, third = (f"127.0.0.1:{free_port()}" for _ in range(3))

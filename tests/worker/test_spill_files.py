@@ -107,6 +107,15 @@ def test_bytes_that_a_file_does_not_have_are_refused(directory: str, offset: int
     assert refused.value.status.code == Code.DATA_LOSS
 
 
+def test_the_error_of_a_missing_file_names_the_machine_and_says_what_to_do(directory: str):
+    piece = spill_files.write(directory, 1, CONTENTS.data)
+    Path(piece.path).unlink()
+    with pytest.raises(StatusError, match=r"No such file or directory on \S+\. If another machine was") as refused:
+        spill_files.read(piece)
+    assert f"on {os.uname().nodename}. " in refused.value.status.message
+    assert refused.value.status.details.is_loss
+
+
 def test_a_file_that_cannot_be_read_now_is_not_reported_as_lost(directory: str):
     piece = spill_files.write(directory, 1, CONTENTS.data)
     with no_more_files(), pytest.raises(StatusError, match=f"cannot read {piece.path}: Too many open files") as caught:

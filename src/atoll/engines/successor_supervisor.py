@@ -18,6 +18,8 @@ from atoll.errors import ClusterError
 from atoll.security.start_security import advertised
 from atoll.wire.address import parse_address
 
+_CLUSTER_ENDED = "the cluster that it followed has ended"
+
 
 class SuccessorSupervisor:
     """Runs the controller, and restarts it after it has taken over.
@@ -122,5 +124,5 @@ class SuccessorSupervisor:
             self._spare.supervisor.controller_ended(text)
             return
         if not self._stop.is_set():
-            self._reason = text
+            self._reason = _CLUSTER_ENDED if self._controller.was_asked and self._standby else text
         self._stop.set()

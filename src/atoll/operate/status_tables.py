@@ -62,9 +62,9 @@ def status_tables(snapshot: Snapshot, address: str, name: str = "") -> Renderabl
     if snapshot.versions:
         names = len({(each.tenant, each.name) for each in snapshot.versions})
         size = human_bytes(sum(each.bytes for each in snapshot.versions))
-        parts.append(
-            Text(f"published arrays: {len(snapshot.versions)} versions of {names} names, {size} (atoll arrays)")
-        )
+        versions = f"{len(snapshot.versions)} version{'s' if len(snapshot.versions) > 1 else ''}"
+        of_names = f"{names} name{'s' if names > 1 else ''}"
+        parts.append(Text(f"published arrays: {versions} of {of_names}, {size} (atoll arrays)"))
     functions = snapshot.functions
     parts.append(
         Text(

@@ -23,6 +23,7 @@ import msgspec
 
 from atoll.atomic_files import sync_directory, write_atomically
 from atoll.cluster.directories import suspended_directory
+from atoll.cluster.processes.process_table import this_machine
 from atoll.errors import Code, Details, Kind, StatusError, failed
 from atoll.missing import MISSING
 from atoll.protocol import messages as m
@@ -200,7 +201,8 @@ def read(piece: m.SpilledPiece) -> Any:
         finally:
             os.close(descriptor)
     except (*MISSING, IsADirectoryError) as error:
-        raise _lost(_text("read", Path(piece.path), error)) from None
+        where = f"on {this_machine()}. {_OTHER_MACHINE}"
+        raise _lost(f"{_text('read', Path(piece.path), error)} {where}") from None
     except OSError as error:
         text = f"{_text('read', Path(piece.path), error)}. The file is kept: fix the reason, and read the array again"
         raise failed(Code.UNAVAILABLE, text, Details(retriable=True)) from None
@@ -240,6 +242,13 @@ def remove_others(prefix: str, before: int, numbers: Container[int]) -> None:
         number = path.name.removeprefix(start.name)
         if number.isdecimal() and int(number) < before and int(number) not in numbers:
             shutil.rmtree(path, ignore_errors=True)
+
+
+# A host reads what the host with its number has written, which may have been another machine.
+_OTHER_MACHINE = (
+    "If another machine was this host when the file was written, copy the file here, or give that machine its former "
+    "place (`--island` and `--rank` of `atoll host`)"
+)
 
 
 def _not_written(contents: memoryview, path: Path, error: OSError) -> StatusError:
