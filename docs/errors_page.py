@@ -14,8 +14,8 @@ _HEAD = """\
 
 <!-- Written by `python -m docs.errors_page` from `errors.py`. -->
 
-[Troubleshooting](../guides/troubleshooting.md) lists messages with their causes and what to do. This page lists the
-types.
+This page lists the types of errors. [Error messages](messages.md) lists all messages, with a link to each, and
+[troubleshooting](../guides/troubleshooting.md) explains the frequent ones.
 
 Errors of Atoll's own functions are subclasses of `atoll.AtollError`. Failures on the cluster while a script runs, such
 as a failed computation, reach the script through jaxlib, as `jax.errors.JaxRuntimeError`. Its text begins with a code.
@@ -29,8 +29,8 @@ DATA_LOSS: host 1 of island 0 is gone ... [atoll: island 0, host 1, retriable, i
 
 ## Exceptions
 
-| exception | base classes | meaning |
-|---|---|---|
+| exception | base classes | meaning | what to do |
+|---|---|---|---|
 """
 _KINDS = """
 ## Kinds of failures
@@ -52,10 +52,10 @@ _CODES = """
 
 The codes are those of absl, and their numbers those of gRPC.
 
-| code | number | typical cause on Atoll |
-|---|---:|---|
+| code | number | typical cause on Atoll | what to do |
+|---|---:|---|---|
 """
-_CAUSES = {
+CAUSES = {
     "CANCELLED": "the work was ended with its session, or a callback got no answer",
     "UNKNOWN": "an exception without a code",
     "INVALID_ARGUMENT": "the request is invalid: shapes, types, devices, sizes",
@@ -72,6 +72,45 @@ _CAUSES = {
     "UNAVAILABLE": "a process cannot be reached",
     "DATA_LOSS": "arrays are lost because a host, an island or a connection failed",
     "UNAUTHENTICATED": "the token or the certificate is missing or wrong",
+}
+_WHAT_TO_DO = {
+    "AtollError": "follow the message",
+    "AddressError": "correct the address: `HOST:PORT`, or `unix:` with an absolute path",
+    "ConnectError": "start the cluster that the message names, or correct the address",
+    "VersionError": "install the same version of Atoll on both sides",
+    "AccessError": "use the current token or join token of the cluster",
+    "HandshakeCutError": "use TLS on both sides, or on none; then try again",
+    "UnreachableError": "check the address, the port and the firewall",
+    "NotServingError": "try again after some seconds",
+    "FrameError": "install the same version of Atoll on both sides; otherwise report a bug",
+    "ClusterError": "look at `atoll status` and `atoll logs`",
+    "SettingsError": "correct the [setting](settings.md)",
+    "JournalError": "use another directory, or end the other cluster",
+    "IncompatibleJournalError": "continue with the version or the key file that the message names",
+    "LeaseError": "check the server of the lease",
+    "BackendError": "start the script as the message says",
+    "ProgramError": "change the lines that the message names: [programs](../guides/programs.md)",
+    "PipelineError": "change what the message names: [pipelines](../guides/pipelines.md)",
+    "RecoveryError": "start again from a [checkpoint](../guides/checkpoints.md)",
+    "SliceError": "correct the request, or call `add_slice` again",
+    "StatusError": "see [codes](#codes)",
+    "CANCELLED": "find out why the session or the script ended",
+    "UNKNOWN": "follow the message",
+    "INVALID_ARGUMENT": "correct the request: it fails again otherwise",
+    "DEADLINE_EXCEEDED": "find out why the missing part is late, or allow more time",
+    "NOT_FOUND": "correct the name, or make the object first",
+    "ALREADY_EXISTS": "choose another name, or end the other owner",
+    "PERMISSION_DENIED": "ask an operator for the [permission](permissions.md)",
+    "RESOURCE_EXHAUSTED": "free memory, wait, or ask for a larger quota",
+    "FAILED_PRECONDITION": "wait for the state that the message names, or change it",
+    "ABORTED": "fix the function",
+    "OUT_OF_RANGE": "correct the index",
+    "UNIMPLEMENTED": "use what the message suggests",
+    "INTERNAL": "fix the code of the traceback; if it is Atoll's, "
+    "[report a bug](../guides/troubleshooting.md#report-a-bug)",
+    "UNAVAILABLE": "try again; if it stays, look at `atoll status`",
+    "DATA_LOSS": "make the arrays again: [elastic training](../guides/elastic.md)",
+    "UNAUTHENTICATED": "use the current token or join token",
 }
 
 
@@ -92,14 +131,16 @@ def page() -> str:
     for each in _classes():
         first = " ".join((inspect.getdoc(each) or "").split("\n\n")[0].split())
         bases = ", ".join(f"`{base.__name__}`" for base in each.__bases__ if base is not Exception)
-        text += f"| `{each.__name__}` | {bases} | {first} |\n"
+        text += f"| `{each.__name__}` | {bases} | {first} | {_WHAT_TO_DO[each.__name__]} |\n"
     text += _KINDS
     text += "".join(f"| `{value}` | {meaning} |\n" for value, meaning in _comments(errors.Kind).items())
     fields = re.findall(r"^ +(\w+): (.+?)\.?$", inspect.getdoc(errors.Details) or "", re.MULTILINE)
     text += _FIELDS + "".join(f"| `{name}` | {meaning} |\n" for name, meaning in fields)
     text += "| `is_loss` | whether arrays were lost that the script can make again from copies |\n"
     text += _CODES
-    return text + "".join(f"| `{each.name}` | {each.value} | {_CAUSES[each.name]} |\n" for each in errors.Code if each)
+    for code in filter(None, errors.Code):
+        text += f"| `{code.name}` | {code.value} | {CAUSES[code.name]} | {_WHAT_TO_DO[code.name]} |\n"
+    return text
 
 
 if __name__ == "__main__":

@@ -1,0 +1,202 @@
+"""Reads the error messages of Atoll from its source."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll import errors
+
+SOURCE = Path(errors.__file__).parent
+_VALUE = "..."  # stands for a value
+_MOST_FORMS = 4  # texts of one expression, if it has several
+# Functions of `atoll.errors` that make an error, with its code. None: the first argument names the code.
+_MAKERS = {
+    "invalid": "INVALID_ARGUMENT",
+    "violation": "INVALID_ARGUMENT",
+    "exhausted": "RESOURCE_EXHAUSTED",
+    "not_found": "NOT_FOUND",
+    "unimplemented": "UNIMPLEMENTED",
+    "Status": None,
+    "StatusError": None,
+    "failure": None,
+    "failed": None,
+}
+EXCEPTIONS = {
+    name for name, each in vars(errors).items() if isinstance(each, type) and issubclass(each, errors.AtollError)
+}
+# Exceptions of Python and typer that reach a user. They count only if they are raised.
+_RAISED = {"ValueError", "TypeError", "RuntimeError", "BufferError", "AttributeError", "TimeoutError"}
+_REFUSALS = {"NotEnrolled": "AccessError"}
+_OF_COMMANDS = {"BadParameter": "invalid option"}
+
+
+@dataclass(frozen=True, order=True)
+class ErrorMessage:
+    """Text of an error in the source.
+
+    Args:
+      text: the text. "..." stands for each value.
+      kind: the name of the code or of the exception.
+      file: the file, relative to the package.
+    """
+
+    text: str
+    kind: str
+    file: str
+
+
+def joined(parts: list[str]) -> str:
+    """Return the text of these parts, in one line and with one "..." for adjacent values."""
+    return re.sub(r"(?:\.\.\.){2,}", _VALUE, " ".join("".join(parts).split()))
+
+
+def words_of(text: str) -> list[str]:
+    """Return the words of a text that are no values."""
+    return re.findall(r"[A-Za-z][A-Za-z'-]+", text.replace(_VALUE, " "))
+
+
+class _Module:
+    """Module of the package, whose calls are searched for texts."""
+
+    def __init__(self, path: Path, source: Path) -> None:
+        self.file = str(path.relative_to(source))
+        self.tree = ast.parse(path.read_text())
+        self.parents = {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
+        self.constants = _assigned(self.tree.body)
+        self._variables: dict[ast.AST, dict[str, list[ast.expr]]] = {}
+        self.methods = {node.name: node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef)}
+        self.functions = {node.name: node for node in self.tree.body if isinstance(node, ast.FunctionDef)}
+
+    def variables_at(self, node: ast.AST) -> dict[str, list[ast.expr]]:
+        """Return what is assigned to the variables of the innermost function around `node`."""
+        while node in self.parents:
+            node = self.parents[node]
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                if node not in self._variables:
+                    self._variables[node] = _assigned([each for each in ast.walk(node) if isinstance(each, ast.stmt)])
+                return self._variables[node]
+        return {}
+
+
+def _assigned(nodes: list[ast.stmt]) -> dict[str, list[ast.expr]]:
+    """Return the expressions that are assigned to each name."""
+    found: dict[str, list[ast.expr]] = {}
+    for node in nodes:
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                if isinstance(target, ast.Name):
+                    found.setdefault(target.id, []).append(node.value)
+    return found
+
+
+class _Reader:
+    """Reads the texts of all modules. A text may be a constant of another module, or the result of a function."""
+
+    def __init__(self, source: Path) -> None:
+        files = [path for path in sorted(source.rglob("*.py")) if "_pb2" not in path.name]
+        self._modules = [_Module(path, source) for path in files]
+        self._constants = {
+            name: (module, values)
+            for module in self._modules
+            for name, values in module.constants.items()
+            if name.isupper()
+        }
+        self._functions = {name: (module, node) for module in self._modules for name, node in module.functions.items()}
+
+    def messages(self) -> Iterator[ErrorMessage]:
+        for module in self._modules:
+            for node in ast.walk(module.tree):
+                if isinstance(node, ast.Call) and (kind := self._kind(module, node)):
+                    values = [*node.args, *(each.value for each in node.keywords)]
+                    texts = next(filter(None, (self._texts(module, each) for each in values)), [])
+                    # A text may contain that of a function, such as the reason why a certificate is refused.
+                    inner = [each for value in values for each in ast.walk(value) if isinstance(each, ast.Call)]
+                    texts += [text for each in inner for text in self._texts_of_call(module, each, 0)]
+                    for text in texts:
+                        if len(words_of(text)) >= 2:
+                            yield ErrorMessage(text, kind, module.file)
+
+    def _kind(self, module: _Module, call: ast.Call) -> str:
+        """Return the name of the code or the exception that this call makes, or "" if it makes no error."""
+        function = call.func
+        name = function.id if isinstance(function, ast.Name) else getattr(function, "attr", "")
+        if name in _MAKERS:
+            named = re.findall(r"Code\.([A-Z_]+)", ast.unparse(call.args[0])) if call.args else []
+            return _MAKERS[name] or (named[0] if named else "UNKNOWN")
+        if name in EXCEPTIONS:
+            return name
+        if name in _REFUSALS:
+            return _REFUSALS[name]
+        # A method that sends an error, such as `self._refuse(peer, Code.UNAUTHENTICATED, text)`.
+        codes = [
+            each.attr for each in call.args if isinstance(each, ast.Attribute) and ast.unparse(each.value) == "Code"
+        ]
+        if codes:
+            return codes[0]
+        is_raised = isinstance(module.parents.get(call), ast.Raise)
+        return _OF_COMMANDS.get(name, name if name in _RAISED else "") if is_raised else ""
+
+    def _texts(self, module: _Module, node: ast.expr, depth: int = 0) -> list[str]:
+        """Return the possible texts of an expression: none if the text is that of another error."""
+        if depth > 4:
+            return []
+        if isinstance(node, ast.Constant):
+            return [joined([node.value])] if isinstance(node.value, str) else []
+        if isinstance(node, ast.JoinedStr):
+            parts = [self._texts_of_part(module, each, depth) for each in node.values]
+            return [joined(list(each)) for each in itertools.islice(itertools.product(*parts), _MOST_FORMS)]
+        if isinstance(node, ast.IfExp):
+            return [text for each in (node.body, node.orelse) for text in self._texts(module, each, depth + 1)]
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+            sides = [self._texts(module, each, depth + 1) for each in (node.left, node.right)]
+            if any(sides):
+                return [joined([a, b]) for a in sides[0] or [_VALUE] for b in sides[1] or [_VALUE]]
+        if isinstance(node, ast.Name):
+            return self._texts_of_name(module, node, depth)
+        if isinstance(node, ast.Call):
+            return self._texts_of_call(module, node, depth)
+        return []
+
+    def _texts_of_part(self, module: _Module, part: ast.expr, depth: int) -> list[str]:
+        """Return the texts of a part of an f-string, which can be a variable that has a text."""
+        if isinstance(part, ast.FormattedValue):
+            is_name = isinstance(part.value, ast.Name)
+            return (self._texts(module, part.value, depth + 1) if is_name else []) or [_VALUE]
+        return [str(part.value)] if isinstance(part, ast.Constant) else [_VALUE]
+
+    def _texts_of_name(self, module: _Module, node: ast.Name, depth: int) -> list[str]:
+        values = module.variables_at(node).get(node.id) or module.constants.get(node.id)
+        if values is None and node.id in self._constants:
+            module, values = self._constants[node.id]
+        return [text for each in values or [] for text in self._texts(module, each, depth + 1)]
+
+    def _function(self, module: _Module, called: ast.expr) -> tuple[_Module, ast.FunctionDef] | None:
+        """Return the called function, if it is one of the package or a method of the same module."""
+        if isinstance(called, ast.Name):
+            return self._functions.get(called.id)
+        is_own = isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name) and called.value.id == "self"
+        found = module.methods.get(called.attr) if is_own and isinstance(called, ast.Attribute) else None
+        return (module, found) if found else None
+
+    def _texts_of_call(self, module: _Module, node: ast.Call, depth: int) -> list[str]:
+        if depth > 4:
+            return []
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "format":
+            found = self._texts(module, node.func.value, depth + 1)
+            return [joined([re.sub(r"\{[^}]*\}", _VALUE, text)]) for text in found]
+        found_at = self._function(module, node.func)
+        if found_at is None:
+            return []
+        module, function = found_at
+        returned = [each.value for each in ast.walk(function) if isinstance(each, ast.Return) and each.value]
+        return [text for each in returned for text in self._texts(module, each, depth + 1)]
+
+
+def messages(source: Path = SOURCE) -> list[ErrorMessage]:
+    """Return the error messages of a package, by default of Atoll, in the order of their texts."""
+    return sorted(set(_Reader(source).messages()))
