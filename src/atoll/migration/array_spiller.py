@@ -20,17 +20,17 @@ from functools import partial
 from itertools import islice
 
 from atoll.cluster.lifecycle import IslandReady, IslandRestarted
-from atoll.cluster.locations import DeviceLocation, Placement
+from atoll.cluster.locations import Placement
 from atoll.cluster.resources import ResourceManager
 from atoll.errors import OK, Code, Details, Kind, Status, failure, unimplemented
 from atoll.ir import program as ir
 from atoll.ir.types import ArraySpec, Opaque, Replicated, Tiled, shard_boxes, shard_shape
+from atoll.migration.array_views import Shard, spec_of, view_program, views_of
 from atoll.migration.controller import InternalPrograms, Launches, Out
 from atoll.protocol import messages as m
 from atoll.protocol.number_ranges import SPILL_FEEDS
 from atoll.state.buffer_directory import Entry, SpilledArray, SpilledPart
 from atoll.state.decisions import Decisions
-from atoll.state.memory_ledger import Block
 from atoll.state.session import Launch, Session
 
 _MOST_DROPPED = 1024  # pieces of a message
@@ -40,36 +40,49 @@ MOST_LEFT = 16_384
 MOST_TOGETHER = 64
 _MOST_TOGETHER_BYTES = 4 << 20
 
-# A handle and the position of one of its shards.
-Shard = tuple[int, int]
-
-
-@dataclass(eq=False)
-class _Spill:
-    """Arrays that are being spilled. `then(status)` is called after all hosts have replied."""
-
-    session: Session
-    arrays: dict[int, tuple[Entry, tuple[SpilledPart, ...]]]  # by handle
-    views: dict[int, tuple[Shard, ...]]  # of these
-    left: set[int]  # hosts
-    then: Callable[[Status], None]
-    pieces: dict[int, m.SpilledPiece] = field(default_factory=dict)  # by number
-    failure: Status | None = None
-
+# By host: the number of a piece, a handle, and the number of its shard on the host, as in `SpillRequest`.
+_ShardsByHost = dict[int, list[tuple[int, int, int]]]
 
 # Called when hosts have saved arrays, with their contents by handle, or with an error and nothing.
 Saved = Callable[[Status, dict[int, SpilledArray]], None]
 
 
-@dataclass(eq=False)
-class _Save:
+@dataclass(eq=False, kw_only=True)
+class _Request:
+    """Arrays whose contents hosts have been asked to keep."""
+
+    left: set[int]  # hosts that have not replied
+    pieces: dict[int, m.SpilledPiece] = field(default_factory=dict)  # by number
+    failure: Status | None = None
+
+    def kept(self, parts: tuple[SpilledPart, ...]) -> SpilledArray:
+        """Return an array with those of its parts that hosts keep."""
+        pieces = self.pieces
+        return SpilledArray(
+            tuple(
+                SpilledPart(pieces[part.piece.number], part.host, part.positions)
+                for part in parts
+                if part.piece.number in pieces
+            )
+        )
+
+
+@dataclass(eq=False, kw_only=True)
+class _Spill(_Request):
+    """Arrays that are being spilled. `then(status)` is called after all hosts have replied."""
+
+    session: Session
+    arrays: dict[int, tuple[Entry, tuple[SpilledPart, ...]]]  # by handle
+    views: dict[int, tuple[Shard, ...]]  # of these
+    then: Callable[[Status], None]
+
+
+@dataclass(eq=False, kw_only=True)
+class _Save(_Request):
     """Arrays that are being written to files, and stay on devices."""
 
     parts: dict[int, tuple[SpilledPart, ...]]  # by handle
-    left: set[int]  # hosts
     then: Saved
-    pieces: dict[int, m.SpilledPiece] = field(default_factory=dict)  # by number
-    failure: Status | None = None
 
 
 @dataclass(eq=False)
@@ -133,29 +146,56 @@ class ArraySpiller:
 
         Raises UNIMPLEMENTED for an array that has no known shards.
         """
-        entries = {handle: session.directory.entries[handle] for handle in handles}
-        for handle, entry in entries.items():
-            _check_kind(handle, entry)
-        views = _views_of(entries, session.devices.locations)
-        arrays: dict[int, tuple[Entry, tuple[SpilledPart, ...]]] = {}
-        shards: dict[int, list[tuple[int, int, int]]] = {}  # by host
-        for handle, entry in sorted(entries.items(), key=lambda each: each[0] in views):  # views after the others
-            parts = self._parts(session, handle, entry, per_host=True) if handle not in views else []
-            arrays[handle] = (entry, tuple(part for part, _ in parts))
-            for part, shard in parts:
-                shards.setdefault(part.host, []).append((part.piece.number, handle, shard))
-        request = self._next_request
+        entries = _entries_of_known_kind(session, handles)
+        views = views_of(entries, session.devices.locations)
+        others = {handle: entry for handle, entry in entries.items() if handle not in views}
+        parts, shards = self._divided(session, others, per_host=True)
+        parts.update((handle, ()) for handle in entries if handle in views)
+        text = b""
+        if directory:
+            text = manifest({handle: SpilledArray(some, views.get(handle, ())) for handle, some in parts.items()})
+        arrays = {handle: (entries[handle], some) for handle, some in parts.items()}
+        spill = _Spill(session=session, arrays=arrays, views=views, left=set(shards), then=then)
+        self._begin(session, spill, shards, directory, text)
+
+    def save(self, session: Session, handles: Iterable[int], directory: str, then: Saved) -> None:
+        """Write these arrays to files in a `directory`, all or none. They also stay on devices.
+
+        Raises UNIMPLEMENTED for an array that has no known shards.
+        """
+        parts, shards = self._divided(session, _entries_of_known_kind(session, handles), per_host=False)
+        self._begin(session, _Save(parts=parts, left=set(shards), then=then), shards, directory)
+
+    def _begin(
+        self, session: Session, request: _Spill | _Save, shards: _ShardsByHost, directory: str, text: bytes = b""
+    ) -> None:
+        """Have hosts copy these shards to their memory, or to files if there is a `directory`."""
+        number = self._next_request
         self._next_request += 1
-        self._spills[request] = spill = _Spill(session, arrays, views, set(shards), then)
-        spilled_arrays = {handle: SpilledArray(parts, views.get(handle, ())) for handle, (_, parts) in arrays.items()}
-        text = manifest(spilled_arrays) if directory else b""
+        if isinstance(request, _Spill):
+            self._spills[number] = request
+        else:
+            self._saves[number] = request
+        to_files = bool(directory)
         for host, some in sorted(shards.items()):
             self._out.to_host(
-                host,
-                m.SpillRequest(session.number, request, tuple(some), bool(directory), directory, text, bool(directory)),
+                host, m.SpillRequest(session.number, number, tuple(some), to_files, directory, text, to_files)
             )
         if not shards:
-            self._spill_done(request, spill)
+            self._done(number, request)
+
+    def _divided(
+        self, session: Session, entries: Mapping[int, Entry], per_host: bool
+    ) -> tuple[dict[int, tuple[SpilledPart, ...]], _ShardsByHost]:
+        """Return the `_parts` of arrays, by handle, and the shards that hold them."""
+        parts: dict[int, tuple[SpilledPart, ...]] = {}
+        shards: _ShardsByHost = {}
+        for handle, entry in entries.items():
+            of_array = self._parts(session, handle, entry, per_host)
+            parts[handle] = tuple(part for part, _ in of_array)
+            for part, shard in of_array:
+                shards.setdefault(part.host, []).append((part.piece.number, handle, shard))
+        return parts, shards
 
     def _parts(self, session: Session, handle: int, entry: Entry, per_host: bool) -> list[tuple[SpilledPart, int]]:
         """Return the parts of an array to keep, each with the number of a shard on its host that holds the contents.
@@ -181,47 +221,37 @@ class ArraySpiller:
             self.next_piece += 1
         return parts
 
-    # ---- saving
+    # ---- replies
 
-    def save(self, session: Session, handles: Iterable[int], directory: str, then: Saved) -> None:
-        """Write these arrays to files in a `directory`, all or none. They also stay on devices.
+    def spill_replied(self, host: int, message: m.SpillReply) -> None:
+        """Handle that a host has copied its part, or failed to."""
+        request = self._saves.get(message.request) or self._spills.get(message.request)
+        if request is None or host not in request.left:
+            self._drop(message.session, host, message.pieces)
+            return
+        request.pieces.update((piece.number, piece) for piece in message.pieces)
+        self._replied(message.request, request, {host}, message.status)
 
-        Raises UNIMPLEMENTED for an array that has no known shards.
-        """
-        entries = {handle: session.directory.entries[handle] for handle in handles}
-        for handle, entry in entries.items():
-            _check_kind(handle, entry)
-        parts: dict[int, tuple[SpilledPart, ...]] = {}
-        shards: dict[int, list[tuple[int, int, int]]] = {}  # by host
-        for handle, entry in entries.items():
-            of_array = self._parts(session, handle, entry, per_host=False)
-            parts[handle] = tuple(part for part, _ in of_array)
-            for part, shard in of_array:
-                shards.setdefault(part.host, []).append((part.piece.number, handle, shard))
-        request = self._next_request
-        self._next_request += 1
-        self._saves[request] = save = _Save(parts, set(shards), then)
-        for host, some in sorted(shards.items()):
-            put = m.SpillRequest(session.number, request, tuple(some), True, directory, are_dropped_together=True)
-            self._out.to_host(host, put)
-        if not shards:
-            self._save_done(request, save)
+    def _replied(self, number: int, request: _Spill | _Save, hosts: set[int], status: Status) -> None:
+        """Note that hosts have kept their parts or, if the status is an error, that they have not."""
+        request.left -= hosts
+        if not status.ok:
+            request.failure = request.failure or status
+        if not request.left:
+            self._done(number, request)
 
-    def _save_done(self, request: int, save: _Save) -> None:
-        del self._saves[request]
-        found = {
-            handle: SpilledArray(
-                tuple(
-                    SpilledPart(save.pieces[part.piece.number], part.host, part.positions)
-                    for part in parts
-                    if part.piece.number in save.pieces
-                )
-            )
-            for handle, parts in save.parts.items()
-        }
-        if save.failure is None and sum(len(each.parts) for each in found.values()) < sum(
-            map(len, save.parts.values())
-        ):
+    def _done(self, number: int, request: _Spill | _Save) -> None:
+        if isinstance(request, _Spill):
+            del self._spills[number]
+            self._spill_done(request)
+        else:
+            del self._saves[number]
+            self._save_done(request)
+
+    def _save_done(self, save: _Save) -> None:
+        found = {handle: save.kept(parts) for handle, parts in save.parts.items()}
+        count = sum(map(len, save.parts.values()))
+        if save.failure is None and sum(len(each.parts) for each in found.values()) < count:
             save.failure = Status(Code.INTERNAL, "a host has not written all of its pieces")
         if save.failure is None:
             save.then(OK, found)
@@ -229,41 +259,7 @@ class ArraySpiller:
         self.drop_files(found.values())
         save.then(save.failure, {})
 
-    def drop_files(self, arrays: Iterable[SpilledArray]) -> None:
-        """Remove the files of saved arrays, if the hosts that wrote them are there. Pieces in one file are together."""
-        by_host: dict[int, dict[str, m.SpilledPiece]] = {}
-        for each in arrays:
-            for part in each.parts:
-                by_host.setdefault(part.host, {})[part.piece.path] = part.piece
-        for host, of_files in sorted(by_host.items()):
-            pieces = list(of_files.values())
-            for first in range(0, len(pieces), _MOST_DROPPED):
-                self._drop(0, host, tuple(pieces[first : first + _MOST_DROPPED]))
-
-    def spill_replied(self, host: int, message: m.SpillReply) -> None:
-        """Handle that a host has copied its part, or failed to."""
-        save = self._saves.get(message.request)
-        if save is not None and host in save.left:
-            save.left.discard(host)
-            save.pieces.update((piece.number, piece) for piece in message.pieces)
-            if not message.status.ok:
-                save.failure = save.failure or message.status
-            if not save.left:
-                self._save_done(message.request, save)
-            return
-        spill = self._spills.get(message.request)
-        if spill is None or host not in spill.left:
-            self._drop(message.session, host, message.pieces)
-            return
-        spill.left.discard(host)
-        spill.pieces.update((piece.number, piece) for piece in message.pieces)
-        if not message.status.ok:
-            spill.failure = spill.failure or message.status
-        if not spill.left:
-            self._spill_done(message.request, spill)
-
-    def _spill_done(self, request: int, spill: _Spill) -> None:
-        del self._spills[request]
+    def _spill_done(self, spill: _Spill) -> None:
         session = spill.session
         parts_of = (part for _, parts in spill.arrays.values() for part in parts if part.piece.number in spill.pieces)
         self._count_files(session, ((part.host, spill.pieces[part.piece.number]) for part in parts_of))
@@ -283,14 +279,7 @@ class ArraySpiller:
     def _spilled(self, spill: _Spill, handle: int, parts: tuple[SpilledPart, ...]) -> SpilledArray | None:
         """Return the spilled array; None for a view of arrays that are not spilled."""
         if handle not in spill.views:
-            pieces = spill.pieces
-            return SpilledArray(
-                tuple(
-                    SpilledPart(pieces[part.piece.number], part.host, part.positions)
-                    for part in parts
-                    if part.piece.number in pieces
-                )
-            )
+            return spill.kept(parts)
         sources = {source for source, _ in spill.views[handle]}
         spilled_arrays = [spill.arrays[source][0].spilled for source in sources]
         if any(each is None for each in spilled_arrays):
@@ -347,7 +336,7 @@ class ArraySpiller:
                         then(handle, status)
                     continue
                 restore = _Restore(session, handle, entry, spilled, then, keeps)
-                launch([restore], _view_program(_spec(entry), spilled.views, specs), tuple(specs))
+                launch([restore], view_program(spec_of(entry), spilled.views, specs), tuple(specs))
         finally:
             for number in programs.values():
                 self._internal.drop(session, number)
@@ -363,7 +352,7 @@ class ArraySpiller:
         first = self._next_feed
         by_host: dict[int, list[tuple[m.SpilledPiece, int, tuple[int, ...]]]] = {}
         for restore in arrays:
-            devices = _spec(restore.entry).sharding.devices
+            devices = spec_of(restore.entry).sharding.devices
             self._restores[session.number, restore.handle] = restore
             for part in restore.spilled.parts:
                 feed = self._next_feed
@@ -458,6 +447,17 @@ class ArraySpiller:
         if not files:
             self._files.pop(session.number, None)
 
+    def drop_files(self, arrays: Iterable[SpilledArray]) -> None:
+        """Remove the files of saved arrays, if the hosts that wrote them are there. Pieces in one file are together."""
+        by_host: dict[int, dict[str, m.SpilledPiece]] = {}
+        for each in arrays:
+            for part in each.parts:
+                by_host.setdefault(part.host, {})[part.piece.path] = part.piece
+        for host, of_files in sorted(by_host.items()):
+            pieces = list(of_files.values())
+            for first in range(0, len(pieces), _MOST_DROPPED):
+                self._drop(0, host, tuple(pieces[first : first + _MOST_DROPPED]))
+
     def add_persisted(self, session: Session) -> None:
         """Note the files of a session that an earlier cluster suspended on disk."""
         spilled = (entry.spilled for entry in session.directory.entries.values())
@@ -519,23 +519,20 @@ class ArraySpiller:
                     self.drop(session, entry.spilled)
                     session.directory.lose(entry, status.within(entry.producer))
                     session.note_error(status)
-        for request, save in list(self._saves.items()):
-            if save.left & hosts:
-                save.failure = save.failure or status
-                save.left -= hosts
-                if not save.left:
-                    self._save_done(request, save)
-        for request, spill in list(self._spills.items()):
-            if spill.left & hosts:
-                spill.failure = spill.failure or status
-                spill.left -= hosts
-                if not spill.left:
-                    self._spill_done(request, spill)
+        tables: tuple[Mapping[int, _Spill | _Save], ...] = (self._saves, self._spills)
+        for table in tables:  # a save that ends may begin a spill
+            for number, request in list(table.items()):
+                if request.left & hosts:
+                    self._replied(number, request, hosts, status)
 
 
-def _check_kind(handle: int, entry: Entry) -> None:
-    if entry.spec is None or isinstance(entry.spec.sharding.tiling, Opaque):
-        raise unimplemented(f"array {handle}, made by {entry.producer!r}, is of a kind that cannot be spilled")
+def _entries_of_known_kind(session: Session, handles: Iterable[int]) -> dict[int, Entry]:
+    """Return the entries of arrays by handle. Raise UNIMPLEMENTED for an array that has no known shards."""
+    entries = {handle: session.directory.entries[handle] for handle in handles}
+    for handle, entry in entries.items():
+        if entry.spec is None or isinstance(entry.spec.sharding.tiling, Opaque):
+            raise unimplemented(f"array {handle}, made by {entry.producer!r}, is of a kind that cannot be spilled")
+    return entries
 
 
 def _there(entry: Entry) -> SpilledArray:
@@ -554,7 +551,7 @@ def _together(arrays: Iterable[_Restore], places: Placement) -> Iterator[list[_R
     """Yield the arrays that one launch restores: few or small ones on the same islands, or a single one."""
     groups: dict[frozenset[int], tuple[list[_Restore], int]] = {}
     for restore in arrays:
-        islands = frozenset([places[device].island for device in _spec(restore.entry).sharding.devices])
+        islands = frozenset([places[device].island for device in spec_of(restore.entry).sharding.devices])
         group, nbytes = groups.get(islands, ([], 0))
         nbytes += restore.spilled.nbytes
         if group and (nbytes > _MOST_TOGETHER_BYTES or len(group) == MOST_TOGETHER):
@@ -570,67 +567,9 @@ def _definition(arrays: Sequence[_Restore]) -> ir.Program:
     """Return a program that makes arrays from one host buffer for each of their parts."""
     buffers: list[ir.HostBuffer] = []
     for output, restore in enumerate(arrays):
-        spec = _spec(restore.entry)
+        spec = spec_of(restore.entry)
         for part in restore.spilled.parts:
             shape = shard_shape(spec.sharding, spec.shape, part.positions[0])
             buffers.append(ir.HostBuffer(len(buffers), shape, None, part.positions, output))
-    node = ir.HostToDevice(tuple(buffers), tuple(_spec(each.entry) for each in arrays))
+    node = ir.HostToDevice(tuple(buffers), tuple(spec_of(each.entry) for each in arrays))
     return ir.single("bring back", (), node, feeds=len(buffers))
-
-
-def _views_of(entries: Mapping[int, Entry], locations: Mapping[int, DeviceLocation]) -> dict[int, tuple[Shard, ...]]:
-    """Return the arrays whose memory all belongs to others of these arrays, with the source of each shard.
-
-    No array is a view of a view.
-    """
-    sharing = [each for each in entries.items() if any(block.users > 1 for block in each[1].blocks)]
-    sharing.sort(key=lambda each: (-len(_spec(each[1]).sharding.devices), each[0]))
-    known: dict[tuple[int, DeviceLocation], tuple[Shard, object]] = {}
-    views: dict[int, tuple[Shard, ...]] = {}
-    for handle, entry in sharing:
-        spec = _spec(entry)
-        own: dict[tuple[int, DeviceLocation], tuple[Shard, object]] = {}
-        sources: list[Shard] = []
-        for position, device in enumerate(spec.sharding.devices):
-            block = _block_on(entry, locations[device])
-            if block is None:
-                continue
-            key, kind = (id(block), locations[device]), _kind(spec, position)
-            own[key] = (handle, position), kind
-            source = known.get(key)
-            if source is not None and source[1] == kind:
-                sources.append(source[0])
-        if len(sources) == len(spec.sharding.devices):
-            views[handle] = tuple(sources)
-        else:
-            known.update((key, value) for key, value in own.items() if key not in known)
-    return views
-
-
-def _view_program(spec: ArraySpec, sources: tuple[Shard, ...], specs: Mapping[int, ArraySpec]) -> ir.Program:
-    """Return a program that makes an array of shards of others. Its arguments are in the order of `specs`."""
-    arguments = list(specs)
-    mappings = tuple(
-        ir.Mapping(arguments.index(handle), 0, (shard, shard + 1, 1), (position, position + 1, 1))
-        for position, (handle, shard) in enumerate(sources)
-    )
-    node = ir.Rearrange(tuple(range(len(arguments))), (spec,), mappings)
-    return ir.single("bring back a view", tuple(specs.values()), node)
-
-
-def _spec(entry: Entry) -> ArraySpec:
-    assert entry.spec is not None
-    return entry.spec
-
-
-def _block_on(entry: Entry, location: DeviceLocation) -> Block | None:
-    """Return the block with the array's memory at this location, or None unless there is exactly one."""
-    where = (location.host, location.ordinal)
-    found = [block for block in entry.blocks if any(device == where for device, _ in block.requirement)]
-    return found[0] if len(found) == 1 else None
-
-
-def _kind(spec: ArraySpec, position: int) -> object:
-    """Return a value that is equal for shards that can be views of each other."""
-    shape = shard_shape(spec.sharding, spec.shape, position)
-    return spec.dtype, shape, spec.layout, spec.sharding.memory_kind
