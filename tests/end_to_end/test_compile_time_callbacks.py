@@ -132,6 +132,30 @@ def in_scan_and_with_callbacks() -> tuple[float, list[float]]:
     return result, sorted(printed)
 
 
+def summed_in_a_scan() -> float:
+    """Sum rows in a loop. The devices of an axis sum their parts of each row."""
+    function = custom_partitioning(lambda rows: jnp.sum(rows))
+
+    def partition(mesh: Any, arguments: Any, result: Any) -> Any:
+        def part(rows: jax.Array) -> jax.Array:
+            def add(total: jax.Array, row: jax.Array) -> tuple[jax.Array, None]:
+                return total + jax.lax.psum(row.sum(), axis_name="x"), None
+
+            return jax.lax.scan(add, 0, rows)[0]
+
+        return mesh, part, result.sharding, tuple(each.sharding for each in arguments)
+
+    function.def_partition(
+        partition,
+        infer_sharding_from_operands=lambda mesh, *_: NamedSharding(mesh, P()),
+        propagate_user_sharding=lambda mesh, user: user.sharding,
+        sharding_rule="i j -> ",
+    )
+    with jax.set_mesh(Mesh(np.array(jax.devices()[:4]), ("x",))):
+        rows = jax.device_put(jnp.ones((32, 16)), P(None, "x"))
+        return float(jax.jit(function, in_shardings=P(None, "x"))(rows))
+
+
 def uses_the_cluster_while_compiling() -> tuple[float, float]:
     """Compute on the cluster in the callback, and compile a program there that also has a callback."""
     found: list[float] = []
@@ -175,6 +199,11 @@ def test_a_custom_partitioning_says_what_each_device_computes(hosts: str, with_s
     np.testing.assert_array_equal(result, (2 * np.arange(32, dtype=np.float32).reshape(4, 8) + rows).T)
     assert asked.count("partition") == 1
     assert set(asked) == ({"partition"} if with_shardy else {"partition", "infer", "propagate"})
+
+
+@pytest.mark.parametrize("hosts", ["atoll_python", "two_hosts_python"])
+def test_the_program_of_a_custom_partitioning_may_have_a_mesh_beside_its_functions(hosts: str, request: Any) -> None:
+    assert request.getfixturevalue(hosts).call(summed_in_a_scan) == 512
 
 
 @pytest.mark.parametrize(

@@ -237,7 +237,8 @@ def _checked(
     with context, ir.Location.unknown(context):
         module = _jax.mlir.deserialize_portable_artifact(program, context)
         find(program, module, 0, targets=targets)
-        functions = [each for each in module.body.operations if each.name.value == "main"]
+        # Other operations, such as Shardy's meshes, may be beside the functions.
+        functions = [each for each in module.body.operations if _is_main(each)]
         wanted = [[_type(each) for each in types] for types in (parameters, results)]
         for function in functions:
             found = [list(function.type.inputs), list(function.type.results)]
@@ -246,6 +247,10 @@ def _checked(
         if not functions:
             raise invalid("the program of a custom partitioning has no function main")
         return bytes(mlir.module_to_bytecode(module))
+
+
+def _is_main(operation: Any) -> bool:
+    return bool(operation.operation.name == "func.func" and operation.attributes["sym_name"].value == "main")
 
 
 def _type(shape: Any) -> Any:
