@@ -60,7 +60,7 @@ TABLE: dict[tuple[str, str], Does] = {
             ("host_services/python/python_process.py", "PythonProcess._guarded"),
             ("host_services/python/python_process.py", "PythonProcess._serve"),
             ("peers/listener.py", "Listener._run"),
-            ("launch/registry.py", "Lowerings.proceed"),
+            ("launch/lowerings.py", "Lowerings.proceed"),
             ("peers/listener.py", "Listener._start"),
             ("transfers/streams.py", "StreamEngine.run_stream"),
             ("grpc/http2/http2_connection.py", "Http2Connection.buffer_updated"),

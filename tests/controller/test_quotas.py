@@ -13,7 +13,7 @@ from atoll.errors import OK, Code, Status
 from atoll.ir.program import Call, HostBuffer, HostToDevice, Mapping, Program, Rearrange, single
 from atoll.ir.types import ArraySpec, Sharding
 from atoll.launch.memory_waits import _amounts
-from atoll.launch.registry import MAX_UNCOMPILED
+from atoll.launch.uncompiled_programs import MAX_UNCOMPILED
 from atoll.protocol import actions as a
 from atoll.protocol import messages as m
 from atoll.state.compiled_functions import output_sizes

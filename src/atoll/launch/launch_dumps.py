@@ -25,12 +25,14 @@ from atoll.launch.large_plans import LargePlans
 from atoll.launch.launch_builder import LaunchBuilder
 from atoll.launch.launcher import Launcher
 from atoll.launch.long_gangs import LongGangs
+from atoll.launch.lowerings import Lowering, Lowerings
 from atoll.launch.memory_waits import MemoryWait, MemoryWaits
 from atoll.launch.outbox import Frees, Outbox
-from atoll.launch.registry import Lowering, Lowerings, ProgramRegistry, UncompiledProgram, UncompiledPrograms
+from atoll.launch.registry import ProgramRegistry
 from atoll.launch.reservations import Reservations
 from atoll.launch.scheduler import Scheduler
 from atoll.launch.sequential import SequentialDispatch
+from atoll.launch.uncompiled_programs import UncompiledProgram, UncompiledPrograms
 from atoll.launch.worlds import World, Worlds, WorldState
 from atoll.protocol import messages as m
 from atoll.protocol.forwarding import RelayTable

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from typing import cast
@@ -18,163 +17,21 @@ from atoll.ir.program import Program, credits_of
 from atoll.ir.steps import Steps, finish
 from atoll.launch.compilation import Compilation
 from atoll.launch.large_plans import LargePlans
+from atoll.launch.lowerings import Lowered, Lowering, Lowerings
 from atoll.launch.shared_state import SharedState
+from atoll.launch.uncompiled_programs import MAX_UNCOMPILED, UncompiledProgram, UncompiledPrograms
 from atoll.protocol import messages as m
 from atoll.state.estimates import Estimates, GangsByKey
 from atoll.state.programs import HostPlan, RegisteredProgram, calls_of, device_groups, register_in_steps
 from atoll.state.session import Session
-from atoll.state.stepped_work import Discards, Turns
+from atoll.state.stepped_work import Discards
 from atoll.state.usage import Meter
 
 _GROUPS_PER_STEP = 16
-# A program, and its gangs by their keys in `Estimates`.
-Lowered = tuple[RegisteredProgram, GangsByKey]
 # Programs with at most this many nodes, and this many arguments, inputs and outputs of all nodes together, are lowered
 # at once.
 SMALL_NODES = 16
 SMALL_VALUES = 512
-
-
-@dataclass(eq=False)
-class Lowering:
-    """The lowering of a session's program. `begin` holds a copy of the state that the lowering depends on."""
-
-    session: Session
-    number: int
-    definition: Program
-    begin: Callable[[], Steps[Lowered]]
-    functions: tuple[str, ...]  # names of the functions that it may call; it holds a reference to each
-    done: int = 0  # number of steps
-    _steps: Steps[Lowered] | None = None
-
-    def proceed(self, count: int) -> Lowered | Status | None:
-        """Do `count` steps. After the last one, return the program, or the reason why it cannot be lowered."""
-        if self._steps is None:
-            self._steps, count, self.done = self.begin(), count + self.done, 0
-        try:
-            for _ in range(count):
-                next(self._steps)
-        except StopIteration as end:
-            lowered: Lowered = end.value
-            return lowered
-        except StatusError as error:
-            return error.status
-        self.done += count
-        return None
-
-
-class Lowerings:
-    """Lowers programs in steps, so that large programs do not delay other sessions. Sessions take turns.
-
-    Meanwhile, later messages of such a session wait in order (`controller.sessions.inboxes`). If a session ends, its
-    lowerings are finished and their results dropped: a program that is partly lowered would leave garbage that only a
-    full garbage collection frees. A snapshot contains no generators, so a restored lowering first repeats its steps.
-
-    `finished(lowering, result)` is called with the result of each lowering. A bug in a lowering has changed nothing.
-    Its session has no turn until it ends: it is in `failed`.
-    """
-
-    def __init__(self, finished: Callable[[Lowering, Lowered | Status], None]) -> None:
-        self._finished = finished
-        self._turns: Turns[Lowering] = Turns()
-        self.waiting = self._turns.waiting
-        self.failed = self._turns.failed
-
-    def add(self, lowering: Lowering) -> None:
-        """Lower a program after the earlier ones of its session."""
-        session = lowering.session
-        session.in_steps += 1
-        self._turns.add(session.number, session.tenant.name, lowering)
-
-    def abandon(self, number: int) -> Collection[Lowering]:
-        """Forget the lowerings of a closed session after a bug in one of them, and return them."""
-        return self._turns.remove(number)
-
-    def proceed(self, steps: int) -> None:
-        """Do `steps` steps for the session whose turn it is."""
-        number = self._turns.next()
-        if number is None:
-            return
-        try:
-            result = self.waiting[number][0].proceed(steps)
-        except Exception as error:
-            self._turns.fail(number, error)
-            return
-        if result is not None:
-            finished = self._turns.take(number)
-            finished.session.in_steps -= 1
-            self._finished(finished, result)
-
-
-# Limit per session. Client libraries register a program only after its functions are compiled.
-MAX_UNCOMPILED = 64
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class UncompiledProgram:
-    """A program of a session, with the names of the functions that it calls, by their numbers in the session.
-
-    It holds a reference to each function.
-    """
-
-    session: Session
-    number: int
-    definition: Program
-    functions: Mapping[int, str]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(self.functions.values()))
-
-
-class UncompiledPrograms:
-    """The programs that call functions which are still being compiled, with one such function for each.
-
-    They are lowered when workers have reported their functions. Before that, their memory needs are known only from the
-    client, which is not trusted.
-    """
-
-    def __init__(self) -> None:
-        self._programs: dict[int, dict[int, tuple[str, UncompiledProgram]]] = {}
-        self._by_function: dict[str, dict[tuple[int, int], None]] = {}
-
-    def add(self, program: UncompiledProgram, function: str) -> None:
-        """Have the program wait for this function."""
-        session = program.session.number
-        self._programs.setdefault(session, {})[program.number] = function, program
-        self._by_function.setdefault(function, {})[session, program.number] = None
-
-    def is_full(self, session: int) -> bool:
-        """Return whether the limit of waiting programs of the session is reached."""
-        return len(self._programs.get(session, ())) >= MAX_UNCOMPILED
-
-    def take(self, session: int, number: int) -> UncompiledProgram | None:
-        """Remove and return a program that waits, or return None."""
-        own = self._programs.get(session, {})
-        if number not in own:
-            return None
-        function, program = own.pop(number)
-        if not own:
-            del self._programs[session]
-        same = self._by_function[function]
-        del same[session, number]
-        if not same:
-            del self._by_function[function]
-        return program
-
-    def take_all(self, function: str) -> list[UncompiledProgram]:
-        """Remove and return the programs that wait for the function."""
-        found = [self.take(*key) for key in list(self._by_function.get(function, ()))]
-        return [each for each in found if each is not None]
-
-    def take_of(self, session: int, function: str | None = None) -> list[UncompiledProgram]:
-        """Remove and return the waiting programs of a session that call the function, or all of them."""
-        own = self._programs.get(session, {})
-        numbers = [
-            number for number, (_, program) in own.items() if function is None or function in program.functions.values()
-        ]
-        found = [self.take(session, number) for number in numbers]
-        return [each for each in found if each is not None]
 
 
 class ProgramRegistry:
