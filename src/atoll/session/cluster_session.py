@@ -9,8 +9,7 @@ Invariant: each wait, compilation and question is answered once, even if the ses
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from itertools import count
 from typing import Any
@@ -26,8 +25,10 @@ from atoll.protocol.questions import DevicesAway
 from atoll.session.call_recorder import CallRecorder
 from atoll.session.controller_lease import ControllerLease
 from atoll.session.downloads import DirectDownload, Download, Downloads
+from atoll.session.host_availability import HostAvailability
 from atoll.session.outgoing_messages import LaunchWindow, Outgoing
 from atoll.session.registered_programs import ProgramCache, RegisteredPrograms
+from atoll.session.session_functions import SessionFunctions
 from atoll.session.session_interfaces import CallbackHandler, HostAccess, OpenChannels, ReplyFuture, Unreached
 
 _log = logging.getLogger(__name__)
@@ -72,11 +73,11 @@ class ClusterSession:
         self._outgoing = outgoing
         self.downloads = Downloads()
         self._channels = open_channels(self.downloads.take, self._lose, self.downloads.any)
-        self._functions = _SessionFunctions()
+        self._functions = SessionFunctions()
         self._hosts = {device.id: device.host for device in welcome.devices}  # by virtual device
         self._registered = RegisteredPrograms(self.send, self.number, self.mint, self._hosts.keys())
         self.programs = ProgramCache(self._registered.register, self._registered.release)
-        self._away = _HostAvailability(self.send)
+        self._away = HostAvailability(self.send)
         self._waits: dict[int, Callable[[Status], None]] = {}
         self._replies: dict[int, ReplyFuture] = {}
         self._quiesce_depth = 0  # calls of `_quiesce` without a `_resume`
@@ -568,82 +569,3 @@ async def _published(reply: ReplyFuture) -> int:
     published.status.raise_if_error()
     version: int = published.version
     return version
-
-
-class _HostAvailability:
-    """The hosts of a session that have `failed` as far as the proxy knows, and those `leaving` with their machines.
-
-    The controller has the state of islands, and its messages change this record. The proxy confirms each failure with
-    `FailureAcknowledged`.
-    """
-
-    def __init__(self, send: Callable[[Any], None]) -> None:
-        self._send = send  # to the controller
-        self.failed: set[int] = set()
-        self.leaving: set[int] = set()
-        self._client_leaves = False  # whether the controller knows that the client leaves islands itself
-        self.losses = 0
-
-    def hosts_failed(self, hosts: Iterable[int]) -> None:
-        """Note the failure of hosts. All hosts of an island fail together."""
-        self.failed.update(hosts)
-        self.leaving.difference_update(hosts)
-        self.losses += 1
-
-    def leave(self, hosts: Iterable[int], stay: bool) -> None:
-        """Note that hosts are about to fail or, if `stay`, that they will stay after all."""
-        self.leaving = self.leaving.difference(hosts) if stay else self.leaving.union(hosts)
-
-    def restarted(self, hosts: Iterable[int]) -> None:
-        self.failed.difference_update(hosts)
-        self.leaving.difference_update(hosts)
-
-    def devices(self, hosts: Mapping[int, int], client_leaves: bool) -> DevicesAway:
-        """Return the affected devices of `hosts` (device to host). Tell the controller if the client leaves."""
-        if client_leaves and not self._client_leaves:
-            self._client_leaves = True
-            self._send(m.LeavesIslands())
-        return DevicesAway(
-            tuple(device for device, host in hosts.items() if host in self.failed),
-            tuple(device for device, host in hosts.items() if host in self.leaving),
-            self.losses,
-        )
-
-
-class _SessionFunctions:
-    """The compiled functions of a session: the source of each, and how many executables use it.
-
-    A source is kept as long as its function, so that restarted hosts can compile it again.
-    """
-
-    def __init__(self) -> None:
-        self._sources: dict[int, tuple[bytes, tuple[int, ...]]] = {}
-        self._users: Counter[int] = Counter()
-
-    def add(self, function: int, source: bytes, devices: Sequence[int]) -> None:
-        self._sources[function] = (source, tuple(devices))
-
-    def remove(self, function: int) -> None:
-        self._sources.pop(function, None)
-
-    def source(self, function: int) -> bytes | None:
-        """Return the source, or None for a function that was released."""
-        found = self._sources.get(function)
-        return None if found is None else found[0]
-
-    def devices(self) -> Iterator[tuple[int, tuple[int, ...]]]:
-        """Yield each function with its devices."""
-        yield from [(function, devices) for function, (_, devices) in self._sources.items()]
-
-    def retain(self, functions: Iterable[int]) -> None:
-        self._users.update(functions)
-
-    def drop(self, functions: Iterable[int]) -> list[int]:
-        """Count one user less of each function. Return the functions without users."""
-        unused = []
-        for function in functions:
-            self._users[function] -= 1
-            if not self._users[function]:
-                del self._users[function]
-                unused.append(function)
-        return unused
