@@ -76,7 +76,7 @@ def resharding(settings: Settings) -> Round:
     from atoll.ir.types import ArraySpec, Sharding, Tiled
     from atoll.protocol import messages as m
     from atoll.protocol.number_ranges import HOST_FEEDS
-    from atoll.state.programs import register_in_steps
+    from atoll.state.program_registration import register_in_steps
 
     shards = settings.size(full=1024, quick=64)
     order = tuple(range(shards))

@@ -13,7 +13,7 @@ from atoll.ir.program import Call, HostBuffer, HostToDevice, Program
 from atoll.launch.launcher import GANG_WINDOW
 from atoll.protocol import actions as a
 from atoll.protocol import messages as m
-from atoll.state.programs import LARGE_PLAN_BYTES
+from atoll.state.program_registration import LARGE_PLAN_BYTES
 from atoll.state.session import Session
 from tests.controller.play import Cluster, Play, joined, on, runs
 

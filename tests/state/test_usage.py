@@ -13,7 +13,7 @@ from atoll.ir.exchange import Exchange, spread
 from atoll.ir.program import Program
 from atoll.ir.types import ArraySpec, Replicated, Sharding, Tiled
 from atoll.state.memory_ledger import MemoryLedger
-from atoll.state.programs import bytes_moved
+from atoll.state.program_registration import bytes_moved
 from atoll.state.usage import Account, Meter
 
 

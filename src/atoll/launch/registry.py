@@ -22,7 +22,8 @@ from atoll.launch.shared_state import SharedState
 from atoll.launch.uncompiled_programs import MAX_UNCOMPILED, UncompiledProgram, UncompiledPrograms
 from atoll.protocol import messages as m
 from atoll.state.estimates import Estimates, GangsByKey
-from atoll.state.programs import HostPlan, RegisteredProgram, calls_of, device_groups, register_in_steps
+from atoll.state.program_registration import register_in_steps
+from atoll.state.programs import HostPlan, RegisteredProgram, calls_of, device_groups
 from atoll.state.session import Session
 from atoll.state.stepped_work import Discards
 from atoll.state.usage import Meter
