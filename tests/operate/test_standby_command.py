@@ -60,6 +60,20 @@ def test_what_cannot_be_a_standby_is_refused_before_anything_starts(user, argume
     assert expected in " ".join(refused.stderr.replace("│", " ").split())
 
 
+def test_a_damaged_journal_is_not_continued_and_the_error_says_what_to_do(user, tmp_path):
+    user.env["ATOLL_STATE_DIR"] = str(tmp_path / "state")
+    journal = tmp_path / "journal"
+    journal.mkdir(mode=0o700)
+    (journal / "00000001.snapshot").write_bytes(b"torn")
+    up = ("up", "--engine", "hosts", "--islands", "1x1x1", "--listen", f"127.0.0.1:{free_port()}", *WITHOUT_XLA)
+    kept = ("--authority", str(tmp_path / "authority"), "--journal", str(journal))
+    refused = user.atoll(*up, *kept, "--continue")
+    assert refused.returncode == 1
+    assert f"the cluster of the journal in {journal} did not start: " in refused.stderr
+    assert "run the command once without --continue: sessions on disk stay, and a damaged journal" in refused.stderr
+    assert (journal / "00000001.snapshot").exists()
+
+
 def test_a_standby_that_has_ended_with_its_cluster_says_so(user, tmp_path):
     user.env["ATOLL_STATE_DIR"] = str(tmp_path / "state")
     first, second = (f"127.0.0.1:{free_port()}" for _ in range(2))

@@ -18,6 +18,10 @@ from atoll.errors import ClusterError
 from atoll.security.start_security import advertised
 from atoll.wire.address import parse_address
 
+_WITHOUT_CONTINUE = (
+    "To begin a new cluster, run the command once without --continue: sessions on disk stay, and a damaged journal is "
+    "set aside"
+)
 _CLUSTER_ENDED = "the cluster that it followed has ended"
 
 
@@ -119,7 +123,8 @@ class SuccessorSupervisor:
     def _ended(self, text: str) -> None:
         if not self._up.done():
             where = self._controller.where_to_look
-            self._up.set_exception(ClusterError(f"{self._what} did not start: {text}{where}"))
+            advice = "" if self._standby else f". {_WITHOUT_CONTINUE}"
+            self._up.set_exception(ClusterError(f"{self._what} did not start: {text}{where}{advice}"))
         if self._spare.supervisor is not None:  # it gives peers the reason
             self._spare.supervisor.controller_ended(text)
             return

@@ -99,7 +99,7 @@ class SessionSnapshot(SnapshotStruct, frozen=True):
     id: int  # as in `atoll end-session ID`
     tenant: str = DEFAULT_NAME  # its tenant
     pid: int = 0  # of the script, on its machine
-    machine: str = ""  # name or IP address; empty: the controller's machine, on the unix socket
+    machine: str = ""  # name or IP address; empty: the controller's machine, or unknown after a restart of the cluster
     label: str = ""  # name of the script
     run: str = ""  # name of its run (`atoll run --name`); empty: it has none
     arrays: int = 0  # that the script holds
