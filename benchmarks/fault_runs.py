@@ -219,7 +219,10 @@ def _markers(name: str) -> tuple[str, str]:
     return f"<!-- {name}: begin (written by benchmarks.fault_runs) -->", f"<!-- {name}: end -->"
 
 
-TABLES: tuple[Table, ...] = (Table(DESIGN / "named-arrays.md", *_markers("faults"), publishing_table),)
+TABLES = (
+    Table(DESIGN / "named-arrays.md", *_markers("faults"), publishing_table),
+    Table(DESIGN / "recovery-times.md", *_markers("killed workers"), workers_table),
+)
 
 
 def keep(results: Path) -> None:
