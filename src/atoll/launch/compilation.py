@@ -61,7 +61,6 @@ class Compilation:
 
     Args:
       location_of: returns the location of a session's device.
-      fail_calls: fails the launches in line of a session that call a function, because it cannot be compiled again.
     """
 
     def __init__(
@@ -419,13 +418,11 @@ class Compilation:
 
     def forget(self, session: Session, name: str) -> None:
         """Stop waiting for the function on behalf of the session."""
-        for number, host, feed in [key for key, each in self._awaiting.items() if each.function == name]:
+        unsent = {**self._awaiting, **{key: each for key, (_, each) in self._delayed.items()}}
+        for number, host, feed in [key for key, each in unsent.items() if each.function == name]:
             if number == session.number:
-                del self._awaiting[number, host, feed]
-                session.feeds.unwanted.add((host, feed))
-        for number, host, feed in [key for key, (_, each) in self._delayed.items() if each.function == name]:
-            if number == session.number:
-                del self._delayed[number, host, feed]
+                self._awaiting.pop((number, host, feed), None)
+                self._delayed.pop((number, host, feed), None)
                 session.feeds.unwanted.add((host, feed))
         self.functions.forget(session.number, name)
 
@@ -438,10 +435,9 @@ class Compilation:
     def session_closed(self, session: Session) -> None:
         for island in self._resources.islands.values():
             island.needs_recompile.pop(session.number, None)
-        for key in [key for key in self._awaiting if key[0] == session.number]:
-            del self._awaiting[key]
-        for key in [key for key in self._delayed if key[0] == session.number]:
-            del self._delayed[key]
+        for table in (self._awaiting, self._delayed):
+            for key in [key for key in table if key[0] == session.number]:
+                del table[key]
         self._remains.release_in_steps(session, session.functions, self.drop_reference)
 
     # ---- the hosts' answers
