@@ -15,7 +15,7 @@ from atoll.controller_process.process_state import ProcessState, ShellDump, deco
 from atoll.controller_process.shell import ControllerShell
 from atoll.errors import JournalError
 from atoll.journal.files import Directory
-from atoll.journal.journal import Journal, Recovered, recover
+from atoll.journal.journal import Recovered, recover
 from atoll.journal.persisted_state import NAME, PersistedState, persisted_in
 
 _log = logging.getLogger(__name__)
@@ -82,12 +82,10 @@ class JournalRecovery:
         """Begin the shell of the state. It keeps the journal from now on."""
         found, term = self._found, self.term
         if found is None:
-            shell.journal = Journal(self._directory, term, 1, shell.snapshot)
-            shell.journal.begin()
+            shell.keep_journal(self._directory, term).begin()
             self._start(shell)
             return
-        shell.journal = Journal(self._directory, term, found.last_number + 1, shell.snapshot)
-        shell.journal.open_segment(self._events)
+        shell.keep_journal(self._directory, term, found.last_number + 1).open_segment(self._events)
         shell.resume(term)
         seconds = time.monotonic() - self._began
         _log.warning("the controller continues in term %d: replayed %d events in %.2f s", term, self._events, seconds)

@@ -39,6 +39,7 @@ from atoll.controller_process.standby_replication import SUSPICION_SECONDS, Stan
 from atoll.controller_process.step_budget import StepBudget
 from atoll.controller_process.takeover import first_term
 from atoll.errors import AtollError, Code, Status
+from atoll.journal.files import Directory
 from atoll.journal.journal import Journal
 from atoll.journal.persisted_state import PersistedCluster, PersistedState, encode_persisted
 from atoll.journal.records import decode_event
@@ -176,7 +177,6 @@ class ControllerShell(StateMachine[ShellState]):
             has_lease=lease is not None,
             resumes=self.controller.settings.grace_seconds > 0,
         )
-        self._is_journaled = bool(options.journal)
         self.state = ShellState.RUNNING
         self.failure = ""
         self.superseded_by = 0
@@ -314,6 +314,11 @@ class ControllerShell(StateMachine[ShellState]):
         if self.joiners is not None:
             self.joiners.close()
         return self._persist_sessions()
+
+    def keep_journal(self, directory: Directory, term: int, number: int = 1) -> Journal:
+        """Keep a journal from now on, whose first segment has this number. The caller begins the segment."""
+        self.journal = Journal(directory, term, number, self.snapshot)
+        return self.journal
 
     def leave_journal(self) -> None:
         """Complete the journal, and do nothing more, so that another process can continue from it."""
@@ -570,7 +575,7 @@ class ControllerShell(StateMachine[ShellState]):
 
     def _set_patience(self, action: a.SetPatience) -> None:
         connection = self._connections.get(action.connection)
-        if self._is_journaled and isinstance(connection, AcceptedConnection):
+        if self.journal is not None and isinstance(connection, AcceptedConnection):
             connection.set_patience(action.seconds)
 
     def _timer_ended(self, timer: int) -> None:

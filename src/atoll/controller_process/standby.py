@@ -23,7 +23,6 @@ from atoll.controller_process.standby_status import StandbyProgress
 from atoll.controller_process.takeover import Takeover, first_term, next_term, transitions_of
 from atoll.errors import ConnectError
 from atoll.journal.files import Directory
-from atoll.journal.journal import Journal
 from atoll.journal.records import decode_events
 from atoll.leadership.election import Claim, LeaseState
 from atoll.leadership.lease_keeper import LeaseKeeper
@@ -300,8 +299,7 @@ class Standby:
         _log.warning("the controller at %s is lost: this standby takes over in term %d", self._address, term)
         shell = self._make_shell(state)  # if this fails, the files of an earlier journal stay
         self._directory.clear()
-        shell.journal = Journal(self._directory, term, 1, shell.snapshot)
-        shell.journal.begin()
+        shell.keep_journal(self._directory, term).begin()
         shell.resume(term)
         self._shell = shell
         self._progress.takes_over()
