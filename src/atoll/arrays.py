@@ -10,7 +10,7 @@ import itertools
 import operator
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -22,6 +22,9 @@ from atoll.errors import Code, StatusError
 from atoll.pins import Version, check_name, cluster_client, open_pin, open_version, version_number
 from atoll.protocol.messages import MOST_PATH, MOST_PUBLISHED
 from atoll.protocol.version_requests import NumberedVersion, PublishArrays, write_request
+
+if TYPE_CHECKING:
+    from atoll.client.published_trees import TreeLayout, TreeOutline
 
 # Larger numbers are not sent. The controller has lower limits.
 _MOST_OPTION = (1 << 31) - 1
@@ -75,11 +78,7 @@ def publish(
       TypeError: a leaf is not an array of numbers.
       BackendError: JAX does not run on Atoll in this process.
     """
-    import jax
-
     from atoll.client import published_trees
-    from atoll.client.array_contents import contents_of
-    from atoll.client.array_conversions import converted
 
     check_array_name(name)
     keep, replicas = _positive("keep", keep), _positive("replicas", replicas)
@@ -93,31 +92,13 @@ def publish(
         raise StatusError(Code.INVALID_ARGUMENT, f"the path {outline.longest[:100]}... of an array is too long")
     leaves = _as_arrays(leaves, outline.paths)
     layout = outline.layout_of(leaves)
-    _check_arrays(leaves, outline.paths, layout.types, client)
-    dtype = None if dtype is None else jax.numpy.dtype(dtype)
-    contents = contents_of(leaves, layout.types, dtype)
-    if dtype is not None:
-        leaves = converted(leaves, dtype)
-        layout = outline.layout_of(leaves)
-    copies = name in _donated and dtype is None  # converted arrays are copies already
-    arrays, structure = published_trees.arrays_to_publish(outline, leaves, layout, contents, copies, checksums)
-    if len(arrays) > MOST_PUBLISHED:
-        text = f"{name} has {len(arrays)} arrays that are not small: a version can have at most {MOST_PUBLISHED}"
-        raise StatusError(Code.INVALID_ARGUMENT, text)
-    paths = tuple([each.place.path for each in arrays])
-    if len(set(paths)) < len(paths):
-        raise StatusError(Code.INVALID_ARGUMENT, f"two arrays of the tree to publish as {name} have the same path")
-    request = PublishArrays(name, keep, paths, structure, replicas, spill is not None)
-    stages = {each: staging_call(client, each) for each in dict.fromkeys(array.place.devices for array in arrays)}
-    with staging:
-        try:
-            for each, some in itertools.groupby(arrays, key=lambda array: array.place.devices):
-                stages[each]([array.value for array in some])
-            reply = submit(client, write_request(request))
-        except BaseException:  # an interrupt, too
-            with suppress(jax.errors.JaxRuntimeError):
-                submit(client, write_request(PublishArrays(name, keep, ())))
-            raise
+    _check_backend(layout.types, outline.paths, client)
+    request = PublishArrays(name, keep, (), b"", replicas, spill is not None)
+    try:
+        reply = _send(client, request, outline, leaves, layout, dtype, checksums)
+    except Exception:  # jaxlib has refused a deleted array, if there is one: to look for it takes milliseconds
+        _check_alive(leaves, outline.paths)
+        raise
     numbered = msgspec.msgpack.decode(bytes(reply.fingerprint), type=decodable(NumberedVersion))
     numbered.status.raise_if_error()
     if numbered.donates:
@@ -227,16 +208,61 @@ def _as_array(leaf: Any, path: str) -> Any:
     return leaf
 
 
-def _check_arrays(
-    arrays: Sequence[Any], paths: Sequence[str], types: Mapping[tuple[Any, Any], Sequence[int]], client: Any
-) -> None:
-    """Raise TypeError if an array is not on the cluster, or has been deleted."""
-    from atoll.client import jax_internals as internals
+def _send(
+    client: Any,
+    request: PublishArrays,
+    outline: TreeOutline,
+    leaves: Sequence[Any],
+    layout: TreeLayout,
+    dtype: Any,
+    checksums: bool,
+) -> Any:
+    """Send the request with these leaves. Return the reply."""
+    import jax
 
+    from atoll.client import published_trees
+    from atoll.client.array_contents import contents_of
+    from atoll.client.array_conversions import converted
+
+    name = request.name
+    dtype = None if dtype is None else jax.numpy.dtype(dtype)
+    contents = contents_of(leaves, layout.types, dtype)
+    if dtype is not None:
+        leaves = converted(leaves, dtype)
+        layout = outline.layout_of(leaves)
+    copies = name in _donated and dtype is None  # converted arrays are copies already
+    arrays, structure = published_trees.arrays_to_publish(outline, leaves, layout, contents, copies, checksums)
+    if len(arrays) > MOST_PUBLISHED:
+        text = f"{name} has {len(arrays)} arrays that are not small: a version can have at most {MOST_PUBLISHED}"
+        raise StatusError(Code.INVALID_ARGUMENT, text)
+    paths = tuple([each.place.path for each in arrays])
+    if len(set(paths)) < len(paths):
+        raise StatusError(Code.INVALID_ARGUMENT, f"two arrays of the tree to publish as {name} have the same path")
+    request = msgspec.structs.replace(request, paths=paths, structure=structure)
+    stages = {each: staging_call(client, each) for each in dict.fromkeys(array.place.devices for array in arrays)}
+    with staging:
+        try:
+            for each, some in itertools.groupby(arrays, key=lambda array: array.place.devices):
+                stages[each]([array.value for array in some])
+            return submit(client, write_request(request))
+        except BaseException:  # an interrupt, too
+            with suppress(jax.errors.JaxRuntimeError):
+                submit(client, write_request(PublishArrays(name, request.keep, ())))
+            raise
+
+
+def _check_backend(types: Mapping[tuple[Any, Any], Sequence[int]], paths: Sequence[str], client: Any) -> None:
+    """Raise TypeError if an array is not on the cluster."""
     for (sharding, _), positions in types.items():
         if next(iter(sharding.device_set)).client is not client:
             path = paths[positions[0]]
             raise TypeError(f"{path} is on devices of another backend: put it onto a device of the cluster")
+
+
+def _check_alive(arrays: Sequence[Any], paths: Sequence[str]) -> None:
+    """Raise TypeError if an array has been deleted."""
+    from atoll.client import jax_internals as internals
+
     if any(map(internals.Array.is_deleted, arrays)):
         path = next(path for path, each in zip(paths, arrays, strict=True) if each.is_deleted())
         raise TypeError(f"{path} has been deleted or donated")

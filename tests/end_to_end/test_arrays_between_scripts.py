@@ -347,6 +347,22 @@ def refusals() -> list[str]:
     return found
 
 
+def publish_deleted() -> list[str]:
+    """Publish trees of small and of large arrays, one of which was deleted or donated. Return the errors."""
+    found = []
+    donate = jax.jit(lambda x: x + 1, donate_argnums=0)
+    for shape in ((4,), (64, 128)):
+        for end in (lambda x: x.delete(), donate):
+            for dtype in (None, jnp.bfloat16):
+                arrays = [jnp.full(shape, float(i)) for i in range(array_packing.FEWEST)]
+                end(arrays[7])
+                try:
+                    atoll.publish("policy-deleted", {"w": arrays}, dtype=dtype)
+                except TypeError as error:
+                    found.append(str(error))
+    return found
+
+
 @pytest.fixture(scope="module")
 def trainer(shared: StandingCluster, start_python: StartPython) -> RemotePython:
     """Return a script that tests share, each of which publishes other names."""
@@ -491,6 +507,12 @@ def test_wrong_arguments_are_errors_and_the_session_continues(shared: StandingCl
     ]
     for text, part in zip(trainer.call(refusals), expected, strict=True):
         assert part in text
+    assert check(shared) == []
+
+
+def test_arrays_that_were_deleted_are_errors_that_name_them(shared: StandingCluster, trainer: RemotePython) -> None:
+    assert trainer.call(publish_deleted) == ["['w'][7] has been deleted or donated"] * 8
+    assert not [each for each in shared.report()["versions"] if each["name"] == "policy-deleted"]
     assert check(shared) == []
 
 
