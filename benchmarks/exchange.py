@@ -1,8 +1,9 @@
 """How fast a tree of arrays goes from one process to another, in Atoll's way and in the ways of others.
 
 A tree is on two devices of the first process or island, and is needed on two devices of the other. Each round has each
-way once, in turn, and begins with another way than the round before. All ways end when the arrays are on the devices of
-the receiver and are complete. The values are compared after the clock.
+way once. A way leaves the caches of the CPUs to the next one, so the orders of the rounds are balanced: in ten rounds,
+each way follows each other way equally often. All ways end when the arrays are on the devices of the receiver and are
+complete. The values are compared after the clock.
 
 | way | what it does |
 |---|---|
@@ -80,7 +81,7 @@ def trees(mib: int) -> dict[str, Tree]:
 
 def exchange(
     mib: Annotated[int, typer.Option(min=8, help="Size of the large tree.")] = 1024,
-    rounds: Annotated[int, typer.Option(min=1)] = 5,
+    rounds: Annotated[int, typer.Option(min=1)] = 10,
     output: Annotated[Path, typer.Option("--json", help="File for the result.")] = RESULT,
 ) -> None:
     """Exchange trees with publish and subscribe, beside device_put, Orbax, Ray and sockets."""
@@ -91,7 +92,7 @@ def exchange(
     with _ways(mib) as ways:
         for each in (-1, *range(rounds)):  # the first round compiles, and does not count
             for tree in sizes:
-                for way in rotated(list(ways), max(0, each)):
+                for way in balanced(list(ways), max(0, each)):
                     time.sleep(0.2)  # freed memory can be used again
                     seconds = ways[way](tree)
                     if each >= 0:
@@ -102,10 +103,15 @@ def exchange(
     print(table(result))
 
 
-def rotated(ways: list[str], number: int) -> list[str]:
-    """Return the order of the ways in a round, which begins with another way in each round."""
-    first = number % len(ways)
-    return ways[first:] + ways[:first]
+def balanced(ways: list[str], number: int) -> list[str]:
+    """Return the order of the ways in a round.
+
+    In 2 * len(ways) rounds, each way has each place twice, and follows each other way twice (a Williams design).
+    """
+    count = len(ways)
+    zigzag = [(place + 1) // 2 if place % 2 else -(place // 2) for place in range(count)]
+    order = [ways[(number + each) % count] for each in zigzag]
+    return order[::-1] if number // count % 2 else order
 
 
 def table(result: Exchanges) -> str:

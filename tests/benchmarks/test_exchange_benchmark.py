@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from benchmarks.exchange import rotated
+import itertools
+from collections import Counter
+
+import pytest
+
+from benchmarks.exchange import balanced
 
 
-def test_each_way_is_first_in_one_of_so_many_rounds() -> None:
-    ways = ["Atoll", "device_put", "Ray"]
-    rounds = [rotated(ways, number) for number in range(6)]
-    assert rounds[0] == ways
-    assert [each[0] for each in rounds] == ways * 2
+@pytest.mark.parametrize("ways", [["Atoll", "device_put", "Ray"], ["A", "B", "C", "D"], ["A", "B", "C", "D", "E"]])
+def test_each_way_has_each_place_and_follows_each_other_way_equally_often(ways: list[str]) -> None:
+    rounds = [balanced(ways, number) for number in range(2 * len(ways))]
     assert all(sorted(each) == sorted(ways) for each in rounds)
+    places = Counter(place for each in rounds for place in enumerate(each))
+    assert set(places.values()) == {2}
+    assert len(places) == len(ways) ** 2
+    pairs = Counter(pair for each in rounds for pair in itertools.pairwise(each))
+    assert set(pairs.values()) == {2}
+    assert len(pairs) == len(ways) * (len(ways) - 1)
