@@ -17,6 +17,7 @@ OTHERS = {
     "UNAVAILABLE: Connection to IFRT proxy server was terminated",
     "InvalidArgumentError: XLA cannot compile the op ...",
     "... has run on host 1 of island 0 for 61 s: the worker of host 1 owes its end",
+    "function 60 has been compiled for 62 s: the worker of host 1 owes the result",
     "a launch has waited for bytes on island 0 for 65 s: its client owes the bytes",
 }
 # Texts that are put together from more than one error.
