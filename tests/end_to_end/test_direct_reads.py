@@ -140,10 +140,14 @@ def ready_arrays(count: int) -> list[jax.Array]:
 _READY: list[jax.Array] = []
 
 
-def prepare() -> None:
-    """Make arrays that are ready, after the first read, for which the host opens a socket to this process."""
+def prepare(are_awaited: bool) -> None:
+    """Make arrays that are ready, after the first read, for which the host opens a socket to this process.
+
+    Wait for them, or only for an array that is computed after them.
+    """
     assert [float(each) for each in ready_arrays(2)] == [0, 1]
-    _READY.extend(ready_arrays(9))
+    _READY[:] = ready_arrays(9) if are_awaited else [computed(jnp.float32(i)) for i in range(9)]
+    ready_arrays(1)
 
 
 def read_prepared() -> list[float]:
@@ -204,12 +208,13 @@ def test_reads_bypass_jaxlibs_client(atoll_python: RemotePython) -> None:
     assert atoll_python.call(started) == 3
 
 
+@pytest.mark.parametrize("are_awaited", [True, False])
 def test_small_arrays_that_are_ready_are_read_without_the_controller(
-    start_cluster: StartCluster, start_python: StartPython
+    start_cluster: StartCluster, start_python: StartPython, are_awaited: bool
 ) -> None:
     cluster = start_cluster(islands="1x1x1")
     child = start_python(ATOLL_ADDRESS=cluster.address)
-    child.call(prepare)
+    child.call(prepare, are_awaited)
     process = controller(cluster)
     process.suspend()
     try:

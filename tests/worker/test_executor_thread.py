@@ -81,7 +81,7 @@ def it_reports_what_is_complete_at_a_ping_while_the_next_unit_lasts(rig: Rig) ->
 
 
 def read(rig: Rig, handle: int) -> bool:
-    return rig.executor.read_ready(rig.session, SCRIPT_FEEDS.start, handle)
+    return rig.executor.read(rig.session, SCRIPT_FEEDS.start, handle, lambda: None)
 
 
 @BEHAVIOURS.add

@@ -38,3 +38,15 @@ def test_nothing_is_kept_of_sessions_without_work() -> None:
         future.result(SECONDS)
     threads.shutdown()
     assert threads.statistics() == (0, 0, 0)
+
+
+def test_work_that_cannot_wait_is_refused_while_a_session_occupies_its_threads() -> None:
+    threads, ends = ReadThreads(ThreadPoolExecutor(4), most=2), threading.Event()
+    blocked = [threads.submit(1, ends.wait, SECONDS) for _ in range(2)]
+    done = threading.Event()
+    assert not threads.try_submit(1, done.set)
+    assert threads.try_submit(2, done.set)
+    assert done.wait(SECONDS)
+    ends.set()
+    assert all(each.result(SECONDS) for each in blocked)
+    threads.shutdown()

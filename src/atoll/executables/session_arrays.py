@@ -69,6 +69,7 @@ class ArrayRecord:
     error: Status | None = None
     ready: bool = False  # known to be computed without an error
     deferred: Deferred | None = None
+    made_at: float = 0.0  # when the request that makes it was handled, in seconds of the event loop
 
 
 @dataclass

@@ -19,6 +19,7 @@ from atoll.executables.python_functions import PythonFunctions
 from atoll.executables.session_arrays import ArrayRecord, Arrays, Memory, Origin
 from atoll.executables.session_libraries import SessionLibraries
 from atoll.ifrt.deferred_runs import DeferredRuns
+from atoll.ifrt.early_reads import EarlyReads
 from atoll.ifrt.host_buffer_store import HostBuffers
 from atoll.ir.types import ArraySpec
 from atoll.protocol.callbacks import CALLBACK_ADVICE
@@ -142,6 +143,7 @@ class IfrtSession:
         open_relay: Callable[[], CallbackRelay] | None = None,
         later: Later | None = None,
     ) -> None:
+        self._loop = asyncio.get_running_loop()
         self.cluster = cluster
         self.number = number
         self.responses = ResponseStream(write, cluster.recorder.answered, later)
@@ -155,12 +157,12 @@ class IfrtSession:
         self.libraries = SessionLibraries(cluster)
         self.staged: list[int] = []  # handles of the next program's arguments
         self.layouts: dict[Any, bytes] = {}
+        self.early_reads = EarlyReads(self._loop.time)
         self._published: dict[str, list[Memory]] = {}  # by name: memory of the arrays that were published last
         self._open_relay = open_relay
         self._relay: CallbackRelay | None = None
         self.deletions: dict[int, Status] = {}  # by future, about which the client asks once
         self._futures: dict[int, asyncio.Future[Status]] = {}
-        self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._pause = pause
         self._resume = resume
@@ -258,9 +260,10 @@ class IfrtSession:
         self, handles: Sequence[int], specs: Sequence[ArraySpec], context: int, memories: Sequence[Memory] | None = None
     ) -> None:
         """Define arrays for the handles. The stack that made them lives as long as they do."""
-        origin = Origin(context, len(handles)) if context and handles else None
+        origin, now = Origin(context, len(handles)) if context and handles else None, self._loop.time()
         for i, handle in enumerate(handles):
-            self.arrays.records[handle] = ArrayRecord(specs[i], memories[i] if memories else Memory(), origin)
+            memory = memories[i] if memories else Memory()
+            self.arrays.records[handle] = ArrayRecord(specs[i], memory, origin, made_at=now)
 
     def note_published(self, name: str, handles: Sequence[int]) -> bool:
         """Note that these arrays are published. Return whether the former ones of the name were donated or deleted."""

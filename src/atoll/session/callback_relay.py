@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 
 _NOTICE_BYTES = 4096  # of a notice that the loop's thread writes to the socket
 _MOST_ARRIVING = 1024  # writes of which only a part has arrived
-_MOST_READS = 256  # reads of arrays that are ready, for which there is another way
+_MOST_READS = 256  # reads without a launch, for which there is another way
 
 
 # Parts of writes that have arrived and their bytes, by write.
@@ -205,7 +205,7 @@ class CallbackRelay:
         self._notify(Unread(feeds, error=error))
 
     def read_ready(self, feed: int, device: int, handle: int, otherwise: Callable[[], None]) -> bool:
-        """Request that the host of `device` sends the contents of a small array, which is ready, to the client.
+        """Request that the host of `device` sends the contents of a small array to the client.
 
         Return False if that is impossible. If the host does not send them, call `otherwise` on the session's thread.
         If the host is lost, the client is notified.

@@ -420,7 +420,7 @@ class ClusterSession:
         return number
 
     def read_ready(self, device: int, feed: int, handle: int) -> bool:
-        """Request the contents of a small array that is ready from the host of `device`, which has it whole.
+        """Request the contents of a small array from the host of `device`, which has it whole.
 
         The host sends them to the client's process as `feed`, or notifies `CallbackHandler` with `Unread`. Return False
         if the host is on another machine or cannot be asked without waiting.

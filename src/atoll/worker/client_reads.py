@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from atoll.devices.device import DeviceBackend
-from atoll.errors import invalid
+from atoll.errors import AtollError, invalid
 from atoll.host_services import host_data
 from atoll.host_services.slabs import row_major_parts
 from atoll.ir import plan as p
@@ -20,7 +20,7 @@ from atoll.transfers.channel import DataChannel
 from atoll.transfers.piece_contents import BufferContents, Filled, as_views
 from atoll.transfers.transfer_engine import Contents
 from atoll.worker.dispatch_unit import DispatchUnit, Read
-from atoll.worker.future_arrays import live_array
+from atoll.worker.future_arrays import FutureArray, live_array
 from atoll.worker.grouped_sends import SMALL_BYTES
 from atoll.worker.host_network import is_small_and_ready, wait_for_shards
 from atoll.worker.joint_runs import JointRun
@@ -130,19 +130,48 @@ class ClientReads:
 
         return Read(partial(wait_for_shards, shards), read, read_nowait)
 
-    def send_ready(self, session: int, feed: int, buffer: Buffer) -> bool:
-        """Send the first shard of a small array that is ready, and return True. Return False if that would wait.
+    def send(
+        self,
+        session: int,
+        feed: int,
+        buffer: Buffer,
+        start: Callable[[Callable[[], None]], bool],
+        otherwise: Callable[[], None],
+    ) -> bool:
+        """Send the first shard of a small array, and return True. Return False if it cannot be sent.
 
-        The caller lets no unit start meanwhile, so none can donate the memory. Raise StatusError if the array was
-        deleted.
+        If the array is not ready, `start` has a thread send it, or returns False. If that thread cannot send it, it
+        calls `otherwise`. The caller lets no unit start meanwhile, so none can donate the memory. Raise StatusError if
+        the array was deleted.
         """
         array = live_array(buffer)
-        if not is_small_and_ready(array) or buffer.spec is None or buffer.spec.dtype == "string":
+        if isinstance(array, FutureArray) or buffer.spec is None or buffer.spec.dtype == "string":
             return False
-        contents = np.ascontiguousarray(np.asarray(self._backend.shards(array)[0]))
-        return self._try_send(
-            session, feed, lambda channel: channel.send(session, feed, [host_data.bytes_of(contents)])
-        )
+        if array.nbytes > SMALL_BYTES:
+            return False
+        shards = self._backend.shards(array)
+
+        def send(channel: DataChannel) -> None:
+            contents = np.ascontiguousarray(np.asarray(shards[0]))
+            channel.send(session, feed, [host_data.bytes_of(contents)])
+
+        if array.is_ready():
+            return self._try_send(session, feed, send)
+        release = self._readers.hold(buffer, len(shards))
+
+        def send_later() -> None:
+            try:
+                shards[0].block_until_ready()
+                send(self._data_port.to_client(session))
+            except (AtollError, OSError, RuntimeError):  # RuntimeError: of a device
+                otherwise()
+            finally:
+                release()
+
+        if start(send_later):
+            return True
+        release()
+        return False
 
     def report(self, step: p.Report, unit: DispatchUnit, values: dict[int, Buffer]) -> Read:
         """Return the read that reports the value of an array with one element to the controller."""

@@ -72,13 +72,13 @@ class ExecutorThread:
         self.submit = self._submissions.add
         threading.Thread(target=self._work, name="atoll-executor", daemon=True).start()
 
-    def read_ready(self, session: int, feed: int, handle: int) -> bool:
-        """Send a small array that is ready to the session's client, and return True. Safe on any thread.
+    def read(self, session: int, feed: int, handle: int, otherwise: Callable[[], None]) -> bool:
+        """Send a small array to the session's client, now or when it is ready, and return True. Safe on any thread.
 
-        Return False if it cannot be sent at once, for example because the executor's thread is busy. Raise StatusError
-        if the session does not have the array.
+        Return False if it cannot be sent, for example because the executor's thread is busy. If a thread that waits for
+        the array cannot send it, it calls `otherwise`. Raise StatusError if the session does not have the array.
         """
-        return self._submissions.try_run(partial(self.plan_executor.read_ready, session, feed, handle))
+        return self._submissions.try_run(partial(self.plan_executor.read, session, feed, handle, otherwise))
 
     def _work(self) -> None:
         reporter, submissions = self.plan_executor.reporter, self._submissions

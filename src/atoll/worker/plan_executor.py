@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from typing import Any
 
@@ -78,6 +79,7 @@ class PlanExecutor:
         self._wake = wake
         self._spill_store = spill_store
         self._now = now
+        self._readers = readers
         self.reporter = CompletionReporter(steps, occupancy, watcher, readers, now)
         self._stores: dict[int, Store] = {}
         self._plans: dict[int, p.Plan] = {}
@@ -127,14 +129,17 @@ class PlanExecutor:
             )
             self._report(m.StoresReported(message.check, tuple(contents)))
 
-    def read_ready(self, session: int, feed: int, handle: int) -> bool:
-        """Send a small array that is ready to the session's client, and return True. Return False if that would wait.
+    def read(self, session: int, feed: int, handle: int, otherwise: Callable[[], None]) -> bool:
+        """Send a small array to the session's client, and return True. Return False if it cannot be sent.
 
-        Items of the session that are blocked may be meant to free or donate the array later. Raise StatusError if the
-        session does not have it.
+        If the array is not ready, another thread sends it, or calls `otherwise`. Items of the session that are blocked
+        may be meant to free or donate the array later. Raise StatusError if the session does not have it.
         """
         store = self._stores.get(session)
-        return store is not None and self._steps.client_reads.send_ready(session, feed, store.get(handle))
+        if store is None:
+            return False
+        start = partial(self._readers.try_submit, session)
+        return self._steps.client_reads.send(session, feed, store.get(handle), start, otherwise)
 
     def _share(self, message: m.ShareBuffers) -> None:
         """Share buffers between two sessions, at once. If a buffer is missing, its new handle has the error."""

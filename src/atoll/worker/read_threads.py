@@ -57,6 +57,16 @@ class ReadThreads:
         start_in(self._pool, self._run, session, work)
         return work.future
 
+    def try_submit(self, session: int, call: Callable[[], None]) -> bool:
+        """Call on a thread, and return True. Return False if the session occupies as many as it may."""
+        with self._lock:
+            running = self._running.get(session, 0)
+            if running >= self._most:
+                return False
+            self._running[session] = running + 1
+        start_in(self._pool, self._run, session, _Work(Future(), call, ()))
+        return True
+
     def _run(self, session: int, work: _Work) -> None:
         try:
             result = work.call(*work.arguments)

@@ -109,7 +109,7 @@ class Worker:
             data_port.to_proxy,
             options.host,
             data_port.receive,
-            lambda session, feed, handle: executor.read_ready(session, feed, handle),
+            lambda session, feed, handle, otherwise: executor.read(session, feed, handle, otherwise),
         )
         rank = rank_of(options)
         worlds = worlds_of(options, backend, data_port.address, report)

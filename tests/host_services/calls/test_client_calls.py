@@ -6,6 +6,7 @@ import contextlib
 import gc
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -123,13 +124,13 @@ def test_a_host_that_cannot_send_an_array_says_so(ends: Ends):
     read: list[tuple[int, int, int]] = []
     feed = SCRIPT_FEEDS.start
 
-    def read_ready(*read_: int) -> bool:
-        read.append(read_)
-        if read_[2] == 3:
+    def read_array(session: int, feed: int, handle: int, otherwise: Callable[[], None]) -> bool:
+        read.append((session, feed, handle))
+        if handle == 3:
             raise StatusError(Code.NOT_FOUND, "array 3 is not on this host")
-        return read_[2] == 1
+        return handle == 1
 
-    calls = Calls(lambda session: ends[0], 4, read_ready=read_ready)
+    calls = Calls(lambda session: ends[0], 4, read=read_array)
     receiver = Receiver(ends[1])
     released: list[int] = []
     for handle in (1, 2, 3):
@@ -150,7 +151,7 @@ def test_a_host_that_cannot_send_an_array_says_so(ends: Ends):
 )
 def test_an_invalid_request_for_an_array_is_dropped(ends: Ends, notice: list[bytes]):
     read: list[tuple[int, ...]] = []
-    calls = Calls(lambda session: ends[0], 4, read_ready=lambda *each: not read.append(each))
+    calls = Calls(lambda session: ends[0], 4, read=lambda *each: not read.append(each))
     released: list[bool] = []
     calls.answered(SESSION, first_call(4), b"".join(notice), lambda: released.append(True))
     assert (read, released) == ([], [True])

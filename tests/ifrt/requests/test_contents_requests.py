@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -147,17 +148,38 @@ def test_an_array_is_read_by_a_launch_if_its_client_cannot_receive_it(rig: Rig, 
         (on(2, shape=(4097,)), True, False),
         (on(0, 1), True, False),
     ],
-    ids=["not known to be ready", "deleted", "large", "divided"],
+    ids=["just launched", "deleted", "large", "divided"],
 )
 def test_other_arrays_are_read_by_a_launch(
     rig: Rig, relay: Relay, spec: ArraySpec, is_ready: bool, is_deleted: bool
 ) -> None:
     rig.make(7, spec)
     record = rig.session.arrays.records[7]
-    record.ready, record.memory.deleted = is_ready, is_deleted
+    record.ready, record.memory.deleted, record.made_at = is_ready, is_deleted, math.inf
     send_contents(rig.session, FEED, [7])
     assert relay.reads == []
     assert rig.take_launch()[1].arguments == (7,)
+
+
+def test_an_array_that_was_launched_a_while_ago_is_requested_from_its_host(rig: Rig, relay: Relay) -> None:
+    rig.make(7, on(2))
+    rig.session.arrays.records[7].made_at = -math.inf
+    send_contents(rig.session, FEED, [7])
+    assert (relay.reads, rig.take()) == ([(FEED, 2, 7)], [])
+
+
+def test_after_an_early_read_in_vain_the_next_ones_are_launched(rig: Rig, relay: Relay) -> None:
+    rig.make(7, on(2))
+    rig.session.arrays.records[7].made_at = -math.inf
+    send_contents(rig.session, FEED, [7])
+    relay.otherwise[0]()
+    assert rig.take_launch()[1].arguments == (7,)
+    for _ in range(2):
+        send_contents(rig.session, FEED, [7])
+        (launch,) = rig.take()
+        assert launch.arguments == (7,)
+    send_contents(rig.session, FEED, [7])
+    assert (len(relay.reads), rig.take()) == (2, [])
 
 
 def test_large_contents_have_no_slot(rig: Rig) -> None:

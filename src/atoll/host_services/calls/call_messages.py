@@ -124,10 +124,10 @@ class Arrived(msgspec.Struct, frozen=True, array_like=True, tag="a"):
 
 
 class ReadWanted(msgspec.Struct, frozen=True, array_like=True, tag="g"):
-    """A proxy's notice that asks a host for the contents of a small array, which is ready and which the host has whole.
+    """A proxy's notice that asks a host for the contents of a small array, which the host has whole.
 
-    The host sends them to the client's process as `feed`, one of SCRIPT_FEEDS, or answers `Unread` if it cannot send
-    them at once.
+    The host sends them to the client's process as `feed`, one of SCRIPT_FEEDS, when the array is ready, or answers
+    `Unread` if it cannot.
     """
 
     feed: int

@@ -81,8 +81,8 @@ class Calls:
     `channel_of(session)` returns the channel to the session's proxy, or raises StatusError. The data port passes the
     answers to `answered` (see `peers.data_port.Answers`). `receive` is as in `DirectChannels`.
 
-    `read_ready(session, feed, handle)` sends the contents of an array of the session to its client, if that is possible
-    at once, and returns whether they were sent.
+    `read(session, feed, handle, otherwise)` sends the contents of an array of the session to its client, and returns
+    whether that is possible. If the array is not ready, they are sent later, or `otherwise` is called on any thread.
     """
 
     def __init__(
@@ -90,11 +90,11 @@ class Calls:
         channel_of: Callable[[int], DataChannel],
         host: int,
         receive: Receive = receive_answers,
-        read_ready: Callable[[int, int, int], bool] | None = None,
+        read: Callable[[int, int, int, Callable[[], None]], bool] | None = None,
     ) -> None:
         self._channel_of = channel_of
         self._host = host
-        self._read_ready = read_ready
+        self._read_array = read
         self._direct = DirectChannels(self.answered, self._fail, receive)
         self._waiting: dict[int, dict[int, _Waiting]] = {}  # by session and feed
         self._lock = threading.Lock()
@@ -231,7 +231,7 @@ class Calls:
 
     @property
     def takes_reads(self) -> bool:
-        return self._read_ready is not None
+        return self._read_array is not None
 
     def _take_notice(self, session: int, content: Any) -> None:
         try:
@@ -245,15 +245,19 @@ class Calls:
 
     def _read(self, session: int, wanted: ReadWanted) -> None:
         """Send the contents of an array to the session's client, or report that they are not sent."""
-        if self._read_ready is None or wanted.feed not in SCRIPT_FEEDS or not is_client_handle(wanted.handle):
+        if self._read_array is None or wanted.feed not in SCRIPT_FEEDS or not is_client_handle(wanted.handle):
             return
+
+        def otherwise() -> None:
+            with contextlib.suppress(AtollError):  # the session has ended
+                self.unread(session, wanted.feed)
+
         try:
-            is_sent = self._read_ready(session, wanted.feed, wanted.handle)
+            is_sent = self._read_array(session, wanted.feed, wanted.handle, otherwise)
         except (AtollError, OSError, RuntimeError):  # RuntimeError: of a device. A launch of the read has it as well
             is_sent = False
         if not is_sent:
-            with contextlib.suppress(AtollError):  # the session has ended
-                self.unread(session, wanted.feed)
+            otherwise()
 
     def fail(self, session: int) -> None:
         """Cancel the calls of a session whose channel has ended."""

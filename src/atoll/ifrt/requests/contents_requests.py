@@ -72,8 +72,8 @@ def _program(groups: tuple[tuple[ArraySpec, ...], ...]) -> Program:
 def send_contents(session: IfrtSession, feed: int, arguments: Sequence[int]) -> None:
     """Read one array, whose contents hosts send to the client's process as `feed`.
 
-    A small array that is known to be ready is requested from its host, without the controller. If the host cannot send
-    it at once, and for other arrays, launch the read.
+    A small array that is known to be ready, or that was launched a while ago, is requested from its host, without the
+    controller. If the host cannot send it, and for other arrays, launch the read.
 
     The client learns there if the read fails. Raise INVALID_ARGUMENT if there is another number of arguments, or if the
     client does not receive contents.
@@ -100,6 +100,8 @@ def send_contents(session: IfrtSession, feed: int, arguments: Sequence[int]) -> 
         relay.cannot_read((feed,), status)
 
     def launch_later() -> None:
+        if is_early:
+            session.early_reads.missed()
         if session.is_held_back:  # then the client reads the array as JAX does
             relay.cannot_read((feed,))
         else:
@@ -107,14 +109,19 @@ def send_contents(session: IfrtSession, feed: int, arguments: Sequence[int]) -> 
 
     record = session.arrays.records.get(handle)
     device = -1 if record is None else _whole_on(record)
+    is_early = record is not None and not record.ready
+    if record is not None and device >= 0 and is_early and not session.early_reads.may_try(record.made_at):
+        device = -1
     if device < 0 or not relay.read_ready(feed, device, handle, launch_later):
         launch()
 
 
 def _whole_on(record: ArrayRecord) -> int:
-    """Return a device that has the whole of an array that is small and ready, or -1 for other arrays."""
+    """Return a device that has, or will have, the whole of a small array, or -1 for other arrays."""
     spec = record.spec
-    if not record.ready or spec is None or spec.dtype == "string" or record.memory.is_deleted:
+    if record.deferred is not None or record.error is not None or spec is None or spec.dtype == "string":
+        return -1
+    if record.memory.is_deleted:
         return -1
     sharding = spec.sharding
     is_whole = isinstance(sharding.tiling, Replicated) or len(sharding.devices) == 1

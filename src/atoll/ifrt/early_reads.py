@@ -1,0 +1,40 @@
+"""Which arrays are read from their hosts before the proxy knows that they are ready.
+
+A host that has computed an array can send it at once, without a launch of the read. If it has not, the request was in
+vain, so the proxy asks only for arrays that were launched a while ago, and less often after hosts could not send them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+LEAST_SECONDS = 1e-3  # since the launch, in which short computations end
+_MOST_DOUBLINGS = 6  # of the number of reads that are not tried after a miss
+
+
+class EarlyReads:
+    """The early reads of one session. `now` returns seconds."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._misses = 0  # without a hit between them
+        self._has_missed = False  # the last try
+        self._left = 0  # reads that are not tried
+
+    def may_try(self, made_at: float) -> bool:
+        """Return whether to ask the host of an array, whose launch was handled at `made_at`."""
+        if self._now() - made_at < LEAST_SECONDS:
+            return False
+        if self._left:
+            self._left -= 1
+            return False
+        if not self._has_missed:
+            self._misses = 0
+        self._has_missed = False
+        return True
+
+    def missed(self) -> None:
+        """Note that the host could not send the array of a try."""
+        self._misses = min(self._misses + 1, _MOST_DOUBLINGS)
+        self._has_missed = True
+        self._left = 2**self._misses
