@@ -44,6 +44,8 @@ class Channel:
     def send_in_parts(self, session: int, feed: int, content: Any) -> None:
         if self.fails:
             raise BrokenPipeError
+        if not self.has_threads:
+            raise RuntimeError("can't create new thread at interpreter shutdown")
         self.sent.append((feed, bytes(content)))
 
     def send(self, session: int, feed: int, contents: list[Any]) -> None:
@@ -145,9 +147,9 @@ def test_a_host_that_refuses_contents_has_them_as_an_error(table: WriteTable) ->
     assert (proxy.notices, proxy.sent) == ([Landed(write)], [])
 
 
-def test_a_proxy_that_cannot_receive_contents_is_disconnected(table: WriteTable) -> None:
+@pytest.mark.parametrize("proxy", [Channel(fails=True), Channel(has_threads=False)], ids=["broken", "no thread"])
+def test_a_proxy_that_cannot_receive_contents_is_disconnected(table: WriteTable, proxy: Channel) -> None:
     table.start(X, [DEVICE])
-    proxy = Channel(fails=True)
     table.send(Wanted(first_feed(0), 9, 0), None, proxy)  # type: ignore[arg-type]
     assert proxy.is_closed
 

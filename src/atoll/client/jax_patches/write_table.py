@@ -93,7 +93,8 @@ class WriteTable:
     def _send_to_proxy(self, write: int, view: memoryview, proxy: DataChannel) -> None:
         try:
             proxy.send_in_parts(0, write, view)
-        except (AtollError, OSError, ValueError):  # ValueError: the channel's memory is being closed
+        # ValueError: the channel's memory is being closed. RuntimeError: an exit handler can start no writing thread.
+        except (AtollError, OSError, ValueError, RuntimeError):
             proxy.shut_down()  # which ends the session, because hosts await the contents
 
     def written(self, write: int) -> None:
