@@ -114,7 +114,8 @@ def test_dump_writes_a_log_from_which_the_controllers_decisions_replay(
 def test_trace_writes_what_ran_for_perfetto(after_a_script: tuple[User, Result], tmp_path: Path) -> None:
     user, _ = after_a_script
     file = tmp_path / "trace.json"
-    user.atoll("trace", "--output", str(file)).check()
+    ended = user.atoll("trace", "--output", str(file)).check()
+    assert ended.stdout == f"{file}: open it at https://ui.perfetto.dev\n"
     events = json.loads(file.read_text())["traceEvents"]
     assert {"put", "call", "get"} <= {event["cat"] for event in events if event["ph"] == "X"}
     # Nothing happens from now on.

@@ -285,6 +285,8 @@ def trace(
 
     _check_writable(output)
     _write(trace_of(cluster.find(), token(), seconds), output)
+    if output is not None:
+        print(f"{output}: open it at https://ui.perfetto.dev")
 
 
 def _operate(cluster: ClusterChoice, doing: str, operation: Operation) -> None:
