@@ -51,6 +51,12 @@ def training(constant: float) -> Any:
     return atoll.elastic.data_parallel(gradients, update)
 
 
+def is_ready(run: Any, islands: int, ahead: int) -> bool:
+    """Return whether the run is on all islands and, if it compiles ahead, has compiled for the loss of each."""
+    without_each = [tuple(each for each in run.islands if each != lost) for lost in run.islands]
+    return len(run.islands) == islands and (not ahead or set(without_each) <= set(run.compiled_ahead))
+
+
 def main() -> None:
     runs, first = work.argument(1), work.argument(2)
     compilations: list[str] = []
@@ -77,7 +83,7 @@ def main() -> None:
         )
         before = None
         for step, _ in run:
-            if before is None and step >= _STEPS and len(run.compiled_ahead) == (islands if ahead else 0):
+            if before is None and step >= _STEPS and is_ready(run, islands, ahead):
                 before = len(compilations)
                 work.report("ready", run=number)
             lost = [each for each in run.changes if each.reason == "lost"]
