@@ -118,7 +118,7 @@ class _Reader:
                     inner = [each for value in values for each in ast.walk(value) if isinstance(each, ast.Call)]
                     texts += [text for each in inner for text in self._texts_of_call(module, each, 0)]
                     for text in texts:
-                        if len(words_of(text)) >= 2:
+                        if len(words_of(text)) >= 2 and " " in text:  # names of fields are no messages
                             yield ErrorMessage(text, kind, module.file)
 
     def _kind(self, module: _Module, call: ast.Call) -> str:

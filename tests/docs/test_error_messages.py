@@ -44,6 +44,7 @@ COMPOSED = {
         ),
         ("raise typer.BadParameter('--x: expected a number')", [("--x: expected a number", "invalid option")]),
         ("raise StatusError(Code(e.code), e.message)", []),
+        ("raise invalid('units.hosts')", []),
         ("print(ValueError('is not raised'))", []),
     ],
 )
