@@ -16,6 +16,8 @@ OTHERS = {
     "INVALID_ARGUMENT: Received incompatible devices for jitted computation",
     "UNAVAILABLE: Connection to IFRT proxy server was terminated",
     "InvalidArgumentError: XLA cannot compile the op ...",
+    "Invalid platform 'atoll'",
+    "W1129 ... rpc_helper.cc:436] loaded_executable_fetch_execute_result: ...",
     "... has run on host 1 of island 0 for 61 s: the worker of host 1 owes its end",
     "function 60 has been compiled for 62 s: the worker of host 1 owes the result",
     "a launch has waited for bytes on island 0 for 65 s: its client owes the bytes",
