@@ -248,7 +248,7 @@ def test_a_launch_gives_back_the_room_that_it_took(program):
 
 
 def test_a_program_whose_plan_is_too_large_for_a_message_is_refused_and_costs_no_worker(monkeypatch):
-    monkeypatch.setattr("atoll.state.programs.MAX_PLAN_BYTES", 1000)
+    monkeypatch.setattr("atoll.state.program_registration.MAX_PLAN_BYTES", 1000)
     play = Play()
     play.with_call(program=4)
     play.array(10)
