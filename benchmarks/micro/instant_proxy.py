@@ -36,6 +36,28 @@ _WELCOME = Welcome(1, "", (_DEVICE,), (), "cpu", "", 1)
 _OUT_OF_SEQUENCE = ("init", "destruct_array", "delete_array")
 
 
+class _Contents:
+    """The contents of an array, which may arrive on another stream after the requests that use the array."""
+
+    def __init__(self) -> None:
+        self.value = b""
+        self._has_arrived = False
+        self._waiting: list[Callable[[], None]] = []
+
+    def arrived(self, stored: Any) -> None:
+        self.value, self._has_arrived = b"".join(bytes(part) for part in stored.contents), True
+        for call in self._waiting:
+            call()
+        self._waiting.clear()
+
+    def when_arrived(self, call: Callable[[], None]) -> None:
+        """Call now, or when the contents arrive."""
+        if self._has_arrived:
+            call()
+        else:
+            self._waiting.append(call)
+
+
 class InstantSession:
     """The arrays of the one client, and the answers to its requests. `write` sends a response."""
 
@@ -44,11 +66,17 @@ class InstantSession:
         self._responses = ResponseStream(write, lambda op: None)
         self._minted = itertools.count(FIRST_MINTED_HANDLE)
         self._specs: dict[int, ArraySpec] = {}
-        self._contents: dict[int, bytes] = {}
+        self._contents: dict[int, _Contents] = {}
 
     def handle(self, data: bytes | memoryview) -> None:
         request = codec.parse(session_pb2.Request, bytes(data))
         kind = request.WhichOneof("kind")
+        if kind == "copy_to_host_buffer":
+            self._contents[request.copy_to_host_buffer.array].when_arrived(lambda: self._respond(request, kind))
+        else:
+            self._respond(request, kind)
+
+    def _respond(self, request: Any, kind: str) -> None:
         response = session_pb2.Response()
         response.meta.op_id = request.meta.op_id
         try:
@@ -118,14 +146,12 @@ class InstantSession:
         response.make_arrays_from_host_buffer_shards.arrays.extend(arrays)
 
     def _make(self, array: int, spec: ArraySpec, buffer: int) -> None:
-        def arrived(stored: Any) -> None:
-            self._contents[array] = b"".join(bytes(part) for part in stored.contents)
-
         self._specs[array] = spec
-        self._buffers.consume(buffer, arrived)
+        self._contents[array] = _Contents()
+        self._buffers.consume(buffer, self._contents[array].arrived)
 
     def _copy_to_host_buffer(self, request: Any, response: Any) -> None:
-        contents = self._contents[request.array]
+        contents = self._contents[request.array].value
         self._buffers.put(request.host_buffer, StoredUpload([contents], len(contents)))
         response.copy_to_host_buffer.SetInParent()
 

@@ -1,6 +1,8 @@
 """A result as a Markdown table, put between the markers of a page kept by hand.
 
 python -m benchmarks.micro.markdown benchmarks/results/NAME.json docs/design/performance.md
+
+A page may have further tables, each between markers with the name of its result.
 """
 
 import sys
@@ -16,8 +18,10 @@ from benchmarks.harness.statistics import Ratio, number, with_quartiles
 from benchmarks.micro.report import quiet
 
 # Results that have a page of their own: the table of all micro-benchmarks leaves them out, so a figure is on one page.
-OWNERS = ("machines", "routing", "journaled", "static-runs", "waits", "islands", "mpmd", "tree-moves")
+OWNERS = ("machines", "routing", "journaled", "static-runs", "waits", "islands", "mpmd", "tree-moves", "floor")
 BEGIN, END = "<!-- bench: begin (written by benchmarks.micro.markdown) -->", "<!-- bench: end -->"
+# The same for a result by name.
+BEGIN_OF, END_OF = BEGIN.replace("bench:", "bench {}:"), END.replace("bench:", "bench {}:")
 
 
 def figure(metric: MetricRecord, backend: str) -> str:
@@ -71,8 +75,15 @@ def render(run: RunRecord, left_out: Set[str] = frozenset()) -> str:
     return "\n".join(lines)
 
 
+def markers(page: Path, name: str) -> tuple[str, str]:
+    """Return the markers of a result on a page: those with its name if the page has them."""
+    begin, end = BEGIN_OF.format(name), END_OF.format(name)
+    return (begin, end) if begin in page.read_text() else (BEGIN, END)
+
+
 def main(source: str, page: str) -> None:
-    write_between(Path(page), BEGIN, END, render(read(Path(source)), shown_elsewhere(Path(source))))
+    result, target = Path(source), Path(page)
+    write_between(target, *markers(target, result.stem), render(read(result), shown_elsewhere(result)))
 
 
 if __name__ == "__main__":
