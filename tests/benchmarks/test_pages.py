@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import commit_history, fault_runs
+from benchmarks.elastic import recovery_command
 from benchmarks.harness.pages import between
 from benchmarks.micro import markdown
 
@@ -17,7 +18,11 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_each_micro_benchmark_is_in_the_table_of_one_page() -> None:
     found: list[str] = []
     for page in (ROOT / "docs").rglob("*.md"):
-        for table in re.findall(f"{re.escape(markdown.BEGIN)}(.*?){re.escape(markdown.END)}", page.read_text(), re.S):
+        text = page.read_text()
+        owners = [name for name in markdown.OWNERS if markdown.BEGIN_OF.format(name) in text]
+        markers = [(markdown.BEGIN, markdown.END), *(markdown.markers(page, name) for name in owners)]
+        tables = [between(text, *each) for each in markers if each[0] in text]
+        for table in tables:
             found += re.findall(r"^\| ([a-z]+) \| \*\*", table, re.MULTILINE)
     assert len(found) > 20
     assert sorted(found) == sorted(set(found))
@@ -26,6 +31,11 @@ def test_each_micro_benchmark_is_in_the_table_of_one_page() -> None:
 def test_the_history_on_its_page_is_that_of_the_file() -> None:
     shown = between(commit_history.PAGE.read_text(), commit_history.BEGIN, commit_history.END)
     assert shown.strip() == commit_history.render(commit_history.read()), "run python -m benchmarks.commit_history"
+
+
+def test_the_recoveries_on_their_page_are_those_of_the_file() -> None:
+    shown = between(recovery_command.PAGE.read_text(), recovery_command.BEGIN, recovery_command.END)
+    assert shown.strip() == recovery_command.render(), "run python -m benchmarks.elastic.recovery_command"
 
 
 @pytest.mark.parametrize("table", fault_runs.TABLES, ids=lambda table: table.page.stem)
