@@ -39,7 +39,7 @@ TABLE: dict[tuple[str, str], Does] = {
     **dict.fromkeys(
         (
             ("cluster/processes/bugs.py", "BugTrap._report"),
-            ("cluster/processes/bugs.py", "_run"),
+            ("cluster/processes/bugs.py", "run_as_thread"),
             ("cluster/sandbox/file_system.py", "_user_namespace"),
             ("cluster/sandbox/isolation.py", "_why_not"),
             ("controller_process/shell.py", "ControllerShell._flush"),
@@ -101,6 +101,7 @@ TABLE: dict[tuple[str, str], Does] = {
             ("worker/future_arrays.py", "ClientRunThreads.start.run"),
             ("worker/joint_runs.py", "JointRuns._error_of"),
             ("worker/completions.py", "wait_for"),
+            ("worker/client_reads.py", "ClientReads.send.send_later"),
             ("worker/completion_reporter.py", "CompletionReporter._try_read"),
             ("worker/completion_reporter.py", "CompletionReporter._read"),
             ("worker/host_functions.py", "Functions._working"),

@@ -77,7 +77,14 @@ def test_an_array_is_sent_when_it_is_computed_and_not_donated_before() -> None:
     assert (host.sent, host.not_sent) == ([(5, 77, CONTENTS.tobytes())], [])
 
 
-@pytest.mark.parametrize("error", [RuntimeError("the device has failed"), OSError("the client has left")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("the device has failed"),
+        OSError("the client has left"),
+        ValueError("the channel's memory is being closed"),
+    ],
+)
 def test_an_array_that_fails_is_read_otherwise(error: Exception) -> None:
     array = LateArray()
     array.error = error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -50,3 +51,16 @@ def test_work_that_cannot_wait_is_refused_while_a_session_occupies_its_threads()
     ends.set()
     assert all(each.result(SECONDS) for each in blocked)
     threads.shutdown()
+
+
+def test_a_bug_in_work_that_has_no_future_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, found = ReadThreads(ThreadPoolExecutor(1)), queue.SimpleQueue[BaseException | None]()
+    monkeypatch.setattr(threading, "excepthook", lambda arguments: found.put(arguments.exc_value))
+
+    def fail() -> None:
+        raise KeyError("nobody knows it")
+
+    assert threads.try_submit(1, fail)
+    assert isinstance(found.get(timeout=SECONDS), KeyError)
+    threads.shutdown()
+    assert threads.statistics() == (0, 0, 0)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from atoll.cluster.processes.bugs import start_in
+from atoll.cluster.processes.bugs import run_as_thread, start_in
 
 READ_THREADS = 512
 MOST_OF_A_SESSION = 32  # each may wait for a client that does not read
@@ -58,13 +58,16 @@ class ReadThreads:
         return work.future
 
     def try_submit(self, session: int, call: Callable[[], None]) -> bool:
-        """Call on a thread, and return True. Return False if the session occupies as many as it may."""
+        """Call on a thread, and return True. Return False if the session occupies as many as it may.
+
+        An exception of `call` has the same effect as on a separate thread, because it has no future.
+        """
         with self._lock:
             running = self._running.get(session, 0)
             if running >= self._most:
                 return False
             self._running[session] = running + 1
-        start_in(self._pool, self._run, session, _Work(Future(), call, ()))
+        start_in(self._pool, self._run, session, _Work(Future(), run_as_thread, (call,)))
         return True
 
     def _run(self, session: int, work: _Work) -> None:

@@ -128,17 +128,19 @@ def test_a_host_that_cannot_send_an_array_says_so(ends: Ends):
         read.append((session, feed, handle))
         if handle == 3:
             raise StatusError(Code.NOT_FOUND, "array 3 is not on this host")
+        if handle == 4:
+            raise ValueError("the channel's memory is being closed")
         return handle == 1
 
     calls = Calls(lambda session: ends[0], 4, read=read_array)
     receiver = Receiver(ends[1])
     released: list[int] = []
-    for handle in (1, 2, 3):
+    for handle in (1, 2, 3, 4):
         notice = b"".join(encode(ReadWanted(feed + handle, handle)))
         calls.answered(SESSION, first_call(4), notice, lambda handle=handle: released.append(handle))
-    assert (read, released) == ([(SESSION, feed + handle, handle) for handle in (1, 2, 3)], [1, 2, 3])
-    answers = [(number, decode(content)[0]) for _, number, content in receiver.wait(2)]
-    assert answers == [(first_call(4), Unread((feed + handle,))) for handle in (2, 3)]
+    assert (read, released) == ([(SESSION, feed + handle, handle) for handle in (1, 2, 3, 4)], [1, 2, 3, 4])
+    answers = [(number, decode(content)[0]) for _, number, content in receiver.wait(3)]
+    assert answers == [(first_call(4), Unread((feed + handle,))) for handle in (2, 3, 4)]
 
 
 @pytest.mark.parametrize(

@@ -99,10 +99,11 @@ class BugTrap:
 
 def start_in(pool: Executor, work: Callable[..., object], *arguments: Any) -> None:
     """Run work without a result on a pool. An exception has the same effect as on a separate thread."""
-    pool.submit(_run, work, arguments)
+    pool.submit(run_as_thread, work, *arguments)
 
 
-def _run(work: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+def run_as_thread(work: Callable[..., object], *arguments: Any) -> None:
+    """Run work whose future nobody reads. An exception has the same effect as on a separate thread."""
     try:
         work(*arguments)
     except BaseException:

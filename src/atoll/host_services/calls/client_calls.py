@@ -254,7 +254,8 @@ class Calls:
 
         try:
             is_sent = self._read_array(session, wanted.feed, wanted.handle, otherwise)
-        except (AtollError, OSError, RuntimeError):  # RuntimeError: of a device. A launch of the read has it as well
+        # RuntimeError: of a device, which a launch of the read has as well. ValueError: a channel is being closed.
+        except (AtollError, OSError, RuntimeError, ValueError):
             is_sent = False
         if not is_sent:
             otherwise()
