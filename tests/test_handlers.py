@@ -73,6 +73,7 @@ TABLE: dict[tuple[str, str], Does] = {
     **dict.fromkeys(
         (
             ("cluster/usage/keeper.py", "Keeper.report.answer"),
+            ("elastic/compile_ahead.py", "CompilationAhead._compile"),
             ("engines/ray/ray_placement.py", "Placement._host_ended"),
             ("engines/ray/ray_placement.py", "Placement._run"),
             ("operate/command/command_line.py", "main"),

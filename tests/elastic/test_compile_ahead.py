@@ -6,9 +6,11 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import pytest
 
 from atoll.elastic.compile_ahead import CompilationAhead
+from atoll.errors import Details, Kind
 
 Islands = tuple[int, ...]
 
@@ -16,11 +18,17 @@ Islands = tuple[int, ...]
 class Trainings:
     """Makes trainings, whose compilations take five seconds of the fake clock, and runs the threads one by one."""
 
-    def __init__(self, most: int = 8, fewest_islands: int = 1, refused: Islands = ()) -> None:
+    def __init__(
+        self,
+        most: int = 8,
+        fewest_islands: int = 1,
+        refused: Islands = (),
+        error: Exception | None = None,
+    ) -> None:
         self.seconds = 0.0
         self.compiled: list[Islands] = []
         self.threads: list[Callable[[], None]] = []
-        self.refused = refused
+        self.refused, self.error = refused, error
         self.ahead = CompilationAhead(most, fewest_islands, lambda name, work: self.threads.append(work), self.clock)
 
     def clock(self) -> float:
@@ -34,7 +42,8 @@ class Trainings:
                 trainings.seconds += 5
                 trainings.compiled.append(islands)
                 if islands == trainings.refused:
-                    raise ValueError("a batch of 3 rows cannot be divided")
+                    assert trainings.error is not None
+                    raise trainings.error
 
         return Training()
 
@@ -84,10 +93,12 @@ def test_nothing_is_compiled_for_the_loss_of_the_only_island() -> None:
     assert trainings.compiled == []
 
 
+@pytest.mark.parametrize("kind", [ValueError, AssertionError, ZeroDivisionError])
 def test_a_set_that_does_not_compile_is_reported_and_the_others_are_compiled(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, kind: type[Exception]
 ) -> None:
-    trainings = Trainings(refused=(0, 2))
+    """The user's functions, which the compilation traces, may raise any error."""
+    trainings = Trainings(refused=(0, 2), error=kind("a batch of 3 rows cannot be divided"))
     with caplog.at_level(logging.WARNING):
         trainings.run(0, 1, 2)
     assert trainings.compiled == [(1, 2), (0, 2), (0, 1)]
@@ -103,3 +114,36 @@ def test_sets_that_are_far_from_the_present_islands_are_forgotten() -> None:
     assert trainings.ahead.forget_distant((0, 1, 2)) == []
     assert sorted(trainings.ahead.forget_distant((0, 1))) == [(0, 2, 3), (1, 2, 3)]
     assert trainings.ahead.compiled == [(0, 1, 2), (0, 1, 3)]
+
+
+def test_a_compilation_that_the_loss_of_an_island_ends_is_repeated_when_the_island_is_back() -> None:
+    text = Details(Kind.ISLAND, (2,)).in_text("island 2 is lost")
+    trainings = Trainings(refused=(1, 2), error=jax.errors.JaxRuntimeError(f"UNAVAILABLE: {text}"))
+    trainings.advance(0, 1, 2)
+    trainings.threads.pop()()
+    assert trainings.compiled == [(1, 2)]
+    trainings.refused = ()
+    trainings.run(0, 1, 2)
+    assert trainings.compiled == [(1, 2), (1, 2), (0, 2), (0, 1)]
+    assert trainings.ahead.compiled == [(0, 1), (0, 2), (1, 2)]
+
+
+def test_a_run_continues_if_no_thread_can_be_started(caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(name: str, work: Callable[[], None]) -> None:
+        raise RuntimeError("can't start new thread")
+
+    ahead = CompilationAhead(8, 1, refuse)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            ahead.advance((0, 1), lambda islands: None, [], None)
+    assert [each.getMessage() for each in caplog.records] == [
+        f"failed to compile a step for islands {islands}: can't start new thread" for islands in ((1,), (0,))
+    ]
+
+
+def test_what_was_forgotten_while_it_was_compiled_does_not_count_as_compiled() -> None:
+    trainings = Trainings()
+    trainings.advance(0, 1, 2, 3)
+    assert trainings.ahead.forget_distant((0,)) == [(1, 2, 3)]
+    trainings.threads.pop()()
+    assert trainings.ahead.compiled == []

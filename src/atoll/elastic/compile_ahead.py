@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 
 from atoll.elastic import background_threads
-from atoll.errors import AtollError
+from atoll.elastic.islands import is_loss
 
 _log = logging.getLogger(__name__)
 
@@ -38,8 +38,9 @@ class CompilationAhead:
     """Compiles the trainings on the islands that remain if one island fails, on one thread at a time.
 
     Each training is compiled once, after a pause as long as the compilation before it, so compilations take at most
-    half of the time. If one fails, the log has a warning. The first step after the loss compiles again and raises the
-    error.
+    half of the time. If one fails, the log has a warning, and the run continues. The first step after the loss compiles
+    again and raises the error. A compilation that fails because an island is lost is repeated when the run is on these
+    islands again.
     """
 
     def __init__(
@@ -73,7 +74,11 @@ class CompilationAhead:
                 self._begun.add(remaining)
                 types = jax.tree.map(type_of, kept)
                 self._over.clear()
-                self._start("atoll-compile-ahead", partial(self._compile, remaining, training_on, types, batch))
+                try:
+                    self._start("atoll-compile-ahead", partial(self._compile, remaining, training_on, types, batch))
+                except RuntimeError as error:  # no thread can be started
+                    self._failed(remaining, error)
+                    self._over.set()
                 return
 
     def forget_distant(self, islands: IslandNumbers) -> list[IslandNumbers]:
@@ -102,13 +107,20 @@ class CompilationAhead:
             training = training_on(islands)
             if isinstance(training, CompilesAhead):
                 training.compile_ahead(types, batch)
-                self._compiled.add(islands)
-        except (jax.errors.JaxRuntimeError, AtollError, TypeError, ValueError) as error:
-            _log.warning("failed to compile a step for islands %s: %s", islands, str(error).partition("\n")[0])
+                if islands in self._begun:  # otherwise it was forgotten meanwhile
+                    self._compiled.add(islands)
+        except Exception as error:  # of the user's functions, too
+            self._failed(islands, error)
+            if is_loss(error):
+                self._begun.discard(islands)
         finally:
             ended = self._clock()
             self._next_at = ended + (ended - began)
             self._over.set()
+
+    def _failed(self, islands: IslandNumbers, error: Exception) -> None:
+        text = str(error).partition("\n")[0] or type(error).__name__
+        _log.warning("failed to compile a step for islands %s: %s", islands, text)
 
 
 def type_of(leaf: Any, sharding: Any = None) -> jax.ShapeDtypeStruct:
