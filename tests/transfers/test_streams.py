@@ -129,6 +129,25 @@ def test_the_side_that_dialed_opens_streams_for_the_side_that_sends_bulk(port: P
     assert to_proxy.statistics().socket_bytes_out - small < 1000  # the channel's own connection is free for the others
 
 
+def test_without_threads_for_streams_bulk_arrives_on_the_channels_own_connection(
+    port: Port, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def start_others(thread: threading.Thread) -> None:
+        if thread.name == "atoll-stream-dial":
+            raise RuntimeError("can't create new thread at interpreter shutdown")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_others)
+    to_proxy = port.port.to_proxy(5)
+    to_proxy.send(5, 7, [content(2 * CHUNK_BYTES)])
+    assert port.receiver.wait(1)[0] == (5, 7, content(2 * CHUNK_BYTES).tobytes())
+    port.channel.send(5, 1, [content(2 * CHUNK_BYTES)])
+    assert port.wait(1) == [(5, 1)]
+    assert (streams_of(to_proxy), streams_of(port.channel)) == (0, 0)
+
+
 def test_a_stream_with_another_secret_is_refused(port: Port) -> None:
     stranger = DataChannel.dial(port.port.address)
     stranger._socket.send(Open(5, "wrong", "name", True))

@@ -12,6 +12,7 @@ so the transfers that a broken connection lost are known. GridFTP and the rendez
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -204,7 +205,9 @@ class StreamEngine(TransferEngine):
 
     def _dial(self, sends: bool) -> None:
         assert self._dial_streams is not None
-        threading.Thread(target=self._dial_streams, args=(sends,), name="atoll-stream-dial", daemon=True).start()
+        dialing = threading.Thread(target=self._dial_streams, args=(sends,), name="atoll-stream-dial", daemon=True)
+        with contextlib.suppress(RuntimeError):  # in an exit handler, where the channel has no further streams
+            dialing.start()
 
     def run_stream(self, stream: FrameSocket, sends: bool) -> None:
         """Use a further connection to the same peer, on which this side only `sends` or only receives.
