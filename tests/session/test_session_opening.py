@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from atoll.errors import AccessError, Code, ConnectError, Status, VersionError
 from atoll.protocol import messages as m
@@ -211,6 +212,24 @@ def test_a_controller_that_is_silent_is_told_from_one_whose_workers_start(tmp_pa
         with pytest.raises(ConnectError, match=reason):
             await open_session(address, "token", "a test", 42, 0.0, welcome_seconds=0.1)
         assert controller.received == [m.StatusRequest()]
+
+    play(tmp_path, controller, work)
+
+
+def test_a_session_that_opens_while_the_controller_is_asked_is_used(tmp_path, monkeypatch):
+    Hosts(monkeypatch, set())
+
+    def answer(connection: Connection, hello: m.Hello) -> None:
+        if hello.role == "operator":
+            lets_in(controller.connections[0], replace(hello, role="proxy"))
+            asyncio.get_running_loop().call_later(0.2, connection.send, m.StatusReply(b"{}"))  # after the welcome
+
+    controller = Controller(answer)
+
+    async def work(address: Address) -> None:
+        session = await open_session(address, "token", "a test", 42, 0.0, 1000, welcome_seconds=0.1)
+        assert session.mint() == 1000
+        session.close()
 
     play(tmp_path, controller, work)
 

@@ -170,20 +170,23 @@ class _Opening:
             session = await self._welcomed(welcome_seconds + (hello.run.wait if hello.run.name else 0.0), hello)
             await self._connect_hosts(session)
         except BaseException:
+            self._session.cancel()  # no one waits for it any more
             (session or connection).close()
             raise
         return session
 
     async def _welcomed(self, seconds: float, hello: m.Hello) -> ClusterSession:
-        try:
-            async with asyncio.timeout(seconds):
-                return await self._session
-        except TimeoutError:
-            put_off = self._connection and self._connection.put_off
+        await asyncio.wait([self._session], timeout=seconds)
+        if self._session.done():
+            return self._session.result()
+        put_off = self._connection and self._connection.put_off
         if put_off:
             raise ConnectError(put_off)
         text = f"the controller at {self._controller} opened no session within {seconds:.0f} s"
-        if await self._answers_requests(hello):
+        answers = await self._answers_requests(hello)
+        if self._session.done():  # meanwhile
+            return self._session.result()
+        if answers:
             raise ConnectError(f"{text}: not all of its workers have started (atoll status shows which)")
         raise ConnectError(
             f"{text}, and does not answer other requests: it was stopped, hangs, or its machine is overloaded. "
