@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.cluster.environment_variables import TABLES
-from atoll.cluster.setting import Setting
+from atoll.cluster.setting_forms import Setting
 from atoll.cluster.settings import SETTINGS, default_text
 
 PAGE = Path(__file__).resolve().parent / "reference" / "settings.md"

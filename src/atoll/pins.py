@@ -25,7 +25,7 @@ from atoll.protocol.version_requests import (
     MOST_LAUNCH_ID,
     READER_OF_RUN,
     OpenArrays,
-    OpenedVersion,
+    OpenedArrays,
     ReadArrays,
     write_request,
 )
@@ -94,7 +94,7 @@ class Pin:
       number: the number of the version.
     """
 
-    def __init__(self, client: Any, name: str, opened: OpenedVersion, reply: Any, is_read_at_once: bool) -> None:
+    def __init__(self, client: Any, name: str, opened: OpenedArrays, reply: Any, is_read_at_once: bool) -> None:
         self.number = opened.version
         self._client = client
         self._name = name
@@ -194,7 +194,7 @@ class Pin:
 
     def _verified(
         self,
-        opened: OpenedVersion,
+        opened: OpenedArrays,
         form: TreeForm,
         places: Sequence[Any],
         sums: Sequence[VersionArray],
@@ -214,7 +214,7 @@ class Pin:
 
     def _compared(
         self,
-        opened: OpenedVersion,
+        opened: OpenedArrays,
         form: TreeForm,
         places: Sequence[Any],
         sums: Sequence[VersionArray],
@@ -331,7 +331,7 @@ def version_number(name: str, version: Any) -> int:
 @status_errors()
 def open_version(
     client: Any, name: str, version: int, newer_than: int, wait: float, in_files: bool = False
-) -> tuple[Any, OpenedVersion]:
+) -> tuple[Any, OpenedArrays]:
     """Return the reply, which keeps the version open, and its content. Raise StatusError.
 
     With `in_files`, wait until the version is in files, and do not open it.
@@ -341,7 +341,7 @@ def open_version(
         left = max(0.0, until - time.monotonic())
         request = OpenArrays(name, version, newer_than, min(left, _POLL_SECONDS), in_files)
         reply = submit(client, write_request(request))
-        opened = msgspec.msgpack.decode(bytes(reply.fingerprint), type=decodable(OpenedVersion))
+        opened = msgspec.msgpack.decode(bytes(reply.fingerprint), type=decodable(OpenedArrays))
         if opened.status.code != Code.DEADLINE_EXCEEDED or left <= _POLL_SECONDS:
             opened.status.raise_if_error()
             return reply, opened

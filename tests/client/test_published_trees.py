@@ -29,15 +29,15 @@ from atoll.client.published_trees import (
 from atoll.errors import OK
 from atoll.protocol.messages import VersionArray
 from atoll.protocol.tree_forms import Pack
-from atoll.protocol.version_requests import OpenedVersion
+from atoll.protocol.version_requests import OpenedArrays
 
 PACK = Pack(("['w'][0]", "['w'][1]"), 2, (3,), (0,), (), ())
 
 
-def opened(structure: bytes) -> OpenedVersion:
+def opened(structure: bytes) -> OpenedArrays:
     """Two arrays, of which the second one is a pack of two in a correct form."""
     held = (VersionArray("['b']", "float32", (4,)), VersionArray("['w'][0] and 1 more", "float32", (6,)))
-    return OpenedVersion(OK, 1, 1, held, structure)
+    return OpenedArrays(OK, 1, 1, held, structure)
 
 
 def tree_of(structure: bytes, like: Any = None) -> Any:
@@ -181,7 +181,7 @@ def test_a_sharding_of_too_many_dimensions_names_the_array() -> None:
             check_shardings("eve/policy", version, [None, PACK], wrong)
 
 
-def with_checksums(checksums: Any, cells: int = 6) -> OpenedVersion:
+def with_checksums(checksums: Any, cells: int = 6) -> OpenedArrays:
     """The two arrays, and one more that may have their checksums."""
     version = opened(msgspec.msgpack.encode([None, {}, checksums]))
     return msgspec.structs.replace(version, arrays=(*version.arrays, VersionArray("checksums 0", "uint32", (cells,))))

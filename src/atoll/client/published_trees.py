@@ -19,7 +19,7 @@ from atoll.decodable import decodable
 from atoll.errors import Code, Details, Kind, StatusError, failed
 from atoll.protocol.messages import MOST_STRUCTURE, VersionArray
 from atoll.protocol.tree_forms import Pack, TreeForm
-from atoll.protocol.version_requests import OpenedVersion
+from atoll.protocol.version_requests import OpenedArrays
 from atoll.wire.framing import NO_MESSAGE
 
 _MOST_SUMMED = 128  # arrays whose checksums one function computes
@@ -270,7 +270,7 @@ def _renumbered(node: Any, numbers: Sequence[int]) -> Any:
     return [kind, [_renumbered(each, numbers) for each in content]]
 
 
-def form_of(name: str, opened: OpenedVersion) -> TreeForm:
+def form_of(name: str, opened: OpenedArrays) -> TreeForm:
     """Return the form of the published tree. Raise ValueError if it is not valid, since any script may publish."""
     try:
         form = msgspec.msgpack.decode(opened.structure, type=decodable(TreeForm))
@@ -279,7 +279,7 @@ def form_of(name: str, opened: OpenedVersion) -> TreeForm:
     return form
 
 
-def divided(name: str, opened: OpenedVersion, form: TreeForm) -> tuple[OpenedVersion, tuple[VersionArray, ...]]:
+def divided(name: str, opened: OpenedArrays, form: TreeForm) -> tuple[OpenedArrays, tuple[VersionArray, ...]]:
     """Return the version without its checksums, and the arrays of its checksums.
 
     Raise ValueError if these cannot be the checksums of the other arrays.
@@ -296,7 +296,7 @@ def divided(name: str, opened: OpenedVersion, form: TreeForm) -> tuple[OpenedVer
     return msgspec.structs.replace(opened, arrays=arrays), sums
 
 
-def check(name: str, opened: OpenedVersion, form: TreeForm, arrays: Sequence[Any], sums: Sequence[Any]) -> None:
+def check(name: str, opened: OpenedArrays, form: TreeForm, arrays: Sequence[Any], sums: Sequence[Any]) -> None:
     """Raise DATA_LOSS with the devices of arrays that differ from their checksums."""
     expected: dict[int, np.ndarray] = {}
     for numbers, found in zip(form.checksums, sums, strict=True):
@@ -313,12 +313,12 @@ def check(name: str, opened: OpenedVersion, form: TreeForm, arrays: Sequence[Any
         raise failed(Code.DATA_LOSS, text, Details(Kind.CONTENTS, retriable=True))
 
 
-def contents_of(opened: OpenedVersion, form: TreeForm) -> Sequence[int]:
+def contents_of(opened: OpenedArrays, form: TreeForm) -> Sequence[int]:
     """Return the number of the content of each array, or 0. `opened` is without its checksums."""
     return form.contents if len(form.contents) == len(opened.arrays) else [0] * len(opened.arrays)
 
 
-def packs_of(name: str, opened: OpenedVersion, form: TreeForm) -> list[Pack | None]:
+def packs_of(name: str, opened: OpenedArrays, form: TreeForm) -> list[Pack | None]:
     """Return the pack that each array of the version is, or None. Raise ValueError if one cannot be a pack."""
     packs = [form.packs.get(number) for number in range(len(opened.arrays))]
     for array, pack in zip(opened.arrays, packs, strict=True):
@@ -335,7 +335,7 @@ def leaf_count(pack: Pack | None) -> int:
 
 
 def numbered_leaves(
-    name: str, opened: OpenedVersion, form: TreeForm, packs: list[Pack | None], like: Any
+    name: str, opened: OpenedArrays, form: TreeForm, packs: list[Pack | None], like: Any
 ) -> tuple[Any, list[int]]:
     """Return a tree of the form of the published one, and the numbers of its leaves. Raise ValueError if it is unknown.
 
@@ -412,7 +412,7 @@ def shardings_of(tree: Any, numbers: Sequence[int], shardings: Any) -> list[Any]
 
 
 def check_shardings(
-    name: str, opened: OpenedVersion, packs: Sequence[Pack | None], shardings: Sequence[list[Any]]
+    name: str, opened: OpenedArrays, packs: Sequence[Pack | None], shardings: Sequence[list[Any]]
 ) -> None:
     """Raise ValueError if one of the shardings of an array, or of the arrays in a pack, has too many dimensions."""
     for array, pack, some in zip(opened.arrays, packs, shardings, strict=True):

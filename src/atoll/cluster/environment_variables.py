@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any
 
-from atoll.cluster.setting import AMOUNT, TEXT, Form, Setting, Value, choice, count, seconds
+from atoll.cluster.setting_forms import AMOUNT, TEXT, Form, Setting, Value, choice, count, seconds
 
 _FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 _LEAST_CERTIFICATE_SECONDS = 1.0

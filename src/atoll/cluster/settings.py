@@ -18,7 +18,7 @@ import msgspec
 from atoll.cluster.mesh import parse_mesh
 from atoll.cluster.processes.leases import LEASE_SECONDS, LEAST_LEASE_SECONDS
 from atoll.cluster.sandbox.grants import check_grant
-from atoll.cluster.setting import AMOUNT, FLAG, TEXT, Form, Setting, checked, choice, count, listed, seconds
+from atoll.cluster.setting_forms import AMOUNT, FLAG, TEXT, Form, Setting, checked, choice, count, listed, seconds
 from atoll.cluster.tenant_settings import TenantSettings
 from atoll.cluster.topology import IslandShape, Topology, make_topology
 from atoll.errors import SettingsError

@@ -17,7 +17,7 @@ from atoll.controller.islands.engine_requests import Agents
 from atoll.controller.islands.engine_role import EngineRole
 from atoll.controller.islands.host_admission import HostAdmission
 from atoll.controller.islands.island_hosts import Hosts, Relays
-from atoll.controller.islands.island_recovery import Recovery
+from atoll.controller.islands.island_recovery import IslandRecovery
 from atoll.controller.sessions.detached_sessions import DetachedSessions
 from atoll.controller.sessions.name_waits import NameWaits
 from atoll.controller.sessions.sessions import Sessions
@@ -65,7 +65,7 @@ class Admission:
         detached: DetachedSessions,
         from_proxy: Callable[[int, Any], None],
         hosts: Hosts,
-        recovery: Recovery,
+        recovery: IslandRecovery,
         relays: Relays,
         agents: Agents,
         from_engine: Callable[[Peer, Received], None],

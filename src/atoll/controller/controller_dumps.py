@@ -21,7 +21,7 @@ from atoll.controller.core import Controller
 from atoll.controller.islands.engine_requests import Agents
 from atoll.controller.islands.engine_role import EngineRole
 from atoll.controller.islands.island_hosts import Relays
-from atoll.controller.islands.island_recovery import Recovery, _AtLoss
+from atoll.controller.islands.island_recovery import IslandRecovery, _AtLoss
 from atoll.controller.islands.overruns import Overruns, _Closed
 from atoll.controller.operators import drains
 from atoll.controller.operators.drains import Drains, _Drain
@@ -406,8 +406,8 @@ RunningForm = Annotated[tuple[Ref[Tenant], bool], As(Running, True)]
 AtLossForm = Annotated[tuple[dict[str, RunningForm], dict[str, int]], As(_AtLoss, True)]
 
 
-@dump_of(Recovery, "recovery", version=4)
-class RecoveryDump(Dump):
+@dump_of(IslandRecovery, "recovery", version=4)
+class IslandRecoveryDump(Dump):
     _broken_for: DurationsOf[int]
     _hanging: DurationsOf[int]
     _restarting: DurationsOf[int]

@@ -26,7 +26,7 @@ from atoll.controller.admission import Admission
 from atoll.controller.faults import Faults
 from atoll.controller.islands.engine_requests import Agents, EngineMessages
 from atoll.controller.islands.island_hosts import Hosts, Relays
-from atoll.controller.islands.island_recovery import Recovery
+from atoll.controller.islands.island_recovery import IslandRecovery
 from atoll.controller.islands.overruns import Overruns
 from atoll.controller.operators.requests import Operators
 from atoll.controller.operators.service import OperatorService
@@ -241,7 +241,7 @@ class Controller:
         )
         self._slice_requests = SliceRequests(state, self.ledger.free, pressure.evict_for)
         self._relays = Relays(state, self.launcher, settings.relay_group, self._hosts_answered)
-        self._recovery = Recovery(
+        self._recovery = IslandRecovery(
             state,
             launcher=self.launcher,
             failures=self._failures,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from atoll.controller.islands.island_recovery import Recovery
+from atoll.controller.islands.island_recovery import IslandRecovery
 from atoll.controller.state import ClusterState
 from atoll.errors import Code, Status
 from atoll.launch.connections import Peer
@@ -43,7 +43,7 @@ class Faults:
     def __init__(
         self,
         state: ClusterState,
-        recovery: Recovery,
+        recovery: IslandRecovery,
         end_session: Callable[[int, Status], None],
         abandon: Callable[[int], None],
         end_requests: Callable[[Iterable[int]], None],

@@ -53,14 +53,15 @@ class IslandLines(Generic[Payload]):
     full_hosts: int = 0
     lines: dict[int, deque[QueuedNode[Payload]]] = field(default_factory=dict)  # by session
     committed: deque[Gang[Payload]] = field(default_factory=deque)
-    draining: bool = False  # nothing starts until nothing is in flight, because of an exclusive gang
+    # Nothing starts until nothing is in flight, because of an exclusive gang. This is not the state `DRAINING`.
+    draining: bool = False
     in_flight: int = 0
     busy_ns: int = 0
     unbounded: int = 0  # gangs in flight that run host Python
     started: int = 0
     delegated: dict[int, int] = field(default_factory=dict)  # committed runs that are not over, by session
     newest: int = 0  # the session that started the last gang
-    exclusive_since: float = float("-inf")  # when another session started a gang last
+    exclusive_since: float = float("-inf")  # since when only `newest` has started gangs
     # Of shared lines: the records of the islands, in the order of their numbers, and by number the hosts of each.
     records: list[Island] = field(default_factory=list)
     places: dict[int, tuple[int, ...]] = field(default_factory=dict)

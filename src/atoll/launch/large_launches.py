@@ -107,7 +107,7 @@ class LargeLaunches:
                 self._scheduler.defer(launch.nodes[-1], own=True)
             if len(launch.nodes) == len(each.units):
                 each.joined = 0
-                return not self._launcher.begin_lines(session, launch, each.units)
+                return not self._launcher.nodes_made(session, launch, each.units)
             return False
         some = launch.nodes[each.joined : each.joined + steps]
         each.joined += len(some)

@@ -271,7 +271,7 @@ class Launcher:
 
     # ---- large launches
 
-    def begin_lines(self, session: Session, launch: Launch, units: Sequence[Unit]) -> bool:
+    def nodes_made(self, session: Session, launch: Launch, units: Sequence[Unit]) -> bool:
         """Note that all nodes of a large launch are made. Return whether they join their lines now.
 
         Meanwhile the launch may have become impossible, and then it fails.

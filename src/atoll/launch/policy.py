@@ -4,7 +4,8 @@ A policy decides fairness and cannot break the order: the scheduler keeps the li
 islands, and the bounds of work in flight, regardless of what a policy returns.
 
 A new policy is one file in `atoll.launch.policies`, with the struct of its state (`atoll.state.object_dumps`), and one
-line in the table there. `first_come` is the simplest example, `fair` the default.
+line in the table there. `first_come` is the simplest example, `fair` the default. docs/contribute/policy.md lists the
+other files to change.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class Policy(Protocol):
     def add(self, node: QueuedNode[Any]) -> None:
         """Add a ready node, which is at the head of its session's lines on all of its islands and lacks nothing.
 
-        A node with gangs on several islands is added to the policy of each island. It may be added again after an
-        island was paused; the scheduler skips the copy that `take` returns later.
+        A node with gangs on several islands is added to the policy of each island. It may be added again, for
+        example after an island restarted; the scheduler skips the copy that `take` returns later.
         """
 
     def take(self) -> QueuedNode[Any] | None:

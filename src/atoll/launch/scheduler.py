@@ -367,7 +367,10 @@ class Scheduler(Generic[Payload]):
             self.offer_again(gang.island)
 
     def exclusive_for(self, island: int, session: int) -> float:
-        """Return the seconds since another session used the island; -1 if another has queued nodes there."""
+        """Return the seconds since another session used the island; -1 if another has queued nodes there.
+
+        Exclusive gangs do not matter here.
+        """
         lines = self._islands[island]
         if lines.newest not in (0, session) or lines.others_wait(session):
             return -1

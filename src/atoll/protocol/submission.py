@@ -1,7 +1,7 @@
-"""The payload of the IFRT plugin program with which a client sends a traced program to its proxy.
+"""The payloads of the IFRT plugin programs that a client runs: traced programs, and programs that pass arrays.
 
-The payload is `MAGIC` and one of `AnySubmission` in msgpack. Other runtimes also
-use plugin programs (Google's are JSON), so a receiver must check for `MAGIC` first.
+A payload is `MAGIC` and one of `AnySubmission` in msgpack. Other runtimes also use plugin programs (Google's are JSON),
+so a receiver must check for `MAGIC` first. `ifrt.requests.plugin_requests` has the table of all kinds.
 
 jaxlib's client requires that all arguments of an executable have the same number of shards as the executable has
 devices, but arguments of a program can have different numbers. Arguments with as many shards as the last one are passed

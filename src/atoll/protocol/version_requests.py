@@ -5,6 +5,14 @@ arrays to publish were staged before (see `protocol.submission`). The reply to `
 the fingerprint of an executable that is never run. An error is a part of the reply, since jaxlib logs failed requests.
 An open version is closed when its executable is destructed. Each run of the executable of `ReadArrays` returns arrays
 of the version whose reader the run names. So a script loads it once for all versions with arrays of the same types.
+
+The proxy sends the controller a message for each request (`protocol.messages.proxy_messages`), and makes its reply from
+the answer:
+
+    request          reply              message to the controller    answer
+    PublishArrays    NumberedVersion    Publish                      Published
+    OpenArrays       OpenedArrays       OpenVersion                  VersionOpened
+    ReadArrays       (an executable)    ReadVersion, at each run     (none)
 """
 
 from __future__ import annotations
@@ -42,7 +50,7 @@ class PublishArrays(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
 
 
 class OpenArrays(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="open"):
-    """Open a version, or wait for its files: see `protocol.messages.OpenVersion`. The reply is an `OpenedVersion`."""
+    """Open a version, or wait for its files: see `protocol.messages.OpenVersion`. The reply is an `OpenedArrays`."""
 
     name: _Name
     version: _Number = -1
@@ -62,7 +70,7 @@ class NumberedVersion(msgspec.Struct, frozen=True):
     donates: bool = False
 
 
-class OpenedVersion(msgspec.Struct, frozen=True):
+class OpenedArrays(msgspec.Struct, frozen=True):
     """The reply to `OpenArrays`: an open version, and the number of its reader, or -1 if it only waited for files.
 
     `losses` is the number of islands that the session has lost so far.

@@ -6,7 +6,8 @@ BEGINNING ──> ACTIVE <── DELEGATED
 
 `Launcher._launch_program` chooses the first state of a client's launch: BEGINNING for a large launch, DELEGATED for one
 that its hosts run without the controller, and otherwise ACTIVE. The launches of `Launcher.launch_to_restore` and
-`Launcher.launch_part` begin ACTIVE. `TRANSITIONS` names the methods that cause each later transition.
+`Launcher.launch_part` begin ACTIVE. `TRANSITIONS` names the methods that cause each later transition. A message that
+`Launcher.launch` refuses makes no launch: only its results become errors.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _S = LaunchState
 
 # The states that may follow each state. The comments name the methods that cause the transitions.
 TRANSITIONS: dict[LaunchState, frozenset[LaunchState]] = {
-    # `Launcher.begin_lines`; `Launcher.fail`; ENDED if the session was closed, which drops the nodes that were made
+    # `Launcher.nodes_made`; `Launcher.fail`; ENDED if the session was closed, which drops the nodes that were made
     _S.BEGINNING: frozenset({_S.ACTIVE, _S.FAILING, _S.ENDED}),
     # `Launcher.fail`; `Launcher.count_ended_gang` for the last gang; `Launcher._line_up` if there are no gangs
     _S.ACTIVE: frozenset({_S.FAILING, _S.ENDED}),

@@ -54,7 +54,7 @@ class QueuedNode(Generic[Payload]):
 
     @property
     def is_pending(self) -> bool:
-        """Return whether the node is neither committed nor dropped, so that its gangs may still get their places."""
+        """Return whether the node is neither committed nor dropped, so that its gangs may still get their positions."""
         gangs = self.gangs
         return bool(gangs) and gangs[0].state < GangState.COMMITTED
 
@@ -71,7 +71,7 @@ class QueuedNode(Generic[Payload]):
 
     @property
     def committed(self) -> bool:
-        """Return whether the gangs got their places in the order. Some of them may have ended since. For policies."""
+        """Return whether the gangs got their positions in the order. Some may have ended since. For policies."""
         return any(GangState.COMMITTED <= gang.state <= GangState.FAILED for gang in self.gangs)
 
     @property

@@ -1,4 +1,4 @@
-"""The controller's record of a session: a client connection and everything that it owns."""
+"""The controller's records of a session, a client connection with everything that it owns, and of its launches."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Feeds(Generic[Waiter]):
 class Launch(StateMachine[LaunchState]):
     """One run of a program. `error` is the reason if it is FAILING, or has ended with an error.
 
-    The controller makes it from the message `Launch` of `protocol.messages`.
+    `launch.launch_builder.LaunchBuilder` makes it from the message `Launch` of `protocol.messages`.
     """
 
     transitions = LAUNCH_TRANSITIONS

@@ -9,7 +9,7 @@ from atoll.protocol import messages as m
 from atoll.protocol.version_requests import (
     MOST_LAUNCH_ID,
     OpenArrays,
-    OpenedVersion,
+    OpenedArrays,
     ReadArrays,
     write_request,
 )
@@ -59,6 +59,6 @@ def test_an_open_version_says_how_many_islands_the_session_had_lost(rig: Rig) ->
         rig.receive(m.VersionOpened(asked.request, OK, 7, 1, (), b""))
         reply = rig.answer(op)
         assert reply is not None
-        opened = msgspec.msgpack.decode(reply.compile.fingerprint_value, type=OpenedVersion)
+        opened = msgspec.msgpack.decode(reply.compile.fingerprint_value, type=OpenedArrays)
         assert (opened.reader, opened.losses) == (7, losses)
         rig.receive(m.HostsFailed((1,)))

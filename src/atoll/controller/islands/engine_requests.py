@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atoll.controller.islands.island_recovery import Recovery
+from atoll.controller.islands.island_recovery import IslandRecovery
 from atoll.controller.operators.requests import Operators
 from atoll.controller.state import ClusterState
 from atoll.errors import Code, StatusError
@@ -14,7 +14,7 @@ from atoll.protocol.events import Received
 class EngineMessages:
     """Dispatches messages of the engine to the parts of the controller."""
 
-    def __init__(self, recovery: Recovery, agents: Agents, operators: Operators) -> None:
+    def __init__(self, recovery: IslandRecovery, agents: Agents, operators: Operators) -> None:
         self._recovery = recovery
         self._agents = agents
         self._operators = operators

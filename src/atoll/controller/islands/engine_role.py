@@ -7,7 +7,7 @@ from collections.abc import Callable
 from msgspec import structs
 
 from atoll.controller.islands.engine_requests import Agents
-from atoll.controller.islands.island_recovery import Recovery
+from atoll.controller.islands.island_recovery import IslandRecovery
 from atoll.controller.state import ClusterState
 from atoll.errors import Code, Status, StatusError
 from atoll.launch.connections import Peer, PeerHandlers
@@ -29,7 +29,7 @@ class EngineRole:
     def __init__(
         self,
         state: ClusterState,
-        recovery: Recovery,
+        recovery: IslandRecovery,
         agents: Agents,
         received: Callable[[Peer, Received], None],
         expel: Callable[[Peer, Status], None],

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from atoll.cluster.lifecycle import HostState, IslandFailed
 from atoll.cluster.sandbox.mechanisms import why_not_confined
 from atoll.controller.islands.island_hosts import Hosts, Relays
-from atoll.controller.islands.island_recovery import Recovery
+from atoll.controller.islands.island_recovery import IslandRecovery
 from atoll.controller.state import ClusterState
 from atoll.errors import Code, Status, StatusError
 from atoll.launch.connections import Peer, PeerHandlers
@@ -32,7 +32,7 @@ class HostAdmission:
         self,
         state: ClusterState,
         hosts: Hosts,
-        recovery: Recovery,
+        recovery: IslandRecovery,
         relays: Relays,
         *,
         refuse: Callable[[Peer, Status], None],

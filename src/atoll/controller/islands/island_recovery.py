@@ -50,7 +50,7 @@ class _AtLoss(NamedTuple):
     memory: Mapping[str, int]
 
 
-class Recovery:
+class IslandRecovery:
     """Decides that an island has failed, and restarts it.
 
     `pending_reason(island)` returns why the start of an island is delayed, and `departure_of(host)` why a host leaves.

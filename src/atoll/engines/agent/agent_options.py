@@ -17,7 +17,7 @@ from atoll.cluster.environment_variables import (
 )
 from atoll.cluster.sandbox.isolation import mechanisms_here
 from atoll.cluster.sandbox.mechanisms import Mechanisms
-from atoll.cluster.setting import Setting
+from atoll.cluster.setting_forms import Setting
 from atoll.cluster.topology import RankSlot
 from atoll.devices.accelerators import Devices, devices, parts
 from atoll.wire.address import Address

@@ -28,7 +28,7 @@ from atoll.cluster.environment_variables import ADDRESS, AUTHORITY, HOST_TOKEN, 
 from atoll.cluster.processes.adopted_process import AdoptedProcess, PidFile, ProcessId
 from atoll.cluster.processes.process_logging import logging_environment, warnings_in
 from atoll.cluster.processes.startup_heartbeat import LOOK_SECONDS, ProcessActivity, StartWatch
-from atoll.cluster.setting import Setting
+from atoll.cluster.setting_forms import Setting
 from atoll.cluster.settings import SETTINGS, ClusterSettings
 from atoll.decodable import decodable
 from atoll.engines.engine_options import EngineOptions

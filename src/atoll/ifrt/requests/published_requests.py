@@ -18,7 +18,7 @@ from atoll.protocol import messages as m
 from atoll.protocol.version_requests import (
     NumberedVersion,
     OpenArrays,
-    OpenedVersion,
+    OpenedArrays,
     PublishArrays,
     ReadArrays,
     read_request,
@@ -80,7 +80,7 @@ class OpenVersionReply(ImmediateReply):
     """The reply that stands for an open version, which is closed when the reply is unloaded."""
 
     def __init__(self, opened: m.VersionOpened, losses: int) -> None:
-        content = OpenedVersion(OK, opened.reader, opened.version, opened.arrays, opened.structure, losses)
+        content = OpenedArrays(OK, opened.reader, opened.version, opened.arrays, opened.structure, losses)
         super().__init__(f"version {opened.version}", (0,), msgspec.msgpack.encode(content))
         self._reader = opened.reader
 
@@ -94,8 +94,8 @@ async def _open(cluster: ClusterSession, request: OpenArrays) -> ImmediateReply:
             request.name, request.version, request.newer_than, request.seconds, request.in_files
         )
     except StatusError as error:
-        return ImmediateReply("no version", (0,), msgspec.msgpack.encode(OpenedVersion(error.status)))
+        return ImmediateReply("no version", (0,), msgspec.msgpack.encode(OpenedArrays(error.status)))
     if request.in_files:
-        content = OpenedVersion(OK, version=opened.version)
+        content = OpenedArrays(OK, version=opened.version)
         return ImmediateReply(f"version {opened.version}", (0,), msgspec.msgpack.encode(content))
     return OpenVersionReply(opened, cluster.losses)

@@ -14,7 +14,7 @@ import typer
 
 from atoll.cluster.cluster_file import read_cluster_file
 from atoll.cluster.environment_variables import CLUSTER_FILE, TENANTS_FILE, TOKEN
-from atoll.cluster.setting import Setting
+from atoll.cluster.setting_forms import Setting
 from atoll.cluster.settings import DEFAULT_ISLANDS, SETTINGS, ClusterSettings, default_text
 from atoll.cluster.tenant_settings import read_tenant_tokens, read_tenants
 from atoll.errors import AtollError

@@ -1,4 +1,7 @@
-"""Tests of recovery: no state of a failed island remains for its next incarnation, and stuck workers are restarted."""
+"""Tests of the recovery of islands.
+
+No state of a failed island remains for its next incarnation, and stuck workers are restarted.
+"""
 
 from __future__ import annotations
 
