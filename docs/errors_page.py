@@ -17,15 +17,16 @@ _HEAD = """\
 This page lists the types of errors. [Error messages](messages.md) lists all messages, with a link to each, and
 [troubleshooting](../guides/troubleshooting.md) explains the frequent ones.
 
-Errors of Atoll's own functions are subclasses of `atoll.AtollError`. Failures on the cluster while a script runs, such
-as a failed computation, reach the script through jaxlib, as `jax.errors.JaxRuntimeError`. Its text begins with a code.
-If a program can react to the failure, the text ends with details in brackets:
+Errors of Atoll's own functions are subclasses of `atoll.AtollError`. If something fails on the cluster while a script
+runs, such as a computation, JAX raises `jax.errors.JaxRuntimeError`. Its text begins with a [code](#codes). If a
+program can react to the failure, the text ends with details in brackets:
 
 ```text
 DATA_LOSS: host 1 of island 0 is gone ... [atoll: island 0, host 1, retriable, in jit_step]
 ```
 
-`atoll.errors.details_of(error)` returns the details. A program should use them, and not the text.
+`atoll.errors.details_of(error)` returns these [details](#details) as fields. A program should use the
+fields, and not the text.
 
 ## Exceptions
 
@@ -35,8 +36,8 @@ DATA_LOSS: host 1 of island 0 is gone ... [atoll: island 0, host 1, retriable, i
 _KINDS = """
 ## Kinds of failures
 
-`details_of(error).kind` is one of these. If arrays are lost (`is_loss`), a script can make them again, for example with
-[`atoll.recover`](../guides/elastic.md#copies).
+`details_of(error).kind` is one of these. If arrays are lost (`is_loss`), a script can compute them again, or restore
+them, for example with [`atoll.recover`](../guides/elastic.md#copies).
 
 | kind | meaning |
 |---|---|
@@ -44,13 +45,15 @@ _KINDS = """
 _FIELDS = """
 ## Details
 
+`details_of(error)` has these fields:
+
 | field | meaning |
 |---|---|
 """
 _CODES = """
 ## Codes
 
-The codes are those of absl, and their numbers those of gRPC.
+The names and numbers of the codes are those of absl and gRPC.
 
 | code | number | typical cause on Atoll | what to do |
 |---|---:|---|---|
@@ -108,8 +111,8 @@ _WHAT_TO_DO = {
     "UNIMPLEMENTED": "use what the message suggests",
     "INTERNAL": "fix the code of the traceback; if it is Atoll's, "
     "[report a bug](../guides/troubleshooting.md#report-a-bug)",
-    "UNAVAILABLE": "try again; if it stays, look at `atoll status`",
-    "DATA_LOSS": "make the arrays again: [elastic training](../guides/elastic.md)",
+    "UNAVAILABLE": "try again; if it fails again, look at `atoll status`",
+    "DATA_LOSS": "compute the arrays again, or restore them: [elastic training](../guides/elastic.md)",
     "UNAUTHENTICATED": "use the current token or join token",
 }
 

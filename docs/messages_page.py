@@ -17,11 +17,13 @@ _HEAD = """\
 
 <!-- Written by `python -m docs.messages_page` from the source. -->
 
-This page lists the error messages of Atoll. To find one, search the page for words of it. `...` stands for a
-value, such as a name or a number. The text of an error on the cluster begins with its code, as in
-`RESOURCE_EXHAUSTED: out of memory`. Each section says what its messages mean and what to do. The second column
-leads to the type of the error. [Troubleshooting](../guides/troubleshooting.md) has more about frequent messages.
-`#` is a link to a message.
+This page lists the error messages of Atoll. To find a message, search the page for some of its words. `...` stands for
+a value, such as a name or a number. The sections are the parts of Atoll that raise the errors. The text above each
+table explains what its messages have in common, and what to do. If a message says what to do, follow the message.
+
+The column *type* has the exception, or the [code](errors.md#codes) with which the text of an error on the cluster
+begins, as in `RESOURCE_EXHAUSTED: out of memory`. `#` is a link to the message. *more* leads to an explanation of the
+message in [troubleshooting](../guides/troubleshooting.md).
 """
 
 # The parts of Atoll that make errors: the title, the packages and modules, what their messages mean, and what to do.
@@ -29,15 +31,15 @@ AREAS: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
     (
         "Connecting a script",
         ("client/", "session/", "__init__.py"),
-        "JAX in the script's process cannot use the cluster, or cannot do there what was called.",
-        "change the call or the start of the script, as the message says.",
+        "JAX in the script's process cannot connect to the cluster, or a call is not possible on Atoll.",
+        "change the call, or the way in which you start the script, as the message says.",
     ),
     (
         "Addresses, tokens and certificates",
         ("wire/", "security/", "grpc/"),
-        "A process cannot connect to another one, or one of them refuses the other.",
-        "compare the address, the token and the versions on both machines. `atoll status` shows the address on the "
-        "machine of `atoll up`.",
+        "A process cannot connect to another one, or one of the two refuses the connection.",
+        "compare the address, the token and the versions on both machines. On the machine of `atoll up`, "
+        "`atoll status` shows the address.",
     ),
     (
         "Commands",
@@ -69,14 +71,14 @@ AREAS: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
             "protocol/permissions.py",
         ),
         "The controller refuses a request of a script or an operator, or an island failed or did not become ready.",
-        "see the state of the islands with `atoll status`, and the rights of a role in [Permissions](permissions.md).",
+        "look at the islands with `atoll status`, and at the rights of each role in [permissions](permissions.md).",
     ),
     (
         "Sessions and launches",
         ("controller/core.py", "controller/sessions/", "launch/", "state/", "arrays.py"),
-        "The controller cannot run a launch, keep an array or keep a session.",
-        "free memory or wait if a [limit](limits.md) is reached, and make lost arrays again. `atoll why` shows what "
-        "a session waits for.",
+        "The controller cannot run a call, or cannot keep an array or a session.",
+        "if a [limit](limits.md) is reached, free memory or wait. Compute lost arrays again, or restore them. "
+        "`atoll why` shows what a session waits for.",
     ),
     (
         "Named arrays and pins",
@@ -93,7 +95,7 @@ AREAS: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
             "executables/published_executables.py",
         ),
         "A version cannot be published, read or pinned.",
-        "see the names and versions with `atoll arrays`, and the guide [Named arrays](../guides/named-arrays.md).",
+        "look at the names and versions with `atoll arrays`. Guide: [named arrays](../guides/named-arrays.md).",
     ),
     (
         "Compilation and functions",
@@ -104,7 +106,7 @@ AREAS: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
     (
         "Programs, pipelines and elastic training",
         ("programs/", "pipelines/", "elastic/"),
-        "A function cannot become a program or a pipeline, a schedule cannot run, or a training has no island left.",
+        "A function cannot become a program or a pipeline, a schedule cannot run, or an elastic run has no island.",
         "change the lines that the message names. Guides: [programs](../guides/programs.md), "
         "[pipelines](../guides/pipelines.md), [elastic training](../guides/elastic.md).",
     ),
@@ -120,7 +122,7 @@ AREAS: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
             "protocol/ffi_libraries.py",
             "protocol/profiles.py",
         ),
-        "Python or a kernel of the script did not run on a host, or a callback did not run in the script.",
+        "Python code or a kernel failed on a host, or a callback failed in the script.",
         "correct the function. Guides: [Python on the hosts](../guides/python-on-hosts.md), "
         "[input](../guides/input.md), [checkpoints](../guides/checkpoints.md), [FFI kernels](../guides/ffi.md), "
         "[TensorFlow](../guides/tensorflow.md).",
@@ -128,9 +130,9 @@ AREAS: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
     (
         "Moving and suspending sessions",
         ("migration/",),
-        "A session cannot move to other devices, or cannot be suspended or resumed now.",
-        "wait until the named work has ended, or choose other devices. [Suspending](../design/suspending.md) lists "
-        "what cannot move.",
+        "A session cannot move to other devices, or it cannot be suspended or resumed.",
+        "wait until the work that the message names has ended, or choose other devices. "
+        "[Suspending](../design/suspending.md) lists what cannot move.",
     ),
     (
         "Journals, standbys and leases",
@@ -149,14 +151,14 @@ AREAS: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
     (
         "Transfers between hosts",
         ("transfers/", "peers/"),
-        "A connection between two hosts, or between a script and a host, broke or did not open.",
-        "check that the machines reach each other ([ports](../start/several-machines.md#before-you-start)), and make "
-        "lost arrays again.",
+        "A connection between two hosts, or between a script and a host, could not be opened, or has ended.",
+        "check that the machines reach each other ([ports](../start/several-machines.md#before-you-start)), and "
+        "compute lost arrays again, or restore them.",
     ),
     (
         "Invalid messages between processes",
         ("ir/", "protocol/", "controller/validation/"),
-        "A process got a message that no correct process of the same version sends.",
+        "A process received a message that is invalid in its version.",
         "install the same version of Atoll and JAX on both sides. If both have it, this is a bug: report it with "
         "[`atoll bundle`](../guides/troubleshooting.md#report-a-bug).",
     ),

@@ -22,21 +22,26 @@ _HEAD = """\
 
 <!-- Written by `python -m docs.status_page` from `telemetry/snapshot.py`. -->
 
-`atoll status --json` prints one object. It has these fields, and those of [the cluster](#the-cluster):
+`atoll status --json` prints one JSON object. It has the following two fields, and the fields of
+[the cluster](#the-cluster). Types such as *object* lead to the section with the fields of this object.
 
 | field | type | meaning |
 |---|---|---|
 | `name` | string | name of the cluster (`atoll up --name`); empty if the command does not know it |
 | `address` | string | address at which the command reached the controller |
 
-A field of a cluster may be absent if its controller runs another version of Atoll. Later versions can add fields. Sizes
-are in bytes. Times of the controller's clock are in seconds.
+A field may be absent if the controller runs another version of Atoll. Later versions can add fields. Sizes are in
+bytes, and times in seconds of the controller's clock: the field `seconds` of the cluster is the present time of this
+clock.
+
+For example, this command prints the islands that are not ready:
 
 ```sh
 atoll status --json | jq -r '.islands[] | select(.state != "ready") | "island \\(.id): \\(.state)"'
 ```
 
-For a [standby](../operate/high-availability.md) on this machine, the object has `name`, `address` and `standby` only.
+On the machine of a [standby](../operate/high-availability.md), the object has only `name`, `address` and
+[`standby`](#standby).
 """
 _CLUSTER, _STANDBY = "The cluster", "standby"
 _NAMES = {str: "string", int: "integer", float: "number", bool: "boolean"}

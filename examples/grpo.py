@@ -159,7 +159,8 @@ def train(place: NamedSharding, steps: int, workers: int, behind: int, curve: Pa
         atoll.publish("trainer", state, keep=1)
         rewards.append((step, float(state["reward"])))
         if step % 20 == 0:
-            print(f"step {step}: reward {rewards[-1][1]:.3f} of {len(rollouts)} workers", flush=True)
+            workers_text = f"{len(rollouts)} worker{'s' * (len(rollouts) != 1)}"
+            print(f"step {step}: reward {rewards[-1][1]:.3f} of {workers_text}", flush=True)
         if curve is not None:
             write(curve, rewards)
     print(f"reward {rewards[-1][1]:.3f} after {steps} steps", flush=True)

@@ -17,7 +17,7 @@
     |   +-- BackendError                JAX does not run on Atoll in this process
     +-- ProgramError (TypeError)        `atoll.program` cannot trace a function, or a call does not match its program
     +-- PipelineError (ValueError)      a model cannot be cut into the requested stages, or a schedule cannot run
-    +-- RecoveryError (RuntimeError)    all copies of replicated arrays are lost, or a training has no island left
+    +-- RecoveryError (RuntimeError)    all copies of replicated arrays are lost, or an elastic run has no island
     +-- SliceError (ValueError)         the request for a slice is invalid, or the slice has been released
     +-- StatusError                     a request to a cluster failed; has a `Status`
 
@@ -281,7 +281,7 @@ class PipelineError(AtollError, ValueError):
 
 
 class RecoveryError(AtollError, RuntimeError):
-    """All copies of replicated arrays were lost, or a training has no islands left."""
+    """All copies of replicated arrays were lost, or an elastic run has no islands left."""
 
 
 class SliceError(AtollError, ValueError):

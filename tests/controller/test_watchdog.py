@@ -36,7 +36,7 @@ def test_a_gang_that_runs_on_is_reported_once_to_its_session_and_runs_on():
     assert pass_time(play, 55) == []
     (text,) = pass_time(play, 200, 55)
     assert text.startswith("f has run on host 0 of island 0 for ")
-    assert text.endswith(" s: the worker of host 0 owes its end")
+    assert text.endswith(" s: the worker of host 0 has not reported its end")
     assert [(each.text, each.session, each.island) for each in events(play)] == [(text, play.session, 0)]
     assert play.controller.resources.islands[0].restarts == 0
     play.done(run.sequence)
@@ -71,7 +71,7 @@ def test_a_gang_is_reported_if_it_runs_beside_the_callback_of_another_session_an
     assert late.keys() == ({callback, loop} if reported else {callback})
     if reported:
         assert late[loop].startswith("loop has run on host 0 of island 0 for ")
-        assert late[loop].endswith(" s: the worker of host 0 owes its end")
+        assert late[loop].endswith(" s: the worker of host 0 has not reported its end")
 
 
 def test_python_that_a_gang_calls_is_named_before_its_worker():
@@ -85,7 +85,7 @@ def test_python_that_a_gang_calls_is_named_before_its_worker():
     (text,) = pass_time(play, 100)
     assert text.endswith(
         " s: it calls Python in its client's process, which may not have returned; "
-        "otherwise the worker of host 0 owes its end"
+        "otherwise the worker of host 0 has not reported its end"
     )
     play.done(run.sequence)
 
@@ -103,7 +103,7 @@ def test_a_delayed_upload_whose_bytes_do_not_come_is_owed_by_its_client():
     play.done(run.sequence)
     (text,) = pass_time(play, 120)
     assert "has waited for bytes on island 0" in text
-    assert text.endswith(": its client owes the bytes")
+    assert text.endswith(": its client has not sent the bytes")
     play.worker(0, m.FeedsArrived(bob.number, (1, 2)))
     assert len(runs(play.outbox())) == 2
 
@@ -114,7 +114,7 @@ def test_a_launch_whose_bytes_do_not_come_is_owed_by_its_client():
     play.say(m.Launch(2, (), (8,), (500,)))
     (text,) = pass_time(play, 120)
     assert "a launch has waited for bytes on island 0 for " in text
-    assert text.endswith("its client owes the bytes")
+    assert text.endswith("its client has not sent the bytes")
 
 
 def test_a_compilation_and_a_query_are_owed_by_the_worker():
@@ -124,8 +124,8 @@ def test_a_compilation_and_a_query_are_owed_by_the_worker():
     play.say(m.Query(5, m.QueryKind.MEMORY, 0, -1, b""))
     late = pass_time(play, 120)
     assert len(late) == 2
-    assert "function 1 has been compiled for " in late[0]
-    assert late[1].endswith(" s: the worker of host 0 owes the answer")
+    assert "the compilation of function 1 has taken " in late[0]
+    assert late[1].endswith(" s: the worker of host 0 has not answered")
     assert "(memory)" in late[1]
     for each in compiles:
         if isinstance(each, m.Compile):
@@ -141,7 +141,7 @@ def test_it_is_in_the_log():
         play.tick(float(now))
         logged += [action.text for action in play.flush() if isinstance(action, Log)]
     assert len(logged) == 1
-    assert "its client owes the bytes" in logged[0]
+    assert "its client has not sent the bytes" in logged[0]
 
 
 def test_a_subscriber_that_waits_is_owed_a_version():
@@ -245,4 +245,4 @@ def test_the_report_of_lateness_says_what_the_worker_does():
     play = LostCompilation()
     play.pass_time(30, m.CompileStage.QUEUED)
     (text,) = [subject.text(30.0) for subject, _ in play.controller.watchdog.owed(play.now)]
-    assert text.endswith("the worker of host 0 owes the result and reports that it is queued")
+    assert text.endswith("the worker of host 0 has not sent the result, and reports that it is queued")

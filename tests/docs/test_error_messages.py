@@ -18,9 +18,9 @@ OTHERS = {
     "InvalidArgumentError: XLA cannot compile the op ...",
     "Invalid platform 'atoll'",
     "W1129 ... rpc_helper.cc:436] loaded_executable_fetch_execute_result: ...",
-    "... has run on host 1 of island 0 for 61 s: the worker of host 1 owes its end",
-    "function 60 has been compiled for 62 s: the worker of host 1 owes the result",
-    "a launch has waited for bytes on island 0 for 65 s: its client owes the bytes",
+    "... has run on host 1 of island 0 for 61 s: the worker of host 1 has not reported its end",
+    "the compilation of function 60 has taken 62 s: the worker of host 1 has not sent the result",
+    "a launch has waited for bytes on island 0 for 65 s: its client has not sent the bytes",
 }
 # Texts that are put together from more than one error.
 COMPOSED = {

@@ -166,7 +166,7 @@ def test_rollout_workers_leave_and_others_come_while_the_policy_learns(tmp_path:
     trainer = start("trainer", "--workers", "3", "--curve", str(curve))
     until(trainer, "of 2 workers")
     kill(leaves)
-    until(trainer, "of 1 workers")
+    until(trainer, "of 1 worker")
     start("worker", "--number", "2")
     until(trainer, "of 2 workers")
     start("worker", "--number", "1")

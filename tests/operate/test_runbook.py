@@ -259,7 +259,7 @@ def test_a_computation_without_end_is_named_and_ends_with_its_session(user: User
     up(user, "--islands", "1x1x1")
     hangs = background(user, ENDLESS)
     assert first_line(hangs) == "runs"
-    until(lambda: "the worker of host 0 owes" in user.atoll("why", "1").stdout)
+    until(lambda: "the worker of host 0 has not reported its end" in user.atoll("why", "1").stdout)
     user.atoll("end-session", "1").check()
     assert finish(hangs).returncode != 0
     assert script(user, ADD) == "2.0\n"

@@ -21,7 +21,7 @@ def snapshot(play: Play, now: float) -> Snapshot:
     return report(play.controller, now=now)
 
 
-def test_a_launch_without_its_bytes_has_its_state_its_age_and_who_owes_them():
+def test_a_launch_without_its_bytes_has_its_state_its_age_and_who_must_send_them():
     play = Play("1x1x2")
     play.with_put()
     play.say(m.Launch(2, (), (8,), (500,)))
@@ -29,9 +29,9 @@ def test_a_launch_without_its_bytes_has_its_state_its_age_and_who_owes_them():
     assert lines[0].endswith("runs, 1 launches in flight, 1 gangs wait")
     assert lines[1].endswith(" ago, waits for bytes from its client")
     assert lines[2].startswith("  waiting for bytes for ")
-    assert lines[3] == "owed to it:"
+    assert lines[3] == "its unfinished work:"
     assert lines[4].startswith("  a launch has waited for bytes on island 0 for ")
-    assert lines[4].endswith(": its client owes the bytes")
+    assert lines[4].endswith(": its client has not sent the bytes")
 
 
 def test_a_gang_that_runs_is_owed_by_its_worker():
@@ -40,8 +40,8 @@ def test_a_gang_that_runs_is_owed_by_its_worker():
     play.array(7)
     play.say(m.Launch(1, (7,), (8,), ()))
     lines = explanation(snapshot(play, 10), play.session)
-    assert lines[1] == "owed to it:"
-    assert lines[2].endswith(": the worker of host 0 owes its end")
+    assert lines[1] == "its unfinished work:"
+    assert lines[2].endswith(": the worker of host 0 has not reported its end")
 
 
 def test_what_runs_before_a_session_is_named_with_its_session():
@@ -75,19 +75,19 @@ def test_a_gang_on_a_host_behind_one_of_another_session_names_that_one():
     (place,) = [place for place, line in enumerate(lines) if "waits there for a gang ahead of it" in line]
     assert lines[place].startswith("on island 0, step_of_bob: sent to its hosts")
     assert lines[place + 1].startswith(f"  session {alice}: step_of_alice has run on host 0 of island 0 for ")
-    assert lines[place + 1].endswith("the worker of host 0 owes its end")
+    assert lines[place + 1].endswith("the worker of host 0 has not reported its end")
     assert not any("nothing of it waits" in line for line in lines)
     assert not any("waits there" in line for line in explanation(snapshot(play, 70), alice))
 
 
-def test_of_another_tenants_gang_a_user_learns_where_it_is_and_who_owes_its_end_and_no_name():
+def test_of_another_tenants_gang_a_user_learns_where_it_is_and_which_worker_runs_it_and_no_name():
     play, _, bob = calls_of_two_tenants()
     snapshot(play, 70)
     seen = report(play.controller, play.controller.tenants.by_name["bob"], now=play.now)
     lines = explanation(seen, bob)
     (line,) = [line for line in lines if line.startswith("  another tenant: ")]
     assert line.startswith("  another tenant: a gang has run on host 0 of island 0 for ")
-    assert line.endswith("the worker of host 0 owes its end")
+    assert line.endswith("the worker of host 0 has not reported its end")
     assert not any("alice" in line for line in lines)
 
 
@@ -112,7 +112,7 @@ def test_a_gang_runs_beside_the_callback_of_another_session_on_its_device():
     lines = explanation(snapshot(play, 70), loop)
     assert not any("waits there" in line for line in lines)
     assert not any(f"session {callback}" in line for line in lines)
-    assert any(line.endswith("the worker of host 0 owes its end") for line in lines), "it runs"
+    assert any(line.endswith("the worker of host 0 has not reported its end") for line in lines), "it runs"
     assert any("calls Python" in line for line in explanation(snapshot(play, 70), callback))
 
 

@@ -21,9 +21,9 @@ class IslandShape(msgspec.Struct, frozen=True):
     """The planned hosts and devices of an island."""
 
     hosts: int  # number of hosts
-    devices: int  # per host
-    platform: str = ""  # as JAX names it
-    mesh: Shape = ()  # of its devices if the platform has no coordinates; () for a line
+    devices: int  # number of devices per host
+    platform: str = ""  # platform, as JAX names it
+    mesh: Shape = ()  # mesh of its devices if the platform has no coordinates; empty for a line
     kind: str = ""  # additional name of its devices, for `add_slice(kind=)` and `tpu_devices=`
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""Reports work that is late: for how long it has run or waited, and which process owes the next step.
+"""Reports work that is late: for how long it has run or waited, and which process must act next.
 
 A long computation is legitimate, so the watchdog ends nothing. It reports each subject once: as an event, in the log,
 and to the session that waits.
@@ -29,15 +29,15 @@ LOOK_SECONDS = 10.0
 # Reports per check. Later checks report the remaining subjects.
 MOST_REPORTS = 16
 
-# By the reason that a launch waits. Other launches that it waits for are watched themselves.
-_OWED: dict[Reason, str] = {
-    Reason.BYTES: "its client owes the bytes",
-    Reason.PLAN: "the workers of the island owe its plan",
-    Reason.PYTHON: "the Python function that makes its arguments owes its result",
-    Reason.FUNCTIONS: "the workers of the island owe its functions, which they compile again",
-    Reason.ISLAND: "the engine owes the island",
-    Reason.MEMORY: "the owners of arrays on its devices owe the memory",
-    Reason.QUOTA: "the owners of its tenant's arrays owe the memory",
+# The missing step, by the reason that a launch waits. Other launches that it waits for are watched themselves.
+_MISSING: dict[Reason, str] = {
+    Reason.BYTES: "its client has not sent the bytes",
+    Reason.PLAN: "the workers of the island have not confirmed its plan",
+    Reason.PYTHON: "the Python function that makes its arguments has not returned",
+    Reason.FUNCTIONS: "the workers of the island have not compiled its functions again",
+    Reason.ISLAND: "the engine has not started the island",
+    Reason.MEMORY: "the owners of arrays on its devices have not freed memory",
+    Reason.QUOTA: "the owners of its tenant's arrays have not freed memory",
 }
 
 # By the kind of the Python that a gang calls.
@@ -95,7 +95,7 @@ class Watchdog:
                 self._report(subjects[key], seconds)
 
     def owed(self, now: float) -> list[tuple[Subject, float]]:
-        """Return everything that somebody owes now, with the seconds for which the checks have found it."""
+        """Return all unfinished work for sessions, with the seconds for which the checks have found it."""
         found = [(subject, self._durations.of(now, key)) for key, subject in self._subjects()]
         # Gangs that the checks do not look at, because a gang before them calls Python. They run beside it.
         looked_at = {gang.sequence for gang in self._watched()}
@@ -105,7 +105,7 @@ class Watchdog:
         return found
 
     def ahead(self, now: float, waits: Mapping[int, Sequence[Wait[GangRun]]]) -> Iterator[Ahead]:
-        """Yield the gangs that sessions wait for although other sessions' processes owe their ends.
+        """Yield the gangs of other sessions that sessions wait for.
 
         `waits` are the waits for each island. There may be many such gangs, so each text is made when it is taken.
         """
@@ -173,9 +173,9 @@ class Watchdog:
     def _waits(self) -> Iterator[tuple[Hashable, Subject]]:
         for island, waits in self._launcher.scheduler.waits().items():
             for wait in waits:
-                owed = _OWED.get(wait.reason)
-                if owed is not None:
-                    text = _wait_text(wait.reason, island, owed)
+                missing = _MISSING.get(wait.reason)
+                if missing is not None:
+                    text = _wait_text(wait.reason, island, missing)
                     yield ("wait", island, wait.session, wait.first.sequence), Subject(wait.session, island, text)
 
     def _island_of(self, host: int) -> int:
@@ -193,29 +193,31 @@ def _subject_of(gang: Gang[GangRun]) -> Subject:
 def _gang_text(gang: Gang[GangRun], is_public: bool = False) -> Callable[[float], str]:
     run, hosts = gang.run, sorted(gang.run.hosts_left)
     name, where, call = run.launch.program.name, run.islands_text, run.spec.host_call
-    owes = f"the worker of {_hosts(hosts)} owes its end"
+    missing = f"the worker of {_hosts(hosts)} has not reported its end"
     if len(hosts) > 1:
-        owes = f"the workers of {_hosts(hosts)} owe its end"
+        missing = f"the workers of {_hosts(hosts)} have not reported its end"
     if is_public:
         name = "a gang"
     elif call is not None:  # only the hosts know whether the Python runs now
-        owes = f"it calls {_PYTHON[call]}, which may not have returned; otherwise {owes}"
-    return lambda seconds: f"{name} has run on {_hosts(hosts)} of {where} for {seconds:.0f} s: {owes}"
+        missing = f"it calls {_PYTHON[call]}, which may not have returned; otherwise {missing}"
+    return lambda seconds: f"{name} has run on {_hosts(hosts)} of {where} for {seconds:.0f} s: {missing}"
 
 
-def _wait_text(reason: Reason, island: int, owed: str) -> Callable[[float], str]:
-    return lambda seconds: f"a launch has waited for {reason} on island {island} for {seconds:.0f} s: {owed}"
+def _wait_text(reason: Reason, island: int, missing: str) -> Callable[[float], str]:
+    return lambda seconds: f"a launch has waited for {reason} on island {island} for {seconds:.0f} s: {missing}"
 
 
 def _compile_text(function: int, host: int, report: m.CompileReport | None) -> Callable[[float], str]:
-    owes = f"the worker of host {host} owes the result"
+    missing = f"the worker of host {host} has not sent the result"
     if report is not None:
-        owes += f" and reports that it is {report.stage}"
-    return lambda seconds: f"function {function} has been compiled for {seconds:.0f} s: {owes}"
+        missing += f", and reports that it is {report.stage}"
+    return lambda seconds: f"the compilation of function {function} has taken {seconds:.0f} s: {missing}"
 
 
 def _query_text(what: str, host: int) -> Callable[[float], str]:
-    return lambda seconds: f"a query ({what}) has waited for {seconds:.0f} s: the worker of host {host} owes the answer"
+    return lambda seconds: (
+        f"a query ({what}) has waited for {seconds:.0f} s: the worker of host {host} has not answered"
+    )
 
 
 def _version_text(missing: str) -> Callable[[float], str]:

@@ -12,7 +12,7 @@ _MOST_EVENTS = 5
 
 
 def explanation(snapshot: Snapshot, session: int | None = None) -> list[str]:
-    """Return lines that say what a session waits for, for how long, and which process owes the next step.
+    """Return lines that say what a session waits for, for how long, and which process must act next.
 
     `session` may be None if the snapshot has one session. Raises ClusterError if the snapshot has no such session.
     """
@@ -24,7 +24,7 @@ def explanation(snapshot: Snapshot, session: int | None = None) -> list[str]:
     for wait in waits:
         lines.extend(_wait(wait, snapshot))
     if owed:
-        lines.append("owed to it:")
+        lines.append("its unfinished work:")
         lines.extend(f"  {each.text}" for each in owed)
     behind = [each for each in snapshot.ahead if each.session == session and each.gangs]
     for each in behind:
@@ -85,7 +85,7 @@ def _ahead(snapshot: Snapshot, session: int, islands: set[int]) -> Iterator[str]
     """Yield what occupies the islands on which the session waits."""
     gangs = [each for each in snapshot.ahead if each.session == session and not each.gangs]
     owed = [each for each in snapshot.owed if each.session != session and each.island in islands]
-    # A gang that spans islands is ahead on all of them, and is owed once.
+    # A gang that spans islands is ahead on all of them, and is named once.
     texts = [f"{_whose(each.other)}: {each.text}" for each in gangs]
     texts += [f"{_whose(each.session)}: {each.text}" for each in owed]
     if texts:

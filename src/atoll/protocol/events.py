@@ -71,13 +71,13 @@ class TimerEnded(Event, frozen=True, tag=6):
 class JournalLoad(msgspec.Struct, frozen=True):
     """The state of a journal."""
 
-    complete: bool  # otherwise no controller can continue from it
-    snapshots: int  # that this process has written
-    snapshot_age: float  # seconds since the last one
-    bytes: int  # of events since then
-    standby: str = ""  # address of a standby that has all events and takes over if the controller ends; "": none
-    lease: str = ""  # name of the external lease; "": none
-    holds_lease: bool = False  # otherwise the controller sends nothing to its peers
+    complete: bool  # whether a controller can continue from it
+    snapshots: int  # number of snapshots that this process has written
+    snapshot_age: float  # seconds since the last snapshot
+    bytes: int  # bytes of events since the last snapshot
+    standby: str = ""  # address of a standby that has all events and takes over if the controller ends; empty: none
+    lease: str = ""  # name of the external lease; empty: none
+    holds_lease: bool = False  # whether the controller holds the lease; without it, it sends nothing to its peers
     pause: float = 0.0  # seconds for which the controller stood still to begin the last snapshot
 
 
@@ -86,13 +86,13 @@ class Load(msgspec.Struct, frozen=True):
 
     lag: float = 0.0  # maximal delay of the event loop since the previous measurement, in seconds
     cpu_seconds: float = 0.0  # CPU time of the process
-    connections: int = 0  # that are open
-    messages_in: int = 0  # received
-    messages_out: int = 0  # sent
-    bytes_in: int = 0  # received
-    bytes_out: int = 0  # sent
-    unsent_bytes: int = 0  # that wait for slow peers
-    journal: JournalLoad | None = None  # null: without `--journal`
+    connections: int = 0  # number of open connections
+    messages_in: int = 0  # number of received messages
+    messages_out: int = 0  # number of sent messages
+    bytes_in: int = 0  # bytes received
+    bytes_out: int = 0  # bytes sent
+    unsent_bytes: int = 0  # bytes that wait for slow peers
+    journal: JournalLoad | None = None  # the state of the journal; null: without `--journal`
     certificate_seconds: float = -1.0  # validity that remains of the controller's certificate; -1: without TLS
 
 

@@ -96,7 +96,7 @@ class Ahead:
       gangs: the number of its gangs in flight that are behind, or 0 if its gangs are in line for the island.
       program: the program of the first of these gangs.
       other: the session of the gang ahead.
-      text: describes the gang ahead, and who owes its end.
+      text: describes the gang ahead, and the workers that run it.
       public_text: the same for other tenants, without names.
     """
 

@@ -29,15 +29,15 @@ class DeviceSnapshot(SnapshotStruct, frozen=True):
     kind: str = ""  # as the platform names it, such as "cpu" or "NVIDIA H100"
     platform: str = ""  # as JAX names it, such as "cuda"
     memory_bytes: int = 0  # memory for arrays and computations; 0: unknown, so without a limit
-    used_bytes: int = 0  # reserved now
-    peak_bytes: int = 0  # most that was reserved at a time since its island started
+    used_bytes: int = 0  # bytes that are reserved now
+    peak_bytes: int = 0  # most bytes that were reserved at a time since its island started
 
 
 class HostSnapshot(SnapshotStruct, frozen=True):
     """A host of an island: one worker process."""
 
     id: int  # its number in the cluster, which errors use
-    pid: int = 0  # of its worker, on its machine
+    pid: int = 0  # process ID of its worker, on its machine
     machine: str = ""  # name of its machine
     state: str = ""  # `ready` or `failed`
     sandbox: Mechanisms | None = None  # how it confines users' Python; null: unknown
@@ -50,16 +50,16 @@ class IslandSnapshot(SnapshotStruct, frozen=True):
     id: int  # its number in the cluster
     state: str  # `starting`, `ready`, `restarting`, `draining`, `drained` or `removed`
     waits_for: str | None = None  # what its start waits for, as a sentence; null: nothing
-    shape: IslandShape | None = None  # as configured
+    shape: IslandShape | None = None  # its hosts and devices, as configured; null: unknown
     mesh: tuple[int, ...] = ()  # dimensions of the mesh of its devices
-    restarts: int = 0  # since the cluster started
-    working_seconds: float = 0.0  # since all of its hosts joined; 0: it does not work now
+    restarts: int = 0  # number of restarts since the cluster started
+    working_seconds: float = 0.0  # seconds since all of its hosts joined; 0: it does not work now
     last_failure: str | None = None  # message of the last failure
-    waiting: int = 0  # gangs in line
-    in_flight: int = 0  # gangs that were sent to its hosts and have not ended
-    busy_ms: float = 0.0  # expected duration of the gangs in flight
-    started: int = 0  # gangs that were sent to its hosts since the cluster started
-    window: int = 0  # most gangs that may be in flight
+    waiting: int = 0  # number of gangs in line
+    in_flight: int = 0  # number of gangs that were sent to its hosts and have not ended
+    busy_ms: float = 0.0  # expected duration of the gangs in flight, in milliseconds
+    started: int = 0  # number of gangs that were sent to its hosts since the cluster started
+    window: int = 0  # largest number of gangs that may be in flight
     hosts: tuple[HostSnapshot, ...] = ()  # hosts that have joined; empty if it is drained
 
 
@@ -69,7 +69,7 @@ class MachineSnapshot(SnapshotStruct, frozen=True):
     name: str  # its host name
     address: str = ""  # IP address from which its agent is connected
     state: str = ""  # as `atoll status` prints it, such as `free`
-    group: str = ""  # of `atoll host --group`
+    group: str = ""  # its group (`atoll host --group`); empty: it has none
     devices: dict[str, int] = {}  # number of its devices by platform
     memory_bytes: int = 0  # memory of the machine
     host: int = -1  # number of the host that it runs; -1: none
@@ -79,7 +79,7 @@ class MachineSnapshot(SnapshotStruct, frozen=True):
 class EngineSnapshot(SnapshotStruct, frozen=True):
     """The process that has the role of the engine."""
 
-    pid: int = 0  # on its machine
+    pid: int = 0  # process ID on its machine
     machine: str = ""  # name or IP address; empty: the controller's machine, on the unix socket
 
 
@@ -88,7 +88,7 @@ class SliceSnapshot(SnapshotStruct, frozen=True):
 
     id: int  # its number in the session
     shape: tuple[int, ...]  # dimensions of its mesh
-    island: int  # on which it is now
+    island: int  # number of the island on which it is now
     virtual: tuple[int, ...]  # numbers of its devices in the script
     physical: tuple[int, ...]  # numbers of the devices that they stand for, in the same order
 
@@ -96,31 +96,31 @@ class SliceSnapshot(SnapshotStruct, frozen=True):
 class SessionSnapshot(SnapshotStruct, frozen=True):
     """An open session: one connection of a script. A user sees only its own sessions."""
 
-    id: int  # as in `atoll end-session ID`
-    tenant: str = DEFAULT_NAME  # its tenant
-    pid: int = 0  # of the script, on its machine
+    id: int  # its number, as in `atoll end-session NUMBER`
+    tenant: str = DEFAULT_NAME  # name of its tenant
+    pid: int = 0  # process ID of the script, on its machine
     machine: str = ""  # name or IP address; empty: the controller's machine, or unknown after a restart of the cluster
     label: str = ""  # name of the script
     run: str = ""  # name of its run (`atoll run --name`); empty: it has none
-    arrays: int = 0  # that the script holds
-    bytes: int = 0  # of its arrays, on all devices
-    programs: int = 0  # registered ones
+    arrays: int = 0  # number of arrays that the script holds
+    bytes: int = 0  # bytes of its arrays, on all devices
+    programs: int = 0  # number of its programs
     state: str = ""  # empty while it runs; otherwise `detached`, or the progress of its suspension
     spilled_bytes: int = 0  # the part of `bytes` that is in host memory or on disk, not on devices
-    functions: int = 0  # compiled ones
-    launches: int = 0  # since it began
-    in_flight: int = 0  # launches that have not ended
+    functions: int = 0  # number of its compiled functions
+    launches: int = 0  # number of launches since it began
+    in_flight: int = 0  # number of launches that have not ended
     last_error: str = ""  # message of the last failed launch or lost array, shortened
     slices: tuple[SliceSnapshot, ...] = ()
-    moved: dict[str, int] = {}  # physical device by virtual device, for those outside of slices that have moved
+    moved: dict[str, int] = {}  # number of the physical device by virtual device, if it has moved and is in no slice
 
 
 class TenantSnapshot(SnapshotStruct, frozen=True):
     """A tenant: its settings, as in the file of tenants, and its usage. A quota of 0 means no limit."""
 
-    name: str  # as in the file of tenants
-    share: float = 1.0  # of device time, relative to other tenants with its priority
-    priority: int = 0  # work of a higher one runs first
+    name: str  # its name in the file of tenants
+    share: float = 1.0  # share of device time, relative to other tenants with its priority
+    priority: int = 0  # work of a higher priority runs first
     role: str = ""  # `user` or `operator`
     memory: int = 0  # quota in bytes on each device
     total_memory: int = 0  # quota in bytes on all devices
@@ -132,44 +132,44 @@ class TenantSnapshot(SnapshotStruct, frozen=True):
     compiles: int = 0  # quota of functions that are compiled at a time
     read: tuple[str, ...] = ()  # directories of hosts that its Python may read
     write: tuple[str, ...] = ()  # directories of hosts that its Python may read and write
-    reserve: int = 0  # percentage of device time despite higher priorities
+    reserve: int = 0  # percentage of device time that it gets even if higher priorities have work
     launch_rate: int = 0  # limit of launches per second
-    compile_seconds: int = 0  # limit of seconds of compilation per minute
+    compile_seconds: int = 0  # limit of compilation per minute, in seconds
     upload_rate: int = 0  # limit of bytes per second to devices
-    run_seconds: int = 0  # limit of one run while others wait
+    run_seconds: int = 0  # limit of one run while other tenants wait, in seconds
     native_code: bool = False  # whether its scripts may load shared libraries
     publish: tuple[str, ...] = ("*",)  # patterns of names that it may publish
     subscribe: tuple[str, ...] = ()  # patterns of other tenants' names that it may read
-    open_sessions: int = 0  # that are open now
-    bytes: int = 0  # of the arrays of its sessions
-    in_flight: int = 0  # launches that have not ended
-    device_seconds: float = 0.0  # device time that it has used since the cluster started
+    open_sessions: int = 0  # number of sessions that are open now
+    bytes: int = 0  # bytes of the arrays of its sessions
+    in_flight: int = 0  # number of launches that have not ended
+    device_seconds: float = 0.0  # seconds of device time that it has used since the cluster started
     device_bytes: tuple[tuple[int, int], ...] = ()  # pairs of a device number and the bytes that it holds there
-    names: int = 0  # of published arrays
-    versions: int = 0  # of published arrays
-    published_bytes: int = 0  # of published arrays
-    file_bytes: int = 0  # of the files of published arrays
-    rejected_publications: int = 0  # since the cluster started
-    suspended_seconds: float = 0.0  # until it may launch and compile again after crashes; 0: it may
+    names: int = 0  # number of its names of published arrays
+    versions: int = 0  # number of its versions of published arrays
+    published_bytes: int = 0  # bytes of its published arrays
+    file_bytes: int = 0  # bytes of the files of its published arrays
+    rejected_publications: int = 0  # number of refused publications since the cluster started
+    suspended_seconds: float = 0.0  # seconds for which it may not launch and compile after crashes; 0: it may
 
 
 class VersionSnapshot(SnapshotStruct, frozen=True):
     """A version of published arrays. The report has the newest 500."""
 
-    tenant: str  # that published it
-    name: str  # under which it is published
+    tenant: str  # tenant that published it
+    name: str  # name under which it is published
     version: int  # its number
     state: str  # `pending`, `complete`, `retired`, `lost`, `failed` or `freed`
-    session: int  # that published it
-    arrays: int = 0  # in the version
-    bytes: int = 0  # of the arrays that are complete, on all devices, without copies
-    replicas: int = 1  # copies of each array on different islands that the publisher asked for
-    islands: tuple[int, ...] = ()  # that have its arrays
-    devices: tuple[int, ...] = ()  # that have its arrays
-    readers: int = 0  # that use it now
+    session: int  # session that published it
+    arrays: int = 0  # number of its arrays
+    bytes: int = 0  # bytes of its complete arrays on all devices, without copies
+    replicas: int = 1  # requested number of copies of each array on different islands
+    islands: tuple[int, ...] = ()  # islands that have its arrays
+    devices: tuple[int, ...] = ()  # devices that have its arrays
+    readers: int = 0  # number of readers that use it now
     sent: int = 0  # bytes that its arrays and copies have sent to readers on other islands
     passed_on: int = 0  # bytes that such readers have received from copies of earlier readers
-    age: float = 0.0  # seconds since it is complete, or since its publication
+    age: float = 0.0  # seconds since it became complete, or since its publication if it is not complete
     note: str = ""  # the reason if it is lost, or what it waits for
     files: str = ""  # the state of its files, if it was published with `spill="disk"`
 
@@ -177,7 +177,7 @@ class VersionSnapshot(SnapshotStruct, frozen=True):
 class Viewer(SnapshotStruct, frozen=True):
     """The identity for which the report was made."""
 
-    tenant: str = ""  # empty: an operator, who sees all tenants
+    tenant: str = ""  # its tenant; empty: an operator, who sees all tenants
     role: str = "operator"  # `user` or `operator`
 
 
@@ -196,28 +196,28 @@ class Transfers(SnapshotStruct, frozen=True):
     """Completed transfers of one kind since the cluster started."""
 
     kind: str  # `put`, `get`, `move`, `send` or `receive`
-    count: int = 0  # of transfers
-    bytes: int = 0  # that they carried
+    count: int = 0  # number of transfers
+    bytes: int = 0  # bytes of these transfers
 
 
 class Gangs(SnapshotStruct, frozen=True):
     """The gangs of one tenant on one island."""
 
-    island: int  # its number
-    tenant: str = DEFAULT_NAME  # its name
-    waiting: int = 0  # in line
-    running: int = 0  # that were sent to hosts and have not ended
-    failed: int = 0  # that failed after they were sent, since the cluster started
-    device_seconds: float = 0.0  # device time since the cluster started
-    waited: HistogramView = HistogramView()  # from the launch to the dispatch
-    ran: HistogramView = HistogramView()  # from the dispatch to the end
+    island: int  # number of the island
+    tenant: str = DEFAULT_NAME  # name of the tenant
+    waiting: int = 0  # number of gangs in line
+    running: int = 0  # number of gangs that were sent to hosts and have not ended
+    failed: int = 0  # number of gangs that failed after they were sent, since the cluster started
+    device_seconds: float = 0.0  # seconds of device time since the cluster started
+    waited: HistogramView = HistogramView()  # times from the launch until the gang was sent to its hosts
+    ran: HistogramView = HistogramView()  # times from then until the end of the gang
     transfers: tuple[Transfers, ...] = ()
 
 
 class StepSnapshot(SnapshotStruct, frozen=True):
     """A transition of a gang."""
 
-    seconds: float  # of the controller's clock
+    seconds: float  # time of the transition
     state: str  # the next state, as `atoll why` prints it
     reason: str = ""  # why it waits from then on
 
@@ -225,55 +225,55 @@ class StepSnapshot(SnapshotStruct, frozen=True):
 class WaitSnapshot(SnapshotStruct, frozen=True):
     """The gangs of a session that wait for an island. The report has the 200 that have waited longest."""
 
-    session: int  # its number
-    island: int  # its number
-    gangs: int = 0  # number of them
-    program: str = ""  # of the first gang
-    since: float = 0.0  # when the first gang was launched, of the controller's clock
+    session: int  # number of the session
+    island: int  # number of the island
+    gangs: int = 0  # number of gangs that wait
+    program: str = ""  # program of the first gang
+    since: float = 0.0  # time at which the first gang was launched
     reason: str = ""  # why the first gang waits, as in traces
-    text: str = ""  # the same in words
+    text: str = ""  # the reason in words
     steps: tuple[StepSnapshot, ...] = ()  # transitions of the first gang
 
 
 class OwedSnapshot(SnapshotStruct, frozen=True):
-    """Work that a process owes to a session, and that is late."""
+    """Unfinished work for a session, and the process that must act next. The report has the 200 oldest."""
 
-    session: int  # its number
-    island: int  # -1: none
-    seconds: float  # for which it has been owed
-    text: str  # which process owes what
+    session: int  # number of the session
+    island: int  # number of the island; -1: none
+    seconds: float  # seconds for which it has been found unfinished
+    text: str  # description of the work, and of the process that must act next
 
 
 class AheadSnapshot(SnapshotStruct, frozen=True):
-    """A gang of another session that a session waits for on an island, and who owes its end."""
+    """A gang of another session that a session waits for on an island."""
 
-    session: int  # that waits
-    island: int  # where it waits
-    gangs: int = 0  # its gangs that were sent to their hosts, behind that gang; 0: its gangs are in line
-    program: str = ""  # of the first of these gangs
-    other: int = 0  # session of the gang ahead; 0: of another tenant than the viewer
-    text: str = ""  # describes the gang ahead
+    session: int  # number of the session that waits
+    island: int  # number of the island where it waits
+    gangs: int = 0  # number of its gangs on the hosts, behind the gang ahead; 0: its gangs are in line
+    program: str = ""  # program of the first of its gangs
+    other: int = 0  # session of the gang ahead; 0: a session of another tenant than the viewer
+    text: str = ""  # description of the gang ahead, and of the workers that run it
 
 
 class Event(SnapshotStruct, frozen=True):
     """An event. The report has the last 200."""
 
-    number: int  # counts from 1 since the cluster started
-    seconds: float  # of the controller's clock
-    kind: str  # as in the metric `atoll_events_total`
+    number: int  # its number, from 1 since the cluster started
+    seconds: float  # time of the event
+    kind: str  # its kind, as in the metric `atoll_events_total`
     text: str  # what happened, in words
-    island: int = -1  # -1: none
-    session: int = 0  # 0: none
-    tenant: str = ""  # empty: none
-    actor: str = ""  # who requested an operation
+    island: int = -1  # number of the island that it is about; -1: none
+    session: int = 0  # number of the session that it is about; 0: none
+    tenant: str = ""  # name of the tenant that it is about; empty: none
+    actor: str = ""  # who requested the operation; empty: nobody
 
 
 class EventCount(SnapshotStruct, frozen=True):
     """The number of events of one kind since the cluster started."""
 
-    kind: str  # as in `events`
-    island: int  # -1: none
-    count: int  # since the cluster started
+    kind: str  # the kind, as in `events`
+    island: int  # number of the island; -1: none
+    count: int  # number of events since the cluster started
 
 
 class ControllerLoad(Load, frozen=True):
@@ -287,29 +287,29 @@ class Functions(SnapshotStruct, frozen=True):
 
     compiled: int = 0  # functions that hosts have compiled, counted per host
     cached: int = 0  # functions that hosts had in their caches, counted per host
-    seconds: float = 0.0  # that this took, summed over hosts
+    seconds: float = 0.0  # seconds of compilation, summed over hosts
 
 
 class Snapshot(SnapshotStruct, frozen=True):
     """A cluster at one moment."""
 
-    version: str = ""  # of Atoll that the controller runs
+    version: str = ""  # version of Atoll that the controller runs
     topology: str = ""  # the islands, as in `--islands`
-    wait_seconds: float = 0.0  # for which an island may wait for its hosts (`--wait`)
+    wait_seconds: float = 0.0  # seconds for which an island may wait for its hosts (`--wait`)
     islands: tuple[IslandSnapshot, ...] = ()
     machines: tuple[MachineSnapshot, ...] = ()
-    engine: EngineSnapshot | None = None  # null: no process has its role now
+    engine: EngineSnapshot | None = None  # the process that has the role of the engine; null: none now
     sessions: tuple[SessionSnapshot, ...] = ()
     tenants: tuple[TenantSnapshot, ...] = ()
     viewer: Viewer = Viewer()
-    python: PythonRules = PythonRules()  # for the Python of the viewer's sessions on hosts
-    seconds: float = 0.0  # the controller's clock now; other times of this clock compare with it
+    python: PythonRules = PythonRules()  # rules for the Python of the viewer's sessions on hosts
+    seconds: float = 0.0  # time of the report; all times are of the controller's clock
     gangs: tuple[Gangs, ...] = ()
     waits: tuple[WaitSnapshot, ...] = ()
     owed: tuple[OwedSnapshot, ...] = ()
     ahead: tuple[AheadSnapshot, ...] = ()
-    versions: tuple[VersionSnapshot, ...] = ()  # the oldest first
-    events: tuple[Event, ...] = ()  # the oldest first
+    versions: tuple[VersionSnapshot, ...] = ()  # versions of published arrays, the oldest first
+    events: tuple[Event, ...] = ()  # events, the oldest first
     event_counts: tuple[EventCount, ...] = ()
     load: ControllerLoad = ControllerLoad()
     functions: Functions = Functions()

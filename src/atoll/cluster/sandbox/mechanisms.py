@@ -21,10 +21,10 @@ class Mechanisms(msgspec.Struct, frozen=True):
     """The mechanisms that confine users' Python and work on a system."""
 
     namespaces: Namespaces = Namespaces.NONE  # how they are made
-    own_user: bool = False  # a separate user ID per sandbox
-    seccomp: bool = False  # a filter of system calls
-    landlock: int = 0  # the version; 0: not available
-    missing: dict[str, str] = {}  # why a mechanism does not work, by its name
+    own_user: bool = False  # whether each sandbox has its own user ID
+    seccomp: bool = False  # whether system calls are filtered
+    landlock: int = 0  # version of Landlock; 0: not available
+    missing: dict[str, str] = {}  # why a mechanism does not work, by the name of the mechanism
 
     @property
     def confine_files(self) -> bool:

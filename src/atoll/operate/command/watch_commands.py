@@ -108,7 +108,7 @@ def why(
     *,
     cluster: ClusterChoice,
 ) -> None:
-    """Explain what a session waits for, for how long, and which process owes the next step.
+    """Explain what a session waits for, for how long, and which process must act next.
 
     Names programs as JAX does: `jit_step` is the function `step`. Addresses the same cluster as `atoll status`.
     """
