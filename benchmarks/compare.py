@@ -69,8 +69,8 @@ class Comparison:
 def compare(
     base: Annotated[list[str], typer.Option(help="a commit to compare with; repeat it, the oldest first")],
     only: Annotated[str, typer.Option(help="keys of micro-benchmarks, for example a,b,z")] = "z",
-    rounds: Annotated[int, typer.Option(min=5, help="of each benchmark")] = 9,
-    preparations: Annotated[int, typer.Option(min=1, help="how often the processes of all are started")] = 3,
+    rounds: Annotated[int, typer.Option(min=5, help="of each benchmark")] = 10,
+    preparations: Annotated[int, typer.Option(min=1, help="how often the processes of all are started")] = 4,
     quick: Annotated[bool, typer.Option("--quick", help="less work in a round")] = False,
     keep: Annotated[bool, typer.Option("--keep", help="append the result to benchmarks/results/history.json")] = False,
     name: Annotated[str, typer.Option(help="keep the record as benchmarks/results/NAME.json")] = "",

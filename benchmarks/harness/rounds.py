@@ -1,7 +1,8 @@
 """Runs a benchmark's contestants one after the other, while the others sleep.
 
 Each round has every one of them once, in an order that is reversed from round to round, so that a slow drift of the
-machine favours none.
+machine favors none. The order in which they are prepared is reversed as well: of contestants with the same code, the
+first one moved 64 MB between islands at 0.84 times the rate of the last one.
 """
 
 import itertools
@@ -44,9 +45,9 @@ def run_benchmark(
     has the directory of the package `atoll` for contestants with the code of another commit.
     """
     run = _Run(benchmark, contestants, quick, report, sources or {})
-    for part in _parts(rounds, 1 if quick else benchmark.preparations):
+    for turn, part in enumerate(_parts(rounds, 1 if quick else benchmark.preparations)):
         with ExitStack() as stack:
-            run.prepare(part.start, stack)
+            run.prepare(turn, part.start, stack)
             for number in part:
                 run.round(number)
             report("ending", part.stop)
@@ -72,10 +73,11 @@ class _Run:
         self._sources = sources
         self._ready: dict[str, Contestant] = {}
 
-    def prepare(self, done: int, stack: ExitStack) -> None:
+    def prepare(self, turn: int, done: int, stack: ExitStack) -> None:
         """Prepare all contestants that have not failed. They end with the stack."""
         self._ready = {}
-        for name in [each for each in self.samples if each not in self.failures]:
+        sound = [each for each in self.samples if each not in self.failures]
+        for name in sound if turn % 2 == 0 else reversed(sound):
             self._report(f"preparing {name}", done)
             source = self._sources.get(name, "")
             settings = Settings(name, self._quick, dict(self._benchmark.point), source)

@@ -20,7 +20,7 @@ from benchmarks.micro.report import quiet
 # Results that have a page of their own: the table of all micro-benchmarks leaves them out, so a figure is on one page.
 OWNERS = ("machines", "routing", "journaled", "static-runs", "waits", "islands", "mpmd", "tree-moves", "floor")
 BEGIN, END = "<!-- bench: begin (written by benchmarks.micro.markdown) -->", "<!-- bench: end -->"
-# The same for a result by name.
+# Markers of a result by its name.
 BEGIN_OF, END_OF = BEGIN.replace("bench:", "bench {}:"), END.replace("bench:", "bench {}:")
 
 

@@ -39,3 +39,8 @@ def test_rounds_are_divided_among_preparations():
 
 def test_a_quick_run_prepares_once():
     assert rates(3, 2, quick=True) == {"atoll": [1, 1, 1], "stock": [1, 1, 1]}
+
+
+def test_the_order_of_preparation_is_reversed_each_time():
+    rates(4, 2)
+    assert prepared == ["atoll", "stock", "stock", "atoll"]
