@@ -7,6 +7,7 @@ import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from atoll import errors
@@ -65,12 +66,14 @@ class _Module:
 
     def __init__(self, path: Path, source: Path) -> None:
         self.file = str(path.relative_to(source))
-        self.tree = ast.parse(path.read_text())
-        self.parents = {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
-        self.constants = _assigned(self.tree.body)
+        tree = ast.parse(path.read_text())
+        nodes = list(ast.walk(tree))
+        self.calls = [node for node in nodes if isinstance(node, ast.Call)]
+        self.parents = {child: node for node in nodes for child in ast.iter_child_nodes(node)}
+        self.constants = _assigned(tree.body)
         self._variables: dict[ast.AST, dict[str, list[ast.expr]]] = {}
-        self.methods = {node.name: node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef)}
-        self.functions = {node.name: node for node in self.tree.body if isinstance(node, ast.FunctionDef)}
+        self.methods = {node.name: node for node in nodes if isinstance(node, ast.FunctionDef)}
+        self.functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
 
     def variables_at(self, node: ast.AST) -> dict[str, list[ast.expr]]:
         """Return what is assigned to the variables of the innermost function around `node`."""
@@ -110,8 +113,8 @@ class _Reader:
 
     def messages(self) -> Iterator[ErrorMessage]:
         for module in self._modules:
-            for node in ast.walk(module.tree):
-                if isinstance(node, ast.Call) and (kind := self._kind(module, node)):
+            for node in module.calls:
+                if kind := self._kind(module, node):
                     values = [*node.args, *(each.value for each in node.keywords)]
                     texts = next(filter(None, (self._texts(module, each) for each in values)), [])
                     # A text may contain that of a function, such as the reason why a certificate is refused.
@@ -197,6 +200,7 @@ class _Reader:
         return [text for each in returned for text in self._texts(module, each, depth + 1)]
 
 
-def messages(source: Path = SOURCE) -> list[ErrorMessage]:
-    """Return the error messages of a package, by default of Atoll, in the order of their texts."""
-    return sorted(set(_Reader(source).messages()))
+@cache
+def messages(source: Path = SOURCE) -> tuple[ErrorMessage, ...]:
+    """Return the error messages of a package, by default of Atoll, in the order of their texts. Read it once."""
+    return tuple(sorted(set(_Reader(source).messages())))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from functools import cache
 from pathlib import Path
 
 from docs.error_messages import EXCEPTIONS, ErrorMessage, messages, words_of
 from docs.errors_page import CAUSES
+from docs.headings import anchor_of
 
 PAGE = Path(__file__).resolve().parent / "reference" / "messages.md"
 TROUBLESHOOTING = PAGE.parent.parent / "guides" / "troubleshooting.md"
@@ -183,23 +184,19 @@ def anchors(texts: list[str]) -> dict[str, str]:
     short = {text: "-".join(each.split("-")[:8]) for text, each in long.items()}
     counts = Counter(short.values())
     wanted = {text: short[text] if counts[short[text]] == 1 else long[text] for text in texts}
+    used: Counter[str] = Counter()
     found: dict[str, str] = {}
     for text, each in wanted.items():
-        same = sum(other == each for other in list(wanted.values())[: len(found)])
-        found[text] = f"m-{each}-{same + 1}" if same else f"m-{each}"
+        used[each] += 1
+        found[text] = f"m-{each}-{used[each]}" if used[each] > 1 else f"m-{each}"
     return found
-
-
-def slug(heading: str) -> str:
-    """Return the anchor of a heading."""
-    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 @cache
 def headings() -> dict[str, list[str]]:
     """Return the anchors of the headings of the troubleshooting page that quote messages, with the quoted texts."""
     lines = re.findall(r"^### (.+)$", TROUBLESHOOTING.read_text(), re.MULTILINE)
-    quoted = {slug(each): [a or b for a, b in re.findall(r'`([^`]+)`|"([^"]+)"', each)] for each in lines}
+    quoted = {anchor_of(each): [a or b for a, b in re.findall(r'`([^`]+)`|"([^"]+)"', each)] for each in lines}
     return {anchor: texts for anchor, texts in quoted.items() if texts}
 
 
@@ -260,14 +257,12 @@ def page() -> str:
         first.setdefault(each.text, each)
         kinds.setdefault(each.text, []).append(each.kind)
     names = anchors(list(first))
+    rows: dict[str, str] = defaultdict(str)  # by area
+    for each in first.values():
+        rows[area_of(each.file)] += _row(each, sorted(set(kinds[each.text])), names[each.text])
     text = _HEAD
     for title, _, meaning, what_to_do in AREAS:
-        rows = [
-            _row(each, sorted(set(kinds[each.text])), names[each.text])
-            for each in first.values()
-            if area_of(each.file) == title
-        ]
-        text += f"\n## {title}\n\n{meaning}\n\n**Do:** {what_to_do}\n\n| message | type |\n|---|---|\n{''.join(rows)}"
+        text += f"\n## {title}\n\n{meaning}\n\n**Do:** {what_to_do}\n\n| message | type |\n|---|---|\n{rows[title]}"
     return text
 
 

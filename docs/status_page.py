@@ -15,6 +15,7 @@ import msgspec
 
 from atoll.controller_process.standby_status import StandbyStatus
 from atoll.telemetry.snapshot import Snapshot
+from docs.headings import anchor_of
 
 PAGE = Path(__file__).resolve().parent / "reference" / "status.md"
 _HEAD = """\
@@ -98,14 +99,10 @@ def _type_text(kind: Any, titles: dict[type[msgspec.Struct], str]) -> str:
     if origin is dict:
         return f"object, each value: {_type_text(arguments[1], titles)}"
     if issubclass(kind, msgspec.Struct):
-        return f"[object](#{_anchor(titles[kind])})"
+        return f"[object](#{anchor_of(titles[kind])})"
     if issubclass(kind, enum.StrEnum):
         return ", ".join(f"`{each.value}`" for each in kind)
     return _NAMES[kind]
-
-
-def _anchor(title: str) -> str:
-    return re.sub(r"[^\w-]", "", title.lower().replace(" ", "-"))
 
 
 def page() -> str:

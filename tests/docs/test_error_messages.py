@@ -53,7 +53,7 @@ COMPOSED = {
 def test_an_error_of_the_source_is_found(tmp_path: Path, source: str, expected: list[tuple[str, str]]) -> None:
     helper = "def no_text(x):\n    return f'no sum is {x}'\n"
     (tmp_path / "new.py").write_text(f"_TEXT = 'no cluster is up'\n{helper}def f(x):\n    {source}\n")
-    assert messages(tmp_path) == [ErrorMessage(text, kind, "new.py") for text, kind in expected]
+    assert messages(tmp_path) == tuple(ErrorMessage(text, kind, "new.py") for text, kind in expected)
 
 
 def test_an_error_in_a_new_package_needs_an_area() -> None:

@@ -15,6 +15,7 @@ from atoll.cluster.settings import HOSTS_SECONDS
 from atoll.launch.launch_checks import LAUNCH_WINDOW
 from atoll.operate.command import scripts as run_command
 from docs import licenses_page
+from docs.headings import anchor_of
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -29,9 +30,9 @@ USER_PAGES = [
 
 
 def anchors_of(page: Path) -> set[str]:
-    """Return the anchors of the headings of a page, as GitHub and MyST make them."""
+    """Return the anchors of the headings of a page."""
     headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", re.sub(r"\]\([^)]*\)", "", each).lower()).replace(" ", "-") for each in headings}
+    return set(map(anchor_of, headings))
 
 
 def test_the_readme_is_short() -> None:
