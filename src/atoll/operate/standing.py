@@ -195,18 +195,18 @@ class StandingCluster:
 
     def last_messages(self) -> str:
         """Return the last lines of the log that are not events, or "" if the processes wrote to standard error."""
-        if self._log is None:
-            return ""
-        self._log.seek(0)
-        lines = self._log.read().decode(errors="replace").splitlines()
-        return "\n".join([line for line in lines if not _is_event(line)][-_LOG_LINES:])
+        return "\n".join([line for line in self._logged().splitlines() if not _is_event(line)][-_LOG_LINES:])
 
     def warnings(self) -> str:
         """Return the last warnings and errors of a start that succeeded. "" if they are on standard error."""
+        return "\n".join(warnings_in(self._logged(), _LOG_LINES))
+
+    def _logged(self) -> str:
+        """Return the log, or "" if the processes wrote to standard error."""
         if self._log is None:
             return ""
         self._log.seek(0)
-        return "\n".join(warnings_in(self._log.read().decode(errors="replace"), _LOG_LINES))
+        return self._log.read().decode(errors="replace")
 
     @property
     def directory(self) -> Path:

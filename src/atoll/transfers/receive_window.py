@@ -110,7 +110,7 @@ class ReceiveWindow:
         """Let a waiting transfer land, and return its grant."""
         transfer = self._stop_waiting(feed)
         assert transfer is not None
-        self._withdraw_landing(feed)  # a peer may announce a feed twice
+        self._forget(self._stop_landing(feed))  # a peer may announce a feed twice
         self._landing[feed] = transfer
         self.held += transfer.nbytes
         self.landing += transfer.nbytes
@@ -153,13 +153,11 @@ class ReceiveWindow:
 
     def landed(self, feed: int, nbytes: int, was_asked: bool = False) -> None:
         """Count a feed that has arrived, admitted or not. With `was_asked`, it is a part of an admitted transfer."""
-        transfer = self._landing.pop(feed, None)
+        transfer = self._stop_landing(feed)
         if transfer is None:
             self._here[feed] = _Here(nbytes, 0, 0 if was_asked else nbytes)
         else:
             self._here[feed] = _Here(nbytes, transfer.launch, 0)
-            self.held -= transfer.nbytes
-            self.landing -= transfer.nbytes
         self.held += nbytes
         self.unasked += self._here[feed].unasked
 
@@ -181,14 +179,15 @@ class ReceiveWindow:
     def withdraw(self, feed: int) -> None:
         """Forget a transfer that will not land."""
         self._forget(self._stop_waiting(feed))
-        self._withdraw_landing(feed)
+        self._forget(self._stop_landing(feed))
 
-    def _withdraw_landing(self, feed: int) -> None:
+    def _stop_landing(self, feed: int) -> Transfer | None:
+        """Remove and return a transfer that was admitted. None if there is none."""
         transfer = self._landing.pop(feed, None)
         if transfer is not None:
             self.held -= transfer.nbytes
             self.landing -= transfer.nbytes
-            self._forget(transfer)
+        return transfer
 
     def is_landing(self, feed: int) -> bool:
         """Return whether the feed was admitted and has not arrived."""

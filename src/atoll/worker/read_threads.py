@@ -49,11 +49,9 @@ class ReadThreads:
         """Call on a thread. Return the future of the result. Never waits."""
         work = _Work(Future(), call, arguments)
         with self._lock:
-            running = self._running.get(session, 0)
-            if running >= self._most:
+            if not self._take_thread(session):
                 self._waiting.setdefault(session, deque()).append(work)
                 return work.future
-            self._running[session] = running + 1
         start_in(self._pool, self._run, session, work)
         return work.future
 
@@ -63,11 +61,17 @@ class ReadThreads:
         An exception of `call` has the same effect as on a separate thread, because it has no future.
         """
         with self._lock:
-            running = self._running.get(session, 0)
-            if running >= self._most:
+            if not self._take_thread(session):
                 return False
-            self._running[session] = running + 1
         start_in(self._pool, self._run, session, _Work(Future(), run_as_thread, (call,)))
+        return True
+
+    def _take_thread(self, session: int) -> bool:
+        """Count one more thread of a session, and return whether it may have it. The caller holds the lock."""
+        running = self._running.get(session, 0)
+        if running >= self._most:
+            return False
+        self._running[session] = running + 1
         return True
 
     def _run(self, session: int, work: _Work) -> None:
