@@ -8,9 +8,7 @@ are checked on each side.
 from __future__ import annotations
 
 import atexit
-import itertools
 import os
-import random
 import shutil
 import subprocess
 import sys
@@ -23,7 +21,7 @@ from jax._src import xla_bridge
 
 from atoll.client.timer_slack import relaxed
 from benchmarks.harness.benchmark import Round, Settings
-from benchmarks.micro.waits import FIRST, Operation, measured
+from benchmarks.micro.waits import Operation, round_of
 
 FLOOR = "jaxlib's client, instant proxy"
 PLATFORM = "instant"
@@ -33,19 +31,8 @@ def floor(settings: Settings) -> Round:
     """Measure the median time of each operation, and its mean CPU time under its name with `_cpu`, in ms."""
     if settings.system == FLOOR:
         xla_bridge.register_backend_factory(PLATFORM, connect)
-    performed = operations()
-    numbers = itertools.count(random.randrange(*FIRST))
     count = settings.size(full=100, quick=10)
-
-    def measure() -> dict[str, float]:
-        found: dict[str, float] = {}
-        for name, operation in performed.items():
-            seconds, cpu = measured(operation, list(itertools.islice(numbers, count)))
-            found |= {name: 1e3 * seconds, f"{name}_cpu": 1e3 * cpu}
-        return found
-
-    measure()
-    return measure
+    return round_of(operations(), count, count)
 
 
 def operations() -> dict[str, Operation]:

@@ -10,7 +10,7 @@ import itertools
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,9 +44,15 @@ class Operation:
 
 def waits(settings: Settings) -> Round:
     """Measure the median time of each operation, and its mean CPU time under its name with `_cpu`, in ms."""
-    performed = operations()
+    return round_of(operations(), settings.size(full=60, quick=10), settings.size(full=10, quick=3))
+
+
+def round_of(performed: Mapping[str, Operation], many: int, few: int) -> Round:
+    """Return a round that measures each operation as often as `many` or, if it is one of `few`, `few` says.
+
+    It returns the median time of each, and its mean CPU time under its name with `_cpu`, in ms.
+    """
     numbers = itertools.count(random.randrange(*FIRST))
-    few, many = settings.size(full=10, quick=3), settings.size(full=60, quick=10)
 
     def measure() -> dict[str, float]:
         found: dict[str, float] = {}

@@ -96,7 +96,7 @@ class FakeCluster:
     def is_local(self, host: int) -> bool:
         return host in self.local
 
-    def read_ready(self, host: int, feed: int, handle: int) -> bool:
+    def read_directly(self, host: int, feed: int, handle: int) -> bool:
         if host in self.local:
             self.reads.append((host, feed, handle))
         return host in self.local

@@ -271,11 +271,11 @@ def test_calls_of_a_client_that_takes_none_are_answered(monkeypatch: pytest.Monk
 def test_an_array_is_requested_from_a_host_that_takes_the_request_at_once(monkeypatch: pytest.MonkeyPatch, lacks: str):
     async def play() -> None:
         rig = Rig(monkeypatch)
-        assert not rig.channels.read_ready(0, 5, 77), "the host has no channel"
+        assert not rig.channels.read_directly(0, 5, 77), "the host has no channel"
         await rig.open()
         if lacks:
             setattr(rig.latest, lacks, False)
-        assert rig.channels.read_ready(0, 5, 77) == (not lacks)
+        assert rig.channels.read_directly(0, 5, 77) == (not lacks)
         assert rig.latest.sent == ([] if lacks else [(first_call(0), encode(ReadWanted(5, 77)))])
         rig.channels.close()
 

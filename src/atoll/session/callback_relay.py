@@ -112,7 +112,7 @@ class CallbackPort:
 
 
 class CallbackRelay:
-    """Relays calls between a session's workers and its client. Thread-safe, except for `writes` and `read_ready`."""
+    """Relays calls between a session's workers and its client. Thread-safe, except for `writes` and `read_directly`."""
 
     def __init__(self, cluster: ClusterSession, where: CallbackAddress, on_loop: OnLoop) -> None:
         self.where = where
@@ -204,13 +204,13 @@ class CallbackRelay:
             error = Status(error.code, error.details.in_text(error.message))
         self._notify(Unread(feeds, error=error))
 
-    def read_ready(self, feed: int, device: int, handle: int, otherwise: Callable[[], None]) -> bool:
+    def read_directly(self, feed: int, device: int, handle: int, otherwise: Callable[[], None]) -> bool:
         """Request that the host of `device` sends the contents of a small array to the client.
 
         Return False if that is impossible. If the host does not send them, call `otherwise` on the session's thread.
         If the host is lost, the client is notified.
         """
-        if not self.is_local or not self._cluster.read_ready(device, feed, handle):
+        if not self.is_local or not self._cluster.read_directly(device, feed, handle):
             return False
         self._otherwise[feed] = otherwise
         if len(self._otherwise) > _MOST_READS:  # the host has sent the contents of the oldest one, as a rule

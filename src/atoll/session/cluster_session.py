@@ -419,14 +419,14 @@ class ClusterSession:
         self._waits[number] = partial(self._sent, downloads)
         return number
 
-    def read_ready(self, device: int, feed: int, handle: int) -> bool:
+    def read_directly(self, device: int, feed: int, handle: int) -> bool:
         """Request the contents of a small array from the host of `device`, which has it whole.
 
         The host sends them to the client's process as `feed`, or notifies `CallbackHandler` with `Unread`. Return False
         if the host is on another machine or cannot be asked without waiting.
         """
         (host,) = self.hosts_of((device,))
-        return self._channels.read_ready(host, feed, handle)
+        return self._channels.read_directly(host, feed, handle)
 
     def _sent(self, downloads: Sequence[Download | DirectDownload], status: Status) -> None:
         for each in downloads:

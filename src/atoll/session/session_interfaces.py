@@ -98,7 +98,7 @@ class DataChannels(Protocol):
     def answer(self, feed: int, contents: Sequence[Any]) -> None:
         """Send the answer to a call, or drop it if the host is lost. Thread-safe; may wait for the host to read."""
 
-    def read_ready(self, host: int, feed: int, handle: int) -> bool:
+    def read_directly(self, host: int, feed: int, handle: int) -> bool:
         """Request the contents of an array from a host on this machine: see `call_messages.ReadWanted`.
 
         Return False if that would wait, or if the host does not take such requests.

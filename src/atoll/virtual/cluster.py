@@ -176,7 +176,7 @@ class VirtualConnection:
     def is_local(self, host: int) -> bool:
         return False
 
-    def read_ready(self, host: int, feed: int, handle: int) -> bool:
+    def read_directly(self, host: int, feed: int, handle: int) -> bool:
         return False
 
     def answer(self, feed: int, contents: Sequence[Any]) -> None:

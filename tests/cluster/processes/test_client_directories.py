@@ -107,7 +107,8 @@ def kill_after_one(rmtree: Callable[..., None]) -> Callable[..., None]:
     return remove_one
 
 
-def test_the_transfer_directory_of_a_killed_client_is_removed_though_nothing_names_it(tmp_path: Path):
+def make_in_child(*prefix: str) -> tuple[subprocess.Popen[str], Path]:
+    """Start a process, by the command `prefix`, that makes a transfer directory. Return both."""
     code = """
 import pathlib, sys
 from atoll.cluster.processes.client_directories import make_transfer_directory, transfer_directory
@@ -116,9 +117,15 @@ make_transfer_directory(made)
 print(made, flush=True)
 sys.stdin.read()
 """
-    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        [*prefix, sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert child.stdout is not None
-    made = Path(child.stdout.readline().strip())
+    return child, Path(child.stdout.readline().strip())
+
+
+def test_the_transfer_directory_of_a_killed_client_is_removed_though_nothing_names_it(tmp_path: Path):
+    child, made = make_in_child()
     try:
         sweep(tmp_path)
         assert made.is_dir()
@@ -183,22 +190,7 @@ sweep(pathlib.Path({str(tmp_path)!r}))
     reason="the kernel refuses new PID namespaces",
 )
 def test_the_transfer_directory_of_a_pid_namespace_that_is_gone_is_removed(tmp_path: Path):
-    code = """
-import pathlib, sys
-from atoll.cluster.processes.client_directories import make_transfer_directory, transfer_directory
-made = transfer_directory(pathlib.Path("/dev/shm"))
-make_transfer_directory(made)
-print(made, flush=True)
-sys.stdin.read()
-"""
-    child = subprocess.Popen(
-        [*IN_NEW_PID_NAMESPACE, "--kill-child", sys.executable, "-c", code],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert child.stdout is not None
-    made = Path(child.stdout.readline().strip())
+    child, made = make_in_child(*IN_NEW_PID_NAMESPACE, "--kill-child")
     try:
         sweep(tmp_path)
         assert made.is_dir(), "its process runs"

@@ -73,7 +73,7 @@ class Relay:
         self.otherwise: list[Callable[[], None]] = []
         self.unread: list[tuple[tuple[int, ...], Status]] = []
 
-    def read_ready(self, feed: int, device: int, handle: int, otherwise: Callable[[], None]) -> bool:
+    def read_directly(self, feed: int, device: int, handle: int, otherwise: Callable[[], None]) -> bool:
         self.reads.append((feed, device, handle))
         self.otherwise.append(otherwise)
         return self.is_local

@@ -112,7 +112,7 @@ def send_contents(session: IfrtSession, feed: int, arguments: Sequence[int]) -> 
     is_early = record is not None and not record.ready
     if record is not None and device >= 0 and is_early and not session.early_reads.may_try(record.made_at):
         device = -1
-    if device < 0 or not relay.read_ready(feed, device, handle, launch_later):
+    if device < 0 or not relay.read_directly(feed, device, handle, launch_later):
         launch()
 
 
