@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import commit_history, fault_runs
+from benchmarks import commit_history, comparison_page, fault_runs
 from benchmarks.elastic import recovery_command
 from benchmarks.harness.pages import between
 from benchmarks.micro import markdown
@@ -31,6 +31,11 @@ def test_each_micro_benchmark_is_in_the_table_of_one_page() -> None:
 def test_the_history_on_its_page_is_that_of_the_file() -> None:
     shown = between(commit_history.PAGE.read_text(), commit_history.BEGIN, commit_history.END)
     assert shown.strip() == commit_history.render(commit_history.read()), "run python -m benchmarks.commit_history"
+
+
+def test_the_speed_beside_an_earlier_version_is_that_of_the_records() -> None:
+    shown = between(comparison_page.PAGE.read_text(), comparison_page.BEGIN, comparison_page.END)
+    assert shown.strip() == comparison_page.render(), "run python -m benchmarks.comparison_page"
 
 
 def test_the_recoveries_on_their_page_are_those_of_the_file() -> None:

@@ -182,7 +182,7 @@ class ReceiveWindow:
         self._forget(self._stop_landing(feed))
 
     def _stop_landing(self, feed: int) -> Transfer | None:
-        """Remove and return a transfer that was admitted. None if there is none."""
+        """Remove and return a transfer that was admitted, if there is one."""
         transfer = self._landing.pop(feed, None)
         if transfer is not None:
             self.held -= transfer.nbytes
