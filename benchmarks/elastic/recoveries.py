@@ -78,7 +78,7 @@ def main() -> None:
             batch,
             steps=1 << 40,
             every=10,
-            min_islands=2,
+            min_islands=islands - 1,  # so it does not compile for the next loss after this one
             compile_ahead=ahead,
         )
         before = None
