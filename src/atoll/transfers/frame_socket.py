@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from atoll.errors import FrameError
-from atoll.wire.byte_stream import SocketStream, Stream
+from atoll.wire.byte_stream import ClosedStream, SocketStream, Stream
 from atoll.wire.framing import HEADER_BYTES, NO_MESSAGE, frame_header, frame_length
 
 MAX_HEADER = 1 << 20
@@ -211,4 +211,10 @@ class FrameSocket:
         self._stream.shut_down()
 
     def close(self) -> None:
-        self._stream.close()
+        """End the connection, and drop its TLS state and buffers.
+
+        A channel and its transfers refer to each other. Otherwise, a process that rarely collects garbage would keep
+        about one MiB per closed channel.
+        """
+        stream, self._stream = self._stream, ClosedStream(self._stream)
+        stream.close()

@@ -348,8 +348,8 @@ class StreamEngine(TransferEngine):
         return bool(len(self._outgoing) or len(self._receive_buffers))
 
     def abort(self, error: BaseException) -> None:
-        """End the channel's connections, and fail all transfers with `error`."""
-        self._outgoing.close(error)
+        """End the channel's connections, and fail all transfers with `error`, which loses its traceback."""
+        self._outgoing.close(error.with_traceback(None))  # the frames of the traceback refer to a connection
         for socket in self.sockets():
             socket.shut_down()
 

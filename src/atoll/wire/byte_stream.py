@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 from collections.abc import Sequence
 from typing import Protocol
@@ -83,6 +84,33 @@ class SocketStream:
     def close(self) -> None:
         self.shut_down()
         self.socket.close()
+
+
+class ClosedStream:
+    """Stands for a stream that is closed, so that its socket, TLS state and buffers can be freed."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.socket = stream.socket
+        self.peer_role = stream.peer_role
+
+    def secure(self, seconds: float = HANDSHAKE_SECONDS) -> None:
+        raise _closed()
+
+    def send(self, parts: Sequence[bytes | memoryview]) -> None:
+        raise _closed()
+
+    def receive_into(self, view: memoryview) -> int:
+        raise _closed()
+
+    def shut_down(self) -> None:
+        """Do nothing, because the connection has ended."""
+
+    def close(self) -> None:
+        """Do nothing, because the stream is closed."""
+
+
+def _closed() -> OSError:
+    return OSError(errno.EBADF, "the connection is closed")
 
 
 def dial_stream(
