@@ -108,17 +108,26 @@ def test_memory_is_freed_at_the_release_if_no_gang_needs_it():
 def test_memory_is_freed_when_the_last_gang_that_needs_it_has_started():
     d = directory(h1=pending(uses=2))
     assert not d.release_all([1])
-    assert not d.unneeded([1])
-    ((handle, entry),) = d.unneeded([1])
-    assert d.collect(handle, entry) is entry
+    assert not any(d.unneeded([1]))
+    (((handle, _),), deleted) = d.unneeded([1])
+    assert (handle, *deleted) == (1,)
     assert (d.entries, d.nbytes) == ({}, 0)
 
 
 def test_memory_is_kept_until_the_client_releases_the_handle():
     d = directory(h1=pending(uses=1))
-    assert not d.unneeded([1])
+    assert not any(d.unneeded([1]))
     assert d.nbytes == 8
     assert d.release_all([1])
+
+
+def test_a_deleted_buffer_is_kept_for_the_client_when_no_gang_needs_it():
+    d = directory(h1=pending(uses=1))
+    d.entries[1].delete()
+    freed, deleted = d.unneeded([1])
+    assert (list(freed), [handle for handle, _ in deleted]) == ([], [1])
+    assert d.collect(*deleted[0]) is None  # the client has not released it
+    assert 1 in d.entries
 
 
 def test_waits_for_a_released_buffer_are_answered():
@@ -133,7 +142,7 @@ def test_waits_for_a_released_buffer_are_answered():
 
 def test_unknown_handles_are_ignored():
     d = directory()
-    assert not d.unneeded([5])
+    assert not any(d.unneeded([5]))
     assert not d.release_all([5])
     assert d.settle(5, None) == []
 
@@ -185,8 +194,8 @@ def test_buffers_that_were_made_are_ready_and_the_others_are_left_to_settle():
 def test_a_buffer_that_is_used_twice_by_a_gang_is_unneeded_once():
     d = many(2, uses=2)
     d.release_all([0, 1])
-    assert [handle for handle, _ in d.unneeded([0, 1, 0, 99])] == [0]
-    assert [handle for handle, _ in d.unneeded([1])] == [1]
+    assert [handle for handle, _ in d.unneeded([0, 1, 0, 99])[0]] == [0]
+    assert [handle for handle, _ in d.unneeded([1])[0]] == [1]
 
 
 def test_work_per_buffer_does_not_contain_a_call():

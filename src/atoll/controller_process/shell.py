@@ -374,7 +374,7 @@ class ControllerShell(StateMachine[ShellState]):
         return msgspec.structs.replace(load, journal=journal, certificate_seconds=seconds)
 
     def _handle(self, event: e.AnyEvent) -> None:
-        if self._is_over:
+        if self.state is not ShellState.RUNNING:  # `_is_over` is a call, and this is on the path of every message
             return
         if not self._flush_scheduled:
             self._flush_scheduled = True

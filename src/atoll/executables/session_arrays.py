@@ -9,19 +9,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 from atoll.errors import Code, Status, StatusError, not_found
 from atoll.ir.types import ArraySpec
 
 
-class Memory:
+class Memory(msgspec.Struct, eq=False):
     """Memory that arrays share if one is a part or a view of another. It is part of the memory of each of `parents`."""
 
-    __slots__ = ("deleted", "parents", "partly_deleted")
-
-    def __init__(self, parents: tuple[Memory, ...] = ()) -> None:
-        self.deleted = False  # deleted or donated as a whole
-        self.partly_deleted = False  # a part was deleted or donated
-        self.parents = parents
+    parents: tuple[Memory, ...] = ()
+    deleted: bool = False  # deleted or donated as a whole
+    partly_deleted: bool = False  # a part was deleted or donated
 
     @property
     def is_deleted(self) -> bool:
@@ -33,14 +32,11 @@ class Memory:
             parent.partly_deleted = True
 
 
-class Origin:
+class Origin(msgspec.Struct, eq=False):
     """The Python stack of the request that made some arrays. The client keeps it until they are deleted."""
 
-    __slots__ = ("context", "users")
-
-    def __init__(self, context: int, users: int) -> None:
-        self.context = context
-        self.users = users
+    context: int
+    users: int
 
 
 class Deferred(Protocol):
@@ -55,8 +51,7 @@ class Deferred(Protocol):
         """Note that the client has dropped some of its arrays. Return the handles that the cluster can release."""
 
 
-@dataclass(slots=True)
-class ArrayRecord:
+class ArrayRecord(msgspec.Struct, eq=False):
     """An array of a session. If the request that makes it has failed, `error` is set.
 
     `deferred` is set for the results and the argument of a run that has not started. All of its results have one

@@ -11,6 +11,8 @@ import logging
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
+import msgspec
+
 from atoll.errors import OK, Status, StatusError, status_of
 from atoll.executables.loaded_executable import Loaded, compile_reply
 from atoll.executables.session_arrays import ArrayRecord, Memory
@@ -23,15 +25,12 @@ _log = logging.getLogger(__name__)
 USER_CONTEXT_PAYLOAD = "type.googleapis.com/ifrt.UserContext"
 
 
-class PendingRequest:
+class PendingRequest(msgspec.Struct, eq=False):
     """One request, which gets one response. `context` identifies the Python stack that made it, or is 0."""
 
-    __slots__ = ("context", "op", "session")
-
-    def __init__(self, session: IfrtSession, op: int, context: int) -> None:
-        self.session = session
-        self.op = op
-        self.context = context
+    session: IfrtSession
+    op: int
+    context: int
 
     def response(self) -> Any:
         """Return an empty response to fill. Setting one of its kinds makes it a success."""

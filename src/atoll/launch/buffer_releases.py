@@ -13,7 +13,6 @@ from atoll.launch.reservations import Reservations
 from atoll.launch.shared_state import LaunchServices, SharedState
 from atoll.protocol import messages as m
 from atoll.state.buffer_directory import Entry
-from atoll.state.buffer_states import HandleState
 from atoll.state.queued_nodes import Gang
 from atoll.state.session import GangRun, Session
 
@@ -55,17 +54,13 @@ class BufferReleases:
 
     def unuse(self, session: Session, handles: Sequence[int]) -> None:
         """Drop one use of each of these handles, and free those without further uses."""
-        found = session.directory.unneeded(handles)
-        if not found:
-            return
-        if not any([entry.handle is HandleState.DELETED for _, entry in found]):
-            self._free_all(session, [each for each in found if session.directory.collect(*each) is not None])
-            return
-        for handle, entry in found:
-            unneeded = session.directory.collect(handle, entry) is not None
-            if entry.handle is HandleState.DELETED:
-                self._free(session, handle, entry, delete=True)
-            if unneeded:
+        freed, deleted = session.directory.unneeded(handles)
+        if freed:
+            self._free_all(session, freed)
+        for handle, entry in deleted:
+            is_released = session.directory.collect(handle, entry) is not None
+            self._free(session, handle, entry, delete=True)
+            if is_released:
                 self._free(session, handle, entry)
 
     def wait(self, session: Session, number: int, handles: tuple[int, ...]) -> None:

@@ -107,12 +107,16 @@ class IslandLines(Generic[Payload]):
         self.busy_ns += gang.estimate
         self.draining = gang.exclusive
         self.note_start(gang.node.session, now)
+        weight, estimate = gang.weight, gang.estimate
         for group in groups:
             load = group.count
-            load.start(gang.weight, gang.estimate)
-            load.full = self.is_full(load)
-            self.full_hosts += len(group.keys) * load.full
-        if not gang.weight:
+            load.start(weight, estimate)
+            if self.is_full(load):
+                load.full = True
+                self.full_hosts += len(group.keys)
+            else:
+                load.full = False
+        if not weight:
             self.count_unbounded(1)
 
     def are_full(self, groups: Sequence[CountGroup[int, HostWindow]], weight: int) -> bool:
@@ -120,10 +124,11 @@ class IslandLines(Generic[Payload]):
         found = False
         for group in groups:
             load = group.count
-            if not load.full and load.in_flight and load.in_flight + weight > self.window:
-                load.full = True  # for this gang; a gang that exceeds the window starts when nothing is in flight
+            if load.full:
+                found = True
+            elif load.in_flight and load.in_flight + weight > self.window:
+                load.full = found = True  # for this gang; one that exceeds the window starts when nothing is in flight
                 self.full_hosts += len(group.keys)
-            found = found or load.full
         return found
 
     def is_full(self, load: HostWindow) -> bool:

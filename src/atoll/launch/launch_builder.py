@@ -132,7 +132,7 @@ class LaunchBuilder:
         handles, entries, suspects = launch.handles, session.directory.entries, self._quarantine.suspects
         gangs = []
         for sequence, spec in enumerate(unit, start=first):
-            for key in launch.awaited_by(spec):
+            for key in launch.awaited_by(spec) if spec.awaited else ():
                 if not session.feeds.claim(key):
                     session.feeds.awaited[key] = node
                     node.missing += 1

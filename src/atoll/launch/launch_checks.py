@@ -30,8 +30,11 @@ def check_window(session: Session, message: m.Launch) -> None:
     if len(session.feeds.unwanted) > MOST_UNWANTED:
         text = f"this session has failed launches with {MOST_UNWANTED} buffers that it has not sent"
         raise StatusError(Code.RESOURCE_EXHAUSTED, text)
-    check_cost(message, session.costs.get(message.program, 1))
-    check_credits(session.credits, message)
+    # Without a call for each launch:
+    if message.credits < (cost := session.costs.get(message.program, 1)):
+        check_cost(message, cost)
+    if session.credits > LAUNCH_WINDOW:
+        check_credits(session.credits, message)
 
 
 def check_credits(before: int, message: m.Launch) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import NamedTuple
+
+import msgspec
 
 from atoll.cluster.locations import HostDevice, MemoryRequirement, total
 from atoll.cluster.resources import ResourceManager
@@ -27,7 +28,7 @@ from atoll.state.session import GangRun, Inherited, Session
 from atoll.state.tenants import Tenant
 
 
-class _Need(NamedTuple):
+class _Need(msgspec.Struct, frozen=True):
     """The memory that a gang takes, or its part on one island.
 
     Attributes:
@@ -183,9 +184,13 @@ class Reservations:
         if spec.islands:
             self._take_joint(need, owner)
             return
+        fresh, ledger = need.fresh, self.ledger
         # The gang is a user until it has ended, even if the client releases the buffer before.
-        blocks = self.ledger.take_all([requirement for _, requirement in need.fresh], owner, account, users=2)
-        for (value, _), block in zip(need.fresh, blocks, strict=True):
+        if len(fresh) == 1:  # nearly every gang
+            blocks = [ledger.take(fresh[0][1], owner, account, users=2)]
+        else:
+            blocks = ledger.take_all([requirement for _, requirement in fresh], owner, account, users=2)
+        for (value, _), block in zip(fresh, blocks, strict=True):
             own = entries[value].blocks
             if own:
                 own.add(block)
@@ -201,7 +206,7 @@ class Reservations:
             for source in sources:
                 _share(entries[source], entries[value], spec.hosts)
         if spec.scratch:
-            run.blocks.append(self.ledger.take(spec.scratch, owner, account))
+            run.blocks.append(ledger.take(spec.scratch, owner, account))
 
     def _take_joint(self, need: _Need, owner: MemoryLedger | None) -> None:
         """Take the memory of a joint gang on all of its islands at once."""

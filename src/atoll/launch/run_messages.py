@@ -54,7 +54,8 @@ class RunMessages:
             for first, some in known.items():
                 outbox.dispatch(tuple(some), launch.session, first, sequence, segments)
             hosts = tuple([host for host in hosts if host not in begun]) if known else hosts
-        begun.update(dict.fromkeys(hosts, sequence))
+        for host in hosts:
+            begun[host] = sequence
         for plan, some_hosts in launch.program.by_handles(hosts):
             newest = self._newest
             if newest is not None and newest.is_of(launch, plan, segments):

@@ -417,8 +417,12 @@ class Scheduler(Generic[Payload]):
 
         The node is offered again when that island takes it.
         """
-        session = node.session
-        for gang in node.gangs:
+        session, gangs = node.session, node.gangs
+        if len(gangs) == 1 and not gangs[0].islands:  # nearly always
+            lines = self._islands[gangs[0].island]
+            if not lines.delegated and lines.record.state in WORKING and session not in lines.record.needs_recompile:
+                return Reason.ORDER
+        for gang in gangs:
             for lines in self._lines_of(gang) if gang.islands else (self._islands[gang.island],):
                 record = lines.record
                 is_away = record.state not in WORKING

@@ -6,9 +6,11 @@ messages to a host arrive in order, so a `Free` sent then arrives after the last
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from atoll.cluster.state_machine import StateMachine
 from atoll.errors import OK, Code, Status
@@ -60,8 +62,7 @@ class SpilledArray:
             yield host, tuple(part.piece for part in self.parts if part.host == host)
 
 
-@dataclass(slots=True)
-class Entry(StateMachine[BufferState]):
+class Entry(msgspec.Struct, StateMachine[BufferState], eq=False):
     """A logical buffer. `error` is the reason if it is DOOMED or FAILED."""
 
     transitions = TRANSITIONS
@@ -73,7 +74,7 @@ class Entry(StateMachine[BufferState]):
     released: bool = False  # by the client
     uses: int = 0  # number of gangs that need the buffer and have not started
     waits: list[int] | None = None  # numbers of the waits for the buffer
-    blocks: BufferBlocks = field(default_factory=BufferBlocks)  # device memory
+    blocks: BufferBlocks = msgspec.field(default_factory=BufferBlocks)  # device memory
     producer: str = ""  # name of the program that returns the buffer
     traceback_id: int = 0  # the client's number for the Python stack of its request
     spec: ArraySpec | None = None  # None for an error from the start and for the completion of a call
@@ -315,21 +316,30 @@ class Directory:
         self.nbytes -= nbytes
         return found
 
-    def unneeded(self, handles: Iterable[int]) -> list[tuple[int, Entry]]:
-        """Note that a gang that needed these buffers has started. Return those that are to be freed or deleted.
+    def unneeded(self, handles: Iterable[int]) -> tuple[Sequence[tuple[int, Entry]], Sequence[tuple[int, Entry]]]:
+        """Note that a gang that needed these buffers has started. Return those to be freed, and those to be deleted.
 
         Without a call per buffer, since gangs have many. A buffer can be there several times.
         """
-        entries, deleted = self.entries, HandleState.DELETED
-        found: dict[int, Entry] = {}
+        entries, deleted, nbytes = self.entries, HandleState.DELETED, 0
+        freed: dict[int, Entry] = {}
+        to_delete: dict[int, Entry] = {}
         for handle in handles:
             entry = entries.get(handle)
             if entry is None:
                 continue
             entry.uses -= 1
-            if entry.uses <= 0 and (entry.released or entry.handle is deleted):
-                found[handle] = entry
-        return list(found.items())
+            if entry.uses > 0:
+                continue
+            if entry.handle is deleted:
+                to_delete[handle] = entry
+            elif entry.released:
+                if entry.waits is None:  # otherwise `settle` forgets the entry after it has ended these waits
+                    del entries[handle]
+                    nbytes += entry.nbytes
+                freed[handle] = entry
+        self.nbytes -= nbytes
+        return [*freed.items()] if freed else (), [*to_delete.items()] if to_delete else ()
 
     def collect(self, handle: int, entry: Entry) -> Entry | None:
         """Forget a buffer that was released and that no gang needs, and return it. Otherwise return None."""

@@ -65,7 +65,9 @@ class DeviceClocks:
           computes: whether the gang computes. If not, it is a transfer.
         """
         known, found, longest = self._hosts, 0, 0
-        for number, started, ended in zip(hosts, times[::2], times[1::2], strict=True):
+        # Most gangs have one host.
+        ends = (hosts + times,) if len(hosts) == 1 else zip(hosts, times[::2], times[1::2], strict=True)
+        for number, started, ended in ends:
             its = devices[number]
             host = known.get(number)
             if host is None:

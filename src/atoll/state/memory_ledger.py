@@ -12,6 +12,8 @@ from dataclasses import astuple, dataclass, replace
 from functools import partial
 from itertools import groupby
 
+import msgspec
+
 from atoll.cluster.locations import HostDevice, MemoryRequirement
 from atoll.state.grouped_counts import GroupedCounts
 from atoll.state.usage import Account
@@ -28,8 +30,7 @@ class BlockGroup:
     count: int
 
 
-@dataclass(slots=True, eq=False)
-class Block:
+class Block(msgspec.Struct, eq=False):
     """Memory on some devices of one island. It is free again after all of its users have released it."""
 
     requirement: MemoryRequirement
@@ -167,8 +168,6 @@ class MemoryLedger:
         users: int = 1,
     ) -> list[Block]:
         """Reserve memory as `take` does for each requirement, counting those that are alike at once."""
-        if len(requirements) == 1:  # nearly every gang
-            return [self.take(requirements[0], owner, account, users)]
         for requirement, alike in groupby(requirements):
             times = len(list(alike))
             nbytes = self._count(requirement, times)
@@ -221,6 +220,8 @@ class MemoryLedger:
             block.users -= 1
             if not block.users:
                 freed.append(block)
+        if not freed:
+            return freed
         whole = whole_group(freed) if len(freed) > 1 else None
         for block in freed if whole is None else freed[:1]:
             requirement = block.requirement if whole is None else whole.requirement

@@ -533,7 +533,7 @@ class _Loader:
             self._check(tag)
             structs[tag] = msgspec.msgpack.decode(raw, type=decodable(list[_BY_TAG[tag].struct]))  # type: ignore[misc]
             kind: Any = _BY_TAG[tag].kind
-            self.tables[tag] = [kind.__new__(kind) for _ in structs[tag]]
+            self.tables[tag] = [_unset(kind) for _ in structs[tag]]
         existing = {}
         for name, number in stored.roots.items():
             if name not in roots:
@@ -563,7 +563,7 @@ class _Loader:
 
     def _fill(self, schema: _Schema, dumped: list[Dump], existing: Mapping[tuple[str, int], bool]) -> None:
         rebuilt = list(schema.rebuilt.items())
-        put = object.__setattr__
+        put = _setter(schema.kind)
         for number, (each, struct) in enumerate(zip(self.tables[schema.tag], dumped, strict=True)):
             if (schema.tag, number) in existing:
                 for name, convert, update in schema.loaded:
@@ -654,6 +654,14 @@ def _update_of(annotation: Any) -> Callable[[Any, str, Any], None]:
     return lambda each, name, value: own(getattr(each, name), value)
 
 
+def _unset(kind: Any) -> Any:
+    """Return an object of this class whose attributes are to be set."""
+    if not issubclass(kind, msgspec.Struct):
+        return kind.__new__(kind)
+    required = len(kind.__struct_fields__) - len(kind.__struct_defaults__)
+    return kind(*[()] * required)  # structs cannot be made without values
+
+
 def _update(each: Any, name: str, value: Any) -> None:
     """Set an attribute of an object that exists. A container stays the same object, since others may refer to it."""
     present = getattr(each, name)
@@ -664,7 +672,12 @@ def _update(each: Any, name: str, value: Any) -> None:
         present.clear()
         present.extend(value)
     else:
-        object.__setattr__(each, name, value)
+        _setter(type(each))(each, name, value)
+
+
+def _setter(kind: type[Any]) -> Callable[[Any, str, Any], None]:
+    """Return the function that sets an attribute of an object of this class, even if it is a frozen dataclass."""
+    return setattr if issubclass(kind, msgspec.Struct) else object.__setattr__
 
 
 def decode(content: bytes | msgspec.Raw) -> Objects:

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+import msgspec
+
 from atoll.cluster.state_machine import StateMachine
 from atoll.cluster.tenant_settings import DEFAULT_TENANT
 from atoll.state.gang_states import TRANSITIONS, GangState, Reason, Waited
@@ -25,8 +27,7 @@ MOST_REASONS = 16
 NOBODY = Tenant(DEFAULT_TENANT)
 
 
-@dataclass(slots=True, eq=False)
-class QueuedNode(Generic[Payload]):
+class QueuedNode(msgspec.Struct, Generic[Payload], eq=False):
     """A node of a launch that waits in line.
 
     `age` orders it in the lines of its session. It equals `number`, unless the node became known after later launches.
@@ -183,8 +184,7 @@ class OnIslands:
         return zip(self.islands, self.places, strict=True) if self.islands else ((self.island, self.hosts),)
 
 
-@dataclass(slots=True, eq=False)
-class Gang(OnIslands, StateMachine[GangState], Generic[Payload]):
+class Gang(msgspec.Struct, OnIslands, StateMachine[GangState], Generic[Payload], eq=False):
     """The part of a node on one island, which the hosts of the island start together.
 
     A *joint* gang is all of a node, on many islands, whose hosts start it together. The

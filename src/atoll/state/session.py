@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+import msgspec
+
 from atoll.cluster.named_runs import UNNAMED, NamedRun
 from atoll.cluster.state_machine import StateMachine
 from atoll.cluster.virtual_devices import SessionDevices
@@ -85,8 +87,7 @@ class Feeds(Generic[Waiter]):
         ]
 
 
-@dataclass(slots=True, eq=False)
-class Launch(StateMachine[LaunchState]):
+class Launch(msgspec.Struct, StateMachine[LaunchState], eq=False):
     """One run of a program. `error` is the reason if it is FAILING, or has ended with an error.
 
     `launch.launch_builder.LaunchBuilder` makes it from the message `Launch` of `protocol.messages`.
@@ -100,8 +101,8 @@ class Launch(StateMachine[LaunchState]):
     feeds: tuple[int, ...]  # from the client
     host_feeds: int  # number of the first feed between hosts
     entries: list[Entry]  # the buffers of all values, including inner ones
-    nodes: list[QueuedNode[GangRun]] = field(default_factory=list)
-    hosts_started: dict[int, int] = field(default_factory=dict)  # sequence number of the first gang, by host
+    nodes: list[QueuedNode[GangRun]] = msgspec.field(default_factory=list)
+    hosts_started: dict[int, int] = msgspec.field(default_factory=dict)  # sequence number of the first gang, by host
     pending: int = 0  # number of gangs that have not ended
     error: Status | None = None
     credits: int = 1  # taken from its session's window
@@ -111,7 +112,7 @@ class Launch(StateMachine[LaunchState]):
     state: LaunchState = LaunchState.ACTIVE
     then: Callable[[Launch], None] | None = None  # called at the end of a launch that the controller itself made
     contents: bytes | None = None  # of the only feed, which is then not sent to the hosts
-    handles: tuple[int, ...] = field(init=False)  # of arguments and results
+    handles: tuple[int, ...] = ()  # of arguments and results
 
     def __post_init__(self) -> None:
         self.handles = self.arguments + self.results
@@ -168,8 +169,7 @@ class ControlFlowRun:
 Inherited = tuple[Entry, Entry, Block]
 
 
-@dataclass(slots=True, eq=False)
-class GangRun:
+class GangRun(msgspec.Struct, eq=False):
     """One execution of a program's gang: the payload of the scheduler's `Gang`."""
 
     launch: Launch
@@ -181,7 +181,7 @@ class GangRun:
     device_ns: int = 0  # busy time, summed over its devices
     advance_ns: int = 0  # charged while it ran, and not yet in `device_ns`: see `launch.long_gangs`
     overran: bool = False  # it ran for too long, and had to be stopped
-    blocks: list[Block] = field(default_factory=list)  # held while it runs
+    blocks: list[Block] = msgspec.field(default_factory=list)  # held while it runs
     inherited: Sequence[Inherited] = ()  # until it has ended
     waited: Waited = ()  # reasons to wait before its start
     tally: Tally | None = None  # that counts it, from its start on

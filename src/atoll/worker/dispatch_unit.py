@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import msgspec
 
 from atoll.errors import Status
 from atoll.host_services.calls.function_callbacks import Callbacks
@@ -24,8 +26,7 @@ class Read:
     group: SendGroup | None = None  # the arrays that it sends to other hosts
 
 
-@dataclass(slots=True)
-class PlanRun:
+class PlanRun(msgspec.Struct, eq=False):
     """One run of a plan."""
 
     run: m.Run
@@ -35,8 +36,7 @@ class PlanRun:
     values: dict[int, Buffer] | None = None  # None until the first step
 
 
-@dataclass(slots=True, eq=False)
-class DispatchUnit:
+class DispatchUnit(msgspec.Struct, eq=False):
     """Segments of a run that are dispatched together, and their progress."""
 
     plan_run: PlanRun
@@ -46,14 +46,14 @@ class DispatchUnit:
     collective_index: int  # index of a collective among all that have arrived; 0 if the unit has none
     position: int = 0  # of the next step in its segment
     started: int = 0  # in nanoseconds
-    completions: list[Completion] = field(default_factory=list)  # of what it has enqueued
+    completions: list[Completion] = msgspec.field(default_factory=list)  # of what it has enqueued
     futures: int = 0  # calls of Python whose outcome it awaits
-    reads: list[Read] = field(default_factory=list)  # that no thread has started
+    reads: list[Read] = msgspec.field(default_factory=list)  # that no thread has started
     in_background: bool = False  # it waits for input while its session continues; the store expects its results
     callbacks: Sequence[Callbacks] = ()  # of the functions that it runs
     arrived: int = 0  # position in its segment before which all input of other hosts has arrived
     is_watched: bool = False  # a watcher, which does not report rows, reports its end
-    rows: list[tuple[int, int]] = field(default_factory=list)  # bytes (sent, received) that are not reported yet
+    rows: list[tuple[int, int]] = msgspec.field(default_factory=list)  # bytes (sent, received) to report
 
     def take_rows(self) -> tuple[m.RowsMoved, ...]:
         """Remove and return the report about rows, which precedes the report of the end. Safe on any thread."""

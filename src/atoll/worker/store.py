@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from atoll.errors import Code, Status, StatusError
 from atoll.ir.plan import LocalArray
 
@@ -65,8 +67,7 @@ class Deleted:
 _DELETED = Deleted()
 
 
-@dataclass(slots=True, weakref_slot=True, eq=False)
-class Buffer:
+class Buffer(msgspec.Struct, weakref=True, eq=False):
     """A logical buffer's local part: a `DeviceArray` and its type."""
 
     array: Any

@@ -209,10 +209,10 @@ class Inboxes:
         kind = type(message)
         if kind is m.Launch:  # as `_launched_nodes`, without a call, since this is on the path of every launch
             program = session.programs.get(message.program)
-            nodes = len(program.nodes) if isinstance(program, RegisteredProgram) else 0
+            nodes = len(program.nodes) if program.__class__ is RegisteredProgram else 0
             self._cost += _COST_OF_LAUNCH + nodes if nodes <= LARGE_NODES else _COST_OF_LAUNCH
             listed = len(message.arguments) + len(message.results) + len(message.feeds)
-            if self._counts_lists and (program is None or listed > _SMALL_ITEMS):
+            if (program is None or listed > _SMALL_ITEMS) and self._counts_lists:
                 self._cost += _more_of_launch(session, message)
         else:
             self._cost += _COST
