@@ -11,6 +11,7 @@ import pytest
 
 from atoll.elastic.compile_ahead import CompilationAhead
 from atoll.errors import Details, Kind
+from tests.cluster_process import eventually
 
 Islands = tuple[int, ...]
 
@@ -147,3 +148,17 @@ def test_what_was_forgotten_while_it_was_compiled_does_not_count_as_compiled() -
     assert trainings.ahead.forget_distant((0,)) == [(1, 2, 3)]
     trainings.threads.pop()()
     assert trainings.ahead.compiled == []
+
+
+def test_a_compilation_has_the_settings_of_the_thread_that_computes_the_steps() -> None:
+    used: list[tuple[str, bool]] = []
+
+    class Training:
+        def compile_ahead(self, kept: Any, batch: Any) -> None:
+            used.append((jax.config.jax_default_matmul_precision, jax.config.jax_enable_x64))
+
+    ahead = CompilationAhead(8, 1)
+    with jax.default_matmul_precision("highest"), jax.enable_x64(True):
+        ahead.advance((0, 1), lambda islands: Training(), [], None)
+    assert eventually(lambda: ahead.compiled == [(1,)])
+    assert used == [("highest", True)]

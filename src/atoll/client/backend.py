@@ -138,6 +138,12 @@ def _leave() -> None:
         _processes.leave()
 
 
+def end_compilations() -> None:
+    """Let the compilations under way raise an error, because this process is ending. Does not wait."""
+    if _processes is not None:
+        _processes.end_compilations()
+
+
 def losses() -> int:
     """Return how many times the cluster of this client has lost hosts with the arrays that they stored."""
     processes = _processes

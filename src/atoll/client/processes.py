@@ -38,7 +38,7 @@ from atoll.cluster.settings import DEFAULT_ISLANDS, SETTINGS, ClusterSettings
 from atoll.engines.engine_options import EngineOptions
 from atoll.engines.start_engine import EngineProcess, check_settings
 from atoll.errors import AtollError, ClusterError, UnreachableError, error_kind
-from atoll.ifrt.proxy_options import ProxyOptions, Ready, start_proxy
+from atoll.ifrt.proxy_options import END_COMPILATIONS, ProxyOptions, Ready, start_proxy
 from atoll.missing import MISSING
 from atoll.operate.cluster_registry import register_embedded, standing_clusters
 from atoll.operate.joining import reach
@@ -188,6 +188,12 @@ class ClientProcesses:
         except OSError:
             pass
         return self._known_losses
+
+    def end_compilations(self) -> None:
+        """Let the proxy answer all compile requests under way with an error."""
+        if self._proxy is not None:
+            silence_jaxlib()  # it would log each error
+            self._proxy.send_signal(END_COMPILATIONS)
 
     def leave(self) -> None:
         """Leave the processes to end by themselves, because this process ends. Clean up if one has already ended."""

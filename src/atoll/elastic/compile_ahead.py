@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 
-from atoll.elastic import background_threads
+from atoll.client import background_threads
 from atoll.elastic.islands import is_loss
 
 _log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class CompilationAhead:
         self,
         most: int,
         fewest_islands: int,
-        start: Callable[[str, Callable[[], None]], None] = background_threads.start,
+        start: Callable[[str, Callable[[], None]], None] = background_threads.start_compiling,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._most = most

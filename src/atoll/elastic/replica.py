@@ -21,7 +21,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from atoll.elastic import background_threads
+from atoll.client import background_threads
 from atoll.elastic.islands import Islands, is_loss
 from atoll.errors import RecoveryError
 

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import jax
 from jax.sharding import Mesh
 
-from atoll.elastic import background_threads
+from atoll.client import background_threads
 from atoll.elastic.compile_ahead import CompilationAhead, CompilesAhead
 from atoll.elastic.islands import Islands, is_loss
 from atoll.elastic.replica import Replica, ReplicaStatistics, recover, replicate
@@ -349,7 +349,7 @@ class Preparation:
     def __init__(self, islands: tuple[int, ...], training: Training, replica: Replica, batch: Any) -> None:
         self.islands = islands
         self._over = threading.Event()
-        background_threads.start("atoll-prepare", partial(self._compute, training, replica, batch))
+        background_threads.start_compiling("atoll-prepare", partial(self._compute, training, replica, batch))
 
     @property
     def is_over(self) -> bool:

@@ -70,6 +70,11 @@ class Service:
             session.close()
         self._callbacks.close()
 
+    def end_compilations(self) -> None:
+        """Answer all compile requests under way with an error, because the client's process is ending."""
+        for session in self._sessions.values():
+            session.end_compilations()
+
     # ---- the handshake
 
     def _get_version(self, request: Any) -> Any:

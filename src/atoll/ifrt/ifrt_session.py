@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from atoll.errors import Status, invalid, not_found, unimplemented
+from atoll.errors import Code, Status, StatusError, invalid, not_found, unimplemented
 from atoll.executables.loaded_executable import ImmediateReply, Loaded, LoadedExecutable
 from atoll.executables.program_executables import DeferringExecutable
 from atoll.executables.python_functions import PythonFunctions
@@ -164,6 +164,7 @@ class IfrtSession:
         self.deletions: dict[int, Status] = {}  # by future, about which the client asks once
         self._futures: dict[int, asyncio.Future[Status]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._compilations: set[asyncio.Task[LoadedExecutable]] = set()
         self._pause = pause
         self._resume = resume
         self._is_paused = True
@@ -192,6 +193,24 @@ class IfrtSession:
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def compilation(self, work: Coroutine[Any, Any, LoadedExecutable]) -> LoadedExecutable:
+        """Return the result of `work`, or raise CANCELLED if `end_compilations` is called before it is done."""
+        task = self._loop.create_task(work)
+        self._compilations.add(task)
+        try:
+            await asyncio.wait((task,))
+        finally:
+            task.cancel()
+            self._compilations.discard(task)
+        if task.cancelled():
+            raise StatusError(Code.CANCELLED, "the script's process ended during the compilation")
+        return task.result()
+
+    def end_compilations(self) -> None:
+        """Let `compilation` raise CANCELLED for all work under way."""
+        for task in self._compilations:
+            task.cancel()
 
     # ---- holding the client back
 

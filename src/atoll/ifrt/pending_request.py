@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from atoll.errors import OK, Status, StatusError, status_of
-from atoll.executables.loaded_executable import Loaded, compile_reply
+from atoll.executables.loaded_executable import Loaded, LoadedExecutable, compile_reply
 from atoll.executables.session_arrays import ArrayRecord, Memory
 from atoll.ifrt.ifrt_session import FIRST_MINTED_HANDLE, IfrtSession
 from atoll.protocol.ifrt import session_pb2
@@ -78,6 +78,10 @@ class PendingRequest(msgspec.Struct, eq=False):
             return self._loaded(await work)
 
         self.reply_later(load(), with_stack=False)
+
+    def reply_compiled_later(self, work: Coroutine[Any, Any, LoadedExecutable]) -> None:
+        """Reply to a compile request when `work` is done, or with an error if the client's process is ending."""
+        self.reply_loaded_later(self.session.compilation(work))
 
     def _loaded(self, loaded: Loaded) -> Any:
         response = self.response()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import shutil
@@ -22,7 +23,7 @@ from atoll.errors import AtollError, reported_name
 from atoll.grpc import GrpcServer
 from atoll.ifrt.ifrt_service import Service
 from atoll.ifrt.ifrt_session import FIRST_MINTED_HANDLE
-from atoll.ifrt.proxy_options import ProxyOptions, Ready, SessionLost
+from atoll.ifrt.proxy_options import END_COMPILATIONS, ProxyOptions, Ready, SessionLost
 from atoll.missing import MISSING
 from atoll.protocol.messages import FailOnLoss
 from atoll.session.cluster_session import ClusterSession
@@ -65,6 +66,8 @@ async def serve(options: ProxyOptions, stop: StopEvent) -> None:
         on_session_end=stop.set if options.client else lambda: None,
     )
     server = GrpcServer(service.methods(), strangers=UnauthenticatedConnections())
+    if options.client:
+        asyncio.get_running_loop().add_signal_handler(END_COMPILATIONS, service.end_compilations)
     watch_in_loop(options.parent, stop.set)
     try:
         check_may_listen(address, token)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 
 import msgspec
 
 from atoll.cluster.named_runs import UNNAMED, NamedRun
 from atoll.cluster.processes.child import Child
+
+# Lets the proxy of a client answer all compile requests under way with an error.
+END_COMPILATIONS = signal.SIGUSR2
 
 
 class ProxyOptions(msgspec.Struct, frozen=True):

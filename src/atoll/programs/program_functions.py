@@ -8,7 +8,7 @@ devices; a program transfers them. Threads compile while tracing continues.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from atoll.client import jax_internals as internals
+from atoll.client.background_threads import CompilingThreads
 from atoll.programs.values import ShardingLike, Value
 
 internals.leave_out_of_tracebacks(__file__)
@@ -37,7 +38,7 @@ class Function:
         inputs: Sequence[Any],
         outputs: Sequence[Any],
         donated: tuple[int, ...],
-        compilers: ThreadPoolExecutor,
+        compilers: CompilingThreads,
     ) -> None:
         self.call = call
         self.devices = devices
@@ -134,11 +135,11 @@ class FunctionTable:
 
     def __init__(self) -> None:
         self.functions: dict[Any, Function] = {}
-        self._compilers = ThreadPoolExecutor(_COMPILING_THREADS, "atoll-compile")
+        self._compilers = CompilingThreads(_COMPILING_THREADS, "atoll-compile")
 
     def close(self) -> None:
         """Stop accepting calls. Compilations in progress continue."""
-        self._compilers.shutdown(wait=False)
+        self._compilers.close()
 
     def bind(self, call: JitCall, operands: Sequence[Value]) -> BoundCall:
         """Choose devices and shardings for a call, and start to compile its function unless that has been done.

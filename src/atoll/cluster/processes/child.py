@@ -48,6 +48,7 @@ class Child:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.who = who
+        self._is_left = False
         self._readable, writable = os.pipe()
         self._unread = b""  # lines of the process
         # The user's choice of JAX platforms is only for the user's scripts.
@@ -110,7 +111,14 @@ class Child:
 
     def leave(self) -> None:
         """Leave the process running when this process ends."""
+        self._is_left = True
         self.process.returncode = 0  # otherwise Popen warns that it still runs
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process if it has not ended, also after `leave`."""
+        if self._is_left or self.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.process.pid, number)
 
     def wait(self) -> None:
         """Block until the process has ended."""

@@ -53,7 +53,7 @@ def _compile(pending: PendingRequest, request: Any) -> None:
         return
     if request.program.type_name == IFRT_IR_PROGRAM:
         mpmd = mpmd_request(request, len(session.cluster.welcome.devices))
-        pending.reply_loaded_later(compile_mpmd(mpmd, session.cluster))
+        pending.reply_compiled_later(compile_mpmd(mpmd, session.cluster))
         return
 
     async def work() -> LoadedExecutable:
@@ -71,7 +71,7 @@ def _compile(pending: PendingRequest, request: Any) -> None:
             return LostExecutable(known, job, error.status)
         return Executable(number, info, job)
 
-    pending.reply_loaded_later(work())
+    pending.reply_compiled_later(work())
 
 
 async def _register(session: IfrtSession, job: CompileJob) -> tuple[int, FunctionInfo]:
