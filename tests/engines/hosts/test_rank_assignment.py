@@ -28,6 +28,10 @@ def free(
         # Machines for any rank of this island come before those for all islands.
         ([free("a"), free("b", 1)], ["b", "a"]),
         ([free("a"), free("b"), free("c", served=(1, 1))], ["a", "c"]),  # the machine that it had before
+        # A machine that asks for the rank comes before one that only had it.
+        ([free("a", served=(1, 1)), free("b", 1, 1)], ["a", "b"]),
+        ([free("a", served=(1, 1)), free("b", rank=3), free("c")], ["a", "b"]),
+        ([free("a", 1, 1), free("b", 1, 1, served=(1, 1)), free("c")], ["c", "b"]),
         # Machines close to each other.
         ([free("a", group="x"), free("b", group="y"), free("c", group="y")], ["b", "c"]),
         ([free("a", 1, 0), free("b", 1, 0)], ["a", None]),

@@ -24,8 +24,9 @@ def assign_ranks(island: int, hosts: Sequence[int], free: Sequence[Candidate]) -
     """Return a machine for each of the island's first hosts `hosts`, None for a host that no free machine fits.
 
     `free` is in the order in which the machines joined. A machine that asks for a rank slot gets only that slot. If
-    several machines fit, the machine that served the rank before is preferred, then a machine that asks for this rank,
-    then a machine of the group with the most free machines, then the one that joined first.
+    several machines fit, a machine that asks for this rank is preferred, then the machine that served the rank before,
+    then a machine of the group with the most free machines, then the one that joined first. Among those that ask for
+    the rank, the machine that served it before is preferred.
     """
     left = list(free)
     near = Counter(each.group for each in free if each.group)
@@ -40,9 +41,10 @@ def assign_ranks(island: int, hosts: Sequence[int], free: Sequence[Candidate]) -
         return [each for each in left if each.rank_slot.fits(island, hosts[rank], hosts[0])]
 
     for rank in range(len(hosts)):
-        take(rank, [each for each in candidates_of(rank) if each.served == (island, rank)])
+        asking = [each for each in candidates_of(rank) if each.rank_slot.rank >= 0]
+        take(rank, sorted(asking, key=lambda each: each.served != (island, rank)))
     for rank in range(len(hosts)):
-        take(rank, [each for each in candidates_of(rank) if each.rank_slot.rank >= 0])
+        take(rank, [each for each in candidates_of(rank) if each.served == (island, rank)])
     for rank in range(len(hosts)):
         take(rank, sorted(candidates_of(rank), key=lambda each: (each.rank_slot.island < 0, -near[each.group])))
     return chosen
