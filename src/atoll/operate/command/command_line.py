@@ -21,7 +21,7 @@ from atoll.cluster.former_names import present_option
 from atoll.cluster.misspelled_variables import misspelled_variables
 from atoll.cluster.processes.process_runtime import freeze_gc, open_standard_streams
 from atoll.cluster.settings import SETTINGS
-from atoll.errors import AtollError
+from atoll.errors import AddressError, AtollError, IncompatibleJournalError, SettingsError
 from atoll.operate.command import (
     array_commands,
     bundle_commands,
@@ -36,6 +36,9 @@ from atoll.operate.command import (
     watch_commands,
 )
 from atoll.operate.command.terminal import fail, repeat_dropped_interrupts
+
+# The exit status if the same command will always fail: EX_CONFIG of sysexits.h. Units of services do not try again.
+_REFUSED = 78
 
 # Commands import modules when they run: importing them here would double the time of `atoll --help`.
 
@@ -132,6 +135,8 @@ def main() -> None:
         print(f"atoll: {line}", file=sys.stderr)
     try:
         sys.exit(app(prog_name="atoll", standalone_mode=False))
+    except (AddressError, SettingsError, IncompatibleJournalError) as error:
+        fail(str(error), _REFUSED)
     except AtollError as error:
         fail(str(error))
     except OSError as error:
