@@ -80,9 +80,11 @@ def test_a_platform_has_the_devices_of_the_cluster(connect: Any, platform: str, 
 
 
 @pytest.mark.parametrize("name", ["devices", "device_count", "local_device_count"])
+@pytest.mark.parametrize("after", [False, True], ids=["atoll", "atoll,cpu"])
 def test_the_lookup_that_starts_the_backends_finds_the_cluster(
-    connect: Any, monkeypatch: pytest.MonkeyPatch, name: str
+    connect: Any, monkeypatch: pytest.MonkeyPatch, name: str, after: bool
 ) -> None:
+    """With "atoll,cpu", JAX creates its client "cpu" `after` the lookup is answered."""
     running, patched = getattr(xla_bridge, name), lookup(name)
     here = xla_bridge.get_backend("cpu")
     method = getattr(type(here), name)
@@ -91,7 +93,10 @@ def test_the_lookup_that_starts_the_backends_finds_the_cluster(
         monkeypatch.setattr(xla_bridge, "get_backend", get_backend)
         client = connect("cpu")
         monkeypatch.setattr(xla_bridge, name, patched)
+        if after:
+            del xla_bridge._backends["cpu"]
         cpu_devices.answer_running_lookup()
+        xla_bridge._backends["cpu"] = here
         assert getattr(here, name)() == method(here)  # calls of other functions do not change
         assert client is xla_bridge.get_backend()
         return here

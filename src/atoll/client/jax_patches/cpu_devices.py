@@ -53,16 +53,17 @@ def answer_running_lookup() -> None:
     """Let the lookup that starts JAX's backends, such as a script's first `jax.devices("cpu")`, use the patch as well.
 
     Such a lookup runs JAX's function from before the patch, which next calls a method of the process's own client. For
-    this call only, the method returns what the patched function returns. Call this while JAX creates its backends, when
-    the client "cpu" exists.
+    this call only, the method returns what the patched function returns. Call this while JAX creates its backends. The
+    client "cpu" may be missing: with the platforms "atoll,cpu", JAX creates it after Atoll's.
     """
     from jax._src import xla_bridge
+    from jax._src.lib import xla_client
 
     running = _running_lookup(xla_bridge.__file__)
     if running is None:
         return
     name = running.f_code.co_name
-    clients = type(xla_bridge._backends["cpu"])
+    clients = xla_client.Client
     original = getattr(clients, name)
 
     def answer(client: Any) -> Any:
