@@ -41,6 +41,7 @@ import enum
 import os
 import re
 import traceback
+from typing import TypeVar
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -48,6 +49,7 @@ import msgspec
 from atoll.decodable import decodable
 
 MAX_TEXT = 64 * 1024  # maximum number of characters of a status
+Failure = TypeVar("Failure", bound=OSError)
 DETAILS = "atoll.details"  # key of the `Details` in the payloads of a status
 
 
@@ -399,6 +401,14 @@ def status_in_text(error: BaseException) -> Status:
     status = status_of(error)
     message, details = details_in(status.message)
     return status if details == _NO_DETAILS else Status(status.code, message).with_details(details)
+
+
+def copied(error: Failure) -> Failure:
+    """Return an equal error without a traceback, for a record that raises it more than once.
+
+    The frames in a traceback keep all that their functions used, for example arrays, for as long as the error exists.
+    """
+    return type(error)(*error.args)
 
 
 def shortened(text: str) -> str:

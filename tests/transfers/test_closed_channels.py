@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 
 from atoll.peers.data_port import DataPort
@@ -71,23 +73,52 @@ def send_both_ways(channel: DataChannel, peer: DataChannel) -> bool:
     return True
 
 
-class Local:
-    """A local variable of a function that raises."""
+def left_of(send: Callable[[np.ndarray], None], nbytes: int) -> object | None:
+    """Return the contents of a transfer that fails, or None if they were freed."""
+    contents = content(nbytes)
+    left = weakref.ref(contents)
+    with contextlib.suppress(OSError):
+        send(contents)
+        pytest.fail("the transfer did not fail")
+    del contents
+    return left()
+
+
+@pytest.mark.parametrize("nbytes", [100, CHUNK_BYTES])
+@pytest.mark.parametrize("end", ["close", "silence"])
+def test_a_channel_that_ended_keeps_no_contents_of_a_later_transfer(
+    no_collections: None, end: str, nbytes: int
+) -> None:
+    ends = [DataChannel(each) for each in tcp_pair()]
+    if end == "close":
+        ends[0].close()
+    else:
+        ends[0].fail(TimeoutError("the other side was silent"))
+    assert left_of(lambda contents: ends[0].send(1, 2, [contents]), nbytes) is None
+    for each in ends:
+        each.close()
+
+
+def test_a_channel_that_is_closed_keeps_no_contents_of_a_transfer_that_waits(no_collections: None) -> None:
+    ends = [DataChannel(each) for each in tcp_pair()]  # nothing reads the other end
+    closing = threading.Timer(0.3, ends[0].close)
+    closing.start()
+    assert left_of(lambda contents: ends[0].send(1, 2, [contents]), CHUNK_BYTES) is None
+    closing.join()
+    for each in ends:
+        each.close()
 
 
 def test_a_channel_that_failed_keeps_no_frame_of_its_error(no_collections: None) -> None:
-    local = Local()
-    left = weakref.ref(local)
-
-    def raises(local: Local) -> None:
-        raise TimeoutError("the other side was silent")
-
     ends = [DataChannel(each) for each in tcp_pair()]
-    try:
-        raises(local)
-    except TimeoutError as error:
-        ends[0].fail(error)
-    del local
-    assert left() is None
+
+    def fail(contents: np.ndarray) -> None:
+        try:
+            raise TimeoutError("the other side was silent")
+        except TimeoutError as error:
+            ends[0].fail(error)
+            raise
+
+    assert left_of(fail, 1) is None
     for each in ends:
         each.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from atoll.errors import StatusError
 from atoll.ir import plan as p
 from atoll.ir.lowering import lower
 from atoll.ir.program import Program, Transfer
@@ -188,6 +190,24 @@ def test_arrays_are_released_after_they_were_sent_also_if_the_host_cannot_be_rea
     with pytest.raises(Exception, match="cannot reach host 1"):
         host.read()
     assert sorted(host.log) == ["released 0", "released 1"]
+
+
+def test_contents_that_could_not_be_sent_are_freed_without_a_collection() -> None:
+    host = Host([10, 10])
+
+    def fail(session: int, feed: int, contents: Contents) -> None:
+        raise OSError("it is gone")
+
+    host.channel.send_contents = fail  # type: ignore[method-assign]
+    host.send()
+    gc.collect()
+    gc.disable()
+    try:
+        with contextlib.suppress(StatusError):
+            host.read()
+        assert [each for each in gc.get_objects() if isinstance(each, Grouped)] == []
+    finally:
+        gc.enable()
 
 
 def test_a_few_small_arrays_are_sent_at_once_on_a_reserved_channel() -> None:

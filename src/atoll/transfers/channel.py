@@ -21,7 +21,7 @@ from typing import Any, Literal, Protocol, Union
 import msgspec
 
 from atoll.decodable import decodable
-from atoll.errors import AccessError, AtollError, Code, ConnectError, FrameError, Status, StatusError
+from atoll.errors import AccessError, AtollError, Code, ConnectError, FrameError, Status, StatusError, copied
 from atoll.protocol.number_ranges import CALL_FEEDS, HOST_FEEDS, is_call
 from atoll.transfers.frame_socket import FrameSocket
 from atoll.transfers.liveness import Alive, Liveness, Probe
@@ -187,7 +187,7 @@ class DataChannel:
 
     def fail(self, error: TimeoutError) -> None:
         """End the channel because its peer is silent. All transfers fail with `error`."""
-        self.silence = error
+        self.silence = copied(error)
         if self._streams is not None:
             self._streams.abort(error)
         self._socket.shut_down()
@@ -357,7 +357,7 @@ class DataChannel:
                 try:
                     send(session, feed, contents, more)
                 except OSError as error:
-                    raise self.silence or error from None
+                    raise error if self.silence is None else copied(self.silence) from None
                 return
         raise AssertionError("no kind of transfer takes these contents")
 
@@ -419,7 +419,7 @@ class DataChannel:
                 raise
             except (EOFError, OSError):
                 if self.silence is not None:
-                    raise self.silence from None
+                    raise copied(self.silence) from None
                 return
             try:
                 if isinstance(frame, Passed):

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from atoll.errors import FrameError
+from atoll.errors import FrameError, copied
 from atoll.transfers.receive_buffer_pool import RECEIVE_BUFFERS
 from atoll.transfers.transfer_engine import Contents, Group, Piece, nothing_to_release
 
@@ -124,13 +124,13 @@ class SendQueue:
         self._line: deque[Outgoing] = deque()  # transfers with credit, in the order of their turns
         self._changed = threading.Condition()
         self._next = 1
-        self._closed: BaseException | None = None
+        self._closed: OSError | None = None
 
     def add(self, session: int, feed: int, contents: Contents, on_end: OnEnd) -> Outgoing:
         """Return a new transfer that awaits its first credit. Raise the failure that the queue was closed with."""
         with self._changed:
             if self._closed is not None:
-                raise self._closed
+                raise copied(self._closed)
             chunks = chunk_count(contents.nbytes, self._chunk_bytes)
             transfer = Outgoing(self._next, session, feed, contents, chunks, on_end)
             self._next += 1
@@ -205,12 +205,12 @@ class SendQueue:
             transfer.on_end(failure)
         return True
 
-    def close(self, failure: BaseException) -> None:
+    def close(self, failure: OSError) -> None:
         """Fail all transfers, which end once no thread reads their contents, and refuse new ones."""
         with self._changed:
-            self._closed = self._closed or failure
+            self._closed = self._closed or copied(failure)
             for transfer in self._transfers.values():
-                self._fail(transfer, failure)
+                self._fail(transfer, copied(failure))
             over = [transfer for transfer in list(self._transfers.values()) if self._ended(transfer)]
             self._changed.notify_all()
         for transfer in over:

@@ -113,16 +113,17 @@ class StreamEngine(TransferEngine):
 
     def send(self, session: int, feed: int, contents: Contents, more: bool) -> None:
         ended = threading.Event()
-        failure: list[BaseException | None] = []
+        failure: list[BaseException] = []
 
         def on_end(error: BaseException | None) -> None:
-            failure.append(error)
+            if error is not None:
+                failure.append(error)
             ended.set()
 
         self.start(session, feed, contents, more, on_end)
         ended.wait()
-        if failure[0] is not None:
-            raise failure[0]
+        if failure:
+            raise failure.pop()  # otherwise the error and this frame, with the contents, would refer to each other
 
     def start(self, session: int, feed: int, contents: Contents, more: bool, on_end: OnEnd) -> None:
         """Start to send a piece. `on_end` is called on any thread when the peer has all bytes, or will not get them.
@@ -232,7 +233,7 @@ class StreamEngine(TransferEngine):
         except EOFError:
             self.abort(ConnectionResetError("a stream of the channel has ended"))
         except BaseException as error:
-            self.abort(error if isinstance(error, OSError) else ConnectionAbortedError(str(error)))
+            self.abort(error)
             if isinstance(error, FrameError) or not isinstance(error, OSError):
                 raise
 
@@ -348,8 +349,8 @@ class StreamEngine(TransferEngine):
         return bool(len(self._outgoing) or len(self._receive_buffers))
 
     def abort(self, error: BaseException) -> None:
-        """End the channel's connections, and fail all transfers with `error`, which loses its traceback."""
-        self._outgoing.close(error.with_traceback(None))  # the frames of the traceback refer to a connection
+        """End the channel's connections, and fail all transfers with `error`, or its text if it is not an OSError."""
+        self._outgoing.close(error if isinstance(error, OSError) else ConnectionAbortedError(str(error)))
         for socket in self.sockets():
             socket.shut_down()
 

@@ -129,7 +129,8 @@ class SendGroup:
         finally:
             flush()
         if failures:
-            raise failures[0]
+            del failures[1:]
+            raise failures.pop()  # otherwise the errors and these frames, with the arrays, would refer to each other
 
     def _add(self, sent: SentArray, pieces: dict[int, list[tuple[int, Contents]]]) -> None:
         """Add the pieces of an array. Wait until it is computed."""
