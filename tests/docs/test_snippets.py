@@ -72,6 +72,12 @@ def test_the_blocks_of_a_page_run_and_print_what_it_shows(page: Path, outputs: d
         )
 
 
+def test_no_block_prints_only_whether_something_is_so() -> None:
+    """A reader learns nothing from the word True: the block prints the value, such as the text of an error."""
+    shown = {f"{page.name}:{each.line}": each.output for page in all_pages() for each in snippets_of(page)}
+    assert [where for where, output in shown.items() if (output or "").strip() in ("True", "False")] == []
+
+
 def test_each_block_that_is_not_run_has_a_known_reason() -> None:
     reasons = {each.reason for page in all_pages() for each in snippets_of(page) if each.reason}
     assert reasons == set(NOT_RUN)
