@@ -6,7 +6,6 @@ strings for `pkgutil.resolve_name`, so an engine does not import what only a wor
 
 from __future__ import annotations
 
-import importlib.metadata
 from dataclasses import dataclass
 
 import msgspec
@@ -88,5 +87,7 @@ def check_platform(text: str) -> None:
 
 
 def _has_other_plugins() -> bool:
+    import importlib.metadata  # takes long, and no process of a cluster needs it
+
     names = [entry.name for entry in importlib.metadata.entry_points(group="jax_plugins")]
     return bool(PLUGINS.text()) or not all(name.startswith(_ORDINARY_PLUGINS) for name in names)

@@ -29,7 +29,6 @@ from atoll.engines.engine_options import EngineEnd, EngineOptions, Started
 from atoll.engines.successor_supervisor import SuccessorSupervisor
 from atoll.engines.supervisor import Supervisor
 from atoll.errors import AtollError, ClusterError
-from atoll.journal.persisted_state import has_killed_cluster
 from atoll.missing import exists
 from atoll.retries import Reasons
 from atoll.security.start_security import start_security
@@ -60,7 +59,7 @@ async def serve(options: EngineOptions, stop: StopEvent) -> None:
         if has_tenants and not has_agents and not options.settings.insecure_sandbox:
             _check_sandbox()
         start_security(options.directory, address, options.advertise, has_agents, has_tenants)
-        if options.standby or (options.continues and has_killed_cluster(Path(options.journal))):
+        if options.standby or (options.continues and _has_killed_cluster(options.journal)):
             supervisor = SuccessorSupervisor(options, stop)
         else:
             supervisor = Supervisor(options, make_engine(options), stop)
@@ -96,6 +95,12 @@ async def serve(options: EngineOptions, stop: StopEvent) -> None:
         if held is not None:
             held.release()
         write_ready(options.ready_fd, EngineEnd(reason, expected))
+
+
+def _has_killed_cluster(journal: str) -> bool:
+    from atoll.journal.persisted_state import has_killed_cluster  # only needed by a cluster that continues another one
+
+    return has_killed_cluster(Path(journal))
 
 
 class _Parent:

@@ -11,9 +11,6 @@ from enum import StrEnum
 
 from atoll.cluster.environment_variables import LEADER_LEASE_AUTHORITY, LEADER_LEASE_CERTIFICATE, LEADER_LEASE_KEY
 from atoll.errors import LeaseError
-from atoll.leadership.etcd_lease import EtcdLease
-from atoll.leadership.kubernetes_lease import KubernetesLease, api_server
-from atoll.leadership.lease_http import LeaseServer
 from atoll.leadership.lease_record import LeaseStore
 
 _FORMS = "expected etcd://HOST:PORT/NAME, etcds://HOST:PORT/NAME or kubernetes://NAMESPACE/NAME"
@@ -71,6 +68,11 @@ def _wrong(text: str) -> LeaseError:
 
 def open_lease(text: str, environment: Mapping[str, str] = os.environ) -> LeaseStore:
     """Return the lease at an address, without a request. Raise LeaseError if files for its server are missing."""
+    # The modules of HTTP, which take long to import, are only needed with a lease.
+    from atoll.leadership.etcd_lease import EtcdLease
+    from atoll.leadership.kubernetes_lease import KubernetesLease, api_server
+    from atoll.leadership.lease_http import LeaseServer
+
     address = parse_lease(text)
     if address.kind is LeaseKind.KUBERNETES:
         return KubernetesLease(api_server(environment), address.servers[0], address.name)

@@ -7,8 +7,8 @@ out of sequence (see `ResponseStream`).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from importlib.metadata import version
 from typing import Any
 
 import msgspec
@@ -23,7 +23,13 @@ from atoll.protocol.translation import codec
 from atoll.protocol.translation.array_specs import spec_from
 from atoll.protocol.translation.shardings import sharding_from
 
-_JAXLIB = version("jaxlib")
+
+@functools.cache
+def _jaxlib() -> str:
+    """Return the version of jaxlib."""
+    from importlib.metadata import version  # takes long to import, and few sessions need it
+
+    return version("jaxlib")
 
 
 def _rearrange(
@@ -220,7 +226,7 @@ def _copy_of(source: ArraySpec, devices: tuple[int, ...], kind: str | None) -> A
     if len(set(devices)) != len(devices):
         raise invalid("an array can be copied to a device only once")
     if kind is None:
-        kind = omitted_kind(source.sharding.memory_kind, _JAXLIB)
+        kind = omitted_kind(source.sharding.memory_kind, _jaxlib())
     return msgspec.structs.replace(source, sharding=Sharding(devices, source.sharding.tiling, kind))
 
 
