@@ -13,6 +13,7 @@ import pytest
 from atoll._version import __version__
 from atoll.cluster.settings import HOSTS_SECONDS
 from atoll.launch.launch_checks import LAUNCH_WINDOW
+from atoll.operate.command import command_line
 from atoll.operate.command import scripts as run_command
 from docs import licenses_page
 from docs.headings import anchor_of
@@ -161,7 +162,7 @@ def test_the_page_of_commands_has_the_exit_statuses_of_the_code() -> None:
     page = (DOCS / "reference" / "commands.md").read_text()
     table = page[page.index("| exit status |") : page.index("\n\nCommands for a running cluster")]
     named = {int(status) for status in re.findall(r"\b\d+\b", table)}
-    codes = {run_command.NOT_EXECUTABLE, run_command.NOT_FOUND, run_command.INTERRUPTED}
+    codes = {run_command.NOT_EXECUTABLE, run_command.NOT_FOUND, run_command.INTERRUPTED, command_line.REFUSED}
     assert named == {0, 1, 2} | codes
 
 

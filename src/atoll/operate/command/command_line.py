@@ -38,7 +38,7 @@ from atoll.operate.command import (
 from atoll.operate.command.terminal import fail, repeat_dropped_interrupts
 
 # The exit status if the same command will always fail: EX_CONFIG of sysexits.h. Units of services do not try again.
-_REFUSED = 78
+REFUSED = 78
 
 # Commands import modules when they run: importing them here would double the time of `atoll --help`.
 
@@ -136,7 +136,7 @@ def main() -> None:
     try:
         sys.exit(app(prog_name="atoll", standalone_mode=False))
     except (AddressError, SettingsError, IncompatibleJournalError) as error:
-        fail(str(error), _REFUSED)
+        fail(str(error), REFUSED)
     except AtollError as error:
         fail(str(error))
     except OSError as error:
