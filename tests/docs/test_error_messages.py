@@ -79,7 +79,7 @@ def test_of_two_functions_with_one_name_the_imported_one_makes_the_text(tmp_path
 
 
 def test_the_texts_of_almost_all_errors_can_be_read() -> None:
-    """Others have texts that come from too far away. Give such an error a text of its own, or make it where it is."""
+    """Make an error where its text is. The reader does not follow a text through several modules."""
     assert len(unresolved()) < 20, "\n".join(unresolved())
 
 

@@ -483,6 +483,30 @@ def test_jax_can_be_used_first_in_an_exit_handler(start_script: StartScript) -> 
     assert script.errors() == ""
 
 
+def test_a_callback_of_an_exit_handler_sends_large_arrays_and_waits_for_them(start_script: StartScript) -> None:
+    script = start_script(
+        """
+        import atexit
+        import jax, jax.numpy as jnp, numpy as np
+
+        large = np.arange(8 << 20, dtype=np.float32)
+
+        def call(x):
+            sent = [jax.device_put(large + i, jax.devices()[0]) for i in range(4)]
+            return np.float32(sum(int(np.asarray(each)[1]) for each in sent) + x)
+
+        function = jax.jit(lambda x: jax.pure_callback(call, jax.ShapeDtypeStruct((), x.dtype), x))
+        atexit.register(lambda: print(function(jnp.float32(1))))
+        for _ in range(5):
+            np.asarray(jnp.ones(3 << 20) + 1)
+        """,
+        is_executed=True,
+    )
+    assert script.line() == "11.0"
+    assert script.process.wait(300) == 0
+    assert script.errors() == ""
+
+
 def test_an_exit_handler_sends_large_arrays_after_the_script_has_read_some(start_script: StartScript) -> None:
     script = start_script(
         """

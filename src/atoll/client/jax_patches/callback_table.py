@@ -89,13 +89,14 @@ class CallbackTable:
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._threads = Threads()
+        self._senders = Threads()  # not those of calls, which may wait until contents have been sent
         self._channel: DataChannel | None = None
         self._direct: dict[DataChannel, int] = {}  # channels to hosts that bypass the proxy, with the host
         self._dialed: dict[int, str] = {}  # addresses of hosts on other machines to which a channel is open or dialed
         self.proxy = Address()  # address at which the client reached the proxy, if it is in another process
         self._loaded: Any = None  # the proxy's answer, which reserves the data channel while it is referenced
         self.reads = ReadTable(submit)
-        self.writes = WriteTable(submit, self._threads.run_or_wait)
+        self.writes = WriteTable(submit, self._senders.run_or_wait)
         self.small_writes = SmallWriteTable(submit)
         self._unreachable: set[str] = set()  # addresses of which the user knows that they cannot be dialed
         self._asked = -math.inf  # when direct channels were last asked for
@@ -174,7 +175,9 @@ class CallbackTable:
     def _connect(self, client: Any, seconds: float = _GREETING_SECONDS) -> None:
         try:
             self._threads.prepare()  # an exit handler can start no thread since Python 3.12
+            self._senders.prepare()
         except RuntimeError as error:
+            self._release_threads()
             raise ConnectError(
                 f"a connection for callbacks needs threads: {error}. "
                 "Run a function with a callback before the script ends"
@@ -182,8 +185,12 @@ class CallbackTable:
         try:
             self._open_channel(client, seconds)
         except BaseException:
-            self._threads.release()
+            self._release_threads()
             raise
+
+    def _release_threads(self) -> None:
+        self._threads.release()
+        self._senders.release()
 
     def _open_channel(self, client: Any, seconds: float) -> None:
         self._loaded = self._submit(client, CALLBACKS_REQUEST)
@@ -209,7 +216,7 @@ class CallbackTable:
             channel, self._channel, self._loaded = self._channel, None, None
             self._callbacks.clear()
             self._client, self._refused, self._asked, self._wants_slots = None, False, -math.inf, False
-        self._threads.release()
+        self._release_threads()
         self.reads.clear()
         self.writes.clear()
         self.small_writes.clear()
