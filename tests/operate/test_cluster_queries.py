@@ -60,6 +60,29 @@ def test_only_some_commands_find_a_standby(runtime: Path) -> None:
     assert found.standby.controller == "tls://one:7000"
 
 
+@pytest.mark.parametrize("standby", [False, True])
+def test_of_several_addresses_that_of_a_standby_on_this_machine_is_not_its_cluster(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch, standby: bool
+) -> None:
+    registry = ClusterRegistry()
+    with registry.locked():
+        registry.directory("spare").mkdir()
+        registry.register("spare", "tls://two:7000", "1x1x1", "cpu", os.getpid())
+    progress = StandbyProgress(str(registry.directory("spare")), "tls://one:7000")
+    text = str(JoinToken(parse_address("tls://one:7000,two:7000"), "f" * 64, "secret"))
+    target = find(join=text, standby=standby)
+    assert (str(target.address), target.record, target.standby) == ("tls://one:7000,two:7000", None, None)
+    with pytest.raises(ClusterError, match="spare is a standby"):
+        find("two:7000", join=text)
+    monkeypatch.setenv("ATOLL_JOIN", text)
+    assert find(standby=standby).record is None
+    progress.follows()
+    progress.takes_over()
+    record = find(standby=standby).record
+    assert record is not None
+    assert record.name == "spare"
+
+
 STRANGER = 1 << 22  # larger than any pid
 
 

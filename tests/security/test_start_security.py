@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
+from atoll.cluster.environment_variables import JOIN
 from atoll.errors import AccessError
-from atoll.security.start_security import kept_environment
+from atoll.security.join_token import read_join
+from atoll.security.start_security import host_join_file, join_file, kept_environment, start_security
+from atoll.wire.address import parse_address
 
 
 def test_the_next_cluster_has_the_same_authority_and_tokens(tmp_path: Path) -> None:
@@ -45,3 +50,15 @@ def test_a_standby_creates_no_file_but_names_the_missing_one(tmp_path: Path) -> 
 def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(AccessError, match=r"cannot keep the cluster's CA in .*: No such file"):
         kept_environment(tmp_path / "no" / "authority")
+
+
+@pytest.mark.parametrize(
+    ("standby", "addresses"),
+    [("", "tls://two:7000"), ("one:7000", "tls://two:7000,one:7000"), ("one:7000,two:7000", "tls://two:7000,one:7000")],
+)
+def test_the_join_tokens_of_a_standby_also_lead_to_its_controller(tmp_path: Path, standby: str, addresses: str) -> None:
+    with mock.patch.dict(os.environ):
+        start_security(str(tmp_path), parse_address("tls://0.0.0.0:7000"), "two", has_agents=True, standby=standby)
+        for file in (join_file(tmp_path), host_join_file(tmp_path)):
+            assert str(read_join(str(file)).address) == addresses
+        assert str(read_join(os.environ[JOIN.variable]).address) == "tls://two:7000"  # its processes need no other one

@@ -58,7 +58,7 @@ async def serve(options: EngineOptions, stop: StopEvent) -> None:
         has_tenants = bool(persisted_tenants(options.directory))
         if has_tenants and not has_agents and not options.settings.insecure_sandbox:
             _check_sandbox()
-        start_security(options.directory, address, options.advertise, has_agents, has_tenants)
+        start_security(options.directory, address, options.advertise, has_agents, has_tenants, options.standby)
         if options.standby or (options.continues and _has_killed_cluster(options.journal)):
             supervisor = SuccessorSupervisor(options, stop)
         else:

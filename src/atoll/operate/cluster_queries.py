@@ -92,7 +92,8 @@ def find(address: str = "", name: str = "", join: str = "", *, embedded: bool = 
     7. the only embedded cluster
 
     If `embedded` is False, an embedded cluster is found only by its name or address. If `standby` is False, a standby
-    on this machine is an error, because it answers no requests.
+    on this machine is an error, because it answers no requests. If its address is one of several, the result is the
+    cluster, which answers at another one.
 
     Raises AddressError, AccessError or ClusterError. The error names the address that was tried and what to start.
     """
@@ -115,6 +116,8 @@ def _find(address: str, name: str, join: str, embedded: bool) -> Target:
         known = [*standing, *embedded_ones]
         reached = reach(address, join, known)
         same = [each for each in known if is_at(each, reached.address)]
+        if reached.address.others:  # of a controller and its standby, only the controller answers
+            same = [each for each in same if standby_status(each.directory) is None]
         return Target(reached.address, same[0] if same else None, reached.join)
     if name:
         found = [each for each in (*standing, *embedded_ones) if each.name == name]

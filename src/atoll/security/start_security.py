@@ -52,13 +52,19 @@ def host_join_file(directory: str | Path) -> Path:
 
 
 def start_security(
-    directory: str, listen: Address, advertise: str = "", has_agents: bool = False, has_tenants: bool = False
+    directory: str,
+    listen: Address,
+    advertise: str = "",
+    has_agents: bool = False,
+    has_tenants: bool = False,
+    standby: str = "",
 ) -> None:
     """Create the cluster's credentials, and pass them to child processes in the environment.
 
     `advertise` is the address at which others reach the controller; see `advertised`. Without TLS, host agents use the
-    token that the user has chosen for hosts, or that for all. With tenants, clients always need a token. Raises
-    AccessError, SettingsError, AddressError or OSError.
+    token that the user has chosen for hosts, or that for all. With tenants, clients always need a token. `standby` is
+    the address of the controller that a standby follows: its join tokens also contain this address, and so lead to the
+    cluster at once. Raises AccessError, SettingsError, AddressError or OSError.
     """
     os.environ.pop(JOIN.variable, None)  # of another cluster
     given = os.environ.pop(AUTHORITY.variable, "") if listen.tls else ""
@@ -82,11 +88,18 @@ def start_security(
     authority.save(authority_file(directory))
     token = os.environ.setdefault(TOKEN.variable, "") or secrets.token_urlsafe(_TOKEN_BYTES)
     os.environ[TOKEN.variable] = token
-    known = advertised(listen, advertise)
+    own = advertised(listen, advertise)
+    known = _with_others(own, parse_address(standby)) if standby else own
     JoinToken(known, authority.fingerprint, token).save(join_file(directory))
-    hosts = JoinToken(known, authority.fingerprint, os.environ[HOST_TOKEN.variable])
-    hosts.save(host_join_file(directory))
+    hosts = JoinToken(own, authority.fingerprint, os.environ[HOST_TOKEN.variable])
+    replace(hosts, address=known).save(host_join_file(directory))
     os.environ[JOIN.variable] = str(hosts)
+
+
+def _with_others(own: Address, others: Address) -> Address:
+    """Return an address of `own`, and then of `others`, each once."""
+    first, *rest = dict.fromkeys((*own.each, *others.secured().each))
+    return replace(first, others=tuple(rest))
 
 
 def load_certificate_authority(directory: str | Path) -> CertificateAuthority:
