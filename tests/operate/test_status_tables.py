@@ -3,10 +3,19 @@
 import pytest
 from rich.console import Console
 
-from atoll.operate.status_tables import ranges, status_tables, tenants_table, versions_table
+from atoll.cluster.sandbox.mechanisms import Mechanisms, Namespaces
+from atoll.operate.status_tables import ranges, security_tables, status_tables, tenants_table, versions_table
 from atoll.protocol.events import JournalLoad
 from atoll.quantities import exact_bytes, human_bytes, parse_bytes
-from atoll.telemetry.snapshot import ControllerLoad, SessionSnapshot, Snapshot, TenantSnapshot, VersionSnapshot
+from atoll.telemetry.snapshot import (
+    ControllerLoad,
+    HostSnapshot,
+    IslandSnapshot,
+    SessionSnapshot,
+    Snapshot,
+    TenantSnapshot,
+    VersionSnapshot,
+)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +64,23 @@ def test_a_session_of_another_machine_has_the_name_of_the_machine() -> None:
     with console.capture() as capture:
         console.print(status_tables(Snapshot(sessions=(SessionSnapshot(1, pid=7, machine="m1"),)), "unix:/x"))
     assert "7 on m1" in capture.get()
+
+
+def test_a_missing_mechanism_of_sandboxes_has_the_hosts_that_lack_it() -> None:
+    user = {"user": "Atoll does not run as root"}
+    sandboxes = [
+        Mechanisms(Namespaces.BY_USER, missing=user),
+        Mechanisms(Namespaces.BY_USER, missing={**user, "landlock": "the kernel does not have it"}),
+        Mechanisms(Namespaces.BY_ROOT, own_user=True),
+    ]
+    hosts = tuple(HostSnapshot(number, sandbox=each) for number, each in enumerate(sandboxes))
+    console = Console(width=140)
+    with console.capture() as capture:
+        console.print(security_tables(Snapshot(islands=(IslandSnapshot(0, "ready", hosts=hosts),)), "unix:/x"))
+    assert capture.get().splitlines()[-2:] == [
+        "hosts 0, 1 without a separate user ID: Atoll does not run as root",
+        "host 1 without Landlock: the kernel does not have it",
+    ]
 
 
 def test_versions_are_listed_by_name_and_number() -> None:

@@ -31,6 +31,7 @@ _STATE_STYLES = {
     **dict.fromkeys(("failed", "removed"), "bold red"),
     **dict.fromkeys(("starting", "restarting", "draining"), "yellow"),
 }
+_MECHANISMS = {"user": "a separate user ID", "landlock": "Landlock"}  # names of mechanisms of sandboxes, for users
 
 
 def status_tables(snapshot: Snapshot, address: str, name: str = "") -> RenderableType:
@@ -96,9 +97,16 @@ def security_tables(snapshot: Snapshot, address: str, name: str = "") -> Rendera
                 "on" if python.network else "off",
             )
         table.add_row(str(host.id), str(host.pid), *row)
-    missing = {item for host in hosts if host.sandbox for item in host.sandbox.missing.items()}
+    missing: dict[tuple[str, str], list[str]] = {}  # numbers of hosts
+    for host in hosts:
+        for item in sorted(host.sandbox.missing.items()) if host.sandbox is not None else ():
+            missing.setdefault(item, []).append(str(host.id))
+    lines = [
+        f"host{'s' if len(numbers) > 1 else ''} {', '.join(numbers)} without {_MECHANISMS.get(name, name)}: {reason}"
+        for (name, reason), numbers in missing.items()
+    ]
     heading = Text.assemble(("cluster ", "bold"), f"{name} at {address}" if name else address)
-    return Group(heading, table, *(Text(f"without {name}: {reason}") for name, reason in sorted(missing)))
+    return Group(heading, table, *map(Text, lines))
 
 
 def _islands(islands: Iterable[IslandSnapshot]) -> Table:

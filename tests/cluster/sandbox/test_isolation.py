@@ -207,6 +207,26 @@ refuse_system_calls(tenant=True)
     assert "--insecure-sandbox" in reason
 
 
+def test_without_root_nothing_is_missing_of_namespaces_that_a_user_can_make() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("not root")
+    code = """
+import os
+from atoll.cluster.sandbox import isolation, kernel
+os.setresgid(65534, 65534, 65534)
+os.setresuid(65534, 65534, 65534)
+kernel.set_dumpable()  # a change of the user has reset it
+"""
+    probed = subprocess.run([sys.executable, "-c", code + PROBE], capture_output=True, text=True)
+    assert probed.returncode == 0, probed.stderr
+    mechanisms = msgspec.json.decode(probed.stdout, type=Mechanisms)
+    if mechanisms.namespaces is Namespaces.NONE:
+        pytest.skip(f"no user namespaces: {mechanisms.missing}")
+    assert mechanisms.namespaces is Namespaces.BY_USER
+    assert "namespaces" not in mechanisms.missing
+    assert mechanisms.missing["user"] == "Atoll does not run as root"
+
+
 # ---- files
 
 

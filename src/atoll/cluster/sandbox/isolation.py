@@ -30,13 +30,14 @@ _FIRST_USER_OF_A_CONTAINER, _USERS_OF_A_CONTAINER = 61_184, 4_096
 
 def probe() -> Mechanisms:
     """Try the mechanisms in child processes. They take no locks, so this process may have other threads."""
-    missing = {}
+    missing: dict[str, str] = {}
     own_user = _why_no_own_user()
     namespaces = Namespaces.NONE
     for each in (Namespaces.BY_ROOT, Namespaces.BY_USER):
         reason = _why_not(each, not own_user)
         if not reason:
             namespaces = each
+            missing.pop("namespaces", None)  # the reason why the other way does not work
             break
         missing["namespaces"] = reason
     if own_user:
