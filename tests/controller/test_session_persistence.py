@@ -12,6 +12,7 @@ from atoll.migration.persisted_sessions import decode, encode
 from atoll.protocol import actions as a
 from atoll.protocol import events as e
 from atoll.protocol import messages as m
+from atoll.telemetry.report import report
 from tests.controller.play import BROKEN, Cluster, runs
 from tests.migration.test_suspensions import SuspendPlay, answer_in, dropped, suspended_in_one_file
 
@@ -70,6 +71,17 @@ def test_at_the_end_proxies_learn_that_all_hosts_are_gone():
     assert [list(each.sessions) for each in persisted] == [[1]]
     assert m.HostsFailed((0, 1)) in said
     assert not any(isinstance(each, m.DropSpilled) for each in said)
+
+
+def test_the_next_cluster_knows_from_where_the_script_connects():
+    play = suspended()
+    controller = play.controller
+    controller.connections.peers[controller.connections.sessions[1]].address = "10.0.0.3"
+    controller = next_of(play).controller
+    peer = controller.connections.peers[controller.connections.sessions[1]]
+    assert peer.actor == "tenant default, process 42 at 10.0.0.3"
+    (session,) = report(controller).sessions
+    assert session.machine == "10.0.0.3"
 
 
 def test_who_ends_the_cluster_learns_which_sessions_stay():

@@ -400,8 +400,8 @@ class Admission:
         peer.number = session.number
         peer.handlers, peer.leases = self._proxy, self._sessions.leases
 
-    def admit_again(self, session: Session, connection: int) -> None:
-        """Admit the proxy of a persisted session, which has yet to reconnect."""
+    def admit_again(self, session: Session, connection: int, address: str) -> None:
+        """Admit the proxy of a persisted session, which has yet to reconnect from `address`."""
         hello = m.Hello(
             m.PROTOCOL, "proxy", "", session.pid, self._version, session.label, resumes=True, run=session.run
         )
@@ -411,6 +411,7 @@ class Admission:
             self._proxy,
             hello,
             session.number,
+            address=address,
             tenant=session.tenant,
             leases=self._sessions.leases,
         )

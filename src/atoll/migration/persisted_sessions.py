@@ -65,6 +65,7 @@ class PersistedSession(msgspec.Struct, frozen=True):
     waits_for_islands: bool
     leaves_islands: bool
     run: NamedRun = UNNAMED
+    address: str = ""  # of the proxy; "": an earlier version has stored the session
 
 
 class PersistedSessions(msgspec.Struct, frozen=True):
@@ -77,7 +78,7 @@ class PersistedSessions(msgspec.Struct, frozen=True):
 
 
 # Increase the first number if you change one of these structs: see CONTRIBUTING.md.
-_TAG, _VERSION = "persisted sessions", (3, 1)
+_TAG, _VERSION = "persisted sessions", (4, 1)
 
 
 def encode(persisted: PersistedSessions) -> bytes:
@@ -95,8 +96,8 @@ def can_persist(session: Session) -> bool:
     return not any(each.memory_hosts for each in spilled_arrays)
 
 
-def persisted_session(session: Session, connection: int, by_system: bool) -> PersistedSession:
-    """Return the record of a suspended session."""
+def persisted_session(session: Session, connection: int, address: str, by_system: bool) -> PersistedSession:
+    """Return the record of a suspended session, whose proxy has the `connection` and connects from `address`."""
     devices = session.devices
     return PersistedSession(
         session.number,
@@ -119,6 +120,7 @@ def persisted_session(session: Session, connection: int, by_system: bool) -> Per
         session.waits_for_islands,
         session.leaves_islands,
         session.run,
+        address,
     )
 
 

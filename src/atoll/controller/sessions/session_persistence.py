@@ -77,7 +77,8 @@ class SessionPersistence:
         for session, by_system in self._suspensions.on_disk():
             connection = connections.get(session.number)
             if persist and not self._persist_none and connection is not None and can_persist(session):
-                persisted.append(persisted_session(session, connection, by_system))
+                address = self._connections.peers[connection].address
+                persisted.append(persisted_session(session, connection, address, by_system))
                 self._outbox.to_session(session.number, m.HostsFailed(tuple(sorted(self._resources.hosts))))
             else:
                 self._spiller.session_closed(session)
@@ -98,10 +99,10 @@ class SessionPersistence:
 
     # ---- the start of the next cluster
 
-    def restore(self, event: SessionsPersisted, admit: Callable[[Session, int], None]) -> PersistedSessions:
+    def restore(self, event: SessionsPersisted, admit: Callable[[Session, int, str], None]) -> PersistedSessions:
         """Add the persisted sessions to this cluster. Return everything that the ended cluster has persisted.
 
-        `admit(session, connection)` serves a session's proxy.
+        `admit(session, connection, address)` serves a session's proxy.
         """
         found = decode(event.content)
         self._spiller.next_piece = max(self._spiller.next_piece, found.next_piece)
@@ -122,7 +123,7 @@ class SessionPersistence:
             session.unacknowledged_failures = {island: [_ENDED] for island in self._resources.islands}
             self._suspensions.add_persisted(session, each.by_system)
             self._spiller.add_persisted(session)
-            admit(session, each.connection)
+            admit(session, each.connection, each.address)
         return found
 
     def _register_functions(self, session: Session) -> None:
