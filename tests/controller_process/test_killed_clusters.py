@@ -225,7 +225,9 @@ def test_the_log_says_what_the_next_cluster_has(tmp_path: Path, caplog: pytest.L
     caplog.clear()
     begin_next(tmp_path / "journal")
     lines = [each.message for each in caplog.records if "previous cluster" in each.message]
-    assert lines == ["the suspended session 1 of the previous cluster can be used in this one"]
+    assert lines == [
+        "restored the suspended session 1 of the previous cluster; `atoll resume SESSION` continues a session"
+    ]
 
 
 def test_a_cluster_that_lacks_a_tenant_of_the_killed_one_does_not_start_and_removes_nothing(tmp_path: Path) -> None:

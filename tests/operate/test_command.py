@@ -228,12 +228,12 @@ def test_a_start_that_sets_a_damaged_journal_aside_says_so(user: User, tmp_path:
     journal.mkdir(mode=0o700)
     (journal / "00000001.snapshot").write_bytes(b"torn")
     up = user.atoll("up", *WITHOUT_XLA, "--islands", "1x1x1", "--journal", str(journal)).check()
-    assert "warnings of this start, which are also in `atoll logs`:" in up.stderr
+    assert "messages of this start, which are also in `atoll logs`:" in up.stderr
     assert f"{journal} contained the journal of a cluster that was killed, and it cannot be read" in up.stderr
     assert f"The journal is now in {journal / 'damaged'}" in up.stderr
     user.atoll("down").check()
     again = user.atoll("up", *WITHOUT_XLA, "--islands", "1x1x1", "--journal", str(journal)).check()
-    assert "warnings of this start" not in again.stderr
+    assert "messages of this start" not in again.stderr
     user.atoll("down").check()
 
 

@@ -103,6 +103,7 @@ class JournalRecovery:
         controller = shell.controller
         restored, removed = self._persisted.cluster.parts(controller.sessions, controller.tenants.by_name)
         if str(restored):
-            _log.warning("%s of the previous cluster can be used in this one", restored)
+            resume = "; `atoll resume SESSION` continues a session" if restored.sessions else ""
+            _log.warning("restored %s of the previous cluster%s", restored, resume)
         if str(removed):
             _log.error("removed %s of the previous cluster: their tenants are not in this one", removed)

@@ -218,7 +218,7 @@ def up(
         raise
     warnings = standing.warnings()
     if warnings:
-        say(f"warnings of this start, which are also in `atoll logs{chosen}`:\n{warnings}")
+        say(f"messages of this start, which are also in `atoll logs{chosen}`:\n{warnings}")
     if not foreground:
         standing.leave()  # first, because a failure to print must not end the cluster
     print(standing.record.reached_at, flush=True)
