@@ -78,14 +78,18 @@ def test_the_commands_of_the_page_make_a_cluster_that_outlives_its_first_machine
         copy("join-research", "m2")
         assert result.strip() in shell("m2", script)
         assert {"research", "students", "service"} <= set(re.findall(r"\w+", shell("m0", tenants)))
-        serves = start("m0", metrics)
+        copy("join-default", "m2")
+        serves = start("m2", metrics)
         _, url = serves.line(lambda line: line.startswith("http://"))
         read = f"{sys.executable} -c 'import urllib.request as u; print(u.urlopen(\"{url}\").read().decode())'"
-        assert "atoll_standby_follows 1.0" in shell("m0", read)
+        assert "atoll_standby_follows 1.0" in shell("m2", read)
 
-        for each in commands_of_atoll(serves):
+        for each in commands_of_atoll(start("m0", "sleep 1000")):
             each.kill()
         until(lambda: "cluster standby at" in output("m1", status_after), pause=0.5)
         assert result.strip() in shell("m2", script)
         shell("m0", standby_after)
         until(lambda: "the standby at tls://m0:7000 follows" in shell("m1", status_after), pause=0.5)
+        until(lambda: "atoll_standby_follows 1.0" in output("m2", read), pause=0.5)
+        for machine in ("m0", "m1", "m2"):  # `one` has the join tokens that its standby has written
+            assert "cluster " in shell(machine, f"{status_after.strip()} --join join-default")
