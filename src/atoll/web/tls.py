@@ -106,7 +106,7 @@ def page_tls(
     raise AddressError(
         f"{address.host_and_port}: a page for other machines, or at tls://, needs a certificate: give "
         "--tls-certificate and --tls-key, or --insecure on a trusted network. To get one from the cluster's CA, run "
-        "`atoll web` as the user who ran `atoll up`, on that machine, without --join and --address"
+        "this command as the user who ran `atoll up`, on that machine"
     )
 
 
