@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
+from atoll.errors import ConnectError
+from atoll.operate.cluster_queries import ClusterSource, Target
+from atoll.security.join_token import read_join
+from atoll.wire.address import parse_address
 from scripts.soak.controllers import is_of_controller
 from tests.cluster_process import User, eventually, free_port
 
@@ -137,3 +144,33 @@ def test_a_standby_on_tcp_takes_over_and_is_the_cluster_from_then_on(user, tmp_p
     assert "the engine of cluster default runs on this machine" in user.atoll("up", "--islands", "1x1x1").stderr
     user.atoll("down", "--name", "spare").check()
     assert eventually(lambda: user.leftovers() == []), user.leftovers()
+
+
+def test_a_long_command_finds_the_cluster_although_a_standby_listens_at_the_earlier_address(user, tmp_path):
+    first, second = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    kept = ("--authority", str(tmp_path / "authority"))
+    join_file = tmp_path / "join"
+    up = ("up", "--islands", "1x1x1", "--listen", first, *kept, "--journal", str(tmp_path / "1"), *WITHOUT_XLA)
+    user.atoll(*up, "--join-file", str(join_file)).check()
+    controller = user.process("atoll.controller_process.controller_main")
+    stands_by = ("up", "--standby", first, "--listen", second, *kept, "--journal", str(tmp_path / "2"))
+    user.atoll(*stands_by, "--name", "spare").check()
+
+    both = parse_address(f"tls://{first},{second}")
+    source = ClusterSource(Target(both, join=replace(read_join(str(join_file)), address=both)), "")
+
+    def is_followed() -> bool:
+        try:
+            report = json.loads(runner.run(source.report()))
+        except ConnectError:  # the end of the former controller
+            return False
+        return bool(report["load"]["journal"]["standby"])
+
+    with asyncio.Runner() as runner, closing(source):
+        assert eventually(is_followed)  # the controller has issued the certificate of the connection
+        controller.kill()
+        status = ("status", "--json", "--name", "spare")
+        assert eventually(lambda: is_of_controller(user.atoll(*status).check().stdout))
+        returns = ("up", "--standby", second, "--listen", first, *kept, "--journal", str(tmp_path / "3"))
+        user.atoll(*returns, "--name", "returned").check()
+        assert eventually(is_followed, seconds=60.0, pause=0.5)

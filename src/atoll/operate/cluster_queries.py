@@ -25,6 +25,7 @@ from atoll.operate.joining import is_at, reach, reach_of
 from atoll.operate.log_tail import LogTail
 from atoll.operate.operator_requests import (
     OperatorConnection,
+    ask_serving,
     request_check,
     request_dump,
     request_operation,
@@ -303,8 +304,10 @@ class ClusterSource:
             if connection is None or connection.is_lost:
                 self.close()
                 with explained(self._target):
-                    connection = await OperatorConnection.open(self._target.address, self._token, self._target.join)
-                self._connection = connection
+                    self._connection, reply = await ask_serving(
+                        self._target.address, self._token, self._target.join, request
+                    )
+                return reply
         return await connection.ask(request)
 
     def close(self) -> None:

@@ -71,10 +71,10 @@ def request_trace(
 
 async def _trace(address: Address, token: str, join: JoinToken | None, request: m.TraceRequest) -> list[TraceRecord]:
     """Return the parts of the trace, in order, up to the position of the trace at the first reply."""
-    with closing(await OperatorConnection.open(address, token, join)) as connection:
+    connection, reply = await ask_serving(address, token, join, request)
+    with closing(connection):
         parts, end = [], 0
         while True:
-            reply = await connection.ask(request)
             if isinstance(reply, m.OperationReply):
                 reply.status.raise_if_error()
             assert isinstance(reply, m.TraceReply)
@@ -82,7 +82,7 @@ async def _trace(address: Address, token: str, join: JoinToken | None, request: 
             end = end or reply.end
             if reply.position >= end:
                 return parts
-            request = m.TraceRequest(request.since, reply.position)
+            reply = await connection.ask(m.TraceRequest(request.since, reply.position))
 
 
 def merged(parts: Sequence[TraceRecord]) -> TraceRecord:
@@ -162,8 +162,9 @@ def _ask(
     """Send one request on a new connection, and return its reply."""
 
     async def ask() -> Any:
-        with closing(await OperatorConnection.open(address, token, join)) as connection:
-            return await connection.ask(request, seconds)
+        connection, reply = await ask_serving(address, token, join, request, seconds)
+        connection.close()
+        return reply
 
     reply = _run(ask())
     if isinstance(reply, m.OperationReply):
@@ -243,6 +244,34 @@ class OperatorConnection:
 
     def close(self) -> None:
         self._connection.close()
+
+
+async def ask_serving(
+    address: Address, token: str, join: JoinToken | None, request: m.Message, seconds: float = REPLY_SECONDS
+) -> tuple[OperatorConnection, Any]:
+    """Connect to the controller that serves the cluster of an address, and return the connection and its first reply.
+
+    This process dials the controller first that has issued its certificate. If that is a standby now, it refuses the
+    connection, and the controller at another address issues a new certificate. Raises ConnectError or a subclass.
+    """
+    try:
+        return await _connect_and_ask(address, token, join, request, seconds)
+    except NotServingError:
+        if join is None or not address.others:
+            raise
+        _IDENTITIES.forget(replace(join, address=address))
+    return await _connect_and_ask(address, token, join, request, seconds)
+
+
+async def _connect_and_ask(
+    address: Address, token: str, join: JoinToken | None, request: m.Message, seconds: float
+) -> tuple[OperatorConnection, Any]:
+    connection = await OperatorConnection.open(address, token, join)
+    try:
+        return connection, await connection.ask(request, seconds)
+    except BaseException:
+        connection.close()
+        raise
 
 
 class _Replies:
