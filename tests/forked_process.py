@@ -240,10 +240,15 @@ def of_server(environment: Mapping[str, str]) -> dict[str, str]:
 def children(pid: int, recursive: bool = False) -> list[psutil.Process]:
     """Return the live children of process `pid`, executed or forked."""
     found = {each.pid: each for each in psutil.Process(pid).children()}
+    parents = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if process.environ().get(PARENT) == str(pid) and process.status() != psutil.STATUS_ZOMBIE:
+                parents[process.pid] = process.ppid()
                 found[process.pid] = process
+    # A process that one of these starts by itself, such as the one that writes a controller's snapshot, may have the
+    # same environment.
+    found = {number: each for number, each in found.items() if parents.get(number) not in parents}
     if recursive:
         for each in list(found.values()):
             with contextlib.suppress(psutil.NoSuchProcess):

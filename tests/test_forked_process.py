@@ -82,6 +82,19 @@ def test_others_see_its_command_line_environment_session_and_parent(tmp_path: Pa
     assert process.returncode == 0
 
 
+def test_a_process_that_it_forks_by_itself_is_its_own_child(tmp_path: Path) -> None:
+    code = "import os, time\npid = os.fork()\nif not pid:\n    time.sleep(300)\nprint(pid, flush=True)\ninput()"
+    with start(tmp_path / "a.py", code) as process:
+        assert process.stdout is not None
+        own = int(process.stdout.readline())
+        found = [each.pid for each in children(os.getpid())]
+        assert process.pid in found
+        assert own not in found
+        assert own in [each.pid for each in children(os.getpid(), recursive=True)]
+        os.kill(own, signal.SIGKILL)
+        process.communicate("\n", timeout=300)
+
+
 @pytest.mark.parametrize(
     ("code", "status", "error"),
     [

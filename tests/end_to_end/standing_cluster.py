@@ -213,9 +213,9 @@ class StandingCluster:
         cluster down, and an engine that outlives its controller would restart it.
         """
         engine = self.engine()
-        processes = children(engine.pid)
+        processes = children(engine.pid, recursive=True)
         engine.suspend()
-        for process in [*(each for each in processes if "controller" in each.cmdline()[3]), engine]:
+        for process in [*(each for each in processes if "controller" in " ".join(each.cmdline()[3:4])), engine]:
             process.kill()
         psutil.wait_procs(processes, _END_SECONDS)
         self._children[0].wait(_END_SECONDS)
