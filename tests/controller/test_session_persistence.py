@@ -176,6 +176,26 @@ def test_who_resumes_it_before_the_first_tick_waits_for_as_long_as_he_says():
     assert "which has just restarted" in reply.status.message
 
 
+def test_who_resumes_it_learns_that_its_script_has_not_connected_and_when_it_ends():
+    play = next_of(suspended())
+    play.hosts_join()
+    play.resume(wait=900.0)
+    session = play.controller.sessions[1]
+    assert "for its script" in session.suspension_text
+    assert "run `atoll end-session 1`" in session.suspension_text
+    play.operator(m.EndSessionRequest(1))
+    replies = [each for each in play.outbox() if isinstance(each, m.OperationReply)]
+    assert f"{session.name} has ended" in [each.status.message for each in replies]
+
+
+def test_a_session_whose_script_has_connected_waits_for_its_functions():
+    play = next_of(suspended())
+    play.hosts_join()
+    play.event(e.ConnectionBack(0.0, play._sessions[play.session]))
+    play.say(m.FailureAcknowledged((0, 1)))
+    assert "for its functions to be compiled" in answer_in(play.resume()).status.message
+
+
 def test_it_goes_on_on_another_island_too():
     play = next_of(suspended())
     play.hosts_join()

@@ -165,8 +165,13 @@ class MemoryNeed:
             record = resources.islands[island]
             if not record.works:
                 return f"island {island}, which is {record.state}"
-            if island in session.unacknowledged_failures or session.number in record.needs_recompile:
-                return f"island {island}, which has just restarted"
+            if island in session.unacknowledged_failures:
+                return (
+                    f"island {island}, which has just restarted, and for its script ({session.label or session.pid}) "
+                    f"to connect again. If the script has ended, run `atoll end-session {session.number}`"
+                )
+            if session.number in record.needs_recompile:
+                return f"island {island}, which has just restarted, and for its functions to be compiled there"
         for device, location in places.items():
             reason = session.devices.closed(location)
             if reason:

@@ -153,7 +153,8 @@ class Operators:
 
     def _when_resumed(self, operator: int, session: Session, status: Status) -> None:
         if not status.ok:
-            text = f"session {session.number} stays suspended: {status.message}"
+            stays = session.number in self._suspensions.by_session
+            text = f"session {session.number} stays suspended: {status.message}" if stays else status.message
             self._reply(operator, status.reworded(text))
             return
         islands = sorted({location.island for location in current_places(session).values()})

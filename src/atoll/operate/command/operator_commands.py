@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import threading
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
+from atoll.errors import AtollError
 from atoll.operate.command.command_options import ClusterChoice, token, with_option_groups
-from atoll.operate.command.terminal import fail, terminal
+from atoll.operate.command.terminal import fail, say, terminal
 
 if TYPE_CHECKING:
     from atoll.cluster.topology import IslandShape
@@ -20,6 +24,9 @@ if TYPE_CHECKING:
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", help="File to write. Defaults to standard output.", metavar="FILE")
 ]
+
+
+_NOTE_SECONDS = 2.0  # after which `atoll resume` prints what it waits for
 
 
 class Medium(StrEnum):
@@ -207,13 +214,35 @@ def resume(
 ) -> None:
     """Resume a suspended session with all its state, on its islands or on others of the same shape.
 
-    If memory or devices are lacking, the command waits: `atoll status` shows what the session waits for, and which
-    sessions hold it. A session that cannot be resumed stays suspended. Tenants may resume their own sessions, operators
-    all. Addresses the same cluster as `atoll status`.
+    If memory or devices are lacking, or if the session's script has not connected again after a restart of the cluster,
+    the command waits. After two seconds, it prints what the session waits for, and so does `atoll status`. A session
+    that cannot be resumed stays suspended. Tenants may resume their own sessions, operators all. Addresses the same
+    cluster as `atoll status`.
     """
     from atoll.protocol.messages import ResumeRequest
 
-    _operate(cluster, f"resuming session {session}", ResumeRequest(session, tuple(on or ()), wait))
+    note = threading.Timer(_NOTE_SECONDS, _say_wait, (cluster, session))
+    note.daemon = True
+    note.start()
+    try:
+        _operate(cluster, f"resuming session {session}", ResumeRequest(session, tuple(on or ()), wait))
+    finally:
+        note.cancel()
+
+
+def _say_wait(cluster: ClusterChoice, session: int) -> None:
+    """Print what a session waits for, unless it continues meanwhile or its cluster cannot be reached."""
+    from atoll.operate.cluster_queries import report_of
+
+    with contextlib.suppress(AtollError):
+        for line in wait_lines(report_of(cluster.find(), token()), session):
+            say(line)
+
+
+def wait_lines(report: Mapping[str, Any], session: int) -> list[str]:
+    """Return the lines of text that say what a suspended session of a report waits for."""
+    rows = [each for each in report["sessions"] if each["id"] == session and each["state"]]
+    return [f"atoll: session {session} is {each['state']}" for each in rows]
 
 
 @with_option_groups
