@@ -124,6 +124,7 @@ TABLE: dict[tuple[str, str], Does] = {
             ("elastic/replica.py", "_Generation._copy"),
             ("engines/null_hosts/null_host.py", "AtOnce.submit"),
             ("client/background_threads.py", "CompilingThreads._run_next"),
+            ("client/interruptible_wait.py", "_Wait.run"),
             ("client/jax_patches/compiling_thread.py", "_Outcome.run"),
             ("client/jax_patches/redirection.py", "_redirect_native.entry"),
             ("client/jax_patches/other_clients.py", "_through_the_host.one"),

@@ -217,6 +217,29 @@ def test_control_c_in_the_middle_of_a_computation_ends_everything(start_script: 
     script.assert_gone()
 
 
+LONG_CALLBACK = """
+    import time
+    import jax, jax.numpy as jnp
+
+    def wait(x):
+        print("in the callback", flush=True)
+        time.sleep(600)
+        return x
+
+    x = jnp.ones(3).block_until_ready()
+    jax.jit(lambda x: jax.pure_callback(wait, x, x))(x)
+"""
+
+
+def test_control_c_ends_a_call_whose_callback_has_not_returned(start_script: StartScript) -> None:
+    script = start_script(LONG_CALLBACK)
+    assert script.line() == "in the callback", script.errors()
+    os.killpg(script.process.pid, signal.SIGINT)
+    assert script.process.wait(300) == -signal.SIGINT, script.errors()
+    assert script.errors().splitlines()[-1] == "KeyboardInterrupt"
+    script.assert_gone()
+
+
 def waits(pid: int) -> bool:
     """Return whether the main thread of a process sleeps each time that it is looked at, for half a second."""
     for _ in range(25):

@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 import msgspec
 import numpy as np
 
+from atoll.client.interruptible_wait import wait_interruptibly
 from atoll.client.jax_patches.callback_buffers import on_arrays
 from atoll.client.jax_patches.callback_table import CallbackTable
 from atoll.client.jax_patches.compile_pipeline import Compile, CompilePass, CompileRequest
@@ -81,7 +82,7 @@ def _on_arrays(module: Any, host_callbacks: Sequence[Any]) -> list[Any]:
 # Stock JAX also runs these callbacks on the thread of the caller: they see the meshes, the default device and all other
 # settings that the thread has set using `with`. With Atoll they run on other threads while the caller waits, but get
 # the caller's settings. If two threads call one executable at the same time, the callbacks of both get the settings of
-# the later caller.
+# the later caller. Ctrl-C ends the call, but not its callback.
 
 # Keyed by the executable's id: executables do not support weak references. The executable's callables keep the callers.
 _callers: WeakValueDictionary[int, Caller] = WeakValueDictionary()
@@ -108,7 +109,7 @@ def _recording_settings(add_tokens: Callable[..., Any]) -> Callable[..., Any]:
 def _waiting(handle_tokens: Callable[..., Any]) -> Callable[..., Any]:
     def _handle_token_bufs(executable: Any, token_bufs: Any, sharded_token: Any) -> Any:
         if _runs_in_the_call(executable):
-            sharded_token.get_token(0).block_until_ready()
+            wait_interruptibly(sharded_token.get_token(0).block_until_ready)
         return handle_tokens(executable, token_bufs, sharded_token)
 
     return _handle_token_bufs
