@@ -224,3 +224,17 @@ def test_devices_of_another_platform_are_found_by_its_name(monkeypatch: pytest.M
     add_platform(client)
     assert xla_bridge.canonicalize_platform("gpu") == "cuda"
     assert xla_bridge.backends()["cuda"] is client
+
+
+def test_a_script_that_logs_has_no_lines_of_jax_about_atoll(run_script: RunScript) -> None:
+    script = """
+        import logging
+
+        logging.basicConfig(level=logging.INFO)
+        import jax, jax.numpy as jnp
+
+        print(jax.jit(lambda x: x * 2 + 1)(jnp.arange(3)))
+        """
+    result = run_script(script).check()
+    assert result.stdout == "[1 3 5]\n"
+    assert result.stderr == ""

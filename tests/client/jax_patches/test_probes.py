@@ -436,6 +436,8 @@ def serialized_executables(calls: Calls) -> None:
             jax.config.update(name, value)
         compilation_cache.reset_cache()
     assert calls.of["jax._src.compilation_cache.is_cache_used"][-1][::2] == ((x.device.client,), True)
+    _, accelerators = calls.arguments("jax._src.cache_key._hash_accelerator_config")[-1]
+    assert accelerators.tolist() == [x.device]
     client, executable = calls.arguments("jaxlib._jax.Client.serialize_executable")[-1]
     assert client is x.device.client
     assert executable.client is client

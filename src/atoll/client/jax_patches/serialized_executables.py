@@ -107,6 +107,23 @@ def _used_on_atoll(is_used: Callable[..., Any]) -> Callable[..., Any]:
     return lambda backend: is_used(_Serializing(backend) if is_atoll(backend) else backend)
 
 
+def _of_kinds(hash_config: Callable[..., Any]) -> Callable[..., Any]:
+    """Hash the kinds of Atoll's devices for a key of the cache, as JAX does for clients without topologies.
+
+    JAX also logs the missing topology for each compilation, which a script with `logging.INFO` would print.
+    """
+
+    def _hash_accelerator_config(hash_obj: Any, accelerators: Any) -> None:
+        from jax._src import cache_key
+
+        if is_atoll(accelerators.flat[0].client):
+            cache_key._hash_devices(hash_obj, accelerators)
+        else:
+            hash_config(hash_obj, accelerators)
+
+    return _hash_accelerator_config
+
+
 PATCH = Patch(
     name="serialized executables",
     enables="`jax.experimental.serialize_executable` and JAX's persistent compilation cache",
@@ -114,6 +131,7 @@ PATCH = Patch(
     changes=(
         Replacement("jaxlib._jax:LoadedExecutable", "serialize", _serializing, ("self",)),
         Replacement("jax._src.compilation_cache", "is_cache_used", _used_on_atoll, ("backend",)),
+        Replacement("jax._src.cache_key", "_hash_accelerator_config", _of_kinds, ("hash_obj", "accelerators")),
         Replacement("jaxlib._jax:Client", "serialize_executable", _serializing_executable, ("self", "arg")),
         Replacement(
             "jaxlib._jax:Client", "deserialize_executable", _compiling, ("self", "serialized", "executable_devices")
