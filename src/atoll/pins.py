@@ -13,11 +13,12 @@ from typing import Any
 
 import msgspec
 
+from atoll.client.backend import is_embedded
 from atoll.client.client_caches import client_cache
 from atoll.client.plugin_programs import ask, is_atoll, status_errors, submit
 from atoll.cluster.array_names import SEPARATOR, check_array_name
 from atoll.decodable import decodable
-from atoll.errors import BackendError, Code, StatusError, invalid
+from atoll.errors import BackendError, Code, Status, StatusError, invalid
 from atoll.protocol.messages import VersionArray
 from atoll.protocol.questions import DevicesAway, IslandsQuestion
 from atoll.protocol.tree_forms import TreeForm
@@ -343,5 +344,16 @@ def open_version(
         reply = submit(client, write_request(request))
         opened = msgspec.msgpack.decode(bytes(reply.fingerprint), type=decodable(OpenedArrays))
         if opened.status.code != Code.DEADLINE_EXCEEDED or left <= _POLL_SECONDS:
-            opened.status.raise_if_error()
+            _raise_if_error(opened.status)
             return reply, opened
+
+
+def _raise_if_error(status: Status) -> None:
+    """Raise StatusError. If the version is missing on an embedded cluster, name what lets scripts share one."""
+    if status.code == Code.DEADLINE_EXCEEDED and is_embedded():
+        hint = (
+            "This script runs on its own embedded cluster. If another script publishes the version, start a cluster "
+            "with `atoll up`, and set ATOLL_ADDRESS for both scripts"
+        )
+        raise StatusError(Code.DEADLINE_EXCEEDED, f"{status.message}. {hint}", status.payloads)
+    status.raise_if_error()

@@ -112,3 +112,18 @@ def test_requests_are_made_inside_a_running_event_loop_too() -> None:
         return operator_requests._run(reply())
 
     assert asyncio.run(cell()) == operator_requests._run(reply()) == "reply"
+
+
+def test_a_missing_version_on_an_embedded_cluster_is_an_error_that_names_the_variable(run_script: RunScript) -> None:
+    script = """
+        import atoll
+
+        try:
+            atoll.subscribe("policy", wait=0.1)
+        except atoll.errors.StatusError as error:
+            print(error)
+        """
+    text = run_script(script).check().stdout
+    assert "policy does not have a version yet" in text
+    assert "This script runs on its own embedded cluster" in text
+    assert "ATOLL_ADDRESS" in text

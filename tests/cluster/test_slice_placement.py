@@ -178,7 +178,9 @@ def test_a_slice_that_needs_one_more_island_is_refused_for_good():
     table = Table((4,), (4,))
     table.add(2)
     table.add(2, other_island_than=(1,))
-    with pytest.raises(StatusError, match="without slices 1, 2, and this cluster has 2 islands") as raised:
+    with pytest.raises(
+        StatusError, match=r"without slices 1, 2, and this cluster has 2 islands.*more islands"
+    ) as raised:
         table.add(2, other_island_than=(1, 2))
     assert raised.value.status.code == Code.FAILED_PRECONDITION
 

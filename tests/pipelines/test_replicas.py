@@ -97,3 +97,9 @@ def test_what_cannot_be_is_refused_by_name(replicas: int, stages: list[int], row
 
     with pytest.raises(PipelineError, match=said):
         train()
+
+
+@pytest.mark.parametrize("stages", [2, devices])
+def test_stages_that_are_no_list_are_refused_by_value(stages: Any) -> None:
+    with pytest.raises(PipelineError, match=r"stages is .*: expected a list"):
+        pipeline(models.loss_of_rows, stages, 2, ADAM)

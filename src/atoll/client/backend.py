@@ -43,6 +43,11 @@ def cluster() -> tuple[str, str, JoinToken | None] | None:
     return None if _processes is None else (_processes.controller, _processes.token, _processes.join)
 
 
+def is_embedded() -> bool:
+    """Return whether this process has started the cluster on which JAX runs here."""
+    return _processes is not None and _processes.is_embedded
+
+
 def make_client() -> Any:
     """Start the client's processes and connect. JAX calls this when it creates its backends.
 

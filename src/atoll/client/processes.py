@@ -115,6 +115,7 @@ class ClientProcesses:
         self._proxy: Child | None = None  # None again after this object has seen its exit status
         self.token = settings.token
         self.join = reached.join if reached is not None else None
+        self.is_embedded = reached is None
         self._run = settings.run
         self._environment = {TOKEN.variable: self.token, JOIN.variable: str(self.join or "")}
         try:

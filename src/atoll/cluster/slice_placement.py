@@ -256,7 +256,7 @@ def _check_islands(devices: SessionDevices, slice_request: SliceRequest, islands
         raise StatusError(
             Code.FAILED_PRECONDITION,
             f"cannot place {slice_request}: it needs an island without slices {others}, and this cluster has {count}. "
-            "Start it with more, such as --islands 2x1x4",
+            "Start it with more islands: the first number of --islands",
         )
 
 

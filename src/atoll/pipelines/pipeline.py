@@ -91,6 +91,10 @@ class Pipeline:
         batch_specs: Any,
         donate: bool,
     ) -> None:
+        if not isinstance(stages, Sequence):
+            raise PipelineError(
+                f"stages is {stages!r}: expected a list with a slice, mesh, list of devices or device per stage"
+            )
         if not stages:
             raise PipelineError("a pipeline needs at least one stage")
         if replicas < 1 or len(stages) % replicas:
