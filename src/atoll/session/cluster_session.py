@@ -237,7 +237,7 @@ class ClusterSession:
         function, feed = self.number(), self.number()
         devices = [device for partitions in assignment for device in partitions]
         hosts = self.hosts_of(devices)
-        self._functions.add(function, source, devices)
+        source = self._functions.add(function, source, content, devices)
         self._channels.upload(hosts, feed, [source])
         ready = await self.ask(function, m.RegisterFunction(function, content, feed, assignment, runs_apart))
         if not ready.status.ok:
