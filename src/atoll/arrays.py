@@ -130,8 +130,8 @@ def subscribe(
 
     Args:
       name: the name, or `tenant/name` for arrays of another tenant.
-      shardings: a sharding for all arrays, or a tree of shardings, which may be a prefix of the tree of arrays. By
-        default, all arrays are on the first device.
+      shardings: a sharding or a device for all arrays, or a tree of shardings and devices, which may be a prefix of the
+        tree of arrays. By default, all arrays are on the first device.
       version: the number of the version. By default, it is the newest one.
       newer_than: wait for a version with a larger number than this.
       wait: seconds to wait for the version.

@@ -227,3 +227,11 @@ def test_trees_of_the_same_types_share_a_layout_which_ends_with_the_client() -> 
     assert len(alone.places) == FEWEST + 1
     clear_client_caches()
     assert outline.layout_of([*leaves[1:], other]) is not alone
+
+
+def test_a_device_stands_for_the_sharding_on_it() -> None:
+    one, two = jax.devices()[:2]
+    on_one, on_two = map(jax.sharding.SingleDeviceSharding, (one, two))
+    tree = {"a": 0, "b": [1, 2]}
+    assert shardings_of(tree, (0, 1, 2), one) == [on_one] * 3
+    assert shardings_of(tree, (0, 1, 2), {"a": on_one, "b": two}) == [on_one, on_two, on_two]

@@ -393,22 +393,30 @@ def _unplain(node: Any) -> Any:
 def shardings_of(tree: Any, numbers: Sequence[int], shardings: Any) -> list[Any]:
     """Return the sharding of each leaf by its number, from a tree of shardings that is a prefix of the tree.
 
-    Raise ValueError if the shardings are not a prefix.
+    As in `jax.device_put`, a device stands for the sharding on this device. Raise ValueError if the shardings are not a
+    prefix.
     """
     import jax
 
-    if isinstance(shardings, jax.sharding.Sharding):
-        return [shardings] * len(numbers)
+    places = jax.sharding.Sharding, jax.Device
+    if isinstance(shardings, places):
+        return [_sharding_on(shardings)] * len(numbers)
     left, chosen = iter(numbers), [None] * len(numbers)
 
     def fill(sharding: Any, part: Any) -> None:
-        if not isinstance(sharding, jax.sharding.Sharding):
+        if not isinstance(sharding, places):
             raise ValueError(f"the tree of shardings has {sharding!r} in place of a jax.sharding.Sharding")
         for number in itertools.islice(left, jax.tree.structure(part).num_leaves):
-            chosen[number] = sharding
+            chosen[number] = _sharding_on(sharding)
 
-    jax.tree.map(fill, shardings, tree, is_leaf=lambda each: isinstance(each, jax.sharding.Sharding))
+    jax.tree.map(fill, shardings, tree, is_leaf=lambda each: isinstance(each, places))
     return chosen
+
+
+def _sharding_on(place: Any) -> Any:
+    import jax
+
+    return jax.sharding.SingleDeviceSharding(place) if isinstance(place, jax.Device) else place
 
 
 def check_shardings(
