@@ -430,6 +430,22 @@ def test_arrays_have_addresses_that_are_equal_where_their_memory_is(python: Remo
     assert "only for unsharded arrays" in several
 
 
+def reused(size: int) -> list[bool]:
+    """Return whether a donated array gave its memory to the result, for arrays that are put in all ways."""
+    add_one, found = jax.jit(lambda x: x + 1, donate_argnums=0), []
+    for number in range(8):  # later arrays of a type are put in another way than the first ones
+        content = np.full(size, number, np.float32)
+        for x in (jax.device_put(content), jnp.array(content.tolist(), jnp.float32)):
+            before = x.unsafe_buffer_pointer()
+            found.append(add_one(x).unsafe_buffer_pointer() == before)
+    return found
+
+
+@pytest.mark.parametrize("size", [1, 16384])
+def test_small_arrays_of_the_host_give_their_memory_to_a_result(python: RemotePython, size: int) -> None:
+    assert all(python.call(reused, size))
+
+
 def test_a_transfer_server_on_atoll_is_refused_with_advice(python: RemotePython) -> None:
     assert "jax.device_put, which copies arrays between all hosts" in python.call(transfer_server)
 

@@ -55,6 +55,7 @@ from atoll.transfers.dtypes import numpy_dtype
 _ATTRIBUTES = ("compute_capability", "core_count", "device_vendor")
 # Modules that register custom calls of recurrent networks and Pallas on GPUs.
 _GPU_CUSTOM_CALLS = ("jax._src.lib.gpu_rnn", "jax._src.lib.gpu_triton", "jax._src.lib.mosaic_gpu")
+_SMALL_BYTES = 64 << 10
 _ZERO_COPY: Any = xc.HostBufferSemantics.ZERO_COPY
 _ONLY_DURING_CALL: Any = xc.HostBufferSemantics.IMMUTABLE_ONLY_DURING_CALL
 _cache_hit = threading.local()
@@ -281,8 +282,10 @@ class XlaBackend:
         devices = self._devices(array.devices)
         has_layout = array.layout is not None and array.layout != tuple(range(len(array.layout)))
         is_even, kind = len(set(array.shard_shapes)) == 1, contents[0].dtype.kind
-        # jaxlib copies small contents into its memory faster than NumPy.
-        is_copied_by_jaxlib = are_lent and is_even and not has_layout and kind != "T"
+        # jaxlib copies small contents into its memory faster than NumPy. It does not donate memory that is not its own,
+        # so small contents, for which a copy takes 2 us at most, are copied also if they are not lent.
+        is_copied = are_lent or sum([content.nbytes for content in contents]) <= _SMALL_BYTES
+        is_copied_by_jaxlib = is_copied and is_even and not has_layout and kind != "T"
         if are_lent and not is_copied_by_jaxlib:
             contents = [host_data.copied(content) for content in contents]
         if has_layout:
