@@ -13,7 +13,7 @@ import gc
 # A turn ends with a collection if the number of live objects has grown by this since the last one, or after this time.
 # The number is not sufficient: it stays constant while old objects are freed as fast as new ones are made.
 YOUNG = 1_000
-SECONDS = 0.02
+SECONDS = 0.05
 # One of this many collections also examines the survivors of the others, for the last time.
 _PER_LAST_LOOK = 4
 # Such collections until it pays to examine everything again, which takes 30 to 50 ms.
