@@ -13,9 +13,8 @@ from atoll.cluster.tenant_settings import keep_tenants
 from atoll.devices.device_kinds import check_platform
 from atoll.engines.engine_interface import check_engine
 from atoll.engines.engine_options import EngineEnd, EngineOptions, Started
-from atoll.engines.ray.bundles import demand_of
 from atoll.errors import ClusterError
-from atoll.launch.policies import find_policy
+from atoll.launch.policies import check_policy
 from atoll.security.join_token import JoinToken, read_join
 from atoll.security.roles import Role
 from atoll.security.start_security import host_join_file, join_file
@@ -30,8 +29,10 @@ def check_settings(settings: ClusterSettings) -> None:
     for platform in settings.topology.platforms:
         check_platform(platform)
     check_engine(settings.engine)
-    find_policy(settings.policy)
+    check_policy(settings.policy)
     if settings.engine == "ray":
+        from atoll.engines.ray.bundles import demand_of
+
         for shape in settings.topology.shapes:
             demand_of(settings, shape)
 
