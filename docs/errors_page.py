@@ -79,6 +79,7 @@ CAUSES = {
 _WHAT_TO_DO = {
     "AtollError": "follow the message",
     "AddressError": "correct the address: `HOST:PORT`, or `unix:` with an absolute path",
+    "ListenError": "do what the message says, or start again later",
     "ConnectError": "start the cluster that the message names, or correct the address",
     "VersionError": "install the same version of Atoll on both sides",
     "AccessError": "use the current token or join token of the cluster",

@@ -216,6 +216,10 @@ class AddressError(AtollError, ValueError):
     """An address cannot be parsed, or listening on it is not allowed."""
 
 
+class ListenError(AddressError):
+    """The operating system refuses to listen at an address, for example because a port is taken. This may change."""
+
+
 class ConnectError(AtollError, ConnectionError):
     """A connection could not be established. The message names the address and what to start."""
 

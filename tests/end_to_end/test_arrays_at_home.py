@@ -446,6 +446,21 @@ def test_small_arrays_of_the_host_give_their_memory_to_a_result(python: RemotePy
     assert all(python.call(reused, size))
 
 
+def put_everywhere(size: int) -> list[bool]:
+    mesh, found = Mesh(np.array(jax.devices("atoll")[:2]), "x"), []
+    for number in range(6):
+        for spec in (P(), P("x")):
+            content = np.full(size, number, np.float32)
+            x = jax.device_put(content, NamedSharding(mesh, spec))
+            found.append(np.array_equal(x, content))
+    return found
+
+
+@pytest.mark.parametrize("size", [0, 2, 64, 16384])
+def test_small_arrays_of_the_host_are_on_several_devices(python: RemotePython, size: int) -> None:
+    assert all(python.call(put_everywhere, size))
+
+
 def test_a_transfer_server_on_atoll_is_refused_with_advice(python: RemotePython) -> None:
     assert "jax.device_put, which copies arrays between all hosts" in python.call(transfer_server)
 

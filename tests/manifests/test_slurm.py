@@ -202,7 +202,7 @@ def test_a_job_has_nodes_of_one_kind(user: User, tmp_path: Path) -> None:
     assert (directory / "cluster.toml").read_text() == file.read_text()
     file.write_text("platform = 'cuda'\n[[island]]\ndevices = 4\n[[island]]\ndevices = 8\n")
     refused = user.atoll("slurm", "--cluster", str(file), "--", "true")
-    assert refused.returncode == 1
+    assert refused.returncode == 78
     assert (
         "all nodes of a Slurm job have the same GPUs, and these islands differ: island 0 has 1 host" in refused.stderr
     )

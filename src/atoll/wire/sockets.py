@@ -13,7 +13,7 @@ import termios
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from atoll.errors import AccessError, AddressError, ConnectError, HandshakeCutError, UnreachableError
+from atoll.errors import AccessError, ConnectError, HandshakeCutError, ListenError, UnreachableError
 from atoll.wire.address import Address
 
 _Result = TypeVar("_Result")
@@ -174,10 +174,10 @@ def cannot_dial(what: str, error: OSError) -> ConnectError:
     return UnreachableError(f"cannot reach {what}: {reason_of(error)}")
 
 
-def cannot_listen(address: Address, error: OSError) -> AddressError:
+def cannot_listen(address: Address, error: OSError) -> ListenError:
     """Return the exception for an address at which this process cannot listen. Its message says what to do."""
     advice = "" if address.is_unix else _ADVICE.get(error.errno or 0, "")
-    return AddressError(f"cannot listen at {address}: {reason_of(error)}{advice}")
+    return ListenError(f"cannot listen at {address}: {reason_of(error)}{advice}")
 
 
 def free_address(host: str) -> str:

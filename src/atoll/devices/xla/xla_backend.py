@@ -298,6 +298,8 @@ class XlaBackend:
             # jaxlib would copy the first one to all devices, because it takes an array of scalars for replicated.
             return self.stack(array, self._put_singly(array, [each.copy() for each in contents], devices))
         aval, sharding = stacked_type(contents[0].dtype, shape, devices, array.memory_kind)
+        if is_copied_by_jaxlib and len(contents) > 1:
+            contents = _with_separate_memory(contents)
         semantics = _ONLY_DURING_CALL if is_copied_by_jaxlib else _ZERO_COPY
         return xc.batched_device_put(
             aval, sharding, list(contents), list(devices), True, host_buffer_semantics=semantics
@@ -455,3 +457,15 @@ def open_backend(devices: int, cache_directory: str, member: Membership | None) 
     check_in_use(backend.client)
     self_test(backend)
     return backend
+
+
+def _with_separate_memory(contents: Sequence[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
+    """Copy the arrays whose memory an earlier one has, since jaxlib cannot copy the same memory twice in one call."""
+    found: dict[int, np.ndarray[Any, Any]] = {}
+    for content in contents:
+        address = content.__array_interface__["data"][0]
+        if address in found:
+            content = content.copy()
+            address = content.__array_interface__["data"][0]
+        found[address] = content
+    return list(found.values())
