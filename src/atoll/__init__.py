@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from atoll.errors import IncompatibleJournalError as IncompatibleJournalError
     from atoll.errors import JournalError as JournalError
     from atoll.errors import LeaseError as LeaseError
+    from atoll.errors import ListenError as ListenError
     from atoll.errors import NotServingError as NotServingError
     from atoll.errors import PipelineError as PipelineError
     from atoll.errors import ProgramError as ProgramError
@@ -90,6 +91,7 @@ _NAMES = {
     "atoll.errors": (
         "AtollError",
         "AddressError",
+        "ListenError",
         "ConnectError",
         "UnreachableError",
         "NotServingError",
@@ -125,6 +127,7 @@ __all__ = [
     "IncompatibleJournalError",
     "JournalError",
     "LeaseError",
+    "ListenError",
     "NotServingError",
     "Pin",
     "Pipeline",

@@ -2,6 +2,7 @@
 
     AtollError
     +-- AddressError (ValueError)       an address cannot be parsed, or listening on it is not allowed
+    |   +-- ListenError                 the operating system refuses to listen at an address
     +-- ConnectError (ConnectionError)  no process answers at an address, or the cluster refuses the connection
     |   +-- VersionError                the two sides have no protocol version in common
     |   +-- AccessError                 the token is missing or wrong
@@ -339,6 +340,7 @@ def refusal(status: Status, prefix: str = "") -> ConnectError:
 _REPORTED: tuple[type[AtollError], ...] = (
     AtollError,
     AddressError,
+    ListenError,
     ConnectError,
     VersionError,
     AccessError,
