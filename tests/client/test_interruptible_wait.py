@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,21 +13,6 @@ import pytest
 
 from atoll.client import interruptible_wait
 from atoll.client.interruptible_wait import wait_interruptibly
-
-
-@pytest.fixture
-def interrupts() -> Iterator[None]:
-    """Let SIGALRM raise a KeyboardInterrupt."""
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    former = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, former)
 
 
 @pytest.mark.usefixtures("interrupts")

@@ -6,27 +6,10 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from atoll.client.latch import Latch
-
-
-@pytest.fixture
-def interrupts() -> Iterator[None]:
-    """Let SIGALRM raise a KeyboardInterrupt."""
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    former = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, former)
 
 
 @pytest.mark.usefixtures("interrupts")
