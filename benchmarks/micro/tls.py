@@ -21,8 +21,8 @@ from atoll.cluster.settings import ClusterSettings
 from atoll.engines.engine_options import EngineOptions
 from atoll.engines.start_engine import EngineProcess
 from atoll.security.certificate_authority import CertificateAuthority
+from atoll.security.join_token import join_file
 from atoll.security.roles import Role
-from atoll.security.start_security import join_file
 from atoll.wire.tls.identity import Identity, server_name
 from benchmarks.harness.benchmark import Round, Settings
 from benchmarks.micro.islands import LARGE_BYTES, island_copy, socket_copy

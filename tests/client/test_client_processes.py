@@ -78,5 +78,5 @@ def test_the_proxy_waits_for_as_long_as_its_cluster_may_start(monkeypatch: pytes
     monkeypatch.setattr(processes, "EngineProcess", Engine)
     monkeypatch.setattr(processes, "start_proxy", start_proxy)
     with pytest.raises(ClusterError, match="does not start"):
-        ClientProcesses(Settings("", "", ClusterSettings()))
+        ClientProcesses(Settings("", "", ClusterSettings())).wait_until_up()
     assert started[0].patience > Engine.start_seconds

@@ -37,3 +37,10 @@ def test_a_script_imports_no_state_of_the_controller_to_check_the_settings_of_it
         "check_settings(ClusterSettings('1x1x1'))"
     )
     assert imported(("atoll.state", "atoll.engines.ray"), statements) == []
+
+
+def test_a_script_starts_its_processes_before_it_imports_what_only_their_connection_needs() -> None:
+    found = imported(
+        ("atoll.client.jax_patches", "atoll.protocol", "atoll.wire.connection"), "import atoll.client.backend"
+    )
+    assert found == []

@@ -23,8 +23,8 @@ from atoll.engines.engine_options import EngineOptions, Started
 from atoll.errors import ConnectError
 from atoll.ifrt.proxy_options import ProxyOptions, Ready
 from atoll.operate.operator_requests import request_report
-from atoll.security.join_token import JoinToken, read_join
-from atoll.security.start_security import host_join_file, join_file, new_environment
+from atoll.security.join_token import JoinToken, host_join_file, join_file, read_join
+from atoll.security.start_security import new_environment
 from atoll.wire.address import parse_address
 from tests.end_to_end.host_agents import HostAgent
 from tests.forked_process import Popen, children

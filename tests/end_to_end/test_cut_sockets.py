@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from atoll.security.start_security import join_file
+from atoll.security.join_token import join_file
 from atoll.wire.sockets import free_address
 from tests.end_to_end.remote_python import StartPython
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster

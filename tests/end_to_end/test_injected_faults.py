@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from atoll.cluster.settings import GRACE_SECONDS
-from atoll.security.start_security import join_file
+from atoll.security.join_token import join_file
 from tests.cluster_process import free_port
 from tests.end_to_end.injected_faults import (
     AGENT,

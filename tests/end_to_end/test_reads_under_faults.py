@@ -14,8 +14,7 @@ import time
 import psutil
 import pytest
 
-from atoll.security.join_token import JoinToken, read_join
-from atoll.security.start_security import join_file
+from atoll.security.join_token import JoinToken, join_file, read_join
 from benchmarks.fault_runs import ReadsRun
 from benchmarks.harness.provenance import current_commit
 from tests.cluster_process import free_port

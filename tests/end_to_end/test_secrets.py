@@ -30,8 +30,8 @@ from atoll.journal.records import decode_events
 from atoll.operate.log_replay import replay
 from atoll.operate.operator_requests import request_dump
 from atoll.protocol.events import ConnectionOpened
-from atoll.security.join_token import read_join
-from atoll.security.start_security import authority_file, host_join_file, join_file
+from atoll.security.join_token import host_join_file, join_file, read_join
+from atoll.security.start_security import authority_file
 from tests.cluster_process import free_port
 from tests.end_to_end.remote_python import RemotePython, StartPython
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster

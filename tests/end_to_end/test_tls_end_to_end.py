@@ -21,9 +21,8 @@ from atoll.operate.log_replay import replay
 from atoll.operate.operator_requests import request_dump, request_report, request_stop
 from atoll.protocol import messages as m
 from atoll.security.access import joined
-from atoll.security.join_token import JoinToken, read_join
+from atoll.security.join_token import JoinToken, host_join_file, join_file, read_join
 from atoll.security.roles import Role
-from atoll.security.start_security import host_join_file, join_file
 from atoll.transfers.channel import DataChannel
 from atoll.wire.address import Address, parse_address
 from atoll.wire.blocking import BlockingConnection

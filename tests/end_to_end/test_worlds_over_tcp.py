@@ -12,8 +12,7 @@ import psutil
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from atoll.security.join_token import read_join
-from atoll.security.start_security import join_file
+from atoll.security.join_token import join_file, read_join
 from atoll.wire.sockets import free_address
 from tests.end_to_end.remote_python import StartPython
 from tests.end_to_end.standing_cluster import StandingCluster, StartCluster

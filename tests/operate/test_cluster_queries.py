@@ -16,8 +16,7 @@ from atoll.errors import AccessError, ClusterError, UnreachableError
 from atoll.operate.cluster_queries import explained, find, other_clusters
 from atoll.operate.cluster_registry import ClusterRecord, ClusterRegistry, embedded_clusters, register_embedded
 from atoll.operate.standing import StandingOptions, start_cluster
-from atoll.security.join_token import JoinToken
-from atoll.security.start_security import join_file
+from atoll.security.join_token import JoinToken, join_file
 from atoll.wire.address import parse_address
 
 

@@ -17,8 +17,7 @@ import pytest
 
 from atoll.errors import AtollError
 from atoll.operate.operator_requests import request_report
-from atoll.security.join_token import read_join
-from atoll.security.start_security import join_file
+from atoll.security.join_token import join_file, read_join
 from tests.cluster_process import User, eventually, finish, first_line, free_port
 
 

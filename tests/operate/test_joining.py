@@ -10,8 +10,7 @@ import pytest
 from atoll.errors import AccessError, AddressError
 from atoll.operate.cluster_registry import ClusterRecord
 from atoll.operate.joining import is_at, join_token_with, reach
-from atoll.security.join_token import JoinToken
-from atoll.security.start_security import join_file
+from atoll.security.join_token import JoinToken, join_file
 from atoll.wire.address import parse_address
 
 ADVERTISED = JoinToken(parse_address("head:7000").secured(), "0" * 64, "cluster")

@@ -10,8 +10,8 @@ import pytest
 
 from atoll.cluster.environment_variables import JOIN
 from atoll.errors import AccessError
-from atoll.security.join_token import read_join
-from atoll.security.start_security import host_join_file, join_file, kept_environment, start_security
+from atoll.security.join_token import host_join_file, join_file, read_join
+from atoll.security.start_security import kept_environment, start_security
 from atoll.wire.address import parse_address
 
 

@@ -1,4 +1,7 @@
-"""JAX's client for a cluster: jaxlib's IFRT proxy client, connected to a proxy that this process starts."""
+"""JAX's client for a cluster: jaxlib's IFRT proxy client, connected to a proxy that this process starts.
+
+This module imports no more than the start of these processes needs. See `jaxlib_client` for the rest.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +9,18 @@ import atexit
 import contextlib
 import ctypes
 import functools
-import os
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from atoll.client.client_caches import abandon_client_caches, clear_client_caches, clear_with_client
-from atoll.client.client_slices import forget_slices
-from atoll.client.forks import ForkGuard
-from atoll.client.jax_patches import ffi_calls, host_callbacks, number_operands
-from atoll.client.jax_patches import install as install_patches
-from atoll.client.jaxlib_logging import silenced_jaxlib, unsilence_jaxlib
+from atoll.client.client_caches import abandon_client_caches, clear_client_caches
+from atoll.client.jaxlib_logging import silenced_jaxlib
 from atoll.client.processes import ClientProcesses, Settings
-from atoll.client.timer_slack import relaxed
 from atoll.errors import BackendError
 from atoll.security.join_token import JoinToken
 
-_LARGE_TRANSFER_BYTES = 256 * 1024  # arrays of this size or more reach the proxy through files in shared memory
-_CONNECT_SECONDS = 30
+if TYPE_CHECKING:
+    from atoll.client.forks import ForkGuard
+
 _LAST_MESSAGES_SECONDS = 0.2  # time for jaxlib's client to report that its connection has ended
 
 
@@ -61,29 +59,19 @@ def make_client() -> Any:
     _check_single_process()
     settings = _chosen or Settings.from_environment()
     disconnect()
-    _processes = ClientProcesses(settings, _users_cache())
-    atexit.register(_leave)
-    os.environ["IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS"] = "true"
-    os.environ["IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_DIRECTORY"] = str(_processes.transfer_directory)
-    os.environ["IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_THRESHOLD_BYTES"] = str(_LARGE_TRANSFER_BYTES)
-    # jaxlib's client reads these variables when it first connects.
-    from jax._src.lib import ifrt_proxy
+    processes = ClientProcesses(settings, _users_cache())
+    try:  # to use the time in which the processes start
+        from atoll.client import jaxlib_client
 
-    install_patches()
-    unsilence_jaxlib()
-    clear_with_client(host_callbacks.TABLE)
-    clear_with_client(ffi_calls.SENT)
-    clear_with_client(number_operands.CONSTANTS)
-    options = ifrt_proxy.ClientConnectionOptions()
-    options.connection_timeout_in_seconds = _CONNECT_SECONDS
-    with silenced_jaxlib(), relaxed(), _fork_guard().connecting() as clients:
-        client = ifrt_proxy.get_client("grpc://" + _processes.proxy_address, options)
-        clients.append(client)
-    # Never destroy the client: its destructor reports the end of the connection as an error.
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
-    _client = client
-    number_operands.CONSTANTS.open(client, losses)
-    return client
+        jaxlib_client.prepare()
+    except BaseException:
+        processes.close()
+        raise
+    address = processes.wait_until_up()
+    _processes = processes
+    atexit.register(_leave)
+    _client = jaxlib_client.connect(address, processes.transfer_directory, _fork_guard(), losses)
+    return _client
 
 
 def add_local_cpu() -> None:
@@ -125,6 +113,8 @@ def _check_single_process() -> None:
 
 @functools.cache
 def _fork_guard() -> ForkGuard:
+    from atoll.client.forks import ForkGuard
+
     return ForkGuard(_abandon)
 
 
@@ -191,6 +181,8 @@ def disconnect() -> None:
     clear_client_caches()
     client, processes, _processes, _client = _client, _processes, None, None
     if processes is not None:
+        from atoll.client.client_slices import forget_slices
+
         atexit.unregister(_leave)
         with silenced_jaxlib():
             if client is not None:

@@ -19,8 +19,8 @@ _GOOGLES_PLATFORM = "proxy"
 def initialize() -> None:
     """Register the platform `atoll`, and prepare JAX for clients of `atoll proxy`.
 
-    JAX calls this before it creates its first client. If the script uses Atoll, this installs the patches of JAX, so
-    that they are in place before any backend starts.
+    JAX calls this before it creates its first client. If the script uses Atoll, the patches of JAX are installed before
+    any other backend starts. If Atoll's backend is the first one, it installs them while its processes start.
     """
     import jax
     from jax._src.xla_bridge import register_backend_factory
@@ -28,11 +28,13 @@ def initialize() -> None:
     register_backend_factory(PLATFORM, _make_client, priority=_PRIORITY, fail_quietly=True)
     platforms = str(jax.config.jax_platforms).split(",")
     if PLATFORM in platforms:
-        from atoll.client.jax_patches import install
         from atoll.devices.missing_modules import add_missing_modules
 
-        install()
         add_missing_modules()
+    if PLATFORM in platforms[1:]:
+        from atoll.client.jax_patches import install
+
+        install()
     if _GOOGLES_PLATFORM in platforms:
         _patch_google_proxy_client()
 
@@ -43,9 +45,10 @@ def _make_client() -> Any:
     if not jax.config.jax_platforms:
         raise RuntimeError("this script does not use Atoll: to use it, set JAX_PLATFORMS=atoll (or atoll,cpu)")
     from atoll.client.backend import add_local_cpu, add_platform, make_client
-    from atoll.client.jax_patches.cpu_devices import answer_running_lookup
 
     client = make_client()
+    from atoll.client.jax_patches.cpu_devices import answer_running_lookup  # the client has imported the patches
+
     add_local_cpu()
     add_platform(client)
     answer_running_lookup()

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
+from typing import TYPE_CHECKING
 
 from atoll.client.jaxlib_logging import silence_jaxlib
 from atoll.cluster.cluster_file import settings_from_environment
@@ -41,7 +42,9 @@ from atoll.errors import AtollError, ClusterError, UnreachableError, error_kind
 from atoll.ifrt.proxy_options import END_COMPILATIONS, ProxyOptions, Ready, start_proxy
 from atoll.missing import MISSING
 from atoll.operate.cluster_registry import register_embedded, standing_clusters
-from atoll.operate.joining import reach
+
+if TYPE_CHECKING:
+    from atoll.operate.joining import Reach
 
 _taken: tuple[int, NamedRun] = (0, UNNAMED)  # this process, and its run
 
@@ -87,9 +90,10 @@ def _own_run() -> NamedRun:
 
 
 class ClientProcesses:
-    """A proxy and possibly a cluster. The constructor raises AtollError if they do not start.
+    """A proxy and possibly a cluster.
 
-    An embedded cluster stores compiled programs in `cache_directory`, unless ATOLL_CACHE_DIR is set.
+    The constructor starts them and returns at once, or raises AtollError. `wait_until_up` has to be called next. An
+    embedded cluster stores compiled programs in `cache_directory`, unless ATOLL_CACHE_DIR is set.
     """
 
     def __init__(self, settings: Settings, cache_directory: str = "") -> None:
@@ -97,7 +101,7 @@ class ClientProcesses:
         for line in misspelled_variables(os.environ):
             sys.stderr.write(f"atoll: {line}\n")
         # Check everything before creating directories and processes.
-        reached = reach(settings.address, settings.join) if settings.address or settings.join else None
+        reached = _reach(settings) if settings.address or settings.join else None
         if reached is None:
             check_settings(settings.cluster)
             _note_standing_clusters(settings.cluster.islands)
@@ -113,20 +117,32 @@ class ClientProcesses:
         self._ending = threading.Lock()
         self._is_ending = False
         self._proxy: Child | None = None  # None again after this object has seen its exit status
+        self._engine: EngineProcess | None = None
         self.token = settings.token
         self.join = reached.join if reached is not None else None
         self.is_embedded = reached is None
         self._run = settings.run
         self._environment = {TOKEN.variable: self.token, JOIN.variable: str(self.join or "")}
         try:
-            engine = None
             if reached is None:
-                engine = self._start_cluster(settings, cache_directory)
-                self.controller = engine.address
+                self._engine = self._start_cluster(settings, cache_directory)
+                self.controller = self._engine.address
             else:
                 self.controller = str(reached.address)
-            # Start the proxy while the cluster starts. If the cluster fails, this process ends the proxy.
-            proxy = self._start_proxy(_PATIENCE_SECONDS + (engine.start_seconds if engine is not None else 0.0))
+            # The proxy starts while the cluster starts. If the cluster fails, this process ends the proxy.
+            start_seconds = 0.0 if self._engine is None else self._engine.start_seconds
+            self._starting = self._start_proxy(_PATIENCE_SECONDS + start_seconds)
+        except BaseException:
+            self.close()
+            raise
+
+    def wait_until_up(self) -> str:
+        """Return the proxy's address when the proxy and the cluster are up.
+
+        Raise AtollError, after ending the processes, if one of them does not start.
+        """
+        engine, proxy = self._engine, self._starting
+        try:
             if engine is not None:
                 engine.wait_until_up()
             ready = proxy.read(Ready, is_last=False)
@@ -134,13 +150,13 @@ class ClientProcesses:
                 proxy.watch(self._session_lost)
             if ready.error:
                 raise _error(ready.error, ready.message, "" if engine is not None else self.controller)
-            self.proxy_address = ready.address
             self._proxy = proxy
             with contextlib.suppress(RuntimeError):
                 watch_in_thread(proxy.process.pid, self._proxy_ended)
         except BaseException:
             self.close()
             raise
+        return ready.address
 
     def _start_cluster(self, settings: Settings, cache_directory: str) -> EngineProcess:
         directory = self._directory / "cluster"
@@ -253,6 +269,13 @@ class ClientProcesses:
 
     def _remove_directories(self) -> None:
         remove(self._directory, self.transfer_directory)
+
+
+def _reach(settings: Settings) -> Reach:
+    """Return how to reach the cluster that `settings` names. Raise AtollError if that is invalid."""
+    from atoll.operate.joining import reach  # a script that starts its own cluster does not need it
+
+    return reach(settings.address, settings.join)
 
 
 def _shared_memory() -> Path:

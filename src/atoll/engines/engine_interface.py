@@ -13,13 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pkgutil import resolve_name
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from atoll.cluster.settings import DEFAULT_PLATFORM, check_known
 from atoll.engines.engine_options import EngineOptions
 from atoll.errors import Status
-from atoll.protocol.messages import Message
 from atoll.wire.address import Address
+
+if TYPE_CHECKING:  # a script that starts its own cluster needs the messages only later
+    from atoll.protocol.messages import Message
 
 
 @dataclass(frozen=True)

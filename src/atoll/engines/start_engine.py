@@ -15,9 +15,8 @@ from atoll.engines.engine_interface import check_engine
 from atoll.engines.engine_options import EngineEnd, EngineOptions, Started
 from atoll.errors import ClusterError
 from atoll.launch.policies import check_policy
-from atoll.security.join_token import JoinToken, read_join
+from atoll.security.join_token import JoinToken, host_join_file, join_file, read_join
 from atoll.security.roles import Role
-from atoll.security.start_security import host_join_file, join_file
 
 START_GRACE_SECONDS = 30.0  # beyond the time to start, for the engine to report why the cluster is not up
 _JOIN_SECONDS = 30.0  # for the engine to make its join tokens, which it does first

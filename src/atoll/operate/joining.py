@@ -13,8 +13,7 @@ from atoll.operate.cluster_registry import (
     standing_clusters,
 )
 from atoll.security.access import is_insecure
-from atoll.security.join_token import JoinToken, join_of_environment, read_join
-from atoll.security.start_security import host_join_file, join_file
+from atoll.security.join_token import JoinToken, host_join_file, join_file, join_of_environment, read_join
 from atoll.wire.address import Address, parse_address
 from atoll.wire.tls.tls_errors import no_identity
 

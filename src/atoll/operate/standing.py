@@ -30,9 +30,9 @@ from atoll.operate.cluster_queries import Target, explained
 from atoll.operate.cluster_registry import DEFAULT_NAME, ClusterRegistry
 from atoll.operate.operator_requests import request_stop
 from atoll.protocol.messages import StopReply
-from atoll.security.join_token import JoinToken
+from atoll.security.join_token import JoinToken, host_join_file, join_file
 from atoll.security.roles import Role
-from atoll.security.start_security import advertised, host_join_file, join_file, kept_environment
+from atoll.security.start_security import advertised, kept_environment
 from atoll.wire.address import Address, check_may_listen, check_reached_by_hosts, parse_address
 from atoll.wire.sockets import check_can_listen, dial
 

@@ -43,6 +43,16 @@ class JoinToken:
         write_atomically(file, f"{self}\n".encode())
 
 
+def join_file(directory: str | Path) -> Path:
+    """Return the path of the join token of clients in the cluster's private directory."""
+    return Path(directory) / "join"
+
+
+def host_join_file(directory: str | Path) -> Path:
+    """Return the path of the join token of hosts in the cluster's private directory."""
+    return Path(directory) / "join-hosts"
+
+
 def read_join(text: str) -> JoinToken:
     """Parse a join token, or read the file that contains one. Raises AccessError, whose text never has the token."""
     text = text.strip()

@@ -29,7 +29,7 @@ from atoll.cluster.environment_variables import (
 from atoll.decodable import decodable
 from atoll.errors import AccessError, SettingsError
 from atoll.security.access import token_file
-from atoll.security.join_token import JoinToken
+from atoll.security.join_token import JoinToken, host_join_file, join_file
 from atoll.wire.address import Address, parse_address
 
 if TYPE_CHECKING:  # few clusters need it
@@ -40,15 +40,6 @@ _DAY_SECONDS = 24 * 3600.0
 
 def authority_file(directory: str | Path) -> Path:
     return Path(directory) / "authority.pem"
-
-
-def join_file(directory: str | Path) -> Path:
-    """Return the path of the join token of clients."""
-    return Path(directory) / "join"
-
-
-def host_join_file(directory: str | Path) -> Path:
-    return Path(directory) / "join-hosts"
 
 
 def start_security(

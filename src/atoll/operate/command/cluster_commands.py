@@ -232,7 +232,7 @@ def up(
 
 
 def _say_how_hosts_join(standing: StandingCluster | StandingOnRay, join_file: Path | None) -> None:
-    from atoll.security.start_security import host_join_file
+    from atoll.security.join_token import host_join_file
     from atoll.wire.address import parse_address
 
     how = f"--join {quote(str(join_file or host_join_file(standing.directory)))}"
@@ -244,7 +244,7 @@ def _say_how_hosts_join(standing: StandingCluster | StandingOnRay, join_file: Pa
 def _say_how_scripts_join(
     standing: StandingCluster | StandingOnRay, options: StandingOptions, client_join_file: Path | None
 ) -> None:
-    from atoll.security.start_security import join_file
+    from atoll.security.join_token import join_file
     from atoll.wire.address import parse_address
 
     address, reached = parse_address(standing.record.address), quote(standing.record.reached_at)
