@@ -11,7 +11,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-# Read by gRPC at its first use. Each library of the process with a gRPC of its own has its own first use.
+# gRPC reads it once. Each library in the process that contains a gRPC of its own reads it separately.
 VARIABLE = "GRPC_EXPERIMENTS"
 VALUE = "-event_engine_client"
 
