@@ -40,6 +40,7 @@ NOTHING_ON_STOCK = {
     "they need a GPU": (
         "cudnn_fusion_test",
         "distributed_test",
+        "fused_attention_stablehlo_multigpu_test",
         "fused_attention_stablehlo_test",
         "gpu_memory_flags_test",
         "magma_linalg_test",
